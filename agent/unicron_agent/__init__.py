@@ -1,0 +1,1 @@
+"""The agent: one a node."""

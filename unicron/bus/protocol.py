@@ -1,0 +1,109 @@
+"""What Unicron asks of a message bus. Bytes in, bytes out: the codec is the caller's business.
+
+Five things: a *journal* (totally ordered, kept, read from any position), *telemetry* (may be lost), *queries*
+(one request, one reply), and *buckets* (compare-and-set key-value, with an optional time to live).
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import NamedTuple, Protocol
+
+
+class Entry(NamedTuple):
+    """A message of the journal.
+
+    Attributes:
+        sequence: its position, from 1; positions of filtered-out messages are skipped.
+    """
+
+    sequence: int
+    subject: str
+    data: bytes
+
+
+class Heard(NamedTuple):
+    """A piece of telemetry."""
+
+    subject: str
+    data: bytes
+
+
+class Revisioned(NamedTuple):
+    """A value in a bucket.
+
+    Attributes:
+        revision: grows with every write to the bucket.
+    """
+
+    value: bytes
+    revision: int
+
+
+Handler = Callable[[bytes], Awaitable[bytes]]
+
+
+class Bucket(Protocol):
+    """Compare-and-set key-value. Keys are single subject tokens."""
+
+    async def get(self, key: str) -> Revisioned | None:
+        """Return the value, or None where there is none. On a cluster it may be stale: decide on writes only."""
+
+    async def create(self, key: str, value: bytes) -> int:
+        """Write a key that must not exist; return its revision.
+
+        Raises:
+            ConflictError: it exists.
+        """
+
+    async def update(self, key: str, value: bytes, last: int) -> int:
+        """Write over revision `last` (0: the key must not exist); return the new revision.
+
+        Raises:
+            ConflictError: the key's revision is another.
+        """
+
+    async def delete(self, key: str) -> None:
+        """Remove the key, if it is there."""
+
+
+class Bus(Protocol):
+    """A connection to the bus. All methods raise `BusUnavailableError` when the bus does not answer in time."""
+
+    async def append(self, subject: str, data: bytes, message_id: str) -> int:
+        """Put a message into the journal; return its sequence. A second one with the same id is not stored again."""
+
+    def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[Entry]:
+        """Read the journal in order: every message that matches a filter and whose sequence is above `after`.
+
+        Neither skips nor repeats; it survives restarts of the server and waits while there is nothing new.
+        """
+
+    async def tail(self) -> int:
+        """Return the sequence of the last message in the journal, 0 where it is empty."""
+
+    async def tell(self, subject: str, data: bytes) -> None:
+        """Send telemetry to whoever listens now."""
+
+    def hear(self, filters: Sequence[str]) -> AsyncIterator[Heard]:
+        """Receive telemetry; subscribed when the first item is awaited. Subjects outside `unicron.v1` are allowed."""
+
+    async def serve(self, subject: str, name: str, handler: Handler) -> None:
+        """Answer queries on `subject` under the service name `name` until the bus is closed."""
+
+    async def ask(self, subject: str, data: bytes, timeout_s: float) -> bytes:
+        """Send a query and return its reply.
+
+        Raises:
+            BusUnavailableError: nobody answers on that subject, or not in time.
+        """
+
+    def bucket(self, name: str) -> Bucket:
+        """Return the bucket `name`, one of those in `topology.BUCKETS`."""
+
+    async def flush(self) -> None:
+        """Wait until the server has seen everything sent so far, subscriptions included."""
+
+    async def close(self) -> None:
+        """Say goodbye to the server and release the connection."""
+
+    def reconnected(self) -> AsyncIterator[float]:
+        """Yield, after each interruption of the connection, how many seconds it lasted."""

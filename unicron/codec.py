@@ -1,0 +1,81 @@
+"""Messages to bytes and back: msgpack maps with string keys, checked against their type while decoding."""
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from unicron.contracts import commands, events, queries
+from unicron.contracts.base import LOCAL, Message, Record
+from unicron.errors import InvalidInputError
+
+R = TypeVar("R", bound=Record)
+
+
+def _leaves(base: type[Message]) -> list[type[Message]]:
+    """All message types that cross the bus below `base`, by name."""
+    found = [base] if base not in {Message, commands.Command} else []
+    for child in base.__subclasses__():
+        found += _leaves(child)
+    return sorted(set(found) - set(LOCAL), key=lambda kind: kind.__name__)
+
+
+MESSAGES: dict[str, type[Message]] = {
+    kind.__name__: kind for kind in _leaves(Message) if kind.__module__ in {events.__name__, commands.__name__}
+}
+QUERIES: tuple[type[queries.Query], ...] = tuple(queries.Query.__subclasses__())
+
+_encoder = msgspec.msgpack.Encoder()
+_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+
+
+def encode(record: Record) -> bytes:
+    """Return `record` as msgpack."""
+    return _encoder.encode(record)
+
+
+def decode(data: bytes, kind: type[R]) -> R:
+    """Return the `kind` in `data`.
+
+    Raises:
+        InvalidInputError: it is not msgpack, or a field is missing or of the wrong type.
+    """
+    return _decode(data, kind, kind.__name__)  # type: ignore[no-any-return]
+
+
+def decode_message(data: bytes) -> Message:
+    """Return the message in `data`, of whichever type its `type` field names.
+
+    Raises:
+        InvalidInputError: it is not msgpack, its type is unknown, or a field is missing or of the wrong type.
+    """
+    return _decode(data, _MESSAGE_UNION, "message")  # type: ignore[no-any-return]
+
+
+def decode_query(data: bytes) -> queries.Query:
+    """Return the request in `data`.
+
+    Raises:
+        InvalidInputError: as for `decode_message`.
+    """
+    return _decode(data, _QUERY_UNION, "query")  # type: ignore[no-any-return]
+
+
+def _decode(data: bytes, kind: Any, name: str) -> Any:
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInputError(f"not a valid {name} ({len(data)} bytes): {error}") from error
+
+
+def _union(kinds: Any) -> Any:
+    union: Any = None
+    for kind in kinds:
+        union = kind if union is None else union | kind
+    return union
+
+
+_MESSAGE_UNION = _union(MESSAGES.values())
+_QUERY_UNION = _union(QUERIES)

@@ -1,0 +1,87 @@
+"""What every message carries, and how one message descends from another."""
+
+from hashlib import blake2b
+from typing import Self
+
+import msgspec
+
+
+class Record(msgspec.Struct, kw_only=True, frozen=True):
+    """A value inside messages. Fields are only ever added, with defaults."""
+
+
+class Message(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
+    """A fact, a command or a piece of telemetry.
+
+    Cores leave these four fields blank; the service shell fills them in with `descend`.
+
+    Attributes:
+        id: derived from the content of the chain, never random on a retry.
+        at: Unix seconds at which the source made the message.
+        source: name of the node or service that sent it.
+        correlation: id of the first fact of the chain this message belongs to.
+    """
+
+    id: str = ""
+    at: float = 0.0
+    source: str = ""
+    correlation: str = ""
+
+    @property
+    def key(self) -> str:
+        """Last token of the subject: the task, or else the node, that the message is about."""
+        return str(getattr(self, "task", "") or getattr(self, "node", "") or self.source or "-")
+
+    def descend(self, cause: "Message", index: int, source: str, at: float) -> Self:
+        """Return this message as the `index`-th outcome of `cause`, with a repeatable id."""
+        digest = blake2b(f"{cause.id}:{source}:{index}".encode(), digest_size=8).hexdigest()
+        return msgspec.structs.replace(self, id=digest, at=at, source=source, correlation=cause.correlation or cause.id)
+
+
+class SetTimer(Message, kw_only=True, frozen=True):
+    """A core asks its shell for a `TimerFired` with the same key after `after_s` seconds.
+
+    A second one with the same key replaces the first. Relative, so that clock skew between machines can't matter.
+    """
+
+    name: str
+    after_s: float
+
+
+class CancelTimer(Message, kw_only=True, frozen=True):
+    """A core no longer wants the timer `name`."""
+
+    name: str
+
+
+class TimerFired(Message, kw_only=True, frozen=True):
+    """The shell's answer to `SetTimer`."""
+
+    name: str
+
+
+class Started(Message, kw_only=True, frozen=True):
+    """The shell became the active instance of its core, with its state restored.
+
+    Attributes:
+        token: fencing token of this instance's lease; it only grows.
+    """
+
+    token: int
+
+
+class BusReconnected(Message, kw_only=True, frozen=True):
+    """The shell's bus connection was down for `down_s` seconds: silence in between means nothing."""
+
+    down_s: float
+
+
+class ConnectionLost(Message, kw_only=True, frozen=True):
+    """The NATS server saw a node's connection end; the shell made this of the server's own advisory."""
+
+    node: str
+    reason: str = ""
+
+
+LOCAL = (SetTimer, CancelTimer, TimerFired, Started, BusReconnected, ConnectionLost)
+"""Messages between a core and its own shell; they never reach the bus."""

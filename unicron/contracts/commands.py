@@ -1,0 +1,47 @@
+"""Commands, in the imperative: only the transition service gives them, only agents carry them out.
+
+Every command names its target node and carries the sender's fencing token; an agent refuses a token lower than the
+highest it has seen.
+"""
+
+from unicron.contracts.base import Message
+from unicron.contracts.tasks import Member, TaskSpec
+
+
+class Command(Message, kw_only=True, frozen=True):
+    """Base of all commands."""
+
+    node: str
+    token: int = 0
+
+
+class StartWorker(Command, kw_only=True, frozen=True):
+    """Start a worker process for `spec` in `slot`, under the unique name `worker`."""
+
+    slot: int
+    worker: str
+    task: str
+    spec: TaskSpec
+
+
+class StopWorker(Command, kw_only=True, frozen=True):
+    """Kill the worker process `worker`, if it lives."""
+
+    slot: int
+    worker: str
+    task: str
+    reason: str = ""
+
+
+class Regroup(Command, kw_only=True, frozen=True):
+    """Form epoch `epoch` of the task's membership; interrupts whatever the workers wait for.
+
+    Attributes:
+        store: host:port of the TCPStore at which the ranks meet.
+        members: in rank order, of all nodes.
+    """
+
+    task: str
+    epoch: int
+    store: str
+    members: list[Member]

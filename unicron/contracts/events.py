@@ -1,0 +1,380 @@
+"""Facts, in the past tense: what agents saw and what services decided."""
+
+from enum import IntEnum
+
+from unicron.contracts.base import Message
+from unicron.contracts.plans import Plan
+from unicron.contracts.tasks import Member, Slot, TaskSpec, TaskState, WorkerStatus
+
+
+class Severity(IntEnum):
+    """Paper table 1: how bad a failure is, and so what cures it."""
+
+    SEV1 = 1
+    """Reconfigure the cluster without the node."""
+    SEV2 = 2
+    """Restart the process."""
+    SEV3 = 3
+    """Reattempt in place."""
+
+
+# --- from agents -----------------------------------------------------------------------------------------------------
+
+
+class NodeJoined(Message, kw_only=True, frozen=True):
+    """An agent has started, or has come back.
+
+    Attributes:
+        incarnation: differs for each start of the agent.
+        host: address at which other nodes reach this one.
+        store: host:port of the node's TCPStore, where its ranks meet.
+        state_server: host:port of the gRPC state server.
+        workers: living workers that the agent found and adopted.
+    """
+
+    node: str
+    incarnation: str
+    host: str
+    slots: list[Slot]
+    store: str = ""
+    state_server: str = ""
+    pid: int = 0
+    workers: list[WorkerStatus] = []
+
+
+class NodeLeft(Message, kw_only=True, frozen=True):
+    """An agent said goodbye: its workers are stopped and it goes away on purpose."""
+
+    node: str
+    incarnation: str
+
+
+class WorkerReady(Message, kw_only=True, frozen=True):
+    """A worker has built its model and waits for a membership."""
+
+    node: str
+    slot: int
+    task: str
+    worker: str
+    pid: int
+
+
+class WorkerExited(Message, kw_only=True, frozen=True):
+    """A worker process ended.
+
+    Attributes:
+        exit_code: None where a signal ended it or the status is not known.
+        signal: number of the signal that ended it.
+        expected: it was told to stop.
+        finished: it had reported the end of its last iteration.
+        iteration: iteration it was computing, -1 before the first.
+        microbatches_done: microbatches it had finished of that iteration.
+        stderr: its last lines of output.
+    """
+
+    node: str
+    slot: int
+    task: str
+    worker: str
+    exit_code: int | None = None
+    signal: int | None = None
+    expected: bool = False
+    finished: bool = False
+    iteration: int = -1
+    microbatches_done: int = 0
+    stderr: list[str] = []
+
+
+class WorkerRaised(Message, kw_only=True, frozen=True):
+    """An exception left a worker's script; the process is about to exit.
+
+    Attributes:
+        exception: qualified name of its class.
+        text: its message.
+    """
+
+    node: str
+    slot: int
+    task: str
+    worker: str
+    iteration: int
+    exception: str
+    text: str
+    traceback: str
+
+
+class CollectiveFailed(Message, kw_only=True, frozen=True):
+    """A worker's collective broke (a peer died, or the link did); it waits for a new membership."""
+
+    node: str
+    slot: int
+    task: str
+    worker: str
+    epoch: int
+    iteration: int
+    error: str
+
+
+class WorkerStalled(Message, kw_only=True, frozen=True):
+    """A worker made no progress for longer than its limit.
+
+    Attributes:
+        phase: "compute" or "reduce".
+        waited_s: seconds since its last sign of progress.
+        limit_s: what was allowed: three times its usual microbatch, with a floor.
+        responsive: whether its control thread still answers.
+    """
+
+    node: str
+    slot: int
+    task: str
+    worker: str
+    epoch: int
+    iteration: int
+    phase: str
+    waited_s: float
+    limit_s: float
+    responsive: bool
+
+
+class Regrouped(Message, kw_only=True, frozen=True):
+    """A worker is in a new membership and computes again.
+
+    Attributes:
+        iteration: the iteration it goes on with.
+        kept: microbatches of that iteration finished before, by any member, and not computed again.
+        recomputed: microbatches of that iteration taken over from ranks that were lost.
+        state_from: worker whose state it took, empty where it kept its own.
+        seconds: from the interruption to the new group ready.
+    """
+
+    node: str
+    slot: int
+    task: str
+    worker: str
+    epoch: int
+    rank: int
+    world_size: int
+    iteration: int
+    kept: int = 0
+    recomputed: int = 0
+    state_from: str = ""
+    seconds: float = 0.0
+
+
+class WorkerFinished(Message, kw_only=True, frozen=True):
+    """A worker is through its last iteration."""
+
+    node: str
+    slot: int
+    task: str
+    worker: str
+    iterations: int
+
+
+class CommandRefused(Message, kw_only=True, frozen=True):
+    """An agent did not carry out a command, and why."""
+
+    node: str
+    command: str
+    reason: str
+
+
+# --- telemetry: core NATS, may be lost -------------------------------------------------------------------------------
+
+
+class NodeHeartbeat(Message, kw_only=True, frozen=True):
+    """Sign of life of an agent."""
+
+    node: str
+    incarnation: str
+
+
+class IterationFinished(Message, kw_only=True, frozen=True):
+    """Rank 0 of a task finished an iteration.
+
+    Attributes:
+        seconds: duration of the iteration, reduce and step included.
+        loss: mean over the global batch.
+    """
+
+    node: str
+    slot: int
+    task: str
+    worker: str
+    epoch: int
+    iteration: int
+    world_size: int
+    seconds: float
+    loss: float
+
+
+# --- from the registry -----------------------------------------------------------------------------------------------
+
+
+class NodeAdmitted(Message, kw_only=True, frozen=True):
+    """The registry has taken a node in; it may be given work.
+
+    Attributes:
+        returned: the same incarnation's predecessor was still held to be up (an agent restart within the grace).
+    """
+
+    node: str
+    incarnation: str
+    host: str
+    slots: list[Slot]
+    store: str = ""
+    state_server: str = ""
+    workers: list[WorkerStatus] = []
+
+
+class NodeDrained(Message, kw_only=True, frozen=True):
+    """A node is to be given no more work (`drain=True`), or may be used again."""
+
+    node: str
+    drain: bool = True
+
+
+class NodeGone(Message, kw_only=True, frozen=True):
+    """A node said goodbye; the registry no longer counts it."""
+
+    node: str
+
+
+class TaskSubmitted(Message, kw_only=True, frozen=True):
+    """A user launched a task."""
+
+    task: str
+    spec: TaskSpec
+
+
+class TaskRemoved(Message, kw_only=True, frozen=True):
+    """A user took a task away."""
+
+    task: str
+
+
+# --- from the detector -----------------------------------------------------------------------------------------------
+
+
+class FailureDetected(Message, kw_only=True, frozen=True):
+    """A failure, classified (paper table 1).
+
+    Attributes:
+        severity: what it will take to cure it.
+        method: node_health, process_supervision, exception_propagation or online_statistics.
+        status: for instance lost_connection, exited_abnormally, task_hang, connection_reset.
+        task, node, slot, worker: whom it hit; empty or -1 where not applicable.
+        reason: one line for a person.
+        escalated: severity before it was raised, None where it was not.
+        attempt: how many failures of this kind the window holds, this one included.
+    """
+
+    severity: Severity
+    method: str
+    status: str
+    task: str = ""
+    node: str = ""
+    slot: int = -1
+    worker: str = ""
+    reason: str = ""
+    escalated: Severity | None = None
+    attempt: int = 1
+
+
+class TaskBroken(Message, kw_only=True, frozen=True):
+    """The task's own program is at fault: the same exception at the same iteration again. Nothing will be restarted."""
+
+    task: str
+    reason: str
+    traceback: str = ""
+
+
+class IterationsSlow(Message, kw_only=True, frozen=True):
+    """A task's iterations left the normal band of 1.1 times their mean (paper section 4.1), and stayed out."""
+
+    task: str
+    world_size: int
+    mean_s: float
+    recent_s: float
+
+
+# --- from the planner ------------------------------------------------------------------------------------------------
+
+
+class PlanDecided(Message, kw_only=True, frozen=True):
+    """The planner's answer to an event; the transition service carries it out."""
+
+    plan: Plan
+
+
+# --- from the transition service -------------------------------------------------------------------------------------
+
+
+class TaskStateChanged(Message, kw_only=True, frozen=True):
+    """A task went from one state to another.
+
+    Attributes:
+        members: who computes, in rank order.
+        traceback: of the user's own error, where that ended the task.
+    """
+
+    task: str
+    state: TaskState
+    epoch: int = -1
+    members: list[Member] = []
+    reason: str = ""
+    traceback: str = ""
+
+
+class AttemptFailed(Message, kw_only=True, frozen=True):
+    """A cure did not work; the detector climbs the ladder.
+
+    Attributes:
+        action: "reattempt", "restart" or "regroup".
+    """
+
+    task: str
+    action: str
+    reason: str
+    node: str = ""
+    slot: int = -1
+    worker: str = ""
+
+
+class TaskRecovered(Message, kw_only=True, frozen=True):
+    """A task is back at full membership after a failure or a new plan.
+
+    Attributes:
+        seconds: since the failure was detected.
+    """
+
+    task: str
+    epoch: int
+    workers: int
+    seconds: float
+
+
+# --- from anybody ----------------------------------------------------------------------------------------------------
+
+
+class DeadLetter(Message, kw_only=True, frozen=True):
+    """A message that could not be used; it was put aside and the service went on.
+
+    Attributes:
+        subject: where it came in.
+        error: what was wrong with it.
+        payload: its first 4 KiB.
+    """
+
+    subject: str
+    error: str
+    payload: bytes = b""
+
+
+class Alert(Message, kw_only=True, frozen=True):
+    """Something a person should look at."""
+
+    text: str
+    node: str = ""
+    task: str = ""

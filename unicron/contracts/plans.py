@@ -1,0 +1,45 @@
+"""Plans: which task runs where, and why."""
+
+from unicron.contracts.base import Record
+from unicron.contracts.tasks import SlotRef
+
+
+class TaskShare(Record, kw_only=True, frozen=True):
+    """What a plan gives one task.
+
+    Attributes:
+        slots: where its workers run, in rank order; empty while it waits.
+        waf: expected F(t, x') in weighted FLOP/s.
+        before: workers it had before.
+        reason: why it waits, where it does.
+    """
+
+    task: str
+    slots: list[SlotRef] = []
+    waf: float = 0.0
+    before: int = 0
+    reason: str = ""
+
+
+class Plan(Record, kw_only=True, frozen=True):
+    """An answer of the planner to one event (paper section 5).
+
+    Attributes:
+        number: counts plans; a higher one replaces a lower one.
+        trigger: the event it answers, for instance "node_lost:node-3".
+        workers: n', the healthy slots it could use.
+        shares: one entry for each task that is not ended.
+        waf: expected sum of F over all tasks.
+        reward: value of the objective, sum of G (equation 3).
+        runner_up_reward: the best reward of any other assignment of sizes, None when there is none.
+        prepared: whether the answer lay ready in the lookup table.
+    """
+
+    number: int
+    trigger: str
+    workers: int
+    shares: list[TaskShare] = []
+    waf: float = 0.0
+    reward: float = 0.0
+    runner_up_reward: float | None = None
+    prepared: bool = False

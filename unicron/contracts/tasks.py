@@ -1,0 +1,131 @@
+"""Tasks, nodes, slots and workers: the nouns of every message."""
+
+from enum import StrEnum
+
+from unicron.contracts.base import Record
+
+
+class Slot(Record, kw_only=True, frozen=True):
+    """One place for one worker on a node.
+
+    Attributes:
+        index: number of the slot on its node, from 0.
+        kind: "gpu" or "cpu".
+        device: UUID of the GPU, empty for a CPU slot.
+    """
+
+    index: int
+    kind: str = "cpu"
+    device: str = ""
+
+
+class SlotRef(Record, order=True, kw_only=True, frozen=True):
+    """A slot of a node."""
+
+    node: str
+    slot: int
+
+    def __str__(self) -> str:
+        return f"{self.node}:{self.slot}"
+
+
+class TaskSpec(Record, kw_only=True, frozen=True):
+    """What a user submits.
+
+    Attributes:
+        name: unique; letters, digits, '-' and '_'.
+        command: program and arguments; a Python script is forked from the warm standby.
+        weight: w(t) of equation 2; 0.5 to 2.0 recommended, positive required.
+        min_workers: T_necessary, below which the task earns nothing and waits.
+        max_workers: most workers the task can use.
+        unit: workers come in multiples of it.
+        microbatches: microbatches of a global batch, shared out over the workers.
+        iterations: optimizer steps until the task is finished.
+        workdir: working directory of the workers, on their node.
+        env: environment variables for the workers.
+        flops_per_iteration: model FLOPs of one iteration, which turns measured iteration times into FLOP/s.
+        throughput: T(t, x), workers -> achieved aggregate FLOP/s; empty where unknown.
+    """
+
+    name: str
+    command: list[str]
+    weight: float = 1.0
+    min_workers: int = 1
+    max_workers: int = 1
+    unit: int = 1
+    microbatches: int = 1
+    iterations: int = 1
+    workdir: str = ""
+    env: dict[str, str] = {}
+    flops_per_iteration: float = 1.0
+    throughput: dict[int, float] = {}
+
+    @property
+    def sizes(self) -> range:
+        """Worker counts that are allowed, ascending."""
+        first = -(-self.min_workers // self.unit) * self.unit
+        return range(first, self.max_workers + 1, self.unit)
+
+
+class TaskState(StrEnum):
+    """Where a task stands. WAITING: submitted, and no plan gives it its minimum of workers yet."""
+
+    WAITING = "waiting"
+    STARTING = "starting"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    RECONFIGURING = "reconfiguring"
+    FINISHED = "finished"
+    FAILED = "failed"
+    REMOVED = "removed"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the task will never run again."""
+        return self in {TaskState.FINISHED, TaskState.FAILED, TaskState.REMOVED}
+
+
+class NodeState(StrEnum):
+    """Where a node stands."""
+
+    UP = "up"
+    DRAINING = "draining"
+    LOST = "lost"
+    LEFT = "left"
+
+
+class WorkerStatus(Record, kw_only=True, frozen=True):
+    """A living worker process as its agent sees it.
+
+    Attributes:
+        worker: unique name of this process, given by the transition service.
+        epoch: membership epoch it last joined, -1 before the first.
+        iteration: iteration it is computing, -1 while it has no state.
+        ready: whether its model and optimizer are built.
+    """
+
+    worker: str
+    task: str
+    slot: int
+    pid: int = 0
+    epoch: int = -1
+    iteration: int = -1
+    ready: bool = False
+
+
+class Member(Record, kw_only=True, frozen=True):
+    """One rank of a membership; its rank is its position in the list.
+
+    Attributes:
+        state_server: host:port of its agent's gRPC state server.
+    """
+
+    worker: str
+    node: str
+    slot: int
+    state_server: str = ""
+
+    @property
+    def place(self) -> SlotRef:
+        """The slot that this member runs in."""
+        return SlotRef(node=self.node, slot=self.slot)

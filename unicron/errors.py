@@ -1,0 +1,24 @@
+"""The errors of Unicron: one base, and a few that callers tell apart.
+
+Each message names what was wrong, where, and the cure.
+"""
+
+
+class UnicronError(Exception):
+    """Base of every error that Unicron raises on purpose."""
+
+
+class InvalidInputError(UnicronError):
+    """Something from outside (file, message, order, setting) can't be used; nothing was changed."""
+
+
+class BusUnavailableError(UnicronError):
+    """The message bus can't be reached or did not answer in time."""
+
+
+class ConflictError(UnicronError):
+    """A compare-and-set lost: somebody else wrote in between."""
+
+
+class StaleTokenError(UnicronError):
+    """A command carried a fencing token lower than one already seen."""

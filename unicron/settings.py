@@ -1,0 +1,76 @@
+"""Settings of every process: flags over environment variables (`UNICRON_…`) over defaults.
+
+Secrets never stand here, only the paths of the files that hold them.
+"""
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from unicron.errors import InvalidInputError
+
+PREFIX = "UNICRON_"
+
+
+class Settings(msgspec.Struct, kw_only=True, frozen=True):
+    """What every process needs to know; services add fields of their own by subclassing.
+
+    Attributes:
+        nats_url: where the message bus is.
+        nats_creds: path of a NATS credentials file (user JWT and key), empty for none.
+        nats_ca: path of the CA certificate that signs the server's, empty for no TLS.
+        nats_cert: path of the client certificate, with `nats_key` the path of its key.
+        connect_timeout_s: how long a process waits for the bus before it gives up.
+        log_level: debug, info, warning or error.
+    """
+
+    nats_url: str = "nats://127.0.0.1:4222"
+    nats_creds: str = ""
+    nats_ca: str = ""
+    nats_cert: str = ""
+    nats_key: str = ""
+    connect_timeout_s: float = 10.0
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        for name in ("nats_creds", "nats_ca", "nats_cert", "nats_key"):
+            path = getattr(self, name)
+            if path and not Path(path).is_file():
+                raise InvalidInputError(
+                    f"{PREFIX}{name.upper()}: no file at {path!r}; give the path of a readable file"
+                )
+        if bool(self.nats_cert) != bool(self.nats_key):
+            raise InvalidInputError(f"{PREFIX}NATS_CERT and {PREFIX}NATS_KEY belong together: set both or neither")
+
+    @classmethod
+    def load(cls, argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> Self:
+        """Read settings from flags and environment.
+
+        Raises:
+            InvalidInputError: a value does not fit its field; the message names it.
+        """
+        environ = os.environ if environ is None else environ
+        parser = argparse.ArgumentParser(description=(cls.__doc__ or "").partition("\n")[0])
+        for field in msgspec.structs.fields(cls):
+            name = field.name
+            parser.add_argument(f"--{name.replace('_', '-')}", default=environ.get(PREFIX + name.upper()))
+        given = {name: text for name, text in vars(parser.parse_args(argv)).items() if text is not None}
+        return cls.parse(given)
+
+    @classmethod
+    def parse(cls, texts: Mapping[str, str]) -> Self:
+        """Make settings from texts.
+
+        Raises:
+            InvalidInputError: a value does not fit its field; the message names it.
+        """
+        try:
+            return msgspec.convert(texts, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise InvalidInputError(
+                f"setting {error!s}; set it by flag or by environment variable {PREFIX}<NAME>"
+            ) from error

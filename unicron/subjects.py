@@ -1,0 +1,58 @@
+"""Where messages travel: `unicron.v1.<kind>.<node or service>.<Type>.<key>`, built here and nowhere else.
+
+The token after the kind is the node (for control services, the service), so that the rights of an agent can end at its
+own node. Kinds: `evt` facts and `cmd` commands (kept in the journal), `tel` telemetry (core NATS, may be lost),
+`rpc` queries.
+"""
+
+import re
+
+from unicron.contracts.base import Message
+from unicron.contracts.commands import Command
+from unicron.contracts.events import IterationFinished, NodeHeartbeat
+from unicron.errors import InvalidInputError
+
+ROOT = "unicron.v1"
+JOURNAL = (f"{ROOT}.evt.>", f"{ROOT}.cmd.>")
+"""Everything that the journal stream keeps."""
+
+TELEMETRY: tuple[type[Message], ...] = (NodeHeartbeat, IterationFinished)
+"""Message types that travel as telemetry."""
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def token(text: str, what: str = "name") -> str:
+    """Return `text` if it can be one token of a subject.
+
+    Raises:
+        InvalidInputError: it is empty, too long, or holds dots, blanks, wildcards or other signs.
+    """
+    if not _TOKEN.fullmatch(text):
+        raise InvalidInputError(f"{what} {text!r}: use 1 to 64 letters, digits, '-' or '_'")
+    return text
+
+
+def of(message: Message) -> str:
+    """Return the subject on which `message` travels; its source must be filled in."""
+    name = type(message).__name__
+    key = token(message.key, "key")
+    if isinstance(message, Command):
+        return f"{ROOT}.cmd.{token(message.node, 'node')}.{name}.{key}"
+    kind = "tel" if isinstance(message, TELEMETRY) else "evt"
+    return f"{ROOT}.{kind}.{token(message.source, 'source')}.{name}.{key}"
+
+
+def events(*kinds: type[Message]) -> list[str]:
+    """Return filters for facts of these types from any source."""
+    return [f"{ROOT}.{'tel' if kind in TELEMETRY else 'evt'}.*.{kind.__name__}.*" for kind in kinds]
+
+
+def commands(node: str) -> str:
+    """Return the filter for all commands to `node`."""
+    return f"{ROOT}.cmd.{token(node, 'node')}.>"
+
+
+def rpc(owner: str) -> str:
+    """Return the subject on which the node or service `owner` answers queries."""
+    return f"{ROOT}.rpc.{token(owner, 'owner')}"
