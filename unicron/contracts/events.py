@@ -226,6 +226,7 @@ class NodeAdmitted(Message, kw_only=True, frozen=True):
     store: str = ""
     state_server: str = ""
     workers: list[WorkerStatus] = []
+    returned: bool = False
 
 
 class NodeDrained(Message, kw_only=True, frozen=True):
