@@ -1,0 +1,234 @@
+"""The registry's decisions: which nodes there are, which tasks, and how each of them stands.
+
+Facts keep the picture current; orders of users change it and go out as facts for everybody else.
+"""
+
+from msgspec.structs import asdict, replace
+
+from unicron.contracts.base import Message
+from unicron.contracts.checks import check_task, node_problems
+from unicron.contracts.events import (
+    Alert,
+    FailureDetected,
+    IterationFinished,
+    NodeAdmitted,
+    NodeDrained,
+    NodeGone,
+    NodeJoined,
+    NodeLeft,
+    PlanDecided,
+    Severity,
+    TaskBroken,
+    TaskRemoved,
+    TaskStateChanged,
+    TaskSubmitted,
+)
+from unicron.contracts.plans import Plan, TaskShare
+from unicron.contracts.queries import DrainNode, GetStatus, NodeView, Query, RemoveTask, Reply, Status, SubmitTask
+from unicron.contracts.queries import TaskView as View
+from unicron.contracts.tasks import NodeState, TaskSpec, TaskState
+from unicron.errors import InvalidInputError
+from unicron_registry.state import RegistryState
+
+NO_PLAN_YET = "the planner has not planned for it yet"
+
+PRESENT = {NodeState.UP, NodeState.DRAINING}
+"""States of a node whose agent is held to be alive."""
+
+
+class Registry:
+    """The one truth about nodes, tasks and the plan in force."""
+
+    def __init__(self, state: RegistryState | None = None) -> None:
+        self.state = state or RegistryState()
+
+    def handle(self, message: Message) -> list[Message]:
+        """Take a fact or a piece of telemetry in; return what follows from it."""
+        match message:
+            case NodeJoined():
+                return self._join(message)
+            case NodeLeft():
+                return self._leave(message)
+            case FailureDetected(severity=Severity.SEV1, node=node):
+                self._set_node(node, NodeState.LOST, message.at)
+            case PlanDecided(plan=plan):
+                self._plan(plan)
+            case TaskStateChanged():
+                self._change(message)
+            case TaskBroken(task=task) if task in self.state.tasks:
+                self._update(task, reason=message.reason, traceback=message.traceback)
+            case IterationFinished():
+                self._progress(message)
+        return []
+
+    def answer(self, query: Query) -> tuple[Reply, list[Message]]:
+        """Return the reply to a query or order, and the facts it makes.
+
+        Raises:
+            InvalidInputError: the order can't be carried out; nothing was changed.
+        """
+        match query:
+            case GetStatus():
+                return Reply(status=self._status()), []
+            case SubmitTask(spec=spec):
+                return self._submit(spec)
+            case RemoveTask(task=task):
+                return self._remove(task)
+            case DrainNode(node=node, drain=drain):
+                return self._drain(node, drain=drain)
+            case _:
+                raise InvalidInputError(
+                    f"the registry does not answer {type(query).__name__}; "
+                    "it answers GetStatus, SubmitTask, RemoveTask and DrainNode"
+                )
+
+    # --- nodes -------------------------------------------------------------------------------------------------------
+
+    def _join(self, joined: NodeJoined) -> list[Message]:
+        problems = node_problems(joined)
+        if problems:
+            text = f"node {joined.node!r} was not taken in: " + "; ".join(map(str, problems))
+            return [Alert(text=text, node=joined.node)]
+        before = self.state.nodes.get(joined.node)
+        present = before is not None and before.state in PRESENT
+        drained = joined.node in self.state.drained
+        view = NodeView(
+            node=joined.node,
+            state=NodeState.DRAINING if drained else NodeState.UP,
+            host=joined.host,
+            incarnation=joined.incarnation,
+            slots=joined.slots,
+            since=before.since if before and present else joined.at,
+        )
+        if view == before:
+            return []  # it only said again what is known
+        self.state.nodes[joined.node] = view
+        admitted = NodeAdmitted(
+            node=joined.node,
+            incarnation=joined.incarnation,
+            host=joined.host,
+            slots=joined.slots,
+            store=joined.store,
+            state_server=joined.state_server,
+            workers=joined.workers,
+            returned=present,
+        )
+        return [admitted, NodeDrained(node=joined.node)] if drained else [admitted]
+
+    def _leave(self, left: NodeLeft) -> list[Message]:
+        view = self.state.nodes.get(left.node)
+        # A goodbye of an earlier incarnation says nothing about the one that is here now.
+        if view is None or view.incarnation != left.incarnation or view.state == NodeState.LEFT:
+            return []
+        self._set_node(left.node, NodeState.LEFT, left.at)
+        return [NodeGone(node=left.node)]
+
+    def _set_node(self, node: str, state: NodeState, at: float) -> None:
+        view = self.state.nodes.get(node)
+        if view is not None and view.state != state:
+            self.state.nodes[node] = replace(view, state=state, since=at)
+
+    def _drain(self, node: str, *, drain: bool) -> tuple[Reply, list[Message]]:
+        view = self.state.nodes.get(node)
+        if view is None:
+            raise InvalidInputError(f"no node {node!r}; the known ones are {_names(self.state.nodes)}")
+        if drain == (node in self.state.drained):
+            return Reply(text=f"{node} is {'drained' if drain else 'in use'} already; nothing changed"), []
+        if drain:
+            self.state.drained.append(node)
+        else:
+            self.state.drained.remove(node)
+        if view.state in PRESENT:
+            self.state.nodes[node] = replace(view, state=NodeState.DRAINING if drain else NodeState.UP)
+            text = f"{node} gets no more work; its workers move away" if drain else f"{node} is in use again"
+        else:
+            text = f"{node} is {view.state}; it will {'stay out of use' if drain else 'be used'} when it comes back"
+        return Reply(text=text), [NodeDrained(node=node, drain=drain)]
+
+    # --- tasks: orders -----------------------------------------------------------------------------------------------
+
+    def _submit(self, spec: TaskSpec) -> tuple[Reply, list[Message]]:
+        check_task(spec)
+        view = self.state.tasks.get(spec.name)
+        if view is not None and not view.state.ended:
+            if view.spec == spec:
+                return Reply(text=f"task {spec.name} was submitted before and is {view.state}; nothing changed"), []
+            old, new = asdict(view.spec), asdict(spec)
+            changed = ", ".join(
+                f"{field} {old[field]!r} -> {new[field]!r}" for field in new if new[field] != old[field]
+            )
+            raise InvalidInputError(
+                f"task {spec.name!r} is {view.state} with another spec ({changed}); "
+                "remove it first, or give the new one another name"
+            )
+        self.state.tasks.pop(spec.name, None)  # a name used again goes to the end of the list
+        self.state.tasks[spec.name] = View(spec=spec, state=TaskState.WAITING, reason=NO_PLAN_YET)
+        return Reply(text=f"task {spec.name} submitted"), [TaskSubmitted(task=spec.name, spec=spec)]
+
+    def _remove(self, task: str) -> tuple[Reply, list[Message]]:
+        view = self.state.tasks.get(task)
+        if view is None:
+            raise InvalidInputError(f"no task {task!r}; the known ones are {_names(self.state.tasks)}")
+        if view.state.ended:
+            del self.state.tasks[task]
+        else:  # kept in sight until the transition service says that its workers are gone
+            self._update(task, state=TaskState.REMOVED, reason="removed by a user", waf=0.0)
+        return Reply(text=f"task {task} removed"), [TaskRemoved(task=task)]
+
+    def _status(self) -> Status:
+        nodes = sorted(self.state.nodes.values(), key=lambda view: view.node)
+        return Status(nodes=nodes, tasks=list(self.state.tasks.values()), plan=self.state.plan)
+
+    # --- tasks: facts ------------------------------------------------------------------------------------------------
+
+    def _plan(self, plan: Plan) -> None:
+        if self.state.plan is not None and plan.number <= self.state.plan.number:
+            return
+        self.state.plan = plan
+        for share in plan.shares:
+            view = self.state.tasks.get(share.task)
+            if view is not None and view.state == TaskState.WAITING:
+                self._update(share.task, reason=share.reason)
+
+    def _change(self, change: TaskStateChanged) -> None:
+        view = self.state.tasks.get(change.task)
+        if view is None:
+            return
+        if view.state.ended:
+            if change.state == view.state == TaskState.REMOVED:
+                del self.state.tasks[change.task]
+            return  # what comes late from before the end changes nothing
+        reason = change.reason
+        if change.state == TaskState.WAITING:
+            reason = reason or self._share(change.task).reason
+        elif change.state == TaskState.FAILED:
+            reason = reason or view.reason
+        self._update(
+            change.task,
+            state=change.state,
+            reason=reason,
+            traceback=change.traceback or view.traceback,
+            epoch=max(change.epoch, view.epoch),
+            members=change.members,
+            waf=view.waf if change.state == TaskState.RUNNING else 0.0,
+        )
+        if change.state == TaskState.FINISHED:  # telemetry of the last iteration may have been lost
+            self._update(change.task, iteration=view.spec.iterations - 1)
+
+    def _progress(self, done: IterationFinished) -> None:
+        view = self.state.tasks.get(done.task)
+        if view is None or view.state.ended or view.state == TaskState.WAITING or done.epoch < view.epoch:
+            return  # not of this run of the task, or from a rank that missed a regroup
+        waf = view.spec.weight * view.spec.flops_per_iteration / done.seconds if done.seconds > 0 else 0.0
+        self._update(done.task, iteration=done.iteration, loss=done.loss, iteration_s=done.seconds, waf=waf)
+
+    def _share(self, task: str) -> TaskShare:
+        shares = self.state.plan.shares if self.state.plan else []
+        return next((share for share in shares if share.task == task), TaskShare(task=task))
+
+    def _update(self, task: str, **fields: object) -> None:
+        self.state.tasks[task] = replace(self.state.tasks[task], **fields)
+
+
+def _names(known: dict[str, NodeView] | dict[str, View]) -> str:
+    return ", ".join(sorted(known)) or "none"

@@ -1,0 +1,22 @@
+"""What the registry remembers."""
+
+import msgspec
+
+from unicron.contracts.plans import Plan
+from unicron.contracts.queries import NodeView, TaskView
+
+
+class RegistryState(msgspec.Struct, kw_only=True):
+    """Committed after every change that others hear of.
+
+    Attributes:
+        nodes: by name, those that went away included.
+        tasks: by name, in order of submission, until a user removes them.
+        plan: the last one decided.
+        drained: nodes that a user took out of use; holds over restarts of their agents.
+    """
+
+    nodes: dict[str, NodeView] = {}
+    tasks: dict[str, TaskView] = {}
+    plan: Plan | None = None
+    drained: list[str] = []

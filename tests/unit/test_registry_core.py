@@ -1,0 +1,391 @@
+import math
+
+import msgspec
+import pytest
+from unicron_registry.core import NO_PLAN_YET, Registry
+from unicron_registry.state import RegistryState
+
+from unicron.contracts.events import (
+    Alert,
+    FailureDetected,
+    IterationFinished,
+    NodeAdmitted,
+    NodeDrained,
+    NodeGone,
+    NodeJoined,
+    NodeLeft,
+    PlanDecided,
+    Severity,
+    TaskBroken,
+    TaskRemoved,
+    TaskStateChanged,
+    TaskSubmitted,
+    WorkerReady,
+)
+from unicron.contracts.plans import Plan, TaskShare
+from unicron.contracts.queries import DrainNode, GetPlan, GetStatus, RemoveTask, SubmitTask
+from unicron.contracts.tasks import Member, NodeState, Slot, SlotRef, TaskSpec, TaskState, WorkerStatus
+from unicron.errors import InvalidInputError
+
+SLOTS = [Slot(index=0), Slot(index=1)]
+SPEC = TaskSpec(
+    name="gpt", command=["train.py"], weight=2.0, max_workers=4, microbatches=8, iterations=10, flops_per_iteration=6e9
+)
+
+
+def joined(node="node-1", incarnation="a", at=1.0, **fields):
+    fields = {"host": "10.0.0.1", "slots": SLOTS, "store": "10.0.0.1:7", "state_server": "10.0.0.1:8"} | fields
+    return NodeJoined(node=node, incarnation=incarnation, source=node, at=at, id=f"{node}-{incarnation}", **fields)
+
+
+def admitted(node="node-1", incarnation="a", **fields):
+    fields = {"host": "10.0.0.1", "slots": SLOTS, "store": "10.0.0.1:7", "state_server": "10.0.0.1:8"} | fields
+    return NodeAdmitted(node=node, incarnation=incarnation, **fields)
+
+
+def lost(node, severity=Severity.SEV1):
+    return FailureDetected(severity=severity, method="node_health", status="lost_connection", node=node, at=5.0)
+
+
+def finished(iteration=3, epoch=1, seconds=2.0, loss=4.5):
+    return IterationFinished(
+        node="node-1",
+        slot=0,
+        task="gpt",
+        worker="w0",
+        epoch=epoch,
+        iteration=iteration,
+        world_size=2,
+        seconds=seconds,
+        loss=loss,
+    )
+
+
+def changed(state, **fields):
+    return TaskStateChanged(task="gpt", state=state, **fields)
+
+
+@pytest.fixture
+def registry():
+    return Registry()
+
+
+@pytest.fixture
+def running(registry):
+    registry.answer(SubmitTask(spec=SPEC))
+    members = [Member(worker="w0", node="node-1", slot=0), Member(worker="w1", node="node-1", slot=1)]
+    registry.handle(changed(TaskState.RUNNING, epoch=1, members=members))
+    return registry
+
+
+def node(registry, name="node-1"):
+    return registry.state.nodes[name]
+
+
+def task(registry, name="gpt"):
+    return registry.state.tasks[name]
+
+
+# --- nodes
+
+
+def test_a_node_that_joins_is_admitted_with_its_workers(registry):
+    workers = [WorkerStatus(worker="w0", task="gpt", slot=1)]
+    assert registry.handle(joined(workers=workers)) == [admitted(workers=workers)]
+    assert node(registry).state == NodeState.UP
+    assert node(registry).slots == SLOTS
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"slots": []}, "slots"),
+        ({"slots": [Slot(index=1), Slot(index=1)]}, "[1, 1]"),
+        ({"slots": [Slot(index=-1)]}, "-1"),
+        ({"slots": [Slot(index=0, kind="tpu")]}, "tpu"),
+        ({"slots": [Slot(index=0, device="GPU-1"), Slot(index=1, device="GPU-1")]}, "GPU-1"),
+        ({"incarnation": ""}, "incarnation"),
+        ({"host": ""}, "host"),
+        ({"node": "planner"}, "planner"),
+        ({"workers": [WorkerStatus(worker="w", task="gpt", slot=7)]}, "7"),
+    ],
+)
+def test_nonsense_makes_an_alert_and_no_node(registry, fields, named):
+    [alert] = registry.handle(joined(**fields))
+    assert isinstance(alert, Alert)
+    assert named in alert.text
+    assert registry.state.nodes == {}
+
+
+def test_nobody_joins_in_the_name_of_another(registry):
+    [alert] = registry.handle(msgspec.structs.replace(joined(), source="node-2"))
+    assert "node-2" in alert.text
+    assert registry.state.nodes == {}
+
+
+def test_an_agent_that_joins_twice_is_admitted_once(registry):
+    registry.handle(joined())
+    assert registry.handle(joined(at=2.0)) == []
+
+
+def test_a_restarted_agent_is_marked_as_returned(registry):
+    registry.handle(joined())
+    assert registry.handle(joined(incarnation="b", at=9.0)) == [admitted(incarnation="b", returned=True)]
+    assert node(registry).since == 1.0, "it never went away"
+
+
+def test_a_sev1_failure_loses_the_node_until_it_joins_again(registry):
+    registry.handle(joined())
+    assert registry.handle(lost("node-1")) == []
+    assert (node(registry).state, node(registry).since) == (NodeState.LOST, 5.0)
+    assert registry.handle(joined(at=8.0)) == [admitted()]
+    assert (node(registry).state, node(registry).since) == (NodeState.UP, 8.0)
+
+
+def test_lesser_failures_and_unknown_nodes_lose_nothing(registry):
+    registry.handle(joined())
+    registry.handle(lost("node-1", Severity.SEV2))
+    registry.handle(lost(""))
+    registry.handle(lost("node-9"))
+    assert [(view.node, view.state) for view in registry.state.nodes.values()] == [("node-1", NodeState.UP)]
+
+
+def test_a_node_that_leaves_is_gone_once(registry):
+    registry.handle(joined())
+    assert registry.handle(NodeLeft(node="node-1", incarnation="a", at=4.0)) == [NodeGone(node="node-1")]
+    assert node(registry).state == NodeState.LEFT
+    assert registry.handle(NodeLeft(node="node-1", incarnation="a", at=5.0)) == []
+
+
+def test_a_goodbye_of_an_earlier_incarnation_is_ignored(registry):
+    registry.handle(joined())
+    registry.handle(joined(incarnation="b"))
+    assert registry.handle(NodeLeft(node="node-1", incarnation="a")) == []
+    assert node(registry).state == NodeState.UP
+
+
+def test_draining_goes_there_and_back(registry):
+    registry.handle(joined())
+    _, facts = registry.answer(DrainNode(node="node-1"))
+    assert facts == [NodeDrained(node="node-1")]
+    assert node(registry).state == NodeState.DRAINING
+    reply, facts = registry.answer(DrainNode(node="node-1"))
+    assert (reply.error, facts) == ("", [])
+    assert "nothing changed" in reply.text
+    _, facts = registry.answer(DrainNode(node="node-1", drain=False))
+    assert facts == [NodeDrained(node="node-1", drain=False)]
+    assert node(registry).state == NodeState.UP
+
+
+def test_a_drained_node_stays_so_when_its_agent_returns(registry):
+    registry.handle(joined())
+    registry.answer(DrainNode(node="node-1"))
+    registry.handle(lost("node-1"))
+    assert registry.handle(joined(incarnation="b")) == [admitted(incarnation="b"), NodeDrained(node="node-1")]
+    assert node(registry).state == NodeState.DRAINING
+
+
+def test_a_lost_node_can_be_kept_out_for_when_it_returns(registry):
+    registry.handle(joined())
+    registry.handle(lost("node-1"))
+    reply, _ = registry.answer(DrainNode(node="node-1"))
+    assert "lost" in reply.text
+    assert node(registry).state == NodeState.LOST
+    assert registry.handle(joined(incarnation="b"))[1:] == [NodeDrained(node="node-1")]
+
+
+def test_draining_an_unknown_node_names_the_known_ones(registry):
+    registry.handle(joined())
+    registry.handle(joined("node-2"))
+    with pytest.raises(InvalidInputError, match=r"node-7.*node-1, node-2"):
+        registry.answer(DrainNode(node="node-7"))
+
+
+# --- orders about tasks
+
+
+def test_a_submitted_task_waits_and_says_why(registry):
+    reply, facts = registry.answer(SubmitTask(spec=SPEC))
+    assert facts == [TaskSubmitted(task="gpt", spec=SPEC)]
+    assert "gpt" in reply.text
+    assert (task(registry).state, task(registry).reason) == (TaskState.WAITING, NO_PLAN_YET)
+
+
+def test_the_same_spec_again_changes_nothing(running):
+    before = task(running)
+    reply, facts = running.answer(SubmitTask(spec=SPEC))
+    assert facts == []
+    assert "nothing changed" in reply.text
+    assert task(running) is before
+
+
+def test_another_spec_under_a_living_name_is_refused_and_says_what_differs(running):
+    with pytest.raises(InvalidInputError, match=r"weight 2.0 -> 1.0"):
+        running.answer(SubmitTask(spec=msgspec.structs.replace(SPEC, weight=1.0)))
+    assert task(running).spec == SPEC
+
+
+@pytest.mark.parametrize("end", [TaskState.FINISHED, TaskState.FAILED])
+def test_the_name_of_an_ended_task_may_be_used_again(running, end):
+    running.handle(finished())
+    running.handle(changed(end, reason="over"))
+    other = msgspec.structs.replace(SPEC, weight=1.0)
+    _, facts = running.answer(SubmitTask(spec=other))
+    assert facts == [TaskSubmitted(task="gpt", spec=other)]
+    view = task(running)
+    assert (view.state, view.iteration, view.loss, view.members) == (TaskState.WAITING, -1, None, [])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"name": "a.b"},
+        {"command": []},
+        {"weight": 0.0},
+        {"weight": math.nan},
+        {"min_workers": 5},
+        {"min_workers": 0},
+        {"min_workers": 3, "max_workers": 3, "unit": 2},
+        {"iterations": 0},
+        {"flops_per_iteration": math.inf},
+        {"throughput": {2: -1.0}},
+        {"env": {"A=B": "1"}},
+    ],
+)
+def test_a_spec_that_can_not_run_is_refused(registry, fields):
+    [(field, value)] = list(fields.items())[-1:]
+    with pytest.raises(InvalidInputError, match=field):
+        registry.answer(SubmitTask(spec=msgspec.structs.replace(SPEC, **fields)))
+    assert registry.state.tasks == {}, value
+
+
+def test_a_removed_task_is_forgotten_when_its_workers_are_gone(running):
+    _, facts = running.answer(RemoveTask(task="gpt"))
+    assert facts == [TaskRemoved(task="gpt")]
+    running.handle(changed(TaskState.RUNNING, epoch=2))
+    running.handle(finished(epoch=2))
+    assert (task(running).state, task(running).waf) == (TaskState.REMOVED, 0.0)
+    running.handle(changed(TaskState.REMOVED))
+    assert running.state.tasks == {}
+
+
+def test_late_news_of_a_removed_task_does_not_reach_its_successor(running):
+    running.answer(RemoveTask(task="gpt"))
+    running.answer(SubmitTask(spec=SPEC))
+    running.handle(finished())
+    assert (task(running).state, task(running).iteration) == (TaskState.WAITING, -1)
+
+
+def test_an_ended_task_is_removed_at_once(running):
+    running.handle(changed(TaskState.FINISHED))
+    _, facts = running.answer(RemoveTask(task="gpt"))
+    assert facts == [TaskRemoved(task="gpt")]
+    assert running.state.tasks == {}
+
+
+def test_removing_an_unknown_task_names_the_known_ones(running):
+    with pytest.raises(InvalidInputError, match=r"bert.*gpt"):
+        running.answer(RemoveTask(task="bert"))
+
+
+def test_a_query_of_another_service_is_refused(registry):
+    with pytest.raises(InvalidInputError, match="GetPlan"):
+        registry.answer(GetPlan())
+
+
+# --- facts about tasks
+
+
+def test_a_waiting_task_tells_the_plans_reason(registry):
+    registry.answer(SubmitTask(spec=SPEC))
+    share = TaskShare(task="gpt", reason="needs 4 workers, 2 are healthy")
+    registry.handle(PlanDecided(plan=Plan(number=2, trigger="launch:gpt", workers=2, shares=[share])))
+    assert task(registry).reason == share.reason
+    place = TaskShare(task="gpt", slots=[SlotRef(node="node-1", slot=0)])
+    registry.handle(PlanDecided(plan=Plan(number=3, trigger="node_joined:node-2", workers=4, shares=[place])))
+    assert task(registry).reason == ""
+
+
+def test_an_older_plan_changes_nothing(registry):
+    newer = Plan(number=3, trigger="t", workers=2)
+    registry.handle(PlanDecided(plan=newer))
+    registry.handle(PlanDecided(plan=Plan(number=2, trigger="t", workers=1)))
+    assert registry.answer(GetStatus())[0].status.plan == newer
+
+
+def test_a_task_that_shrinks_to_nothing_tells_the_plans_reason(running):
+    share = TaskShare(task="gpt", reason="needs 2 workers, 1 is healthy")
+    running.handle(PlanDecided(plan=Plan(number=1, trigger="t", workers=1, shares=[share])))
+    assert task(running).reason == ""
+    running.handle(changed(TaskState.WAITING))
+    assert task(running).reason == share.reason
+
+
+def test_waf_is_weight_times_flops_per_second_while_it_runs(running):
+    running.handle(finished(iteration=3, seconds=2.0, loss=4.5))
+    view = task(running)
+    assert (view.iteration, view.loss, view.iteration_s, view.waf) == (3, 4.5, 2.0, 2.0 * 6e9 / 2.0)
+    running.handle(changed(TaskState.RECOVERING, epoch=2))
+    assert task(running).waf == 0.0
+    running.handle(finished(iteration=4, epoch=2, seconds=3.0))
+    assert task(running).waf == 4e9
+    running.handle(changed(TaskState.RUNNING, epoch=2))
+    assert task(running).waf == 4e9
+
+
+def test_telemetry_of_an_older_epoch_is_ignored(running):
+    running.handle(changed(TaskState.RUNNING, epoch=5))
+    running.handle(finished(epoch=4))
+    assert task(running).iteration == -1
+
+
+def test_an_iteration_without_duration_does_not_break_it(running):
+    running.handle(finished(seconds=0.0))
+    assert (task(running).iteration, task(running).waf) == (3, 0.0)
+
+
+def test_a_finished_task_shows_its_last_iteration_even_if_telemetry_was_lost(running):
+    running.handle(finished(iteration=7))
+    running.handle(changed(TaskState.FINISHED))
+    assert (task(running).iteration, task(running).waf) == (SPEC.iterations - 1, 0.0)
+
+
+def test_a_broken_task_keeps_its_traceback(running):
+    running.handle(TaskBroken(task="gpt", reason="ValueError at iteration 3, twice", traceback="Traceback ..."))
+    running.handle(changed(TaskState.FAILED))
+    view = task(running)
+    assert (view.state, view.reason) == (TaskState.FAILED, "ValueError at iteration 3, twice")
+    assert view.traceback == "Traceback ..."
+
+
+def test_news_of_unknown_tasks_and_other_facts_change_nothing(registry):
+    before = msgspec.msgpack.encode(registry.state)
+    for message in (
+        finished(),
+        changed(TaskState.RUNNING),
+        TaskBroken(task="gpt", reason="r"),
+        WorkerReady(node="node-1", slot=0, task="gpt", worker="w", pid=1),
+        PlanDecided(plan=Plan(number=0, trigger="t", workers=0)) if registry.state.plan else lost("node-1"),
+    ):
+        assert registry.handle(message) == []
+    assert msgspec.msgpack.encode(registry.state) == before
+
+
+def test_status_lists_nodes_by_name_and_tasks_by_submission(registry):
+    for name in ("node-2", "node-1"):
+        registry.handle(joined(name))
+    for name in ("b", "a"):
+        registry.answer(SubmitTask(spec=msgspec.structs.replace(SPEC, name=name)))
+    status = registry.answer(GetStatus())[0].status
+    assert [view.node for view in status.nodes] == ["node-1", "node-2"]
+    assert [view.spec.name for view in status.tasks] == ["b", "a"]
+
+
+def test_the_state_survives_the_bus(running):
+    running.handle(joined())
+    running.answer(DrainNode(node="node-1"))
+    running.handle(finished())
+    running.handle(PlanDecided(plan=Plan(number=1, trigger="t", workers=2, shares=[TaskShare(task="gpt")])))
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(running.state), type=RegistryState)
+    assert again == running.state
+    assert Registry(again).answer(GetStatus()) == running.answer(GetStatus())

@@ -1,0 +1,176 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unicron.errors import InvalidInputError
+from unicron.taskfile import FIELDS, load, parse
+
+FULL = """\
+name: gpt
+command: python train.py --text 'two words'
+weight: 1.5
+min_workers: 2
+max_workers: 6
+unit: 2
+microbatches: 12
+iterations: 50
+workdir: src
+env:
+  OMP_NUM_THREADS: 1
+  MODE: quick
+flops_per_iteration: 3.5e12
+throughput:
+  2: 1e12
+  4: 1.9e+12
+"""
+
+HERE = Path("/jobs/gpt/task.yaml")
+
+
+def minimal(*lines):
+    return "\n".join(["name: gpt", "command: train.py", *lines])
+
+
+def error_of(text, path=HERE):
+    with pytest.raises(InvalidInputError) as caught:
+        parse(text, path)
+    return str(caught.value)
+
+
+def test_every_field_arrives():
+    spec, warnings = parse(FULL, HERE)
+    assert spec.command == ["python", "train.py", "--text", "two words"]
+    assert (spec.name, spec.weight, spec.unit, spec.microbatches, spec.iterations) == ("gpt", 1.5, 2, 12, 50)
+    assert list(spec.sizes) == [2, 4, 6]
+    assert spec.env == {"OMP_NUM_THREADS": "1", "MODE": "quick"}
+    assert spec.throughput == {2: 1e12, 4: 1.9e12}
+    assert spec.flops_per_iteration == 3.5e12
+    assert warnings == []
+
+
+def test_the_full_example_has_every_field():
+    assert [line.partition(":")[0] for line in FULL.splitlines() if not line.startswith(" ")] == list(FIELDS)
+
+
+def test_workdir_is_relative_to_the_files_folder(tmp_path):
+    (tmp_path / "task.yaml").write_text(FULL)
+    assert load(tmp_path / "task.yaml").spec.workdir == str(tmp_path / "src")
+    assert parse(minimal(), HERE).spec.workdir == "/jobs/gpt"
+    assert parse(minimal("workdir: ../data"), HERE).spec.workdir == "/jobs/data"
+    assert parse(minimal("workdir: /elsewhere"), HERE).spec.workdir == "/elsewhere"
+
+
+def test_a_command_may_be_a_list():
+    text = "name: gpt\ncommand: [python, train.py, --layers, 4]"
+    assert parse(text, HERE).spec.command == ["python", "train.py", "--layers", "4"]
+
+
+def test_a_field_left_empty_has_its_default():
+    assert parse(minimal("weight:"), HERE).spec.weight == 1.0
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("weight: 0", ["weight 0.0", "above 0"]),
+        ("weight: -2", ["weight -2.0", "above 0"]),
+        ("weight: .nan", ["weight nan", "finite"]),
+        ("weight: heavy", ["weight 'heavy'", "number"]),
+        ("weight: true", ["weight True", "number"]),
+        ("min_workers: 3", ["min_workers 3", "max_workers 1"]),
+        ("min_workers: 0", ["min_workers 0", "from 1"]),
+        ("max_workers: 2.5", ["max_workers 2.5", "whole"]),
+        ("max_workers: 99999999999999999999999", ["max_workers", "100000"]),
+        ("unit: 2", ["unit 2", "multiple"]),
+        ("iterations: many", ["iterations 'many'", "whole"]),
+        ("microbatches: -1", ["microbatches -1", "from 1"]),
+        ("flops_per_iteration: .inf", ["flops_per_iteration inf", "finite"]),
+        ("flops_per_iteration: 1" + "0" * 400, ["flops_per_iteration inf", "finite"]),
+        ("throughput: {1: fast}", ["throughput.1 'fast'", "number"]),
+        ("throughput: {1: -5}", ["throughput.1 -5.0", "above 0"]),
+        ("throughput: {one: 5}", ["throughput.one 'one'", "whole number"]),
+        ("throughput: {0: 5}", ["throughput 0", "from 1"]),
+        ("throughput: 7", ["throughput 7", "workers: FLOP/s"]),
+        ("env: [A, B]", ["env ['A', 'B']", "NAME: value"]),
+        ("env: {DEBUG: yes}", ["env.DEBUG True", "quotes"]),
+        ("env: {'A=B': c}", ["env.A=B", "'='"]),
+        ("workdir: 7", ["workdir 7", "quotes"]),
+        ("wieght: 2", ["wieght 2", "did you mean 'weight'"]),
+        ("max-worker: 2", ["max-worker 2", "did you mean 'max_workers'"]),
+        ("zzz: 2", ["zzz 2", "flops_per_iteration"]),
+    ],
+)
+def test_an_error_names_file_line_field_value_and_what_is_allowed(line, says):
+    message = error_of(minimal(line))
+    assert message.startswith(f"{HERE}:3: ")
+    for part in says:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("command: train.py", "name: is required"),
+        ("name: gpt", "command: is required"),
+        ("name: gpt\ncommand:", "command: is required"),
+        ("name: 7\ncommand: train.py", "name 7: must be text"),
+        ("name: a.b\ncommand: train.py", "name 'a.b': use 1 to 64"),
+        ("name: gpt\ncommand: ''", "command []: must name a program"),
+        ('name: gpt\ncommand: "train \'open"', "No closing quotation"),
+        ("name: gpt\ncommand: [train.py, yes]", "command.1 True: must be text"),
+        ("name: gpt\ncommand: {a: b}", "text or a list"),
+        ("name: gpt\ncommand: a\nname: gpt2", ":3: name stands there twice; line 1"),
+        ("", "expected 'field: value' lines"),
+        ("- name", "expected 'field: value' lines"),
+        ("just words", "expected 'field: value' lines"),
+        ("name: gpt\ncommand: [train.py", ":2:"),
+        ("name: gpt\n\tcommand: x", ":2:1: not valid YAML"),
+        ("name: !!python/object/apply:os.system [ls]", ":1:7: not valid YAML"),
+        ("name: 2024-99-99", "not valid YAML"),
+        ("name: \x00", "not valid YAML"),
+    ],
+)
+def test_a_file_without_sense_says_where(text, says):
+    message = error_of(text)
+    assert message.startswith(str(HERE))
+    assert says in message
+
+
+def test_all_problems_come_at_once():
+    message = error_of("name: gpt\nwieght: 1\nunit: x")
+    assert [line.split(": ")[1].split()[0] for line in message.splitlines()] == ["wieght", "command", "unit"]
+
+
+@pytest.mark.parametrize(("weight", "warned"), [("0.4", True), ("0.5", False), ("2", False), ("2.1", True)])
+def test_an_unusual_weight_warns_and_goes_through(weight, warned):
+    spec, warnings = parse(minimal(f"weight: {weight}"), HERE)
+    assert spec.weight == float(weight)
+    assert bool(warnings) == warned
+    assert all(line.startswith(f"{HERE}:3: weight") and "0.5 to 2.0" in line for line in warnings)
+
+
+def test_fewer_microbatches_than_workers_warns():
+    [line] = parse(minimal("max_workers: 4", "microbatches: 3"), HERE).warnings
+    assert "microbatches 3" in line
+
+
+def test_an_unreadable_file_says_which(tmp_path):
+    with pytest.raises(InvalidInputError, match=r"no\.yaml.*No such file"):
+        load(tmp_path / "no.yaml")
+    with pytest.raises(InvalidInputError, match="Is a directory"):
+        load(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xe9")
+    with pytest.raises(InvalidInputError, match="not UTF-8"):
+        load(tmp_path / "latin.yaml")
+
+
+@given(st.text(max_size=60) | st.dictionaries(st.sampled_from(FIELDS), st.text(max_size=9)).map(str))
+def test_any_text_is_a_spec_or_a_clear_error(text):
+    message = str(HERE)
+    try:
+        parse(text, HERE)
+    except InvalidInputError as error:
+        message = str(error)
+    assert message.startswith(str(HERE))
