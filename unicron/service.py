@@ -12,10 +12,10 @@ import logging
 import os
 import signal
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -29,9 +29,25 @@ from unicron.contracts.queries import Query, Reply
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 COMMIT_EVERY = 200
-"""Journal messages without an outcome after which the position is committed all the same."""
+"""Inputs without an outcome after which the position is committed all the same."""
+
+BATCH = 500
+"""Inputs that one commit takes in at most."""
+
+WAITING = 5000
+"""Inputs that may wait; then the journal is read no further, telemetry is dropped and queries are refused."""
+
+TIDY_S = 10.0
+"""Idle seconds after which a published outbox is cleared: the journal knows its ids for an hour only."""
+
+RETRY_S = 0.1
+"""Pause before a call is repeated that the bus did not answer."""
+
+DRAIN_S = 3.0
+"""How long a commit in progress may take to finish when the service is told to stop."""
 
 
 class Core(Protocol):
@@ -50,7 +66,7 @@ class QueryCore(Core, Protocol):
     """A core that also answers queries."""
 
     def answer(self, query: Query) -> tuple[Reply, list[Message]]:
-        """Return the reply to `query`, and what follows from it."""
+        """Return the reply to `query`, and what follows from it; without outcomes, the state must not change."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +119,31 @@ class Commit(Record, kw_only=True, frozen=True):
 
 @dataclass
 class _Input:
-    """Something for the core, with what the shell must do about it afterwards."""
+    """One thing to take in.
 
-    message: Message | None = None
+    Attributes:
+        message: what the core gets; its id is unique.
+        sequence: its position in the journal, 0 where it did not come from there.
+        letter: set where the message can't be used: it goes out in place of what the core would have said.
+        query, reply: a request, and where its answer goes.
+        timer: the timer that fired, so that one replaced or cancelled meanwhile does not.
+    """
+
+    message: Message
     sequence: int = 0
+    letter: DeadLetter | None = None
     query: Query | None = None
-    reply: asyncio.Future[Reply] | None = None
+    reply: "asyncio.Future[Reply] | None" = None
+    timer: Timer | None = None
+    answer: Reply | None = field(default=None, init=False)
+
+
+class _CoreError(Exception):
+    """The core raised while it took in `item`."""
+
+    def __init__(self, item: _Input) -> None:
+        super().__init__()
+        self.item = item
 
 
 class Service:
@@ -120,267 +155,281 @@ class Service:
         self._clock = clock
         self._bucket = bus.bucket("state")
         self._lease = Lease(bus.bucket("lease"), wiring.name, f"{os.getpid()}-{uuid.uuid4().hex[:8]}", lease_ttl_s)
-        self._inputs: asyncio.Queue[_Input] = asyncio.Queue()
-        self._poisoned: set[int] = set()
+        self._inputs: asyncio.Queue[_Input] = asyncio.Queue(WAITING)
         self._active = False
 
     async def run(self) -> None:
-        """Take the lease and serve; when the lease is lost, start over as a standby."""
-        if self._wiring.answers:
-            await self._bus.serve(subjects.rpc(self._wiring.name), self._wiring.name, self._on_query)
-        async with _background(self._hear(), self._watch_connection()):
-            while True:
-                token = await self._lease.acquire()
-                log.info("%s is active with fencing token %d", self._wiring.name, token)
-                try:
-                    await self._serve(token)
-                except ConflictError as error:
-                    log.warning("%s steps down: %s", self._wiring.name, error)
-                except asyncio.CancelledError:
-                    await self._lease.release()
-                    raise
-                finally:
-                    self._active = False
+        """Take the lease and serve; when the lease is lost, start over as a standby.
+
+        Raises:
+            InvalidInputError: the stored state is not one that this version can read.
+        """
+        await _together(self._hear(), self._watch_connection(), self._take_turns())
+
+    async def _take_turns(self) -> None:
+        while True:
+            token = await self._lease.acquire()
+            log.info("%s is active with fencing token %d", self._wiring.name, token)
+            try:
+                await self._serve(token)
+            except ConflictError as error:
+                log.warning("%s steps down: %s", self._wiring.name, error)
+            finally:
+                self._active = False
+                await self._lease.release()
 
     async def _serve(self, token: int) -> None:
-        stored = await self._bucket.get(self._wiring.name)
+        name = self._wiring.name
+        stored = await _insist(lambda: self._bucket.get(name), "reading the state")
         self._revision = stored.revision if stored else 0
-        commit = codec.decode(stored.value, Commit) if stored else Commit()
-        self._restore(commit)
-        await self._publish(commit.outbox)
-        self._inputs = asyncio.Queue()
+        self._committed = codec.decode(stored.value, Commit) if stored else Commit()
+        self._uncommitted: list[_Input] = []
+        self._restore()
+        await self._publish(self._committed.outbox)
+        self._inputs = asyncio.Queue(WAITING)
+        self._put(Started(token=token, id=f"{name}-{token}"))
         self._active = True
-        started = Started(token=token, id=f"{self._wiring.name}-{token}", at=self._clock.now())
-        self._inputs.put_nowait(_Input(message=started))
-        kept = asyncio.ensure_future(self._lease.keep())
-        async with _background(self._follow(commit.sequence)):
-            try:
-                await self._loop(kept)
-            finally:
-                kept.cancel()
+        subject = subjects.rpc(name)
+        stop = await _insist(lambda: self._bus.serve(subject, name, self._on_query), "announcing the service")
+        try:
+            await _together(self._follow(self._committed.sequence), self._keep_lease(), self._loop())
+        finally:
+            await stop()
 
-    def _restore(self, commit: Commit) -> None:
-        state = msgspec.msgpack.decode(commit.state, type=self._wiring.state | None)
+    async def _keep_lease(self) -> None:
+        await self._lease.keep()
+        raise ConflictError("its lease has run out or went to another instance")
+
+    def _restore(self) -> None:
+        """Go back to the last commit."""
+        try:
+            state = msgspec.msgpack.decode(self._committed.state, type=self._wiring.state | None)
+        except msgspec.ValidationError as error:
+            raise InvalidInputError(
+                f"the stored state of {self._wiring.name} is not of this version: {error}; "
+                f"run the version that wrote it, or delete the key {self._wiring.name} of the state bucket"
+            ) from error
         self._core = self._wiring.core(state)
-        self._sequence = commit.sequence
-        self._timers = dict(commit.timers)
-        self._committed = commit
-        self._pending = 0
+        self._sequence = self._committed.sequence
+        self._timers = dict(self._committed.timers)
 
     # --- inputs ------------------------------------------------------------------------------------------------------
 
     async def _follow(self, after: int) -> None:
-        async for entry in self._bus.follow(self._wiring.facts, after):
-            message = await self._checked(entry.subject, entry.data, f"{entry.sequence}")
-            self._inputs.put_nowait(_Input(message=message, sequence=entry.sequence))
+        if self._wiring.facts:
+            async for entry in self._bus.follow(self._wiring.facts, after):
+                await self._inputs.put(self._received(entry.subject, entry.data, entry.sequence))
 
     async def _hear(self) -> None:
         if not self._wiring.telemetry:
             return
         async for heard in self._bus.hear(self._wiring.telemetry):
-            if not self._active:
+            if not self._active or self._inputs.full():
                 continue
             if heard.subject.startswith(subjects.ROOT):
-                message = await self._checked(heard.subject, heard.data, uuid.uuid4().hex[:12])
-            else:
-                message = self._wiring.translate(heard.subject, heard.data) if self._wiring.translate else None
-            if message is not None:
-                self._inputs.put_nowait(_Input(message=message))
+                self._inputs.put_nowait(self._received(heard.subject, heard.data))
+            elif self._wiring.translate and (message := self._wiring.translate(heard.subject, heard.data)):
+                self._put(message)
 
     async def _watch_connection(self) -> None:
         async for down_s in self._bus.reconnected():
-            self._inputs.put_nowait(_Input(message=BusReconnected(down_s=down_s, at=self._clock.now())))
+            if self._active:
+                self._put(BusReconnected(down_s=down_s))
+
+    def _put(self, message: Message) -> None:
+        """Queue a message of the shell's own making."""
+        own_id, now = message.id or uuid.uuid4().hex[:16], message.at or self._clock.now()
+        with contextlib.suppress(asyncio.QueueFull):
+            self._inputs.put_nowait(_Input(msgspec.structs.replace(message, id=own_id, at=now)))
 
     async def _on_query(self, data: bytes) -> bytes:
+        name = self._wiring.name
         try:
             query = codec.decode_query(data)
         except InvalidInputError as error:
             return codec.encode(Reply(error=str(error)))
-        if not self._active:
-            return codec.encode(Reply(error=f"{self._wiring.name} is starting; try again in a moment"))
+        if not self._wiring.answers:
+            return codec.encode(Reply(error=f"{name} answers no queries; ask the registry or the planner"))
+        if not self._active or self._inputs.full():
+            return codec.encode(Reply(error=f"{name} is busy; try again in a moment"))
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._inputs.put_nowait(_Input(query=query, reply=reply))
+        cause = Message(id=uuid.uuid4().hex[:16], at=self._clock.now(), source=name)
+        self._inputs.put_nowait(_Input(cause, query=query, reply=reply))
         return codec.encode(await reply)
 
-    async def _checked(self, subject: str, data: bytes, place: str) -> Message | None:
-        """Return the message, or put it aside as a dead letter and return None."""
+    def _received(self, subject: str, data: bytes, sequence: int = 0) -> _Input:
+        """Return what came in on `subject`: the message, or a dead letter where it can't be used."""
         try:
             message = codec.decode_message(data)
-            if subjects.of(message) != subject:
-                raise InvalidInputError(f"belongs on {subjects.of(message)}: its source, type or key is not its own")
+            own = subjects.of(message)
         except InvalidInputError as error:
-            await self._put_aside(subject, data, str(error), place)
-            return None
-        return message
+            return self._aside(subject, data, str(error), sequence)
+        if own != subject:
+            return self._aside(subject, data, f"it belongs on {own}: source, type or key is not its own", sequence)
+        if not message.id:
+            message = msgspec.structs.replace(message, id=uuid.uuid4().hex[:16])
+        return _Input(message, sequence)
 
-    async def _put_aside(self, subject: str, data: bytes, error: str, place: str) -> None:
-        log.warning("dead letter on %s: %s", subject, error)
-        cause = Started(token=0, id=f"dead-{place}")
-        letter = DeadLetter(subject=subject, error=error, payload=data[:4096])
-        alert = Alert(text=f"a message on {subject} could not be used: {error}")
-        await self._publish(self._outgoing([(cause, letter), (cause, alert)]))
+    def _aside(self, subject: str, data: bytes, error: str, sequence: int) -> _Input:
+        log.warning("%s: dead letter on %s: %s", self._wiring.name, subject, error)
+        cause = Message(id=uuid.uuid4().hex[:16], at=self._clock.now(), source=self._wiring.name)
+        return _Input(cause, sequence, letter=DeadLetter(subject=subject, error=error, payload=data[:4096]))
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
-    async def _loop(self, kept: "asyncio.Future[None]") -> None:
+    async def _loop(self) -> None:
         while True:
-            batch = await self._next_batch(kept)
-            outcomes: list[tuple[Message, Message]] = []
-            replies: list[tuple[asyncio.Future[Reply], Reply]] = []
-            for item in batch:
-                outcomes += await self._apply(item, replies)
-            outcomes = self._keep_timers(outcomes)
-            if outcomes or self._pending >= COMMIT_EVERY or self._timers != self._committed.timers:
-                await self._commit(outcomes)
-            for future, reply in replies:
-                if not future.done():
-                    future.set_result(reply)
+            batch = await self._next_batch()
+            await _unhurried(self._take_in(batch))
 
-    async def _next_batch(self, kept: "asyncio.Future[None]") -> list[_Input]:
-        """Wait for input or a due timer; return all there is."""
+    async def _next_batch(self) -> list[_Input]:
+        """Return inputs and due timers; nothing at all after a while without any."""
         due = min((timer.due for timer in self._timers.values()), default=None)
-        wait = None if due is None else max(0.0, due - self._clock.now())
-        getter = asyncio.ensure_future(self._inputs.get())
-        await asyncio.wait({getter, kept}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-        if kept.done():
-            getter.cancel()
-            raise ConflictError("the lease went to another instance")
-        batch = []
-        if getter.done():
-            batch.append(getter.result())
-        else:
-            getter.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                batch.append(await getter)  # it may have got one just now
-        while not self._inputs.empty():
+        wait = TIDY_S if due is None else min(TIDY_S, max(0.0, due - self._clock.now()))
+        batch: list[_Input] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                batch.append(await self._inputs.get())
+        while not self._inputs.empty() and len(batch) < BATCH:
             batch.append(self._inputs.get_nowait())
         now = self._clock.now()
-        for name in sorted(name for name, timer in self._timers.items() if timer.due <= now):
-            timer = self._timers.pop(name)
-            digest = blake2b(f"{timer.cause}:{name}:{timer.due}".encode(), digest_size=8).hexdigest()
-            batch.append(_Input(message=TimerFired(name=name, id=digest, at=now, correlation=timer.correlation)))
+        for name, timer in sorted(self._timers.items()):
+            if timer.due <= now:
+                digest = blake2b(f"{timer.cause}:{name}:{timer.due}".encode(), digest_size=8).hexdigest()
+                fired = TimerFired(
+                    name=name, id=digest, at=now, source=self._wiring.name, correlation=timer.correlation
+                )
+                batch.append(_Input(fired, timer=timer))
         return batch
 
-    async def _apply(
-        self, item: _Input, replies: list[tuple["asyncio.Future[Reply]", Reply]]
-    ) -> list[tuple[Message, Message]]:
-        """Hand one input to the core; return pairs of cause and outcome."""
-        if item.sequence:
-            self._sequence = item.sequence
-            self._pending += 1
-        cause: Message
-        if item.query is not None and item.reply is not None:
-            cause = Started(token=0, id=uuid.uuid4().hex[:16])
-            try:
-                reply, found = self._core.answer(item.query)  # type: ignore[attr-defined]
-            except InvalidInputError as error:
-                reply, found = Reply(error=str(error)), []
-            replies.append((item.reply, reply))
-        elif item.message is None or item.sequence in self._poisoned:
-            return []
-        else:
-            cause = item.message
-            try:
-                found = self._core.handle(cause)
-            except Exception as error:
-                log.exception("%s can't handle %s", self._wiring.name, cause)
-                await self._put_aside(type(cause).__name__, codec.encode(cause), repr(error), cause.id)
-                if item.sequence:
-                    self._poisoned.add(item.sequence)
-                raise ConflictError("a message could not be handled; going on from the last commit") from error
-        return [(cause, outcome) for outcome in found]
+    async def _take_in(self, batch: list[_Input]) -> None:
+        """Apply `batch`, commit when that led to anything, then publish and answer."""
+        first = not self._committed.sequence and not self._revision
+        self._uncommitted += batch
+        outbox = self._apply_all(batch)
+        changed = outbox or self._timers != self._committed.timers or len(self._uncommitted) >= COMMIT_EVERY
+        started = any(isinstance(item.message, Started) for item in batch)
+        tidy = not batch and self._committed.outbox
+        if changed or started or tidy or first:
+            await self._commit(outbox)
+        for item in batch:
+            if item.reply and item.answer and not item.reply.done():
+                item.reply.set_result(item.answer)
 
-    def _keep_timers(self, outcomes: list[tuple[Message, Message]]) -> list[tuple[Message, Message]]:
-        """Carry out what is about timers; return the rest."""
-        rest = []
-        for cause, outcome in outcomes:
+    def _apply_all(self, batch: list[_Input]) -> list[Outgoing]:
+        """Hand `batch` to the core; where it raises, go back to the last commit and leave that one input out."""
+        items = batch
+        while True:
+            try:
+                return [outgoing for item in items for outgoing in self._apply(item)]
+            except _CoreError as trouble:
+                error = trouble.__cause__
+                log.error("%s can't handle %s", self._wiring.name, trouble.item, exc_info=error)  # noqa: TRY400
+                self._restore()
+                self._set_aside(trouble.item, repr(error))
+                items = self._uncommitted
+
+    def _set_aside(self, item: _Input, error: str) -> None:
+        if item.query is not None:
+            item.letter = DeadLetter(subject=type(item.query).__name__, error=error, payload=codec.encode(item.query))
+            item.answer = Reply(error=f"{self._wiring.name} could not handle it: {error}; see its log")
+        else:
+            item.letter = DeadLetter(
+                subject=type(item.message).__name__, error=error, payload=codec.encode(item.message)[:4096]
+            )
+
+    def _apply(self, item: _Input) -> list[Outgoing]:
+        """Hand one input to the core; carry out what it says about timers and return the rest."""
+        cause = item.message
+        self._sequence = item.sequence or self._sequence
+        if item.timer is not None:
+            if self._timers.get(cause.name) != item.timer:  # type: ignore[attr-defined]
+                return []
+            del self._timers[cause.name]  # type: ignore[attr-defined]
+        if item.letter is not None:
+            alert = Alert(text=f"a message on {item.letter.subject} could not be used: {item.letter.error}")
+            return self._outgoing(cause, [item.letter, alert])
+        try:
+            if item.query is None:
+                return self._outgoing(cause, self._core.handle(cause))
+            item.answer, outcomes = self._core.answer(item.query)  # type: ignore[attr-defined]
+            return self._outgoing(cause, outcomes)
+        except Exception as error:
+            raise _CoreError(item) from error
+
+    def _outgoing(self, cause: Message, outcomes: list[Message]) -> list[Outgoing]:
+        now, found = self._clock.now(), []
+        for index, outcome in enumerate(outcomes):
             match outcome:
                 case SetTimer(name=name, after_s=after_s):
-                    self._timers[name] = Timer(
-                        due=self._clock.now() + after_s, cause=cause.id, correlation=cause.correlation or cause.id
-                    )
+                    chain = cause.correlation or cause.id
+                    self._timers[name] = Timer(due=now + after_s, cause=cause.id, correlation=chain)
                 case CancelTimer(name=name):
                     self._timers.pop(name, None)
                 case _:
-                    rest.append((cause, outcome))
-        return rest
-
-    def _outgoing(self, outcomes: list[tuple[Message, Message]]) -> list[Outgoing]:
-        now, counts, found = self._clock.now(), dict[str, int](), []
-        for cause, outcome in outcomes:
-            index = counts[cause.id] = counts.get(cause.id, -1) + 1
-            message = outcome.descend(cause, index, self._wiring.name, now)
-            found.append(Outgoing(subject=subjects.of(message), id=message.id, data=codec.encode(message)))
+                    message = outcome.descend(cause, index, self._wiring.name, now)
+                    found.append(Outgoing(subject=subjects.of(message), id=message.id, data=codec.encode(message)))
         return found
 
     # --- commit ------------------------------------------------------------------------------------------------------
 
-    async def _commit(self, outcomes: list[tuple[Message, Message]]) -> None:
-        commit = Commit(
-            sequence=self._sequence,
-            timers=dict(self._timers),
-            outbox=self._outgoing(outcomes),
-            state=msgspec.Raw(msgspec.msgpack.encode(self._core.state)),
-        )
+    async def _commit(self, outbox: list[Outgoing]) -> None:
+        state = msgspec.Raw(msgspec.msgpack.encode(self._core.state))
+        commit = Commit(sequence=self._sequence, timers=dict(self._timers), outbox=outbox, state=state)
         await self._write(codec.encode(commit))
-        self._committed, self._pending = commit, 0
-        await self._publish(commit.outbox)
+        self._committed = commit
+        self._uncommitted = []
+        await self._publish(outbox)
 
     async def _write(self, value: bytes) -> None:
-        """Write the commit; after a time-out it may be there already, which the next try finds out."""
-        retried = False
-        while True:
-            try:
-                self._revision = await self._bucket.update(self._wiring.name, value, self._revision)
-            except BusUnavailableError as error:
-                log.warning("commit waits for the bus: %s", error)
-                retried = True
-                await asyncio.sleep(0.1)
-            except ConflictError:
-                stored = await self._bucket.get(self._wiring.name) if retried else None
-                if stored is None or stored.value != value:
-                    raise
-                self._revision = stored.revision
-                return
-            else:
-                return
+        """Write the commit; a try that got no answer may have arrived, which the next one finds out."""
+        name = self._wiring.name
+        try:
+            self._revision = await _insist(lambda: self._bucket.update(name, value, self._revision), "committing")
+        except ConflictError:
+            stored = await _insist(lambda: self._bucket.get(name), "reading the state")
+            if stored is None or stored.value != value:
+                raise
+            self._revision = stored.revision
 
     async def _publish(self, outbox: list[Outgoing]) -> None:
-        for outgoing in outbox:
-            while True:
-                try:
-                    await self._bus.append(outgoing.subject, outgoing.data, outgoing.id)
-                except BusUnavailableError as error:
-                    log.warning("publishing waits for the bus: %s", error)
-                    await asyncio.sleep(0.1)
-                else:
-                    break
+        for each in outbox:
+            await _insist(lambda each=each: self._bus.append(each.subject, each.data, each.id), "publishing")  # type: ignore[misc]
 
 
-@contextlib.asynccontextmanager
-async def _background(*jobs: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run `jobs` beside the body; end with it, and end it when one of them fails."""
-    body = asyncio.current_task()
-    failed: list[BaseException] = []
+async def _insist(call: Callable[[], Awaitable[T]], what: str) -> T:
+    """Repeat `call` until the bus answers."""
+    while True:
+        try:
+            return await call()
+        except BusUnavailableError as error:
+            log.debug("%s waits for the bus: %s", what, error)
+            await asyncio.sleep(RETRY_S)
 
-    def watch(task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and task.exception() and body:
-            failed.append(task.exception())  # type: ignore[arg-type]
-            body.cancel()
 
-    tasks = [asyncio.create_task(job) for job in jobs]
-    for task in tasks:
-        task.add_done_callback(watch)
+async def _unhurried(job: Coroutine[Any, Any, None]) -> None:
+    """Await `job`; when cancelled meanwhile, let it finish first, within `DRAIN_S`."""
+    task = asyncio.ensure_future(job)
     try:
-        yield
+        await asyncio.shield(task)
     except asyncio.CancelledError:
-        if failed:
-            raise failed[0] from None
+        await asyncio.wait({task}, timeout=DRAIN_S)
+        task.cancel()
         raise
+
+
+async def _together(*jobs: Coroutine[Any, Any, None]) -> None:
+    """Run `jobs` side by side until all have ended or one has failed; then end the others, and fail as it did."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
 
 
 def run_until_signal(job: Coroutine[Any, Any, None]) -> None:
