@@ -10,26 +10,26 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 
 from unicron import codec, subjects
+from unicron.aio import insist, run_until_signal, together, unhurried
 from unicron.bus.lease import Lease
-from unicron.bus.protocol import Bus, Handler
+from unicron.bus.protocol import Bus, Handler, Heard
 from unicron.clock import Clock
 from unicron.contracts.base import BusReconnected, CancelTimer, Message, Record, SetTimer, Started, TimerFired
 from unicron.contracts.events import Alert, DeadLetter
 from unicron.contracts.queries import Query, Reply
-from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
+from unicron.errors import ConflictError, InvalidInputError
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 COMMIT_EVERY = 200
 """Inputs without an outcome after which the position is committed all the same."""
@@ -42,12 +42,6 @@ WAITING = 5000
 
 TIDY_S = 10.0
 """Idle seconds after which a published outbox is cleared: the journal knows its ids for an hour only."""
-
-RETRY_S = 0.1
-"""Pause before a call is repeated that the bus did not answer."""
-
-DRAIN_S = 3.0
-"""How long a commit in progress may take to finish when the service is told to stop."""
 
 
 class Core(Protocol):
@@ -156,6 +150,7 @@ class Service:
         self._bucket = bus.bucket("state")
         self._lease = Lease(bus.bucket("lease"), wiring.name, f"{os.getpid()}-{uuid.uuid4().hex[:8]}", lease_ttl_s)
         self._inputs: asyncio.Queue[_Input] = asyncio.Queue(WAITING)
+        self._asked: set[asyncio.Future[Reply]] = set()
         self._active = False
 
     async def run(self) -> None:
@@ -164,7 +159,7 @@ class Service:
         Raises:
             InvalidInputError: the stored state is not one that this version can read.
         """
-        await _together(self._hear(), self._watch_connection(), self._take_turns())
+        await together(self._hear(), self._watch_connection(), self._take_turns())
 
     async def _take_turns(self) -> None:
         while True:
@@ -175,12 +170,11 @@ class Service:
             except ConflictError as error:
                 log.warning("%s steps down: %s", self._wiring.name, error)
             finally:
-                self._active = False
                 await self._lease.release()
 
     async def _serve(self, token: int) -> None:
         name = self._wiring.name
-        stored = await _insist(lambda: self._bucket.get(name), "reading the state")
+        stored = await insist(lambda: self._bucket.get(name), "reading the state")
         self._revision = stored.revision if stored else 0
         self._committed = codec.decode(stored.value, Commit) if stored else Commit()
         self._uncommitted: list[_Input] = []
@@ -190,10 +184,13 @@ class Service:
         self._put(Started(token=token, id=f"{name}-{token}"))
         self._active = True
         subject = subjects.rpc(name)
-        stop = await _insist(lambda: self._bus.serve(subject, name, self._on_query), "announcing the service")
+        stop = await insist(lambda: self._bus.serve(subject, name, self._on_query), "announcing the service")
         try:
-            await _together(self._follow(self._committed.sequence), self._keep_lease(), self._loop())
+            await together(self._follow(self._committed.sequence), self._keep_lease(), self._loop())
         finally:
+            self._active = False
+            for reply in [reply for reply in self._asked if not reply.done()]:
+                reply.set_result(Reply(error=f"{name} stepped down; try again in a moment"))
             await stop()
 
     async def _keep_lease(self) -> None:
@@ -228,7 +225,16 @@ class Service:
                 continue
             if heard.subject.startswith(subjects.ROOT):
                 self._inputs.put_nowait(self._received(heard.subject, heard.data))
-            elif self._wiring.translate and (message := self._wiring.translate(heard.subject, heard.data)):
+            elif self._wiring.translate:
+                self._translate(self._wiring.translate, heard)
+
+    def _translate(self, translate: Callable[[str, bytes], Message | None], heard: Heard) -> None:
+        try:
+            message = translate(heard.subject, heard.data)
+        except Exception as error:  # noqa: BLE001 - the sender is not ours, so anything may be wrong with it
+            self._inputs.put_nowait(self._aside(heard.subject, heard.data, repr(error), 0))
+        else:
+            if message is not None:
                 self._put(message)
 
     async def _watch_connection(self) -> None:
@@ -255,6 +261,8 @@ class Service:
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         cause = Message(id=uuid.uuid4().hex[:16], at=self._clock.now(), source=name)
         self._inputs.put_nowait(_Input(cause, query=query, reply=reply))
+        self._asked.add(reply)
+        reply.add_done_callback(self._asked.discard)
         return codec.encode(await reply)
 
     def _received(self, subject: str, data: bytes, sequence: int = 0) -> _Input:
@@ -280,7 +288,7 @@ class Service:
     async def _loop(self) -> None:
         while True:
             batch = await self._next_batch()
-            await _unhurried(self._take_in(batch))
+            await unhurried(self._take_in(batch))
 
     async def _next_batch(self) -> list[_Input]:
         """Return inputs and due timers; nothing at all after a while without any."""
@@ -304,13 +312,12 @@ class Service:
 
     async def _take_in(self, batch: list[_Input]) -> None:
         """Apply `batch`, commit when that led to anything, then publish and answer."""
-        first = not self._committed.sequence and not self._revision
         self._uncommitted += batch
         outbox = self._apply_all(batch)
         changed = outbox or self._timers != self._committed.timers or len(self._uncommitted) >= COMMIT_EVERY
         started = any(isinstance(item.message, Started) for item in batch)
         tidy = not batch and self._committed.outbox
-        if changed or started or tidy or first:
+        if changed or started or tidy:
             await self._commit(outbox)
         for item in batch:
             if item.reply and item.answer and not item.reply.done():
@@ -330,13 +337,9 @@ class Service:
                 items = self._uncommitted
 
     def _set_aside(self, item: _Input, error: str) -> None:
-        if item.query is not None:
-            item.letter = DeadLetter(subject=type(item.query).__name__, error=error, payload=codec.encode(item.query))
-            item.answer = Reply(error=f"{self._wiring.name} could not handle it: {error}; see its log")
-        else:
-            item.letter = DeadLetter(
-                subject=type(item.message).__name__, error=error, payload=codec.encode(item.message)[:4096]
-            )
+        unused = item.query or item.message
+        item.letter = DeadLetter(subject=type(unused).__name__, error=error, payload=codec.encode(unused)[:4096])
+        item.answer = Reply(error=f"{self._wiring.name} could not handle it: {error}; see its log")
 
     def _apply(self, item: _Input) -> list[Outgoing]:
         """Hand one input to the core; carry out what it says about timers and return the rest."""
@@ -347,6 +350,8 @@ class Service:
                 return []
             del self._timers[cause.name]  # type: ignore[attr-defined]
         if item.letter is not None:
+            if isinstance(cause, DeadLetter | Alert):
+                return []  # no dead letters about dead letters: that would never end
             alert = Alert(text=f"a message on {item.letter.subject} could not be used: {item.letter.error}")
             return self._outgoing(cause, [item.letter, alert])
         try:
@@ -385,64 +390,16 @@ class Service:
         """Write the commit; a try that got no answer may have arrived, which the next one finds out."""
         name = self._wiring.name
         try:
-            self._revision = await _insist(lambda: self._bucket.update(name, value, self._revision), "committing")
+            self._revision = await insist(lambda: self._bucket.update(name, value, self._revision), "committing")
         except ConflictError:
-            stored = await _insist(lambda: self._bucket.get(name), "reading the state")
+            stored = await insist(lambda: self._bucket.get(name), "reading the state")
             if stored is None or stored.value != value:
                 raise
             self._revision = stored.revision
 
     async def _publish(self, outbox: list[Outgoing]) -> None:
         for each in outbox:
-            await _insist(lambda each=each: self._bus.append(each.subject, each.data, each.id), "publishing")  # type: ignore[misc]
-
-
-async def _insist(call: Callable[[], Awaitable[T]], what: str) -> T:
-    """Repeat `call` until the bus answers."""
-    while True:
-        try:
-            return await call()
-        except BusUnavailableError as error:
-            log.debug("%s waits for the bus: %s", what, error)
-            await asyncio.sleep(RETRY_S)
-
-
-async def _unhurried(job: Coroutine[Any, Any, None]) -> None:
-    """Await `job`; when cancelled meanwhile, let it finish first, within `DRAIN_S`."""
-    task = asyncio.ensure_future(job)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task}, timeout=DRAIN_S)
-        task.cancel()
-        raise
-
-
-async def _together(*jobs: Coroutine[Any, Any, None]) -> None:
-    """Run `jobs` side by side until all have ended or one has failed; then end the others, and fail as it did."""
-    tasks = [asyncio.ensure_future(job) for job in jobs]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        for task in tasks:
-            task.cancel()
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            raise outcome
-
-
-def run_until_signal(job: Coroutine[Any, Any, None]) -> None:
-    """Run `job` until it ends, or until SIGTERM or SIGINT cancels it (it drains in its own `finally`)."""
-
-    async def main() -> None:
-        task = asyncio.ensure_future(job)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+            await insist(partial(self._bus.append, each.subject, each.data, each.id), "publishing")
 
 
 __all__ = ["Core", "Handler", "QueryCore", "Service", "Wiring", "run_until_signal"]

@@ -14,6 +14,7 @@ import msgspec
 from unicron.errors import InvalidInputError
 
 PREFIX = "UNICRON_"
+MIN_LEASE_TTL_S = 0.1
 
 
 class Settings(msgspec.Struct, kw_only=True, frozen=True):
@@ -25,6 +26,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         nats_ca: path of the CA certificate that signs the server's, empty for no TLS.
         nats_cert: path of the client certificate, with `nats_key` the path of its key.
         connect_timeout_s: how long a process waits for the bus before it gives up.
+        lease_ttl_s: how long the lease of an active service outlives its last renewal.
         log_level: debug, info, warning or error.
     """
 
@@ -34,6 +36,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     nats_cert: str = ""
     nats_key: str = ""
     connect_timeout_s: float = 10.0
+    lease_ttl_s: float = 2.0
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -43,6 +46,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
                 raise InvalidInputError(
                     f"{PREFIX}{name.upper()}: no file at {path!r}; give the path of a readable file"
                 )
+        if self.lease_ttl_s < MIN_LEASE_TTL_S:
+            raise InvalidInputError(f"{PREFIX}LEASE_TTL_S: {self.lease_ttl_s:g} s; use at least {MIN_LEASE_TTL_S:g} s")
         if bool(self.nats_cert) != bool(self.nats_key):
             raise InvalidInputError(f"{PREFIX}NATS_CERT and {PREFIX}NATS_KEY belong together: set both or neither")
 

@@ -9,6 +9,9 @@ import asyncio
 from unicron.bus.protocol import Bucket
 from unicron.errors import BusUnavailableError, ConflictError
 
+POLL_S = 0.1
+"""How often an instance that waits tries to take the lease."""
+
 
 class Lease:
     """The right to act as `name`, until `keep` returns."""
@@ -19,31 +22,57 @@ class Lease:
         self._holder = holder.encode()
         self._ttl_s = ttl_s
         self._revision = 0
+        self._renewed = 0.0
 
     async def acquire(self) -> int:
         """Wait until the lease is ours; return the fencing token."""
         while True:
+            begun = self._now()
             try:
                 self._revision = await self._bucket.create(self._name, self._holder)
             except (ConflictError, BusUnavailableError):
-                await asyncio.sleep(min(0.1, self._ttl_s / 4))
+                await asyncio.sleep(min(POLL_S, self._ttl_s / 4))
             else:
+                self._renewed = begun
                 return self._revision
 
     async def keep(self) -> None:
-        """Renew the lease until it is lost; return then."""
+        """Renew the lease until it is lost; return then.
+
+        While the bus is away the lease counts as lost once it would have expired, whether or not anybody can take it:
+        the clocks of two machines agree on durations only.
+        """
         while True:
             await asyncio.sleep(self._ttl_s / 3)
             try:
+                async with asyncio.timeout_at(self._renewed + self._ttl_s):
+                    await self._renew()
+            except (ConflictError, TimeoutError):
+                return
+
+    async def _renew(self) -> None:
+        while True:
+            begun = self._now()
+            try:
                 self._revision = await self._bucket.update(self._name, self._holder, self._revision)
             except BusUnavailableError:
-                continue  # nobody can take it while the bus is away; the next write tells whether it is still ours
+                await asyncio.sleep(min(POLL_S, self._ttl_s / 4))
             except ConflictError:
+                stored = await self._bucket.get(self._name)
+                if stored is None or stored.value != self._holder:
+                    raise
+                self._revision = stored.revision  # an earlier renewal that got no answer had arrived
+            else:
+                self._renewed = begun
                 return
 
     async def release(self) -> None:
-        """Give the lease back, so that the next holder need not wait for it to expire."""
+        """Give the lease back, if it is still ours, so that the next holder need not wait for it to expire."""
         try:
-            await self._bucket.delete(self._name)
-        except BusUnavailableError:
+            await self._bucket.delete(self._name, self._revision)
+        except (ConflictError, BusUnavailableError):
             return
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

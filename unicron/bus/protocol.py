@@ -61,8 +61,12 @@ class Bucket(Protocol):
             ConflictError: the key's revision is another.
         """
 
-    async def delete(self, key: str) -> None:
-        """Remove the key, if it is there."""
+    async def delete(self, key: str, last: int = 0) -> None:
+        """Remove the key, if it is there.
+
+        Raises:
+            ConflictError: `last` is given and the key's revision is another.
+        """
 
 
 class Bus(Protocol):
@@ -86,8 +90,11 @@ class Bus(Protocol):
     def hear(self, filters: Sequence[str]) -> AsyncIterator[Heard]:
         """Receive telemetry; subscribed when the first item is awaited. Subjects outside `unicron.v1` are allowed."""
 
-    async def serve(self, subject: str, name: str, handler: Handler) -> None:
-        """Answer queries on `subject` under the service name `name` until the bus is closed."""
+    async def serve(self, subject: str, name: str, handler: Handler) -> Callable[[], Awaitable[None]]:
+        """Answer queries on `subject` under the service name `name`.
+
+        Ends when the bus is closed, or when the function it returns is called.
+        """
 
     async def ask(self, subject: str, data: bytes, timeout_s: float) -> bytes:
         """Send a query and return its reply.

@@ -1,0 +1,353 @@
+"""The bus on NATS: JetStream for the journal and the buckets, core NATS for telemetry, micro services for queries."""
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import nats.errors
+import nats.js.errors
+import nats.micro
+import nats.micro.service
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+from nats.js.kv import KeyValue
+from nats.micro.request import Request
+
+import unicron
+from unicron.bus import topology
+from unicron.bus.journal import Reader
+from unicron.bus.protocol import Entry, Handler, Heard, Revisioned
+from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
+from unicron.settings import PREFIX, Settings
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+ANSWER_S = 2.0
+"""How long a call waits for the server before it raises."""
+
+RECONNECT_S = 0.1
+"""Pause between attempts to reach a server that went away."""
+
+HEARD_LIMIT = 65536
+"""Pieces of telemetry that wait for a slow reader; then the oldest are dropped."""
+
+
+async def connect(settings: Settings, name: str) -> "NatsBus":
+    """Connect to the bus as `name`; afterwards interruptions are bridged without an end.
+
+    Raises:
+        BusUnavailableError: nothing answers at the address, or it refuses us.
+        InvalidInputError: the address is not one.
+    """
+    bus = NatsBus()
+    await bus.connect(settings, name)
+    return bus
+
+
+class NatsBus:
+    """A connection to NATS; make one with `connect`.
+
+    Attributes:
+        jetstream: the raw API, for `topology.provision` and for tools.
+    """
+
+    jetstream: JetStreamContext
+
+    def __init__(self) -> None:
+        self._nc = Client()
+        self._name = ""
+        self._last_error: Exception | None = None
+        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._down_since = 0.0
+        self._closing = False
+        self._outages: set[asyncio.Queue[float]] = set()
+        self._readers: set[Reader] = set()
+        self._answering: set[asyncio.Task[None]] = set()
+
+    async def connect(self, settings: Settings, name: str) -> None:
+        """Connect, or raise as the function `connect` does."""
+        self._name = name
+        cure = f"start the server there, or set {PREFIX}NATS_URL or --nats-url"
+        try:
+            async with asyncio.timeout(settings.connect_timeout_s):
+                await self._nc.connect(
+                    settings.nats_url,
+                    name=name,
+                    user_credentials=settings.nats_creds or None,
+                    tls=_tls(settings),
+                    connect_timeout=2,
+                    reconnect_time_wait=RECONNECT_S,  # type: ignore[arg-type]
+                    max_reconnect_attempts=-1,
+                    ping_interval=2,
+                    drain_timeout=2,
+                    pending_size=0,  # a call while the server is away fails at once; its caller repeats it
+                    error_cb=self._on_error,
+                    disconnected_cb=self._on_disconnected,
+                    reconnected_cb=self._on_reconnected,
+                    closed_cb=self._on_closed,
+                )
+        except TimeoutError as error:
+            await self._give_up()
+            why = f": {self._last_error}" if self._last_error else ""
+            raise BusUnavailableError(
+                f"no NATS server answers at {settings.nats_url} within {settings.connect_timeout_s:g} s{why}; {cure}"
+            ) from error
+        except (nats.errors.Error, ValueError, OSError) as error:
+            await self._give_up()
+            raise InvalidInputError(f"can't use the NATS address {settings.nats_url!r}: {error}; {cure}") from error
+        self.jetstream = self._nc.jetstream(timeout=ANSWER_S)
+
+    async def _give_up(self) -> None:
+        self._closing = True
+        with contextlib.suppress(Exception):
+            await self._nc.close()
+
+    # --- journal -----------------------------------------------------------------------------------------------------
+
+    async def append(self, subject: str, data: bytes, message_id: str) -> int:
+        """Put a message into the journal; see `Bus.append`."""
+        headers = {"Nats-Msg-Id": message_id}
+        ack = await self._call(
+            self.jetstream.publish(subject, data, stream=topology.STREAM, headers=headers), f"storing on {subject}"
+        )
+        return ack.seq
+
+    async def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[Entry]:
+        """Read the journal in order; see `Bus.follow`."""
+        position = after
+        while True:
+            reader = Reader(self._nc, self.jetstream, filters, position)
+            self._readers.add(reader)
+            try:
+                await self._call(reader.open(), "reading the journal")
+                async for entry in reader.entries():
+                    position = entry.sequence
+                    yield entry
+            except BusUnavailableError as error:
+                log.info("%s: the journal is out of reach: %s", self._name, error)
+                await asyncio.sleep(RECONNECT_S)
+            finally:
+                self._readers.discard(reader)
+                await reader.close()
+
+    async def tail(self) -> int:
+        """Return the last sequence of the journal."""
+        info = await self._call(self.jetstream.stream_info(topology.STREAM), "reading the journal's end")
+        return int(info.state.last_seq)
+
+    # --- telemetry ---------------------------------------------------------------------------------------------------
+
+    async def tell(self, subject: str, data: bytes) -> None:
+        """Send telemetry."""
+        await self._call(self._nc.publish(subject, data), f"sending on {subject}")
+
+    async def hear(self, filters: Sequence[str]) -> AsyncIterator[Heard]:
+        """Receive telemetry; see `Bus.hear`."""
+        queue: asyncio.Queue[Heard] = asyncio.Queue(HEARD_LIMIT)
+
+        async def take(message: Msg) -> None:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(Heard(message.subject, message.data))
+
+        subscriptions = [await self._nc.subscribe(subject, cb=take) for subject in dict.fromkeys(filters)]
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            for subscription in subscriptions:
+                with contextlib.suppress(nats.errors.Error):
+                    await subscription.unsubscribe()
+
+    # --- queries -----------------------------------------------------------------------------------------------------
+
+    async def serve(self, subject: str, name: str, handler: Handler) -> Callable[[], Awaitable[None]]:
+        """Answer queries as a NATS micro service; see `Bus.serve`."""
+
+        async def answer(request: Request) -> None:
+            try:
+                reply = await handler(request.data)
+            except Exception as error:
+                log.exception("%s: no answer to a query on %s", name, subject)
+                await request.respond_error("500", repr(error))
+            else:
+                await request.respond(reply)
+
+        async def take(request: Request) -> None:
+            task = asyncio.create_task(answer(request))  # a slow query must not hold up the next one
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+
+        async def start() -> nats.micro.service.Service:
+            service = await nats.micro.add_service(self._nc, name=name, version=unicron.__version__)
+            await service.add_endpoint(name="queries", subject=subject, handler=take)
+            await self._nc.flush(timeout=2)
+            return service
+
+        service = await self._call(start(), f"serving {subject}")
+
+        async def stop() -> None:
+            with contextlib.suppress(nats.errors.Error, TimeoutError):
+                await asyncio.wait_for(service.stop(), ANSWER_S)
+
+        return stop
+
+    async def ask(self, subject: str, data: bytes, timeout_s: float) -> bytes:
+        """Send a query; see `Bus.ask`."""
+        owner = subject.rsplit(".", 1)[-1]
+        nobody = f"nobody answers on {subject}; is {owner} running?"
+        try:
+            reply = await self._call(self._nc.request(subject, data, timeout=timeout_s), f"asking {owner}", nobody)
+        except nats.errors.NoRespondersError as error:
+            raise BusUnavailableError(nobody) from error
+        trouble = (reply.headers or {}).get("Nats-Service-Error")
+        if trouble:
+            raise BusUnavailableError(f"{owner} could not answer: {trouble}; see its log")
+        return reply.data
+
+    # --- buckets -----------------------------------------------------------------------------------------------------
+
+    def bucket(self, name: str) -> "NatsBucket":
+        """Return the bucket `name`."""
+        full = topology.BUCKETS[name]
+        raw = KeyValue(name=full, stream=f"KV_{full}", pre=f"$KV.{full}.", js=self.jetstream, direct=False)
+        return NatsBucket(name, raw, self._call)
+
+    # --- the connection ----------------------------------------------------------------------------------------------
+
+    async def flush(self) -> None:
+        """Wait until the server has seen everything sent so far."""
+        await self._call(self._nc.flush(timeout=2), "flushing")
+
+    async def close(self) -> None:
+        """Send what waits, say goodbye and release the connection."""
+        self._closing = True
+        try:
+            if self._nc.is_connected:
+                await asyncio.wait_for(self._nc.drain(), 3 * ANSWER_S)
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            log.debug("%s: not drained: %s", self._name, error)
+        finally:
+            await self._nc.close()
+            for task in list(self._answering):
+                task.cancel()
+
+    async def reconnected(self) -> AsyncIterator[float]:
+        """Yield the length of each interruption in seconds."""
+        queue: asyncio.Queue[float] = asyncio.Queue()
+        self._outages.add(queue)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            self._outages.discard(queue)
+
+    async def _call(self, request: Coroutine[Any, Any, T], what: str, nobody: str = "") -> T:
+        """Return the outcome of `request`; fail at once when the connection breaks, and in time when nothing comes."""
+        task = asyncio.ensure_future(request)
+        either: list[asyncio.Future[Any]] = [task, self._lost]
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise BusUnavailableError(f"{what}: the connection to NATS is down; it is being restored")
+            return task.result()
+        except nats.js.errors.APIError as error:
+            if isinstance(error, nats.js.errors.ServiceUnavailableError | nats.js.errors.ServerError):
+                raise BusUnavailableError(f"{what}: JetStream is not ready ({error}); try again") from error
+            if getattr(error, "err_code", 0) == _NO_STREAM:
+                raise BusUnavailableError(f"{what}: no stream for it; run `unicron provision`") from error
+            raise
+        except nats.js.errors.NoStreamResponseError as error:
+            raise BusUnavailableError(f"{what}: no stream takes it; run `unicron provision`") from error
+        except (nats.errors.MaxPayloadError, nats.errors.BadSubjectError) as error:
+            raise InvalidInputError(f"{what}: {error}") from error
+        except nats.errors.NoRespondersError as error:
+            raise BusUnavailableError(nobody or f"{what}: nobody answers") from error
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            raise BusUnavailableError(f"{what}: no answer from NATS in time ({error or 'time-out'})") from error
+        finally:
+            if not task.done():
+                task.cancel()
+
+    async def _on_error(self, error: Exception) -> None:
+        self._last_error = error
+        expected = isinstance(error, OSError | nats.errors.StaleConnectionError | TimeoutError)
+        log.log(logging.DEBUG if expected else logging.WARNING, "%s: NATS says: %s", self._name, error or repr(error))
+
+    async def _on_disconnected(self) -> None:
+        if not self._lost.done():
+            self._lost.set_result(None)
+            self._down_since = time.monotonic()
+            if not self._closing:
+                log.warning("%s: the connection to NATS is down", self._name)
+        for reader in self._readers:
+            reader.interrupt()
+
+    async def _on_reconnected(self) -> None:
+        down_s = time.monotonic() - self._down_since
+        self._lost = asyncio.get_running_loop().create_future()
+        log.info("%s: connected to NATS again after %.2f s", self._name, down_s)
+        for queue in self._outages:
+            queue.put_nowait(down_s)
+
+    async def _on_closed(self) -> None:
+        if not self._closing:
+            log.error("%s: NATS closed the connection for good: %s", self._name, self._last_error)
+
+
+class NatsBucket:
+    """A key-value bucket; see `Bucket`."""
+
+    def __init__(self, name: str, raw: KeyValue, call: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        self._name = name
+        self._raw = raw
+        self._call = call
+
+    async def get(self, key: str) -> Revisioned | None:
+        """Return the value, or None."""
+        try:
+            entry = await self._call(self._raw.get(key), f"reading {self._name}/{key}")
+        except nats.js.errors.KeyNotFoundError:
+            return None
+        return Revisioned(entry.value or b"", entry.revision)
+
+    async def create(self, key: str, value: bytes) -> int:
+        """Write a key that must not exist."""
+        return await self._write(self._raw.create(key, value), key)
+
+    async def update(self, key: str, value: bytes, last: int) -> int:
+        """Write over revision `last`."""
+        write = self._raw.update(key, value, last=last) if last else self._raw.create(key, value)
+        return await self._write(write, key)
+
+    async def delete(self, key: str, last: int = 0) -> None:
+        """Remove the key."""
+        await self._write(self._raw.delete(key, last=last), key)
+
+    async def _write(self, write: Coroutine[Any, Any, Any], key: str) -> int:
+        try:
+            return int(await self._call(write, f"writing {self._name}/{key}"))
+        except nats.js.errors.APIError as error:
+            lost = isinstance(error, nats.js.errors.KeyWrongLastSequenceError)
+            if lost or getattr(error, "err_code", 0) in _WRONG_LAST:
+                raise ConflictError(f"{self._name}/{key} was written by somebody else in between") from error
+            raise InvalidInputError(f"writing {self._name}/{key}: {error}") from error
+
+
+_WRONG_LAST = {10071, 10164}
+_NO_STREAM = 10059
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    if not settings.nats_ca:
+        return None
+    context = ssl.create_default_context(cafile=settings.nats_ca)
+    if settings.nats_cert:
+        context.load_cert_chain(settings.nats_cert, settings.nats_key)
+    return context

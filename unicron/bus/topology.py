@@ -1,0 +1,91 @@
+"""Streams and buckets, declared as data and made by `provision`."""
+
+from dataclasses import replace
+
+from nats.errors import NoRespondersError
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js import JetStreamContext
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import APIError, BadRequestError, ServiceUnavailableError
+
+from unicron import subjects
+from unicron.errors import BusUnavailableError, InvalidInputError
+
+STREAM = "UNICRON"
+"""Name of the journal stream."""
+
+BUCKETS = {"state": "unicron_state", "lease": "unicron_lease"}
+"""Buckets by the name that `Bus.bucket` takes."""
+
+ACCOUNT = "UNICRON"
+"""The server account that all processes of Unicron share."""
+
+DISCONNECTS = f"$SYS.ACCOUNT.{ACCOUNT}.DISCONNECT"
+"""Where the server tells that a connection of the application account has ended; imported from the system account."""
+
+CONNECTS = f"$SYS.ACCOUNT.{ACCOUNT}.CONNECT"
+"""Where the server tells that a connection of the application account has begun."""
+
+DAY_S = 86400.0
+
+JOURNAL = StreamConfig(
+    name=STREAM,
+    description="facts and commands, in the order in which they happened",
+    subjects=list(subjects.JOURNAL),
+    retention=RetentionPolicy.LIMITS,
+    storage=StorageType.FILE,
+    max_age=7 * DAY_S,
+    duplicate_window=3600.0,
+)
+
+BUCKET = StreamConfig(
+    max_msgs_per_subject=1,
+    discard=DiscardPolicy.NEW,
+    allow_rollup_hdrs=True,
+    deny_delete=True,
+    storage=StorageType.FILE,
+    duplicate_window=120.0,
+)
+"""What a key-value bucket is underneath; reads go to the leader, which is never behind."""
+
+_NAME_IN_USE = 10058
+
+
+def streams(replicas: int = 1, lease_ttl_s: float = 2.0) -> list[StreamConfig]:
+    """Return all streams, the ones under the buckets included.
+
+    Args:
+        replicas: servers that keep a copy of each stream: 1, 3 or 5.
+        lease_ttl_s: seconds after which a lease that was not renewed is gone.
+    """
+    state, lease = (
+        replace(BUCKET, name=f"KV_{bucket}", subjects=[f"$KV.{bucket}.>"])
+        for bucket in (BUCKETS["state"], BUCKETS["lease"])
+    )
+    lease = replace(lease, max_age=lease_ttl_s, duplicate_window=lease_ttl_s)
+    return [replace(stream, num_replicas=replicas) for stream in (JOURNAL, state, lease)]
+
+
+async def provision(js: JetStreamContext, replicas: int = 1, lease_ttl_s: float = 2.0) -> None:
+    """Make all streams and buckets, or bring existing ones to what is declared here; may be repeated.
+
+    Raises:
+        BusUnavailableError: JetStream does not answer.
+        InvalidInputError: a stream of that name exists and can't be turned into the declared one.
+    """
+    for stream in streams(replicas, lease_ttl_s):
+        try:
+            try:
+                await js.add_stream(stream)
+            except BadRequestError as error:
+                if error.err_code != _NAME_IN_USE:
+                    raise
+                await js.update_stream(stream)
+        except (NatsTimeoutError, NoRespondersError, ServiceUnavailableError) as error:
+            raise BusUnavailableError(
+                f"JetStream does not answer ({error or 'timeout'}); start the server with JetStream enabled"
+            ) from error
+        except APIError as error:
+            raise InvalidInputError(
+                f"stream {stream.name} can't be provisioned: {error.description}; remove the old one or mend the server"
+            ) from error
