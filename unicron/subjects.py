@@ -13,7 +13,10 @@ from unicron.contracts.events import IterationFinished, NodeHeartbeat
 from unicron.errors import InvalidInputError
 
 ROOT = "unicron.v1"
-JOURNAL = (f"{ROOT}.evt.>", f"{ROOT}.cmd.>")
+FACTS = f"{ROOT}.evt.>"
+"""Every fact, whoever saw it."""
+
+JOURNAL = (FACTS, f"{ROOT}.cmd.>")
 """Everything that the journal stream keeps."""
 
 TELEMETRY: tuple[type[Message], ...] = (NodeHeartbeat, IterationFinished)
