@@ -1,4 +1,5 @@
 import math
+import re
 
 import msgspec
 import pytest
@@ -25,7 +26,6 @@ from unicron.contracts.events import (
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.queries import DrainNode, GetPlan, GetStatus, RemoveTask, SubmitTask
 from unicron.contracts.tasks import Member, NodeState, Slot, SlotRef, TaskSpec, TaskState, WorkerStatus
-from unicron.errors import InvalidInputError
 
 SLOTS = [Slot(index=0), Slot(index=1)]
 SPEC = TaskSpec(
@@ -84,6 +84,12 @@ def node(registry, name="node-1"):
 
 def task(registry, name="gpt"):
     return registry.state.tasks[name]
+
+
+def refused(registry, query, says):
+    reply, facts = registry.answer(query)
+    assert re.search(says, reply.error)
+    assert facts == []
 
 
 # --- nodes
@@ -197,8 +203,7 @@ def test_a_lost_node_can_be_kept_out_for_when_it_returns(registry):
 def test_draining_an_unknown_node_names_the_known_ones(registry):
     registry.handle(joined())
     registry.handle(joined("node-2"))
-    with pytest.raises(InvalidInputError, match=r"node-7.*node-1, node-2"):
-        registry.answer(DrainNode(node="node-7"))
+    refused(registry, DrainNode(node="node-7"), r"node-7.*node-1, node-2")
 
 
 # --- orders about tasks
@@ -220,8 +225,7 @@ def test_the_same_spec_again_changes_nothing(running):
 
 
 def test_another_spec_under_a_living_name_is_refused_and_says_what_differs(running):
-    with pytest.raises(InvalidInputError, match=r"weight 2.0 -> 1.0"):
-        running.answer(SubmitTask(spec=msgspec.structs.replace(SPEC, weight=1.0)))
+    refused(running, SubmitTask(spec=msgspec.structs.replace(SPEC, weight=1.0)), r"weight 2.0 -> 1.0")
     assert task(running).spec == SPEC
 
 
@@ -254,8 +258,7 @@ def test_the_name_of_an_ended_task_may_be_used_again(running, end):
 )
 def test_a_spec_that_can_not_run_is_refused(registry, fields):
     [(field, value)] = list(fields.items())[-1:]
-    with pytest.raises(InvalidInputError, match=field):
-        registry.answer(SubmitTask(spec=msgspec.structs.replace(SPEC, **fields)))
+    refused(registry, SubmitTask(spec=msgspec.structs.replace(SPEC, **fields)), field)
     assert registry.state.tasks == {}, value
 
 
@@ -284,13 +287,11 @@ def test_an_ended_task_is_removed_at_once(running):
 
 
 def test_removing_an_unknown_task_names_the_known_ones(running):
-    with pytest.raises(InvalidInputError, match=r"bert.*gpt"):
-        running.answer(RemoveTask(task="bert"))
+    refused(running, RemoveTask(task="bert"), r"bert.*gpt")
 
 
 def test_a_query_of_another_service_is_refused(registry):
-    with pytest.raises(InvalidInputError, match="GetPlan"):
-        registry.answer(GetPlan())
+    refused(registry, GetPlan(), "GetPlan")
 
 
 # --- facts about tasks

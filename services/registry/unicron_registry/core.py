@@ -62,11 +62,13 @@ class Registry:
         return []
 
     def answer(self, query: Query) -> tuple[Reply, list[Message]]:
-        """Return the reply to a query or order, and the facts it makes.
+        """Return the reply to a query or order, and the facts it makes; a refused order changes nothing."""
+        try:
+            return self._carry_out(query)
+        except InvalidInputError as error:
+            return Reply(error=str(error)), []
 
-        Raises:
-            InvalidInputError: the order can't be carried out; nothing was changed.
-        """
+    def _carry_out(self, query: Query) -> tuple[Reply, list[Message]]:
         match query:
             case GetStatus():
                 return Reply(status=self._status()), []
