@@ -178,6 +178,8 @@ class CommandRefused(Message, kw_only=True, frozen=True):
     node: str
     command: str
     reason: str
+    task: str = ""
+    worker: str = ""
 
 
 # --- telemetry: core NATS, may be lost -------------------------------------------------------------------------------

@@ -1,0 +1,429 @@
+"""The agent's shell: it ties bus, processes and sockets to the pure core."""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import signal
+import socket
+import time
+import uuid
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from unicron import codec, subjects
+from unicron.bus.protocol import Bus
+from unicron.clock import Clock
+from unicron.contracts import worker as wire
+from unicron.contracts.base import Message
+from unicron.contracts.commands import Command, Regroup, StartWorker, StopWorker
+from unicron.contracts.events import CommandRefused, DeadLetter, NodeHeartbeat, NodeJoined, NodeLeft
+from unicron.contracts.queries import InjectFault, Reply
+from unicron.contracts.tasks import Slot
+from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
+from unicron.settings import Settings
+from unicron_agent import state_server
+from unicron_agent.core import AgentCore, StallLimits, Worker
+from unicron_agent.network import interface_of
+from unicron_agent.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+
+
+class AgentSettings(Settings, kw_only=True, frozen=True):
+    """The agent of one node.
+
+    Attributes:
+        node: name of this node, one token of letters, digits, '-' and '_'.
+        slots: CPU slots to offer where NVML finds no GPU.
+        run_dir: where logs and the records of running workers are kept.
+        host: address at which other nodes reach this one; empty: the one from which it reaches the bus.
+        heartbeat_s: seconds between signs of life.
+        hang_s: seconds without progress after which a worker that still answers counts as hung.
+        chaos: whether the agent breaks things of its own when asked to.
+    """
+
+    node: str = ""
+    slots: int = 0
+    run_dir: str = ".unicron/node"
+    host: str = ""
+    heartbeat_s: float = 0.5
+    hang_s: float = 20.0
+    chaos: bool = False
+
+
+class Agent:
+    """One a node. `run` returns when cancelled, after saying goodbye."""
+
+    def __init__(self, settings: AgentSettings, bus: Bus, clock: Clock, slots: list[Slot]) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._clock = clock
+        self._slots = slots
+        self._node = subjects.token(settings.node, "node")
+        self._core = AgentCore(node=self._node, limits=StallLimits(hang_s=settings.hang_s))
+        self._incarnation = uuid.uuid4().hex[:12]
+        self._run_dir = Path(settings.run_dir).resolve()
+        self._state_dir = _memory_dir(self._run_dir)
+        self._host = settings.host or _own_address(settings.nats_url)
+        self._writers: dict[str, asyncio.StreamWriter] = {}
+        self._memberships: dict[str, wire.Membership] = {}
+        self._causes: dict[str, str] = {}
+        self._starting: set[asyncio.Task[None]] = set()
+        self._outbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._supervisor = Supervisor(self._run_dir, self._common_environment(), self._on_exit)
+
+    async def run(self) -> None:
+        """Adopt what lives, join, and serve until cancelled."""
+        socket_path = self._state_dir / "agent.sock"
+        socket_path.unlink(missing_ok=True)
+        token_file = self._run_dir / "token"
+        if token_file.exists():
+            self._core.token = int(token_file.read_text())
+        self._token_file = token_file
+        await self._adopt()
+        server = await asyncio.start_unix_server(self._serve_worker, socket_path)
+        states, state_address = await state_server.serve(self._host, self._state_dir)
+        position = await self._bus.tail()
+        await self._supervisor.start()
+        await self._bus.serve(subjects.rpc(self._node), f"agent-{self._node}", self._on_query)
+        jobs = [asyncio.create_task(job) for job in (self._publish(), self._beat(), self._watch())]
+        try:
+            store = await self._supervisor.start_store(self._host)
+            self._emit(
+                NodeJoined(
+                    node=self._node,
+                    incarnation=self._incarnation,
+                    host=self._host,
+                    slots=self._slots,
+                    store=store,
+                    state_server=state_address,
+                    pid=os.getpid(),
+                    workers=[worker.status() for worker in self._core.workers.values()],
+                )
+            )
+            jobs.append(asyncio.create_task(self._obey(position)))
+            done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+            for job in done:
+                job.result()
+        finally:
+            await self._leave()
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+            await states.stop(0)
+            server.close()
+            socket_path.unlink(missing_ok=True)
+
+    async def _leave(self) -> None:
+        """Stop all workers and say goodbye, as long as the bus is there to hear it."""
+        for worker in self._core.workers.values():
+            worker.stopping = True
+        await self._supervisor.stop()
+        self._emit(NodeLeft(node=self._node, incarnation=self._incarnation))
+        for _ in range(40):
+            if self._outbox.empty():
+                break
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)
+
+    async def _adopt(self) -> None:
+        """Find the workers that outlived an earlier agent. Those that did not are reported as gone."""
+        living, gone = self._supervisor.adopt()
+        now = time.monotonic()
+        for running in [*living, *gone]:
+            self._core.workers[running.worker] = Worker(
+                worker=running.worker,
+                task=running.task,
+                slot=running.slot,
+                pid=running.pid,
+                correlation=running.correlation,
+                moved_at=now,
+                heard_at=now,
+            )
+        for running in gone:
+            self._on_exit(running.worker, None, None, self._supervisor.tail(running.log))
+        if living:
+            log.info("adopting %s", ", ".join(running.worker for running in living))
+
+    # --- out ---------------------------------------------------------------------------------------------------------
+
+    def _emit(self, fact: Message, correlation: str = "") -> None:
+        identity = uuid.uuid4().hex[:16]
+        self._outbox.put_nowait(
+            msgspec.structs.replace(
+                fact, id=identity, at=self._clock.now(), source=self._node, correlation=correlation or identity
+            )
+        )
+
+    async def _publish(self) -> None:
+        """Send facts in order; while the bus is away they wait."""
+        while True:
+            fact = await self._outbox.get()
+            subject, data = subjects.of(fact), codec.encode(fact)
+            while True:
+                try:
+                    if isinstance(fact, subjects.TELEMETRY):
+                        await self._bus.tell(subject, data)
+                    else:
+                        await self._bus.append(subject, data, fact.id)
+                except BusUnavailableError as error:
+                    log.warning("%s waits for the bus: %s", type(fact).__name__, error)
+                    await asyncio.sleep(0.1)
+                else:
+                    break
+
+    async def _beat(self) -> None:
+        while True:
+            self._emit(NodeHeartbeat(node=self._node, incarnation=self._incarnation))
+            await asyncio.sleep(self._settings.heartbeat_s)
+
+    async def _watch(self) -> None:
+        """Look for stalled workers; ask the quiet ones whether they are there."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            for worker in self._core.workers.values():
+                if now - worker.heard_at > 2 * TICK_S:
+                    self._tell(worker.worker, wire.Ping())
+            for fact in self._core.stalled(now):
+                self._emit(fact)
+
+    # --- workers -----------------------------------------------------------------------------------------------------
+
+    def _tell(self, worker: str, message: wire.ToWorker) -> None:
+        writer = self._writers.get(worker)
+        if writer is not None and not writer.is_closing():
+            writer.write(wire.frame(message))
+
+    async def _serve_worker(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Talk to one worker over its connection."""
+        name = ""
+        try:
+            hello = await _read(reader)
+            if not isinstance(hello, wire.Hello) or hello.worker not in self._core.workers:
+                log.warning("an unknown worker knocked: %s", hello)
+                return
+            name = hello.worker
+            self._writers[name] = writer
+            self._said(name, hello)
+            if membership := self._memberships.get(name):
+                self._tell(name, membership)
+            while True:
+                self._said(name, await _read(reader))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except InvalidInputError as error:
+            log.warning("worker %s: %s", name or "unknown", error)
+        finally:
+            if self._writers.get(name) is writer:
+                del self._writers[name]
+            writer.close()
+
+    def _said(self, name: str, message: wire.ToAgent) -> None:
+        if isinstance(message, wire.FetchState):
+            asyncio.get_running_loop().create_task(self._fetch_state(name, message))
+            return
+        worker = self._core.workers.get(name)
+        correlation = self._causes.get(name, worker.correlation if worker else "")
+        caused = isinstance(message, (wire.Ready, wire.Joined))
+        for fact in self._core.said(name, message, time.monotonic()):
+            self._emit(fact, correlation if caused else "")
+
+    async def _fetch_state(self, name: str, wanted: wire.FetchState) -> None:
+        exported = f"{wanted.source.worker}.{wanted.key}"
+        try:
+            if wanted.source.node == self._node:
+                path = await state_server.exported(self._state_dir, exported)
+            else:
+                path = self._state_dir / f"{name}.{wanted.key}.fetched"
+                await state_server.fetch(wanted.source.state_server, exported, path)
+        except (InvalidInputError, OSError) as error:
+            log.warning("worker %s gets no state: %s", name, error)
+            self._tell(name, wire.StateFetched(key=wanted.key, error=str(error)))
+        else:
+            self._tell(name, wire.StateFetched(key=wanted.key, path=str(path)))
+
+    def _on_exit(self, name: str, exit_code: int | None, number: int | None, stderr: list[str]) -> None:
+        for fact in self._core.exited(name, exit_code, number, stderr):
+            self._emit(fact)
+        self._writers.pop(name, None)
+        self._memberships.pop(name, None)
+        self._causes.pop(name, None)
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    async def _obey(self, position: int) -> None:
+        async for entry in self._bus.follow([subjects.commands(self._node)], position):
+            try:
+                command = codec.decode_message(entry.data)
+                if not isinstance(command, Command) or subjects.of(command) != entry.subject:
+                    raise InvalidInputError(f"{type(command).__name__} is no command for {entry.subject}")  # noqa: TRY301
+            except InvalidInputError as error:
+                log.warning("dead letter on %s: %s", entry.subject, error)
+                self._emit(DeadLetter(subject=entry.subject, error=str(error), payload=entry.data[:4096]))
+                continue
+            try:
+                self._core.admit(command)
+                self._token_file.write_text(str(self._core.token))
+                await self._carry_out(command)
+            except (UnicronError, OSError) as error:
+                self._refuse(command, str(error))
+
+    def _refuse(self, command: Command, reason: str) -> None:
+        log.warning("refused %s: %s", type(command).__name__, reason)
+        refusal = CommandRefused(
+            node=self._node,
+            command=command.id,
+            reason=reason,
+            task=getattr(command, "task", ""),
+            worker=getattr(command, "worker", ""),
+        )
+        self._emit(refusal, command.correlation)
+
+    async def _carry_out(self, command: Command) -> None:
+        match command:
+            case StartWorker():
+                self._register(command)
+            case StopWorker():
+                if worker := self._core.workers.get(command.worker):
+                    worker.stopping = True
+                    self._supervisor.kill(command.worker)
+            case Regroup():
+                membership = wire.Membership(epoch=command.epoch, store=command.store, members=command.members)
+                for member in command.members:
+                    if member.node == self._node and member.worker in self._core.workers:
+                        self._memberships[member.worker] = membership
+                        self._causes[member.worker] = command.correlation
+                        self._tell(member.worker, membership)
+
+    def _register(self, command: StartWorker) -> None:
+        """Take the worker in at once, so that a StopWorker right behind finds it; its process comes when it can."""
+        if command.worker in self._core.workers:
+            return  # heard before
+        if command.slot not in {slot.index for slot in self._slots}:
+            raise InvalidInputError(f"slot {command.slot}: {self._node} has slots 0 to {len(self._slots) - 1}")
+        worker = Worker(
+            worker=command.worker, task=command.task, slot=command.slot, pid=0, correlation=command.correlation
+        )
+        others = [other for other in self._core.workers.values() if other.slot == command.slot]
+        taken = next((other.worker for other in others if not (other.stopping or other.finished)), None)
+        if taken is not None:
+            raise InvalidInputError(f"slot {command.slot} is taken by worker {taken}")
+        self._core.workers[command.worker] = worker
+        job = asyncio.create_task(self._start(command, worker, others))
+        self._starting.add(job)
+        job.add_done_callback(self._starting.discard)
+
+    async def _start(self, command: StartWorker, worker: Worker, before: list[Worker]) -> None:
+        while any(other.worker in self._core.workers for other in before):
+            await asyncio.sleep(0.005)  # the slot's last worker is on its way out
+        spec = command.spec
+        try:
+            if not worker.stopping:
+                worker.pid = await self._supervisor.start_worker(
+                    command.worker,
+                    command.task,
+                    command.slot,
+                    spec.command,
+                    Path(spec.workdir or "."),
+                    {**spec.env, **self._environment_of(command)},
+                    command.correlation,
+                )
+        except (OSError, UnicronError) as error:
+            reason = f"{self._node} can't start {spec.command[0]!r} in {spec.workdir!r}: {error}"
+            self._on_exit(command.worker, 127, None, [reason])
+        if worker.stopping:
+            self._supervisor.kill(command.worker)
+            if not worker.pid:
+                self._on_exit(command.worker, None, None, [])
+
+    def _common_environment(self) -> dict[str, str]:
+        found = {
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            "UNICRON_NODE": self._node,
+            "UNICRON_WORKER_SOCKET": str(self._state_dir / "agent.sock"),
+            "UNICRON_STATE_DIR": str(self._state_dir),
+        }
+        if interface := interface_of(self._host):
+            found |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+        return found
+
+    def _environment_of(self, command: StartWorker) -> dict[str, str]:
+        slot = next(slot for slot in self._slots if slot.index == command.slot)
+        return {
+            "UNICRON_WORKER": command.worker,
+            "UNICRON_TASK": command.task,
+            "UNICRON_SLOT": str(command.slot),
+            "UNICRON_ITERATIONS": str(command.spec.iterations),
+            "UNICRON_MICROBATCHES": str(command.spec.microbatches),
+            "CUDA_VISIBLE_DEVICES": slot.device,
+        }
+
+    # --- chaos -------------------------------------------------------------------------------------------------------
+
+    async def _on_query(self, data: bytes) -> bytes:
+        try:
+            query = codec.decode_query(data)
+            if not isinstance(query, InjectFault):
+                raise InvalidInputError(f"an agent answers InjectFault, not {type(query).__name__}")
+            return codec.encode(Reply(text=self._break(query)))
+        except UnicronError as error:
+            return codec.encode(Reply(error=str(error)))
+
+    def _break(self, query: InjectFault) -> str:
+        if not self._settings.chaos:
+            raise InvalidInputError(f"{self._node} injects no faults: start its agent with UNICRON_CHAOS=true")
+        if query.fault == "kill-node":
+            asyncio.get_running_loop().call_later(0.02, _die)
+            return f"{self._node} kills itself with all its workers"
+        if query.worker not in self._core.workers:
+            raise InvalidInputError(f"worker {query.worker!r} does not run on {self._node}")
+        match query.fault:
+            case "kill-worker":
+                self._supervisor.signal(query.worker, signal.SIGKILL)
+            case "stop-worker":
+                self._supervisor.signal(query.worker, signal.SIGSTOP)
+            case "raise":
+                self._tell(query.worker, wire.RaiseFault())
+            case _:
+                raise InvalidInputError(f"fault {query.fault!r}: use kill-worker, stop-worker, raise or kill-node")
+        return f"{query.fault} {query.worker} on {self._node}"
+
+
+def _die() -> None:
+    """End like a machine that lost its power: the whole process group at once."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(137)  # the first process of a container is spared its own signals
+
+
+async def _read(reader: asyncio.StreamReader) -> wire.ToAgent:
+    length = wire.length_of(await reader.readexactly(wire.LENGTH.size))
+    return wire.to_agent(await reader.readexactly(length))
+
+
+def _own_address(nats_url: str) -> str:
+    """Return the local address from which the bus is reached: other nodes see this one there."""
+    parts = urlsplit(nats_url)
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((parts.hostname or "127.0.0.1", parts.port or 4222))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise InvalidInputError(f"nats_url {nats_url!r}: its host can't be resolved ({error})") from error
+
+
+def _memory_dir(run_dir: Path) -> Path:
+    """Return a folder in memory for states and the socket, the same after a restart of the agent."""
+    shared = Path("/dev/shm")  # noqa: S108 memory shared within the node; the folder is ours alone
+    name = f"unicron-{os.getuid()}-{hashlib.blake2b(str(run_dir).encode(), digest_size=6).hexdigest()}"
+    folder = (shared if os.access(shared, os.W_OK) else run_dir) / name
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,213 @@
+"""The agent's decisions, pure: which commands to carry out, what a worker's words mean, who has stalled."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from unicron.contracts.base import Message
+from unicron.contracts.commands import Command
+from unicron.contracts.events import (
+    CollectiveFailed,
+    IterationFinished,
+    Regrouped,
+    WorkerExited,
+    WorkerFinished,
+    WorkerRaised,
+    WorkerReady,
+    WorkerStalled,
+)
+from unicron.contracts.tasks import WorkerStatus
+from unicron.contracts.worker import (
+    Broken,
+    Finished,
+    Hello,
+    Iterated,
+    Joined,
+    Progress,
+    Raised,
+    Ready,
+    ToAgent,
+)
+from unicron.errors import StaleTokenError
+
+REPORTS: dict[type[ToAgent], type[Message]] = {
+    Ready: WorkerReady,
+    Iterated: IterationFinished,
+    Joined: Regrouped,
+    Broken: CollectiveFailed,
+    Raised: WorkerRaised,
+    Finished: WorkerFinished,
+}
+"""What a worker says, and the fact that the agent makes of it: the same fields, and where it came from."""
+
+
+@dataclass(frozen=True)
+class StallLimits:
+    """How long a worker may be silent, in seconds.
+
+    Attributes:
+        factor: of the mean of its own microbatches (paper section 4.1 says 3, of an iteration).
+        unresponsive_s: floor for a process whose control thread does not answer: it is stopped, or starved.
+        hang_s: floor for one that answers; its script may be busy with something that is no microbatch.
+    """
+
+    factor: float = 3.0
+    unresponsive_s: float = 0.7
+    hang_s: float = 20.0
+
+
+@dataclass
+class Worker:
+    """A worker process as this agent knows it. Times are monotonic seconds of the agent.
+
+    Attributes:
+        interval_s: running mean of the time between two signs of progress while computing; None before the first.
+        reported: the epoch and iteration for which a stall was reported already.
+    """
+
+    worker: str
+    task: str
+    slot: int
+    pid: int
+    correlation: str = ""
+    epoch: int = -1
+    iteration: int = -1
+    rank: int = -1
+    ready: bool = False
+    phase: str = "starting"
+    done: int = 0
+    moved_at: float = 0.0
+    heard_at: float = 0.0
+    interval_s: float | None = None
+    stopping: bool = False
+    finished: bool = False
+    reported: tuple[int, int] | None = None
+
+    def status(self) -> WorkerStatus:
+        """Return what the registry and the transition service are told of it."""
+        return WorkerStatus(
+            worker=self.worker,
+            task=self.task,
+            slot=self.slot,
+            pid=self.pid,
+            epoch=self.epoch,
+            iteration=self.iteration,
+            ready=self.ready,
+        )
+
+
+@dataclass
+class AgentCore:
+    """Everything the agent knows about its workers; messages in, facts out."""
+
+    node: str
+    limits: StallLimits = field(default_factory=StallLimits)
+    token: int = 0
+    workers: dict[str, Worker] = field(default_factory=dict)
+
+    def admit(self, command: Command) -> None:
+        """Let a command through, or refuse it.
+
+        Raises:
+            StaleTokenError: a later instance of the sender has spoken already, or the command is for another node.
+        """
+        if command.node != self.node:
+            raise StaleTokenError(f"{type(command).__name__} for node {command.node!r} came to {self.node!r}")
+        if command.token < self.token:
+            raise StaleTokenError(
+                f"{type(command).__name__} carries fencing token {command.token}; {self.token} has been seen"
+            )
+        self.token = command.token
+
+    def said(self, name: str, message: ToAgent, now: float) -> list[Message]:
+        """Take in what worker `name` said at `now`; return the facts for the bus."""
+        worker = self.workers.get(name)
+        if worker is None:
+            return []
+        worker.heard_at = now
+        _note(worker, message, now)
+        kind = REPORTS.get(type(message))
+        if kind is None or (isinstance(message, Iterated) and message.rank):
+            return []
+        fields: dict[str, Any] = {**msgspec.structs.asdict(worker.status()), **msgspec.structs.asdict(message)}
+        fields["node"] = self.node
+        return [kind(**{field: value for field, value in fields.items() if field in kind.__struct_fields__})]
+
+    def exited(self, name: str, exit_code: int | None, signal: int | None, stderr: list[str]) -> list[Message]:
+        """A worker process is gone; return the fact."""
+        worker = self.workers.pop(name, None)
+        if worker is None:
+            return []
+        return [
+            WorkerExited(
+                node=self.node,
+                slot=worker.slot,
+                task=worker.task,
+                worker=name,
+                exit_code=exit_code,
+                signal=signal,
+                expected=worker.stopping,
+                finished=worker.finished,
+                iteration=worker.iteration,
+                microbatches_done=worker.done,
+                stderr=stderr,
+            )
+        ]
+
+    def stalled(self, now: float) -> list[Message]:
+        """Return a fact for each worker that has made no progress for too long, once an iteration."""
+        facts: list[Message] = []
+        for worker in self.workers.values():
+            if worker.stopping or worker.interval_s is None or worker.phase not in {"compute", "reduce", "step"}:
+                continue
+            waited, silent = now - worker.moved_at, now - worker.heard_at
+            usual = self.limits.factor * worker.interval_s
+            quiet = max(self.limits.unresponsive_s, usual)
+            responsive = silent < quiet
+            limit = max(self.limits.hang_s, usual) if responsive else quiet
+            place = (worker.epoch, worker.iteration)
+            if waited < limit or worker.reported == place:
+                continue
+            worker.reported = place
+            facts.append(
+                WorkerStalled(
+                    node=self.node,
+                    slot=worker.slot,
+                    task=worker.task,
+                    worker=worker.worker,
+                    epoch=worker.epoch,
+                    iteration=worker.iteration,
+                    phase="reduce" if worker.phase == "reduce" else "compute",
+                    waited_s=waited,
+                    limit_s=limit,
+                    responsive=responsive,
+                )
+            )
+        return facts
+
+
+def _note(worker: Worker, message: ToAgent, now: float) -> None:
+    """Keep what the message says of the worker's whereabouts."""
+    match message:
+        case Hello():
+            worker.epoch, worker.iteration, worker.ready = message.epoch, message.iteration, message.ready
+            worker.moved_at = now
+        case Ready():
+            worker.ready, worker.phase = True, "waiting"
+        case Progress():
+            _move(worker, message, now)
+        case Joined():
+            worker.epoch, worker.iteration, worker.rank = message.epoch, message.iteration, message.rank
+            worker.phase, worker.moved_at = "compute", now
+        case Finished():
+            worker.finished, worker.phase = True, "finished"
+
+
+def _move(worker: Worker, message: Progress, now: float) -> None:
+    """Note progress, and how long it took where that was a microbatch."""
+    if message.phase == "compute" and worker.phase == "compute" and message.done > worker.done:
+        took = now - worker.moved_at
+        worker.interval_s = took if worker.interval_s is None else 0.9 * worker.interval_s + 0.1 * took
+    worker.phase, worker.iteration, worker.done = message.phase, message.iteration, message.done
+    worker.moved_at = now

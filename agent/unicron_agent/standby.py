@@ -1,0 +1,148 @@
+"""The warm standby: a process with torch already imported that forks workers in milliseconds.
+
+It stays single-threaded and never touches CUDA, so that a fork of it is whole. It speaks JSON lines over its standard
+input and output: each request names what to fork, each answer the process id. Forked processes become children of the
+agent (which is their subreaper), so that the agent gets their exit status.
+"""
+
+import contextlib
+import ctypes
+import io
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+FORKED_AHEAD = (
+    "torch",
+    "torch.distributed",
+    "torch.optim",
+    "torch.utils.data",
+    "unicron.train",
+)
+
+
+def main() -> None:
+    """Import what workers need, say so, and fork on request until the agent is gone."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _warm_up()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # a script's prints must not mix with the answers
+    _say(answers, {"ready": True})
+    for line in sys.stdin:
+        request = json.loads(line)
+        _say(answers, {"pid": _fork(request, answers)})
+
+
+def _warm_up() -> None:
+    """Import all that a first training step imports; much of torch comes only when an optimizer is made (1.5 s)."""
+    for name in FORKED_AHEAD:
+        __import__(name)
+    import torch  # noqa: PLC0415 this very import is what the process is for
+
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    optimizer = torch.optim.AdamW([parameter])
+    optimizer.step()
+    buffer = io.BytesIO()
+    torch.save(optimizer.state_dict(), buffer)
+    buffer.seek(0)
+    torch.load(buffer, weights_only=True)
+
+
+def _say(answers: Any, what: dict[str, Any]) -> None:
+    answers.write(json.dumps(what) + "\n")
+    answers.flush()
+
+
+def _fork(request: dict[str, Any], answers: Any) -> int:
+    """Fork twice, so that the process is orphaned at once and handed to the agent; return its id."""
+    reader, writer = os.pipe()
+    between = os.fork()
+    if between == 0:
+        middle = os.getpid()
+        child = os.fork()
+        if child:
+            os.write(writer, str(child).encode())
+            os._exit(0)
+        os.close(reader)
+        os.close(writer)
+        answers.close()
+        while os.getppid() == middle:
+            time.sleep(0.001)
+        _become(request)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        pid = int(pipe.read())
+    os.waitpid(between, 0)
+    return pid
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Be the requested process, and never return."""
+    code = 1
+    try:
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
+        os.environ.update(request["env"])
+        code = _serve_store(request) if request["kind"] == "store" else _run_script(request)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
+def _run_script(request: dict[str, Any]) -> int:
+    """Run a training script as `python script.py` would, and return its exit code."""
+    import torch  # noqa: PLC0415 imported long ago, in the parent
+
+    from unicron.train import channel  # noqa: PLC0415
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    channel.connect()
+    try:
+        os.chdir(request["cwd"])
+        sys.argv = request["argv"]
+        if request["module"]:
+            sys.path.insert(0, request["cwd"])
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
+            runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as ending:
+        if ending.code is None or isinstance(ending.code, int):
+            return ending.code or 0
+        print(ending.code, file=sys.stderr)  # noqa: T201 as the interpreter does
+        return 1
+    except BaseException as error:  # noqa: BLE001 whatever leaves a script is reported, then ends the process
+        channel.report_exception(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+def _serve_store(request: dict[str, Any]) -> int:
+    """Host the node's TCPStore until the agent is gone: outside the ranks, so that it survives each of them."""
+    from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415
+
+    agent = os.getppid()
+    store = TCPStore(request["host"], 0, is_master=True, wait_for_workers=False)
+    path = Path(request["report"])
+    path.with_suffix(".part").write_text(str(store.port))
+    path.with_suffix(".part").rename(path)
+    while os.getppid() == agent:
+        time.sleep(0.2)
+    return 0
+
+
+if __name__ == "__main__":
+    main()

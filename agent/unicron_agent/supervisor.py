@@ -1,0 +1,239 @@
+"""Processes of this node: forked from the warm standby, watched by pidfd, found again after the agent's own restart."""
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from unicron.contracts.base import Record
+from unicron.errors import UnicronError
+
+PR_SET_CHILD_SUBREAPER = 36
+TAIL_LINES = 30
+TAIL_BYTES = 64 * 1024
+
+Exited = Callable[[str, int | None, int | None, list[str]], None]
+"""Called with a worker's name, exit code, signal (both None where unknown) and last lines of output."""
+
+
+class Running(Record, kw_only=True, frozen=True):
+    """What is written down of a worker, so that an agent that comes back finds it.
+
+    Attributes:
+        started: start time of the process in clock ticks since boot, which tells a reused process id.
+    """
+
+    worker: str
+    task: str
+    slot: int
+    pid: int
+    started: int
+    log: str
+    correlation: str = ""
+
+
+class Supervisor:
+    """Starts, watches and ends worker processes."""
+
+    def __init__(self, run_dir: Path, environment: dict[str, str], on_exit: Exited) -> None:
+        self._run_dir = run_dir
+        self._environment = environment
+        self._on_exit = on_exit
+        self._running: dict[str, Running] = {}
+        self._requests = asyncio.Lock()
+        self._fresh: dict[str, subprocess.Popen[bytes]] = {}
+        for name in ("logs", "workers"):
+            (run_dir / name).mkdir(parents=True, exist_ok=True)
+
+    async def start(self) -> None:
+        """Start the warm standby; it is ready some seconds later, and forks wait for it."""
+        # orphans of the standby, its forks, become our children: only a parent is told how a process ended
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        with (self._run_dir / "logs" / "standby.log").open("a") as log:
+            self._standby = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "unicron_agent.standby",
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, **self._environment},
+            )
+        self._ready = asyncio.ensure_future(self._answer())
+
+    async def fork(self, request: dict[str, Any]) -> int:
+        """Have the standby fork what `request` names; return its process id.
+
+        Raises:
+            UnicronError: the standby is dead.
+        """
+        await asyncio.shield(self._ready)
+        async with self._requests:
+            if self._standby.stdin is None:
+                raise UnicronError("the warm standby has no input")
+            self._standby.stdin.write(json.dumps(request).encode() + b"\n")
+            answer = await self._answer()
+        return int(answer["pid"])
+
+    async def _answer(self) -> dict[str, Any]:
+        line = await self._standby.stdout.readline() if self._standby.stdout else b""
+        if not line:
+            raise UnicronError(f"the warm standby died; see {self._run_dir / 'logs' / 'standby.log'}")
+        found = json.loads(line)
+        return dict(found)
+
+    async def start_store(self, host: str) -> str:
+        """Start the TCPStore at which ranks meet; return its host:port."""
+        report = self._run_dir / "store.port"
+        report.unlink(missing_ok=True)
+        log = str(self._run_dir / "logs" / "store.log")
+        await self.fork({"kind": "store", "host": host, "report": str(report), "log": log, "env": {}})
+        while not report.exists():
+            await asyncio.sleep(0.005)
+        return f"{host}:{report.read_text()}"
+
+    async def start_worker(
+        self, name: str, task: str, slot: int, command: list[str], cwd: Path, env: dict[str, str], correlation: str
+    ) -> int:
+        """Start `command` as worker `name`; return its process id.
+
+        A Python script, or a module (`python -m`), is forked from the warm standby; anything else starts afresh.
+
+        Raises:
+            OSError: the program or its folder is not there.
+        """
+        log = self._run_dir / "logs" / f"{name}.log"
+        cwd = cwd.resolve(strict=True)
+        script = _python_script(command)
+        if script is not None:
+            module, argv = script
+            request = {"kind": "worker", "argv": argv, "module": module, "cwd": str(cwd), "env": env, "log": str(log)}
+            pid = await self.fork(request)
+        else:
+            with log.open("ab") as output:
+                process = subprocess.Popen(  # noqa: ASYNC220 returns at once
+                    command,
+                    cwd=cwd,
+                    env={**os.environ, **self._environment, **env},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                )
+                self._fresh[name] = process
+                pid = process.pid
+        running = Running(
+            worker=name,
+            task=task,
+            slot=slot,
+            pid=pid,
+            started=_start_time(pid) or 0,
+            log=str(log),
+            correlation=correlation,
+        )
+        self._record(name).write_bytes(msgspec.json.encode(running))
+        self._watch(running)
+        return pid
+
+    def adopt(self) -> tuple[list[Running], list[Running]]:
+        """Find the workers of an earlier agent; return those that live, now watched, and those that are gone."""
+        living, gone = [], []
+        for path in sorted((self._run_dir / "workers").glob("*.json")):
+            try:
+                running = msgspec.json.decode(path.read_bytes(), type=Running)
+            except msgspec.MsgspecError:  # written half when the machine went down
+                path.unlink()
+                continue
+            if _start_time(running.pid) == running.started:
+                living.append(running)
+                self._watch(running)
+            else:
+                gone.append(running)
+                path.unlink()
+        return living, gone
+
+    def kill(self, name: str) -> None:
+        """Kill the worker at once, stopped ones too; `on_exit` tells when it is gone."""
+        running = self._running.get(name)
+        if running is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(running.pid, signal.SIGKILL)
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to the worker."""
+        os.kill(self._running[name].pid, number)
+
+    def tail(self, log: str) -> list[str]:
+        """Return the last lines that a worker wrote."""
+        with contextlib.suppress(OSError), Path(log).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return file.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
+        return []
+
+    async def stop(self) -> None:
+        """Kill all workers and the standby, and wait for the workers to be gone."""
+        for name in list(self._running):
+            self.kill(name)
+        while self._running:
+            await asyncio.sleep(0.01)
+        with contextlib.suppress(ProcessLookupError):
+            self._standby.kill()
+        await self._standby.wait()
+
+    # --- watching ----------------------------------------------------------------------------------------------------
+
+    def _record(self, name: str) -> Path:
+        return self._run_dir / "workers" / f"{name}.json"
+
+    def _watch(self, running: Running) -> None:
+        self._running[running.worker] = running
+        try:
+            descriptor = os.pidfd_open(running.pid)
+        except ProcessLookupError:
+            asyncio.get_running_loop().call_soon(self._gone, running, None)
+            return
+        asyncio.get_running_loop().add_reader(descriptor, self._gone, running, descriptor)
+
+    def _gone(self, running: Running, descriptor: int | None) -> None:
+        """The process has ended: collect its status where it was our child."""
+        code = number = None
+        if descriptor is not None:
+            asyncio.get_running_loop().remove_reader(descriptor)
+            with contextlib.suppress(ChildProcessError):
+                status = os.waitid(os.P_PIDFD, descriptor, os.WEXITED)
+                if status is not None and status.si_code == os.CLD_EXITED:
+                    code = status.si_status
+                elif status is not None:
+                    number = status.si_status
+            os.close(descriptor)
+        self._running.pop(running.worker, None)
+        if process := self._fresh.pop(running.worker, None):
+            process.returncode = 0  # its status was collected above; it must not be waited for again
+        self._record(running.worker).unlink(missing_ok=True)
+        self._on_exit(running.worker, code, number, self.tail(running.log))
+
+
+def _python_script(command: list[str]) -> tuple[bool, list[str]] | None:
+    """Return (is a module, arguments from the script's name on) where `command` runs Python, else None."""
+    if Path(command[0]).name not in {"python", "python3"} or len(command) < 2:
+        return None
+    if command[1] == "-m" and len(command) > 2:
+        return True, command[2:]
+    return None if command[1].startswith("-") else (False, command[1:])
+
+
+def _start_time(pid: int) -> int | None:
+    """Return when the process started, in clock ticks since boot; None where there is none or it is a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19])

@@ -1,0 +1,293 @@
+"""The transition service's core: failures, plans and reports in; fenced commands out (paper section 6)."""
+
+from collections.abc import Callable
+from typing import Any
+
+from unicron.contracts.base import CancelTimer, Message, Started, TimerFired
+from unicron.contracts.commands import StopWorker
+from unicron.contracts.events import (
+    AttemptFailed,
+    CommandRefused,
+    FailureDetected,
+    NodeAdmitted,
+    NodeGone,
+    PlanDecided,
+    Regrouped,
+    Severity,
+    TaskBroken,
+    TaskRecovered,
+    TaskRemoved,
+    TaskStateChanged,
+    TaskSubmitted,
+    WorkerExited,
+    WorkerFinished,
+    WorkerReady,
+)
+from unicron.contracts.tasks import TaskState, WorkerStatus
+from unicron_transition.reconcile import members_of, settle, stop
+from unicron_transition.state import NodeRun, TaskRun, TransitionState
+
+FACTS: tuple[type[Message], ...] = (
+    CommandRefused,
+    FailureDetected,
+    NodeAdmitted,
+    NodeGone,
+    PlanDecided,
+    Regrouped,
+    TaskBroken,
+    TaskRemoved,
+    TaskSubmitted,
+    WorkerExited,
+    WorkerFinished,
+    WorkerReady,
+)
+
+
+class TransitionCore:
+    """One state machine a task; `handle` is its only way in."""
+
+    def __init__(self, state: TransitionState | None = None) -> None:
+        self.state = state or TransitionState()
+        self._handlers: dict[type[Message], Callable[[Any], list[Message]]] = {
+            CommandRefused: self._refused,
+            FailureDetected: self._failure,
+            NodeAdmitted: self._admitted,
+            NodeGone: lambda gone: self._lose_node(gone.node, gone.at),
+            PlanDecided: self._plan,
+            Regrouped: self._regrouped,
+            Started: self._activated,
+            TaskBroken: lambda broken: self._end(broken.task, TaskState.FAILED, broken.reason, broken.traceback),
+            TaskRemoved: lambda removed: self._end(removed.task, TaskState.REMOVED, "removed by its user"),
+            TaskSubmitted: self._submitted,
+            TimerFired: self._timer,
+            WorkerExited: self._exited,
+            WorkerFinished: self._finished,
+            WorkerReady: self._ready,
+        }
+
+    def handle(self, message: Message) -> list[Message]:
+        """Take one message in; return the commands and facts that follow."""
+        handler = self._handlers.get(type(message))
+        return handler(message) if handler else []
+
+    # --- the world ---------------------------------------------------------------------------------------------------
+
+    def _activated(self, started: Started) -> list[Message]:
+        self.state.token = started.token
+        return []
+
+    def _submitted(self, submitted: TaskSubmitted) -> list[Message]:
+        old = self.state.tasks.get(submitted.task)
+        if old is not None and not old.state.ended:
+            return []
+        self.state.tasks[submitted.task] = TaskRun(spec=submitted.spec, started=old.started if old else 0)
+        return []
+
+    def _admitted(self, node: NodeAdmitted) -> list[Message]:
+        """A node is new, or its agent came back: believe what it says about its workers."""
+        self.state.nodes[node.node] = NodeRun(store=node.store, state_server=node.state_server)
+        alive = {status.worker: status for status in node.workers}
+        for run in self.state.tasks.values():
+            for worker in [worker for worker in run.workers.values() if worker.place.node == node.node]:
+                status = alive.pop(worker.worker, None)
+                if status is None:
+                    self._lose_worker(run, worker.worker, node.at)
+                else:
+                    self._catch_up(run, status)
+        out: list[Message] = [
+            StopWorker(
+                node=node.node,
+                token=self.state.token,
+                slot=status.slot,
+                worker=status.worker,
+                task=status.task,
+                reason="the node was held to be lost, and its place in the membership is taken",
+            )
+            for status in alive.values()
+        ]
+        return out + self._settle_all()
+
+    def _catch_up(self, run: TaskRun, status: WorkerStatus) -> None:
+        """A worker outlived its agent: see what was said on either side while the agent was away."""
+        worker = run.workers[status.worker]
+        if status.ready and worker.phase == "starting":
+            worker.phase = "ready"
+        if status.worker in run.group and status.epoch != run.epoch:
+            run.broken = True
+
+    def _lose_node(self, name: str, at: float) -> list[Message]:
+        node = self.state.nodes.get(name)
+        if node is None:
+            return []
+        out: list[Message] = []
+        for run in self.state.tasks.values():
+            for worker in [worker for worker in run.workers.values() if worker.place.node == name]:
+                out += stop(self.state, run, worker, f"{name} is taken out of use")
+                self._lose_worker(run, worker.worker, at)
+        node.alive = False
+        return out + self._settle_all()
+
+    def _lose_worker(self, run: TaskRun, name: str, at: float) -> None:
+        run.workers.pop(name, None)
+        if name in run.group:
+            run.broken = True
+        if run.failed_at is None:
+            run.failed_at = at
+
+    # --- failures and plans ------------------------------------------------------------------------------------------
+
+    def _failure(self, failure: FailureDetected) -> list[Message]:
+        if failure.severity is Severity.SEV1 and failure.node:
+            changed = [
+                run
+                for run in self.state.tasks.values()
+                if any(worker.place.node == failure.node for worker in run.workers.values())
+            ]
+            out = self._lose_node(failure.node, failure.at)
+            return out + [
+                message for run in changed for message in self._moved(run, TaskState.RECOVERING, failure.reason)
+            ]
+        run = self.state.tasks.get(failure.task)
+        if run is None or run.state.ended:
+            return []
+        out = []
+        if failure.severity is Severity.SEV3:
+            run.broken = True  # reattempt in place: the same members, a new epoch
+        elif failure.worker in run.workers:
+            out += stop(self.state, run, run.workers[failure.worker], failure.reason)
+        elif failure.worker not in run.group:
+            return []  # that process was replaced already
+        if run.failed_at is None:
+            run.failed_at = failure.at
+        return out + settle(self.state, [failure.task]) + self._moved(run, TaskState.RECOVERING, failure.reason)
+
+    def _plan(self, decided: PlanDecided) -> list[Message]:
+        if decided.plan.number <= self.state.plan:
+            return []
+        self.state.plan = decided.plan.number
+        changed = []
+        for share in decided.plan.shares:
+            run = self.state.tasks.get(share.task)
+            if run is None or run.state.ended or run.target == share.slots:
+                continue
+            run.target = list(share.slots)
+            if run.failed_at is None:
+                run.failed_at = decided.at
+            changed.append((run, share.reason))
+        out = self._settle_all()
+        for run, reason in changed:
+            state = TaskState.WAITING if not run.target else TaskState.RECONFIGURING
+            if run.epoch < 0 and run.target:
+                state = TaskState.STARTING
+            if run.state is not TaskState.RECOVERING or not run.target:
+                out += self._moved(run, state, reason or decided.plan.trigger)
+        return out
+
+    def _end(self, task: str, state: TaskState, reason: str, traceback: str = "") -> list[Message]:
+        run = self.state.tasks.get(task)
+        if run is None or run.state.ended:
+            return []
+        out = self._moved(run, state, reason, traceback)
+        run.target, run.group = [], []
+        return out + settle(self.state, [task]) + [CancelTimer(name=f"regroup.{task}")]
+
+    # --- reports of workers ------------------------------------------------------------------------------------------
+
+    def _ready(self, ready: WorkerReady) -> list[Message]:
+        run = self.state.tasks.get(ready.task)
+        if run is None or ready.worker not in run.workers:
+            return []
+        run.workers[ready.worker].phase = "ready"
+        timer = CancelTimer(name=f"start.{ready.task}.{ready.worker}")
+        return [timer, *settle(self.state, [ready.task])]
+
+    def _regrouped(self, report: Regrouped) -> list[Message]:
+        run = self.state.tasks.get(report.task)
+        if run is None or report.epoch != run.epoch or report.worker not in run.group:
+            return []
+        run.joined.add(report.worker)
+        if run.broken or not run.joined.issuperset(run.group):
+            return []
+        out: list[Message] = [CancelTimer(name=f"regroup.{report.task}")]
+        out += self._moved(run, TaskState.RUNNING, f"{len(run.group)} workers in epoch {run.epoch}")
+        if run.failed_at is not None and len(run.group) >= len(run.target):
+            seconds = max(0.0, report.at - run.failed_at)
+            run.failed_at = None
+            out.append(
+                TaskRecovered(task=report.task, epoch=run.epoch, workers=len(run.group), seconds=seconds),
+            )
+        return out
+
+    def _finished(self, finished: WorkerFinished) -> list[Message]:
+        run = self.state.tasks.get(finished.task)
+        if run is None or finished.worker not in run.workers:
+            return []
+        run.workers[finished.worker].phase = "finished"
+        if any(name in run.workers and run.workers[name].phase != "finished" for name in run.group):
+            # somebody who missed the end of the last iteration must finish it without those that are through
+            return settle(self.state, [finished.task]) if run.broken or not self._all_joined(run) else []
+        # the finished ones may still be writing their results: let them go, and stop the rest
+        for name in list(run.workers):
+            if run.workers[name].phase == "finished":
+                del run.workers[name]
+        return self._end(finished.task, TaskState.FINISHED, f"all {run.spec.iterations} iterations are done")
+
+    def _all_joined(self, run: TaskRun) -> bool:
+        return run.joined.issuperset(run.group)
+
+    def _exited(self, exited: WorkerExited) -> list[Message]:
+        """A process is gone. Whether that is a failure is for the detector to say; an expected end frees the slot."""
+        run = self.state.tasks.get(exited.task)
+        if run is None or not exited.expected or exited.worker not in run.workers:
+            return []
+        self._lose_worker(run, exited.worker, exited.at)
+        return settle(self.state, [exited.task])
+
+    # --- what does not come back -------------------------------------------------------------------------------------
+
+    def _refused(self, refused: CommandRefused) -> list[Message]:
+        run = self.state.tasks.get(refused.task)
+        if run is None or refused.worker not in run.workers or run.workers[refused.worker].phase != "starting":
+            return []
+        return [self._attempt_failed(run, "restart", refused.worker, refused.reason)]
+
+    def _timer(self, fired: TimerFired) -> list[Message]:
+        kind, _, rest = fired.name.partition(".")
+        task, _, worker = rest.partition(".")
+        run = self.state.tasks.get(task)
+        if run is None or run.state.ended:
+            return []
+        if kind == "start" and worker in run.workers and run.workers[worker].phase == "starting":
+            return [self._attempt_failed(run, "restart", worker, "its model was not built in time")]
+        missing = [name for name in run.group if name not in run.joined and name in run.workers]
+        if kind == "regroup" and missing:
+            reason = f"{', '.join(missing)} did not join epoch {run.epoch} in time"
+            return [self._attempt_failed(run, "regroup", missing[0], reason)]
+        return []
+
+    def _attempt_failed(self, run: TaskRun, action: str, name: str, reason: str) -> AttemptFailed:
+        place = run.workers[name].place
+        return AttemptFailed(
+            task=run.spec.name, action=action, reason=reason, node=place.node, slot=place.slot, worker=name
+        )
+
+    # --- helpers -----------------------------------------------------------------------------------------------------
+
+    def _settle_all(self) -> list[Message]:
+        return settle(self.state, [name for name, run in self.state.tasks.items() if not run.state.ended])
+
+    def _moved(self, run: TaskRun, state: TaskState, reason: str, traceback: str = "") -> list[Message]:
+        """Note a new state of the task, and say so."""
+        if run.state.ended or (state is TaskState.WAITING and run.state is state):
+            return []
+        run.state = state
+        return [
+            TaskStateChanged(
+                task=run.spec.name,
+                state=state,
+                epoch=run.epoch,
+                members=members_of(self.state, run),
+                reason=reason,
+                traceback=traceback,
+            )
+        ]

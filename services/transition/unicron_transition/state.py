@@ -1,0 +1,65 @@
+"""What the transition service remembers: for each task who should compute, who does, and how far a change has come."""
+
+import msgspec
+
+from unicron.contracts.tasks import SlotRef, TaskSpec, TaskState
+
+
+class NodeRun(msgspec.Struct, kw_only=True):
+    """A node as far as commands are concerned."""
+
+    store: str = ""
+    state_server: str = ""
+    alive: bool = True
+
+
+class WorkerRun(msgspec.Struct, kw_only=True):
+    """A worker process from its StartWorker to its end.
+
+    Attributes:
+        phase: "starting", "ready" (waits for a membership or is in one) or "finished".
+    """
+
+    worker: str
+    place: SlotRef
+    phase: str = "starting"
+
+
+class TaskRun(msgspec.Struct, kw_only=True):
+    """One task's state machine.
+
+    Attributes:
+        epoch: of the newest membership ordered, -1 before the first.
+        started: counts worker processes, for their names.
+        target: slots that the newest plan gives it, in rank order.
+        workers: living worker processes by name.
+        group: workers of the newest membership in rank order.
+        joined: those of them that have reported that they compute in it.
+        broken: the membership must be formed anew even if it stays the same.
+        failed_at: Unix seconds of the failure or plan being carried out; None while nothing is.
+    """
+
+    spec: TaskSpec
+    state: TaskState = TaskState.WAITING
+    epoch: int = -1
+    started: int = 0
+    target: list[SlotRef] = []
+    workers: dict[str, WorkerRun] = {}
+    group: list[str] = []
+    joined: set[str] = set()
+    broken: bool = False
+    failed_at: float | None = None
+
+
+class TransitionState(msgspec.Struct, kw_only=True):
+    """All of it.
+
+    Attributes:
+        token: fencing token of the active instance.
+        plan: number of the newest plan taken up.
+    """
+
+    token: int = 0
+    plan: int = 0
+    nodes: dict[str, NodeRun] = {}
+    tasks: dict[str, TaskRun] = {}

@@ -1,0 +1,183 @@
+"""What a worker process and its agent say to each other over the node's unix socket.
+
+Each message is a msgpack map behind its length as four bytes, big endian.
+"""
+
+import struct
+from typing import Any
+
+import msgspec
+
+from unicron.contracts.base import Record
+from unicron.contracts.tasks import Member
+from unicron.errors import InvalidInputError
+
+LENGTH = struct.Struct(">I")
+LIMIT = 16 * 1024 * 1024
+"""Largest message, in bytes; a longer one means that the other side does not speak this protocol."""
+
+
+class ToAgent(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
+    """Base of what a worker says."""
+
+
+class Hello(ToAgent, kw_only=True, frozen=True):
+    """First message of every connection, the ones after an agent's restart included."""
+
+    worker: str
+    pid: int
+    epoch: int = -1
+    iteration: int = -1
+    ready: bool = False
+
+
+class Ready(ToAgent, kw_only=True, frozen=True):
+    """Model and optimizer are built; the worker waits for its first membership."""
+
+
+class Progress(ToAgent, kw_only=True, frozen=True):
+    """A sign of progress.
+
+    Attributes:
+        phase: "compute", "reduce", "step" or "waiting" (for a membership or a state).
+        done: microbatches of this iteration that this worker has finished.
+    """
+
+    iteration: int
+    phase: str
+    done: int
+
+
+class Iterated(ToAgent, kw_only=True, frozen=True):
+    """An iteration is finished, parameters updated."""
+
+    iteration: int
+    epoch: int
+    rank: int
+    world_size: int
+    seconds: float
+    loss: float
+
+
+class Joined(ToAgent, kw_only=True, frozen=True):
+    """The worker computes in a new membership; fields as in `events.Regrouped`."""
+
+    epoch: int
+    rank: int
+    world_size: int
+    iteration: int
+    kept: int
+    recomputed: int
+    state_from: str
+    seconds: float
+
+
+class Broken(ToAgent, kw_only=True, frozen=True):
+    """A collective failed, and no newer membership is known yet."""
+
+    epoch: int
+    iteration: int
+    error: str
+
+
+class Raised(ToAgent, kw_only=True, frozen=True):
+    """An exception left the script."""
+
+    iteration: int
+    exception: str
+    text: str
+    traceback: str
+
+
+class Finished(ToAgent, kw_only=True, frozen=True):
+    """The last iteration is done."""
+
+    iterations: int
+
+
+class FetchState(ToAgent, kw_only=True, frozen=True):
+    """Please fetch the state that `source` has exported under `key`."""
+
+    key: str
+    source: Member
+
+
+class Pong(ToAgent, kw_only=True, frozen=True):
+    """Answer to `Ping`."""
+
+
+class ToWorker(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
+    """Base of what an agent says."""
+
+
+class Membership(ToWorker, kw_only=True, frozen=True):
+    """A new epoch; interrupts whatever the worker waits for."""
+
+    epoch: int
+    store: str
+    members: list[Member]
+
+
+class StateFetched(ToWorker, kw_only=True, frozen=True):
+    """The state for `key` lies at `path`, checked; or `error` says why not."""
+
+    key: str
+    path: str = ""
+    error: str = ""
+
+
+class RaiseFault(ToWorker, kw_only=True, frozen=True):
+    """Chaos: raise an exception at the next microbatch."""
+
+
+class Ping(ToWorker, kw_only=True, frozen=True):
+    """Are you there? The worker's control thread answers, whatever its script is doing."""
+
+
+_to_agent: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
+    Hello | Ready | Progress | Iterated | Joined | Broken | Raised | Finished | FetchState | Pong
+)
+_to_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Membership | StateFetched | RaiseFault | Ping)
+
+
+def frame(message: ToAgent | ToWorker) -> bytes:
+    """Return `message` as it travels."""
+    data = msgspec.msgpack.encode(message)
+    return LENGTH.pack(len(data)) + data
+
+
+def length_of(header: bytes) -> int:
+    """Return the length that follows `header`.
+
+    Raises:
+        InvalidInputError: it is longer than `LIMIT`.
+    """
+    length = int(LENGTH.unpack(header)[0])
+    if length > LIMIT:
+        raise InvalidInputError(f"a message of {length} bytes on a worker's socket; at most {LIMIT} are allowed")
+    return length
+
+
+def to_agent(data: bytes) -> ToAgent:
+    """Decode what a worker said.
+
+    Raises:
+        InvalidInputError: it is no such message.
+    """
+    return _checked(_to_agent, data)  # type: ignore[no-any-return]
+
+
+def to_worker(data: bytes) -> ToWorker:
+    """Decode what an agent said.
+
+    Raises:
+        InvalidInputError: it is no such message.
+    """
+    return _checked(_to_worker, data)  # type: ignore[no-any-return]
+
+
+def _checked(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"not a message of a worker's socket: {error}") from error

@@ -1,0 +1,177 @@
+"""A worker's line to its agent: a unix socket, read by one thread of the process.
+
+The thread also interrupts the main thread: when a newer membership arrives it wakes whatever collective blocks. When
+the agent dies the worker goes on computing, and the thread knocks until an agent is back.
+"""
+
+import contextlib
+import os
+import select
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+
+from unicron.contracts.worker import (
+    LENGTH,
+    Hello,
+    Membership,
+    Ping,
+    Pong,
+    Progress,
+    Raised,
+    RaiseFault,
+    StateFetched,
+    ToAgent,
+    ToWorker,
+    frame,
+    length_of,
+    to_worker,
+)
+from unicron.errors import InvalidInputError
+
+SOCKET_VARIABLE = "UNICRON_WORKER_SOCKET"
+
+
+class Channel:
+    """The connection, and what the agent last said over it."""
+
+    def __init__(self, path: str, worker: str) -> None:
+        self._path = path
+        self._worker = worker
+        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._socket: socket.socket | None = None
+        self._unsent: deque[bytes] = deque()
+        self._membership = Membership(epoch=-1, store="", members=[])
+        self._fetched: dict[str, StateFetched] = {}
+        self.epoch = -1
+        self.iteration = -1
+        self.ready = False
+        self.interrupt: Callable[[int], bool] = lambda _: False
+        self.fault_wanted = False
+        threading.Thread(target=self._run, name="unicron-channel", daemon=True).start()
+
+    # --- from the main thread ----------------------------------------------------------------------------------------
+
+    @property
+    def newest(self) -> Membership:
+        """The newest membership that the agent has sent; epoch -1 before the first."""
+        return self._membership
+
+    def send(self, message: ToAgent) -> None:
+        """Tell the agent. While it is away, progress is forgotten and everything else is kept for later."""
+        data = frame(message)
+        with self._lock:
+            if self._socket is not None and not self._unsent:
+                try:
+                    self._socket.sendall(data)
+                except OSError:
+                    pass
+                else:
+                    return
+            if not isinstance(message, Progress):
+                self._unsent.append(data)
+
+    def await_membership(self, above: int) -> Membership:
+        """Block until there is a membership with an epoch greater than `above`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._membership.epoch > above)
+            return self._membership
+
+    def await_state(self, key: str, epoch: int) -> StateFetched:
+        """Block until the agent has fetched the state `key`, or a membership newer than `epoch` makes it pointless."""
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._fetched or self._membership.epoch > epoch)
+            return self._fetched.pop(key, StateFetched(key=key, error="a newer membership came"))
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            try:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                    connection.connect(self._path)
+                    self._greet(connection)
+                    self._read(connection)
+            except (OSError, EOFError):
+                pass
+            except InvalidInputError as error:
+                print(f"unicron: {error}", file=sys.stderr)  # noqa: T201 goes to the worker's log
+            with self._lock:
+                self._socket = None
+            time.sleep(0.1)
+
+    def _greet(self, connection: socket.socket) -> None:
+        hello = Hello(
+            worker=self._worker, pid=os.getpid(), epoch=self.epoch, iteration=self.iteration, ready=self.ready
+        )
+        with self._lock:
+            connection.sendall(frame(hello))
+            while self._unsent:
+                connection.sendall(self._unsent[0])
+                self._unsent.popleft()
+            self._socket = connection
+
+    def _read(self, connection: socket.socket) -> None:
+        while True:
+            # a group that was being formed when the interruption came may open further sockets: interrupt again
+            busy = self.interrupt(self._membership.epoch)
+            if select.select([connection], [], [], 0.05 if busy else None)[0]:
+                length = length_of(_receive(connection, LENGTH.size))
+                self._take(to_worker(_receive(connection, length)))
+
+    def _take(self, message: ToWorker) -> None:
+        match message:
+            case Membership():
+                with self._changed:
+                    if message.epoch > self._membership.epoch:
+                        self._membership = message
+                    self._changed.notify_all()
+            case StateFetched():
+                with self._changed:
+                    self._fetched[message.key] = message
+                    self._changed.notify_all()
+            case RaiseFault():
+                self.fault_wanted = True
+            case Ping():
+                self.send(Pong())
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
+
+
+_channel: Channel | None = None
+
+
+def connect() -> Channel | None:
+    """Return this process's channel, or None where no agent started it (a plain run of the script)."""
+    global _channel  # noqa: PLW0603 one a process, made before or by the script
+    path = os.environ.get(SOCKET_VARIABLE)
+    if _channel is None and path:
+        _channel = Channel(path, os.environ["UNICRON_WORKER"])
+        sys.excepthook = report_exception
+    return _channel
+
+
+def report_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Tell the agent about an exception that leaves the script, then print it as usual."""
+    if _channel is not None and issubclass(kind, Exception):
+        text = "".join(traceback.format_exception(kind, error, trace))
+        name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+        _channel.send(
+            Raised(iteration=_channel.iteration, exception=name, text=str(error)[:2000], traceback=text[-8000:])
+        )
+    with contextlib.suppress(OSError):
+        sys.__excepthook__(kind, error, trace)
