@@ -27,7 +27,7 @@ from unicron.clock import Clock
 from unicron.contracts.base import BusReconnected, CancelTimer, Message, Record, SetTimer, Started, TimerFired
 from unicron.contracts.events import Alert, DeadLetter
 from unicron.contracts.queries import Query, Reply
-from unicron.errors import ConflictError, InvalidInputError
+from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ class Service:
         finally:
             self._active = False
             for reply in [reply for reply in self._asked if not reply.done()]:
-                reply.set_result(Reply(error=f"{name} stepped down; try again in a moment"))
+                reply.set_exception(BusUnavailableError(f"{name} stepped down; try again in a moment"))
             await stop()
 
     async def _keep_lease(self) -> None:
@@ -257,7 +257,7 @@ class Service:
         if not self._wiring.answers:
             return codec.encode(Reply(error=f"{name} answers no queries; ask the registry or the planner"))
         if not self._active or self._inputs.full():
-            return codec.encode(Reply(error=f"{name} is busy; try again in a moment"))
+            raise BusUnavailableError(f"{name} is busy; try again in a moment")
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         cause = Message(id=uuid.uuid4().hex[:16], at=self._clock.now(), source=name)
         self._inputs.put_nowait(_Input(cause, query=query, reply=reply))

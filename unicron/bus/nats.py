@@ -22,7 +22,7 @@ import unicron
 from unicron.bus import topology
 from unicron.bus.journal import Reader
 from unicron.bus.protocol import Entry, Handler, Heard, Revisioned
-from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
+from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError, UnicronError
 from unicron.settings import PREFIX, Settings
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,8 @@ class NatsBus:
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._down_since = 0.0
         self._closing = False
-        self._outages: set[asyncio.Queue[float]] = set()
+        self._hearing: set[asyncio.Queue[Heard | None]] = set()
+        self._outages: set[asyncio.Queue[float | None]] = set()
         self._readers: set[Reader] = set()
         self._answering: set[asyncio.Task[None]] = set()
 
@@ -121,7 +122,7 @@ class NatsBus:
     async def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[Entry]:
         """Read the journal in order; see `Bus.follow`."""
         position = after
-        while True:
+        while not self._closing:
             reader = Reader(self._nc, self.jetstream, filters, position)
             self._readers.add(reader)
             try:
@@ -149,18 +150,20 @@ class NatsBus:
 
     async def hear(self, filters: Sequence[str]) -> AsyncIterator[Heard]:
         """Receive telemetry; see `Bus.hear`."""
-        queue: asyncio.Queue[Heard] = asyncio.Queue(HEARD_LIMIT)
+        queue: asyncio.Queue[Heard | None] = asyncio.Queue()
+        self._hearing.add(queue)
 
         async def take(message: Msg) -> None:
-            if queue.full():
+            if queue.qsize() >= HEARD_LIMIT:
                 queue.get_nowait()
             queue.put_nowait(Heard(message.subject, message.data))
 
         subscriptions = [await self._nc.subscribe(subject, cb=take) for subject in dict.fromkeys(filters)]
         try:
-            while True:
-                yield await queue.get()
+            while (heard := await queue.get()) is not None:
+                yield heard
         finally:
+            self._hearing.discard(queue)
             for subscription in subscriptions:
                 with contextlib.suppress(nats.errors.Error):
                     await subscription.unsubscribe()
@@ -173,6 +176,8 @@ class NatsBus:
         async def answer(request: Request) -> None:
             try:
                 reply = await handler(request.data)
+            except BusUnavailableError as error:
+                await request.respond_error("503", str(error))
             except Exception as error:
                 log.exception("%s: no answer to a query on %s", name, subject)
                 await request.respond_error("500", repr(error))
@@ -201,14 +206,15 @@ class NatsBus:
     async def ask(self, subject: str, data: bytes, timeout_s: float) -> bytes:
         """Send a query; see `Bus.ask`."""
         owner = subject.rsplit(".", 1)[-1]
-        nobody = f"nobody answers on {subject}; is {owner} running?"
         try:
-            reply = await self._call(self._nc.request(subject, data, timeout=timeout_s), f"asking {owner}", nobody)
-        except nats.errors.NoRespondersError as error:
-            raise BusUnavailableError(nobody) from error
+            reply = await self._call(self._nc.request(subject, data, timeout=timeout_s), f"asking {owner}")
+        except BusUnavailableError as error:
+            if isinstance(error.__cause__, nats.errors.NoRespondersError):
+                raise BusUnavailableError(f"nobody answers on {subject}; is {owner} running?") from error
+            raise
         trouble = (reply.headers or {}).get("Nats-Service-Error")
         if trouble:
-            raise BusUnavailableError(f"{owner} could not answer: {trouble}; see its log")
+            raise BusUnavailableError(f"{owner} could not answer: {trouble}")
         return reply.data
 
     # --- buckets -----------------------------------------------------------------------------------------------------
@@ -235,42 +241,41 @@ class NatsBus:
             log.debug("%s: not drained: %s", self._name, error)
         finally:
             await self._nc.close()
-            for task in list(self._answering):
+            for task in self._answering:
                 task.cancel()
+            for hearing in self._hearing:
+                hearing.put_nowait(None)
+            for outages in self._outages:
+                outages.put_nowait(None)
 
     async def reconnected(self) -> AsyncIterator[float]:
         """Yield the length of each interruption in seconds."""
-        queue: asyncio.Queue[float] = asyncio.Queue()
+        queue: asyncio.Queue[float | None] = asyncio.Queue()
         self._outages.add(queue)
         try:
-            while True:
-                yield await queue.get()
+            while (down_s := await queue.get()) is not None:
+                yield down_s
         finally:
             self._outages.discard(queue)
 
-    async def _call(self, request: Coroutine[Any, Any, T], what: str, nobody: str = "") -> T:
+    async def _call(self, request: Coroutine[Any, Any, T], what: str) -> T:
         """Return the outcome of `request`; fail at once when the connection breaks, and in time when nothing comes."""
+        if self._lost.done():
+            request.close()
+            raise BusUnavailableError(f"{what}: {_DOWN}")
         task = asyncio.ensure_future(request)
         either: list[asyncio.Future[Any]] = [task, self._lost]
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise BusUnavailableError(f"{what}: the connection to NATS is down; it is being restored")
+                raise BusUnavailableError(f"{what}: {_DOWN}")
             return task.result()
-        except nats.js.errors.APIError as error:
-            if isinstance(error, nats.js.errors.ServiceUnavailableError | nats.js.errors.ServerError):
-                raise BusUnavailableError(f"{what}: JetStream is not ready ({error}); try again") from error
-            if getattr(error, "err_code", 0) == _NO_STREAM:
-                raise BusUnavailableError(f"{what}: no stream for it; run `unicron provision`") from error
-            raise
-        except nats.js.errors.NoStreamResponseError as error:
-            raise BusUnavailableError(f"{what}: no stream takes it; run `unicron provision`") from error
-        except (nats.errors.MaxPayloadError, nats.errors.BadSubjectError) as error:
-            raise InvalidInputError(f"{what}: {error}") from error
-        except nats.errors.NoRespondersError as error:
-            raise BusUnavailableError(nobody or f"{what}: nobody answers") from error
         except (nats.errors.Error, TimeoutError, OSError) as error:
-            raise BusUnavailableError(f"{what}: no answer from NATS in time ({error or 'time-out'})") from error
+            meaning = _meaning(error)
+            if meaning is None:
+                raise
+            kind, text = meaning
+            raise kind(f"{what}: {text}") from error
         finally:
             if not task.done():
                 task.cancel()
@@ -340,8 +345,24 @@ class NatsBucket:
             raise InvalidInputError(f"writing {self._name}/{key}: {error}") from error
 
 
+_DOWN = "the connection to NATS is down; it is being restored"
 _WRONG_LAST = {10071, 10164}
-_NO_STREAM = 10059
+
+
+def _meaning(error: Exception) -> tuple[type[UnicronError], str] | None:
+    """Return our error for one of NATS, or None for one that only the caller can tell the meaning of."""
+    match error:
+        case nats.js.errors.ServiceUnavailableError() | nats.js.errors.ServerError():
+            return BusUnavailableError, f"JetStream is not ready ({error}); try again"
+        case nats.js.errors.NoStreamResponseError() | nats.js.errors.NotFoundError(err_code=10059):
+            return BusUnavailableError, "no stream for it; run `unicron provision`"
+        case nats.js.errors.APIError():
+            return None
+        case nats.errors.NoRespondersError():
+            return BusUnavailableError, "nobody answers"
+        case nats.errors.MaxPayloadError() | nats.errors.BadSubjectError():
+            return InvalidInputError, str(error)
+    return BusUnavailableError, f"no answer from NATS in time ({error or 'time-out'})"
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:

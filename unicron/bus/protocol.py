@@ -39,6 +39,7 @@ class Revisioned(NamedTuple):
 
 
 Handler = Callable[[bytes], Awaitable[bytes]]
+"""Answers a query; `BusUnavailableError` where it can't right now, which the asker gets as such."""
 
 
 class Bucket(Protocol):
@@ -110,7 +111,7 @@ class Bus(Protocol):
         """Wait until the server has seen everything sent so far, subscriptions included."""
 
     async def close(self) -> None:
-        """Say goodbye to the server and release the connection."""
+        """Say goodbye to the server and release the connection; all iterators end."""
 
     def reconnected(self) -> AsyncIterator[float]:
         """Yield, after each interruption of the connection, how many seconds it lasted."""

@@ -1,0 +1,465 @@
+"""One contract for both buses; then what only a real server can do to a connection."""
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+
+from unicron.bus import nats, topology
+from unicron.bus.memory import MemoryWorld
+from unicron.bus.server import NatsServer, config_text, free_port
+from unicron.clock import VirtualClock
+from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
+from unicron.settings import Settings
+
+ALL = ["unicron.v1.evt.>", "unicron.v1.cmd.>"]
+
+
+async def take(entries, count):
+    """Return the next `count` items."""
+    taken = []
+    async with asyncio.timeout(20), contextlib.aclosing(entries):
+        async for entry in entries:
+            taken.append(entry)
+            if len(taken) == count:
+                return taken
+    return taken
+
+
+async def insist(call):
+    """Repeat a call until the bus answers."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await call()
+            except BusUnavailableError:
+                await asyncio.sleep(0.02)
+
+
+async def write(bus, count, prefix="m", subject="unicron.v1.evt.n1.T.k"):
+    for number in range(count):
+        data = f"{prefix}{number}"
+        await insist(lambda data=data: bus.append(subject, data.encode(), data))
+
+
+# --- the journal -----------------------------------------------------------------------------------------------------
+
+
+async def test_journal_keeps_order_and_positions(bus):
+    assert await bus.tail() == 0
+    assert [await bus.append("unicron.v1.evt.n1.T.k", b"%d" % i, f"id{i}") for i in range(5)] == [1, 2, 3, 4, 5]
+    entries = await take(bus.follow(ALL, 0), 5)
+    assert [(e.sequence, e.subject, e.data) for e in entries] == [
+        (i + 1, "unicron.v1.evt.n1.T.k", b"%d" % i) for i in range(5)
+    ]
+    assert await bus.tail() == 5
+
+
+async def test_follow_starts_after_a_position_and_goes_on_with_what_is_new(bus):
+    await write(bus, 3)
+    following = asyncio.create_task(take(bus.follow(ALL, 2), 3))
+    await asyncio.sleep(0.05)
+    assert not following.done()
+    await write(bus, 2, "new")
+    assert [(e.sequence, e.data) for e in await following] == [(3, b"m2"), (4, b"new0"), (5, b"new1")]
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        (["unicron.v1.evt.*.Exited.*"], [1, 3]),
+        (["unicron.v1.evt.n1.>"], [1, 2]),
+        (["unicron.v1.cmd.n1.>"], [4]),
+        (["unicron.v1.evt.*.Exited.*", "unicron.v1.cmd.n2.>"], [1, 3, 5]),
+        (["unicron.v1.evt.n1.Exited.gpt", "unicron.v1.evt.n1.Exited.gpt"], [1]),
+    ],
+)
+async def test_follow_delivers_what_matches_a_filter_and_nothing_else(bus, filters, expected):
+    for number, subject in enumerate(
+        ["evt.n1.Exited.gpt", "evt.n1.Joined.n1", "evt.n2.Exited.bert", "cmd.n1.Stop.gpt", "cmd.n2.Stop.gpt"]
+    ):
+        await bus.append(f"unicron.v1.{subject}", b"", f"id{number}")
+    entries = await take(bus.follow(filters, 0), len(expected))
+    assert [entry.sequence for entry in entries] == expected
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await anext(bus.follow(filters, expected[-1]))
+
+
+async def test_a_second_message_with_the_same_id_is_not_stored_again(bus):
+    first = await bus.append("unicron.v1.evt.n1.T.k", b"one", "same")
+    assert await bus.append("unicron.v1.evt.n1.T.k", b"two", "same") == first
+    assert await bus.append("unicron.v1.evt.n2.T.k", b"three", "same") == first
+    assert await bus.tail() == 1
+
+
+async def test_a_subject_outside_the_journal_is_refused(bus):
+    with pytest.raises(BusUnavailableError, match="no stream"):
+        await bus.append("elsewhere.v1", b"", "id")
+
+
+async def test_concurrent_writers_and_readers_all_see_one_order(world):
+    writers = [await world.connect() for _ in range(3)]
+    reader, late = await world.connect(), await world.connect()
+    following = asyncio.create_task(take(reader.follow(ALL, 0), 150))
+    await asyncio.gather(*(write(writer, 50, f"w{number}-") for number, writer in enumerate(writers)))
+    seen = await following
+    assert seen == await take(late.follow(ALL, 0), 150)
+    assert [entry.sequence for entry in seen] == list(range(1, 151))
+    for number in range(3):
+        own = [entry.data for entry in seen if entry.data.startswith(b"w%d-" % number)]
+        assert own == [b"w%d-%d" % (number, i) for i in range(50)]
+
+
+# --- telemetry and queries -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("unicron.v1.tel.*.Beat.*", [b"a", b"b"]),
+        ("unicron.v1.tel.n1.>", [b"a", b"c"]),
+        ("unicron.v1.tel.n1.Beat.n1", [b"a"]),
+        (">", [b"a", b"b", b"c", b"d"]),
+    ],
+)
+async def test_telemetry_reaches_whoever_listens_on_a_wildcard(world, pattern, expected):
+    speaker, hearer = await world.connect(), await world.connect()
+    hearing = asyncio.create_task(take(hearer.hear([pattern]), len(expected)))
+    await asyncio.sleep(0.05)
+    await hearer.flush()
+    for subject, data in [
+        ("unicron.v1.tel.n1.Beat.n1", b"a"),
+        ("unicron.v1.tel.n2.Beat.n2", b"b"),
+        ("unicron.v1.tel.n1.Iteration.gpt", b"c"),
+        ("unicron.v1.tel.n1", b"d"),
+    ]:
+        await speaker.tell(subject, data)
+    await speaker.flush()
+    heard = await hearing
+    assert [item.data for item in heard] == expected
+    assert heard[0].subject == "unicron.v1.tel.n1.Beat.n1"
+
+
+async def test_several_filters_are_merged_into_one_stream(bus):
+    hearing = asyncio.create_task(take(bus.hear(["unicron.v1.tel.n1.>", "unicron.v1.tel.n2.>"]), 4))
+    await asyncio.sleep(0.05)
+    await bus.flush()
+    for node in ("n1", "n2", "n3", "n1", "n2"):
+        await bus.tell(f"unicron.v1.tel.{node}.Beat.{node}", node.encode())
+    assert sorted(item.data for item in await hearing) == [b"n1", b"n1", b"n2", b"n2"]
+
+
+async def test_queries_are_answered_side_by_side(world):
+    server, client = await world.connect(), await world.connect()
+    release = asyncio.Event()
+
+    async def handler(data):
+        if data == b"slow":
+            await release.wait()
+        return data.upper()
+
+    await server.serve("unicron.v1.rpc.registry", "registry", handler)
+    slow = asyncio.create_task(client.ask("unicron.v1.rpc.registry", b"slow", 10.0))
+    assert await client.ask("unicron.v1.rpc.registry", b"quick", 10.0) == b"QUICK"
+    release.set()
+    assert await slow == b"SLOW"
+
+
+async def test_nobody_answers_is_said_with_the_name_of_who_should(bus):
+    with pytest.raises(BusUnavailableError, match=r"unicron\.v1\.rpc\.registry; is registry running\?"):
+        await bus.ask("unicron.v1.rpc.registry", b"", 5.0)
+
+
+async def test_no_answer_in_time(bus):
+    async def handler(_data):
+        await asyncio.sleep(60)
+        return b""
+
+    await bus.serve("unicron.v1.rpc.planner", "planner", handler)
+    with pytest.raises(BusUnavailableError, match="asking planner: no answer"):
+        await bus.ask("unicron.v1.rpc.planner", b"", 0.1)
+
+
+async def test_an_answer_that_fails_reaches_the_asker_as_an_error(bus):
+    async def handler(data):
+        if data == b"busy":
+            raise BusUnavailableError("planner is busy")
+        raise RuntimeError("broken")
+
+    await bus.serve("unicron.v1.rpc.planner", "planner", handler)
+    with pytest.raises(BusUnavailableError, match="planner could not answer: planner is busy"):
+        await bus.ask("unicron.v1.rpc.planner", b"busy", 5.0)
+    with pytest.raises(BusUnavailableError, match=r"planner could not answer.*broken"):
+        await bus.ask("unicron.v1.rpc.planner", b"", 5.0)
+
+
+async def test_who_stops_serving_is_not_asked_any_more(world):
+    first, second = await world.connect(), await world.connect()
+
+    async def one(_data):
+        return b"one"
+
+    async def two(_data):
+        return b"two"
+
+    stop = await first.serve("unicron.v1.rpc.registry", "registry", one)
+    await second.serve("unicron.v1.rpc.registry", "registry", two)
+    await stop()
+    await first.flush()
+    assert {await second.ask("unicron.v1.rpc.registry", b"", 5.0) for _ in range(10)} == {b"two"}
+
+
+# --- buckets ---------------------------------------------------------------------------------------------------------
+
+
+async def test_bucket_writes_are_compare_and_set(bus):
+    bucket = bus.bucket("state")
+    assert await bucket.get("planner") is None
+    first = await bucket.create("planner", b"1")
+    with pytest.raises(ConflictError, match="state/planner"):
+        await bucket.create("planner", b"2")
+    second = await bucket.update("planner", b"2", first)
+    assert second > first
+    for stale in (first, second + 1, 0):
+        with pytest.raises(ConflictError):
+            await bucket.update("planner", b"3", stale)
+    assert await bucket.get("planner") == (b"2", second)
+
+
+async def test_bucket_keys_are_independent_and_revisions_grow_over_all(bus):
+    bucket = bus.bucket("state")
+    revisions = [await bucket.update(key, b"", 0) for key in ("a", "b", "c")]
+    assert revisions == sorted(set(revisions))
+    assert await bucket.update("a", b"x", revisions[0]) > revisions[-1]
+
+
+async def test_a_deleted_key_can_be_made_again_and_its_revision_grows(bus):
+    bucket = bus.bucket("state")
+    first = await bucket.create("k", b"1")
+    with pytest.raises(ConflictError):
+        await bucket.delete("k", first + 7)
+    await bucket.delete("k", first)
+    assert await bucket.get("k") is None
+    await bucket.delete("never-there")
+    second = await bucket.update("k", b"2", 0)
+    assert second > first
+    assert await bucket.get("k") == (b"2", second)
+
+
+async def test_one_of_many_concurrent_writers_wins(world):
+    buckets = [(await world.connect()).bucket("state") for _ in range(4)]
+    first = await buckets[0].create("k", b"")
+    outcomes = await asyncio.gather(
+        *(bucket.update("k", b"%d" % i, first) for i, bucket in enumerate(buckets)), return_exceptions=True
+    )
+    assert sum(isinstance(outcome, int) for outcome in outcomes) == 1
+    assert sum(isinstance(outcome, ConflictError) for outcome in outcomes) == 3
+
+
+async def test_leases_expire_and_states_do_not(bus):
+    lease, state = bus.bucket("lease"), bus.bucket("state")
+    first = await lease.create("k", b"1")
+    await state.create("k", b"1")
+    async with asyncio.timeout(20):
+        while await lease.get("k") is not None:
+            await asyncio.sleep(0.05)
+    with pytest.raises(ConflictError):
+        await lease.update("k", b"2", first)
+    assert await lease.create("k", b"2") > first
+    assert await state.get("k") is not None
+
+
+def test_expiry_follows_the_virtual_clock():
+    clock = VirtualClock()
+    lease = MemoryWorld(clock, lease_ttl_s=2.0).connect().bucket("lease")
+
+    async def story():
+        await lease.create("k", b"1")
+        await asyncio.sleep(1.9)
+        assert await lease.get("k") is not None
+        await asyncio.sleep(0.2)
+        assert await lease.get("k") is None
+        await asyncio.sleep(86400)
+
+    clock.run(story())
+    assert clock.now() == pytest.approx(86402.1)
+
+
+async def test_iterators_end_when_the_connection_is_closed(world):
+    bus = await world.connect()
+
+    async def drain(items):
+        return [item async for item in items]
+
+    tasks = [
+        asyncio.create_task(drain(it)) for it in (bus.follow(ALL, 0), bus.hear(["unicron.v1.tel.>"]), bus.reconnected())
+    ]
+    await asyncio.sleep(0.1)
+    await bus.close()
+    async with asyncio.timeout(20):
+        assert await asyncio.gather(*tasks) == [[], [], []]
+    with pytest.raises(BusUnavailableError):
+        await bus.append("unicron.v1.evt.n1.T.k", b"", "id")
+
+
+# --- the real server -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+async def test_reading_neither_skips_nor_repeats_across_restarts_of_the_server(private_world, private_server, how):
+    writer, reader = await private_world.connect("writer"), await private_world.connect("reader")
+    outages = asyncio.create_task(take(reader.reconnected(), 3))
+    following = asyncio.create_task(take(reader.follow(ALL, 0), 400))
+    writing = asyncio.create_task(write(writer, 400))
+    for seen in (50, 150, 250):
+        await insist(lambda seen=seen: reached(writer, seen))
+        getattr(private_server, how)()
+        await asyncio.sleep(0.2)
+        private_server.start()
+    await writing
+    entries = await following
+    assert [entry.data for entry in entries] == [b"m%d" % i for i in range(400)]
+    assert [entry.sequence for entry in entries] == list(range(1, 401))
+    assert all(0 < down_s < 20 for down_s in await outages)
+
+
+async def reached(bus, sequence):
+    if await bus.tail() < sequence:
+        raise BusUnavailableError("not yet")
+
+
+async def test_a_slow_reader_gets_everything(nats_world):
+    bus = await nats_world.connect()
+    payload = bytes(4000)
+    await asyncio.gather(*(bus.append("unicron.v1.evt.n1.T.k", payload, f"m{i}") for i in range(3000)))
+    entries = []
+    async with contextlib.aclosing(bus.follow(ALL, 0)) as following:
+        async for entry in following:
+            entries.append(entry.sequence)
+            if entry.sequence % 1000 == 0:
+                await asyncio.sleep(0.5)
+            if entry.sequence == 3000:
+                break
+    assert entries == list(range(1, 3001))
+
+
+async def test_a_reader_whose_consumer_vanished_makes_another(nats_world):
+    bus = await nats_world.connect()
+    following = asyncio.create_task(take(bus.follow(ALL, 0), 20))
+    await write(bus, 10)
+    for consumer in await bus.jetstream.consumers_info(topology.STREAM):
+        await bus.jetstream.delete_consumer(topology.STREAM, consumer.name)
+    await write(bus, 10, "later")
+    assert [entry.sequence for entry in await following] == list(range(1, 21))
+
+
+async def test_the_server_tells_when_a_connection_ends(private_world):
+    bus = await private_world.connect()
+    hearing = asyncio.create_task(take(bus.hear([topology.DISCONNECTS]), 1))
+    await asyncio.sleep(0.05)
+    await bus.flush()
+    await (await private_world.connect("agent.node-7")).close()
+    (advisory,) = await hearing
+    assert b"agent.node-7" in advisory.data
+
+
+async def test_calls_fail_in_time_while_the_server_is_away_and_work_afterwards(private_world, private_server):
+    bus = await private_world.connect()
+    bucket = bus.bucket("state")
+    revision = await bucket.create("k", b"1")
+
+    async def answer(data):
+        return data
+
+    await bus.serve("unicron.v1.rpc.registry", "registry", answer)
+    private_server.kill()
+    for call in (
+        lambda: bus.append("unicron.v1.evt.n1.T.k", b"", "id"),
+        lambda: bus.tell("unicron.v1.tel.n1.T.k", b""),
+        lambda: bus.ask("unicron.v1.rpc.registry", b"", 1.0),
+        lambda: bucket.update("k", b"2", revision),
+        lambda: bucket.get("k"),
+        bus.tail,
+        bus.flush,
+    ):
+        with pytest.raises(BusUnavailableError):
+            await call()
+    private_server.start()
+    await insist(lambda: bus.append("unicron.v1.evt.n1.T.k", b"", "id"))
+    assert await bus.tail() == 1
+    assert await bucket.update("k", b"2", revision) > revision
+    assert await bus.ask("unicron.v1.rpc.registry", b"again", 5.0) == b"again"
+
+
+async def test_a_server_that_does_not_answer_is_named_with_the_cure():
+    url = f"nats://127.0.0.1:{free_port()}"
+    with pytest.raises(
+        BusUnavailableError, match=rf"{url} within 0.3 s.*start the server there, or set UNICRON_NATS_URL"
+    ):
+        await nats.connect(Settings(nats_url=url, connect_timeout_s=0.3), "test")
+
+
+async def test_a_server_without_streams_is_said_so(private_server):
+    bus = await nats.connect(Settings(nats_url=private_server.url), "test")
+    with pytest.raises(BusUnavailableError, match="unicron provision"):
+        await bus.append("unicron.v1.evt.n1.T.k", b"", "id")
+    with pytest.raises(BusUnavailableError, match="unicron provision"):
+        await bus.tail()
+    await bus.close()
+
+
+async def test_an_address_that_is_none(tmp_path):
+    with pytest.raises(InvalidInputError, match="UNICRON_NATS_URL"):
+        await nats.connect(Settings(nats_url="nats://127.0.0.1:notaport", connect_timeout_s=1.0), "test")
+
+
+async def test_provisioning_again_changes_what_is_declared_otherwise_and_nothing_else(nats_world):
+    bus = await nats_world.connect()
+    await bus.append("unicron.v1.evt.n1.T.k", b"kept", "id")
+    await topology.provision(bus.jetstream, lease_ttl_s=5.0)
+    info = await bus.jetstream.stream_info("KV_unicron_lease")
+    assert info.config.max_age == 5.0
+    journal = await bus.jetstream.stream_info(topology.STREAM)
+    assert (journal.config.max_age, journal.config.duplicate_window) == (7 * 86400, 3600)
+    assert await bus.tail() == 1
+
+
+def test_a_port_that_is_taken_is_named_with_the_cure(private_server, tmp_path):
+    second = NatsServer(tmp_path / "second", private_server.port)
+    with pytest.raises(InvalidInputError, match=rf"port {private_server.port} on 127.0.0.1.*choose another port"):
+        second.start()
+    assert private_server.pid is not None
+
+
+async def test_a_restarted_server_keeps_everything(private_world, private_server):
+    bus = await private_world.connect()
+    await write(bus, 10)
+    revision = await bus.bucket("state").create("k", b"1")
+    private_server.kill()
+    private_server.start()
+    later = await private_world.connect()
+    assert await later.tail() == 10
+    assert await later.bucket("state").get("k") == (b"1", revision)
+    assert await later.append("unicron.v1.evt.n1.T.k", b"", "m3") == 4
+
+
+def test_the_deployed_configuration_is_the_embedded_one(request):
+    assert (request.config.rootpath / "deploy" / "nats.conf").read_text() == config_text("/data")
+
+
+async def test_a_stopped_client_is_noticed(private_world, private_server):
+    # The server's own pings end a connection that does not answer; a raw socket that never does stands for it.
+    bus = await private_world.connect()
+    hearing = asyncio.create_task(take(bus.hear([topology.DISCONNECTS]), 1))
+    await asyncio.sleep(0.05)
+    await bus.flush()
+    reader, writer = await asyncio.open_connection("127.0.0.1", private_server.port)
+    await reader.readline()
+    writer.write(b'CONNECT {"verbose":false,"name":"frozen"}\r\nPING\r\n')
+    begun = time.monotonic()
+    (advisory,) = await hearing
+    assert b"Stale Connection" in advisory.data
+    assert time.monotonic() - begun < 20
+    writer.close()
