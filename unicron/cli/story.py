@@ -1,0 +1,117 @@
+"""Messages in a person's words, and the story of one failure: every message of its chain, in order."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from msgspec.structs import fields as fields_of
+
+from unicron.contracts import commands, events
+from unicron.contracts.base import Message
+from unicron.errors import InvalidInputError
+
+_ENVELOPE = {field.name for field in fields_of(Message)}
+_LONGEST = 160
+
+
+_WORDS: dict[type[Message], Callable[[Any], str]] = {
+    events.NodeJoined: lambda m: f"{m.node} joined with {len(m.slots)} slots, {len(m.workers)} workers alive",
+    events.NodeAdmitted: lambda m: f"{m.node} admitted with {len(m.slots)} slots" + " again" * m.returned,
+    events.WorkerExited: lambda m: (
+        f"{_where(m)} ended by {f'signal {m.signal}' if m.signal else f'exit code {m.exit_code}'}"
+        f"{', as it was told' * m.expected}, in iteration {m.iteration}"
+    ),
+    events.WorkerRaised: lambda m: f"{_where(m)} raised {m.exception}: {m.text}",
+    events.WorkerStalled: lambda m: f"{_where(m)} made no progress for {m.waited_s:.2f} s in {m.phase}",
+    events.Regrouped: lambda m: (
+        f"{m.worker} is rank {m.rank} of {m.world_size} and goes on with iteration {m.iteration}: "
+        f"{m.kept} microbatches kept, {m.recomputed} computed again{_after(', state from ', m.state_from)}"
+    ),
+    events.TaskSubmitted: lambda m: (
+        f"{m.task} submitted: weight {m.spec.weight:g}, {m.spec.min_workers} to {m.spec.max_workers} workers"
+    ),
+    events.FailureDetected: lambda m: (
+        f"sev{m.severity.value} {m.status} {' '.join(filter(None, (m.task, m.worker, m.node)))}"
+        f"{f', raised from sev{m.escalated.value}' if m.escalated else ''}{_after(': ', m.reason)}"
+    ),
+    events.PlanDecided: lambda m: (
+        f"plan {m.plan.number} after {m.plan.trigger}: "
+        f"{' '.join(f'{share.task}={len(share.slots)}' for share in m.plan.shares)}{' (prepared)' * m.plan.prepared}"
+    ),
+    events.TaskStateChanged: lambda m: (
+        f"{m.task} is {m.state}{f' on {len(m.members)} workers' if m.members else ''}{_after(': ', m.reason)}"
+    ),
+    events.TaskRecovered: lambda m: f"{m.task} is back at {m.workers} workers after {m.seconds:.2f} s",
+    events.DeadLetter: lambda m: f"on {m.subject}: {m.error} ({len(m.payload)} bytes put aside)",
+    events.Alert: lambda m: str(m.text),
+    commands.StartWorker: lambda m: f"start {_where(m)}",
+    commands.StopWorker: lambda m: f"stop {_where(m)}{_after(': ', m.reason)}",
+    commands.Regroup: lambda m: (
+        f"form epoch {m.epoch} of {m.task} with "
+        f"{', '.join(f'{rank}={member.worker}' for rank, member in enumerate(m.members))}"
+    ),
+}
+
+
+def describe(message: Message) -> str:
+    """Return what `message` says, in one line."""
+    line = " ".join(_WORDS.get(type(message), _fields)(message).split())
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
+
+
+def _fields(message: Message) -> str:
+    found = [
+        f"{field.name}={value}"
+        for field in fields_of(type(message))
+        if field.name not in _ENVELOPE and (value := getattr(message, field.name)) not in ("", [], None)
+    ]
+    return " ".join(found)
+
+
+def _where(message: Any) -> str:
+    return f"{message.worker} on {message.node}:{message.slot}"
+
+
+def _after(lead: str, text: str) -> str:
+    return lead + text if text else ""
+
+
+def chain_of(message: Message) -> str:
+    """Return the id of the chain that `message` belongs to."""
+    return message.correlation or message.id
+
+
+def line(message: Message) -> str:
+    """Return one line of the event list: time, chain, source, type, and what it says."""
+    clock = time.strftime("%H:%M:%S", time.localtime(message.at)) + f"{message.at % 1:.3f}"[1:]
+    return f"{clock}  {chain_of(message):16}  {message.source:10}  {type(message).__name__:16}  {describe(message)}"
+
+
+def find_chain(messages: Iterable[Message], wanted: str) -> list[Message]:
+    """Return the messages of the chain that the message with id `wanted` belongs to, in their order.
+
+    Raises:
+        InvalidInputError: no message has that id, or the beginning given fits several chains.
+    """
+    known = list(messages)
+    chains = {chain_of(message) for message in known if wanted in (message.id, message.correlation)}
+    if not chains and wanted:
+        chains = {
+            chain_of(message)
+            for message in known
+            if message.id.startswith(wanted) or message.correlation.startswith(wanted)
+        }
+    if len(chains) != 1:
+        why = f"fits {len(chains)} chains; give more of it" if chains else "is in no message of the journal"
+        raise InvalidInputError(f"id {wanted!r} {why}; `unicron events` lists the ids")
+    [chain] = chains
+    return [message for message in known if chain_of(message) == chain]
+
+
+def story(messages: list[Message]) -> list[str]:
+    """Return a chain's lines: seconds since its first message, source, type, and what it says."""
+    start = messages[0].at
+    return [
+        f"{message.at - start:+9.3f} s  {message.source:10}  {type(message).__name__:16}  {describe(message)}"
+        for message in messages
+    ]

@@ -1,0 +1,139 @@
+"""A user's view of a running cluster: ask, order, listen. The command line, the demo and tests stand on it."""
+
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from unicron import codec, subjects
+from unicron.bus import nats, topology
+from unicron.contracts.base import Message
+from unicron.contracts.queries import (
+    DrainNode,
+    GetPlan,
+    GetStatus,
+    InjectFault,
+    PlanView,
+    Query,
+    RemoveTask,
+    Reply,
+    Status,
+    SubmitTask,
+)
+from unicron.contracts.tasks import TaskSpec
+from unicron.errors import InvalidInputError
+from unicron.settings import Settings
+
+ANSWER_S = 5.0
+"""How long a service may take to answer."""
+
+FAULTS = ("raise", "kill-worker", "stop-worker", "kill-node")
+"""What an agent can be asked to do to itself or to one of its workers."""
+
+
+class Client:
+    """A connection of a user to a cluster.
+
+    Every method raises `BusUnavailableError` when nobody answers and `InvalidInputError` when an order is refused.
+    """
+
+    def __init__(self, bus: nats.NatsBus) -> None:
+        self.bus = bus
+
+    @classmethod
+    async def connect(cls, settings: Settings, name: str = "unicron-cli") -> Self:
+        """Connect to the bus under `name`."""
+        return cls(await nats.connect(settings, name))
+
+    async def close(self) -> None:
+        """Release the connection."""
+        await self.bus.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- queries and orders ------------------------------------------------------------------------------------------
+
+    async def status(self) -> Status:
+        """Return all nodes and tasks, and the plan in force."""
+        return (await self._ask("registry", GetStatus())).status or Status()
+
+    async def plan(self) -> PlanView:
+        """Return the plan in force and the planner's lookup table."""
+        return (await self._ask("planner", GetPlan())).plan or PlanView(plan=None, table=[])
+
+    async def submit(self, spec: TaskSpec) -> str:
+        """Launch a task; return a line for a person."""
+        return (await self._ask("registry", SubmitTask(spec=spec))).text
+
+    async def remove(self, task: str) -> str:
+        """Stop a task and forget it; return a line for a person."""
+        return (await self._ask("registry", RemoveTask(task=task))).text
+
+    async def drain(self, node: str, *, drain: bool = True) -> str:
+        """Take a node out of use, or put it back; return a line for a person."""
+        return (await self._ask("registry", DrainNode(node=node, drain=drain))).text
+
+    async def inject(self, node: str, fault: str, worker: str = "") -> str:
+        """Let the agent of `node` break something of its own; return a line for a person."""
+        if fault not in FAULTS:
+            raise InvalidInputError(f"no fault {fault!r}; there are {', '.join(FAULTS)}")
+        return (await self._ask(node, InjectFault(fault=fault, worker=worker))).text
+
+    async def provision(self) -> None:
+        """Make the streams and buckets, or bring them to what this version needs."""
+        await topology.provision(self.bus.jetstream)
+
+    async def active(self, service: str) -> bool:
+        """Return whether an instance of a control service holds its lease."""
+        return await self.bus.bucket("lease").get(service) is not None
+
+    async def _ask(self, owner: str, query: Query) -> Reply:
+        data = await self.bus.ask(subjects.rpc(owner), codec.encode(query), ANSWER_S)
+        reply = codec.decode(data, Reply)
+        if reply.error:
+            raise InvalidInputError(reply.error)
+        return reply
+
+    # --- listening ---------------------------------------------------------------------------------------------------
+
+    async def tail(self) -> int:
+        """Return the position of the journal's last message."""
+        return await self.bus.tail()
+
+    async def follow(
+        self, after: int = 0, until: int | None = None, filters: Sequence[str] = subjects.JOURNAL
+    ) -> AsyncIterator[tuple[int, Message]]:
+        """Yield (position, message) of the journal in order; what can't be decoded is left out.
+
+        Args:
+            after: position after which to begin.
+            until: position at which to end; None goes on for ever. Only with filters that let the last one through.
+            filters: subjects to read.
+        """
+        if until is not None and after >= until:
+            return
+        async for entry in self.bus.follow(filters, after):
+            message = _decoded(entry.data)
+            if message is not None:
+                yield entry.sequence, message
+            if until is not None and entry.sequence >= until:
+                return
+
+    async def telemetry(self, *kinds: type[Message]) -> AsyncIterator[Message]:
+        """Yield telemetry of these kinds as it comes; what can't be decoded is left out."""
+        async for heard in self.bus.hear(subjects.events(*kinds)):
+            message = _decoded(heard.data)
+            if message is not None:
+                yield message
+
+
+def _decoded(data: bytes) -> Message | None:
+    try:
+        return codec.decode_message(data)
+    except InvalidInputError:
+        return None
