@@ -24,7 +24,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         nats_url: where the message bus is.
         nats_creds: path of a NATS credentials file (user JWT and key), empty for none.
         nats_ca: path of the CA certificate that signs the server's, empty for no TLS.
-        nats_cert: path of the client certificate, with `nats_key` the path of its key.
+        nats_cert: path of the client certificate, where the server asks for one.
+        nats_key: path of the private key of `nats_cert`.
         connect_timeout_s: how long a process waits for the bus before it gives up.
         lease_ttl_s: how long the lease of an active service outlives its last renewal.
         log_level: debug, info, warning or error.

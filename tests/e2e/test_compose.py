@@ -1,0 +1,186 @@
+"""The cluster in containers, as a user runs it: build, submit from the host, lose a node, get it back, finish."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from unicron.bus.server import free_port
+from unicron.client import Client
+from unicron.contracts.queries import NodeView, Status, TaskView
+from unicron.contracts.tasks import NodeState, TaskState
+from unicron.errors import UnicronError
+from unicron.settings import Settings
+from unicron.taskfile import load
+
+ROOT = Path(__file__).parents[2]
+TASK_FILE = ROOT / "examples" / "gpt" / "task.yaml"
+NODES = ("node-1", "node-2", "node-3")
+BUILD_S = 900
+"""Long enough to download all packages over a slow line."""
+
+
+def _compose() -> list[str]:
+    """Return the compose command of this machine, old or new; skip the test where nothing can run it."""
+    if shutil.which("docker") is None:
+        pytest.skip("no container engine: docker is not installed")
+    info = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)
+    if info.returncode:
+        reason = (info.stderr.strip().splitlines() or ["docker info failed"])[-1]
+        pytest.skip(f"no container engine: {reason}")
+    if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0:
+        return ["docker", "compose"]
+    if shutil.which("docker-compose") is None:
+        pytest.skip("no Compose: neither `docker compose` nor `docker-compose` is installed")
+    return ["docker-compose"]
+
+
+class Cluster:
+    """A compose project of its own, on a port of its own."""
+
+    def __init__(self, compose: list[str]) -> None:
+        self._compose = compose
+        self._project = f"unicron-test-{uuid.uuid4().hex[:8]}"
+        self._port = free_port()
+        self.url = f"nats://127.0.0.1:{self._port}"
+        self._environment = {**os.environ, "PWD": str(ROOT), "UNICRON_NATS_PORT": str(self._port)}
+
+    def compose(self, *words: str, limit_s: float = 180) -> str:
+        """Run one compose command and return what it printed."""
+        return self._run([*self._compose, "-p", self._project, *words], limit_s)
+
+    def container(self, service: str) -> str:
+        """Return the id of the container of `service`, running or not."""
+        return self._run(["docker", "ps", "-aq", *self._labels(service)]).strip()
+
+    def docker(self, verb: str, service: str) -> None:
+        """Run `docker VERB` on the container of `service`."""
+        self._run(["docker", verb, self.container(service)])
+
+    def unicron(self, *words: str) -> str:
+        """Run the command line on the host, as a user would."""
+        return self._run([str(Path(sys.executable).with_name("unicron")), *words, "--nats-url", self.url])
+
+    def logs(self) -> str:
+        """Return the last lines of every container."""
+        return self.compose("logs", "--no-color", "--tail", "60") + self.compose("ps")
+
+    def _labels(self, service: str) -> list[str]:
+        labels = {"project": self._project, "service": service}
+        return [word for key, value in labels.items() for word in ("-f", f"label=com.docker.compose.{key}={value}")]
+
+    def _run(self, command: list[str], limit_s: float = 60) -> str:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+        if done.returncode:
+            pytest.fail(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-8000:]}")
+        return done.stdout
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    cluster = Cluster(_compose())
+    try:
+        cluster.compose("up", "--build", "-d", limit_s=BUILD_S)
+        yield cluster
+    finally:
+        # written, and so shown by pytest where the test fails; the cluster goes away whatever the logs do
+        with contextlib.suppress(pytest.fail.Exception, subprocess.TimeoutExpired):
+            sys.stdout.write(cluster.logs())
+        cluster.compose("down", "-v", "--remove-orphans", "-t", "3")
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Client]:
+    async with await Client.connect(Settings(nats_url=url, connect_timeout_s=60)) as client:
+        yield client
+
+
+async def wait_for(client: Client, what: str, holds: Callable[[Status], bool], limit_s: float = 120) -> Status:
+    """Ask for the status until `holds`, and return it; errors of a cluster that is just starting are waited out."""
+    last: object = None
+    deadline = asyncio.get_running_loop().time() + limit_s
+    while asyncio.get_running_loop().time() < deadline:
+        try:
+            status = last = await client.status()
+        except UnicronError as error:
+            last = error
+        else:
+            failed = [task for task in status.tasks if task.state is TaskState.FAILED]
+            if failed:
+                pytest.fail(f"waiting for {what}: the task failed: {failed[0].reason}\n{failed[0].traceback}")
+            if holds(status):
+                return status
+        await asyncio.sleep(0.2)
+    pytest.fail(f"{what}: not within {limit_s:g} s; last seen: {last}")
+
+
+def node_of(status: Status, name: str) -> NodeView | None:
+    return next((node for node in status.nodes if node.node == name), None)
+
+
+def task_of(status: Status, name: str) -> TaskView | None:
+    return next((task for task in status.tasks if task.spec.name == name), None)
+
+
+def up(status: Status, *names: str) -> bool:
+    return all((node := node_of(status, name)) and node.state is NodeState.UP for name in names)
+
+
+def trains(status: Status, task: str, workers: int, beyond: int) -> bool:
+    """Say whether `task` computes with so many workers and has got beyond an iteration."""
+    view = task_of(status, task)
+    return (
+        view is not None
+        and view.state is TaskState.RUNNING
+        and len(view.members) == workers
+        and view.iteration > beyond
+    )
+
+
+@pytest.mark.compose
+@pytest.mark.timeout(BUILD_S + 900)
+async def test_a_node_dies_and_comes_back_in_containers(cluster):
+    spec = load(TASK_FILE).spec
+    full = min(spec.max_workers, 6)
+    async with connected(cluster.url) as client:
+        await wait_for(client, "all nodes are up", lambda status: up(status, *NODES))
+
+        cluster.unicron("submit", str(TASK_FILE))
+        trained = lambda status: trains(status, spec.name, full, 9)  # noqa: E731
+        status = await wait_for(client, f"ten iterations on {full} workers", trained)
+
+        view = task_of(status, spec.name)
+        assert view
+        victim = view.members[-1].node
+        cluster.docker("kill", victim)
+        shrunk = lambda status: trains(status, spec.name, full - 2, view.iteration + 1)  # noqa: E731
+        status = await wait_for(client, f"training goes on without {victim}", shrunk)
+        assert node_of(status, victim).state is NodeState.LOST
+        assert victim not in {member.node for member in task_of(status, spec.name).members}
+
+        before = task_of(status, spec.name).iteration
+        cluster.docker("start", victim)
+        grown = lambda status: up(status, victim) and trains(status, spec.name, full, before)  # noqa: E731
+        status = await wait_for(client, f"{victim} is back and the task at its full size", grown)
+        assert victim in {member.node for member in task_of(status, spec.name).members}
+
+        ended = lambda status: task_of(status, spec.name).state is TaskState.FINISHED  # noqa: E731
+        status = await wait_for(client, "the task finishes", ended, limit_s=400)
+        assert task_of(status, spec.name).iteration >= spec.iterations - 1
