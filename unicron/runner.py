@@ -3,10 +3,12 @@
 import asyncio
 import logging
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 from unicron.aio import run_until_signal
 from unicron.bus import nats, topology
+from unicron.bus.protocol import Bus
 from unicron.clock import SystemClock
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.service import Service, Wiring
@@ -14,7 +16,12 @@ from unicron.service import Service, Wiring
 if TYPE_CHECKING:
     from unicron.settings import Settings
 
+log = logging.getLogger(__name__)
+
 LEVELS = ("debug", "info", "warning", "error")
+
+Beside = Callable[[Bus], Coroutine[Any, Any, None]]
+"""Work beside a service, on the same bus."""
 
 
 def set_up_logging(level: str, name: str) -> None:
@@ -30,24 +37,42 @@ def set_up_logging(level: str, name: str) -> None:
     )
 
 
-def run_service(wiring: Wiring, settings: "Settings") -> int:
+def run_service(wiring: Wiring, settings: "Settings", beside: Beside | None = None) -> int:
     """Run the service until SIGTERM or SIGINT; return the exit status of the process.
 
     Errors that a person can mend are printed as one line.
+
+    Args:
+        wiring: what the service is made of.
+        settings: of the process.
+        beside: work on the same bus in the same event loop; its end, even by an error, does not end the service.
     """
     try:
         set_up_logging(settings.log_level, wiring.name)
-        run_until_signal(_serve(wiring, settings))
+        run_until_signal(_serve(wiring, settings, beside))
     except UnicronError as error:
         print(f"{wiring.name}: {error}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
 
 
-async def _serve(wiring: Wiring, settings: "Settings") -> None:
+async def _serve(wiring: Wiring, settings: "Settings", beside: Beside | None) -> None:
     bus = await nats.connect(settings, wiring.name)
     try:
         await topology.provision(bus.jetstream, lease_ttl_s=settings.lease_ttl_s)
-        await Service(wiring, bus, SystemClock(), settings.lease_ttl_s).run()
+        extra = asyncio.create_task(_guarded(beside(bus), wiring.name)) if beside else None
+        try:
+            await Service(wiring, bus, SystemClock(), settings.lease_ttl_s).run()
+        finally:
+            if extra:
+                extra.cancel()
+                await asyncio.wait({extra}, timeout=3.0)
     finally:
         await asyncio.shield(bus.close())
+
+
+async def _guarded(job: Coroutine[Any, Any, None], name: str) -> None:
+    try:
+        await job
+    except Exception:
+        log.exception("%s goes on without what ran beside it", name)

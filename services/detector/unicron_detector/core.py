@@ -1,0 +1,149 @@
+"""The detector's decisions, pure: facts in, failures out (paper section 4).
+
+Four methods find failures: node health (a connection or the heartbeats of a node end), process supervision (a process
+ends), exception propagation (a process says why it ends) and online statistics (a process makes no progress).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from unicron.contracts.base import BusReconnected, ConnectionLost, Message, SetTimer, Started, TimerFired
+from unicron.contracts.events import (
+    Alert,
+    AttemptFailed,
+    CollectiveFailed,
+    FailureDetected,
+    NodeHeartbeat,
+    NodeJoined,
+    NodeLeft,
+    Regrouped,
+    Severity,
+    TaskStateChanged,
+    WorkerExited,
+    WorkerFinished,
+    WorkerRaised,
+    WorkerReady,
+    WorkerStalled,
+)
+from unicron_detector.memberships import Memberships
+from unicron_detector.nodes import TICK_S, Nodes
+from unicron_detector.processes import Processes
+from unicron_detector.report import Reporter
+from unicron_detector.rules import Rules
+from unicron_detector.state import Limits, State
+
+FACTS: list[type[Message]] = [
+    NodeJoined,
+    NodeLeft,
+    WorkerReady,
+    WorkerExited,
+    WorkerRaised,
+    CollectiveFailed,
+    WorkerStalled,
+    Regrouped,
+    WorkerFinished,
+    AttemptFailed,
+    TaskStateChanged,
+]
+"""What the detector reads from the journal."""
+
+TICK = "tick"
+
+STALL_S = 2.0
+"""A timer this much later than the one before it means that the detector itself was held up."""
+
+
+class Detector:
+    """Turns facts into failures.
+
+    Args:
+        state: what an earlier instance remembered, None at the very first start.
+        rules: what exceptions say about their cause.
+        limits: how patient to be.
+    """
+
+    def __init__(self, state: State | None, rules: Rules, limits: Limits | None = None) -> None:
+        self.state = state or State()
+        self._reporter = Reporter(self.state, limits or Limits())
+        self._processes = Processes(self._reporter, rules)
+        self._memberships = Memberships(self._reporter)
+        self._nodes = Nodes(self._reporter, self._processes, self._memberships)
+        self._handlers: dict[type[Message], Callable[[Any], list[Message]]] = {
+            Started: self._renew,
+            BusReconnected: self._renew,
+            TimerFired: self._fired,
+            ConnectionLost: self._nodes.connection_lost,
+            NodeJoined: self._nodes.joined,
+            NodeLeft: self._nodes.left,
+            NodeHeartbeat: self._nodes.heard,
+            WorkerReady: self._processes.ready,
+            WorkerFinished: self._processes.finished,
+            WorkerExited: self._processes.exited,
+            WorkerRaised: self._processes.raised,
+            WorkerStalled: self._stalled,
+            CollectiveFailed: self._memberships.broke,
+            Regrouped: self._memberships.regrouped,
+            TaskStateChanged: self._memberships.changed,
+            AttemptFailed: self._attempt_failed,
+        }
+
+    def handle(self, message: Message) -> list[Message]:
+        """Take one message in; return the failures, alerts and timers that follow from it."""
+        handler = self._handlers.get(type(message))
+        return handler(message) if handler else []
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    def _renew(self, message: Started | BusReconnected) -> list[Message]:
+        """Grant everybody a fresh wait: what was silent while we were away means nothing."""
+        self.state.now = message.at
+        self._nodes.forgive()
+        return [SetTimer(name=TICK, after_s=TICK_S), *self._nodes.renew(), *self._memberships.renew()]
+
+    def _fired(self, fired: TimerFired) -> list[Message]:
+        held_up = fired.at - self.state.now > STALL_S
+        self.state.now = fired.at
+        kind, _, rest = fired.name.partition(":")
+        out: list[Message] = [SetTimer(name=TICK, after_s=TICK_S)] if kind == TICK else []
+        if held_up:  # what came in meanwhile may still be on its way here
+            out += [*self._nodes.renew(), *self._memberships.renew()]
+        if kind == TICK:
+            self.state.forget(self._reporter.limits.window_s)
+            return out + self._nodes.tick()  # a stall makes one tick only, so the count of silence survives it
+        about = rest.rpartition(":")[0]
+        ended = self._nodes.grace_ended if kind == "grace" else self._memberships.hold_ended
+        return out + ended(about, fired.name)
+
+    # --- workers -----------------------------------------------------------------------------------------------------
+
+    def _stalled(self, stalled: WorkerStalled) -> list[Message]:
+        if stalled.responsive and stalled.phase == "reduce":
+            return self._memberships.waits(stalled)
+        return self._processes.hangs(stalled)
+
+    def _attempt_failed(self, failed: AttemptFailed) -> list[Message]:
+        """Climb: the failure that the attempt was to cure is reported again, one severity higher."""
+        task = self._reporter.task(failed.task)
+        if task.closed:
+            return []
+        restart = failed.action == "restart"
+        last = task.last or FailureDetected(
+            severity=Severity.SEV3, method="online_statistics", status="task_hang", task=failed.task
+        )
+        failure = replace(
+            last,
+            severity=Severity.SEV1 if restart else Severity.SEV2,
+            escalated=Severity.SEV2 if restart else Severity.SEV3,
+            node=failed.node or last.node,
+            slot=failed.slot if failed.node else last.slot,
+            worker=failed.worker or ("" if failed.node else last.worker),
+            reason=f"{failed.action} failed: {failed.reason}",
+            attempt=1,
+        )
+        if not (failure.node if restart else failure.worker):
+            return [Alert(text=f"task {failed.task}: {failure.reason}; on whom to act is not known", task=failed.task)]
+        if restart and self._reporter.gone(failure.worker):
+            failure = replace(failure, worker="", slot=-1)  # this is about the node; the process was reported before
+        return self._reporter.fail(failure)

@@ -1,0 +1,48 @@
+"""The ladder (paper section 4.2): an attempt that keeps failing gives way to the next, costlier one.
+
+Reattempts are counted per task, restarts per task and node, climbs to severity 1 per task; each in a sliding window.
+"""
+
+import msgspec
+
+
+class Ladder(msgspec.Struct, kw_only=True):
+    """What one task has gone through lately. Times are Unix seconds of the detector's own clock.
+
+    Attributes:
+        reattempts: times of its severity 3 failures.
+        restarts: node -> times of its severity 2 failures there.
+        climbs: node -> when that node was given up after failures of this task alone.
+    """
+
+    reattempts: list[float] = []
+    restarts: dict[str, list[float]] = {}
+    climbs: dict[str, float] = {}
+
+    def reattempt(self, now: float, window_s: float) -> int:
+        """Count a severity 3 failure; return how many the window holds, this one included."""
+        self.reattempts = [*_recent(self.reattempts, now, window_s), now]
+        return len(self.reattempts)
+
+    def restart(self, node: str, now: float, window_s: float) -> int:
+        """Count a severity 2 failure on `node`; return how many the window holds, this one included."""
+        self.restarts[node] = [*_recent(self.restarts.get(node, []), now, window_s), now]
+        return len(self.restarts[node])
+
+    def climb(self, node: str, now: float, window_s: float) -> bool:
+        """Give `node` up on account of this task; return whether another one was given up in the window before."""
+        self.forget(now, window_s)
+        self.climbs[node] = now
+        self.restarts.pop(node, None)
+        return len(self.climbs) > 1
+
+    def forget(self, now: float, window_s: float) -> None:
+        """Drop what lies before the window."""
+        self.reattempts = _recent(self.reattempts, now, window_s)
+        kept = {node: _recent(times, now, window_s) for node, times in self.restarts.items()}
+        self.restarts = {node: times for node, times in kept.items() if times}
+        self.climbs = {node: at for node, at in self.climbs.items() if now - at <= window_s}
+
+
+def _recent(times: list[float], now: float, window_s: float) -> list[float]:
+    return [at for at in times if now - at <= window_s]

@@ -1,0 +1,110 @@
+"""Wires the detector up: settings, core, what it listens to, and the statistics beside it."""
+
+import json
+import math
+import sys
+from datetime import datetime
+
+from unicron import subjects
+from unicron.bus import topology
+from unicron.bus.protocol import Bus
+from unicron.clock import SystemClock
+from unicron.contracts.base import ConnectionLost
+from unicron.contracts.events import NodeHeartbeat
+from unicron.errors import InvalidInputError, UnicronError
+from unicron.runner import run_service
+from unicron.service import Wiring
+from unicron.settings import PREFIX, Settings
+from unicron_detector import rules
+from unicron_detector.core import FACTS, Detector
+from unicron_detector.state import Limits, State
+
+AGENT = "agent."
+"""What the name of an agent's connection starts with; the node's name follows."""
+
+
+class DetectorSettings(Settings, kw_only=True, frozen=True):
+    """The detector: what has failed, and how badly.
+
+    Attributes:
+        grace_s: from a node's lost connection to the verdict; an agent that restarts needs to be back by then.
+        heartbeat_timeout_s: silence after which a node is lost though nobody saw its connection end.
+        collective_hold_s: how long a broken collective waits for the failure that caused it to come to light.
+        window_s: how far back attempts are counted.
+        attempts: failures of one kind within the window that are met at their own severity; one more climbs.
+    """
+
+    grace_s: float = Limits().grace_s
+    heartbeat_timeout_s: float = Limits().heartbeat_timeout_s
+    collective_hold_s: float = Limits().collective_hold_s
+    window_s: float = Limits().window_s
+    attempts: int = Limits().attempts
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("grace_s", "heartbeat_timeout_s", "collective_hold_s", "window_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidInputError(f"{PREFIX}{name.upper()} {value}: give a finite number of seconds above 0")
+        if self.attempts < 1:
+            raise InvalidInputError(f"{PREFIX}ATTEMPTS {self.attempts}: give 1 or more")
+
+    @property
+    def limits(self) -> Limits:
+        """What of it the core needs to know."""
+        return Limits(
+            grace_s=self.grace_s,
+            heartbeat_timeout_s=self.heartbeat_timeout_s,
+            collective_hold_s=self.collective_hold_s,
+            window_s=self.window_s,
+            attempts=self.attempts,
+        )
+
+
+def translate(subject: str, data: bytes) -> ConnectionLost | None:
+    """Turn the server's disconnect advisory into a message, if it is about an agent.
+
+    The advisory is JSON: `{"id", "timestamp", "client": {"name", "user", ...}, "reason", ...}`.
+    """
+    if subject != topology.DISCONNECTS:
+        return None
+    try:
+        advisory = json.loads(data)
+        name, identity = advisory["client"].get("name", ""), advisory["id"]
+        at = datetime.fromisoformat(advisory["timestamp"]).timestamp()
+        if not name.startswith(AGENT):
+            return None
+        node = subjects.token(name.removeprefix(AGENT), "node")
+    except (ValueError, TypeError, KeyError, AttributeError, InvalidInputError):
+        return None  # whatever it is, it tells of no agent of ours
+    return ConnectionLost(node=node, reason=str(advisory.get("reason", "")), id=str(identity), at=at)
+
+
+def wiring(settings: DetectorSettings) -> Wiring:
+    """Return what the detector is made of."""
+    known = rules.load()
+    return Wiring(
+        name="detector",
+        core=lambda state: Detector(state, known, settings.limits),
+        state=State,
+        facts=subjects.events(*FACTS),
+        telemetry=[*subjects.events(NodeHeartbeat), topology.DISCONNECTS],
+        translate=translate,
+    )
+
+
+async def watch_statistics(bus: Bus) -> None:
+    """Run the online statistics beside the core."""
+    from unicron_detector.statistics import Statistics  # noqa: PLC0415 faust comes with an extra of its own
+
+    await Statistics(bus, SystemClock()).run()
+
+
+def main() -> int:
+    """Run the detector until it is told to stop; return the exit status."""
+    try:
+        settings = DetectorSettings.load()
+        return run_service(wiring(settings), settings, beside=watch_statistics)
+    except UnicronError as error:
+        print(f"detector: {error}", file=sys.stderr)  # noqa: T201 the one line a person gets
+        return 1

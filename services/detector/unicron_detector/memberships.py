@@ -1,0 +1,142 @@
+"""Broken collectives: usually the consequence of a failure that somebody else will name in a moment."""
+
+from unicron.contracts.base import CancelTimer, Message
+from unicron.contracts.events import (
+    CollectiveFailed,
+    FailureDetected,
+    Regrouped,
+    Severity,
+    TaskStateChanged,
+    WorkerStalled,
+)
+from unicron_detector.processes import how_it_stalled
+from unicron_detector.report import Reporter
+from unicron_detector.state import Pending, Task
+
+STALE = "Stale Connection"
+"""The server's reason where a client did not answer its pings; a process that ends is another reason."""
+
+
+class Memberships:
+    """Follows the memberships of the tasks, and holds what broke in them until it is explained."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._state = reporter.state
+
+    def regrouped(self, regrouped: Regrouped) -> list[Message]:
+        """Note where a worker computes and in which epoch."""
+        worker = self._reporter.worker(regrouped.worker, regrouped.task, regrouped.node, regrouped.slot)
+        worker.epoch = max(worker.epoch, regrouped.epoch)
+        return self._advance(self._reporter.task(regrouped.task), regrouped.epoch)
+
+    def changed(self, changed: TaskStateChanged) -> list[Message]:
+        """Follow a task; forget it when it ends, and start afresh when its name is used again."""
+        task = self._reporter.task(changed.task)
+        if not changed.state.ended:
+            if task.ended_at is not None:
+                task = self._state.tasks[changed.task] = Task()
+            return [] if task.broken else self._advance(task, changed.epoch)
+        if task.ended_at is not None:
+            return []
+        self._state.tasks[changed.task] = Task(ended_at=self._state.now)
+        self._state.workers = {name: each for name, each in self._state.workers.items() if each.task != changed.task}
+        return self._reporter.drop_pending(task)
+
+    def _advance(self, task: Task, epoch: int) -> list[Message]:
+        """Note that the task is in `epoch`; what broke in an earlier one is of no interest any more."""
+        task.epoch = max(task.epoch, epoch)
+        overtaken = task.pending is not None and task.pending.epoch < task.epoch
+        return self._reporter.drop_pending(task) if overtaken else []
+
+    def broke(self, failed: CollectiveFailed) -> list[Message]:
+        """Hold a broken collective, unless it settles the fate of a suspect node."""
+        failure = FailureDetected(
+            severity=Severity.SEV3,
+            method="exception_propagation",
+            status="connection_reset",
+            task=failed.task,
+            node=failed.node,
+            slot=failed.slot,
+            worker=failed.worker,
+            reason=failed.error,
+        )
+        return self._hold(failure, failed.epoch, collective=True)
+
+    def waits(self, stalled: WorkerStalled) -> list[Message]:
+        """Hold the report of a worker that waits in a collective: for whom, others will tell."""
+        failure = FailureDetected(
+            severity=Severity.SEV3,
+            method="online_statistics",
+            status="nccl_timeout",
+            task=stalled.task,
+            node=stalled.node,
+            slot=stalled.slot,
+            worker=stalled.worker,
+            reason=how_it_stalled(stalled),
+        )
+        return self._hold(failure, stalled.epoch, collective=False)
+
+    def _hold(self, failure: FailureDetected, epoch: int, *, collective: bool) -> list[Message]:
+        task = self._reporter.task(failure.task)
+        if task.closed or epoch < task.epoch or epoch <= task.failed_epoch or self._reporter.gone(failure.worker):
+            return []
+        out = self._advance(task, epoch)
+        pending = task.pending
+        if pending is None:
+            timer = self._reporter.arm(out, f"hold:{failure.task}", self._reporter.limits.collective_hold_s)
+            task.pending = Pending(failure=failure, epoch=epoch, timer=timer, collective=collective)
+        elif collective and (not pending.collective or pending.failure.node in self._state.suspects(failure.task)):
+            pending.failure, pending.collective = failure, True
+        return out + self.settle(failure.task)
+
+    def settle(self, name: str) -> list[Message]:
+        """Report a suspect node as lost if it alone explains the task's broken collective.
+
+        The crash of an agent breaks no collective: its workers live on. So where a collective with them breaks too,
+        there is nothing to wait for. A stale connection is no such witness: the agent of a busy machine may have been
+        too slow to answer the server, while the collective broke for another reason that is yet to be told.
+        """
+        task = self._reporter.task(name)
+        if task.pending is None or not task.pending.collective:
+            return []
+        suspects = self._state.suspects(name)
+        if len(suspects) != 1 or task.pending.failure.node in suspects:
+            return []
+        node = suspects.pop()
+        if self._state.nodes[node].reason == STALE:
+            return []
+        why = f"its connection ended ({self._state.nodes[node].reason}) and a collective of {name} with it broke"
+        return self._reporter.report(lost_connection(node, why))
+
+    def settle_all(self) -> list[Message]:
+        """Do `settle` for every task."""
+        return [outcome for name in list(self._state.tasks) for outcome in self.settle(name)]
+
+    def hold_ended(self, name: str, timer: str) -> list[Message]:
+        """Report what nobody has explained, once no node with workers of the task is suspect."""
+        task = self._state.tasks.get(name)
+        if task is None or task.pending is None or task.pending.timer != timer:
+            return []
+        if self._state.suspects(name):
+            out: list[Message] = []
+            task.pending.timer = self._reporter.arm(out, f"hold:{name}", self._reporter.limits.collective_hold_s)
+            return out
+        failure, task.pending = task.pending.failure, None
+        return self._reporter.fail(failure)
+
+    def renew(self) -> list[Message]:
+        """Start all holds anew."""
+        out: list[Message] = []
+        for name, task in self._state.tasks.items():
+            if task.pending:
+                out.append(CancelTimer(name=task.pending.timer))
+                task.pending.timer = self._reporter.arm(out, f"hold:{name}", self._reporter.limits.collective_hold_s)
+        return out
+
+
+def lost_connection(node: str, reason: str) -> FailureDetected:
+    """Return the failure of a node."""
+    return FailureDetected(
+        severity=Severity.SEV1, method="node_health", status="lost_connection", node=node, reason=reason
+    )

@@ -1,0 +1,103 @@
+"""Node health: a node is lost when its connection ends and stays away, or when it falls silent."""
+
+from unicron.contracts.base import CancelTimer, ConnectionLost, Message
+from unicron.contracts.events import Alert, NodeHeartbeat, NodeJoined, NodeLeft
+from unicron_detector.memberships import Memberships, lost_connection
+from unicron_detector.processes import Processes
+from unicron_detector.report import Reporter
+from unicron_detector.state import Node
+
+TICK_S = 0.5
+"""Period at which silence is counted."""
+
+SURPRISES = 3
+"""Heartbeats of a node given up for its silence after which a person is told."""
+
+
+class Nodes:
+    """Watches the nodes."""
+
+    def __init__(self, reporter: Reporter, processes: Processes, memberships: Memberships) -> None:
+        self._reporter = reporter
+        self._state = reporter.state
+        self._processes = processes
+        self._memberships = memberships
+
+    def joined(self, joined: NodeJoined) -> list[Message]:
+        """Take a node in, or back, with the workers that its agent found alive."""
+        name, out = joined.node, list[Message]()
+        known = self._state.nodes.get(name)
+        self._state.lost.pop(name, None)
+        if known is None or known.incarnation != joined.incarnation:
+            self._state.nodes[name] = Node(incarnation=joined.incarnation)
+            out += [CancelTimer(name=known.suspect)] if known and known.suspect else []
+            out += self._processes.missing(name, {status.worker for status in joined.workers}) if known else []
+        for status in joined.workers:
+            worker = self._state.workers.get(status.worker)
+            if worker and known is None and not worker.failed:
+                del self._state.workers[status.worker]  # it outlived the loss of its node and is watched again
+            self._reporter.worker(status.worker, status.task, name, status.slot)
+        return out
+
+    def left(self, left: NodeLeft) -> list[Message]:
+        """Forget a node that said goodbye."""
+        node = self._state.nodes.get(left.node)
+        return self._reporter.drop_node(left.node) if node and node.incarnation == left.incarnation else []
+
+    def heard(self, heartbeat: NodeHeartbeat) -> list[Message]:
+        """Note a sign of life, which clears a suspect."""
+        name = heartbeat.node
+        node, lost = self._state.nodes.get(name), self._state.lost.get(name)
+        if node:
+            timer, node.silent, node.suspect = node.suspect, 0, ""
+            return [CancelTimer(name=timer)] if timer else []
+        if lost and lost.silent == heartbeat.incarnation:
+            lost.heard += 1
+            if lost.heard == SURPRISES:
+                text = f"node {name} was given up but is alive; its agent needs to join again: restart it"
+                return [Alert(text=text, node=name)]
+        return []
+
+    def connection_lost(self, lost: ConnectionLost) -> list[Message]:
+        """Suspect a node.
+
+        The advisory of an old connection may come after the agent is back; then the next heartbeat clears the node.
+        """
+        node, out = self._state.nodes.get(lost.node), list[Message]()
+        if node is None or node.suspect:
+            return []
+        node.reason = lost.reason or "the server gave no reason"
+        node.suspect = self._reporter.arm(out, f"grace:{lost.node}", self._reporter.limits.grace_s)
+        return out + self._memberships.settle_all()
+
+    def grace_ended(self, name: str, timer: str) -> list[Message]:
+        """Give up a node that is still suspect."""
+        node = self._state.nodes.get(name)
+        if node is None or node.suspect != timer:
+            return []
+        grace_s = self._reporter.limits.grace_s
+        why = f"its connection ended ({node.reason}) and was not back within {grace_s:g} s"
+        return self._reporter.report(lost_connection(name, why))
+
+    def tick(self) -> list[Message]:
+        """Count silence, and give up whoever has been silent for too long."""
+        timeout_s = self._reporter.limits.heartbeat_timeout_s
+        for node in self._state.nodes.values():
+            node.silent += 1
+        silent = [name for name, node in self._state.nodes.items() if node.silent * TICK_S > timeout_s]
+        why = f"no heartbeat for {timeout_s:g} s"
+        return [outcome for name in silent for outcome in self._reporter.report(lost_connection(name, why))]
+
+    def renew(self) -> list[Message]:
+        """Start the grace of all suspects anew."""
+        out: list[Message] = []
+        for name, node in self._state.nodes.items():
+            if node.suspect:
+                out.append(CancelTimer(name=node.suspect))
+                node.suspect = self._reporter.arm(out, f"grace:{name}", self._reporter.limits.grace_s)
+        return out
+
+    def forgive(self) -> None:
+        """Count all silence from now on."""
+        for node in self._state.nodes.values():
+            node.silent = 0

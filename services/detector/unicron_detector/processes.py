@@ -1,0 +1,176 @@
+"""Process supervision, exception propagation, and the part of online statistics that concerns one process."""
+
+import re
+import signal
+from hashlib import blake2b
+
+from unicron.contracts.base import Message
+from unicron.contracts.events import (
+    Alert,
+    FailureDetected,
+    Severity,
+    WorkerExited,
+    WorkerFinished,
+    WorkerRaised,
+    WorkerReady,
+    WorkerStalled,
+)
+from unicron_detector.report import Reporter
+from unicron_detector.rules import OTHER_SOFTWARE, Rules
+from unicron_detector.state import Worker
+
+SIGNATURES = 64
+"""Possible user's errors that are remembered per task."""
+
+OWN_FAULTS = {signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV}
+"""Signals that a program brings upon itself; others come from outside."""
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+
+
+class Processes:
+    """Watches worker processes."""
+
+    def __init__(self, reporter: Reporter, rules: Rules) -> None:
+        self._reporter = reporter
+        self._state = reporter.state
+        self._rules = rules
+
+    def ready(self, ready: WorkerReady) -> list[Message]:
+        """Take a process in."""
+        self._reporter.worker(ready.worker, ready.task, ready.node, ready.slot)
+        return []
+
+    def finished(self, finished: WorkerFinished) -> list[Message]:
+        """Note that a process has nothing left to do."""
+        self._reporter.worker(finished.worker, finished.task, finished.node, finished.slot).finished = True
+        return []
+
+    def missing(self, node: str, living: set[str]) -> list[Message]:
+        """Report the workers that an agent which came back did not find: nobody saw them exit."""
+        out: list[Message] = []
+        for name, worker in list(self._state.workers.items()):
+            if worker.node == node and worker.gone_at is None and name not in living:
+                out += self._abnormal(name, worker, "was gone when its node's agent came back")
+        return out
+
+    def exited(self, exited: WorkerExited) -> list[Message]:
+        """Judge the end of a process."""
+        worker = self._reporter.worker(exited.worker, exited.task, exited.node, exited.slot)
+        if worker.gone_at is not None:
+            return []  # its exception, say, was reported already
+        how = how_it_ended(exited)
+        if exited.expected or exited.finished or worker.finished:
+            worker.gone_at = self._state.now
+            if exited.expected or exited.exit_code == 0:
+                return []
+            return [Alert(text=f"{exited.worker} {how}, after its last iteration", node=exited.node, task=exited.task)]
+        tail = "\n".join(exited.stderr)
+        if own_fault(exited) and self._rules.classify("", tail).status == OTHER_SOFTWARE:
+            code = f"signal {exited.signal}" if exited.signal else f"exit code {exited.exit_code}"
+            broken = self._user_error(exited, code, f"{exited.worker} {how}", tail)
+            if broken:
+                return broken
+        return self._abnormal(exited.worker, worker, how)
+
+    def _abnormal(self, name: str, worker: Worker, how: str) -> list[Message]:
+        return self._reporter.fail(
+            FailureDetected(
+                severity=Severity.SEV2,
+                method="process_supervision",
+                status="exited_abnormally",
+                task=worker.task,
+                node=worker.node,
+                slot=worker.slot,
+                worker=name,
+                reason=f"{name} {how}",
+            )
+        )
+
+    def raised(self, raised: WorkerRaised) -> list[Message]:
+        """Classify an exception.
+
+        Reattempting in place needs a process, and this one is about to end: severity 3 becomes severity 2 here.
+        """
+        if self._reporter.worker(raised.worker, raised.task, raised.node, raised.slot).gone_at is not None:
+            return []
+        verdict = self._rules.classify(raised.exception, raised.text)
+        what = f"{raised.exception}: {raised.text}"
+        if verdict.status == OTHER_SOFTWARE:
+            broken = self._user_error(raised, what, f"{raised.worker} raised {what}", raised.traceback)
+            if broken:
+                return broken
+        return self._reporter.fail(
+            FailureDetected(
+                severity=min(verdict.severity, Severity.SEV2),
+                method="exception_propagation",
+                status=verdict.status,
+                task=raised.task,
+                node=raised.node,
+                slot=raised.slot,
+                worker=raised.worker,
+                reason=what,
+                escalated=Severity.SEV3 if verdict.severity is Severity.SEV3 else None,
+            )
+        )
+
+    def _user_error(self, fact: WorkerExited | WorkerRaised, what: str, told: str, traceback: str) -> list[Message]:
+        """Return TaskBroken if another worker ended in the same way at the same iteration, else remember it."""
+        task = self._reporter.task(fact.task)
+        signature = f"{fact.iteration}:{_ADDRESS.sub('0x', what)}"
+        digest = blake2b(signature.encode(errors="replace"), digest_size=16).hexdigest()
+        first = task.seen.setdefault(digest, fact.worker)
+        if first != fact.worker:
+            when = f"at iteration {fact.iteration}" if fact.iteration >= 0 else "before the first iteration"
+            return self._reporter.break_task(fact.task, f"{told} ({when}, as {first} did before it)", traceback)
+        if len(task.seen) > SIGNATURES:
+            task.seen.pop(next(iter(task.seen)))
+        return []
+
+    def hangs(self, stalled: WorkerStalled) -> list[Message]:
+        """Report a process that makes no progress of its own."""
+        worker = self._state.workers.get(stalled.worker)
+        if worker and worker.epoch > stalled.epoch:
+            return []  # it has gone on since
+        answers = "still answers" if stalled.responsive else "does not answer"
+        return self._reporter.fail(
+            FailureDetected(
+                severity=Severity.SEV2,
+                method="online_statistics",
+                status="task_hang",
+                task=stalled.task,
+                node=stalled.node,
+                slot=stalled.slot,
+                worker=stalled.worker,
+                reason=f"{how_it_stalled(stalled)}, and it {answers}",
+            )
+        )
+
+
+def own_fault(exited: WorkerExited) -> bool:
+    """Return whether the program may have ended itself; a shell in between turns signal n into exit code 128 + n."""
+    number = exited.signal or (exited.exit_code or 0) - 128
+    if number > 0:
+        return number in OWN_FAULTS
+    return exited.exit_code is not None
+
+
+def how_it_ended(exited: WorkerExited) -> str:
+    """Return the end of a process in words, with the last line it wrote."""
+    if exited.signal:
+        known = exited.signal in set(signal.Signals)
+        how = f"was ended by {signal.Signals(exited.signal).name if known else f'signal {exited.signal}'}"
+    elif exited.exit_code is None:
+        how = "ended, nobody knows how"
+    else:
+        how = f"exited with code {exited.exit_code}"
+    last = next((line.strip() for line in reversed(exited.stderr) if line.strip()), "")
+    return f"{how}: {last}" if last else how
+
+
+def how_it_stalled(stalled: WorkerStalled) -> str:
+    """Return the stall of a process in words."""
+    return (
+        f"{stalled.worker} made no progress in its {stalled.phase} phase for {stalled.waited_s:.2f} s, "
+        f"where {stalled.limit_s:.2f} s are allowed"
+    )

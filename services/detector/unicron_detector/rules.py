@@ -1,0 +1,82 @@
+"""Classification of exceptions by the rules in `rules.toml` (paper section 4, table 1)."""
+
+import re
+import tomllib
+from importlib import resources
+
+import msgspec
+
+from unicron.contracts.base import Record
+from unicron.contracts.events import Severity
+from unicron.errors import InvalidInputError
+
+OTHER_SOFTWARE = "other_software_error"
+"""Status of what may be the user's own error: neither hardware, CUDA nor network."""
+
+_XID = re.compile(r"\bXid\b\s*(?:\([^)]*\))?\s*:?\s*(\d{1,3})\b")
+
+
+class Verdict(Record, kw_only=True, frozen=True):
+    """A row of table 1: an error status and its severity."""
+
+    status: str
+    severity: Severity
+
+
+class _Rule(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    status: str
+    severity: Severity
+    match: str
+
+
+class _Xid(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    status: str
+    severity: Severity
+    codes: list[int]
+
+
+class _File(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    default: Verdict
+    rule: list[_Rule] = []
+    xid: list[_Xid] = []
+
+
+class Rules:
+    """Ordered rules from a TOML text.
+
+    Raises:
+        InvalidInputError: the text is no valid rules file; the message names the entry.
+    """
+
+    def __init__(self, text: str, name: str = "rules.toml") -> None:
+        try:
+            file = msgspec.convert(tomllib.loads(text), _File)
+        except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+            raise InvalidInputError(f"{name}: {error}; mend that entry") from error
+        self._default = file.default
+        self._rules = [
+            (_pattern(rule, name), Verdict(status=rule.status, severity=rule.severity)) for rule in file.rule
+        ]
+        self._xids = {code: Verdict(status=xid.status, severity=xid.severity) for xid in file.xid for code in xid.codes}
+
+    def classify(self, exception: str, text: str) -> Verdict:
+        """Return what an exception of class `exception` with the message `text` stands for."""
+        full = f"{exception}: {text}"
+        codes = [self._xids[int(code)] for code in _XID.findall(full) if int(code) in self._xids]
+        if codes:
+            return min(codes, key=lambda verdict: verdict.severity)
+        return next((verdict for pattern, verdict in self._rules if pattern.search(full)), self._default)
+
+
+def _pattern(rule: _Rule, name: str) -> re.Pattern[str]:
+    try:
+        return re.compile(rule.match, re.IGNORECASE)
+    except re.error as error:
+        raise InvalidInputError(
+            f"{name}: rule {rule.status!r}: match {rule.match!r} is no regular expression: {error}"
+        ) from error
+
+
+def load() -> Rules:
+    """Return the rules that come with the detector."""
+    return Rules(resources.files("unicron_detector").joinpath("rules.toml").read_text(encoding="utf-8"))

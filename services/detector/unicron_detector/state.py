@@ -1,0 +1,151 @@
+"""Everything the detector remembers between two messages."""
+
+import msgspec
+
+from unicron.contracts.events import FailureDetected
+from unicron_detector.ladder import Ladder
+
+
+class Limits(msgspec.Struct, kw_only=True, frozen=True):
+    """How patient the detector is.
+
+    Attributes:
+        grace_s: from a node's lost connection to the verdict; an agent that restarts needs to be back by then.
+        heartbeat_timeout_s: silence after which a node is lost though nobody saw its connection end.
+        collective_hold_s: how long a broken collective waits for the failure that caused it to come to light.
+        window_s: how far back attempts are counted.
+        attempts: failures of one kind within the window that are met at their own severity; one more climbs.
+    """
+
+    grace_s: float = 1.0
+    heartbeat_timeout_s: float = 3.0
+    collective_hold_s: float = 0.3
+    window_s: float = 600.0
+    attempts: int = 3
+
+
+class Node(msgspec.Struct, kw_only=True):
+    """A node that is held to be up.
+
+    Attributes:
+        silent: ticks since its last heartbeat was handled. Clocks of other machines play no part.
+        suspect: name of the timer that ends its grace; empty while its connection is not known to be lost.
+        reason: why the server says the connection ended.
+    """
+
+    incarnation: str
+    silent: int = 0
+    suspect: str = ""
+    reason: str = ""
+
+
+class Lost(msgspec.Struct, kw_only=True):
+    """A node given up, until it joins again.
+
+    Attributes:
+        at: when.
+        silent: incarnation that was given up for its silence, so that a heartbeat of it is a surprise; else empty.
+        heard: such heartbeats.
+    """
+
+    at: float
+    silent: str = ""
+    heard: int = 0
+
+
+class Worker(msgspec.Struct, kw_only=True):
+    """A worker process.
+
+    Attributes:
+        epoch: membership that it last joined, -1 before the first.
+        finished: it is through its last iteration.
+        failed: it was reported by name.
+        gone_at: when everything had been said about this process; None while it is watched. It is remembered for a
+            while, since the same end may be told several times: as an exception, an exit, a stall.
+    """
+
+    task: str
+    node: str
+    slot: int
+    epoch: int = -1
+    finished: bool = False
+    failed: bool = False
+    gone_at: float | None = None
+
+
+class Pending(msgspec.Struct, kw_only=True):
+    """A severity 3 failure that waits for a better explanation.
+
+    Attributes:
+        epoch: of the membership in which it happened.
+        timer: name of the timer that ends the wait.
+        collective: a collective broke, so a process on another node died or a link did; else somebody only waits.
+    """
+
+    failure: FailureDetected
+    epoch: int
+    timer: str
+    collective: bool
+
+
+class Task(msgspec.Struct, kw_only=True):
+    """A task.
+
+    Attributes:
+        epoch: highest membership epoch heard of.
+        failed_epoch: highest epoch in which a failure of this task was reported; what follows in it is a consequence.
+        broken: its own program is at fault; nothing more is said about it.
+        ended_at: when it ended, None while it has not.
+        seen: signature of a possible user's error -> worker that showed it first.
+        last: the failure reported last, on which a failed attempt builds.
+    """
+
+    epoch: int = -1
+    failed_epoch: int = -1
+    broken: bool = False
+    ended_at: float | None = None
+    seen: dict[str, str] = {}
+    last: FailureDetected | None = None
+    pending: Pending | None = None
+    ladder: Ladder = msgspec.field(default_factory=Ladder)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more is to be said about this task."""
+        return self.broken or self.ended_at is not None
+
+
+class State(msgspec.Struct, kw_only=True):
+    """The state of the core.
+
+    Attributes:
+        now: Unix seconds of the detector's own clock, as of the last timer.
+        timers: how many timers were asked for; makes their names unique, so that a stale one is told apart.
+    """
+
+    now: float = 0.0
+    timers: int = 0
+    nodes: dict[str, Node] = {}
+    lost: dict[str, Lost] = {}
+    workers: dict[str, Worker] = {}
+    tasks: dict[str, Task] = {}
+
+    def suspects(self, task: str) -> set[str]:
+        """Return the nodes with workers of the task whose connection is lost and whose grace runs."""
+        suspects = {name for name, node in self.nodes.items() if node.suspect}
+        if not suspects:
+            return suspects  # the usual case, asked by each of thousands of workers at once
+        return suspects & {each.node for each in self.workers.values() if each.task == task and each.gone_at is None}
+
+    def forget(self, window_s: float) -> None:
+        """Drop what lies before the window."""
+        since = self.now - window_s
+        self.lost = {name: lost for name, lost in self.lost.items() if lost.at >= since}
+        self.workers = {
+            name: worker for name, worker in self.workers.items() if worker.gone_at is None or worker.gone_at >= since
+        }
+        self.tasks = {
+            name: task for name, task in self.tasks.items() if task.ended_at is None or task.ended_at >= since
+        }
+        for task in self.tasks.values():
+            task.ladder.forget(self.now, window_s)

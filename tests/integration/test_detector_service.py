@@ -1,0 +1,194 @@
+"""The detector as a process of its own, on a real server whose clients are really killed."""
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from msgspec.structs import replace
+
+from unicron import codec, subjects
+from unicron.aio import insist
+from unicron.contracts.events import (
+    CollectiveFailed,
+    FailureDetected,
+    IterationFinished,
+    IterationsSlow,
+    NodeHeartbeat,
+    NodeJoined,
+    Regrouped,
+    WorkerExited,
+)
+
+WAIT_S = 30.0
+
+CLIENT = """
+import asyncio, sys
+import nats
+
+async def main():
+    await nats.connect(sys.argv[1], name=sys.argv[2])
+    print("connected", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def start(*command):
+    return subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@contextlib.asynccontextmanager
+async def client(url, name):
+    """A connection in a process of its own."""
+    process = start("-c", CLIENT, url, name)
+    try:
+        assert (await asyncio.to_thread(process.stdout.readline)).strip() == "connected"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def start_detector(world):
+    return start("-m", "unicron_detector", "--nats-url", world.settings.nats_url, "--lease-ttl-s", "0.4")
+
+
+@pytest.fixture
+def detector(nats_world):
+    process = start_detector(nats_world)
+    yield process
+    if process.poll() is None:
+        process.kill()
+    process.communicate()
+
+
+class Cluster:
+    """Speaks as agents do, and listens to what is said of them."""
+
+    def __init__(self, bus):
+        self.bus = bus
+        self.count = 0
+        self.beating = set()
+
+    async def say(self, fact):
+        self.count += 1
+        fact = replace(fact, id=f"{fact.node}-{self.count}", source=fact.node, at=time.time())
+        if isinstance(fact, subjects.TELEMETRY):
+            await self.bus.tell(subjects.of(fact), codec.encode(fact))
+        else:
+            await insist(lambda: self.bus.append(subjects.of(fact), codec.encode(fact), fact.id), "saying a fact")
+
+    async def join(self, node):
+        await self.say(NodeJoined(node=node, incarnation="a", host="h", slots=[]))
+        self.beating.add(node)
+
+    async def beat(self):
+        while True:
+            for node in self.beating:
+                await self.say(NodeHeartbeat(node=node, incarnation="a"))
+            await asyncio.sleep(0.2)
+
+    async def kill_worker(self, worker, task="other"):
+        await self.say(WorkerExited(node="n2", slot=0, task=task, worker=worker, signal=9))
+
+    async def failures(self, last):
+        """Return the failures in the journal up to the one of the worker or node `last`, which may be yet to come."""
+        found = []
+        async with asyncio.timeout(WAIT_S):
+            entries = self.bus.follow(subjects.events(FailureDetected), 0)
+            while not found or last not in {found[-1].worker, found[-1].node if found[-1].severity == 1 else ""}:
+                found.append(codec.decode_message((await anext(entries)).data))
+        return found
+
+
+@pytest.fixture
+async def cluster(nats_world, detector):
+    """A cluster of two nodes; the detector has taken both of them in."""
+    cluster = Cluster(await nats_world.connect("cluster"))
+    await cluster.join("n1")
+    await cluster.join("n2")
+    beating = asyncio.create_task(cluster.beat())
+    await cluster.kill_worker("w0")
+    await cluster.failures("w0")  # it has read so far
+    yield cluster
+    beating.cancel()
+    await asyncio.wait({beating})
+
+
+async def test_a_killed_agent_is_lost_by_the_servers_advisory(nats_world, cluster):
+    async with client(nats_world.settings.nats_url, "agent.n1") as agent:
+        cluster.beating.discard("n1")
+        agent.send_signal(signal.SIGKILL)
+        lost = (await cluster.failures("n1"))[-1]
+    assert (lost.severity, lost.method, lost.status, lost.node) == (1, "node_health", "lost_connection", "n1")
+    assert lost.reason == "its connection ended (Client Closed) and was not back within 1 s"
+
+
+async def test_a_broken_collective_makes_it_lost_at_once(nats_world, cluster):
+    place = {"slot": 0, "task": "gpt", "epoch": 0}
+    for worker, node in (("w1", "n1"), ("w2", "n2")):
+        await cluster.say(Regrouped(node=node, worker=worker, rank=0, world_size=2, iteration=0, **place))
+    async with client(nats_world.settings.nats_url, "agent.n1") as agent:
+        cluster.beating.discard("n1")
+        agent.send_signal(signal.SIGKILL)
+        await cluster.say(CollectiveFailed(node="n2", worker="w2", iteration=0, error="closed by peer", **place))
+        lost = (await cluster.failures("n1"))[-1]
+    assert "a collective of gpt with it broke" in lost.reason
+
+
+async def test_an_agent_that_is_back_in_time_is_not_lost(nats_world, cluster):
+    async with client(nats_world.settings.nats_url, "agent.n1") as agent:
+        agent.send_signal(signal.SIGKILL)
+        agent.wait()
+    await asyncio.sleep(2)  # twice the grace, and n1 goes on beating
+    await cluster.kill_worker("w9")
+    assert [each.worker for each in await cluster.failures("w9")] == ["w0", "w9"]
+
+
+async def test_what_happened_while_it_was_away_is_reported_once(nats_world, cluster, detector):
+    detector.kill()
+    detector.wait()
+    await cluster.kill_worker("w1")
+    again = start_detector(nats_world)
+    try:
+        await cluster.failures("w1")
+        await cluster.kill_worker("w2")
+        assert [each.worker for each in await cluster.failures("w2")] == ["w0", "w1", "w2"]
+    finally:
+        again.kill()
+        again.communicate()
+
+
+async def test_it_watches_iteration_times_and_ends_cleanly(cluster, detector):
+    async def train():
+        for iteration in range(100_000):
+            await cluster.say(
+                IterationFinished(
+                    node="n2",
+                    slot=0,
+                    task="gpt",
+                    worker="w",
+                    epoch=0,
+                    iteration=iteration,
+                    world_size=2,
+                    seconds=1.0 if iteration < 60 else 1.5 if iteration < 120 else 2.5,
+                    loss=1.0,
+                )
+            )
+            await asyncio.sleep(0.005)
+
+    training = asyncio.create_task(train())
+    async with asyncio.timeout(WAIT_S):
+        entry = await anext(cluster.bus.follow(subjects.events(IterationsSlow), 0))
+    assert codec.decode_message(entry.data).task == "gpt"
+    training.cancel()
+    detector.send_signal(signal.SIGTERM)
+    _, log = await asyncio.to_thread(detector.communicate, None, WAIT_S)
+    assert detector.returncode == 0
+    assert "Traceback" not in log
+    assert "ERROR" not in log

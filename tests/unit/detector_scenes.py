@@ -1,0 +1,135 @@
+"""A detector in a world of its own: timers, heartbeats and a clock, all of them driven by the test."""
+
+import msgspec
+from unicron_detector import rules
+from unicron_detector.core import Detector
+from unicron_detector.state import Limits, State
+
+from unicron.contracts.base import CancelTimer, ConnectionLost, Message, SetTimer, Started, TimerFired
+from unicron.contracts.events import (
+    AttemptFailed,
+    CollectiveFailed,
+    NodeHeartbeat,
+    NodeJoined,
+    Regrouped,
+    WorkerExited,
+    WorkerRaised,
+    WorkerStalled,
+)
+from unicron.contracts.tasks import WorkerStatus
+
+RULES = rules.load()
+
+
+class Scene:
+    """Feeds messages in, keeps timers as the shell does, and returns what is neither timer nor cancellation."""
+
+    def __init__(self, limits=None):
+        self.limits = limits or Limits()
+        self.detector = Detector(None, RULES, self.limits)
+        self.now = 1000.0
+        self.timers = {}
+        self.beating = {}
+        self.places = {}
+        self.say(Started(token=1, at=self.now))
+
+    def say(self, *messages: Message) -> list[Message]:
+        out = []
+        for message in messages:
+            for outcome in self.detector.handle(message):
+                match outcome:
+                    case SetTimer(name=name, after_s=after_s):
+                        self.timers[name] = self.now + after_s
+                    case CancelTimer(name=name):
+                        self.timers.pop(name, None)
+                    case _:
+                        out.append(outcome)
+        return out
+
+    def wait(self, seconds: float) -> list[Message]:
+        """Let time pass: nodes that are alive beat every half second, timers fire when they are due."""
+        out, end = [], self.now + seconds
+        beat = self.now
+        while True:
+            due = min([*self.timers.values(), beat, end])
+            self.now = max(self.now, due)
+            if self.now >= end:
+                return out
+            if beat <= self.now:
+                out += self.say(*(NodeHeartbeat(node=n, incarnation=i) for n, i in self.beating.items()))
+                beat += 0.5
+            for name in [name for name, at in self.timers.items() if at <= self.now]:
+                del self.timers[name]
+                out += self.say(TimerFired(name=name, at=self.now))
+
+    def restart(self) -> list[Message]:
+        """End the detector's process and start it again from its last commit; its timers are part of that."""
+        state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.detector.state), type=State)
+        self.detector = Detector(state, RULES, self.limits)
+        return self.say(Started(token=2, at=self.now))
+
+    # --- facts -------------------------------------------------------------------------------------------------------
+
+    def join(self, *nodes, incarnation="a", workers=()):
+        out = []
+        for node in nodes:
+            self.beating[node] = incarnation
+            status = [WorkerStatus(worker=w, task=t, slot=0) for w, t in workers]
+            out += self.say(NodeJoined(node=node, incarnation=incarnation, host="h", slots=[], workers=status))
+        return out
+
+    def run(self, task="gpt", epoch=0, **places):
+        """Put workers (name=node) into a membership of the task."""
+        out = []
+        for rank, (worker, node) in enumerate(places.items()):
+            self.places[worker] = {"node": node, "slot": 0, "task": task, "worker": worker}
+            joined = Regrouped(**self.places[worker], epoch=epoch, rank=rank, world_size=len(places), iteration=0)
+            out += self.say(joined)
+        return out
+
+    def silence(self, node):
+        """Kill the machine: no more heartbeats."""
+        del self.beating[node]
+
+    def disconnect(self, node, reason="Client Closed"):
+        return self.say(ConnectionLost(node=node, reason=reason))
+
+    def exit(self, worker, **how):
+        return self.say(WorkerExited(**self.places[worker], **how))
+
+    def throw(self, worker, exception="ValueError", text="bad", iteration=3, traceback="Traceback ..."):
+        fact = WorkerRaised(
+            **self.places[worker], iteration=iteration, exception=exception, text=text, traceback=traceback
+        )
+        return self.say(fact)
+
+    def collective(self, worker, epoch=0, error="Connection closed by peer"):
+        return self.say(CollectiveFailed(**self.places[worker], epoch=epoch, iteration=3, error=error))
+
+    def stall(self, worker, epoch=0, phase="compute", responsive=True):
+        fact = WorkerStalled(
+            **self.places[worker],
+            epoch=epoch,
+            iteration=3,
+            phase=phase,
+            waited_s=3.0,
+            limit_s=2.0,
+            responsive=responsive,
+        )
+        return self.say(fact)
+
+    def give_up(self, action, worker, task="gpt", reason="in vain"):
+        place = self.places[worker]
+        fact = AttemptFailed(task=task, action=action, reason=reason, node=place["node"], slot=0, worker=worker)
+        return self.say(fact)
+
+
+def brief(messages):
+    """What a failure is about, in a tuple; other messages by their type."""
+    found = []
+    for each in messages:
+        if type(each).__name__ == "FailureDetected":
+            found.append((int(each.severity), each.status, each.worker or each.node))
+        else:
+            found.append(type(each).__name__)
+    return found

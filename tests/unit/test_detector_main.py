@@ -1,0 +1,87 @@
+"""How the detector is wired up: settings, the server's advisories, and what it imports."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from unicron_detector.core import Detector
+from unicron_detector.main import DetectorSettings, translate, wiring
+
+from unicron import codec, subjects
+from unicron.bus import topology
+from unicron.contracts.base import Message
+from unicron.errors import InvalidInputError
+
+ADVISORY = {
+    "type": "io.nats.server.advisory.v1.client_disconnect",
+    "id": "AOWX9DUDXsy9KFxAXvPwU3",
+    "timestamp": "2026-11-20T14:00:00.123456789Z",
+    "server": {"name": "unicron"},
+    "client": {"id": 7, "acc": "UNICRON", "user": "unicron", "name": "agent.n1"},
+    "reason": "Client Closed",
+}
+
+
+def advisory(**client):
+    return json.dumps({**ADVISORY, "client": {**ADVISORY["client"], **client}}).encode()
+
+
+def test_an_agents_disconnect_becomes_a_message():
+    lost = translate(topology.DISCONNECTS, advisory())
+    assert (lost.node, lost.reason, lost.id) == ("n1", "Client Closed", "AOWX9DUDXsy9KFxAXvPwU3")
+    assert lost.at == pytest.approx(1795183200.123456)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        advisory(name="detector"),
+        advisory(name=""),
+        advisory(name="agent."),
+        advisory(name="agent.n1.n2"),
+        advisory(name=None),
+        b"",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b'{"client": {"name": "agent.n1"}}',
+        json.dumps({**ADVISORY, "timestamp": 5}).encode(),
+    ],
+)
+def test_other_advisories_become_nothing(data):
+    assert translate(topology.DISCONNECTS, data) is None
+
+
+def test_other_subjects_become_nothing():
+    assert translate(topology.CONNECTS, advisory()) is None
+
+
+def test_settings_reach_the_core():
+    settings = DetectorSettings.load(["--grace-s", "0.25"], {"UNICRON_ATTEMPTS": "7"})
+    assert (settings.limits.grace_s, settings.limits.attempts) == (0.25, 7)
+    assert wiring(settings).core(None)._reporter.limits == settings.limits
+
+
+@pytest.mark.parametrize("name", ["grace_s", "heartbeat_timeout_s", "collective_hold_s", "window_s", "attempts"])
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "x"])
+def test_bad_settings_are_named(name, value):
+    with pytest.raises(InvalidInputError) as caught:
+        DetectorSettings.load([], {f"UNICRON_{name.upper()}": value})
+    assert name in str(caught.value).lower()
+
+
+def test_it_hears_of_everything_that_its_core_handles():
+    made = wiring(DetectorSettings())
+    heard = {subject.split(".")[4] for subject in [*made.facts, *made.telemetry] if subject.startswith(subjects.ROOT)}
+    core = made.core(None)
+    assert isinstance(core, Detector)
+    assert heard == {kind.__name__ for kind in core._handlers if kind in codec.MESSAGES.values()}
+    assert topology.DISCONNECTS in made.telemetry
+    assert core.handle(Message()) == []
+
+
+def test_it_needs_no_torch():
+    code = "import sys, unicron_detector.main, unicron_detector.statistics; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
