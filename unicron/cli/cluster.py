@@ -25,6 +25,9 @@ from unicron.settings import Settings
 
 SERVICES = ("registry", "detector", "planner", "transition")
 NATS = "nats"
+PORT = 4222
+"""Port of the NATS server, and the one that the other commands try first."""
+
 GRACE_S = 10.0
 """How long processes may take to end in an orderly way, before they are killed."""
 
@@ -63,7 +66,7 @@ class Cluster:
         names: its processes in the order in which they start: nats, services, node-1 and so on.
     """
 
-    def __init__(self, root: Path, nodes: int = 3, slots: int = 2, port: int = 4222) -> None:
+    def __init__(self, root: Path, nodes: int = 3, slots: int = 2, port: int = PORT) -> None:
         self.root = root.resolve()
         self.logs = self.root / "logs"
         self._file = self.root / "cluster.json"

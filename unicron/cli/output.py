@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -18,9 +19,12 @@ T = TypeVar("T")
 
 Nats = Annotated[
     str | None,
-    typer.Option("--nats", envvar="UNICRON_NATS_URL", metavar="URL", help="Where the message bus is."),
+    typer.Option("--nats", "--nats-url", envvar="UNICRON_NATS_URL", metavar="URL", help="Where the message bus is."),
 ]
+Folder = Annotated[Path, typer.Option("--dir", help="Folder of the embedded cluster.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+FOLDER = Path(".unicron")
 
 CONNECT_S = "3"
 """How long a command waits for the bus, unless the environment says otherwise."""

@@ -79,7 +79,9 @@ def status_view(status: Status, now: float | None = None) -> Group:
         line = f"plan {plan.number} after {plan.trigger}: {si(plan.waf, 'FLOP/s')} expected on {plan.workers} slots"
     waf = sum(view.waf for view in status.tasks)
     total = f"WAF {si(waf, 'FLOP/s')} achieved by all tasks together; {line}"
-    return Group(nodes_table(status, now), Text(), tasks_table(status), Text(), Text(total, "dim"))
+    failed = [view for view in status.tasks if view.state == TaskState.FAILED and view.traceback]
+    traces = [Text(f"\n{view.spec.name} failed:\n{view.traceback.rstrip()}", "red") for view in failed]
+    return Group(nodes_table(status, now), Text(), tasks_table(status), *traces, Text(), Text(total, "dim"))
 
 
 def plan_view(view: PlanView) -> Group:

@@ -1,0 +1,119 @@
+"""An example of every message and record, for the documentation."""
+
+import enum
+import inspect
+import re
+import types
+import typing
+from typing import Any
+
+import msgspec
+
+from unicron.contracts import commands, events
+from unicron.contracts.base import Message
+
+VALUES: dict[str, Any] = {
+    "id": "9f2c1d5e8a7b4c60",
+    "at": 1767225600.25,
+    "correlation": "51d0a3be44f7c9e2",
+    "since": 1767220000.5,
+    "task": "gpt",
+    "name": "gpt",
+    "command": ["python", "train.py"],
+    "workdir": "/jobs/gpt",
+    "node": "node-1",
+    "slot": 1,
+    "index": 0,
+    "kind": "cpu",
+    "device": "",
+    "env": {"OMP_NUM_THREADS": "1"},
+    "throughput": {2: 1.9e12, 4: 3.6e12},
+    "sizes": {"gpt": 4},
+    "worker": "gpt-w3",
+    "pid": 4711,
+    "incarnation": "3f9a61c2",
+    "host": "10.0.0.11",
+    "store": "10.0.0.11:29400",
+    "state_server": "10.0.0.11:29401",
+    "exit_code": None,
+    "signal": 9,
+    "reason": "killed by signal 9",
+    "exception": "builtins.ValueError",
+    "traceback": "Traceback (most recent call last): ...",
+    "status": "exited_abnormally",
+    "method": "process_supervision",
+    "severity": 2,
+    "escalated": 3,
+    "phase": "reduce",
+    "action": "restart",
+    "state": "running",
+    "trigger": "node_lost:node-3",
+    "event": "node_lost:node-3",
+    "fault": "kill-worker",
+    "subject": "unicron.v1.evt.node-1.WorkerExited.gpt",
+    "payload": b"\xc1",
+    "state_from": "gpt-w1",
+    "epoch": 4,
+    "iteration": 17,
+    "iterations": 50,
+    "rank": 1,
+    "token": 12,
+    "world_size": 3,
+    "workers": 4,
+    "max_workers": 4,
+    "microbatches": 8,
+    "weight": 1.5,
+    "loss": 2.71,
+    "waf": 4.2e12,
+    "reward": 8.4e13,
+    "runner_up_reward": 7.9e13,
+    "flops_per_iteration": 3.5e12,
+    "expected": False,
+    "finished": False,
+    "error": "",
+}
+"""Values of fields that read better than the first value of their type."""
+
+PLAIN = {str: "text", int: 2, float: 1.5, bool: True, bytes: b""}
+SERVICES = ("registry", "detector", "planner", "transition")
+
+
+def sample(kind: Any, field: str = "") -> Any:
+    """Return an example of the type `kind`, as the value of `field`."""
+    origin_, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin_ in {types.UnionType, typing.Union}:
+        found = VALUES.get(field, ...)
+        return None if found is None else sample(next(each for each in inner if each is not types.NoneType), field)
+    if origin_ is dict:
+        return VALUES[field]
+    if origin_ is list:
+        known = isinstance(VALUES.get(field), list)
+        return VALUES[field] if known else [sample(inner[0], field)]
+    if issubclass(kind, msgspec.Struct):
+        return _filled(kind)
+    value = VALUES.get(field)
+    if issubclass(kind, enum.Enum):
+        return kind(value) if value in list(kind) else next(iter(kind))
+    return value if isinstance(value, kind) else PLAIN[kind]
+
+
+def _filled(kind: type[msgspec.Struct]) -> msgspec.Struct:
+    hints = typing.get_type_hints(kind)
+    values = {name: sample(hints[name], name) for name in kind.__struct_fields__}
+    if issubclass(kind, Message):
+        values["source"] = _source(kind)
+    return kind(**values)
+
+
+def _source(kind: type[Message]) -> str:
+    if kind.__module__ == commands.__name__:
+        return "transition"
+    words = origin(kind).split()
+    return next((name for name in SERVICES if name in words), "detector" if "anybody" in words else "node-1")
+
+
+def origin(kind: type[Message]) -> str:
+    """Return in which part of events.py `kind` stands, by the comment above it: "from agents", "telemetry"."""
+    before = inspect.getsource(events).splitlines()[: inspect.getsourcelines(kind)[1]]
+    titles = [match[1] for line in before if (match := re.match(r"# --- ([\w ]+)", line))]
+    return titles[-1].strip()
