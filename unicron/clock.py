@@ -28,15 +28,20 @@ class VirtualClock:
     """Time that moves only when told to, or, under `run`, to the next timer whenever nothing is left to do."""
 
     def __init__(self, start: float = 0.0) -> None:
-        self._now = start
+        self._start = start
+        self._elapsed = 0.0
 
     def now(self) -> float:
         """Return the virtual Unix seconds."""
-        return self._now
+        return self._start + self._elapsed
+
+    def elapsed(self) -> float:
+        """Return the virtual seconds since the start: a small number, which resolves finer steps than `now`."""
+        return self._elapsed
 
     def advance(self, seconds: float) -> None:
         """Move time forward."""
-        self._now += seconds
+        self._elapsed += seconds
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run `main` in an event loop that lives in this time: its sleeps cost none of the real one."""
@@ -53,7 +58,7 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         """Return the virtual time."""
-        return self._virtual.now()
+        return self._virtual.elapsed()
 
 
 class _Jump(selectors.DefaultSelector):

@@ -1,0 +1,488 @@
+"""The shell around a core: every outcome once and in order, whatever is cut off when."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import tally
+from conftest import LEASE_TTL_S
+
+from unicron import codec, subjects
+from unicron.bus.memory import MemoryWorld
+from unicron.bus.server import free_port
+from unicron.clock import SystemClock, VirtualClock
+from unicron.contracts import queries
+from unicron.contracts.events import (
+    Alert,
+    AttemptFailed,
+    DeadLetter,
+    FailureDetected,
+    NodeHeartbeat,
+    NodeJoined,
+    NodeLeft,
+    TaskSubmitted,
+    WorkerExited,
+)
+from unicron.contracts.tasks import TaskSpec
+from unicron.errors import BusUnavailableError, InvalidInputError
+from unicron.service import COMMIT_EVERY, Commit, Service
+
+OUTCOMES = subjects.events(FailureDetected, AttemptFailed, TaskSubmitted, DeadLetter, Alert)
+
+
+# --- helpers ---------------------------------------------------------------------------------------------------------
+
+
+async def insist(call):
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return await call()
+            except BusUnavailableError:
+                await asyncio.sleep(0.02)
+
+
+async def feed(bus, message, number):
+    """Put a fact of node n1 into the journal."""
+    fact = msgspec.structs.replace(message, id=f"fact-{number}", at=1000.0 + number, source="n1")
+    await insist(lambda: bus.append(subjects.of(fact), codec.encode(fact), fact.id))
+
+
+def exited(worker="w", **fields):
+    return WorkerExited(node="n1", slot=0, task="gpt", worker=worker, **fields)
+
+
+async def outcomes(bus, count, filters=OUTCOMES, settle=0.0):
+    """Return the first `count` outcomes, and whatever more comes within `settle` seconds."""
+    found = []
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(30) as limit, contextlib.aclosing(bus.follow(filters, 0)) as entries:
+            if count == 0:
+                limit.reschedule(asyncio.get_running_loop().time() + settle)
+            async for entry in entries:
+                found.append(codec.decode_message(entry.data))
+                if len(found) == count:
+                    if not settle:
+                        break
+                    limit.reschedule(asyncio.get_running_loop().time() + settle)
+    assert len(found) >= count, f"only {found}"
+    return found
+
+
+async def ask(bus, query):
+    data = await insist(lambda: bus.ask(subjects.rpc(tally.NAME), codec.encode(query), 5.0))
+    return codec.decode(data, queries.Reply)
+
+
+def service(bus, **changes):
+    return Service(tally.wiring(**changes), bus, SystemClock(), LEASE_TTL_S)
+
+
+@contextlib.asynccontextmanager
+async def running(*services):
+    tasks = [asyncio.create_task(each.run()) for each in services]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                raise outcome
+
+
+def attempts(found):
+    return [message.attempt for message in found if isinstance(message, FailureDetected)]
+
+
+class CutError(Exception):
+    """The process is gone."""
+
+
+class CutBus:
+    """A bus whose user dies at a given point: points lie before and after each write of state or journal."""
+
+    def __init__(self, bus, point):
+        self._bus = bus
+        self._left = point
+        self.dead = False
+
+    def __getattr__(self, name):
+        self.check()
+        return getattr(self._bus, name)
+
+    async def append(self, *args):
+        return await self.write(self._bus.append, *args)
+
+    def bucket(self, name):
+        return CutBucket(self._bus.bucket(name), self, counted=name == "state")
+
+    async def write(self, call, *args):
+        self._pass_point()
+        outcome = await call(*args)
+        self._pass_point()
+        return outcome
+
+    def _pass_point(self):
+        self._left -= 1
+        self.dead = self.dead or self._left < 0
+        self.check()
+
+    def check(self):
+        if self.dead:
+            raise CutError
+
+
+class CutBucket:
+    def __init__(self, bucket, bus, *, counted):
+        self._bucket = bucket
+        self._bus = bus
+        self._counted = counted
+
+    def __getattr__(self, name):
+        self._bus.check()
+        return getattr(self._bucket, name)
+
+    async def update(self, *args):
+        self._bus.check()
+        if self._counted:
+            return await self._bus.write(self._bucket.update, *args)
+        return await self._bucket.update(*args)
+
+
+# --- once and in order -----------------------------------------------------------------------------------------------
+
+
+async def test_outcomes_come_once_and_in_order_wherever_the_process_is_cut_off(world):
+    """Cut at point 0, then at point 1, and so on; each time a new instance goes on, and one more fact comes in."""
+    bus = await world.connect()
+    facts = 0
+    for point in range(16):
+        for _ in range(point // 2 + 1):  # enough to write for that many points
+            await feed(bus, exited(), facts)
+            facts += 1
+        with pytest.raises(CutError):
+            await asyncio.wait_for(service(CutBus(await world.connect(), point)).run(), 20)
+        await bus.bucket("lease").delete(tally.NAME)  # as if it had run out
+    async with running(service(await world.connect())):
+        found = await outcomes(bus, facts, settle=0.2)
+    assert attempts(found) == list(range(1, facts + 1))
+    assert [message.correlation for message in found] == [f"fact-{number}" for number in range(facts)]
+
+
+async def test_outcomes_come_once_and_in_order_while_processes_and_server_are_killed(private_world, private_server):
+    bus = await private_world.connect()
+    facts = 300
+
+    def start():
+        return subprocess.Popen(
+            [sys.executable, Path(tally.__file__), "--nats-url", private_server.url, "--lease-ttl-s", "0.2"]
+        )
+
+    process = start()
+    try:
+        for number in range(facts):
+            await feed(bus, exited(), number)
+            await asyncio.sleep(0.004)
+            if number % 60 == 50:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                process = start()
+            if number in {120, 220}:
+                private_server.kill()
+                private_server.start()
+        found = await outcomes(bus, facts, settle=0.3)
+        assert attempts(found) == list(range(1, facts + 1))
+        assert [message.correlation for message in found] == [f"fact-{number}" for number in range(facts)]
+        assert len({message.id for message in found}) == facts
+        process.terminate()
+        assert process.wait(20) == 0
+        assert await insist(lambda: bus.bucket("lease").get(tally.NAME)) is None, "it gives its lease back"
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_two_instances_that_both_believe_to_be_active_do_nothing_twice(world):
+    bus = await world.connect()
+    stale, fresh = service(await world.connect()), service(await world.connect())
+    async with running(stale, fresh):
+        for number in range(60):
+            await feed(bus, exited(), number)
+            if number % 10 == 5:
+                await bus.bucket("lease").delete(tally.NAME)
+        found = await outcomes(bus, 60, settle=0.3)
+    assert attempts(found) == list(range(1, 61))
+
+
+async def test_a_second_instance_stands_by_and_takes_over_when_the_first_dies(world):
+    bus = await world.connect()
+    doomed = CutBus(await world.connect(), 10**6)
+    first = asyncio.create_task(service(doomed).run())
+    await insist(lambda: bus.ask(subjects.rpc(tally.NAME), codec.encode(queries.GetStatus()), 5.0))
+    async with running(service(await world.connect())):
+        await feed(bus, exited(), 0)
+        await outcomes(bus, 1)
+        assert not first.done()
+        doomed.dead = True
+        await feed(bus, exited(), 1)
+        assert attempts(await outcomes(bus, 2, settle=0.2)) == [1, 2]
+    with pytest.raises(CutError):
+        await first
+
+
+async def test_a_long_outage_of_the_server_ends_with_the_service_at_work_again(private_world, private_server):
+    bus = await private_world.connect()
+    async with running(service(await private_world.connect())):
+        await feed(bus, exited(), 0)
+        await outcomes(bus, 1)
+        private_server.kill()
+        await asyncio.sleep(3 * LEASE_TTL_S)
+        private_server.start()
+        await feed(bus, exited(), 1)
+        assert attempts(await outcomes(bus, 2, subjects.events(FailureDetected), settle=0.3)) == [1, 2]
+        assert (await ask(bus, queries.GetStatus())).text == "2 0"
+
+
+async def test_the_core_is_told_that_the_connection_was_interrupted(private_world, private_server):
+    bus = await private_world.connect()
+    slow_lease = Service(tally.wiring(), await private_world.connect(), SystemClock(), 20.0)
+    async with running(slow_lease):
+        await ask(bus, queries.GetStatus())
+        private_server.kill()
+        private_server.start()
+        (alert,) = await outcomes(bus, 1, subjects.events(Alert))
+    assert alert.text == "BusReconnected"
+
+
+# --- what can't be used ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"\xc1 not msgpack", "not a valid message"),
+        (b"", "not a valid message"),
+        (codec.encode(queries.GetStatus()), "Invalid value 'GetStatus'"),
+        (b"\x81\xa4type\xacWorkerExited", "missing required field `node`"),
+        (b"\x82\xa4type\xacWorkerExited\xa4node\x05", r"Expected `str`, got `int` - at `\$.node`"),
+        (codec.encode(exited(id="x", source="n2")), r"it belongs on unicron\.v1\.evt\.n2"),
+        (codec.encode(exited(id="x", source="n.1")), "use 1 to 64 letters"),
+    ],
+)
+async def test_corrupt_unknown_and_misplaced_messages_become_dead_letters_and_the_service_lives_on(world, data, error):
+    bus = await world.connect()
+    async with running(service(await world.connect())):
+        await bus.append("unicron.v1.evt.n1.WorkerExited.gpt", data, "bad")
+        await feed(bus, exited(), 1)
+        letter, alert, failure = await outcomes(bus, 3, settle=0.1)
+    assert isinstance(letter, DeadLetter)
+    assert (letter.subject, letter.payload) == ("unicron.v1.evt.n1.WorkerExited.gpt", data)
+    assert re.search(error, letter.error)
+    assert isinstance(alert, Alert)
+    assert letter.error in alert.text
+    assert attempts([failure]) == [1]
+
+
+async def test_corrupt_telemetry_becomes_a_dead_letter_and_good_telemetry_counts(world):
+    bus = await world.connect()
+    beat = NodeHeartbeat(node="n1", incarnation="i", source="n1")
+    async with running(service(await world.connect())):
+        await ask(bus, queries.GetStatus())
+        await bus.tell("unicron.v1.tel.n1.NodeHeartbeat.n1", b"\xc1")
+        await bus.tell(subjects.of(beat), codec.encode(beat))
+        letter, _ = await outcomes(bus, 2, settle=0.1)
+        assert (await ask(bus, queries.GetStatus())).text == "0 1"
+    assert letter.subject == "unicron.v1.tel.n1.NodeHeartbeat.n1"
+
+
+async def test_telemetry_of_others_is_translated_and_what_breaks_the_translation_is_put_aside(world):
+    bus = await world.connect()
+    async with running(service(await world.connect())):
+        await ask(bus, queries.GetStatus())
+        for data in (b"", b"n1", b"n2", b"\xff"):  # nothing; two of the same kind; not UTF-8
+            await bus.tell("elsewhere.node", data)
+        found = await outcomes(bus, 4, settle=0.1)
+    assert [message.text for message in found if isinstance(message, Alert)][:2] == ["ConnectionLost"] * 2
+    assert len({message.id for message in found}) == 4
+    assert [message.subject for message in found if isinstance(message, DeadLetter)] == ["elsewhere.node"]
+
+
+@pytest.mark.parametrize("worker", ["poison", "misnamed"])
+async def test_a_message_that_the_core_can_not_handle_is_put_aside_once_and_leaves_no_trace(world, worker):
+    bus = await world.connect()
+    await feed(bus, exited(), 0)
+    await feed(bus, exited(worker), 1)
+    await feed(bus, exited(), 2)
+    async with running(service(await world.connect())):
+        first, letter, alert, second = await outcomes(bus, 4, settle=0.2)
+    assert attempts([first, second]) == [1, 2], "what the core did before it raised is undone"
+    assert isinstance(letter, DeadLetter)
+    assert isinstance(alert, Alert)
+    assert codec.decode_message(letter.payload).worker == worker
+    async with running(service(await world.connect())):
+        assert len(await outcomes(bus, 4, settle=0.2)) == 4, "nor does the next instance stumble"
+
+
+async def test_a_timer_that_the_core_can_not_handle_does_not_loop(world):
+    bus = await world.connect()
+    async with running(service(await world.connect())):
+        await feed(bus, NodeLeft(node="poison", incarnation="0.01"), 0)
+        letter, _ = await outcomes(bus, 2, settle=0.3)
+        await feed(bus, exited(), 1)
+        await outcomes(bus, 3)
+    assert letter.subject == "TimerFired"
+
+
+# --- timers ----------------------------------------------------------------------------------------------------------
+
+
+async def test_timers_fire_once_survive_a_restart_and_can_be_replaced_and_cancelled(world):
+    bus = await world.connect()
+    async with running(service(await world.connect())):
+        for number, (node, after_s) in enumerate(
+            [("kept", "0.3"), ("gone", "0.3"), ("moved", "0.1"), ("moved", "0.5")]
+        ):
+            await feed(bus, NodeLeft(node=node, incarnation=after_s), number)
+        await feed(bus, NodeJoined(node="gone", incarnation="i", host="h", slots=[]), 9)
+        await ask(bus, queries.GetStatus())
+    async with running(service(await world.connect())):
+        found = await outcomes(bus, 2, settle=0.4)
+    assert [(message.node, message.correlation) for message in found] == [("kept", "fact-0"), ("moved", "fact-3")]
+
+
+def test_a_timer_of_a_day_in_virtual_time():
+    clock = VirtualClock(1_700_000_000.0)
+    world = MemoryWorld(clock, 60.0)
+
+    async def story():
+        bus = world.connect()
+        async with running(Service(tally.wiring(), world.connect(), clock, 60.0)):
+            await feed(bus, NodeLeft(node="n1", incarnation="86400"), 0)
+            return await anext(bus.follow(subjects.events(AttemptFailed), 0))
+
+    fired = codec.decode_message(clock.run(story()).data)
+    assert fired.at == pytest.approx(1_700_086_400.0, abs=1.0)
+    assert fired.correlation == "fact-0"
+
+
+def test_the_outbox_is_cleared_when_idle():
+    """Its ids are known to the journal for a while only; whoever starts later must not publish it again."""
+    clock = VirtualClock(1_700_000_000.0)
+    world = MemoryWorld(clock, 60.0)
+
+    async def story():
+        bus = world.connect()
+        async with running(Service(tally.wiring(), world.connect(), clock, 60.0)):
+            await feed(bus, exited(), 0)
+            await outcomes(bus, 1)
+            before = codec.decode((await bus.bucket("state").get(tally.NAME)).value, Commit)
+            await asyncio.sleep(60)
+            after = codec.decode((await bus.bucket("state").get(tally.NAME)).value, Commit)
+        return before, after
+
+    before, after = clock.run(story())
+    assert [message.subject for message in before.outbox] == ["unicron.v1.evt.tally.FailureDetected.gpt"]
+    assert after == msgspec.structs.replace(before, outbox=[])
+
+
+# --- the rest of the shell -------------------------------------------------------------------------------------------
+
+
+async def test_queries_are_answered_and_orders_have_outcomes(world):
+    bus = await world.connect()
+    spec = TaskSpec(name="gpt", command=["true"])
+    async with running(service(await world.connect()), service(await world.connect())):
+        for _ in range(5):  # never by the instance that stands by
+            assert (await ask(bus, queries.GetStatus())).text == "0 0"
+        assert (await ask(bus, queries.SubmitTask(spec=spec))).text == "submitted"
+        found = await outcomes(bus, 1, settle=0.1)
+    assert [message.spec for message in found] == [spec]
+
+
+async def test_queries_that_can_not_be_answered_get_an_error_and_change_nothing(world):
+    bus = await world.connect()
+    async with running(service(await world.connect())):
+        garbage = await insist(lambda: bus.ask(subjects.rpc(tally.NAME), b"\xc1", 5.0))
+        assert "not a valid query" in codec.decode(garbage, queries.Reply).error
+        reply = await ask(bus, queries.GetPlan())
+        assert "no answer to that" in reply.error
+        assert (await ask(bus, queries.GetStatus())).text == "0 0"
+        letter, _ = await outcomes(bus, 2, settle=0.1)
+    assert letter.subject == "GetPlan"
+
+
+async def test_a_service_without_answers_says_so(world):
+    bus = await world.connect()
+    async with running(service(await world.connect(), answers=False)):
+        assert "answers no queries" in (await ask(bus, queries.GetStatus())).error
+
+
+async def test_the_position_is_committed_even_when_nothing_follows(world):
+    bus = await world.connect()
+    joined = NodeJoined(node="n1", incarnation="i", host="h", slots=[])
+    for number in range(COMMIT_EVERY + 10):
+        await feed(bus, joined, number)
+    async with running(service(await world.connect())):
+
+        async def committed():
+            stored = await bus.bucket("state").get(tally.NAME)
+            if stored is None or codec.decode(stored.value, Commit).sequence < COMMIT_EVERY:
+                raise BusUnavailableError("not yet")
+
+        await insist(committed)
+
+
+async def test_state_of_another_version_is_an_error_that_names_the_cure(world):
+    bus = await world.connect()
+    odd = Commit(state=msgspec.Raw(msgspec.msgpack.encode({"exits": "many"})))
+    await bus.bucket("state").create(tally.NAME, codec.encode(odd))
+    with pytest.raises(InvalidInputError, match=r"stored state of tally.*delete the key tally"):
+        await asyncio.wait_for(service(await world.connect()).run(), 20)
+    assert await bus.bucket("lease").get(tally.NAME) is None
+
+
+async def test_a_cancelled_service_leaves_no_task_behind(world):
+    before = asyncio.all_tasks()
+    bus = await world.connect()
+    async with running(service(bus)):
+        await ask(await world.connect(), queries.GetStatus())
+    await world.close()
+    await asyncio.sleep(0.05)
+    assert asyncio.all_tasks() <= before
+
+
+# --- as a process ----------------------------------------------------------------------------------------------------
+
+
+def run(*flags, **environ):
+    return subprocess.run(
+        [sys.executable, Path(tally.__file__), *flags],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environ},
+    )
+
+
+def test_a_service_without_a_server_says_address_and_cure_and_no_traceback():
+    url = f"nats://127.0.0.1:{free_port()}"
+    ended = run(UNICRON_NATS_URL=url, UNICRON_CONNECT_TIMEOUT_S="0.2")
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"tally: no NATS server answers at {url} within 0.2 s")
+    assert "UNICRON_NATS_URL" in line
+
+
+def test_a_service_with_a_bad_setting_names_it():
+    ended = run("--log-level", "loud")
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 1)
+    assert "log_level 'loud': use one of debug, info, warning, error" in ended.stderr
