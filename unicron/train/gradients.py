@@ -7,7 +7,8 @@ anywhere are kept (paper section 6.2, scenario 2).
 from collections.abc import Iterable, Sequence
 
 import torch
-import torch.distributed as dist
+
+from unicron.train.group import Group
 
 BUCKET_BYTES = 25 * 1024 * 1024
 
@@ -46,7 +47,7 @@ class Gradients:
             offset = end
         self._accumulated[-1] += loss.detach()
 
-    def reduce(self, world_size: int) -> None:
+    def reduce(self, group: Group) -> None:
         """Sum over all ranks what no bucket holds yet.
 
         Raises:
@@ -55,14 +56,14 @@ class Gradients:
         for index, bucket in enumerate(self._slices):
             if not self.finished[index]:
                 self._reduced[bucket] = self._accumulated[bucket]
-                if world_size > 1:
-                    dist.all_reduce(self._reduced[bucket])
+                group.all_reduce(self._reduced[bucket])
                 self.finished[index] = True
 
-    def share(self, bucket_from: Sequence[int | None]) -> None:
+    def share(self, group: Group, bucket_from: Sequence[int | None]) -> None:
         """Give each bucket that some rank has finished to all ranks.
 
         Args:
+            group: of the ranks that share.
             bucket_from: for each bucket the rank that has it, or None.
 
         Raises:
@@ -70,7 +71,7 @@ class Gradients:
         """
         for index, (bucket, source) in enumerate(zip(self._slices, bucket_from, strict=True)):
             if source is not None:
-                dist.broadcast(self._reduced[bucket], source)
+                group.broadcast(self._reduced[bucket], source)
             self.finished[index] = source is not None
 
     def publish(self, microbatches: int) -> float:

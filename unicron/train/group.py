@@ -9,25 +9,40 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore, Work
 
-TIMEOUT = timedelta(days=1)
+FOREVER = timedelta(minutes=30)
 """Nobody waits for a timeout: blocked calls are woken by `abort_below`."""
+
+CONNECT = timedelta(seconds=5)
+"""For the store, which lives outside the ranks and answers at once or not at all; and for gloo's own mesh."""
+
+POLL = timedelta(seconds=0.1)
+GIVE_UP_S = 0.3
+"""How long an interrupted call may take to come back, before it is abandoned."""
 
 
 class Group:
-    """The one mutable context that holds the process group; a regroup swaps what is inside."""
+    """The one mutable context that holds the process group; a regroup swaps what is inside.
+
+    torch's default process group is left alone: it counts its groups by process, and those counts drift apart when
+    forming one fails on some ranks only.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._lock = threading.Lock()
+        self._backend: Any = None
+        self._abandoned: list[Any] = []
+        self._aborted_at: float | None = None
         self._older: frozenset[str] = frozenset()
-        self._own: frozenset[str] | None = None
+        self._connecting = False
         self.epoch = -1
         self.rank = 0
         self.world_size = 1
@@ -36,52 +51,112 @@ class Group:
         """Meet the other ranks of `name` at `store` (host:port) as `rank` of `world_size`.
 
         Raises:
-            RuntimeError: interrupted by `abort_below`, or a peer was lost meanwhile.
+            RuntimeError: interrupted by `abort_below`, or the store or a peer was lost meanwhile.
         """
         self.leave()
         host, _, port = store.rpartition(":")
         with self._lock:
-            self._older, self._own = frozenset(_sockets()), None
             self.epoch, self.rank, self.world_size = epoch, rank, world_size
-        client = TCPStore(host, int(port), is_master=False, timeout=TIMEOUT)
-        backend = "nccl" if self._device.type == "cuda" else "gloo"
+            self._older, self._connecting, self._aborted_at = frozenset(_sockets()), True, None
+        try:
+            client = TCPStore(host, int(port), is_master=False, timeout=CONNECT)
+        finally:
+            self._connecting = False
         # the prefix keeps tasks and epochs apart: a rank that was stopped and goes on meets nobody
-        dist.init_process_group(
-            backend, store=PrefixStore(f"{name}-{epoch}", client), rank=rank, world_size=world_size, timeout=TIMEOUT
-        )
-        with self._lock:
-            self._own = frozenset(_sockets()) - self._older
+        meeting = PrefixStore(f"{name}-{epoch}", client)
+        meeting.set(f"here-{rank}", "")
+        meeting.wait([f"here-{other}" for other in range(world_size)], FOREVER)
+        self._backend = self._connect(meeting)
+
+    def _connect(self, store: PrefixStore) -> Any:
+        if self._device.type == "cuda":
+            from torch._C._distributed_c10d import ProcessGroupNCCL  # noqa: PLC0415 only builds with CUDA have it
+
+            options = ProcessGroupNCCL.Options()
+            options._timeout = FOREVER  # noqa: SLF001 torch has no other name for it
+            return ProcessGroupNCCL(store, self.rank, self.world_size, options)
+        group = ProcessGroupGloo(store, self.rank, self.world_size, timeout=CONNECT)
+        group._set_default_timeout(FOREVER)  # noqa: SLF001 likewise
+        return group
 
     def leave(self) -> None:
         """Give up the group, whatever state it is in."""
-        if dist.is_initialized():
-            with contextlib.suppress(RuntimeError):
-                dist.destroy_process_group()
+        self._backend = None
 
     def abort_below(self, epoch: int) -> bool:
         """Wake whoever is blocked in a group older than `epoch`; return whether there is one. From any thread."""
         with self._lock:
             if self.epoch >= epoch:
                 return False
-            if self._device.type == "cuda" and dist.is_initialized():
+            backend = self._backend
+            self._aborted_at = self._aborted_at or time.monotonic()
+            if self._device.type == "cuda" and backend is not None:
                 with contextlib.suppress(RuntimeError):
-                    dist.distributed_c10d._abort_process_group()  # noqa: SLF001 torch's own name for it
-            for inode, descriptor in _sockets().items():
-                if inode in self._own if self._own is not None else inode not in self._older:
-                    _shut(descriptor)
+                    backend.abort()
+            if not self._connecting:  # a store's client that is cut off would only connect again
+                for inode, descriptor in _sockets().items():
+                    if inode not in self._older:
+                        _shut(descriptor)
             return True
 
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Sum `tensor` over all ranks, in place.
+
+        Raises:
+            RuntimeError: the group broke.
+        """
+        if self.world_size > 1:
+            self._wait(self._group.allreduce([tensor]))
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """Fill `tensor` with what rank `source` has in it.
+
+        Raises:
+            RuntimeError: the group broke.
+        """
+        if self.world_size > 1:
+            self._wait(self._group.broadcast(tensor, source))
+
     def all_gather(self, row: torch.Tensor) -> list[torch.Tensor]:
-        """Return the `row` (1-D, CPU) of every rank."""
+        """Return the `row` (1-D, CPU) of every rank.
+
+        Raises:
+            RuntimeError: the group broke.
+        """
         row = row.to(self._device)
         rows = [torch.empty_like(row) for _ in range(self.world_size)]
-        dist.all_gather(rows, row)
+        self._wait(self._group.allgather(rows, row))
         return [other.cpu() for other in rows]
+
+    def _wait(self, work: Work) -> None:
+        """Wait for `work`; where it was interrupted and yet does not end, go on without it.
+
+        gloo can lose a connection's end that coincides with a send, and would wait for its timeout then. The group is
+        kept, because its destructor would wait as well; its connections are closed, so nothing of it moves any more.
+        """
+        while True:
+            try:
+                work.wait(POLL)
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+                if self._aborted_at is None or time.monotonic() - self._aborted_at < GIVE_UP_S:
+                    continue
+                self._abandoned.append(self._group)
+                raise
+            else:
+                return
+
+    @property
+    def _group(self) -> Any:
+        if self._backend is None:
+            raise RuntimeError("there is no process group")
+        return self._backend
 
 
 def _sockets() -> dict[str, int]:
     """Return this process's sockets: inode text -> file descriptor."""
-    found = {}
+    found: dict[str, int] = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             target = str(entry.readlink())

@@ -182,7 +182,7 @@ class Session:
         """Return whether the reduce went through; if not, the membership is a new one."""
         self._progress("reduce")
         try:
-            self._gradients.reduce(self.world_size)
+            self._gradients.reduce(self._group)
         except RuntimeError as error:
             broke = time.monotonic()
             self._report_broken(error)
@@ -237,7 +237,7 @@ class Session:
         nodes = [member.node for member in membership.members]
         plan = redistribute.resume(progress, self.per_iteration, nodes)
         taken_from = self._exchange_states(plan, membership)
-        self._gradients.share(plan.bucket_from)
+        self._gradients.share(self._group, plan.bucket_from)
         self._todo, self._has_state, self._open = list(plan.todo[rank]), True, True
         return Joined(
             epoch=membership.epoch,
