@@ -25,12 +25,12 @@ MESSAGES: dict[str, type[Message]] = {
 QUERIES: tuple[type[queries.Query], ...] = tuple(queries.Query.__subclasses__())
 
 _encoder = msgspec.msgpack.Encoder()
-_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+_decoder = msgspec.msgpack.Decoder()
 
 
 def encode(record: Record) -> bytes:
-    """Return `record` as msgpack."""
-    return _encoder.encode(record)
+    """Return `record` as msgpack; the keys of its maps are strings, as every reader of msgpack expects."""
+    return _encoder.encode(msgspec.to_builtins(record, builtin_types=(bytes,), str_keys=True))
 
 
 def decode(data: bytes, kind: type[R]) -> R:
@@ -61,11 +61,8 @@ def decode_query(data: bytes) -> queries.Query:
 
 
 def _decode(data: bytes, kind: Any, name: str) -> Any:
-    decoder = _decoders.get(kind)
-    if decoder is None:
-        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
-        return decoder.decode(data)
+        return msgspec.convert(_decoder.decode(data), kind, builtin_types=(bytes,), str_keys=True)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInputError(f"not a valid {name} ({len(data)} bytes): {error}") from error
 

@@ -47,7 +47,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
                 raise InvalidInputError(
                     f"{PREFIX}{name.upper()}: no file at {path!r}; give the path of a readable file"
                 )
-        if self.lease_ttl_s < MIN_LEASE_TTL_S:
+        if not self.lease_ttl_s >= MIN_LEASE_TTL_S:  # not a number is no duration either
             raise InvalidInputError(f"{PREFIX}LEASE_TTL_S: {self.lease_ttl_s:g} s; use at least {MIN_LEASE_TTL_S:g} s")
         if bool(self.nats_cert) != bool(self.nats_key):
             raise InvalidInputError(f"{PREFIX}NATS_CERT and {PREFIX}NATS_KEY belong together: set both or neither")

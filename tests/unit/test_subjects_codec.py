@@ -1,0 +1,177 @@
+"""Subjects and codec: what they make, and what they refuse at the door."""
+
+import contextlib
+import re
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unicron import codec, subjects
+from unicron.bus.memory import matches
+from unicron.contracts.base import LOCAL, Started
+from unicron.contracts.commands import StopWorker
+from unicron.contracts.events import IterationFinished, NodeHeartbeat, NodeJoined, WorkerExited
+from unicron.contracts.queries import GetStatus
+from unicron.contracts.tasks import WorkerStatus
+from unicron.errors import InvalidInputError
+
+GOOD = st.from_regex(re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII), fullmatch=True)
+BAD = st.text(max_size=80).filter(lambda text: not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", text))
+
+
+def stop(node, task):
+    return StopWorker(node=node, slot=0, worker="w", task=task, source="transition")
+
+
+def exited(source, task):
+    return WorkerExited(node="n1", slot=0, task=task, worker="w", source=source)
+
+
+# --- subjects --------------------------------------------------------------------------------------------------------
+
+
+def test_subjects_of_facts_commands_telemetry_and_queries():
+    beat = NodeHeartbeat(node="n1", incarnation="i", source="n1")
+    assert subjects.of(exited("n1", "gpt")) == "unicron.v1.evt.n1.WorkerExited.gpt"
+    assert subjects.of(stop("n2", "gpt")) == "unicron.v1.cmd.n2.StopWorker.gpt"
+    assert subjects.of(beat) == "unicron.v1.tel.n1.NodeHeartbeat.n1"
+    assert subjects.rpc("registry") == "unicron.v1.rpc.registry"
+    assert subjects.commands("n2") == "unicron.v1.cmd.n2.>"
+    assert subjects.events(WorkerExited, IterationFinished) == [
+        "unicron.v1.evt.*.WorkerExited.*",
+        "unicron.v1.tel.*.IterationFinished.*",
+    ]
+
+
+@given(GOOD, GOOD)
+def test_what_is_made_of_good_tokens_has_six_tokens_and_is_found_by_its_filter(one, two):
+    fact, command = subjects.of(exited(one, two)), subjects.of(stop(one, two))
+    assert len(fact.split(".")) == len(command.split(".")) == 6
+    assert matches(subjects.events(WorkerExited), fact)
+    assert not matches(subjects.events(NodeJoined), fact)
+    assert matches([subjects.commands(one)], command)
+    assert matches(subjects.JOURNAL, fact)
+    assert matches(subjects.JOURNAL, command)
+
+
+@given(BAD)
+def test_bad_tokens_are_refused_wherever_they_stand(text):
+    for make in (
+        lambda: subjects.token(text),
+        lambda: subjects.rpc(text),
+        lambda: subjects.commands(text),
+        lambda: subjects.of(exited(text, "gpt")),
+        lambda: subjects.of(stop(text, "gpt")),
+    ):
+        with pytest.raises(InvalidInputError, match="use 1 to 64 letters, digits"):
+            make()
+    if text:  # without a task the node is the key
+        with pytest.raises(InvalidInputError, match="key"):
+            subjects.of(exited("n1", text))
+
+
+@pytest.mark.parametrize("text", ["", " ", "a.b", "*", ">", "a b", "a\n", "a\r\nPUB x", "é", "٣", "a" * 65, "\x00"])
+def test_bad_tokens_by_name(text):
+    with pytest.raises(InvalidInputError):
+        subjects.token(text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject", "fits"),
+    [
+        ("a.b", "a.b", True),
+        ("a.b", "a.b.c", False),
+        ("a.*", "a.b", True),
+        ("a.*", "a", False),
+        ("a.>", "a", False),
+        ("a.>", "a.b.c", True),
+        ("*.b.>", "x.b.c", True),
+        ("*.b.>", "x.c.b", False),
+        (">", "a", True),
+    ],
+)
+def test_wildcards(pattern, subject, fits):
+    assert matches([pattern], subject) is fits
+
+
+# --- codec -----------------------------------------------------------------------------------------------------------
+
+
+def test_messages_between_a_core_and_its_shell_never_reach_the_bus():
+    assert not set(LOCAL) & set(codec.MESSAGES.values())
+    with pytest.raises(InvalidInputError, match="Started"):
+        codec.decode_message(codec.encode(Started(token=1)))
+
+
+@given(st.text(), st.lists(st.text(max_size=20), max_size=5), st.floats(allow_nan=False), st.integers(0, 2**63 - 1))
+def test_messages_survive_the_way_there_and_back(text, lines, at, number):
+    message = WorkerExited(
+        node=text, slot=number, task=text, worker=text, stderr=lines, at=at, id=text, exit_code=None, signal=9
+    )
+    assert codec.decode_message(codec.encode(message)) == message
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_a_message_or_an_error_of_ours(data):
+    for read in (codec.decode_message, codec.decode_query):
+        with contextlib.suppress(InvalidInputError):
+            read(data)
+
+
+@given(st.data())
+def test_damaged_messages_are_a_message_or_an_error_of_ours(data):
+    whole = bytearray(codec.encode(exited("n1", "gpt")))
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    cut = whole[: data.draw(st.integers(0, len(whole)))]
+    for damaged in (bytes(whole), bytes(cut)):
+        with contextlib.suppress(InvalidInputError):
+            codec.decode_message(damaged)
+
+
+def test_nesting_without_an_end_is_an_error_of_ours():
+    with pytest.raises(InvalidInputError):
+        codec.decode_message(b"\x81\xa4type" + b"\x91" * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("held", "error"),
+    [
+        ({"type": "Nonsense"}, "Invalid value 'Nonsense'"),
+        ({"node": "n1"}, "missing required field `type`"),
+        ({"type": "NodeLeft", "node": "n1"}, "missing required field `incarnation`"),
+        ({"type": "NodeLeft", "node": 1, "incarnation": "i"}, r"Expected `str`, got `int` - at `\$.node`"),
+        ([1], "Expected `object`, got `array`"),
+    ],
+)
+def test_the_error_names_the_field(held, error):
+    with pytest.raises(InvalidInputError, match=error):
+        codec.decode_message(msgpack.packb(held))
+
+
+def test_records_are_decoded_by_their_type():
+    status = WorkerStatus(worker="w", task="gpt", slot=1)
+    assert codec.decode(codec.encode(status), WorkerStatus) == status
+    assert codec.decode_query(codec.encode(GetStatus())) == GetStatus()
+    with pytest.raises(InvalidInputError, match="not a valid WorkerStatus"):
+        codec.decode(b"\x80", WorkerStatus)
+
+
+# --- descent ---------------------------------------------------------------------------------------------------------
+
+
+def test_outcomes_descend_from_their_cause_with_repeatable_and_different_ids():
+    cause = NodeJoined(node="n1", incarnation="i", host="h", slots=[], id="c", source="n1")
+    outcome = exited("", "gpt")
+    first, again = (outcome.descend(cause, 0, "planner", at=5.0) for _ in range(2))
+    assert first == again
+    assert (first.correlation, first.source, first.at) == ("c", "planner", 5.0)
+    others = [
+        outcome.descend(cause, 1, "planner", 5.0),
+        outcome.descend(cause, 0, "detector", 5.0),
+        outcome.descend(first, 0, "planner", 5.0),
+    ]
+    assert len({message.id for message in (first, *others)}) == 4
+    assert others[2].correlation == "c"
