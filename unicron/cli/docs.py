@@ -21,7 +21,7 @@ HEAD = """\
 Made from `unicron/contracts` by `unicron docs`; change the docstrings there, not this page.
 
 Everything that happens in a cluster is a message on NATS, and any program with a NATS and a msgpack library can listen:
-`examples/subscriber.py` is 60 lines without any import of Unicron.
+`examples/subscriber.py` is 50 lines without any import of Unicron.
 
 - The payload is one msgpack map with string keys; `type` names the message. The examples are the same maps as JSON.
 - Fields are only ever added, with defaults. Ignore those you don't know.

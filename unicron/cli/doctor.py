@@ -64,7 +64,7 @@ def table(checks: list[Check]) -> Table:
     for column in ("CHECK", "STATE", "FOUND", "CURE"):
         found.add_column(column, overflow="fold")
     for check in checks:
-        found.add_row(check.name, Text(check.state, styles[check.state]), Text(check.found), Text(check.cure))
+        found.add_row(Text(check.name), Text(check.state, styles[check.state]), Text(check.found), Text(check.cure))
     return found
 
 

@@ -1,6 +1,7 @@
 """Carries faults out on a running cluster, at once or when a task reaches an iteration."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -92,24 +93,28 @@ async def run_script(
         raise InvalidInputError("the script has a restart-node, which needs an embedded cluster; name it with --dir")
     computing: dict[str, int] = {}
     news = asyncio.Event()
-    listener = asyncio.ensure_future(_listen(client, computing, news))
-    waiting = list(faults)
+    jobs = [
+        asyncio.ensure_future(_listen(client, computing, news)),
+        asyncio.ensure_future(_poll(client, computing, news, waiting := list(faults))),
+    ]
     try:
         while waiting:
             due = next((fault for fault in waiting if computing.get(fault.task, -1) >= fault.iteration), None)
             if due is not None:
-                waiting.remove(due)
                 on_strike(await _insist(client, due, restart))
+                waiting.remove(due)
                 continue
             news.clear()
-            try:
-                await asyncio.wait_for(news.wait(), POLL_S)
-            except TimeoutError:
-                _catch_up(await client.status(), computing, waiting)
-            if listener.done():
-                listener.result()
+            either = asyncio.ensure_future(news.wait())
+            await asyncio.wait([either, *jobs], return_when=asyncio.FIRST_COMPLETED)
+            either.cancel()
+            for job in jobs:
+                if job.done():
+                    job.result()
     finally:
-        listener.cancel()
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
 
 
 async def _listen(client: Client, computing: dict[str, int], news: asyncio.Event) -> None:
@@ -119,18 +124,22 @@ async def _listen(client: Client, computing: dict[str, int], news: asyncio.Event
             news.set()
 
 
-def _catch_up(status: Status, computing: dict[str, int], waiting: Sequence[Fault]) -> None:
+async def _poll(client: Client, computing: dict[str, int], news: asyncio.Event, waiting: list[Fault]) -> None:
     """Learn from the registry what telemetry did not tell; refuse to wait for what can't come."""
-    for view in status.tasks:
-        name = view.spec.name
-        if view.members:
-            computing[name] = max(computing.get(name, -1), view.iteration + 1)
-        late = next((fault for fault in waiting if fault.task == name), None)
-        if view.state.ended and late is not None:
-            raise InvalidInputError(
-                f"task {name} is {view.state} and did not reach iteration {late.iteration} for {late.fault} "
-                f"{late.target}; let the fault strike earlier"
-            )
+    while True:
+        with contextlib.suppress(BusUnavailableError):  # faults may strike services too
+            for view in (await client.status()).tasks:
+                name = view.spec.name
+                if view.members or view.iteration >= 0:
+                    computing[name] = max(computing.get(name, -1), view.iteration + 1)
+                late = next((fault for fault in waiting if fault.task == name), None)
+                if view.state.ended and late is not None and computing.get(name, -1) < late.iteration:
+                    raise InvalidInputError(
+                        f"task {name} is {view.state} and did not reach iteration {late.iteration} for {late.fault} "
+                        f"{late.target}; let the fault strike earlier"
+                    )
+            news.set()
+        await asyncio.sleep(POLL_S)
 
 
 async def _insist(client: Client, fault: Fault, restart: Restart | None) -> Strike:

@@ -87,7 +87,7 @@ def status_view(status: Status, now: float | None = None) -> Group:
 def plan_view(view: PlanView) -> Group:
     """Return the plan in force and what the planner will do after each next event."""
     if view.plan is None:
-        return Group(Text("no plan yet: no node has joined and no task was submitted"))
+        return Group(Text("no plan yet: no task was submitted"))
     plan = view.plan
     head = f"plan {plan.number}, after {plan.trigger}" + (", from the lookup table" if plan.prepared else "")
     reward = f"expected WAF {si(plan.waf, 'FLOP/s')} on {plan.workers} slots, reward {si(plan.reward, 'FLOP')}"

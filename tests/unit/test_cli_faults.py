@@ -1,0 +1,92 @@
+from pathlib import Path
+
+import pytest
+
+from unicron.cli.faults import FAULTS, Fault, Rank, load, parse, parse_target
+from unicron.cli.strikes import find_member
+from unicron.contracts.queries import Status, TaskView
+from unicron.contracts.tasks import Member, TaskSpec, TaskState
+from unicron.errors import InvalidInputError
+
+HERE = Path("/jobs/faults.yaml")
+GOOD = """\
+# a comment
+- at: {task: gpt, iteration: 3}
+  fault: kill-worker
+  target: {task: bert, rank: 1}
+- at: {task: gpt, iteration: 0}
+  fault: restart-node
+  target: {node: node-3}
+"""
+
+
+def error_of(text):
+    with pytest.raises(InvalidInputError) as caught:
+        parse(text, HERE)
+    return str(caught.value)
+
+
+def test_faults_come_in_the_order_of_the_script():
+    assert parse(GOOD, HERE) == [
+        Fault(task="gpt", iteration=3, fault="kill-worker", target=Rank(task="bert", rank=1)),
+        Fault(task="gpt", iteration=0, fault="restart-node", target="node-3"),
+    ]
+
+
+def test_the_scripts_that_come_with_it_can_be_read_and_have_every_fault():
+    found = [fault for path in Path("chaos").glob("*.yaml") for fault in load(path)]
+    assert {fault.fault for fault in found} == set(FAULTS)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("kill-worker", "kil-worker", ":2: fault 1: fault 'kil-worker': did you mean 'kill-worker'?"),
+        ("kill-worker", "flood", "fault 'flood': must be one of raise, kill-worker"),
+        ("kill-worker", "kill-node", "target.task 'bert': no such field here; it has node"),
+        ("restart-node", "raise", ":5: fault 2: target.node 'node-3': no such field here; it has task and rank"),
+        ("iteration: 3", "iteration: -3", "at.iteration -3: must be a whole number from 0"),
+        ("iteration: 3", "iteration: soon", "at.iteration 'soon'"),
+        ("iteration: 3", "step: 3", "at.step 3: no such field here; it has task and iteration"),
+        (", iteration: 3", "", "at.iteration: is required"),
+        ("rank: 1", "rank: yes", "target.rank True"),
+        ("node: node-3", "node: a.b", "target.node 'a.b': use 1 to 64"),
+        ("task: bert", "task: 7", "target.task 7: use 1 to 64"),
+        ("  fault: kill-worker\n", "", "fault 1: fault: is required"),
+        ("{task: gpt, iteration: 3}", "now", "at 'now': must be a mapping with task and iteration"),
+        ("- at: {task: gpt, iteration: 3}", "- at: {task: gpt, iteration: 3", "not valid YAML"),
+    ],
+)
+def test_an_error_names_the_line_the_fault_the_field_and_what_is_allowed(old, new, says):
+    message = error_of(GOOD.replace(old, new, 1))
+    assert message.startswith(str(HERE))
+    assert says in message
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "at: now", "- 3", "- [at]"])
+def test_no_list_of_faults(text):
+    assert "at, fault and target" in error_of(text)
+
+
+def test_an_unreadable_script_says_which(tmp_path):
+    with pytest.raises(InvalidInputError, match=r"no\.yaml"):
+        load(tmp_path / "no.yaml")
+
+
+def test_targets_of_a_person():
+    assert parse_target("gpt:12") == Rank(task="gpt", rank=12)
+    assert parse_target("node-3") == "node-3"
+    for wrong in ("gpt:", "gpt:-1", "gpt:x", ":1", "", "a b"):
+        with pytest.raises(InvalidInputError):
+            parse_target(wrong)
+
+
+def test_a_rank_is_found_in_the_membership_of_now():
+    members = [Member(worker="w1", node="node-1", slot=0), Member(worker="w2", node="node-2", slot=1)]
+    spec = TaskSpec(name="gpt", command=["x"])
+    status = Status(tasks=[TaskView(spec=spec, state=TaskState.RUNNING, members=members)])
+    assert find_member(status, Rank(task="gpt", rank=1)) == members[1]
+    with pytest.raises(InvalidInputError, match=r"no rank 2 .* running; it has ranks 0 to 1"):
+        find_member(status, Rank(task="gpt", rank=2))
+    with pytest.raises(InvalidInputError, match="no task 'bert'; the known ones are gpt"):
+        find_member(status, Rank(task="bert", rank=0))

@@ -1,0 +1,88 @@
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from unicron.cli.cluster import Cluster
+from unicron.cli.processes import Started, wait_until_gone
+from unicron.errors import InvalidInputError
+
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def family():
+    """A session of two processes."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    child = int(process.stdout.readline())
+    yield process, Started.of(process.pid), Started.of(child)
+    Started.of(process.pid).kill_session()
+    process.communicate()
+
+
+def test_a_process_is_known_by_its_start_too(family):
+    process, started, child = family
+    assert started.alive()
+    assert {process.pid, child.pid} == set(started.session())
+    later = Started(pid=started.pid, ticks=started.ticks + 1)
+    assert not later.alive()
+    assert later.session() == []
+    later.kill_session()
+    later.signal(signal.SIGKILL)
+    assert started.alive(), "another process's id was not touched"
+
+
+def test_a_zombie_is_dead(family):
+    process, started, _ = family
+    os.kill(process.pid, signal.SIGKILL)
+    assert wait_until_gone([started], 30) == []
+    assert not started.alive()
+    started.signal(signal.SIGTERM)
+
+
+def test_those_who_outlive_their_leader_end_with_the_session(family):
+    process, started, child = family
+    process.kill()
+    process.wait()
+    assert child.alive()
+    started.kill_session()
+    assert not child.alive()
+
+
+def test_the_living_are_returned_after_the_wait(family):
+    _, started, child = family
+    assert wait_until_gone([started, child], 0.05) == [started, child]
+
+
+def test_a_process_that_never_was_is_not_alive():
+    assert not Started.of(2**22 + 5).alive()
+
+
+def test_a_folder_without_a_cluster_says_so(tmp_path):
+    with pytest.raises(InvalidInputError, match="unicron up"):
+        Cluster.load(tmp_path)
+    (tmp_path / "cluster.json").write_text('{"nodes": "three"}')
+    with pytest.raises(InvalidInputError, match=r"cluster\.json: not a record"):
+        Cluster.load(tmp_path)
+
+
+def test_unknown_names_are_refused(tmp_path):
+    cluster = Cluster(tmp_path, nodes=2)
+    assert cluster.names == ["nats", "registry", "detector", "planner", "transition", "node-1", "node-2"]
+    for call in (cluster.start_process, cluster.kill):
+        with pytest.raises(InvalidInputError, match="node-3"):
+            call("node-3")
+    with pytest.raises(InvalidInputError, match="no node 'registry'"):
+        cluster.kill_node("registry")
+    with pytest.raises(InvalidInputError, match="was not started"):
+        cluster.kill("node-1")
+    assert cluster.alive() == []

@@ -1,0 +1,58 @@
+from chaos.storm import Choice, Storm
+from unicron.cli.faults import NODE_FAULTS, Rank
+from unicron.contracts.queries import NodeView, Status, TaskView
+from unicron.contracts.tasks import Member, NodeState, TaskSpec, TaskState
+
+MEMBERS = [Member(worker=f"w{number}", node="node-1", slot=number) for number in range(3)]
+
+
+def cluster(iteration=5, state=TaskState.RUNNING, members=MEMBERS, nodes=("node-1", "node-2")):
+    view = TaskView(spec=TaskSpec(name="gpt", command=["x"]), state=state, members=members, iteration=iteration)
+    return Status(nodes=[NodeView(node=node, state=NodeState.UP) for node in nodes], tasks=[view])
+
+
+def choices(storm, status, count=300):
+    return [storm.choose(status) for _ in range(count)]
+
+
+def test_the_same_seed_gives_the_same_storm():
+    one, two, other = Storm(7, nodes=True), Storm(7, nodes=True), Storm(8, nodes=True)
+    first = choices(one, cluster())
+    assert first == choices(two, cluster())
+    assert first != choices(other, cluster())
+    assert one.wait_s(10) == two.wait_s(10)
+
+
+def test_every_fault_comes_up():
+    found = choices(Storm(1, nodes=True), cluster())
+    assert {choice.fault for choice in found} == {"raise", "kill-worker", "stop-worker", "kill-node"}
+    assert {choice.target for choice in found if choice.fault == "raise"} == {
+        Rank(task="gpt", rank=i) for i in range(3)
+    }
+
+
+def test_one_node_at_a_time_and_it_comes_back():
+    storm = Storm(1, nodes=True)
+    storm.struck(Choice("kill-node", "node-2"), cluster())
+    found = {choice for choice in choices(storm, cluster()) if choice.fault in NODE_FAULTS}
+    assert found == {Choice("restart-node", "node-2")}
+    storm.struck(Choice("restart-node", "node-2"), cluster())
+    assert "kill-node" in {choice.fault for choice in choices(storm, cluster())}
+
+
+def test_nodes_are_spared_where_nobody_can_bring_them_back_or_none_would_be_left():
+    for storm, status in ((Storm(1, nodes=False), cluster()), (Storm(1, nodes=True), cluster(nodes=["node-1"]))):
+        assert not {choice.fault for choice in choices(storm, status)} & set(NODE_FAULTS)
+
+
+def test_no_second_exception_in_an_iteration():
+    storm = Storm(1, nodes=False)
+    storm.struck(Choice("raise", Rank(task="gpt", rank=0)), cluster(iteration=5))
+    assert "raise" not in {choice.fault for choice in choices(storm, cluster(iteration=6))}
+    assert "raise" in {choice.fault for choice in choices(storm, cluster(iteration=7))}
+
+
+def test_tasks_that_heal_or_are_alone_are_spared():
+    storm = Storm(1, nodes=False)
+    assert storm.choose(cluster(state=TaskState.RECOVERING)) is None
+    assert storm.choose(cluster(members=MEMBERS[:1])) is None
