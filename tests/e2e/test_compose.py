@@ -68,9 +68,10 @@ class Cluster:
         """Run the command line on the host, as a user would."""
         return self._run([str(Path(sys.executable).with_name("unicron")), *words, "--nats-url", self.url])
 
-    def logs(self) -> str:
-        """Return the last lines of every container."""
-        return self.compose("logs", "--no-color", "--tail", "60") + self.compose("ps")
+    def story(self) -> str:
+        """Return what there is to read after a failure: the containers, their last lines, and the last events."""
+        events = self.unicron("events").splitlines()[-60:]
+        return "\n".join([self.compose("ps"), self.compose("logs", "--no-color", "--tail", "60"), *events])
 
     def _labels(self, service: str) -> list[str]:
         labels = {"project": self._project, "service": service}
@@ -100,9 +101,9 @@ def cluster() -> Iterator[Cluster]:
         cluster.compose("up", "--build", "-d", limit_s=BUILD_S)
         yield cluster
     finally:
-        # written, and so shown by pytest where the test fails; the cluster goes away whatever the logs do
+        # written, and so shown by pytest where the test fails; the cluster goes away whatever that does
         with contextlib.suppress(pytest.fail.Exception, subprocess.TimeoutExpired):
-            sys.stdout.write(cluster.logs())
+            sys.stdout.write(cluster.story())
         cluster.compose("down", "-v", "--remove-orphans", "-t", "3")
 
 
@@ -155,7 +156,7 @@ def trains(status: Status, task: str, workers: int, beyond: int) -> bool:
 
 
 @pytest.mark.compose
-@pytest.mark.timeout(BUILD_S + 900)
+@pytest.mark.timeout(BUILD_S + 1200)
 async def test_a_node_dies_and_comes_back_in_containers(cluster):
     spec = load(TASK_FILE).spec
     full = min(spec.max_workers, 6)
@@ -182,5 +183,5 @@ async def test_a_node_dies_and_comes_back_in_containers(cluster):
         assert victim in {member.node for member in task_of(status, spec.name).members}
 
         ended = lambda status: task_of(status, spec.name).state is TaskState.FINISHED  # noqa: E731
-        status = await wait_for(client, "the task finishes", ended, limit_s=400)
+        status = await wait_for(client, "the task finishes", ended, limit_s=600)
         assert task_of(status, spec.name).iteration >= spec.iterations - 1
