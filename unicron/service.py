@@ -108,7 +108,7 @@ class Commit(Record, kw_only=True, frozen=True):
     sequence: int = 0
     timers: dict[str, Timer] = {}
     outbox: list[Outgoing] = []
-    state: msgspec.Raw = msgspec.Raw(b"\xc0")
+    state: bytes = b"\xc0"
 
 
 @dataclass
@@ -379,7 +379,7 @@ class Service:
     # --- commit ------------------------------------------------------------------------------------------------------
 
     async def _commit(self, outbox: list[Outgoing]) -> None:
-        state = msgspec.Raw(msgspec.msgpack.encode(self._core.state))
+        state = msgspec.msgpack.encode(self._core.state)
         commit = Commit(sequence=self._sequence, timers=dict(self._timers), outbox=outbox, state=state)
         await self._write(codec.encode(commit))
         self._committed = commit
