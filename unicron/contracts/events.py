@@ -271,6 +271,7 @@ class FailureDetected(Message, kw_only=True, frozen=True):
         reason: one line for a person.
         escalated: severity before it was raised, None where it was not.
         attempt: how many failures of this kind the window holds, this one included.
+        epoch: membership that broke, where that is known; a later one is not concerned.
     """
 
     severity: Severity
@@ -283,6 +284,7 @@ class FailureDetected(Message, kw_only=True, frozen=True):
     reason: str = ""
     escalated: Severity | None = None
     attempt: int = 1
+    epoch: int = -1
 
 
 class TaskBroken(Message, kw_only=True, frozen=True):

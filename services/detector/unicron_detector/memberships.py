@@ -60,6 +60,7 @@ class Memberships:
             slot=failed.slot,
             worker=failed.worker,
             reason=failed.error,
+            epoch=failed.epoch,
         )
         return self._hold(failure, failed.epoch, collective=True)
 
@@ -74,6 +75,7 @@ class Memberships:
             slot=stalled.slot,
             worker=stalled.worker,
             reason=how_it_stalled(stalled),
+            epoch=stalled.epoch,
         )
         return self._hold(failure, stalled.epoch, collective=False)
 

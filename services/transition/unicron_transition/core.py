@@ -152,6 +152,8 @@ class TransitionCore:
             return []
         out = []
         if failure.severity is Severity.SEV3:
+            if 0 <= failure.epoch < run.epoch:
+                return []  # what broke was given up meanwhile: its members were told to form a new one
             run.broken = True  # reattempt in place: the same members, a new epoch
         elif failure.worker in run.workers:
             out += stop(self.state, run, run.workers[failure.worker], failure.reason)
