@@ -1,0 +1,121 @@
+"""Credentials and TLS: what the settings' files are for, against servers that ask for them."""
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+
+import nkeys
+import pytest
+
+from unicron.bus import nats
+from unicron.bus.server import NatsServer, free_port
+from unicron.errors import BusUnavailableError
+from unicron.settings import Settings
+
+
+@contextlib.contextmanager
+def serving(directory, monkeypatch, extra):
+    """Run a server whose configuration is ours to write."""
+    monkeypatch.setattr("unicron.bus.server.config_text", lambda store, host, port, **_: f"port: {port}\n{extra}")
+    server = NatsServer(directory / "nats", free_port())
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+# --- TLS -------------------------------------------------------------------------------------------------------------
+
+
+def openssl(directory, *words):
+    subprocess.run(["openssl", *words], cwd=directory, check=True, capture_output=True)
+
+
+@pytest.fixture
+def certificates(tmp_path):
+    """A CA, and a certificate of it for 127.0.0.1 that serves both sides."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl on the PATH to make certificates with")
+    new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    openssl(tmp_path, *new, "-x509", "-days", "2", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test-ca",
+            "-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign")  # fmt: skip
+    openssl(tmp_path, *new, "-keyout", "key.pem", "-out", "request.pem", "-subj", "/CN=unicron")
+    (tmp_path / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    openssl(tmp_path, "x509", "-req", "-days", "2", "-in", "request.pem", "-CA", "ca.pem", "-CAkey", "ca.key",
+            "-out", "cert.pem", "-extfile", "names", "-CAcreateserial")  # fmt: skip
+    return {name: str(tmp_path / f"{name}.pem") for name in ("ca", "cert", "key")}
+
+
+async def test_tls_with_certificates_on_both_sides(tmp_path, certificates, monkeypatch):
+    tls = "tls {{ cert_file: {cert!r}, key_file: {key!r}, ca_file: {ca!r}, verify: true }}".format(**certificates)
+    with serving(tmp_path, monkeypatch, tls) as server:
+        url = f"tls://127.0.0.1:{server.port}"
+        settings = Settings(
+            nats_url=url, nats_ca=certificates["ca"], nats_cert=certificates["cert"], nats_key=certificates["key"]
+        )
+        bus = await nats.connect(settings, "test")
+        await bus.flush()
+        await bus.close()
+        stranger = Settings(nats_url=url, nats_ca=certificates["ca"], connect_timeout_s=0.5)
+        with pytest.raises(BusUnavailableError, match="no NATS server answers"):
+            await nats.connect(stranger, "test")
+        unknown_ca = Settings(nats_url=url, connect_timeout_s=0.5)
+        with pytest.raises(BusUnavailableError, match="certificate verify failed"):
+            await nats.connect(unknown_ca, "test")
+
+
+# --- credentials -----------------------------------------------------------------------------------------------------
+
+
+def keypair(prefix):
+    return nkeys.from_seed(nkeys.encode_seed(os.urandom(32), prefix))
+
+
+def token(issuer, subject, kind, **claims):
+    """Return a NATS JWT."""
+
+    def part(raw):
+        return base64.urlsafe_b64encode(raw).rstrip(b"=")
+
+    body = {"iss": issuer.public_key.decode(), "sub": subject.public_key.decode(), "jti": kind, "iat": 1, "name": kind,
+            "nats": {"type": kind, "version": 2, **claims}}  # fmt: skip
+    signed = b".".join(part(json.dumps(each).encode()) for each in ({"typ": "JWT", "alg": "ed25519-nkey"}, body))
+    return (signed + b"." + part(issuer.sign(signed))).decode()
+
+
+def creds(path, jwt, user):
+    path.write_text(
+        f"-----BEGIN NATS USER JWT-----\n{jwt}\n------END NATS USER JWT------\n\n"
+        f"-----BEGIN USER NKEY SEED-----\n{user.seed.decode()}\n------END USER NKEY SEED------\n"
+    )
+    return str(path)
+
+
+async def test_credentials_let_in_and_others_are_refused(tmp_path, monkeypatch):
+    operator, account, user, stranger = (
+        keypair(prefix)
+        for prefix in (
+            nkeys.PREFIX_BYTE_OPERATOR,
+            nkeys.PREFIX_BYTE_ACCOUNT,
+            nkeys.PREFIX_BYTE_USER,
+            nkeys.PREFIX_BYTE_ACCOUNT,
+        )
+    )
+    limits = {"subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "conn": -1, "leaf": -1}
+    config = (
+        f"operator: {token(operator, operator, 'operator')}\nresolver: MEMORY\nresolver_preload: {{\n"
+        f"  {account.public_key.decode()}: {token(operator, account, 'account', limits=limits)}\n}}\n"
+    )
+    rights = {"pub": {}, "sub": {}, "subs": -1, "data": -1, "payload": -1}
+    good = creds(tmp_path / "good.creds", token(account, user, "user", **rights), user)
+    bad = creds(tmp_path / "bad.creds", token(stranger, user, "user", **rights), user)
+    with serving(tmp_path, monkeypatch, config) as server:
+        bus = await nats.connect(Settings(nats_url=server.url, nats_creds=good), "test")
+        await bus.flush()
+        await bus.close()
+        with pytest.raises(BusUnavailableError, match="Authorization Violation"):
+            await nats.connect(Settings(nats_url=server.url, nats_creds=bad, connect_timeout_s=0.5), "test")
