@@ -5,6 +5,7 @@ its lease, a node while its agent answers.
 """
 
 import asyncio
+import logging
 import sys
 
 from unicron.bus import nats
@@ -44,6 +45,7 @@ async def check(settings: Settings, owner: str) -> None:
 
 def main() -> int:
     """Return 0 if the owner named by the first argument is healthy, else 1."""
+    logging.getLogger().addHandler(logging.NullHandler())  # what the bus logs, the error says too
     try:
         if len(sys.argv) < 2:
             raise InvalidInputError("name a service or a node: python -m unicron.health OWNER")

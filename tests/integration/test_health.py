@@ -1,0 +1,64 @@
+"""`python -m unicron.health OWNER` tells a service that works from one that does not, on a real bus."""
+
+import asyncio
+import sys
+
+import pytest
+
+from unicron.bus import nats, topology
+from unicron.bus.server import NatsServer, free_port
+from unicron.settings import Settings
+
+
+async def ask(url: str, *words: str) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "unicron.health", *words, "--nats-url", url, stderr=asyncio.subprocess.PIPE
+    )
+    _, error = await process.communicate()
+    return process.returncode, error.decode()
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = NatsServer(tmp_path, free_port())
+    server.start()
+    yield server
+    server.stop()
+
+
+async def test_a_service_is_healthy_while_its_lease_is_held(server):
+    bus = await nats.connect(Settings(nats_url=server.url), "test")
+    try:
+        await topology.provision(bus.jetstream, lease_ttl_s=60)
+        code, error = await ask(server.url, "planner")
+        assert code == 1
+        assert "no instance of planner is active" in error
+        await bus.bucket("lease").create("planner", b"somebody")
+        assert await ask(server.url, "planner") == (0, "")
+    finally:
+        await bus.close()
+
+
+async def test_a_node_is_healthy_while_its_agent_answers(server):
+    code, error = await ask(server.url, "node-1")
+    assert code == 1
+    assert "node-1" in error
+    bus = await nats.connect(Settings(nats_url=server.url), "test")
+    try:
+
+        async def echo(data: bytes) -> bytes:
+            return data
+
+        await bus.serve("unicron.v1.rpc.node-1", "agent-node-1", echo)
+        assert await ask(server.url, "node-1") == (0, "")
+    finally:
+        await bus.close()
+
+
+async def test_without_a_bus_nothing_is_healthy(server):
+    url = server.url
+    server.stop()
+    code, error = await ask(url, "registry", "--connect-timeout-s", "1")
+    assert code == 1
+    assert url in error
+    assert error.count("\n") == 1
