@@ -1,1 +1,1 @@
-"""The planner service."""
+"""The planner service: which task gets how many workers, and which (paper section 5)."""

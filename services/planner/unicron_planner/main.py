@@ -1,0 +1,87 @@
+"""Wires the planner up: settings, core, and what it listens to."""
+
+import math
+import sys
+
+from unicron import subjects
+from unicron.contracts.events import (
+    FailureDetected,
+    IterationFinished,
+    NodeAdmitted,
+    NodeDrained,
+    NodeGone,
+    TaskBroken,
+    TaskRemoved,
+    TaskStateChanged,
+    TaskSubmitted,
+)
+from unicron.errors import InvalidInputError, UnicronError
+from unicron.runner import run_service
+from unicron.service import Wiring
+from unicron.settings import PREFIX, Settings
+from unicron_planner.core import Options, Planner
+from unicron_planner.state import PlannerState
+
+FACTS = (
+    NodeAdmitted,
+    NodeDrained,
+    NodeGone,
+    FailureDetected,
+    TaskSubmitted,
+    TaskRemoved,
+    TaskBroken,
+    TaskStateChanged,
+)
+
+
+class PlannerSettings(Settings, kw_only=True, frozen=True):
+    """The planner: which task gets how many workers, and which.
+
+    Attributes:
+        transition_s: D_transition of equation 3: seconds in which a task that is reconfigured earns nothing.
+        prior_failures: node failures seen before this cluster, from which the failure rate starts.
+        prior_worker_hours: worker-hours in which they were seen.
+        use_measured: whether measured iteration times outrank users' tables; false where workers share cores.
+    """
+
+    transition_s: float = Options().transition_s
+    prior_failures: float = Options().prior_failures
+    prior_worker_hours: float = Options().prior_worker_s / 3600
+    use_measured: bool = Options().use_measured
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (math.isfinite(self.transition_s) and self.transition_s >= 0):
+            raise InvalidInputError(f"{PREFIX}TRANSITION_S {self.transition_s}: give seconds, 0 or more")
+        for name in ("prior_failures", "prior_worker_hours"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidInputError(f"{PREFIX}{name.upper()} {value}: give a finite number above 0")
+
+
+def wiring(settings: PlannerSettings) -> Wiring:
+    """Return what the planner is made of."""
+    options = Options(
+        transition_s=settings.transition_s,
+        prior_failures=settings.prior_failures,
+        prior_worker_s=settings.prior_worker_hours * 3600,
+        use_measured=settings.use_measured,
+    )
+    return Wiring(
+        name="planner",
+        core=lambda state: Planner(state, options),
+        state=PlannerState,
+        facts=subjects.events(*FACTS),
+        telemetry=subjects.events(IterationFinished),
+        answers=True,
+    )
+
+
+def main() -> int:
+    """Run the planner until it is told to stop; return the exit status."""
+    try:
+        settings = PlannerSettings.load()
+        return run_service(wiring(settings), settings)
+    except UnicronError as error:
+        print(f"planner: {error}", file=sys.stderr)  # noqa: T201
+        return 1

@@ -1,0 +1,111 @@
+"""Messages and clusters that the planner's tests share."""
+
+from unicron_planner.core import Planner
+
+from unicron.contracts.base import Message, TimerFired
+from unicron.contracts.events import (
+    FailureDetected,
+    IterationFinished,
+    NodeAdmitted,
+    PlanDecided,
+    Severity,
+    TaskStateChanged,
+    TaskSubmitted,
+)
+from unicron.contracts.plans import Plan
+from unicron.contracts.queries import GetPlan, TableRow
+from unicron.contracts.tasks import Slot, TaskSpec, TaskState
+
+CONCAVE = {1: 1.0e9, 2: 1.8e9, 3: 2.4e9, 4: 2.7e9}
+STEEPER = CONCAVE | {4: 2.8e9}
+
+
+def spec(name, weight=1.0, least=1, most=4, unit=1, throughput=CONCAVE, flops=1.0):
+    return TaskSpec(
+        name=name,
+        command=["python", "train.py"],
+        weight=weight,
+        min_workers=least,
+        max_workers=most,
+        unit=unit,
+        throughput=throughput,
+        flops_per_iteration=flops,
+    )
+
+
+def admitted(node, slots=2, incarnation="1", **fields):
+    there = [Slot(index=index) for index in range(slots)]
+    return NodeAdmitted(node=node, incarnation=incarnation, host="127.0.0.1", slots=there, **fields)
+
+
+def submitted(name, **fields):
+    return TaskSubmitted(task=name, spec=spec(name, **fields))
+
+
+def lost(node, **fields):
+    return FailureDetected(severity=Severity.SEV1, method="node_health", status="lost_connection", node=node, **fields)
+
+
+def ended(task, state=TaskState.FINISHED):
+    return TaskStateChanged(task=task, state=state)
+
+
+def iteration(task, workers, seconds, epoch=0, number=0):
+    return IterationFinished(
+        node="n1",
+        slot=0,
+        task=task,
+        worker="w",
+        epoch=epoch,
+        iteration=number,
+        world_size=workers,
+        seconds=seconds,
+        loss=1.0,
+    )
+
+
+def measure(planner, task, workers, seconds, count=25, epoch=0):
+    """Let a task finish `count` iterations that count, after one that doesn't."""
+    for number in range(count + 1):
+        tell(planner, iteration(task, workers, seconds, epoch, number))
+
+
+def tell(planner: Planner, *messages: Message) -> list[Plan]:
+    """Feed messages in and let the timers fire, as the shell does; return the plans that came out."""
+    plans = []
+    for message in messages:
+        out = planner.handle(message)
+        plans += [found.plan for found in out if isinstance(found, PlanDecided)]
+        for timer in out:
+            if not isinstance(timer, PlanDecided):
+                assert planner.handle(TimerFired(name=timer.name)) == []
+    return plans
+
+
+def cluster(*more: Message, nodes=3) -> Planner:
+    """Return a planner that knows `nodes` nodes of two slots and has heard `more`."""
+    planner = Planner()
+    tell(planner, *(admitted(f"n{number}") for number in range(1, nodes + 1)), *more)
+    return planner
+
+
+def sizes(plan: Plan) -> dict[str, int]:
+    return {share.task: len(share.slots) for share in plan.shares}
+
+
+def nodes(plan: Plan, task: str) -> list[str]:
+    return sorted(slot.node for share in plan.shares if share.task == task for slot in share.slots)
+
+
+def slots(plan: Plan) -> dict[str, list[str]]:
+    return {share.task: sorted(map(str, share.slots)) for share in plan.shares}
+
+
+def reasons(plan: Plan) -> dict[str, str]:
+    return {share.task: share.reason for share in plan.shares if share.reason}
+
+
+def table(planner: Planner) -> dict[str, TableRow]:
+    reply, out = planner.answer(GetPlan())
+    assert not out
+    return {row.event: row for row in reply.plan.table}
