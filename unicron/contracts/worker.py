@@ -127,7 +127,7 @@ class StateFetched(ToWorker, kw_only=True, frozen=True):
 
 
 class RaiseFault(ToWorker, kw_only=True, frozen=True):
-    """Chaos: raise an exception at the next microbatch."""
+    """Chaos: raise an exception in the script, now."""
 
 
 class Ping(ToWorker, kw_only=True, frozen=True):

@@ -1,5 +1,5 @@
 """The library inside a training process: `Session`."""
 
-from unicron.train.session import InjectedFault, Session
+from unicron.train.session import Session
 
-__all__ = ["InjectedFault", "Session"]
+__all__ = ["Session"]

@@ -5,6 +5,7 @@ the agent dies the worker goes on computing, and the thread knocks until an agen
 """
 
 import contextlib
+import ctypes
 import os
 import select
 import socket
@@ -37,6 +38,13 @@ from unicron.errors import InvalidInputError
 SOCKET_VARIABLE = "UNICRON_WORKER_SOCKET"
 
 
+class InjectedFault(Exception):  # noqa: N818 a fault, not an error of ours
+    """Raised on purpose, by a chaos test, at whatever the script is doing."""
+
+    def __init__(self) -> None:
+        super().__init__("injected by a chaos test")
+
+
 class Channel:
     """The connection, and what the agent last said over it."""
 
@@ -53,7 +61,6 @@ class Channel:
         self.iteration = -1
         self.ready = False
         self.interrupt: Callable[[int], bool] = lambda _: False
-        self.fault_wanted = False
         threading.Thread(target=self._run, name="unicron-channel", daemon=True).start()
 
     # --- from the main thread ----------------------------------------------------------------------------------------
@@ -137,7 +144,9 @@ class Channel:
                     self._fetched[message.key] = message
                     self._changed.notify_all()
             case RaiseFault():
-                self.fault_wanted = True
+                # the only way to raise in a thread that is busy: wherever it is, as a real exception would
+                main = ctypes.c_ulong(threading.main_thread().ident or 0)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(InjectedFault))
             case Ping():
                 self.send(Pong())
 

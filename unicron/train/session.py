@@ -32,10 +32,6 @@ from unicron.train.gradients import Gradients
 from unicron.train.group import Group
 
 
-class InjectedFault(RuntimeError):  # noqa: N818 a fault, not an error of ours
-    """Raised on purpose, by a chaos test."""
-
-
 class Session:
     """One worker's part in a data-parallel task.
 
@@ -172,8 +168,6 @@ class Session:
         self._progress("compute")
 
     def _begin(self, microbatch: int) -> int:
-        if self._channel is not None and self._channel.fault_wanted:
-            raise InjectedFault(f"injected at iteration {self.iteration}, microbatch {microbatch}")
         text = f"{self.seed}:{self.iteration}:{microbatch}".encode()
         torch.manual_seed(int.from_bytes(blake2b(text, digest_size=7).digest()))
         return microbatch
