@@ -63,7 +63,7 @@ def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
     awaited = len(wanted) - len(
         [place for place in wanted if place in by_place and by_place[place].phase != "starting"]
     )
-    intact = bool(run.group) and not run.broken and all(name in run.workers for name in run.group)
+    intact = bool(run.group) and not run.broken and all(_takes_part(run, name) for name in run.group)
     if awaited and (intact or not _survivors(run)):
         return []  # those that compute go on until the new ones are ready; those that start wait for one another
     ranks = {name: rank for rank, name in enumerate(run.group)}
@@ -75,6 +75,11 @@ def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
     run.epoch += 1
     run.group, run.joined, run.broken = chosen, set(), False
     return _order(state, run)
+
+
+def _takes_part(run: TaskRun, name: str) -> bool:
+    """Whether a member is in the newest membership, or can still come: who is through with its work can't."""
+    return name in run.workers and (name in run.joined or run.workers[name].phase == "ready")
 
 
 def _survivors(run: TaskRun) -> list[str]:

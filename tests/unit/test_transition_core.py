@@ -1,0 +1,313 @@
+"""The transition service's state machine: messages in, commands out."""
+
+import itertools
+
+import msgspec
+import pytest
+from unicron_transition.core import TransitionCore
+from unicron_transition.state import TransitionState
+
+from unicron.contracts.base import SetTimer, Started, TimerFired
+from unicron.contracts.commands import Regroup, StartWorker, StopWorker
+from unicron.contracts.events import (
+    AttemptFailed,
+    CommandRefused,
+    FailureDetected,
+    NodeAdmitted,
+    PlanDecided,
+    Regrouped,
+    Severity,
+    TaskBroken,
+    TaskRecovered,
+    TaskRemoved,
+    TaskStateChanged,
+    TaskSubmitted,
+    WorkerFinished,
+    WorkerReady,
+)
+from unicron.contracts.plans import Plan, TaskShare
+from unicron.contracts.tasks import Slot, SlotRef, TaskSpec, TaskState, WorkerStatus
+
+
+def place(text):
+    node, slot = text.split(":")
+    return SlotRef(node=node, slot=int(slot))
+
+
+class Scene:
+    """A core with three nodes, and what an honest cluster would answer it."""
+
+    def __init__(self, **specs):
+        self.core = TransitionCore()
+        self.numbers = itertools.count(1)
+        self.tell(Started(token=7))
+        for node in ("n1", "n2", "n3"):
+            self.tell(self.admitted(node))
+        for name, fields in specs.items():
+            spec = TaskSpec(name=name, command=["python", "t.py"], **{"max_workers": 4, "microbatches": 8, **fields})
+            self.tell(TaskSubmitted(task=name, spec=spec))
+
+    def tell(self, message):
+        # what is remembered must survive being stored
+        stored = msgspec.msgpack.encode(self.core.state)
+        self.core = TransitionCore(msgspec.msgpack.decode(stored, type=TransitionState))
+        return self.core.handle(message)
+
+    def admitted(self, node, workers=()):
+        return NodeAdmitted(
+            node=node,
+            incarnation="i",
+            host=node,
+            slots=[Slot(index=0), Slot(index=1)],
+            store=f"{node}:1",
+            state_server=f"{node}:2",
+            workers=list(workers),
+        )
+
+    def plan(self, at=0.0, **places):
+        shares = [TaskShare(task=task, slots=[place(text) for text in texts]) for task, texts in places.items()]
+        plan = Plan(number=next(self.numbers), trigger="test", workers=6, shares=shares)
+        return self.tell(PlanDecided(plan=plan, at=at))
+
+    def run(self, task):
+        return self.core.state.tasks[task]
+
+    def ready(self, task, *workers):
+        out = []
+        for worker in workers or list(self.run(task).workers):
+            at = self.run(task).workers[worker].place
+            out = self.tell(WorkerReady(node=at.node, slot=at.slot, task=task, worker=worker, pid=1))
+        return out
+
+    def join(self, task, at=0.0):
+        run, out = self.run(task), []
+        for rank, worker in enumerate(run.group):
+            where = run.workers[worker].place
+            out = self.tell(
+                Regrouped(
+                    node=where.node,
+                    slot=where.slot,
+                    task=task,
+                    worker=worker,
+                    epoch=run.epoch,
+                    rank=rank,
+                    world_size=len(run.group),
+                    iteration=5,
+                    at=at,
+                )
+            )
+        return out
+
+    def running(self, **places):
+        self.plan(**places)
+        for task in places:
+            self.ready(task)
+            self.join(task)
+        return self
+
+
+def of(kind, out):
+    return [message for message in out if isinstance(message, kind)]
+
+
+def failure(severity, **fields):
+    return FailureDetected(severity=severity, method="m", status="s", **fields)
+
+
+def members(out):
+    orders = of(Regroup, out)
+    assert len({(order.epoch, tuple(m.worker for m in order.members)) for order in orders}) == 1
+    assert sorted(order.node for order in orders) == sorted({m.node for m in orders[0].members})
+    assert {order.token for order in orders} == {7}
+    return [member.worker for member in orders[0].members]
+
+
+def test_a_new_task_starts_its_workers_and_groups_them_when_all_are_ready():
+    scene = Scene(a={})
+    out = scene.plan(a=["n1:0", "n2:0"])
+    assert [(start.node, start.slot, start.worker, start.token) for start in of(StartWorker, out)] == [
+        ("n1", 0, "a-1", 7),
+        ("n2", 0, "a-2", 7),
+    ]
+    assert of(TaskStateChanged, out)[0].state is TaskState.STARTING
+    assert of(Regroup, scene.ready("a", "a-1")) == []
+    out = scene.ready("a", "a-2")
+    assert members(out) == ["a-1", "a-2"]
+    assert of(Regroup, out)[0].store == "n1:1"
+    out = scene.join("a")
+    assert of(TaskStateChanged, out)[0].state is TaskState.RUNNING
+    assert [recovered.workers for recovered in of(TaskRecovered, out)] == [2]
+
+
+def test_severity_2_regroups_the_survivors_at_once_and_restarts_the_process_in_its_slot():
+    scene = Scene(a={}).running(a=["n1:0", "n2:0", "n3:0"])
+    out = scene.tell(failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2", at=100.0))
+    assert [stop.worker for stop in of(StopWorker, out)] == ["a-2"]
+    assert members(out) == ["a-1", "a-3"]
+    assert [(start.node, start.slot, start.worker) for start in of(StartWorker, out)] == [("n2", 0, "a-4")]
+    assert of(TaskStateChanged, out)[0].state is TaskState.RECOVERING
+    assert of(TaskRecovered, scene.join("a")) == []  # two of three
+    assert members(scene.ready("a", "a-4")) == ["a-1", "a-3", "a-4"]
+    [recovered] = of(TaskRecovered, scene.join("a", at=103.0))
+    assert (recovered.workers, recovered.seconds) == (3, 3.0)
+
+
+def test_a_failure_of_a_process_that_was_replaced_changes_nothing():
+    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
+    lost = failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2")
+    scene.tell(lost)
+    scene.ready("a", "a-3")
+    assert scene.tell(lost) == []
+
+
+def test_severity_3_forms_the_same_membership_again():
+    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
+    out = scene.tell(failure(Severity.SEV3, task="a", node="n2", slot=0, worker="a-2", epoch=0))
+    assert members(out) == ["a-1", "a-2"]
+    assert of(Regroup, out)[0].epoch == 1
+    assert of(StopWorker, out) == []
+
+
+def test_severity_3_of_an_older_membership_is_past():
+    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
+    scene.tell(failure(Severity.SEV3, task="a", epoch=0))
+    assert scene.tell(failure(Severity.SEV3, task="a", epoch=0)) == []
+
+
+def test_a_lost_node_regroups_all_its_tasks_before_any_plan():
+    scene = Scene(a={}, b={}).running(a=["n1:0", "n2:0"], b=["n1:1", "n2:1", "n3:0"])
+    out = scene.tell(failure(Severity.SEV1, node="n2"))
+    assert {order.task: [m.worker for m in order.members] for order in of(Regroup, out)} == {
+        "a": ["a-1"],
+        "b": ["b-1", "b-3"],
+    }
+    assert {type(message) for message in out if getattr(message, "node", "") == "n2"} == {StopWorker}
+
+
+def test_a_node_that_comes_back_is_used_when_the_plan_says_so():
+    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
+    scene.tell(failure(Severity.SEV1, node="n2"))
+    scene.plan(a=["n1:0"])
+    scene.join("a")
+    assert scene.tell(scene.admitted("n2")) == []
+    out = scene.plan(a=["n1:0", "n2:0"])
+    assert [(start.node, start.worker) for start in of(StartWorker, out)] == [("n2", "a-3")]
+    assert of(Regroup, out) == []  # the others go on meanwhile
+    assert members(scene.ready("a", "a-3")) == ["a-1", "a-3"]
+
+
+def test_workers_of_a_node_that_was_given_up_are_stopped_when_it_comes_back():
+    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
+    scene.tell(failure(Severity.SEV1, node="n2"))
+    stale = WorkerStatus(worker="a-2", task="a", slot=0, ready=True)
+    out = scene.tell(scene.admitted("n2", [stale]))
+    assert [(stop.node, stop.worker) for stop in of(StopWorker, out)] == [("n2", "a-2")]
+
+
+def test_an_agent_that_comes_back_keeps_its_workers():
+    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
+    alive = WorkerStatus(worker="a-2", task="a", slot=0, ready=True, epoch=0)
+    assert scene.tell(scene.admitted("n2", [alive])) == []
+
+
+def test_an_agent_that_missed_a_regroup_is_told_a_new_one():
+    scene = Scene(a={}).running(a=["n1:0", "n2:0", "n3:0"])
+    scene.tell(failure(Severity.SEV2, task="a", node="n3", slot=0, worker="a-3"))
+    behind = WorkerStatus(worker="a-2", task="a", slot=0, ready=True, epoch=0)
+    out = scene.tell(scene.admitted("n2", [behind]))
+    assert members(out) == ["a-1", "a-2"]
+    assert of(Regroup, out)[0].epoch == 2
+
+
+def test_an_agent_that_comes_back_without_its_workers_gets_new_ones():
+    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
+    out = scene.tell(scene.admitted("n2"))
+    assert members(out) == ["a-1"]
+    assert [start.worker for start in of(StartWorker, out)] == ["a-3"]
+
+
+def test_a_slot_goes_from_one_task_to_another_stop_before_start():
+    scene = Scene(a={}, b={}).running(a=["n1:0"], b=["n1:1", "n2:0"])
+    out = scene.plan(a=["n1:0", "n2:0"], b=["n1:1"])
+    kinds = [
+        (type(message).__name__, message.worker) for message in out if isinstance(message, StartWorker | StopWorker)
+    ]
+    assert kinds == [("StopWorker", "b-2"), ("StartWorker", "a-2")]
+    assert members(out) == ["b-1"]
+
+
+def test_below_its_minimum_a_task_waits_for_the_restart():
+    scene = Scene(a={"min_workers": 2}).running(a=["n1:0", "n2:0"])
+    out = scene.tell(failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2"))
+    assert of(Regroup, out) == []
+    assert members(scene.ready("a", "a-3")) == ["a-1", "a-3"]
+
+
+def test_workers_come_in_units():
+    scene = Scene(a={"unit": 2, "min_workers": 2}).running(a=["n1:0", "n1:1", "n2:0", "n2:1"])
+    out = scene.tell(failure(Severity.SEV2, task="a", node="n2", slot=1, worker="a-4"))
+    assert members(out) == ["a-1", "a-2"]
+
+
+def test_a_broken_task_fails_with_its_traceback_and_nothing_starts_again():
+    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
+    out = scene.tell(TaskBroken(task="a", reason="twice", traceback="Traceback ..."))
+    assert sorted(stop.worker for stop in of(StopWorker, out)) == ["a-1", "a-2"]
+    [changed] = of(TaskStateChanged, out)
+    assert (changed.state, changed.reason, changed.traceback) == (TaskState.FAILED, "twice", "Traceback ...")
+    assert scene.tell(failure(Severity.SEV2, task="a", node="n1", slot=0, worker="a-1")) == []
+    assert scene.plan(a=["n1:0"]) == []
+
+
+def test_a_removed_task_is_stopped_and_its_name_can_be_used_again():
+    scene = Scene(a={}).running(a=["n1:0"])
+    assert [stop.worker for stop in of(StopWorker, scene.tell(TaskRemoved(task="a")))] == ["a-1"]
+    scene.tell(TaskSubmitted(task="a", spec=TaskSpec(name="a", command=["python", "t.py"])))
+    assert [start.worker for start in of(StartWorker, scene.plan(a=["n1:0"]))] == ["a-2"]  # names are never used twice
+
+
+def test_a_task_is_finished_when_all_its_members_are():
+    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
+    done = [WorkerFinished(node=f"n{n}", slot=0, task="a", worker=f"a-{n}", iterations=9) for n in (1, 2)]
+    assert of(TaskStateChanged, scene.tell(done[0])) == []
+    out = scene.tell(done[1])
+    assert of(TaskStateChanged, out)[0].state is TaskState.FINISHED
+    assert of(StopWorker, out) == []  # they may still be writing their results
+
+
+def test_who_missed_the_end_of_the_last_iteration_finishes_it_without_those_that_are_through():
+    scene = Scene(a={}).running(a=["n1:0", "n2:0", "n3:0"])
+    scene.tell(failure(Severity.SEV2, task="a", node="n3", slot=0, worker="a-3"))
+    out = scene.tell(WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9))
+    assert members(out) == ["a-2"]
+
+
+@pytest.mark.parametrize("kind", ["start", "regroup"])
+def test_what_takes_too_long_is_an_attempt_that_failed(kind):
+    scene = Scene(a={})
+    out = scene.plan(a=["n1:0", "n2:0"])
+    if kind == "regroup":
+        out = scene.ready("a")
+    names = [timer.name for timer in of(SetTimer, out) if timer.name.startswith(kind)]
+    [failed] = scene.tell(TimerFired(name=names[0]))
+    assert isinstance(failed, AttemptFailed)
+    assert (failed.task, failed.action, failed.worker) == ("a", "restart" if kind == "start" else "regroup", "a-1")
+
+
+def test_a_refused_start_is_an_attempt_that_failed():
+    scene = Scene(a={})
+    scene.plan(a=["n1:0"])
+    [failed] = scene.tell(CommandRefused(node="n1", command="c", reason="slot 0 is taken", task="a", worker="a-1"))
+    assert (failed.action, failed.node, failed.reason) == ("restart", "n1", "slot 0 is taken")
+
+
+def test_an_older_plan_changes_nothing():
+    scene = Scene(a={}).running(a=["n1:0"])
+    old = Plan(number=1, trigger="late", workers=6, shares=[TaskShare(task="a", slots=[place("n3:1")])])
+    assert scene.tell(PlanDecided(plan=old)) == []
+
+
+def test_a_later_instance_uses_its_own_token():
+    scene = Scene(a={})
+    scene.tell(Started(token=12))
+    assert {start.token for start in of(StartWorker, scene.plan(a=["n1:0"]))} == {12}
