@@ -28,6 +28,7 @@ def test_an_unexplained_broken_collective_is_severity_3(scene):
             slot=0,
             worker="w1",
             reason="Connection closed by peer",
+            epoch=0,
         )
     ]
 
@@ -198,6 +199,13 @@ def test_a_task_that_costs_a_second_node_is_at_fault_itself(scene):
     assert brief(out[:3]) == [(2, "exited_abnormally", f"gpt-n2-{n}") for n in (4, 5, 6)]
     assert brief(out[3:]) == ["TaskBroken"]
     assert "n1, n2" in out[-1].reason
+
+
+def test_a_node_that_joins_again_starts_with_a_clean_record(scene):
+    kill(scene, 4, "n1")
+    scene.join("n1", incarnation="b")
+    out = kill(scene, 4, "n1", start=4)
+    assert [int(each.severity) for each in out] == [2, 2, 2, 1]  # the same node again, so not the task's fault
 
 
 def test_another_task_may_cost_another_node(scene):

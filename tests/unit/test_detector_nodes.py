@@ -191,6 +191,14 @@ def test_a_worker_that_outlives_the_loss_of_its_node_is_watched_again(scene):
     assert brief(scene.exit("w1", signal=9)) == [(2, "exited_abnormally", "w1")]
 
 
+def test_a_worker_that_died_with_its_node_is_not_reported_after_the_node_is_back(scene):
+    scene.silence("n1")
+    scene.disconnect("n1")
+    scene.wait(2)
+    scene.join("n1", incarnation="b")
+    assert scene.exit("w1", signal=9) == []
+
+
 def test_a_node_given_up_that_goes_on_beating_alerts_a_person_once(scene):
     scene.silence("n1")
     scene.disconnect("n1")

@@ -127,6 +127,17 @@ def test_a_hardware_exception_takes_the_node_out(scene):
     assert scene.wait(10) == []
 
 
+def test_hardware_that_fails_on_two_nodes_is_not_the_tasks_fault(scene):
+    for worker in ("w1", "w2"):
+        out = scene.throw(worker, "RuntimeError", "CUDA error: uncorrectable ECC error encountered")
+        assert brief(out) == [(1, "ecc_error", worker)]
+
+
+def test_network_exceptions_on_two_nodes_are_not_the_tasks_fault(scene):
+    for worker in ("w1", "w2"):
+        assert brief(scene.throw(worker, "ConnectionResetError", "reset")) == [(2, "connection_reset", worker)]
+
+
 # --- the user's own error --------------------------------------------------------------------------------------------
 
 
@@ -214,6 +225,12 @@ def test_nothing_more_is_said_of_a_broken_task(scene):
     assert scene.stall("w4", epoch=1) == []
     assert scene.give_up("restart", "w4") == []
     assert scene.wait(10) == []
+
+
+def test_a_task_is_broken_once_however_many_workers_raise(scene):
+    scene.run(epoch=1, **{f"v{n}": "n1" for n in range(8)})
+    out = [outcome for n in range(8) for outcome in scene.throw(f"v{n}")]
+    assert brief(out) == [(2, "other_software_error", "v0"), "TaskBroken"]
 
 
 def test_a_task_under_the_name_of_a_broken_one_starts_afresh(scene):

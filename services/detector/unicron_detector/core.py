@@ -141,6 +141,7 @@ class Detector:
             worker=failed.worker or ("" if failed.node else last.worker),
             reason=f"{failed.action} failed: {failed.reason}",
             attempt=1,
+            epoch=-1,
         )
         if not (failure.node if restart else failure.worker):
             return [Alert(text=f"task {failed.task}: {failure.reason}; on whom to act is not known", task=failed.task)]
