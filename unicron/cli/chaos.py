@@ -48,7 +48,7 @@ def restart_node(target: Node, folder: Folder = FOLDER, nats: Nats = None, as_js
 
 @app.command("run")
 def run(
-    file: Annotated[Path, typer.Argument(help="A fault script (YAML).")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A fault script (YAML).")],
     folder: Folder = FOLDER,
     nats: Nats = None,
     as_json: Json = False,

@@ -18,7 +18,9 @@ def provision(nats: Nats = None, as_json: Json = False) -> None:
 
 
 def submit(
-    file: Annotated[Path, typer.Argument(help="A task file (YAML).")], nats: Nats = None, as_json: Json = False
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A task file (YAML).")],
+    nats: Nats = None,
+    as_json: Json = False,
 ) -> None:
     """Launch the task that FILE describes; the same file again changes nothing."""
     from unicron.taskfile import load  # noqa: PLC0415
@@ -31,14 +33,16 @@ def submit(
 
 
 def remove(
-    task: Annotated[str, typer.Argument(help="Name of the task.")], nats: Nats = None, as_json: Json = False
+    task: Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.")],
+    nats: Nats = None,
+    as_json: Json = False,
 ) -> None:
     """Stop a task and forget it."""
     done(with_client(nats, lambda client: client.remove(task)), as_json, task=task)
 
 
 def drain(
-    node: Annotated[str, typer.Argument(help="Name of the node.")],
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")],
     undo: Annotated[bool, typer.Option("--undo", help="Put the node back into use.")] = False,
     nats: Nats = None,
     as_json: Json = False,

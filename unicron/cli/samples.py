@@ -1,6 +1,7 @@
 """An example of every message and record, for the documentation."""
 
 import enum
+import functools
 import inspect
 import re
 import types
@@ -112,6 +113,7 @@ def _source(kind: type[Message]) -> str:
     return next((name for name in SERVICES if name in words), "detector" if "anybody" in words else "node-1")
 
 
+@functools.cache
 def origin(kind: type[Message]) -> str:
     """Return in which part of events.py `kind` stands, by the comment above it: "from agents", "telemetry"."""
     before = inspect.getsource(events).splitlines()[: inspect.getsourcelines(kind)[1]]

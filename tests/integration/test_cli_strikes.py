@@ -1,0 +1,192 @@
+"""Fault scripts on the real bus and the real registry; only the agent is a stand-in that notes what it is asked."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+from unicron_registry.main import wiring
+
+from unicron import codec, subjects
+from unicron.cli import strikes
+from unicron.cli.faults import Rank, parse
+from unicron.cli.strikes import run_script, strike
+from unicron.client import Client
+from unicron.clock import SystemClock
+from unicron.contracts.events import IterationFinished, TaskStateChanged
+from unicron.contracts.queries import Reply
+from unicron.contracts.tasks import Member, TaskSpec, TaskState
+from unicron.errors import BusUnavailableError, InvalidInputError
+from unicron.service import Service
+
+SPEC = TaskSpec(name="gpt", command=["train.py"], max_workers=2, iterations=50)
+LIMIT_S = 30.0
+
+
+def script(*faults):
+    lines = [
+        f"- {{at: {{task: gpt, iteration: {at}}}, fault: {fault}, target: {target}}}" for at, fault, target in faults
+    ]
+    return parse("\n".join(lines), Path("faults.yaml"))
+
+
+class Scene:
+    """A task whose life the test tells."""
+
+    def __init__(self, client):
+        self.client = client
+        self.asked = []
+        self._count = 0
+
+    async def changes(self, state, *workers):
+        self._count += 1
+        members = [Member(worker=worker, node="node-1", slot=slot) for slot, worker in enumerate(workers)]
+        change = TaskStateChanged(
+            id=f"c{self._count}", at=1.0, source="transition", task="gpt", state=state, epoch=0, members=members
+        )
+        await self.client.bus.append(subjects.of(change), codec.encode(change), change.id)
+        async with asyncio.timeout(LIMIT_S):
+            while (await self.client.status()).tasks[0].state != state:
+                await asyncio.sleep(0.01)
+
+    async def finishes(self, iteration):
+        done = IterationFinished(
+            source="node-1",
+            node="node-1",
+            slot=0,
+            task="gpt",
+            worker="w0",
+            epoch=0,
+            iteration=iteration,
+            world_size=2,
+            seconds=1.0,
+            loss=1.0,
+        )
+        await self.client.bus.tell(subjects.of(done), codec.encode(done))
+
+    async def inject(self, data):
+        query = codec.decode_query(data)
+        self.asked.append((query.fault, query.worker))
+        return codec.encode(Reply(text="done"))
+
+    async def has_been_asked(self, count):
+        async with asyncio.timeout(LIMIT_S):
+            while len(self.asked) < count:
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def scene(nats_world):
+    service = asyncio.ensure_future(Service(wiring(), await nats_world.connect("registry"), SystemClock(), 0.4).run())
+    scene = Scene(Client(await nats_world.connect("client")))
+    agent = await nats_world.connect("agent")
+    await agent.serve(subjects.rpc("node-1"), "agent-node-1", scene.inject)
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            with contextlib.suppress(BusUnavailableError):
+                await scene.client.submit(SPEC)
+                break
+            await asyncio.sleep(0.05)
+    yield scene
+    service.cancel()
+    await asyncio.wait({service})
+
+
+async def test_each_fault_strikes_when_its_iteration_is_computed(scene):
+    restarted, seen = [], []
+
+    async def restart(node):
+        restarted.append(node)
+
+    faults = script(
+        (4, "kill-worker", "{task: gpt, rank: 1}"),
+        (4, "kill-node", "{node: node-1}"),
+        (2, "raise", "{task: gpt, rank: 0}"),
+        (9, "restart-node", "{node: node-2}"),
+    )
+    await scene.changes(TaskState.RUNNING, "w0", "w1")
+    run = asyncio.ensure_future(run_script(scene.client, faults, restart, seen.append))
+    await scene.finishes(0)
+    await asyncio.sleep(0.5)
+    assert scene.asked == []
+    await scene.finishes(1)
+    await scene.has_been_asked(1)
+    await scene.finishes(3)
+    await scene.has_been_asked(3)
+    assert scene.asked == [("raise", "w0"), ("kill-worker", "w1"), ("kill-node", "")]
+    assert not run.done()
+    await scene.finishes(8)
+    await asyncio.wait_for(run, LIMIT_S)
+    assert restarted == ["node-2"]
+    assert [(made.fault, made.target, made.node, made.worker) for made in seen] == [
+        ("raise", "gpt:0", "node-1", "w0"),
+        ("kill-worker", "gpt:1", "node-1", "w1"),
+        ("kill-node", "node-1", "node-1", ""),
+        ("restart-node", "node-2", "node-2", ""),
+    ]
+    assert [made.at for made in seen] == sorted(made.at for made in seen)
+
+
+async def test_progress_that_telemetry_did_not_tell_comes_from_the_registry(scene):
+    await scene.changes(TaskState.RUNNING, "w0")
+    await scene.finishes(5)
+    async with asyncio.timeout(LIMIT_S):
+        while (await scene.client.status()).tasks[0].iteration != 5:
+            await asyncio.sleep(0.01)
+    faults = script((6, "stop-worker", "{task: gpt, rank: 0}"))
+    await asyncio.wait_for(run_script(scene.client, faults, None, lambda _: None), LIMIT_S)
+    assert scene.asked == [("stop-worker", "w0")]
+
+
+async def test_a_fault_waits_for_a_rank_that_is_just_being_replaced(scene):
+    await scene.changes(TaskState.RECOVERING, "w0")
+    await scene.finishes(5)
+    faults = script((1, "kill-worker", "{task: gpt, rank: 1}"))
+    run = asyncio.ensure_future(run_script(scene.client, faults, None, lambda _: None))
+    await asyncio.sleep(0.5)
+    assert scene.asked == []
+    await scene.changes(TaskState.RUNNING, "w0", "w2")
+    await asyncio.wait_for(run, LIMIT_S)
+    assert scene.asked == [("kill-worker", "w2")]
+
+
+async def test_a_target_that_never_comes_is_named(scene, monkeypatch):
+    monkeypatch.setattr(strikes, "TARGET_S", 0.3)
+    await scene.changes(TaskState.RUNNING, "w0")
+    faults = script((0, "kill-worker", "{task: gpt, rank: 7}"))
+    with pytest.raises(InvalidInputError, match="no rank 7 in task gpt"):
+        await asyncio.wait_for(run_script(scene.client, faults, None, lambda _: None), LIMIT_S)
+
+
+@pytest.mark.parametrize("end", [TaskState.FINISHED, TaskState.FAILED])
+async def test_nobody_waits_for_an_iteration_that_can_not_come(scene, end):
+    await scene.changes(TaskState.RUNNING, "w0")
+    faults = script((70, "kill-worker", "{task: gpt, rank: 0}"))
+    run = asyncio.ensure_future(run_script(scene.client, faults, None, lambda _: None))
+    await scene.changes(end)
+    with pytest.raises(InvalidInputError, match=f"gpt is {end} and did not reach iteration 70 for kill-worker gpt:0"):
+        await asyncio.wait_for(run, LIMIT_S)
+
+
+async def test_a_script_that_nobody_can_finish_does_not_begin(scene):
+    await scene.changes(TaskState.RUNNING, "w0")
+    faults = script((0, "kill-node", "{node: node-1}"), (0, "restart-node", "{node: node-1}"))
+    with pytest.raises(InvalidInputError, match="--dir"):
+        await run_script(scene.client, faults, None, lambda _: None)
+    with pytest.raises(InvalidInputError, match="--dir"):
+        await strike(scene.client, "restart-node", "node-1")
+    assert scene.asked == []
+
+
+async def test_a_refusal_of_the_agent_is_told(scene):
+    async def refuse(data):
+        return codec.encode(Reply(error="start it with UNICRON_CHAOS=true"))
+
+    await scene.changes(TaskState.RUNNING, "w0")
+    await scene.client.bus.serve(subjects.rpc("node-2"), "agent-node-2", refuse)
+    with pytest.raises(InvalidInputError, match="UNICRON_CHAOS"):
+        await strike(scene.client, "kill-node", "node-2")
+    with pytest.raises(InvalidInputError, match="takes TASK:RANK"):
+        await strike(scene.client, "raise", "node-1")
+    with pytest.raises(InvalidInputError, match="takes NODE"):
+        await strike(scene.client, "kill-node", Rank(task="gpt", rank=0))
