@@ -10,8 +10,9 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -41,24 +42,22 @@ MICROBATCHES = 8
 LIMIT_S = 600.0
 CHAIN_LINES = 14
 
-THROUGHPUT = {1: 48e9, 2: 86e9, 3: 120e9, 4: 130e9}
+THROUGHPUT = {1: 48e9, 2: 86e9, 3: 115e9, 4: 134e9}
 """T(t, x) of both tasks, FLOP/s, from a quiet machine: they share its cores, so that measuring here would mislead."""
 
-Disturb = Callable[[Cluster, Client], "asyncio.Future[None]"]
+Disturb = Callable[[Cluster, Client], Coroutine[Any, Any, None]]
 """Does something else to the cluster while the demo runs (tests kill services with it)."""
 
 
-def run_demo(json_path: Path | None, corpus: Path | None, script: Path = FAULTS, disturb: Disturb | None = None) -> int:
+def run_demo(json_path: Path | None, corpus: Path | None) -> int:
     """Run the main job; return 0 if it went as promised.
 
     Args:
         json_path: where to write the report as data.
         corpus: folder with the text to train on; None: the source of the Python standard library.
-        script: the faults.
-        disturb: what else happens meanwhile.
 
     Raises:
-        InvalidInputError: this is no checkout, or the corpus or the fault script can't be used.
+        InvalidInputError: this is no checkout, or the corpus can't be used.
     """
     if not SCRIPT.exists():
         raise InvalidInputError(f"{SCRIPT} is not there: run the demo in a checkout of the project")
@@ -67,7 +66,7 @@ def run_demo(json_path: Path | None, corpus: Path | None, script: Path = FAULTS,
         raise InvalidInputError(f"--corpus {folder}: no such folder; give one with .py, .txt or .md files")
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="unicron-demo-") as name:
-        demo = Demo(Path(name), folder, faults.load(script), disturb)
+        demo = Demo(Path(name), folder, faults.load(FAULTS))
         try:
             report = asyncio.run(asyncio.wait_for(demo.run(began), LIMIT_S))
         except (UnicronError, TimeoutError):
@@ -82,15 +81,26 @@ def run_demo(json_path: Path | None, corpus: Path | None, script: Path = FAULTS,
 
 
 class Demo:
-    """One run of the demo in the folder `root`."""
+    """One run of the demo in the folder `root`; `disturb` is what else happens meanwhile."""
 
-    def __init__(self, root: Path, corpus: Path, script: Sequence[faults.Fault], disturb: Disturb | None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        corpus: Path,
+        script: Sequence[faults.Fault],
+        disturb: Disturb | None = None,
+        iterations: int = ITERATIONS,
+    ) -> None:
+        os.environ["UNICRON_USE_MEASURED"] = "false"  # the workers share the machine's cores
         self._root = root
         self._script = script
         self._disturb = disturb
         self.cluster = Cluster(root / "cluster", nodes=3, slots=2, port=free_port())
-        self._specs = [_spec(root, corpus, "gpt-a", 1.0, 1), _spec(root, corpus, "gpt-b", 2.0, 2)]
-        self._journal: list[Message] = []
+        self._specs = [
+            _spec(root, corpus, iterations, name="gpt-a", weight=1.0, seed=1),
+            _spec(root, corpus, iterations, name="gpt-b", weight=2.0, seed=2),
+        ]
+        self.journal: list[Message] = []
         self._iterations: list[IterationFinished] = []
         self._strikes: list[Strike] = []
         self._status = Status()
@@ -108,7 +118,7 @@ class Demo:
             self._say("running the same tasks without failures, to compare")
             await self._run_undisturbed()
         tasks = [self._task_report(spec) for spec in self._specs]
-        reports = fault_reports(self._strikes, self._journal, self._iterations)
+        reports = fault_reports(self._strikes, self.journal, self._iterations)
         return Report(
             ok=is_ok(reports, tasks, {spec.name: spec.iterations for spec in self._specs}),
             faults=reports,
@@ -131,7 +141,7 @@ class Demo:
                 await client.submit(spec)
             self._say("training")
             if self._disturb is not None:
-                jobs.append(asyncio.ensure_future(self._disturb(self.cluster, client)))
+                jobs.append(asyncio.create_task(self._disturb(self.cluster, client)))
             try:
                 await run_script(client, self._script, self._restart, self._on_strike)
                 while not self._ended():
@@ -149,7 +159,7 @@ class Demo:
 
     async def _follow(self, client: Client) -> None:
         async for _, message in client.follow():
-            self._journal.append(message)
+            self.journal.append(message)
 
     async def _listen(self, client: Client) -> None:
         async for message in client.telemetry(IterationFinished):
@@ -194,12 +204,10 @@ class Demo:
             return []
         since = self._strikes[-1].at
         causes = (FailureDetected, NodeAdmitted)
-        cause = next(
-            (message for message in self._journal if message.at >= since and isinstance(message, causes)), None
-        )
+        cause = next((message for message in self.journal if message.at >= since and isinstance(message, causes)), None)
         if cause is None:
             return []
-        chain = [message for message in self._journal if message.correlation == cause.correlation]
+        chain = [message for message in self.journal if message.correlation == cause.correlation]
         shown = [message for message in chain if not isinstance(message, (Alert, DeadLetter, TimerFired))]
         return story.story(shown)[:CHAIN_LINES]
 
@@ -257,7 +265,7 @@ def max_rel_diff(healed: Path, undisturbed: Path) -> float:
     )
 
 
-def _spec(root: Path, corpus: Path, name: str, weight: float, seed: int) -> TaskSpec:
+def _spec(root: Path, corpus: Path, iterations: int, *, name: str, weight: float, seed: int) -> TaskSpec:
     """Return a task of the demo; its last argument is where the parameters go."""
     return TaskSpec(
         name=name,
@@ -265,7 +273,7 @@ def _spec(root: Path, corpus: Path, name: str, weight: float, seed: int) -> Task
         min_workers=1,
         max_workers=4,
         microbatches=MICROBATCHES,
-        iterations=ITERATIONS,
+        iterations=iterations,
         command=[
             "python",
             str(SCRIPT),

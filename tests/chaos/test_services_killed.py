@@ -1,0 +1,47 @@
+"""The main job goes on though a control service, or the bus itself, is killed when it is needed most."""
+
+import asyncio
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+
+from unicron.cli.cluster import NATS, SERVICES
+from unicron.cli.demo import Demo
+from unicron.cli.faults import Fault, Rank
+from unicron.contracts.events import FailureDetected, IterationFinished
+
+FAULT_AT = 8
+SCRIPT = [
+    Fault(task="gpt-b", iteration=FAULT_AT, fault="kill-worker", target=Rank(task="gpt-b", rank=1)),
+    Fault(task="gpt-b", iteration=FAULT_AT + 8, fault="raise", target=Rank(task="gpt-a", rank=0)),
+]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("victim", [*SERVICES, NATS])
+async def test_the_main_job_ends_well_though_this_is_killed(victim, tmp_path):
+    killed_at = []
+
+    async def kill_and_restart(cluster, client):
+        """Kill the victim just before the first fault, so that the fault strikes while it is away."""
+        async for done in client.telemetry(IterationFinished):
+            if done.task == "gpt-b" and done.iteration >= FAULT_AT - 2:
+                break
+        before = cluster.processes[victim].pid
+        cluster.kill(victim)
+        killed_at.append(time.time())
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(cluster.start_process, victim)
+        assert cluster.processes[victim].pid != before
+
+    demo = Demo(tmp_path, Path(sysconfig.get_path("stdlib")), SCRIPT, kill_and_restart, iterations=30)
+    report = await demo.run(time.monotonic())
+    assert killed_at
+    assert report.ok, report
+    assert [fault.iterations_redone for fault in report.faults] == [0, 0]
+    failures = [
+        message for message in demo.journal if isinstance(message, FailureDetected) and message.at > killed_at[0]
+    ]
+    assert failures
