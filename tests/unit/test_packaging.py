@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -148,7 +149,9 @@ def test_an_image_installs_the_base_and_its_extras():
 def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
-    return subprocess.run(["make", *words], cwd=folder, capture_output=True, text=True, check=False)
+    # not as a part of the make that may run these tests
+    environment = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL"}}
+    return subprocess.run(["make", *words], cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_make_says_which_python_it_needs(tmp_path):
