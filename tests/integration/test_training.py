@@ -1,0 +1,152 @@
+"""Real workers on a real cluster: what users run, what breaks, and what they are told."""
+
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import pytest_asyncio
+import torch
+from training_scenes import running_cluster, task, write_script
+
+from unicron.contracts.events import FailureDetected, NodeJoined, Regrouped, Severity, TaskStateChanged, WorkerExited
+from unicron.contracts.tasks import TaskState
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scene(tmp_path_factory):
+    async with running_cluster(tmp_path_factory.mktemp("cluster")) as scene:
+        yield scene
+
+
+names = (f"t{number}" for number in itertools.count())
+
+
+def plain_run(script, out, **environment):
+    """Run the script as one plain process, without any cluster."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")}
+    subprocess.run(
+        [sys.executable, str(script)],
+        check=True,
+        env={**kept, "OMP_NUM_THREADS": "1", "OUT": str(out), **environment},
+        timeout=60,
+    )
+    return torch.load(out, weights_only=True)
+
+
+def difference(ours, theirs):
+    ours, theirs = ours["model"], theirs["model"]
+    return max(
+        float((ours[name].double() - theirs[name].double()).abs().max() / theirs[name].abs().max()) for name in theirs
+    )
+
+
+async def healed_run(scene, tmp_path, script, accumulate="float64", iterations=16, fault=True):
+    """Train on three workers, kill one in the middle, and return what rank 0 saved."""
+    name, out = next(names), tmp_path / "healed.pt"
+    env = {"OUT": str(out), "ACCUMULATE": accumulate, "PACE": "0.02"}
+    await scene.client.submit(task(script, name, iterations=iterations, env=env))
+    if fault:
+        await scene.reached(name, 5)
+        victim = (await scene.view(name)).members[1]
+        await scene.client.inject(victim.node, "kill-worker", victim.worker)
+    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
+    assert view.state is TaskState.FINISHED, view
+    await scene.until(lambda: scene.of(WorkerExited, task=name, finished=True))
+    await scene.until(out.exists)
+    await asyncio.sleep(0.3)
+    done = [message.iteration for message in scene.iterations if message.task == name]
+    assert done == list(range(iterations)), "each iteration is finished exactly once"
+    return torch.load(out, weights_only=True)
+
+
+async def test_a_killed_worker_makes_no_difference_to_the_parameters(scene, tmp_path):
+    script = write_script(tmp_path)
+    healed = await healed_run(scene, tmp_path, script)
+    plain = await asyncio.to_thread(plain_run, script, tmp_path / "plain.pt", ITERATIONS="16")
+    assert difference(healed, plain) <= 1e-5
+    assert healed["lr"] == plain["lr"], "a scheduler that is protected steps once an iteration too"
+
+
+async def test_with_float32_the_difference_is_that_of_another_number_of_workers(scene, tmp_path):
+    script = write_script(tmp_path)
+    plain = await asyncio.to_thread(plain_run, script, tmp_path / "plain.pt", ITERATIONS="16", ACCUMULATE="float32")
+    undisturbed = await healed_run(scene, tmp_path, script, "float32", fault=False)
+    healed = await healed_run(scene, tmp_path, script, "float32")
+    other_order = difference(undisturbed, plain)
+    assert other_order > 0, "in float32 the order of summation shows: the comparison means something"
+    assert difference(healed, plain) <= 3 * other_order
+
+
+async def test_a_stopped_worker_is_replaced(scene, tmp_path):
+    name = next(names)
+    await scene.client.submit(task(write_script(tmp_path), name, iterations=200, env={"PACE": "0.02"}))
+    await scene.reached(name, 5)
+    victim = (await scene.view(name)).members[2]
+    await scene.client.inject(victim.node, "stop-worker", victim.worker)
+    [failure] = await scene.until(lambda: scene.of(FailureDetected, worker=victim.worker))
+    assert (failure.severity, failure.status) == (Severity.SEV2, "task_hang")
+    survivors = await scene.until(lambda: [m for m in scene.of(Regrouped, task=name, epoch=1) if m.kept + m.recomputed])
+    assert all(message.world_size == 2 for message in survivors)
+    await scene.until(lambda: [m for m in scene.of(Regrouped, task=name) if m.epoch >= 2 and m.world_size == 3])
+    await scene.client.remove(name)
+
+
+async def test_a_script_that_raises_at_once_fails_with_its_own_traceback_and_nothing_loops(scene, tmp_path):
+    script = write_script(tmp_path, 'raise ValueError("there is no such data set")\n')
+    name = next(names)
+    await scene.client.submit(task(script, name))
+    view = await scene.until_state(name, TaskState.FAILED)
+    assert "there is no such data set" in view.reason
+    assert "script.py" in view.traceback
+    assert "ValueError: there is no such data set" in view.traceback
+    await asyncio.sleep(1.0)
+    assert len([m for m in scene.journal if type(m).__name__ == "StartWorker" and m.task == name]) <= 6
+
+
+async def test_a_program_that_is_not_there_fails_the_task_and_says_so(scene, tmp_path):
+    name = next(names)
+    spec = task(tmp_path / "none.py", name)
+    await scene.client.submit(type(spec)(name=name, command=["no-such-program"], workdir=str(tmp_path)))
+    view = await scene.until_state(name, TaskState.FAILED)
+    assert "no-such-program" in view.reason + view.traceback
+
+
+async def test_a_task_that_needs_more_workers_than_there_are_waits_and_says_why(scene, tmp_path):
+    name = next(names)
+    await scene.client.submit(task(write_script(tmp_path), name, min_workers=9, max_workers=9))
+    view = await scene.until_state(name, TaskState.WAITING)
+    for _ in range(50):
+        view = await scene.view(name)
+        if view.reason:
+            break
+        await asyncio.sleep(0.1)
+    assert "9 workers" in view.reason
+    assert "3" in view.reason
+    await scene.client.remove(name)
+
+
+async def test_an_agent_that_crashes_finds_its_workers_again(scene, tmp_path):
+    name = next(names)
+    await scene.client.submit(task(write_script(tmp_path), name, iterations=400, env={"PACE": "0.02"}))
+    await scene.reached(name, 5)
+    members = (await scene.view(name)).members
+    node = members[0].node
+    joined = len(scene.of(NodeJoined, node=node))
+    os.kill(scene.cluster.processes[node].pid, signal.SIGKILL)
+    scene.cluster.alive()
+    await asyncio.to_thread(scene.cluster.start_process, node)
+    back = (await scene.until(lambda: scene.of(NodeJoined, node=node)[joined:]))[0]
+    assert [worker.worker for worker in back.workers] == [members[0].worker]
+    assert back.workers[0].ready
+    reached = scene.iterations[-1].iteration
+    await scene.reached(name, reached + 10)
+    done = [message.iteration for message in scene.iterations if message.task == name]
+    assert done == sorted(set(done)), "no iteration is finished twice"
+    assert not [m for m in scene.of(TaskStateChanged, task=name) if m.state in {TaskState.FAILED, TaskState.WAITING}]
+    await scene.client.remove(name)

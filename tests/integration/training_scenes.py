@@ -1,0 +1,117 @@
+"""Small training scripts for tests, and a cluster to run them on."""
+
+import asyncio
+import contextlib
+import textwrap
+import time
+
+import msgspec
+
+from unicron.bus.server import free_port
+from unicron.cli.cluster import Cluster
+from unicron.client import Client
+from unicron.contracts.events import IterationFinished
+from unicron.contracts.tasks import TaskSpec
+from unicron.settings import Settings
+
+TRAIN = """
+    import os, sys, time
+    import torch
+    from unicron.train import Session
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.9)
+    session = Session(seed=3, accumulate_dtype=getattr(torch, os.environ.get("ACCUMULATE", "float64")),
+                      iterations=int(os.environ.get("ITERATIONS", "1")), microbatches=6)
+    session.protect(model=model, optimizer=optimizer, schedule=schedule)
+    for iteration in session.iterations():
+        for microbatch in session.microbatches():
+            x = torch.randn(16, 32)
+            time.sleep(float(os.environ.get("PACE", "0")))
+            session.backward((model(x) - x.sum(1, keepdim=True)).square().mean())
+        session.step()
+        schedule.step()
+        print("iteration", iteration, session.loss, flush=True)
+    if session.rank == 0 and "OUT" in os.environ:
+        torch.save({"model": model.state_dict(), "lr": schedule.get_last_lr()}, os.environ["OUT"])
+"""
+
+
+def write_script(folder, text=TRAIN):
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def task(script, name="t", **fields):
+    fields = {"max_workers": 3, "microbatches": 6, "iterations": 10, **fields}
+    return TaskSpec(name=name, command=["python", str(script)], workdir=str(script.parent), **fields)
+
+
+class Scene:
+    """A running cluster, a client, and all that it was told."""
+
+    def __init__(self, cluster, client):
+        self.cluster, self.client = cluster, client
+        self.journal, self.iterations = [], []
+
+    async def follow(self):
+        async for _, message in self.client.follow():
+            self.journal.append(message)
+
+    async def listen(self):
+        async for message in self.client.telemetry(IterationFinished):
+            self.iterations.append(message)
+
+    async def until(self, condition, timeout_s=60.0):
+        """Wait until `condition` returns something true; return it."""
+        deadline = time.monotonic() + timeout_s
+        while not (found := condition()):
+            assert time.monotonic() < deadline, f"not within {timeout_s} s; the journal ends with {self.journal[-8:]}"
+            await asyncio.sleep(0.02)
+        return found
+
+    def of(self, kind, **fields):
+        return [
+            message
+            for message in self.journal
+            if isinstance(message, kind) and all(getattr(message, name) == value for name, value in fields.items())
+        ]
+
+    async def reached(self, task, iteration):
+        await self.until(lambda: [m for m in self.iterations if m.task == task and m.iteration >= iteration])
+
+    async def view(self, name):
+        return next((view for view in (await self.client.status()).tasks if view.spec.name == name), None)
+
+    async def until_state(self, name, *states, timeout_s=60.0):
+        deadline = time.monotonic() + timeout_s
+        while True:
+            view = await self.view(name)
+            if view is not None and view.state in states:
+                return view
+            assert time.monotonic() < deadline, f"{name} is not {states} within {timeout_s} s, but {view}"
+            await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def running_cluster(root, nodes=3, slots=1):
+    cluster = Cluster(root / "cluster", nodes=nodes, slots=slots, port=free_port())
+    await asyncio.to_thread(cluster.start)
+    try:
+        await cluster.wait_until_ready(120.0)
+        settings = msgspec.structs.replace(Settings.load([]), nats_url=cluster.url)
+        async with await Client.connect(settings, "test") as client:
+            scene = Scene(cluster, client)
+            jobs = [asyncio.create_task(scene.follow()), asyncio.create_task(scene.listen())]
+            await asyncio.sleep(0.2)
+            try:
+                yield scene
+            finally:
+                for job in jobs:
+                    job.cancel()
+                await asyncio.gather(*jobs, return_exceptions=True)
+    finally:
+        await asyncio.to_thread(cluster.stop)
