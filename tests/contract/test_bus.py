@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 
 import pytest
+from nats.aio.client import Client
 
-from unicron.bus import nats, topology
+from unicron.bus import journal, nats, topology
 from unicron.bus.memory import MemoryWorld
 from unicron.bus.server import NatsServer, config_text, free_port
 from unicron.clock import VirtualClock
@@ -352,6 +353,53 @@ async def test_a_reader_whose_consumer_vanished_makes_another(nats_world):
         await bus.jetstream.delete_consumer(topology.STREAM, consumer.name)
     await write(bus, 10, "later")
     assert [entry.sequence for entry in await following] == list(range(1, 21))
+
+
+@pytest.mark.parametrize("lost", [b"m4", b"m9"])  # one in the middle; the last, which only a heartbeat can tell
+async def test_a_delivery_that_got_lost_is_noticed_and_read_again(nats_world, monkeypatch, lost):
+    deliver, dropped = Client._process_msg, []
+
+    async def drop_once(self, sid, subject, reply, data, headers):
+        if data == lost and not dropped and subject.startswith(b"unicron."):
+            dropped.append(data)
+        else:
+            await deliver(self, sid, subject, reply, data, headers)
+
+    monkeypatch.setattr(Client, "_process_msg", drop_once)
+    bus = await nats_world.connect()
+    await write(bus, 10)
+    entries = await take(bus.follow(ALL, 0), 10)
+    assert [entry.sequence for entry in entries] == list(range(1, 11))
+    assert dropped == [lost]
+
+
+async def test_an_interruption_is_noticed_without_waiting_for_a_heartbeat(private_world, private_server, monkeypatch):
+    monkeypatch.setattr(journal, "HEARTBEAT_S", 60.0)
+    bus = await private_world.connect()
+    following = asyncio.create_task(take(bus.follow(ALL, 0), 2))
+    await write(bus, 1)
+    private_server.kill()
+    private_server.start()
+    await write(bus, 1, "later")
+    assert [entry.data for entry in await following] == [b"m0", b"later0"]
+
+
+async def test_a_call_in_flight_fails_when_the_connection_breaks(private_world, private_server):
+    bus = await private_world.connect()
+    called = asyncio.Event()
+
+    async def handler(_data):
+        called.set()
+        await asyncio.sleep(60)
+        return b""
+
+    await bus.serve("unicron.v1.rpc.planner", "planner", handler)
+    asking = asyncio.create_task(bus.ask("unicron.v1.rpc.planner", b"", 60.0))
+    await called.wait()
+    private_server.kill()
+    async with asyncio.timeout(20):
+        with pytest.raises(BusUnavailableError, match="connection to NATS is down"):
+            await asking
 
 
 async def test_the_server_tells_when_a_connection_ends(private_world):
