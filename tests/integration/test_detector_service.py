@@ -78,10 +78,11 @@ class Cluster:
     async def say(self, fact):
         self.count += 1
         fact = replace(fact, id=f"{fact.node}-{self.count}", source=fact.node, at=time.time())
+        subject, data = subjects.of(fact), codec.encode(fact)
         if isinstance(fact, subjects.TELEMETRY):
-            await self.bus.tell(subjects.of(fact), codec.encode(fact))
+            await insist(lambda: self.bus.tell(subject, data), "telling")
         else:
-            await insist(lambda: self.bus.append(subjects.of(fact), codec.encode(fact), fact.id), "saying a fact")
+            await insist(lambda: self.bus.append(subject, data, fact.id), "saying a fact")
 
     async def join(self, node):
         await self.say(NodeJoined(node=node, incarnation="a", host="h", slots=[]))
@@ -89,7 +90,7 @@ class Cluster:
 
     async def beat(self):
         while True:
-            for node in self.beating:
+            for node in list(self.beating):
                 await self.say(NodeHeartbeat(node=node, incarnation="a"))
             await asyncio.sleep(0.2)
 
@@ -106,18 +107,26 @@ class Cluster:
         return found
 
 
-@pytest.fixture
-async def cluster(nats_world, detector):
+@contextlib.asynccontextmanager
+async def two_nodes(world):
     """A cluster of two nodes; the detector has taken both of them in."""
-    cluster = Cluster(await nats_world.connect("cluster"))
+    cluster = Cluster(await world.connect("cluster"))
     await cluster.join("n1")
     await cluster.join("n2")
     beating = asyncio.create_task(cluster.beat())
     await cluster.kill_worker("w0")
     await cluster.failures("w0")  # it has read so far
-    yield cluster
-    beating.cancel()
-    await asyncio.wait({beating})
+    try:
+        yield cluster
+    finally:
+        beating.cancel()
+        await asyncio.wait({beating})
+
+
+@pytest.fixture
+async def cluster(nats_world, detector):
+    async with two_nodes(nats_world) as cluster:
+        yield cluster
 
 
 async def test_a_killed_agent_is_lost_by_the_servers_advisory(nats_world, cluster):
@@ -162,6 +171,26 @@ async def test_what_happened_while_it_was_away_is_reported_once(nats_world, clus
     finally:
         again.kill()
         again.communicate()
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+async def test_a_restart_of_the_server_costs_no_node(private_server, private_world, end):
+    process = start_detector(private_world)
+    try:
+        await private_world.connect("agent.n1")
+        await private_world.connect("agent.n2")
+        async with two_nodes(private_world) as cluster:
+            await asyncio.to_thread(getattr(private_server, end))
+            await asyncio.sleep(4)  # longer than the grace, and than a node may be silent
+            await asyncio.to_thread(private_server.start)
+            await cluster.kill_worker("w1")
+            await cluster.failures("w1")
+            await asyncio.sleep(1.5)  # the grace of a node that would be under suspicion
+            await cluster.kill_worker("w2")
+            assert [each.worker for each in await cluster.failures("w2")] == ["w0", "w1", "w2"]
+    finally:
+        process.kill()
+        process.communicate()
 
 
 async def test_it_watches_iteration_times_and_ends_cleanly(cluster, detector):

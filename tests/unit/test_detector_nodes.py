@@ -4,7 +4,7 @@ import pytest
 from detector_scenes import Scene, brief
 
 from unicron.contracts.base import BusReconnected, TimerFired
-from unicron.contracts.events import FailureDetected, NodeHeartbeat, NodeLeft, Severity
+from unicron.contracts.events import FailureDetected, NodeHeartbeat, NodeLeft, Severity, WorkerReady
 
 
 @pytest.fixture
@@ -69,6 +69,12 @@ def test_workers_that_died_with_an_agent_that_came_back_are_missed(scene):
     out = scene.join("n1", incarnation="b", workers=[("w3", "gpt")])
     assert brief(out) == [(2, "exited_abnormally", "w1")]
     assert scene.exit("w1", exit_code=None) == []
+
+
+def test_a_worker_that_waits_for_its_first_membership_is_missed_too(scene):
+    scene.say(WorkerReady(node="n1", slot=1, task="gpt", worker="w4", pid=4))
+    out = scene.join("n1", incarnation="b", workers=[("w1", "gpt")])
+    assert brief(out) == [(2, "exited_abnormally", "w4")]
 
 
 def test_an_advisory_that_comes_after_the_new_join_does_no_harm(scene):

@@ -37,8 +37,6 @@ class Memberships:
             if task.ended_at is not None:
                 task = self._state.tasks[changed.task] = Task()
             return [] if task.broken else self._advance(task, changed.epoch)
-        if task.ended_at is not None:
-            return []
         self._state.tasks[changed.task] = Task(ended_at=self._state.now)
         self._state.workers = {name: each for name, each in self._state.workers.items() if each.task != changed.task}
         return self._reporter.drop_pending(task)
