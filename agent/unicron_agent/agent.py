@@ -9,12 +9,14 @@ import signal
 import socket
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
 from unicron import codec, subjects
+from unicron.aio import insist
 from unicron.bus.protocol import Bus
 from unicron.clock import Clock
 from unicron.contracts import worker as wire
@@ -67,7 +69,6 @@ class Agent:
         self._slots = slots
         self._node = subjects.token(settings.node, "node")
         self._core = AgentCore(node=self._node, limits=StallLimits(hang_s=settings.hang_s))
-        self._incarnation = uuid.uuid4().hex[:12]
         self._run_dir = Path(settings.run_dir).resolve()
         self._state_dir = _memory_dir(self._run_dir)
         self._host = settings.host or _own_address(settings.nats_url)
@@ -86,46 +87,75 @@ class Agent:
         if token_file.exists():
             self._core.token = int(token_file.read_text())
         self._token_file = token_file
+        position = await self._journal_end()
         await self._adopt()
         server = await asyncio.start_unix_server(self._serve_worker, socket_path)
         states, state_address = await state_server.serve(self._host, self._state_dir)
-        position = await self._bus.tail()
         await self._supervisor.start()
         await self._bus.serve(subjects.rpc(self._node), f"agent-{self._node}", self._on_query)
-        jobs = [asyncio.create_task(job) for job in (self._publish(), self._beat(), self._watch())]
+        jobs = [asyncio.create_task(job) for job in (self._publish(), self._watch())]
         try:
             store = await self._supervisor.start_store(self._host)
-            self._emit(
-                NodeJoined(
-                    node=self._node,
-                    incarnation=self._incarnation,
-                    host=self._host,
-                    slots=self._slots,
-                    store=store,
-                    state_server=state_address,
-                    pid=os.getpid(),
-                    workers=[worker.status() for worker in self._core.workers.values()],
-                )
-            )
-            jobs.append(asyncio.create_task(self._obey(position)))
+            self._join(store, state_address)
+            more = (self._beat(), self._obey(position), self._rejoin(store, state_address))
+            jobs += [asyncio.create_task(job) for job in more]
             done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
             for job in done:
                 job.result()
         finally:
-            await self._leave()
-            for job in jobs:
+            # first of all: whoever hears a leaving agent's workers end must know that it leaves
+            self._emit(NodeLeft(node=self._node, incarnation=self._core.incarnation))
+            for job in jobs[1:]:
                 job.cancel()
+            await self._leave()
+            jobs[0].cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
             await states.stop(0)
             server.close()
             socket_path.unlink(missing_ok=True)
 
+    def _join(self, store: str, state_server: str) -> None:
+        """Say what there is on this node, each time under a new name: commands to the old one are out of date."""
+        self._core.incarnation = uuid.uuid4().hex[:12]
+        self._emit(
+            NodeJoined(
+                node=self._node,
+                incarnation=self._core.incarnation,
+                host=self._host,
+                slots=self._slots,
+                store=store,
+                state_server=state_server,
+                pid=os.getpid(),
+                workers=[worker.status() for worker in self._core.workers.values() if not worker.stopping],
+            )
+        )
+
+    async def _rejoin(self, store: str, state_server: str) -> None:
+        """Join again whenever the connection was interrupted: the others may hold this node to be lost."""
+        async for down_s in self._bus.reconnected():
+            log.info("the bus was away for %.1f s; joining again", down_s)
+            self._join(store, state_server)
+
+    async def _journal_end(self) -> int:
+        """Return from where on commands are for this agent; the control services make the journal when they start.
+
+        Raises:
+            BusUnavailableError: they did not in time.
+        """
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout_s):
+                return await insist(self._bus.tail, "waiting for the journal")
+        except TimeoutError as error:
+            raise BusUnavailableError(
+                f"no journal within {self._settings.connect_timeout_s:g} s: start the control services, or run "
+                "`unicron provision`"
+            ) from error
+
     async def _leave(self) -> None:
-        """Stop all workers and say goodbye, as long as the bus is there to hear it."""
+        """Stop all workers, and see that the goodbye gets out as long as the bus is there to hear it."""
         for worker in self._core.workers.values():
             worker.stopping = True
         await self._supervisor.stop()
-        self._emit(NodeLeft(node=self._node, incarnation=self._incarnation))
         for _ in range(40):
             if self._outbox.empty():
                 break
@@ -166,21 +196,15 @@ class Agent:
         while True:
             fact = await self._outbox.get()
             subject, data = subjects.of(fact), codec.encode(fact)
-            while True:
-                try:
-                    if isinstance(fact, subjects.TELEMETRY):
-                        await self._bus.tell(subject, data)
-                    else:
-                        await self._bus.append(subject, data, fact.id)
-                except BusUnavailableError as error:
-                    log.warning("%s waits for the bus: %s", type(fact).__name__, error)
-                    await asyncio.sleep(0.1)
-                else:
-                    break
+            if isinstance(fact, subjects.TELEMETRY):
+                with contextlib.suppress(BusUnavailableError):
+                    await self._bus.tell(subject, data)
+            else:
+                await insist(partial(self._bus.append, subject, data, fact.id), f"publishing {type(fact).__name__}")
 
     async def _beat(self) -> None:
         while True:
-            self._emit(NodeHeartbeat(node=self._node, incarnation=self._incarnation))
+            self._emit(NodeHeartbeat(node=self._node, incarnation=self._core.incarnation))
             await asyncio.sleep(self._settings.heartbeat_s)
 
     async def _watch(self) -> None:
@@ -269,9 +293,12 @@ class Agent:
                 self._emit(DeadLetter(subject=entry.subject, error=str(error), payload=entry.data[:4096]))
                 continue
             try:
-                self._core.admit(command)
+                wanted = self._core.admit(command)
                 self._token_file.write_text(str(self._core.token))
-                await self._carry_out(command)
+                if wanted:
+                    await self._carry_out(command)
+                else:
+                    log.info("%s is from before this node joined; let pass", type(command).__name__)
             except (UnicronError, OSError) as error:
                 self._refuse(command, str(error))
 

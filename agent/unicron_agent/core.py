@@ -102,12 +102,13 @@ class AgentCore:
     """Everything the agent knows about its workers; messages in, facts out."""
 
     node: str
+    incarnation: str = ""
     limits: StallLimits = field(default_factory=StallLimits)
     token: int = 0
     workers: dict[str, Worker] = field(default_factory=dict)
 
-    def admit(self, command: Command) -> None:
-        """Let a command through, or refuse it.
+    def admit(self, command: Command) -> bool:
+        """Return whether to carry a command out: not one that was meant for the node before it joined anew.
 
         Raises:
             StaleTokenError: a later instance of the sender has spoken already, or the command is for another node.
@@ -119,6 +120,7 @@ class AgentCore:
                 f"{type(command).__name__} carries fencing token {command.token}; {self.token} has been seen"
             )
         self.token = command.token
+        return command.incarnation in {"", self.incarnation}
 
     def said(self, name: str, message: ToAgent, now: float) -> list[Message]:
         """Take in what worker `name` said at `now`; return the facts for the bus."""

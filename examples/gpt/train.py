@@ -36,7 +36,8 @@ class Block(nn.Module):
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, sequence, width))
-        return x + self.mlp(self.norm_mlp(x))
+        mixed: torch.Tensor = x + self.mlp(self.norm_mlp(x))
+        return mixed
 
 
 class GPT(nn.Module):
@@ -65,7 +66,9 @@ def read_corpus(folder: Path, limit: int = 4_000_000) -> torch.Tensor:
         if len(found) >= limit:
             break
     if len(found) < 10_000:
-        raise SystemExit(f"{folder}: only {len(found)} bytes in its .py, .txt and .md files; give a folder with more text")
+        raise SystemExit(
+            f"{folder}: {len(found)} bytes in .py, .txt and .md files are too few; give a folder with more"
+        )
     return torch.frombuffer(found[:limit], dtype=torch.uint8)
 
 

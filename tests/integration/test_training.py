@@ -12,8 +12,17 @@ import pytest_asyncio
 import torch
 from training_scenes import running_cluster, task, write_script
 
-from unicron.contracts.events import FailureDetected, NodeJoined, Regrouped, Severity, TaskStateChanged, WorkerExited
-from unicron.contracts.tasks import TaskState
+from unicron.cli.processes import wait_until_gone
+from unicron.contracts.events import (
+    FailureDetected,
+    NodeGone,
+    NodeJoined,
+    Regrouped,
+    Severity,
+    TaskStateChanged,
+    WorkerExited,
+)
+from unicron.contracts.tasks import NodeState, TaskState
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 
@@ -149,4 +158,36 @@ async def test_an_agent_that_crashes_finds_its_workers_again(scene, tmp_path):
     done = [message.iteration for message in scene.iterations if message.task == name]
     assert done == sorted(set(done)), "no iteration is finished twice"
     assert not [m for m in scene.of(TaskStateChanged, task=name) if m.state in {TaskState.FAILED, TaskState.WAITING}]
+    await scene.client.remove(name)
+
+
+async def test_an_agent_that_is_told_to_stop_leaves_and_its_tasks_go_on(scene, tmp_path):
+    name = next(names)
+    await scene.client.submit(task(write_script(tmp_path), name, iterations=600, env={"PACE": "0.02"}))
+    await scene.reached(name, 5)
+    node = (await scene.view(name)).members[0].node
+    os.kill(scene.cluster.processes[node].pid, signal.SIGTERM)
+    smaller = await scene.until(lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == 2])
+    reached = scene.iterations[-1].iteration
+    await scene.reached(name, reached + 10)
+    assert scene.of(NodeGone, node=node)
+    assert not scene.of(FailureDetected, node=node, task=name)
+    await asyncio.to_thread(wait_until_gone, [scene.cluster.processes[node]], 20)
+    await asyncio.to_thread(scene.cluster.start_process, node)
+    grown = lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == 3 and m.epoch > smaller[0].epoch]  # noqa: E731
+    await scene.until(grown)
+    await scene.client.remove(name)
+
+
+async def test_a_node_that_is_back_before_it_is_missed_gets_new_workers(scene, tmp_path):
+    name = next(names)
+    await scene.client.submit(task(write_script(tmp_path), name, iterations=600, env={"PACE": "0.02"}))
+    await scene.reached(name, 5)
+    node = (await scene.view(name)).members[1].node
+    epoch = (await scene.view(name)).epoch
+    scene.cluster.kill_node(node)
+    await asyncio.to_thread(scene.cluster.start_process, node)
+    await scene.until(lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == 3 and m.epoch > epoch])
+    assert (await scene.view(name)).state is TaskState.RUNNING
+    assert {view.state for view in (await scene.client.status()).nodes} == {NodeState.UP}
     await scene.client.remove(name)

@@ -51,6 +51,13 @@ def test_a_command_for_another_node_is_refused_and_its_token_forgotten(core):
     assert core.token == 0
 
 
+def test_a_command_from_before_the_node_joined_anew_passes_without_effect(core):
+    core.incarnation = "new"
+    assert core.admit(StopWorker(node="n1", token=1, incarnation="new", slot=1, worker="gpt-1", task="gpt"))
+    assert core.admit(stop(1))
+    assert not core.admit(StopWorker(node="n1", token=1, incarnation="old", slot=1, worker="gpt-1", task="gpt"))
+
+
 def test_what_a_worker_says_becomes_a_fact_with_its_place(core):
     assert core.said("gpt-1", wire.Ready(), 1.0) == [WorkerReady(**PLACE, pid=42)]
     joined = wire.Joined(

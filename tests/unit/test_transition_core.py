@@ -53,10 +53,10 @@ class Scene:
         self.core = TransitionCore(msgspec.msgpack.decode(stored, type=TransitionState))
         return self.core.handle(message)
 
-    def admitted(self, node, workers=()):
+    def admitted(self, node, workers=(), incarnation="first"):
         return NodeAdmitted(
             node=node,
-            incarnation="i",
+            incarnation=incarnation,
             host=node,
             slots=[Slot(index=0), Slot(index=1)],
             store=f"{node}:1",
@@ -224,6 +224,16 @@ def test_an_agent_that_comes_back_without_its_workers_gets_new_ones():
     out = scene.tell(scene.admitted("n2"))
     assert members(out) == ["a-1"]
     assert [start.worker for start in of(StartWorker, out)] == ["a-3"]
+
+
+def test_what_was_ordered_before_a_node_joined_anew_is_ordered_again():
+    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
+    # n2's agent has just come back without workers: the detector knows it from its NodeJoined, we do not yet
+    out = scene.tell(failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2"))
+    assert {start.incarnation for start in of(StartWorker, out)} == {"first"}  # so the new agent lets it pass
+    out = scene.tell(scene.admitted("n2", incarnation="second"))
+    assert [(start.worker, start.incarnation) for start in of(StartWorker, out)] == [("a-4", "second")]
+    assert members(scene.ready("a", "a-4")) == ["a-1", "a-4"]
 
 
 def test_a_slot_goes_from_one_task_to_another_stop_before_start():

@@ -66,21 +66,27 @@ def streams(replicas: int = 1, lease_ttl_s: float = 2.0) -> list[StreamConfig]:
     return [replace(stream, num_replicas=replicas) for stream in (JOURNAL, state, lease)]
 
 
-async def provision(js: JetStreamContext, replicas: int = 1, lease_ttl_s: float = 2.0) -> None:
+async def provision(js: JetStreamContext, replicas: int | None = None, lease_ttl_s: float = 2.0) -> None:
     """Make all streams and buckets, or bring existing ones to what is declared here; may be repeated.
+
+    Args:
+        js: JetStream of the server.
+        replicas: servers that keep a copy; None leaves existing streams as they are, and makes new ones with one.
+        lease_ttl_s: as for `streams`.
 
     Raises:
         BusUnavailableError: JetStream does not answer.
         InvalidInputError: a stream of that name exists and can't be turned into the declared one.
     """
-    for stream in streams(replicas, lease_ttl_s):
+    for stream in streams(replicas or 1, lease_ttl_s):
         try:
             try:
                 await js.add_stream(stream)
             except BadRequestError as error:
                 if error.err_code != _NAME_IN_USE:
                     raise
-                await js.update_stream(stream)
+                kept = replicas or (await js.stream_info(str(stream.name))).config.num_replicas
+                await js.update_stream(replace(stream, num_replicas=kept))
         except (NatsTimeoutError, NoRespondersError, ServiceUnavailableError) as error:
             raise BusUnavailableError(
                 f"JetStream does not answer ({error or 'timeout'}); start the server with JetStream enabled"

@@ -67,13 +67,12 @@ def run_demo(json_path: Path | None, corpus: Path | None) -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="unicron-demo-") as name:
         demo = Demo(Path(name), folder, faults.load(FAULTS))
+        report = None
         try:
             report = asyncio.run(asyncio.wait_for(demo.run(began), LIMIT_S))
-        except (UnicronError, TimeoutError):
-            kept = Path(tempfile.mkdtemp(prefix="unicron-demo-logs-"))
-            shutil.copytree(demo.cluster.root, kept, dirs_exist_ok=True, ignore=shutil.ignore_patterns("jetstream"))
-            console(err=True).print(f"the demo stopped; its logs are in {kept}")
-            raise
+        finally:
+            if report is None or not report.ok:
+                console(err=True).print(f"not as promised; logs and journal are kept in {demo.keep()}")
     if json_path is not None:
         json_path.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     console().print(report_view(report))
@@ -154,6 +153,15 @@ class Demo:
             for error in ended:
                 if isinstance(error, Exception):
                     raise error
+
+    def keep(self) -> Path:
+        """Copy logs and journal to a folder that stays; return it."""
+        kept = Path(tempfile.mkdtemp(prefix="unicron-demo-kept-"))
+        shutil.copytree(self.cluster.root, kept, dirs_exist_ok=True, ignore=shutil.ignore_patterns("jetstream"))
+        with (kept / "journal.jsonl").open("wb") as file:
+            for message in self.journal:
+                file.write(msgspec.json.encode(message) + b"\n")
+        return kept
 
     # --- what is seen ------------------------------------------------------------------------------------------------
 

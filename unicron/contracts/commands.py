@@ -9,10 +9,17 @@ from unicron.contracts.tasks import Member, TaskSpec
 
 
 class Command(Message, kw_only=True, frozen=True):
-    """Base of all commands."""
+    """Base of all commands.
+
+    Attributes:
+        token: fencing token of the sender's lease.
+        incarnation: the node's, as far as the sender knows; an agent that has joined anew since lets the command pass,
+            because what it said when it joined is still on its way to the sender.
+    """
 
     node: str
     token: int = 0
+    incarnation: str = ""
 
 
 class StartWorker(Command, kw_only=True, frozen=True):

@@ -85,7 +85,9 @@ class TransitionCore:
 
     def _admitted(self, node: NodeAdmitted) -> list[Message]:
         """A node is new, or its agent came back: believe what it says about its workers."""
-        self.state.nodes[node.node] = NodeRun(store=node.store, state_server=node.state_server)
+        self.state.nodes[node.node] = NodeRun(
+            incarnation=node.incarnation, store=node.store, state_server=node.state_server
+        )
         alive = {status.worker: status for status in node.workers}
         for run in self.state.tasks.values():
             for worker in [worker for worker in run.workers.values() if worker.place.node == node.node]:
@@ -98,6 +100,7 @@ class TransitionCore:
             StopWorker(
                 node=node.node,
                 token=self.state.token,
+                incarnation=node.incarnation,
                 slot=status.slot,
                 worker=status.worker,
                 task=status.task,

@@ -41,6 +41,7 @@ def stop(state: TransitionState, run: TaskRun, worker: WorkerRun, reason: str) -
         StopWorker(
             node=worker.place.node,
             token=state.token,
+            incarnation=node.incarnation,
             slot=worker.place.slot,
             worker=worker.worker,
             task=run.spec.name,
@@ -94,6 +95,7 @@ def _order(state: TransitionState, run: TaskRun) -> list[Message]:
         Regroup(
             node=node,
             token=state.token,
+            incarnation=state.nodes[node].incarnation,
             task=task,
             epoch=run.epoch,
             store=state.nodes[members[0].node].store,
@@ -144,6 +146,7 @@ def _start_missing(state: TransitionState, run: TaskRun) -> list[Message]:
             StartWorker(
                 node=place.node,
                 token=state.token,
+                incarnation=state.nodes[place.node].incarnation,
                 slot=place.slot,
                 worker=name,
                 task=run.spec.name,

@@ -6,7 +6,9 @@ from unicron.contracts.tasks import SlotRef, TaskSpec, TaskState
 
 
 class NodeRun(msgspec.Struct, kw_only=True):
-    """A node as far as commands are concerned."""
+    """A node as far as commands are concerned; `incarnation` is the one it last joined under."""
+
+    incarnation: str = ""
 
     store: str = ""
     state_server: str = ""
