@@ -29,6 +29,7 @@ from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.settings import Settings
 from unicron_agent import state_server
 from unicron_agent.core import AgentCore, StallLimits, Worker
+from unicron_agent.meetings import Meetings
 from unicron_agent.network import interface_of
 from unicron_agent.supervisor import Supervisor
 
@@ -90,12 +91,12 @@ class Agent:
         position = await self._journal_end()
         await self._adopt()
         server = await asyncio.start_unix_server(self._serve_worker, socket_path)
+        meetings, store = await Meetings().serve(self._host)
         states, state_address = await state_server.serve(self._host, self._state_dir)
         await self._supervisor.start()
         await self._bus.serve(subjects.rpc(self._node), f"agent-{self._node}", self._on_query)
         jobs = [asyncio.create_task(job) for job in (self._publish(), self._watch())]
         try:
-            store = await self._supervisor.start_store(self._host)
             self._join(store, state_address)
             more = (self._beat(), self._obey(position), self._rejoin(store, state_address))
             jobs += [asyncio.create_task(job) for job in more]
@@ -112,6 +113,7 @@ class Agent:
             await asyncio.gather(*jobs, return_exceptions=True)
             await states.stop(0)
             server.close()
+            meetings.close()
             socket_path.unlink(missing_ok=True)
 
     def _join(self, store: str, state_server: str) -> None:

@@ -13,7 +13,6 @@ import os
 import runpy
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,6 @@ def _fork(request: dict[str, Any], answers: Any) -> int:
     reader, writer = os.pipe()
     between = os.fork()
     if between == 0:
-        middle = os.getpid()
         child = os.fork()
         if child:
             os.write(writer, str(child).encode())
@@ -73,8 +71,6 @@ def _fork(request: dict[str, Any], answers: Any) -> int:
         os.close(reader)
         os.close(writer)
         answers.close()
-        while os.getppid() == middle:
-            time.sleep(0.001)
         _become(request)
     os.close(writer)
     with os.fdopen(reader) as pipe:
@@ -94,7 +90,7 @@ def _become(request: dict[str, Any]) -> None:
         os.dup2(log, 2)
         sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
         os.environ.update(request["env"])
-        code = _serve_store(request) if request["kind"] == "store" else _run_script(request)
+        code = _run_script(request)
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
@@ -127,20 +123,6 @@ def _run_script(request: dict[str, Any]) -> int:
     except BaseException as error:  # noqa: BLE001 whatever leaves a script is reported, then ends the process
         channel.report_exception(type(error), error, error.__traceback__)
         return 1
-    return 0
-
-
-def _serve_store(request: dict[str, Any]) -> int:
-    """Host the node's TCPStore until the agent is gone: outside the ranks, so that it survives each of them."""
-    from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415
-
-    agent = os.getppid()
-    store = TCPStore(request["host"], 0, is_master=True, wait_for_workers=False)
-    path = Path(request["report"])
-    path.with_suffix(".part").write_text(str(store.port))
-    path.with_suffix(".part").rename(path)
-    while os.getppid() == agent:
-        time.sleep(0.2)
     return 0
 
 

@@ -91,16 +91,6 @@ class Supervisor:
         found = json.loads(line)
         return dict(found)
 
-    async def start_store(self, host: str) -> str:
-        """Start the TCPStore at which ranks meet; return its host:port."""
-        report = self._run_dir / "store.port"
-        report.unlink(missing_ok=True)
-        log = str(self._run_dir / "logs" / "store.log")
-        await self.fork({"kind": "store", "host": host, "report": str(report), "log": log, "env": {}})
-        while not report.exists():
-            await asyncio.sleep(0.005)
-        return f"{host}:{report.read_text()}"
-
     async def start_worker(
         self, name: str, task: str, slot: int, command: list[str], cwd: Path, env: dict[str, str], correlation: str
     ) -> int:
@@ -116,7 +106,7 @@ class Supervisor:
         script = _python_script(command)
         if script is not None:
             module, argv = script
-            request = {"kind": "worker", "argv": argv, "module": module, "cwd": str(cwd), "env": env, "log": str(log)}
+            request = {"argv": argv, "module": module, "cwd": str(cwd), "env": env, "log": str(log)}
             pid = await self.fork(request)
         else:
             with log.open("ab") as output:

@@ -6,6 +6,7 @@ import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import nats.errors
@@ -75,38 +76,47 @@ class NatsBus:
         """Connect, or raise as the function `connect` does."""
         self._name = name
         cure = f"start the server there, or set {PREFIX}NATS_URL or --nats-url"
+        dialling = asyncio.ensure_future(
+            self._nc.connect(
+                settings.nats_url,
+                name=name,
+                user_credentials=_credentials(settings),
+                tls=_tls(settings),
+                connect_timeout=2,
+                reconnect_time_wait=RECONNECT_S,  # type: ignore[arg-type]
+                max_reconnect_attempts=-1,
+                ping_interval=2,
+                drain_timeout=2,
+                pending_size=0,  # a call while the server is away fails at once; its caller repeats it
+                error_cb=self._on_error,
+                disconnected_cb=self._on_disconnected,
+                reconnected_cb=self._on_reconnected,
+                closed_cb=self._on_closed,
+            )
+        )
         try:
-            async with asyncio.timeout(settings.connect_timeout_s):
-                await self._nc.connect(
-                    settings.nats_url,
-                    name=name,
-                    user_credentials=settings.nats_creds or None,
-                    tls=_tls(settings),
-                    connect_timeout=2,
-                    reconnect_time_wait=RECONNECT_S,  # type: ignore[arg-type]
-                    max_reconnect_attempts=-1,
-                    ping_interval=2,
-                    drain_timeout=2,
-                    pending_size=0,  # a call while the server is away fails at once; its caller repeats it
-                    error_cb=self._on_error,
-                    disconnected_cb=self._on_disconnected,
-                    reconnected_cb=self._on_reconnected,
-                    closed_cb=self._on_closed,
+            await asyncio.wait({dialling}, timeout=settings.connect_timeout_s)
+            if not dialling.done():
+                why = f": {self._last_error}" if self._last_error else ""
+                raise BusUnavailableError(
+                    f"no NATS server answers at {settings.nats_url} within {settings.connect_timeout_s:g} s{why}; {cure}"
                 )
-        except TimeoutError as error:
-            await self._give_up()
-            why = f": {self._last_error}" if self._last_error else ""
-            raise BusUnavailableError(
-                f"no NATS server answers at {settings.nats_url} within {settings.connect_timeout_s:g} s{why}; {cure}"
-            ) from error
+            dialling.result()
         except (nats.errors.Error, ValueError, OSError) as error:
-            await self._give_up()
             raise InvalidInputError(f"can't use the NATS address {settings.nats_url!r}: {error}; {cure}") from error
+        finally:
+            if not self._nc.is_connected:
+                await self._hang_up()
+                dialling.cancel()
+                await asyncio.gather(dialling, return_exceptions=True)
         self.jetstream = self._nc.jetstream(timeout=ANSWER_S)
 
-    async def _give_up(self) -> None:
+    async def _hang_up(self) -> None:
+        """Close the client, and see to it that nothing of it goes on."""
         self._closing = True
-        with contextlib.suppress(Exception):
+        # An attempt to connect may swallow its cancellation (asyncio.wait_for before Python 3.12); this ends the next.
+        self._nc.options["max_reconnect_attempts"] = 1
+        with contextlib.suppress(nats.errors.Error, OSError):
             await self._nc.close()
 
     # --- journal -----------------------------------------------------------------------------------------------------
@@ -240,7 +250,7 @@ class NatsBus:
         except (nats.errors.Error, TimeoutError, OSError) as error:
             log.debug("%s: not drained: %s", self._name, error)
         finally:
-            await self._nc.close()
+            await self._hang_up()
             for task in self._answering:
                 task.cancel()
             for hearing in self._hearing:
@@ -368,7 +378,25 @@ def _meaning(error: Exception) -> tuple[type[UnicronError], str] | None:
 def _tls(settings: Settings) -> ssl.SSLContext | None:
     if not settings.nats_ca:
         return None
-    context = ssl.create_default_context(cafile=settings.nats_ca)
-    if settings.nats_cert:
-        context.load_cert_chain(settings.nats_cert, settings.nats_key)
+    try:
+        context = ssl.create_default_context(cafile=settings.nats_ca)
+        if settings.nats_cert:
+            context.load_cert_chain(settings.nats_cert, settings.nats_key)
+    except OSError as error:
+        files = ", ".join(filter(None, (settings.nats_ca, settings.nats_cert, settings.nats_key)))
+        raise InvalidInputError(
+            f"can't use the TLS files {files}: {error}; give PEM files that fit together"
+        ) from error
     return context
+
+
+def _credentials(settings: Settings) -> str | None:
+    """Return the path of a credentials file; one without its two parts would make the client read on for ever."""
+    if not settings.nats_creds:
+        return None
+    text = Path(settings.nats_creds).read_text(errors="replace")
+    if "BEGIN NATS USER JWT" not in text or "BEGIN USER NKEY SEED" not in text:
+        raise InvalidInputError(
+            f"{PREFIX}NATS_CREDS: {settings.nats_creds} holds no user JWT and seed; give a file made by `nsc generate creds`"
+        )
+    return settings.nats_creds

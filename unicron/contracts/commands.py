@@ -44,7 +44,7 @@ class Regroup(Command, kw_only=True, frozen=True):
     """Form epoch `epoch` of the task's membership; interrupts whatever the workers wait for.
 
     Attributes:
-        store: host:port of the TCPStore at which the ranks meet.
+        store: host:port of the meeting place at which the ranks find one another.
         members: in rank order, of all nodes.
     """
 

@@ -27,7 +27,7 @@ class NodeJoined(Message, kw_only=True, frozen=True):
     Attributes:
         incarnation: differs for each start of the agent.
         host: address at which other nodes reach this one.
-        store: host:port of the node's TCPStore, where its ranks meet.
+        store: host:port of the node's meeting place, where the ranks of a membership find one another.
         state_server: host:port of the gRPC state server.
         workers: living workers that the agent found and adopted.
     """

@@ -140,7 +140,36 @@ _to_agent: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
 _to_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Membership | StateFetched | RaiseFault | Ping)
 
 
-def frame(message: ToAgent | ToWorker) -> bytes:
+class ToMeeting(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
+    """Base of what a rank says at the meeting place of its membership, over TCP."""
+
+
+class Put(ToMeeting, kw_only=True, frozen=True):
+    """Leave `value` under `key` for the others at `meeting`."""
+
+    meeting: str
+    key: str
+    value: bytes
+
+
+class Take(ToMeeting, kw_only=True, frozen=True):
+    """Wait until somebody has put each of `keys`; the answer is a `Taken`."""
+
+    meeting: str
+    keys: list[str]
+
+
+class Taken(Record, kw_only=True, frozen=True):
+    """The values of the keys that were asked for, in their order."""
+
+    values: list[bytes]
+
+
+_to_meeting: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Put | Take)
+_taken: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Taken)
+
+
+def frame(message: ToAgent | ToWorker | ToMeeting | Taken) -> bytes:
     """Return `message` as it travels."""
     data = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(data)) + data
@@ -174,6 +203,24 @@ def to_worker(data: bytes) -> ToWorker:
         InvalidInputError: it is no such message.
     """
     return _checked(_to_worker, data)  # type: ignore[no-any-return]
+
+
+def to_meeting(data: bytes) -> ToMeeting:
+    """Decode what a rank said at a meeting place.
+
+    Raises:
+        InvalidInputError: it is no such message.
+    """
+    return _checked(_to_meeting, data)  # type: ignore[no-any-return]
+
+
+def taken(data: bytes) -> Taken:
+    """Decode a meeting place's answer.
+
+    Raises:
+        InvalidInputError: it is no such message.
+    """
+    return _checked(_taken, data)  # type: ignore[no-any-return]
 
 
 def _checked(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:

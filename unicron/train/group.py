@@ -15,16 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore, Work
+from torch._C._distributed_c10d import ProcessGroupGloo, Work
+
+from unicron.train.meeting import Meeting
 
 FOREVER = timedelta(minutes=30)
 """Nobody waits for a timeout: blocked calls are woken by `abort_below`."""
 
-CONNECT = timedelta(seconds=5)
-"""For the store, which lives outside the ranks and answers at once or not at all; and for gloo's own mesh."""
+CONNECT = timedelta(seconds=10)
+"""For gloo's mesh, once all ranks have met."""
 
-POLL = timedelta(seconds=0.1)
-GIVE_UP_S = 0.3
+POLL = timedelta(seconds=0.05)
+GIVE_UP_S = 0.15
 """How long an interrupted call may take to come back, before it is abandoned."""
 
 
@@ -42,40 +44,60 @@ class Group:
         self._abandoned: list[Any] = []
         self._aborted_at: float | None = None
         self._older: frozenset[str] = frozenset()
-        self._connecting = False
+        self._meeting: Meeting | None = None
         self.epoch = -1
         self.rank = 0
         self.world_size = 1
 
-    def form(self, store: str, name: str, epoch: int, rank: int, world_size: int) -> None:
-        """Meet the other ranks of `name` at `store` (host:port) as `rank` of `world_size`.
+    def form(self, meeting: str, name: str, epoch: int, rank: int, world_size: int) -> None:
+        """Meet the other ranks of `name` at `meeting` (host:port) as `rank` of `world_size`.
 
         Raises:
-            RuntimeError: interrupted by `abort_below`, or the store or a peer was lost meanwhile.
+            RuntimeError: interrupted by `abort_below`, or the meeting place or a peer was lost meanwhile.
         """
         self.leave()
-        host, _, port = store.rpartition(":")
         with self._lock:
             self.epoch, self.rank, self.world_size = epoch, rank, world_size
-            self._older, self._connecting, self._aborted_at = frozenset(_sockets()), True, None
-        try:
-            client = TCPStore(host, int(port), is_master=False, timeout=CONNECT)
-        finally:
-            self._connecting = False
-        # the prefix keeps tasks and epochs apart: a rank that was stopped and goes on meets nobody
-        meeting = PrefixStore(f"{name}-{epoch}", client)
-        meeting.set(f"here-{rank}", "")
-        meeting.wait([f"here-{other}" for other in range(world_size)], FOREVER)
-        self._backend = self._connect(meeting)
+            self._older, self._aborted_at = frozenset(_sockets()), None
+        # the name keeps tasks and epochs apart: a rank that was stopped and goes on meets nobody
+        self._meeting = Meeting(meeting, f"{name}-{epoch}")
+        self._meeting.set(f"here-{rank}", "")
+        self._meeting.wait([f"here-{other}" for other in range(world_size)])
+        self._backend = self._connect(self._meeting)
 
-    def _connect(self, store: PrefixStore) -> Any:
+    def _connect(self, meeting: Meeting) -> Any:
+        """Make the group in a thread that can be left behind.
+
+        Who waits for a peer to connect has no connection yet that could be shut down: an interrupted rank goes on
+        without it, and the thread ends with its timeout.
+        """
+        made: list[Any] = []
+        failed: list[RuntimeError] = []
+
+        def make() -> None:
+            try:
+                made.append(self._make(meeting, self.rank, self.world_size))
+            except RuntimeError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=make, name="unicron-connect", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(POLL.total_seconds() / 4)
+            if self._aborted_at is not None:
+                raise RuntimeError("interrupted while the group was being formed")
+        if failed:
+            raise failed[0]
+        return made[0]
+
+    def _make(self, meeting: Meeting, rank: int, world_size: int) -> Any:
         if self._device.type == "cuda":
             from torch._C._distributed_c10d import ProcessGroupNCCL  # noqa: PLC0415 only builds with CUDA have it
 
             options = ProcessGroupNCCL.Options()
             options._timeout = FOREVER  # noqa: SLF001 torch has no other name for it
-            return ProcessGroupNCCL(store, self.rank, self.world_size, options)
-        group = ProcessGroupGloo(store, self.rank, self.world_size, timeout=CONNECT)
+            return ProcessGroupNCCL(meeting, rank, world_size, options)
+        group = ProcessGroupGloo(meeting, rank, world_size, timeout=CONNECT)
         group._set_default_timeout(FOREVER)  # noqa: SLF001 likewise
         return group
 
@@ -93,10 +115,9 @@ class Group:
             if self._device.type == "cuda" and backend is not None:
                 with contextlib.suppress(RuntimeError):
                     backend.abort()
-            if not self._connecting:  # a store's client that is cut off would only connect again
-                for inode, descriptor in _sockets().items():
-                    if inode not in self._older:
-                        _shut(descriptor)
+            for inode, descriptor in _sockets().items():
+                if inode not in self._older:
+                    _shut(descriptor)
             return True
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
