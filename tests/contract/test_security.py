@@ -12,7 +12,7 @@ import pytest
 
 from unicron.bus import nats
 from unicron.bus.server import NatsServer, free_port
-from unicron.errors import BusUnavailableError
+from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron.settings import Settings
 
 
@@ -119,3 +119,18 @@ async def test_credentials_let_in_and_others_are_refused(tmp_path, monkeypatch):
         await bus.close()
         with pytest.raises(BusUnavailableError, match="Authorization Violation"):
             await nats.connect(Settings(nats_url=server.url, nats_creds=bad, connect_timeout_s=0.5), "test")
+
+
+@pytest.mark.parametrize("text", ["", "-----BEGIN NATS USER JWT-----\nx\n"])
+async def test_a_credentials_file_without_its_parts_is_named(tmp_path, text):
+    file = tmp_path / "broken.creds"
+    file.write_text(text)
+    with pytest.raises(InvalidInputError, match=rf"UNICRON_NATS_CREDS: {file} holds no user JWT and seed"):
+        await nats.connect(Settings(nats_creds=str(file)), "test")
+
+
+async def test_a_ca_file_that_is_none_is_named(tmp_path):
+    file = tmp_path / "broken.pem"
+    file.write_text("nothing")
+    with pytest.raises(InvalidInputError, match=rf"can't use the TLS files {file}"):
+        await nats.connect(Settings(nats_ca=str(file)), "test")

@@ -442,7 +442,7 @@ async def test_the_position_is_committed_even_when_nothing_follows(world):
 
 async def test_state_of_another_version_is_an_error_that_names_the_cure(world):
     bus = await world.connect()
-    odd = Commit(state=msgspec.Raw(msgspec.msgpack.encode({"exits": "many"})))
+    odd = Commit(state=msgspec.msgpack.encode({"exits": "many"}))
     await bus.bucket("state").create(tally.NAME, codec.encode(odd))
     with pytest.raises(InvalidInputError, match=r"stored state of tally.*delete the key tally"):
         await asyncio.wait_for(service(await world.connect()).run(), 20)

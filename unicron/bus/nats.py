@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import logging
-import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import nats.errors
@@ -20,7 +18,7 @@ from nats.js.kv import KeyValue
 from nats.micro.request import Request
 
 import unicron
-from unicron.bus import topology
+from unicron.bus import access, topology
 from unicron.bus.journal import Reader
 from unicron.bus.protocol import Entry, Handler, Heard, Revisioned
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError, UnicronError
@@ -80,8 +78,8 @@ class NatsBus:
             self._nc.connect(
                 settings.nats_url,
                 name=name,
-                user_credentials=_credentials(settings),
-                tls=_tls(settings),
+                user_credentials=access.credentials(settings),
+                tls=access.tls(settings),
                 connect_timeout=2,
                 reconnect_time_wait=RECONNECT_S,  # type: ignore[arg-type]
                 max_reconnect_attempts=-1,
@@ -97,15 +95,15 @@ class NatsBus:
         try:
             await asyncio.wait({dialling}, timeout=settings.connect_timeout_s)
             if not dialling.done():
-                why = f": {self._last_error}" if self._last_error else ""
-                raise BusUnavailableError(
-                    f"no NATS server answers at {settings.nats_url} within {settings.connect_timeout_s:g} s{why}; {cure}"
+                within = f"within {settings.connect_timeout_s:g} s" + (
+                    f": {self._last_error}" if self._last_error else ""
                 )
+                raise BusUnavailableError(f"no NATS server answers at {settings.nats_url} {within}; {cure}")
             dialling.result()
         except (nats.errors.Error, ValueError, OSError) as error:
             raise InvalidInputError(f"can't use the NATS address {settings.nats_url!r}: {error}; {cure}") from error
         finally:
-            if not self._nc.is_connected:
+            if not dialling.done():
                 await self._hang_up()
                 dialling.cancel()
                 await asyncio.gather(dialling, return_exceptions=True)
@@ -291,7 +289,8 @@ class NatsBus:
                 task.cancel()
 
     async def _on_error(self, error: Exception) -> None:
-        self._last_error = error
+        if self._last_error is None or not isinstance(error, OSError):
+            self._last_error = error  # a server that refuses us says why, then hangs up: the first is what to know
         expected = isinstance(error, OSError | nats.errors.StaleConnectionError | TimeoutError)
         log.log(logging.DEBUG if expected else logging.WARNING, "%s: NATS says: %s", self._name, error or repr(error))
 
@@ -373,30 +372,3 @@ def _meaning(error: Exception) -> tuple[type[UnicronError], str] | None:
         case nats.errors.MaxPayloadError() | nats.errors.BadSubjectError():
             return InvalidInputError, str(error)
     return BusUnavailableError, f"no answer from NATS in time ({error or 'time-out'})"
-
-
-def _tls(settings: Settings) -> ssl.SSLContext | None:
-    if not settings.nats_ca:
-        return None
-    try:
-        context = ssl.create_default_context(cafile=settings.nats_ca)
-        if settings.nats_cert:
-            context.load_cert_chain(settings.nats_cert, settings.nats_key)
-    except OSError as error:
-        files = ", ".join(filter(None, (settings.nats_ca, settings.nats_cert, settings.nats_key)))
-        raise InvalidInputError(
-            f"can't use the TLS files {files}: {error}; give PEM files that fit together"
-        ) from error
-    return context
-
-
-def _credentials(settings: Settings) -> str | None:
-    """Return the path of a credentials file; one without its two parts would make the client read on for ever."""
-    if not settings.nats_creds:
-        return None
-    text = Path(settings.nats_creds).read_text(errors="replace")
-    if "BEGIN NATS USER JWT" not in text or "BEGIN USER NKEY SEED" not in text:
-        raise InvalidInputError(
-            f"{PREFIX}NATS_CREDS: {settings.nats_creds} holds no user JWT and seed; give a file made by `nsc generate creds`"
-        )
-    return settings.nats_creds
