@@ -5,6 +5,7 @@ import contextlib
 
 import pytest
 from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
 
 from unicron.bus import journal, nats, topology
 from unicron.bus.memory import MemoryWorld
@@ -438,6 +439,26 @@ async def test_calls_fail_in_time_while_the_server_is_away_and_work_afterwards(p
     assert await bus.tail() == 1
     assert await bucket.update("k", b"2", revision) > revision
     assert await bus.ask("unicron.v1.rpc.registry", b"again", 5.0) == b"again"
+
+
+async def test_a_connection_closed_while_the_server_is_away_leaves_no_task_behind(private_server, monkeypatch):
+    async def connect(*_args, **_kwargs):
+        # What asyncio.wait_for does before Python 3.12 when its job fails while it is being cancelled.
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.05)
+        raise ConnectionRefusedError
+
+    before = asyncio.all_tasks()
+    bus = await nats.connect(Settings(nats_url=private_server.url), "test")
+    monkeypatch.setattr(TcpTransport, "connect", connect)
+    private_server.kill()
+    await asyncio.sleep(0.3)
+    await bus.close()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(5):
+            while asyncio.all_tasks() - before:
+                await asyncio.sleep(0.05)
+    assert asyncio.all_tasks() - before == set()
 
 
 async def test_a_server_that_does_not_answer_is_named_with_the_cure():

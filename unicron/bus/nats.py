@@ -114,8 +114,8 @@ class NatsBus:
         self._closing = True
         # An attempt to connect may swallow its cancellation (asyncio.wait_for before Python 3.12); this ends the next.
         self._nc.options["max_reconnect_attempts"] = 1
-        with contextlib.suppress(nats.errors.Error, OSError):
-            await self._nc.close()
+        # Gathered, since what it waits for may have been cancelled, which would look as if we were.
+        await asyncio.gather(self._nc.close(), return_exceptions=True)
 
     # --- journal -----------------------------------------------------------------------------------------------------
 
