@@ -242,8 +242,8 @@ class Agent:
                 self._tell(name, membership)
             while True:
                 self._said(name, await _read(reader))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+            pass  # it ended, or the agent does
         except InvalidInputError as error:
             log.warning("worker %s: %s", name or "unknown", error)
         finally:

@@ -38,8 +38,8 @@ class Meetings:
                     await self._put(message)
                 elif isinstance(message, Take):
                     writer.write(frame(Taken(values=await self._take(message))))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+            pass  # it left, or the agent ends
         except InvalidInputError as error:
             log.warning("somebody at the meeting place: %s", error)
         finally:

@@ -10,7 +10,7 @@ import sys
 import pytest
 import pytest_asyncio
 import torch
-from training_scenes import running_cluster, task, write_script
+from training_scenes import TRAIN, running_cluster, task, write_script
 
 from unicron.cli.processes import wait_until_gone
 from unicron.contracts.events import (
@@ -191,3 +191,39 @@ async def test_a_node_that_is_back_before_it_is_missed_gets_new_workers(scene, t
     assert (await scene.view(name)).state is TaskState.RUNNING
     assert {view.state for view in (await scene.client.status()).nodes} == {NodeState.UP}
     await scene.client.remove(name)
+
+
+MISSES_THE_END = """
+    import os
+    from unicron.train.gradients import Gradients
+
+    reduce, missed = Gradients.reduce, []
+
+    def reduce_but_miss_the_end_once(self, group):
+        reduce(self, group)
+        if group.rank == 1 and session.iteration == 5 and not missed:
+            missed.append(True)
+            self.finished = [False] * len(self.finished)
+            raise RuntimeError("the connection was reset behind the last bucket")
+
+    if "UNICRON_WORKER" in os.environ:
+        Gradients.reduce = reduce_but_miss_the_end_once
+"""
+
+
+async def test_a_rank_that_missed_the_end_of_an_iteration_takes_the_state_of_one_that_did_not(scene, tmp_path):
+    script = write_script(tmp_path, MISSES_THE_END + TRAIN)
+    name, out = next(names), tmp_path / "out.pt"
+    await scene.client.submit(task(script, name, iterations=12, env={"OUT": str(out), "PACE": "0.02"}))
+    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
+    assert view.state is TaskState.FINISHED, view
+    [failure] = scene.of(FailureDetected, task=name)
+    assert (failure.severity, failure.status) == (Severity.SEV3, "connection_reset")
+    took = [message for message in scene.of(Regrouped, task=name, epoch=1) if message.state_from]
+    assert [message.iteration for message in took] == [6], "the one rank that was behind took the state of iteration 6"
+    await scene.until(out.exists)
+    await asyncio.sleep(0.3)
+    plain = await asyncio.to_thread(plain_run, script, tmp_path / "plain.pt", ITERATIONS="12")
+    healed = torch.load(out, weights_only=True)
+    assert difference(healed, plain) <= 1e-5
+    assert healed["lr"] == plain["lr"], "the scheduler of the rank that was behind did not step twice"

@@ -1,0 +1,122 @@
+"""Process groups that are interrupted at any moment, and gradients whose reduce was cut off: real ranks, real gloo."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from unicron_agent.meetings import Meetings
+
+RANK = """
+    import json, os, random, sys, threading, time
+    import torch
+    from unicron.train.group import Group
+
+    address, start = sys.argv[1], float(sys.argv[5])
+    rank, world, epochs = map(int, sys.argv[2:5])
+    group, newest, jitter = Group(torch.device("cpu")), [-1], random.Random(rank)
+    gaps = random.Random(7)
+    times = [start]
+    for _ in range(epochs - 1):
+        times.append(times[-1] + gaps.choice([0.001, 0.01, 0.03, 0.1, 0.2]))
+
+    def interrupt():
+        for epoch, when in enumerate(times):
+            while (left := when + jitter.random() * 0.004 - time.time()) > 0:
+                group.abort_below(newest[0])
+                time.sleep(min(left, 0.05))
+            newest[0] = epoch
+        while group.epoch < epochs - 1:
+            group.abort_below(epochs - 1)
+            time.sleep(0.05)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    formed = 0
+    while True:
+        while newest[0] <= group.epoch:
+            time.sleep(0.0005)
+        epoch = newest[0]
+        try:
+            group.form(address, "test", epoch, rank, world)
+            formed += 1
+            while newest[0] == epoch:
+                numbers = torch.full((100_000,), float(rank + 1))
+                group.all_reduce(numbers)
+                if epoch == epochs - 1:
+                    print(json.dumps({"formed": formed, "sum": numbers[0].item()}), flush=True)
+                    group.all_gather(torch.zeros(1))
+                    os._exit(0)  # as forked workers do: an abandoned group has a thread that never ends
+        except RuntimeError:
+            pass
+"""
+
+
+async def run_ranks(tmp_path, script, count, *arguments):
+    """Run `count` processes of the script that meet at a real meeting place; return what each printed."""
+    path = tmp_path / "rank.py"
+    path.write_text(textwrap.dedent(script))
+    server, address = await Meetings().serve("127.0.0.1")
+    processes = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, str(path), address, str(rank), str(count), *arguments, stdout=subprocess.PIPE
+        )
+        for rank in range(count)
+    ]
+    try:
+        async with asyncio.timeout(90):
+            outputs = [(await process.communicate())[0] for process in processes]
+    finally:
+        for process in processes:
+            if process.returncode is None:
+                process.kill()
+        server.close()
+    assert [process.returncode for process in processes] == [0] * count
+    return [json.loads(output) for output in outputs]
+
+
+async def test_a_group_that_is_interrupted_at_any_moment_forms_again(tmp_path):
+    found = await run_ranks(tmp_path, RANK, 3, "60", str(time.time() + 8))
+    assert [each["sum"] for each in found] == [6.0] * 3
+    assert all(each["formed"] >= 2 for each in found), "the interruptions struck groups that were at work"
+
+
+REDUCE = """
+    import json, sys
+    import torch
+    from unicron.train import gradients
+    from unicron.train.group import Group
+
+    gradients.BUCKET_BYTES = 800  # 100 float64
+    address, rank = sys.argv[1], int(sys.argv[2])
+    parameter = torch.nn.Parameter(torch.zeros(250))
+    held = gradients.Gradients([parameter], torch.float64)
+    group = Group(torch.device("cpu"))
+    group.form(address, "first", 0, rank, 3)
+    held.start()
+    parameter.grad = torch.full((250,), float(rank + 1))
+    held.accumulate(torch.tensor(1.0))
+    held.reduce(group)
+    if rank == 2:
+        print(json.dumps({}))  # lost, behind the reduce
+        group.leave()
+        sys.exit()
+    if rank == 1:  # its reduce was cut off behind the first of three buckets, the second half overwritten
+        held.finished = [True, False, False]
+        held._reduced[100:] = -7
+    group.form(address, "second", 1, rank, 2)
+    held.share(group, [0, 0, None])  # nobody is said to have the third bucket: it is reduced over those that are left
+    assert held.finished == [True, True, False]
+    held.reduce(group)
+    loss = held.publish(1)
+    print(json.dumps({"grad": parameter.grad[[0, 99, 100, 199, 200, 249]].tolist(), "loss": loss}))
+"""
+
+
+async def test_finished_buckets_are_kept_and_shared_and_only_the_others_are_reduced_again(tmp_path):
+    first, second, _ = await run_ranks(tmp_path, REDUCE, 3)
+    assert first == second
+    assert first["grad"] == [6.0, 6.0, 6.0, 6.0, 3.0, 3.0], "two buckets hold the lost rank's part, the third does not"
+    assert first["loss"] == pytest.approx(2.0)
