@@ -2,16 +2,13 @@
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import os
-import signal
-import socket
+import shutil
 import time
 import uuid
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -26,38 +23,18 @@ from unicron.contracts.events import CommandRefused, DeadLetter, NodeHeartbeat, 
 from unicron.contracts.queries import InjectFault, Reply
 from unicron.contracts.tasks import Slot
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
-from unicron.settings import Settings
 from unicron_agent import state_server
+from unicron_agent.chaos import break_something
 from unicron_agent.core import AgentCore, StallLimits, Worker
 from unicron_agent.meetings import Meetings
-from unicron_agent.network import interface_of
+from unicron_agent.network import interface_of, memory_dir, own_address
+from unicron_agent.settings import AgentSettings
 from unicron_agent.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-
-
-class AgentSettings(Settings, kw_only=True, frozen=True):
-    """The agent of one node.
-
-    Attributes:
-        node: name of this node, one token of letters, digits, '-' and '_'.
-        slots: CPU slots to offer where NVML finds no GPU.
-        run_dir: where logs and the records of running workers are kept.
-        host: address at which other nodes reach this one; empty: the one from which it reaches the bus.
-        heartbeat_s: seconds between signs of life.
-        hang_s: seconds without progress after which a worker that still answers counts as hung.
-        chaos: whether the agent breaks things of its own when asked to.
-    """
-
-    node: str = ""
-    slots: int = 0
-    run_dir: str = ".unicron/node"
-    host: str = ""
-    heartbeat_s: float = 0.5
-    hang_s: float = 20.0
-    chaos: bool = False
+ADOPTION_S = 0.5
 
 
 class Agent:
@@ -71,8 +48,8 @@ class Agent:
         self._node = subjects.token(settings.node, "node")
         self._core = AgentCore(node=self._node, limits=StallLimits(hang_s=settings.hang_s))
         self._run_dir = Path(settings.run_dir).resolve()
-        self._state_dir = _memory_dir(self._run_dir)
-        self._host = settings.host or _own_address(settings.nats_url)
+        self._state_dir = memory_dir(self._run_dir)
+        self._host = settings.host or own_address(settings.nats_url)
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._memberships: dict[str, wire.Membership] = {}
         self._causes: dict[str, str] = {}
@@ -91,6 +68,7 @@ class Agent:
         position = await self._journal_end()
         await self._adopt()
         server = await asyncio.start_unix_server(self._serve_worker, socket_path)
+        await self._await_adopted()
         meetings, store = await Meetings().serve(self._host)
         states, state_address = await state_server.serve(self._host, self._state_dir)
         await self._supervisor.start()
@@ -114,7 +92,7 @@ class Agent:
             await states.stop(0)
             server.close()
             meetings.close()
-            socket_path.unlink(missing_ok=True)
+            shutil.rmtree(self._state_dir, ignore_errors=True)
 
     def _join(self, store: str, state_server: str) -> None:
         """Say what there is on this node, each time under a new name: commands to the old one are out of date."""
@@ -180,8 +158,17 @@ class Agent:
             )
         for running in gone:
             self._on_exit(running.worker, None, None, self._supervisor.tail(running.log))
+        if not living:  # what lies there is of workers that are no more
+            for path in self._state_dir.iterdir():
+                path.unlink()
         if living:
             log.info("adopting %s", ", ".join(running.worker for running in living))
+
+    async def _await_adopted(self) -> None:
+        """Give the adopted workers time to say where they are: they knock ten times a second."""
+        deadline = time.monotonic() + ADOPTION_S
+        while set(self._core.workers) - set(self._writers) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
@@ -295,8 +282,10 @@ class Agent:
                 self._emit(DeadLetter(subject=entry.subject, error=str(error), payload=entry.data[:4096]))
                 continue
             try:
+                before = self._core.token
                 wanted = self._core.admit(command)
-                self._token_file.write_text(str(self._core.token))
+                if self._core.token > before:
+                    self._token_file.write_text(str(self._core.token))
                 if wanted:
                     await self._carry_out(command)
                 else:
@@ -402,57 +391,13 @@ class Agent:
             query = codec.decode_query(data)
             if not isinstance(query, InjectFault):
                 raise InvalidInputError(f"an agent answers InjectFault, not {type(query).__name__}")
-            return codec.encode(Reply(text=self._break(query)))
+            return codec.encode(
+                Reply(text=break_something(query, self._settings, self._core, self._supervisor, self._tell))
+            )
         except UnicronError as error:
             return codec.encode(Reply(error=str(error)))
-
-    def _break(self, query: InjectFault) -> str:
-        if not self._settings.chaos:
-            raise InvalidInputError(f"{self._node} injects no faults: start its agent with UNICRON_CHAOS=true")
-        if query.fault == "kill-node":
-            asyncio.get_running_loop().call_later(0.02, _die)
-            return f"{self._node} kills itself with all its workers"
-        if query.worker not in self._core.workers:
-            raise InvalidInputError(f"worker {query.worker!r} does not run on {self._node}")
-        match query.fault:
-            case "kill-worker":
-                self._supervisor.signal(query.worker, signal.SIGKILL)
-            case "stop-worker":
-                self._supervisor.signal(query.worker, signal.SIGSTOP)
-            case "raise":
-                self._tell(query.worker, wire.RaiseFault())
-            case _:
-                raise InvalidInputError(f"fault {query.fault!r}: use kill-worker, stop-worker, raise or kill-node")
-        return f"{query.fault} {query.worker} on {self._node}"
-
-
-def _die() -> None:
-    """End like a machine that lost its power: the whole process group at once."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(0, signal.SIGKILL)
-    os._exit(137)  # the first process of a container is spared its own signals
 
 
 async def _read(reader: asyncio.StreamReader) -> wire.ToAgent:
     length = wire.length_of(await reader.readexactly(wire.LENGTH.size))
     return wire.to_agent(await reader.readexactly(length))
-
-
-def _own_address(nats_url: str) -> str:
-    """Return the local address from which the bus is reached: other nodes see this one there."""
-    parts = urlsplit(nats_url)
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((parts.hostname or "127.0.0.1", parts.port or 4222))
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise InvalidInputError(f"nats_url {nats_url!r}: its host can't be resolved ({error})") from error
-
-
-def _memory_dir(run_dir: Path) -> Path:
-    """Return a folder in memory for states and the socket, the same after a restart of the agent."""
-    shared = Path("/dev/shm")  # noqa: S108 memory shared within the node; the folder is ours alone
-    name = f"unicron-{os.getuid()}-{hashlib.blake2b(str(run_dir).encode(), digest_size=6).hexdigest()}"
-    folder = (shared if os.access(shared, os.W_OK) else run_dir) / name
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder

@@ -7,7 +7,8 @@ from unicron.clock import SystemClock
 from unicron.errors import UnicronError
 from unicron.runner import set_up_logging
 from unicron.service import run_until_signal
-from unicron_agent.agent import Agent, AgentSettings
+from unicron_agent.agent import Agent
+from unicron_agent.settings import AgentSettings
 from unicron_agent.slots import find_slots
 
 

@@ -1,9 +1,15 @@
-"""Which network interface has an address: gloo and NCCL want its name."""
+"""Where this node is: the address others see it at, the interface that has it, and its folder in memory."""
 
 import contextlib
 import fcntl
+import hashlib
+import os
 import socket
 import struct
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from unicron.errors import InvalidInputError
 
 SIOCGIFADDR = 0x8915
 
@@ -17,3 +23,23 @@ def interface_of(address: str) -> str:
                 if socket.inet_ntoa(fcntl.ioctl(probe, SIOCGIFADDR, request)[20:24]) == address:
                     return name
     return ""
+
+
+def own_address(nats_url: str) -> str:
+    """Return the local address from which the bus is reached: other nodes see this one there."""
+    parts = urlsplit(nats_url)
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((parts.hostname or "127.0.0.1", parts.port or 4222))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise InvalidInputError(f"nats_url {nats_url!r}: its host can't be resolved ({error})") from error
+
+
+def memory_dir(run_dir: Path) -> Path:
+    """Return a folder in memory for states and the socket, the same after a restart of the agent."""
+    shared = Path("/dev/shm")  # noqa: S108 memory shared within the node; the folder is ours alone
+    name = f"unicron-{os.getuid()}-{hashlib.blake2b(str(run_dir).encode(), digest_size=6).hexdigest()}"
+    folder = (shared if os.access(shared, os.W_OK) else run_dir) / name
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder

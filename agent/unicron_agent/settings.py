@@ -1,0 +1,25 @@
+"""What an agent can be told."""
+
+from unicron.settings import Settings
+
+
+class AgentSettings(Settings, kw_only=True, frozen=True):
+    """The agent of one node.
+
+    Attributes:
+        node: name of this node, one token of letters, digits, '-' and '_'.
+        slots: CPU slots to offer where NVML finds no GPU.
+        run_dir: where logs and the records of running workers are kept.
+        host: address at which other nodes reach this one; empty: the one from which it reaches the bus.
+        heartbeat_s: seconds between signs of life.
+        hang_s: seconds without progress after which a worker that still answers counts as hung.
+        chaos: whether the agent breaks things of its own when asked to.
+    """
+
+    node: str = ""
+    slots: int = 0
+    run_dir: str = ".unicron/node"
+    host: str = ""
+    heartbeat_s: float = 0.5
+    hang_s: float = 20.0
+    chaos: bool = False
