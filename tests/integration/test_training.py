@@ -89,7 +89,7 @@ async def test_with_float32_the_difference_is_that_of_another_number_of_workers(
     healed = await healed_run(scene, tmp_path, script, "float32")
     other_order = difference(undisturbed, plain)
     assert other_order > 0, "in float32 the order of summation shows: the comparison means something"
-    assert difference(healed, plain) <= 3 * other_order
+    assert difference(healed, plain) <= 2 * other_order  # a rounding or two more or less
 
 
 async def test_a_stopped_worker_is_replaced(scene, tmp_path):
