@@ -9,6 +9,7 @@ from unicron.contracts.base import BusReconnected, CancelTimer, ConnectionLost, 
 from unicron.contracts.events import (
     Alert,
     AttemptFailed,
+    DeadLetter,
     FailureDetected,
     NodeHeartbeat,
     NodeJoined,
@@ -38,7 +39,7 @@ class Tally:
         self.state = state or State()
         self.seen: list[Message] = []
 
-    def handle(self, message: Message) -> list[Message]:  # noqa: PLR0911
+    def handle(self, message: Message) -> list[Message]:  # noqa: C901, PLR0911
         self.seen.append(message)
         match message:
             case WorkerExited(worker=worker, task=task, stderr=lines):
@@ -63,6 +64,8 @@ class Tally:
                 return [AttemptFailed(task="t", node=name, action="timer", reason="")]
             case NodeHeartbeat():
                 self.state.beats += 1
+            case DeadLetter():
+                raise ValueError("nor can dead letters be handled")
             case BusReconnected() | ConnectionLost():
                 return [Alert(text=type(message).__name__)]
         return []

@@ -461,6 +461,29 @@ async def test_a_connection_closed_while_the_server_is_away_leaves_no_task_behin
     assert asyncio.all_tasks() - before == set()
 
 
+async def test_calls_that_are_cut_short_do_no_harm_to_the_connection(private_world):
+    bus = await private_world.connect()
+    interrupted = asyncio.create_task(take(bus.reconnected(), 1))
+
+    async def answer(data):
+        return data
+
+    async def serve_and_stop():
+        await (await bus.serve("unicron.v1.rpc.registry", "registry", answer))()
+
+    for number in range(150):
+        call = (serve_and_stop, bus.flush, bus.tail)[number % 3]
+        task = asyncio.create_task(call())
+        await asyncio.sleep(0.00003 * number)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    await asyncio.sleep(0.2)
+    await bus.flush()
+    assert await bus.tail() == 0
+    assert not interrupted.done()
+    interrupted.cancel()
+
+
 async def test_a_server_that_does_not_answer_is_named_with_the_cure():
     url = f"nats://127.0.0.1:{free_port()}"
     with pytest.raises(

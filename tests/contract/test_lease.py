@@ -43,6 +43,15 @@ async def test_a_released_lease_is_free_at_once(world):
     assert await soon(lease(bus, "b").acquire()) > token
 
 
+async def test_a_lease_is_released_although_a_renewal_was_cut_short(world):
+    bus = await world.connect()
+    first = lease(bus, "a")
+    token = await soon(first.acquire())
+    await bus.bucket("lease").update("planner", b"a", token)  # it arrived, and nobody waited for its answer
+    await first.release()
+    assert await bus.bucket("lease").get("planner") is None
+
+
 async def test_a_lost_lease_is_noticed_and_not_released_over_its_new_holder(world):
     bus = await world.connect()
     bucket = bus.bucket("lease")

@@ -14,7 +14,7 @@ import pytest
 import tally
 from conftest import LEASE_TTL_S
 
-from unicron import codec, subjects
+from unicron import aio, codec, subjects
 from unicron.bus.memory import MemoryWorld
 from unicron.bus.server import free_port
 from unicron.clock import SystemClock, VirtualClock
@@ -140,6 +140,34 @@ class CutBus:
             raise CutError
 
 
+class StuckBus:
+    """A bus whose commits get no answer while `stuck`."""
+
+    def __init__(self, bus):
+        self._bus = bus
+        self.stuck = False
+
+    def __getattr__(self, name):
+        return getattr(self._bus, name)
+
+    def bucket(self, name):
+        return StuckBucket(self._bus.bucket(name), self) if name == "state" else self._bus.bucket(name)
+
+
+class StuckBucket:
+    def __init__(self, bucket, bus):
+        self._bucket = bucket
+        self._bus = bus
+
+    def __getattr__(self, name):
+        return getattr(self._bucket, name)
+
+    async def update(self, *args):
+        if self._bus.stuck:
+            raise BusUnavailableError("no answer")
+        return await self._bucket.update(*args)
+
+
 class CutBucket:
     def __init__(self, bucket, bus, *, counted):
         self._bucket = bucket
@@ -220,6 +248,24 @@ async def test_two_instances_that_both_believe_to_be_active_do_nothing_twice(wor
                 await bus.bucket("lease").delete(tally.NAME)
         found = await outcomes(bus, 60, settle=0.3)
     assert attempts(found) == list(range(1, 61))
+
+
+async def test_an_instance_that_becomes_active_shuts_out_its_predecessor_with_its_first_commit(world):
+    bus = await world.connect()
+
+    async def revision(above):
+        stored = await bus.bucket("state").get(tally.NAME)
+        if stored is None or stored.revision <= above:
+            raise BusUnavailableError("not yet")
+        return stored.revision
+
+    async with running(service(await world.connect()), service(await world.connect())):
+        first = await insist(lambda: revision(0))
+        await bus.bucket("lease").delete(tally.NAME)
+        await insist(lambda: revision(first))
+        await asyncio.sleep(2 * LEASE_TTL_S)
+        for _ in range(20):  # queries go to the one that is active, never to the one that was
+            await bus.ask(subjects.rpc(tally.NAME), codec.encode(queries.GetStatus()), 5.0)
 
 
 async def test_a_second_instance_stands_by_and_takes_over_when_the_first_dies(world):
@@ -331,6 +377,26 @@ async def test_a_message_that_the_core_can_not_handle_is_put_aside_once_and_leav
         assert len(await outcomes(bus, 4, settle=0.2)) == 4, "nor does the next instance stumble"
 
 
+async def test_there_are_no_dead_letters_about_dead_letters(world):
+    bus = await world.connect()
+    facts = subjects.events(WorkerExited, DeadLetter)
+    async with running(service(await world.connect(), facts=facts)):
+        await feed(bus, exited("poison"), 0)
+        await outcomes(bus, 2, settle=0.2)
+        await feed(bus, exited(), 1)
+        found = await outcomes(bus, 3, settle=0.1)
+    assert [type(message) for message in found] == [DeadLetter, Alert, FailureDetected]
+
+
+async def test_messages_whose_sender_gave_them_no_id_have_outcomes_all_the_same(world):
+    bus = await world.connect()
+    nameless = exited(source="n1")
+    for number in range(3):
+        await bus.append(subjects.of(nameless), codec.encode(nameless), f"{number}")
+    async with running(service(await world.connect())):
+        assert attempts(await outcomes(bus, 3, settle=0.1)) == [1, 2, 3]
+
+
 async def test_a_timer_that_the_core_can_not_handle_does_not_loop(world):
     bus = await world.connect()
     async with running(service(await world.connect())):
@@ -344,6 +410,12 @@ async def test_a_timer_that_the_core_can_not_handle_does_not_loop(world):
 # --- timers ----------------------------------------------------------------------------------------------------------
 
 
+async def commit_with_timers(bus, names):
+    stored = await bus.bucket("state").get(tally.NAME)
+    if stored is None or set(codec.decode(stored.value, Commit).timers) != names:
+        raise BusUnavailableError("not yet")
+
+
 async def test_timers_fire_once_survive_a_restart_and_can_be_replaced_and_cancelled(world):
     bus = await world.connect()
     async with running(service(await world.connect())):
@@ -352,10 +424,24 @@ async def test_timers_fire_once_survive_a_restart_and_can_be_replaced_and_cancel
         ):
             await feed(bus, NodeLeft(node=node, incarnation=after_s), number)
         await feed(bus, NodeJoined(node="gone", incarnation="i", host="h", slots=[]), 9)
-        await ask(bus, queries.GetStatus())
+        await insist(lambda: commit_with_timers(bus, {"kept", "moved"}))
     async with running(service(await world.connect())):
         found = await outcomes(bus, 2, settle=0.4)
     assert [(message.node, message.correlation) for message in found] == [("kept", "fact-0"), ("moved", "fact-3")]
+
+
+async def test_a_timer_cancelled_in_the_moment_in_which_it_is_due_does_not_fire():
+    clock = VirtualClock()
+    world = MemoryWorld(clock, 1000.0)
+    bus = world.connect()
+    async with running(Service(tally.wiring(), world.connect(), clock, LEASE_TTL_S)):
+        await feed(bus, NodeLeft(node="n1", incarnation="5"), 0)
+        await insist(lambda: commit_with_timers(bus, {"n1"}))
+        clock.advance(10.0)
+        await feed(bus, NodeJoined(node="n1", incarnation="i", host="h", slots=[]), 1)
+        await feed(bus, exited(), 2)
+        (only,) = await outcomes(bus, 1, settle=0.1)
+        assert isinstance(only, FailureDetected)
 
 
 def test_a_timer_of_a_day_in_virtual_time():
@@ -417,6 +503,22 @@ async def test_queries_that_can_not_be_answered_get_an_error_and_change_nothing(
         assert (await ask(bus, queries.GetStatus())).text == "0 0"
         letter, _ = await outcomes(bus, 2, settle=0.1)
     assert letter.subject == "GetPlan"
+
+
+async def test_who_waits_for_an_answer_hears_that_the_service_stepped_down(world, monkeypatch):
+    monkeypatch.setattr(aio, "DRAIN_S", 0.1)
+    bus = await world.connect()
+    stuck = StuckBus(await world.connect())
+    async with running(service(stuck)):
+        await ask(bus, queries.GetStatus())
+        stuck.stuck = True
+        order = codec.encode(queries.SubmitTask(spec=TaskSpec(name="gpt", command=["true"])))
+        asking = asyncio.create_task(bus.ask(subjects.rpc(tally.NAME), order, 20.0))
+        await asyncio.sleep(0.1)
+        await bus.bucket("lease").delete(tally.NAME)
+        with pytest.raises(BusUnavailableError, match="stepped down; try again"):
+            await asking
+        stuck.stuck = False
 
 
 async def test_a_service_without_answers_says_so(world):

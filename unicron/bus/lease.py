@@ -69,7 +69,12 @@ class Lease:
     async def release(self) -> None:
         """Give the lease back, if it is still ours, so that the next holder need not wait for it to expire."""
         try:
-            await self._bucket.delete(self._name, self._revision)
+            try:
+                await self._bucket.delete(self._name, self._revision)
+            except ConflictError:  # lost, or a renewal arrived whose answer nobody waited for
+                stored = await self._bucket.get(self._name)
+                if stored is not None and stored.value == self._holder:
+                    await self._bucket.delete(self._name, stored.revision)
         except (ConflictError, BusUnavailableError):
             return
 

@@ -69,6 +69,7 @@ class NatsBus:
         self._outages: set[asyncio.Queue[float | None]] = set()
         self._readers: set[Reader] = set()
         self._answering: set[asyncio.Task[None]] = set()
+        self._uncuttable: set[asyncio.Task[Any]] = set()
 
     async def connect(self, settings: Settings, name: str) -> None:
         """Connect, or raise as the function `connect` does."""
@@ -200,14 +201,17 @@ class NatsBus:
         async def start() -> nats.micro.service.Service:
             service = await nats.micro.add_service(self._nc, name=name, version=unicron.__version__)
             await service.add_endpoint(name="queries", subject=subject, handler=take)
-            await self._nc.flush(timeout=2)
             return service
 
-        service = await self._call(start(), f"serving {subject}")
+        async def start_whole() -> nats.micro.service.Service:
+            return await self._uncut(start())
+
+        service = await self._call(start_whole(), f"serving {subject}")
+        await self.flush()
 
         async def stop() -> None:
             with contextlib.suppress(nats.errors.Error, TimeoutError):
-                await asyncio.wait_for(service.stop(), ANSWER_S)
+                await asyncio.wait_for(self._uncut(service.stop()), ANSWER_S)
 
         return stop
 
@@ -237,7 +241,11 @@ class NatsBus:
 
     async def flush(self) -> None:
         """Wait until the server has seen everything sent so far."""
-        await self._call(self._nc.flush(timeout=2), "flushing")
+
+        async def flush() -> None:
+            await asyncio.wait_for(self._uncut(self._nc.flush(timeout=60)), ANSWER_S)
+
+        await self._call(flush(), "flushing")
 
     async def close(self) -> None:
         """Send what waits, say goodbye and release the connection."""
@@ -249,7 +257,7 @@ class NatsBus:
             log.debug("%s: not drained: %s", self._name, error)
         finally:
             await self._hang_up()
-            for task in self._answering:
+            for task in (*self._answering, *self._uncuttable):
                 task.cancel()
             for hearing in self._hearing:
                 hearing.put_nowait(None)
@@ -266,12 +274,21 @@ class NatsBus:
         finally:
             self._outages.discard(queue)
 
+    async def _uncut(self, job: Coroutine[Any, Any, T]) -> T:
+        """Await `job`, and let it run on when we are cancelled: nats-py reads no further once a flush is cut short."""
+        task = asyncio.ensure_future(job)
+        self._uncuttable.add(task)
+        task.add_done_callback(self._uncuttable.discard)
+        task.add_done_callback(_look_at)
+        return await asyncio.shield(task)
+
     async def _call(self, request: Coroutine[Any, Any, T], what: str) -> T:
         """Return the outcome of `request`; fail at once when the connection breaks, and in time when nothing comes."""
         if self._lost.done():
             request.close()
             raise BusUnavailableError(f"{what}: {_DOWN}")
         task = asyncio.ensure_future(request)
+        task.add_done_callback(_look_at)  # it may fail while we are being cancelled
         either: list[asyncio.Future[Any]] = [task, self._lost]
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -348,7 +365,8 @@ class NatsBucket:
         try:
             return int(await self._call(write, f"writing {self._name}/{key}"))
         except nats.js.errors.APIError as error:
-            lost = isinstance(error, nats.js.errors.KeyWrongLastSequenceError)
+            # Not found: `create` looks again when it lost, and what it lost to may have expired just then.
+            lost = isinstance(error, nats.js.errors.KeyWrongLastSequenceError | nats.js.errors.KeyNotFoundError)
             if lost or getattr(error, "err_code", 0) in _WRONG_LAST:
                 raise ConflictError(f"{self._name}/{key} was written by somebody else in between") from error
             raise InvalidInputError(f"writing {self._name}/{key}: {error}") from error
@@ -356,6 +374,12 @@ class NatsBucket:
 
 _DOWN = "the connection to NATS is down; it is being restored"
 _WRONG_LAST = {10071, 10164}
+
+
+def _look_at(task: "asyncio.Task[Any]") -> None:
+    """Take note of a task's error, so that asyncio does not complain about it."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _meaning(error: Exception) -> tuple[type[UnicronError], str] | None:
