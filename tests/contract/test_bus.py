@@ -484,6 +484,17 @@ async def test_calls_that_are_cut_short_do_no_harm_to_the_connection(private_wor
     interrupted.cancel()
 
 
+async def test_a_connection_that_the_server_ends_for_good_is_an_error_and_not_an_endless_wait(private_world):
+    bus = await private_world.connect()
+    watching = asyncio.create_task(take(bus.reconnected(), 1))
+    await asyncio.sleep(0.05)
+    bus._nc._transport.write(b"NONSENSE\r\n")
+    with pytest.raises(BusUnavailableError, match=r"for good.*unknown protocol operation"):
+        await watching
+    with pytest.raises(BusUnavailableError):
+        await take(bus.hear(["unicron.v1.tel.>"]), 1)
+
+
 async def test_a_server_that_does_not_answer_is_named_with_the_cure():
     url = f"nats://127.0.0.1:{free_port()}"
     with pytest.raises(

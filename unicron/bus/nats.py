@@ -19,9 +19,10 @@ from nats.micro.request import Request
 
 import unicron
 from unicron.bus import access, topology
+from unicron.bus.bucket import NatsBucket
 from unicron.bus.journal import Reader
-from unicron.bus.protocol import Entry, Handler, Heard, Revisioned
-from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError, UnicronError
+from unicron.bus.protocol import Entry, Handler, Heard
+from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.settings import PREFIX, Settings
 
 log = logging.getLogger(__name__)
@@ -167,7 +168,10 @@ class NatsBus:
                 queue.get_nowait()
             queue.put_nowait(Heard(message.subject, message.data))
 
-        subscriptions = [await self._nc.subscribe(subject, cb=take) for subject in dict.fromkeys(filters)]
+        try:
+            subscriptions = [await self._nc.subscribe(subject, cb=take) for subject in dict.fromkeys(filters)]
+        except nats.errors.Error as error:
+            raise BusUnavailableError(f"listening on {', '.join(filters)}: {error}") from error
         try:
             while (heard := await queue.get()) is not None:
                 yield heard
@@ -271,6 +275,8 @@ class NatsBus:
         try:
             while (down_s := await queue.get()) is not None:
                 yield down_s
+            if not self._closing:
+                raise BusUnavailableError(f"NATS closed the connection for good: {self._nc.last_error}; start anew")
         finally:
             self._outages.discard(queue)
 
@@ -329,51 +335,12 @@ class NatsBus:
 
     async def _on_closed(self) -> None:
         if not self._closing:
-            log.error("%s: NATS closed the connection for good: %s", self._name, self._last_error)
-
-
-class NatsBucket:
-    """A key-value bucket; see `Bucket`."""
-
-    def __init__(self, name: str, raw: KeyValue, call: Callable[..., Coroutine[Any, Any, Any]]) -> None:
-        self._name = name
-        self._raw = raw
-        self._call = call
-
-    async def get(self, key: str) -> Revisioned | None:
-        """Return the value, or None."""
-        try:
-            entry = await self._call(self._raw.get(key), f"reading {self._name}/{key}")
-        except nats.js.errors.KeyNotFoundError:
-            return None
-        return Revisioned(entry.value or b"", entry.revision)
-
-    async def create(self, key: str, value: bytes) -> int:
-        """Write a key that must not exist."""
-        return await self._write(self._raw.create(key, value), key)
-
-    async def update(self, key: str, value: bytes, last: int) -> int:
-        """Write over revision `last`."""
-        write = self._raw.update(key, value, last=last) if last else self._raw.create(key, value)
-        return await self._write(write, key)
-
-    async def delete(self, key: str, last: int = 0) -> None:
-        """Remove the key."""
-        await self._write(self._raw.delete(key, last=last), key)
-
-    async def _write(self, write: Coroutine[Any, Any, Any], key: str) -> int:
-        try:
-            return int(await self._call(write, f"writing {self._name}/{key}"))
-        except nats.js.errors.APIError as error:
-            # Not found: `create` looks again when it lost, and what it lost to may have expired just then.
-            lost = isinstance(error, nats.js.errors.KeyWrongLastSequenceError | nats.js.errors.KeyNotFoundError)
-            if lost or getattr(error, "err_code", 0) in _WRONG_LAST:
-                raise ConflictError(f"{self._name}/{key} was written by somebody else in between") from error
-            raise InvalidInputError(f"writing {self._name}/{key}: {error}") from error
+            log.error("%s: NATS closed the connection for good: %s", self._name, self._nc.last_error)
+            for outages in self._outages:
+                outages.put_nowait(None)
 
 
 _DOWN = "the connection to NATS is down; it is being restored"
-_WRONG_LAST = {10071, 10164}
 
 
 def _look_at(task: "asyncio.Task[Any]") -> None:

@@ -114,4 +114,7 @@ class Bus(Protocol):
         """Say goodbye to the server and release the connection; all iterators end."""
 
     def reconnected(self) -> AsyncIterator[float]:
-        """Yield, after each interruption of the connection, how many seconds it lasted."""
+        """Yield, after each interruption of the connection, how many seconds it lasted.
+
+        Raises `BusUnavailableError` when the server ended it in a way that no reconnecting mends.
+        """
