@@ -160,7 +160,8 @@ class Group:
                 work.wait(POLL)
             except RuntimeError:
                 if work.is_completed():
-                    raise
+                    work.wait()  # it may have ended just after the time-out: this raises only what really went wrong
+                    return
                 if self._aborted_at is None or time.monotonic() - self._aborted_at < GIVE_UP_S:
                     continue
                 self._abandoned.append(self._group)
