@@ -15,7 +15,7 @@ from unicron.contracts.events import FailureDetected, IterationFinished
 FAULT_AT = 8
 SCRIPT = [
     Fault(task="gpt-b", iteration=FAULT_AT, fault="kill-worker", target=Rank(task="gpt-b", rank=1)),
-    Fault(task="gpt-b", iteration=FAULT_AT + 8, fault="raise", target=Rank(task="gpt-a", rank=0)),
+    Fault(task="gpt-a", iteration=FAULT_AT + 8, fault="raise", target=Rank(task="gpt-a", rank=0)),
 ]
 
 

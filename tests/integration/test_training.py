@@ -189,7 +189,7 @@ async def test_a_node_that_is_back_before_it_is_missed_gets_new_workers(scene, t
     scene.cluster.kill_node(node)
     await asyncio.to_thread(scene.cluster.start_process, node)
     await scene.until(lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == 3 and m.epoch > epoch])
-    assert (await scene.view(name)).state is TaskState.RUNNING
+    await scene.until_state(name, TaskState.RUNNING)
     assert {view.state for view in (await scene.client.status()).nodes} == {NodeState.UP}
     await scene.client.remove(name)
 

@@ -67,8 +67,8 @@ class Report(Record, kw_only=True, frozen=True):
     """The demo's result.
 
     Attributes:
-        ok: every fault was detected and healed, every task finished all its iterations, and no parameters differ by
-            more than `TOLERANCE`.
+        ok: every fault was detected and healed, every task finished all its iterations, each of them once, and no
+            parameters differ by more than `TOLERANCE`.
         seconds: the whole demo.
     """
 
@@ -163,7 +163,8 @@ def is_ok(faults: Sequence[FaultReport], tasks: Sequence[TaskReport], wanted: di
     healed = all(fault.detected_s is not None and fault.first_iteration_s is not None for fault in faults)
     finished = all(task.state == "finished" and task.iterations == wanted[task.name] for task in tasks)
     same = all(task.max_rel_diff is not None and task.max_rel_diff <= TOLERANCE for task in tasks)
-    return healed and finished and same
+    once = all(fault.iterations_redone == 0 for fault in faults)
+    return healed and finished and same and once
 
 
 def report_view(report: Report) -> Group:
