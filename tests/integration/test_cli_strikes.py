@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+import msgspec
 import pytest
 from unicron_registry.main import wiring
 
@@ -155,6 +156,23 @@ async def test_a_target_that_never_comes_is_named(scene, monkeypatch):
     await scene.changes(TaskState.RUNNING, "w0")
     faults = script((0, "kill-worker", "{task: gpt, rank: 7}"))
     with pytest.raises(InvalidInputError, match="no rank 7 in task gpt"):
+        await asyncio.wait_for(run_script(scene.client, faults, None, lambda _: None), LIMIT_S)
+
+
+async def test_nobody_waits_for_a_target_whose_task_is_over(scene):
+    await scene.changes(TaskState.RUNNING, "w0")
+    await scene.finishes(5)
+    await scene.changes(TaskState.FINISHED)
+    faults = script((1, "kill-worker", "{task: gpt, rank: 1}"))
+    async with asyncio.timeout(strikes.TARGET_S / 4):
+        with pytest.raises(InvalidInputError, match="no rank 1 in task gpt, which is finished"):
+            await run_script(scene.client, faults, None, lambda _: None)
+
+
+async def test_a_task_that_nobody_submits_is_named(scene, monkeypatch):
+    monkeypatch.setattr(strikes, "TARGET_S", 0.3)
+    faults = [msgspec.structs.replace(fault, task="none") for fault in script((0, "raise", "{task: gpt, rank: 0}"))]
+    with pytest.raises(InvalidInputError, match="no task 'none' was submitted"):
         await asyncio.wait_for(run_script(scene.client, faults, None, lambda _: None), LIMIT_S)
 
 

@@ -61,20 +61,27 @@ async def run_ranks(tmp_path, script, count, *arguments):
     server, address = await Meetings().serve("127.0.0.1")
     processes = [
         await asyncio.create_subprocess_exec(
-            sys.executable, str(path), address, str(rank), str(count), *arguments, stdout=subprocess.PIPE
+            sys.executable,
+            str(path),
+            address,
+            str(rank),
+            str(count),
+            *arguments,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         for rank in range(count)
     ]
     try:
         async with asyncio.timeout(90):
-            outputs = [(await process.communicate())[0] for process in processes]
+            outputs = await asyncio.gather(*(process.communicate() for process in processes))
     finally:
         for process in processes:
             if process.returncode is None:
                 process.kill()
         server.close()
-    assert [process.returncode for process in processes] == [0] * count
-    return [json.loads(output) for output in outputs]
+    assert [process.returncode for process in processes] == [0] * count, [errors.decode() for _, errors in outputs]
+    return [json.loads(output) for output, _ in outputs]
 
 
 async def test_a_group_that_is_interrupted_at_any_moment_forms_again(tmp_path):
@@ -120,3 +127,62 @@ async def test_finished_buckets_are_kept_and_shared_and_only_the_others_are_redu
     assert first == second
     assert first["grad"] == [6.0, 6.0, 6.0, 6.0, 3.0, 3.0], "two buckets hold the lost rank's part, the third does not"
     assert first["loss"] == pytest.approx(2.0)
+
+
+LATE = """
+    import json, os, random, sys, time
+    import torch
+    from unicron.train import group as groups
+
+    address, rank = sys.argv[1], int(sys.argv[2])
+    group = groups.Group(torch.device("cpu"))
+    group.form(address, "late", 0, rank, 2)
+    failures = []
+    for _ in range(200):
+        if rank == 1:  # arrive when the other's poll is about to time out
+            time.sleep(groups.POLL.total_seconds() - 0.0006 + random.random() * 0.0009)
+        try:
+            group.all_reduce(torch.ones(10))
+        except RuntimeError as error:
+            failures.append(str(error)[:80])
+    print(json.dumps(failures), flush=True)
+    if rank == 0:
+        try:
+            group.all_reduce(torch.ones(10))
+        except RuntimeError:
+            os._exit(0)  # the other is gone, and that is told
+        os._exit(1)
+    os._exit(0)
+"""
+
+
+async def test_a_collective_that_ends_as_a_poll_times_out_did_not_fail_and_a_lost_peer_still_does(tmp_path):
+    assert await run_ranks(tmp_path, LATE, 2) == [[], []]
+
+
+OTHERS = """
+    import json, os, socket, sys, threading
+    import torch
+    from unicron.train.group import Group
+
+    address, rank = sys.argv[1], int(sys.argv[2])
+    group = Group(torch.device("cpu"))
+    group.form(address, "others", 0, rank, 2)
+    server = socket.create_server(("127.0.0.1", 0))
+    ours = socket.create_connection(server.getsockname())
+    theirs, _ = server.accept()
+    threading.Timer(0.3, group.abort_below, [1]).start()
+    woken = False
+    try:
+        while rank == 0:  # waits for a rank that does not come
+            group.all_reduce(torch.ones(10))
+        threading.Event().wait(1.0)
+    except RuntimeError:
+        woken = True
+    ours.sendall(b"still there")
+    print(json.dumps([woken, theirs.recv(100).decode()]), flush=True)
+"""
+
+
+async def test_an_interrupted_group_leaves_the_program_s_own_connections_alone(tmp_path):
+    assert await run_ranks(tmp_path, OTHERS, 2) == [[True, "still there"], [False, "still there"]]

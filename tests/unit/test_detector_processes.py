@@ -32,7 +32,7 @@ def test_a_killed_worker_is_severity_2(scene):
             node="n1",
             slot=0,
             worker="w1",
-            reason="w1 was ended by SIGKILL: step 3",
+            reason='w1 was ended by SIGKILL; its last line was "step 3"',
         )
     ]
 

@@ -31,6 +31,12 @@ PORT = 4222
 GRACE_S = 10.0
 """How long processes may take to end in an orderly way, before they are killed."""
 
+SHARED_CORES = {"UNICRON_USE_MEASURED": "false"}
+"""All workers share this machine's cores, so one more of them seems to bring nothing; the environment outranks it."""
+
+DYING_S = 2.0
+"""How long a process that is to start again may take to end; it may have been killed just now."""
+
 MODULES = {name: f"unicron_{name}" for name in SERVICES}
 
 
@@ -134,7 +140,7 @@ class Cluster:
             BusUnavailableError: the NATS server does not come up.
         """
         self._check(name)
-        if name in self.alive():
+        if name in self.alive() and wait_until_gone([self._layout.processes[name]], DYING_S):
             raise InvalidInputError(f"{name} runs already (process {self._layout.processes[name].pid})")
         if name == NATS:
             self._server = NatsServer(self.root / "nats", self._layout.port)
@@ -148,7 +154,7 @@ class Cluster:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    env={**os.environ, "UNICRON_NATS_URL": self.url, "PYTHONUNBUFFERED": "1"},
+                    env={**SHARED_CORES, **os.environ, "UNICRON_NATS_URL": self.url, "PYTHONUNBUFFERED": "1"},
                 )
             self._children[name], pid = child, child.pid
         self._layout.processes[name] = Started.of(pid)

@@ -90,7 +90,6 @@ class Demo:
         disturb: Disturb | None = None,
         iterations: int = ITERATIONS,
     ) -> None:
-        os.environ["UNICRON_USE_MEASURED"] = "false"  # the workers share the machine's cores
         self._root = root
         self._script = script
         self._disturb = disturb

@@ -87,7 +87,7 @@ async def run_script(
     Faults whose time has come strike in the order of the script, one after the other.
 
     Raises:
-        InvalidInputError: a task ended before a fault's iteration, or a target did not appear within `TARGET_S`.
+        InvalidInputError: a task ended before a fault's iteration, or task or target did not appear in `TARGET_S`.
     """
     if restart is None and any(fault.fault == "restart-node" for fault in faults):
         raise InvalidInputError("the script has a restart-node, which needs an embedded cluster; name it with --dir")
@@ -126,9 +126,14 @@ async def _listen(client: Client, computing: dict[str, int], news: asyncio.Event
 
 async def _poll(client: Client, computing: dict[str, int], news: asyncio.Event, waiting: list[Fault]) -> None:
     """Learn from the registry what telemetry did not tell; refuse to wait for what can't come."""
+    deadline = time.monotonic() + TARGET_S
     while True:
         with contextlib.suppress(BusUnavailableError):  # faults may strike services too
-            for view in (await client.status()).tasks:
+            views = (await client.status()).tasks
+            unknown = {fault.task for fault in waiting} - {view.spec.name for view in views}
+            if unknown and time.monotonic() > deadline:
+                raise InvalidInputError(f"no task {min(unknown)!r} was submitted in {TARGET_S:.0f} s; submit it first")
+            for view in views:
                 name = view.spec.name
                 if view.members or view.iteration >= 0:
                     computing[name] = max(computing.get(name, -1), view.iteration + 1)
@@ -142,6 +147,14 @@ async def _poll(client: Client, computing: dict[str, int], news: asyncio.Event, 
         await asyncio.sleep(POLL_S)
 
 
+async def _ended(client: Client, target: Rank | str) -> bool:
+    """Return whether the target is a rank of a task that is over."""
+    with contextlib.suppress(BusUnavailableError):
+        views = (await client.status()).tasks
+        return any(isinstance(target, Rank) and view.spec.name == target.task and view.state.ended for view in views)
+    return False
+
+
 async def _insist(client: Client, fault: Fault, restart: Restart | None) -> Strike:
     """Strike as soon as the target is there."""
     deadline = time.monotonic() + TARGET_S
@@ -149,6 +162,6 @@ async def _insist(client: Client, fault: Fault, restart: Restart | None) -> Stri
         try:
             return await strike(client, fault.fault, fault.target, restart)
         except (InvalidInputError, BusUnavailableError):
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or await _ended(client, fault.target):
                 raise
         await asyncio.sleep(POLL_S)

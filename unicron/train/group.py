@@ -5,9 +5,12 @@ group's own TCP connections from another thread. There is no interface that name
 sockets that appeared while the group was formed. NCCL has an abort of its own.
 """
 
+import atexit
 import contextlib
+import ctypes
 import os
 import socket
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -41,13 +44,14 @@ class Group:
         self._device = device
         self._lock = threading.Lock()
         self._backend: Any = None
-        self._abandoned: list[Any] = []
         self._aborted_at: float | None = None
         self._older: frozenset[str] = frozenset()
+        self._own: frozenset[str] | None = None
         self._meeting: Meeting | None = None
         self.epoch = -1
         self.rank = 0
         self.world_size = 1
+        atexit.register(self._close)
 
     def form(self, meeting: str, name: str, epoch: int, rank: int, world_size: int) -> None:
         """Meet the other ranks of `name` at `meeting` (host:port) as `rank` of `world_size`.
@@ -58,12 +62,14 @@ class Group:
         self.leave()
         with self._lock:
             self.epoch, self.rank, self.world_size = epoch, rank, world_size
-            self._older, self._aborted_at = frozenset(_sockets()), None
+            self._older, self._own, self._aborted_at = frozenset(_sockets()), None, None
         # the name keeps tasks and epochs apart: a rank that was stopped and goes on meets nobody
         self._meeting = Meeting(meeting, f"{name}-{epoch}")
         self._meeting.set(f"here-{rank}", "")
         self._meeting.wait([f"here-{other}" for other in range(world_size)])
         self._backend = self._connect(self._meeting)
+        with self._lock:
+            self._own = frozenset(_sockets()) - self._older
 
     def _connect(self, meeting: Meeting) -> Any:
         """Make the group in a thread that can be left behind.
@@ -105,6 +111,11 @@ class Group:
         """Give up the group, whatever state it is in."""
         self._backend = None
 
+    def _close(self) -> None:
+        """Give the group up before the interpreter ends: gloo's threads free Python's objects, so must end first."""
+        self.abort_below(sys.maxsize)
+        self.leave()
+
     def abort_below(self, epoch: int) -> bool:
         """Wake whoever is blocked in a group older than `epoch`; return whether there is one. From any thread."""
         with self._lock:
@@ -116,7 +127,8 @@ class Group:
                 with contextlib.suppress(RuntimeError):
                     backend.abort()
             for inode, descriptor in _sockets().items():
-                if inode not in self._older:
+                # while it forms nobody can tell which are its own; later the program may have opened others
+                if inode in self._own if self._own is not None else inode not in self._older:
                     _shut(descriptor)
             return True
 
@@ -153,21 +165,27 @@ class Group:
         """Wait for `work`; where it was interrupted and yet does not end, go on without it.
 
         gloo can lose a connection's end that coincides with a send, and would wait for its timeout then. The group is
-        kept, because its destructor would wait as well; its connections are closed, so nothing of it moves any more.
+        kept for good, because its destructor would wait as well; its connections are closed, so nothing of it moves.
         """
-        while True:
-            try:
-                work.wait(POLL)
-            except RuntimeError:
-                if work.is_completed():
-                    work.wait()  # it may have ended just after the time-out: this raises only what really went wrong
-                    return
-                if self._aborted_at is None or time.monotonic() - self._aborted_at < GIVE_UP_S:
-                    continue
-                self._abandoned.append(self._group)
-                raise
+        try:
+            while not self._has_ended(work):
+                pass
+        except BaseException:
+            if not work.is_completed():
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+            raise
+
+    def _has_ended(self, work: Work) -> bool:
+        try:
+            work.wait(POLL)
+        except RuntimeError:
+            if work.is_completed():
+                work.wait()  # it may have ended just after the time-out: this raises only what really went wrong
+            elif self._aborted_at is None or time.monotonic() - self._aborted_at < GIVE_UP_S:
+                return False
             else:
-                return
+                raise
+        return True
 
     @property
     def _group(self) -> Any:

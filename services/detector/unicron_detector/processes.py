@@ -165,7 +165,7 @@ def how_it_ended(exited: WorkerExited) -> str:
     else:
         how = f"exited with code {exited.exit_code}"
     last = next((line.strip() for line in reversed(exited.stderr) if line.strip()), "")
-    return f"{how}: {last}" if last else how
+    return f'{how}; its last line was "{last}"' if last else how
 
 
 def how_it_stalled(stalled: WorkerStalled) -> str:
