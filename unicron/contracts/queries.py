@@ -36,6 +36,28 @@ class GetPlan(Query, kw_only=True, frozen=True):
     """Ask the planner for its current plan and lookup table."""
 
 
+class WhatIf(Query, kw_only=True, frozen=True):
+    """Ask the planner what it would do; nothing is done.
+
+    Attributes:
+        lose: nodes that are lost, all at once.
+        join: nodes of the usual size that come in addition.
+        finish: tasks that end.
+        submit: a task that is launched.
+    """
+
+    lose: list[str] = []
+    join: int = 0
+    finish: list[str] = []
+    submit: TaskSpec | None = None
+
+
+class GetCurve(Query, kw_only=True, frozen=True):
+    """Ask the planner what it believes of a task's throughput: T(t, x) for every feasible x."""
+
+    task: str
+
+
 class InjectFault(Query, kw_only=True, frozen=True):
     """Ask an agent to break something of its own (chaos).
 
@@ -87,19 +109,70 @@ class Status(Record, kw_only=True, frozen=True):
 
 
 class TableRow(Record, kw_only=True, frozen=True):
-    """One line of the planner's lookup table: what it will do if `event` comes next."""
+    """One line of the planner's lookup table: what it will do if `event` comes next.
+
+    Attributes:
+        workers: n' after the event.
+        changes: workers of each task whose number changes, ended tasks left out.
+        reward: sum of G (equation 3), in weighted FLOP.
+    """
 
     event: str
     workers: int
-    sizes: dict[str, int]
+    changes: dict[str, int]
     reward: float
 
 
 class PlanView(Record, kw_only=True, frozen=True):
-    """Answer to `GetPlan`."""
+    """Answer to `GetPlan` and `WhatIf`.
+
+    Attributes:
+        plan: in force, or what it would be.
+        runner_up: the best other assignment of sizes to the same event; None where there is none.
+        table: what comes after each next event; empty for a `WhatIf`.
+        failures: node failures seen.
+        failure_rate: believed failures per worker and second.
+        transitions: believed D_transition in seconds by kind: "failure" of a worker, "resize" without one.
+    """
 
     plan: Plan | None
-    table: list[TableRow]
+    runner_up: TableRow | None = None
+    table: list[TableRow] = []
+    failures: int = 0
+    failure_rate: float = 0.0
+    transitions: dict[str, float] = {}
+
+
+class CurvePoint(Record, kw_only=True, frozen=True):
+    """T(t, x) of one task at one size.
+
+    Attributes:
+        workers: x.
+        flops: T(t, x), achieved aggregate FLOP/s.
+        waf: F(t, x), weighted.
+        source: where it comes from: "measured", "table", "model" or "linear".
+        spread: coefficient of variation of the measured iteration times, 0 where not measured.
+        text: for instance the parallel configuration that the model picks.
+    """
+
+    workers: int
+    flops: float
+    waf: float
+    source: str
+    spread: float = 0.0
+    text: str = ""
+
+
+class Curve(Record, kw_only=True, frozen=True):
+    """Answer to `GetCurve`: feasible sizes, ascending.
+
+    Attributes:
+        held: workers that the task has now.
+    """
+
+    task: str
+    held: int
+    points: list[CurvePoint]
 
 
 class Reply(Record, kw_only=True, frozen=True):
@@ -107,7 +180,7 @@ class Reply(Record, kw_only=True, frozen=True):
 
     Attributes:
         error: empty on success, else what was wrong and the cure.
-        status, plan: filled in for the queries that ask for them.
+        status, plan, curve: filled in for the queries that ask for them.
         text: a line for a person.
     """
 
@@ -115,3 +188,4 @@ class Reply(Record, kw_only=True, frozen=True):
     text: str = ""
     status: Status | None = None
     plan: PlanView | None = None
+    curve: Curve | None = None
