@@ -8,7 +8,9 @@ from unicron import codec, subjects
 from unicron.bus import nats, topology
 from unicron.contracts.base import Message
 from unicron.contracts.queries import (
+    Curve,
     DrainNode,
+    GetCurve,
     GetPlan,
     GetStatus,
     InjectFault,
@@ -18,6 +20,7 @@ from unicron.contracts.queries import (
     Reply,
     Status,
     SubmitTask,
+    WhatIf,
 )
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError
@@ -64,7 +67,26 @@ class Client:
 
     async def plan(self) -> PlanView:
         """Return the plan in force and the planner's lookup table."""
-        return (await self._ask("planner", GetPlan())).plan or PlanView(plan=None, table=[])
+        return (await self._ask("planner", GetPlan())).plan or PlanView(plan=None)
+
+    async def what_if(
+        self, *, lose: Sequence[str] = (), join: int = 0, finish: Sequence[str] = (), submit: TaskSpec | None = None
+    ) -> PlanView:
+        """Return the plan that would follow if all of this happened at once; nothing is done.
+
+        Args:
+            lose: nodes that are lost.
+            join: nodes of the usual size that come in addition.
+            finish: tasks that end.
+            submit: a task that is launched.
+        """
+        query = WhatIf(lose=list(lose), join=join, finish=list(finish), submit=submit)
+        return (await self._ask("planner", query)).plan or PlanView(plan=None)
+
+    async def curve(self, task: str) -> Curve:
+        """Return T(t, x) of `task` at every size it can have, as the planner believes it."""
+        found = (await self._ask("planner", GetCurve(task=task))).curve
+        return found or Curve(task=task, held=0, points=[])
 
     async def submit(self, spec: TaskSpec) -> str:
         """Launch a task; return a line for a person."""

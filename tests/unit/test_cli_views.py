@@ -1,9 +1,9 @@
 import pytest
 from rich.console import Console
 
-from unicron.cli.views import ago, plan_view, si, status_view
+from unicron.cli.views import ago, percent, si, status_view
 from unicron.contracts.plans import Plan, TaskShare
-from unicron.contracts.queries import NodeView, PlanView, Status, TableRow, TaskView
+from unicron.contracts.queries import NodeView, Status, TaskView
 from unicron.contracts.tasks import Member, NodeState, Slot, SlotRef, TaskSpec, TaskState
 
 SPEC = TaskSpec(name="gpt", command=["x"], weight=2.0, min_workers=1, max_workers=4, iterations=10)
@@ -17,7 +17,14 @@ def shown(view):
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(0, "0 FLOP/s"), (999, "999 FLOP/s"), (999.9, "1 kFLOP/s"), (1.21e9, "1.21 GFLOP/s"), (4e21, "4e+03 EFLOP/s")],
+    [
+        (0, "0 FLOP/s"),
+        (999, "999 FLOP/s"),
+        (999.9, "1 kFLOP/s"),
+        (1.21e9, "1.21 GFLOP/s"),
+        (4e21, "4 ZFLOP/s"),
+        (4e27, "4e+03 YFLOP/s"),
+    ],
 )
 def test_numbers_have_the_prefix_that_fits(number, text):
     assert si(number, "FLOP/s") == text
@@ -57,24 +64,30 @@ def test_status_shows_the_traceback_of_a_failed_task():
     assert "gpt failed: Traceback (most recent call last): File x ValueError: [bad]" in text
 
 
-def test_a_plan_shows_shares_table_and_distance_to_the_runner_up():
-    share = TaskShare(task="gpt", slots=[SlotRef(node="node-1", slot=0)], waf=3e9, before=2)
-    idle = TaskShare(task="bert", reason="needs 2 workers")
-    plan = Plan(
-        number=3,
-        trigger="node_lost:node-2",
-        workers=1,
-        shares=[share, idle],
-        waf=3e9,
-        reward=5e9,
-        runner_up_reward=4e9,
-        prepared=True,
-    )
-    row = TableRow(event="node_joined", workers=3, sizes={"gpt": 1, "bert": 2}, reward=9e9)
-    text = shown(plan_view(PlanView(plan=plan, table=[row])))
-    assert "plan 3, after node_lost:node-2, from the lookup table" in text
-    assert "1 GFLOP above the runner-up" in text
-    assert "gpt 1 2 3 GFLOP/s node-1:0" in text
-    assert "bert 0 0 0 FLOP/s needs 2 workers" in text
-    assert "node_joined 3 gpt=1 bert=2 9 GFLOP" in text
-    assert "no plan yet" in shown(plan_view(PlanView(plan=None, table=[])))
+@pytest.mark.parametrize(
+    ("share", "line"),
+    [
+        (TaskShare(task="gpt", slots=[SlotRef(node="node-1", slot=0)], waf=3e9), "3 GFLOP/s expected"),
+        (
+            TaskShare(task="gpt", slots=[SlotRef(node="node-1", slot=0)], waf=6.0),
+            "nothing is known of the tasks' FLOP/s",
+        ),
+        (TaskShare(task="gpt", reason="needs 2 workers"), "no task runs"),
+    ],
+)
+def test_status_tells_what_the_plan_is_expected_to_bring_or_that_nothing_is_known(share, line):
+    plan = Plan(number=3, trigger="node_lost:node-2", workers=6, shares=[share], waf=share.waf)
+    assert f"plan 3 after node_lost:node-2: {line}, 6 slots" in shown(status_view(Status(plan=plan)))
+
+
+def test_status_shows_no_rate_of_a_task_that_did_not_say_its_flops():
+    unknown = TaskView(spec=SPEC, state=TaskState.RUNNING, iteration=4, iteration_s=0.25, waf=8.0)
+    text = shown(status_view(Status(tasks=[unknown])))
+    assert "FLOP/s" not in text
+    both = shown(status_view(Status(tasks=[unknown, TaskView(spec=SPEC, state=TaskState.RUNNING, waf=2e9)])))
+    assert "WAF 2 GFLOP/s achieved by all tasks together; no plan yet" in both
+
+
+@pytest.mark.parametrize(("part", "text"), [(0.25, "25 %"), (0.0314, "3.1 %"), (-0.2, "-20 %"), (0.00012, "0.012 %")])
+def test_percentages_keep_two_digits(part, text):
+    assert percent(part) == text

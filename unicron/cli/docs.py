@@ -64,8 +64,8 @@ COMMON = {
     "token": "Fencing token of the sender; agents refuse lower ones than they have seen.",
     "command": "Name of the command.",
     "event": "The event that the row is about.",
-    "sizes": "Workers by task.",
-    "table": "One row for each event that may come next.",
+    "points": "What is believed at each feasible size, ascending.",
+    "curve": "The curve of a task.",
     "status": "Everything the registry knows.",
     "nodes": "The nodes.",
     "tasks": "The tasks.",
@@ -80,6 +80,8 @@ COMMON = {
 
 OWNERS = {
     queries.GetPlan: "planner",
+    queries.WhatIf: "planner",
+    queries.GetCurve: "planner",
     queries.InjectFault: "node-1",
 }
 """Who answers a query, where that is not the registry."""

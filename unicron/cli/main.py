@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import typer
 
-from unicron.cli import chaos, local, orders, watch
+from unicron.cli import chaos, local, orders, plan, watch
 from unicron.cli.output import Nats
 from unicron.errors import UnicronError
 
@@ -43,7 +43,7 @@ _COMMANDS: list[Callable[..., None]] = [
 ]
 for _command in _COMMANDS:
     app.command()(_command)
-app.add_typer(watch.plan_app, name="plan")
+app.add_typer(plan.app, name="plan")
 app.add_typer(chaos.app, name="chaos")
 
 

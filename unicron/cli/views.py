@@ -1,4 +1,4 @@
-"""What rich shows of a cluster: nodes, tasks and plans."""
+"""What rich shows of a cluster: nodes and tasks."""
 
 import time
 from collections import defaultdict
@@ -7,7 +7,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from unicron.contracts.queries import NodeView, PlanView, Status, TaskView
+from unicron.contracts.plans import Plan
+from unicron.contracts.queries import NodeView, Status, TaskView
 from unicron.contracts.tasks import NodeState, Slot, TaskState
 
 _NODE_STYLES = {NodeState.UP: "green", NodeState.DRAINING: "yellow", NodeState.LOST: "red", NodeState.LEFT: "dim"}
@@ -18,7 +19,10 @@ _TASK_STYLES = {
     TaskState.FAILED: "red",
     TaskState.REMOVED: "dim",
 }
-_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
+
+KNOWN_FLOPS = 1e3
+"""FLOP/s below which a number is none: where nothing is known of any task, a worker counts as 1 FLOP/s."""
 
 
 def si(number: float, unit: str) -> str:
@@ -27,6 +31,11 @@ def si(number: float, unit: str) -> str:
     while abs(number) >= 999.5 and step < len(_PREFIXES) - 1:
         number, step = number / 1000, step + 1
     return f"{number:.3g} {_PREFIXES[step]}{unit}"
+
+
+def percent(part: float) -> str:
+    """Return a share of 1 in percent, with at least two digits where it is small."""
+    return f"{100 * part:.0f} %" if abs(part) >= 0.095 else f"{100 * part:.2g} %"
 
 
 def ago(seconds: float) -> str:
@@ -44,7 +53,7 @@ def nodes_table(status: Status, now: float | None = None) -> Table:
     for view in status.tasks:
         for rank, member in enumerate(view.members):
             used[member.node][member.slot] = f"{view.spec.name}:{rank}"
-    table = _table("NODE", "STATE", "FOR", "HOST", "SLOTS")
+    table = plain_table("NODE", "STATE", "FOR", "HOST", "SLOTS")
     for node in status.nodes:
         slots = " ".join(f"{slot.kind}{slot.index}={used[node.node].get(slot.index, 'free')}" for slot in _in_use(node))
         state = Text(node.state, _NODE_STYLES[node.state])
@@ -54,7 +63,7 @@ def nodes_table(status: Status, now: float | None = None) -> Table:
 
 def tasks_table(status: Status) -> Table:
     """Return the tasks with their progress."""
-    table = _table("TASK", "STATE", "WEIGHT", "WORKERS", "ITERATION", "LOSS", "SECONDS", "WAF", "REASON")
+    table = plain_table("TASK", "STATE", "WEIGHT", "WORKERS", "ITERATION", "LOSS", "SECONDS", "WAF", "REASON")
     for view in status.tasks:
         spec = view.spec
         table.add_row(
@@ -65,7 +74,7 @@ def tasks_table(status: Status) -> Table:
             f"{view.iteration + 1}/{spec.iterations}",
             "" if view.loss is None else f"{view.loss:.4f}",
             f"{view.iteration_s:.3f}" if view.iteration_s else "",
-            si(view.waf, "FLOP/s") if view.waf else "",
+            si(view.waf, "FLOP/s") if view.waf >= KNOWN_FLOPS else "",
             Text(_reason(view)),
         )
     return table
@@ -74,37 +83,32 @@ def tasks_table(status: Status) -> Table:
 def status_view(status: Status, now: float | None = None) -> Group:
     """Return nodes, tasks and one line about the plan in force."""
     plan = status.plan
-    line = "no plan yet"
-    if plan is not None:
-        line = f"plan {plan.number} after {plan.trigger}: {si(plan.waf, 'FLOP/s')} expected on {plan.workers} slots"
+    lines = [
+        f"plan {plan.number} after {plan.trigger}: {expected(plan)}, {plan.workers} slots" if plan else "no plan yet"
+    ]
     waf = sum(view.waf for view in status.tasks)
-    total = f"WAF {si(waf, 'FLOP/s')} achieved by all tasks together; {line}"
+    if waf >= KNOWN_FLOPS:
+        lines.insert(0, f"WAF {si(waf, 'FLOP/s')} achieved by all tasks together")
     failed = [view for view in status.tasks if view.state == TaskState.FAILED and view.traceback]
     traces = [Text(f"\n{view.spec.name} failed:\n{view.traceback.rstrip()}", "red") for view in failed]
-    return Group(nodes_table(status, now), Text(), tasks_table(status), *traces, Text(), Text(total, "dim"))
+    return Group(nodes_table(status, now), Text(), tasks_table(status), *traces, Text(), Text("; ".join(lines), "dim"))
 
 
-def plan_view(view: PlanView) -> Group:
-    """Return the plan in force and what the planner will do after each next event."""
-    if view.plan is None:
-        return Group(Text("no plan yet: no task was submitted"))
-    plan = view.plan
-    head = f"plan {plan.number}, after {plan.trigger}" + (", from the lookup table" if plan.prepared else "")
-    reward = f"expected WAF {si(plan.waf, 'FLOP/s')} on {plan.workers} slots, reward {si(plan.reward, 'FLOP')}"
-    if plan.runner_up_reward is not None:
-        reward += f", {si(plan.reward - plan.runner_up_reward, 'FLOP')} above the runner-up"
-    shares = _table("TASK", "WORKERS", "BEFORE", "WAF", "WHERE")
-    for share in plan.shares:
-        where = " ".join(map(str, share.slots)) or share.reason
-        shares.add_row(Text(share.task), str(len(share.slots)), str(share.before), si(share.waf, "FLOP/s"), Text(where))
-    table = _table("IF NEXT", "SLOTS", "THEN WORKERS", "REWARD")
-    for row in view.table:
-        sizes = " ".join(f"{task}={size}" for task, size in row.sizes.items())
-        table.add_row(Text(row.event), str(row.workers), Text(sizes), si(row.reward, "FLOP"))
-    return Group(Text(head, "bold"), Text(reward), Text(), shares, Text(), table)
+def known(plan: Plan) -> bool:
+    """Return whether the FLOP/s that the plan expects mean anything: nothing may be known of any task."""
+    runs = any(share.slots or share.before for share in plan.shares)
+    return not runs or max([plan.waf, *(share.waf_before for share in plan.shares)]) >= KNOWN_FLOPS
 
 
-def _table(*columns: str) -> Table:
+def expected(plan: Plan) -> str:
+    """Return what the plan is expected to achieve, in a few words."""
+    if not any(share.slots for share in plan.shares):
+        return "no task runs"
+    return f"{si(plan.waf, 'FLOP/s')} expected" if known(plan) else "nothing is known of the tasks' FLOP/s"
+
+
+def plain_table(*columns: str) -> Table:
+    """Return an empty table without lines."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column)

@@ -1,4 +1,4 @@
-"""Commands that show a cluster: status, tasks, nodes, plan, events."""
+"""Commands that show a cluster: status, tasks, nodes, events."""
 
 import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,8 +18,6 @@ WATCH_S = 1.0
 
 RECENT = 10
 """Events that `events --follow` shows before the new ones."""
-
-plan_app = typer.Typer(no_args_is_help=True, help="The planner's plan and lookup table.")
 
 
 def status(
@@ -86,23 +84,6 @@ def nodes(nats: Nats = None, as_json: Json = False) -> None:
         from unicron.cli.views import nodes_table  # noqa: PLC0415
 
         console().print(nodes_table(found))
-
-
-@plan_app.callback()
-def _plan() -> None:
-    """Show what the planner decided, and what it will decide next."""
-
-
-@plan_app.command("show")
-def plan_show(nats: Nats = None, as_json: Json = False) -> None:
-    """Show the plan in force, and the answer that lies ready for each next event."""
-    found = with_client(nats, lambda client: client.plan())
-    if as_json:
-        print_json(found)
-    else:
-        from unicron.cli.views import plan_view  # noqa: PLC0415
-
-        console().print(plan_view(found))
 
 
 def events(

@@ -119,7 +119,7 @@ class TableRow(Record, kw_only=True, frozen=True):
 
     event: str
     workers: int
-    changes: dict[str, int]
+    changes: dict[str, int] = {}
     reward: float
 
 
