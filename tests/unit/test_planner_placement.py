@@ -106,3 +106,122 @@ def test_a_lone_task_of_two_or_more_always_spans_two_nodes(counts, size):
     usable = {f"n{number}": list(range(count)) for number, count in enumerate(counts)}
     placed = place(usable, {}, {"a": min(size, sum(counts))})
     assert len({slot.node for slot in placed["a"]}) > 1
+
+
+# --- tensor-parallel groups ------------------------------------------------------------------------------------------
+
+FOUR = {f"n{number}": [0, 1, 2, 3] for number in range(1, 5)}
+
+
+def test_a_task_with_groups_fills_whole_nodes_while_one_without_spreads():
+    placed = place(FOUR, {}, {"a": 3, "b": 8}, {"b": 2})
+    assert texts(placed["b"]) == [*("n1:0", "n1:1", "n1:2", "n1:3"), *("n2:0", "n2:1", "n2:2", "n2:3")]
+    assert texts(placed["a"]) == ["n3:0", "n4:0", "n3:1"]
+
+
+def test_a_group_that_needs_no_whole_node_goes_where_it_fits_best():
+    held = {"a": refs("n1:0", "n1:1", "n2:0")}
+    placed = place(FOUR, held, {"a": 3, "b": 2}, {"b": 2})
+    assert texts(placed["b"]) == ["n1:2", "n1:3"]
+    assert texts(place(FOUR, held, {"a": 3, "b": 6}, {"b": 2})["b"]) == [f"n3:{slot}" for slot in range(4)] + [
+        *("n1:2", "n1:3")
+    ]
+
+
+def test_groups_that_are_whole_stay_and_keep_their_order_when_a_node_is_lost():
+    held = {"a": [SlotRef(node=node, slot=slot) for node in ("n3", "n1", "n2") for slot in range(4)]}
+    left = {node: slots for node, slots in FOUR.items() if node not in {"n1", "n4"}}
+    assert place(left, held, {"a": 8}, {"a": 4})["a"] == held["a"][:4] + held["a"][8:]
+    spare = left | {"n4": FOUR["n4"]}
+    assert place(spare, held, {"a": 12}, {"a": 4})["a"] == [
+        *held["a"][:4],
+        *held["a"][8:],
+        *refs("n4:0", "n4:1", "n4:2", "n4:3"),
+    ]
+
+
+def test_a_group_that_lost_a_member_is_completed_on_its_own_node():
+    held = {"a": refs("n1:0", "n1:1", "n2:0", "n2:1")}
+    placed = place({"n1": [0, 2, 3], "n2": [0, 1], "n3": [0, 1]}, held, {"a": 4}, {"a": 2})
+    assert texts(placed["a"]) == ["n1:0", "n1:2", "n2:0", "n2:1"]
+
+
+def test_a_shrinking_task_with_groups_leaves_the_node_where_it_has_least():
+    held = {"a": refs("n1:0", "n1:1", "n2:0", "n2:1", "n2:2", "n2:3")}
+    assert texts(place(FOUR, held, {"a": 4}, {"a": 2})["a"]) == ["n2:0", "n2:1", "n2:2", "n2:3"]
+
+
+def test_a_task_grows_on_its_own_node_before_it_takes_another():
+    held = {"a": refs("n2:0", "n2:1")}
+    assert texts(place(FOUR, held, {"a": 4}, {"a": 2})["a"]) == ["n2:0", "n2:1", "n2:2", "n2:3"]
+
+
+def test_the_incomplete_last_group_stays_on_one_node_too():
+    held = {"a": refs("n1:0", "n1:1", "n1:2")}
+    placed = place(FOUR, held, {"a": 3, "b": 7}, {"b": 4})
+    assert texts(placed["b"]) == [*("n2:0", "n2:1", "n2:2", "n2:3"), *("n3:0", "n3:1", "n3:2")]
+
+
+def test_a_group_spans_nodes_only_where_no_node_has_room():
+    split = {"n1": [0, 1, 2], "n2": [0, 1, 2]}
+    assert texts(place(split, {}, {"a": 6}, {"a": 2})["a"]) == ["n1:0", "n1:1", "n2:0", "n2:1", "n1:2", "n2:2"]
+    assert sorted(texts(place(split, {}, {"a": 4}, {"a": 4})["a"])) == ["n1:0", "n1:1", "n1:2", "n2:0"]
+
+
+def test_a_task_that_shrinks_makes_room_for_the_groups_of_another():
+    held = {"b": [], "a": [SlotRef(node=node, slot=slot) for node in FOUR for slot in range(4)]}
+    placed = place(FOUR, held, {"b": 4, "a": 12}, {"a": 4, "b": 4})
+    assert placed["a"] == held["a"][:12]
+    assert texts(placed["b"]) == ["n4:0", "n4:1", "n4:2", "n4:3"]
+
+
+@st.composite
+def with_groups(draw):
+    """Return a cluster, and the width of each task's groups."""
+    usable, held, sizes = draw(clusters())
+    return usable, held, sizes, {name: draw(st.integers(1, 4)) for name in sizes}
+
+
+@settings(max_examples=400, deadline=None)
+@given(with_groups())
+def test_with_groups_sums_are_right_and_untouched_tasks_do_not_move(cluster):
+    usable, held, sizes, groups = cluster
+    placed = place(usable, held, sizes, groups)
+    assert {name: len(slots) for name, slots in placed.items()} == sizes
+    used = Counter(slot for slots in placed.values() for slot in slots)
+    assert set(used.values()) <= {1}
+    assert all(slot.slot in usable.get(slot.node, ()) for slot in used)
+    assert placed == place(usable, held, sizes, groups)
+    for name, slots in placed.items():
+        living = [slot for slot in held[name] if slot.slot in usable.get(slot.node, ())]
+        if living == held[name] and len(living) == sizes[name]:
+            assert slots == living
+        width = groups[name]
+        whole = [held[name][first : first + width] for first in range(0, len(held[name]) - width + 1, width)]
+        whole = [group for group in whole if set(group) <= set(living) and inside(group)]
+        kept = [group for group in whole if set(group) <= set(slots)]
+        if sizes[name] >= len(living):
+            assert kept == whole, "a group that is whole stays"
+        assert len(kept) >= min(len(whole), sizes[name] // width)
+
+
+def inside(group):
+    return len({slot.node for slot in group}) == 1
+
+
+@settings(max_examples=400, deadline=None)
+@given(with_groups())
+def test_as_many_groups_are_inside_a_node_as_space_allows(cluster):
+    usable, held, sizes, groups = cluster
+    name, others = next(iter(sizes)), list(sizes)[1:]
+    kept = {other: [slot for slot in held[other] if slot.slot in usable.get(slot.node, ())] for other in others}
+    there = {slot for slots in kept.values() for slot in slots}
+    space = {node: sum(SlotRef(node=node, slot=slot) not in there for slot in slots) for node, slots in usable.items()}
+    width, living = groups[name], [slot for slot in held[name] if slot.slot in usable.get(slot.node, ())]
+    size = min(sizes[name], sum(space.values()))
+    if (living == held[name] and len(living) == size) or width == 1:
+        return  # it stays where it is, or has no groups
+    slots = place(usable, held, {name: size, **{other: len(kept[other]) for other in others}}, {name: width})[name]
+    formed = [slots[first : first + width] for first in range(0, size - width + 1, width)]
+    room = sum(count // width for count in space.values())
+    assert sum(map(inside, formed)) >= min(size // width, room)

@@ -1,54 +1,272 @@
-"""From worker counts to slots: who stays, who goes, and where new workers start."""
+"""From worker counts to slots: who stays, who goes, and where new workers start.
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+Two kinds of tasks want different things. A task of data-parallel workers spreads over nodes, since a peer elsewhere is
+what keeps its state alive when a node dies. A task whose workers form tensor-parallel groups wants each group inside
+one node, where links are fast, and whole nodes before parts of them; its data-parallel peers are other groups.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 
 from unicron.contracts.tasks import SlotRef
 
 
 def place(
-    usable: Mapping[str, Collection[int]], held: Mapping[str, Sequence[SlotRef]], sizes: Mapping[str, int]
+    usable: Mapping[str, Collection[int]],
+    held: Mapping[str, Sequence[SlotRef]],
+    sizes: Mapping[str, int],
+    groups: Mapping[str, int] | None = None,
 ) -> dict[str, list[SlotRef]]:
     """Return the slots of each task, in rank order.
 
     No worker moves that need not: a task keeps the slots it holds up to its new size, so a task whose size stays and
-    whose nodes are usable is not touched. A task that shrinks gives up slots where most of its workers are. A new
-    worker starts on the node with the fewest workers of its own task, since a data-parallel peer elsewhere is what
-    keeps the task's state alive when a node dies; among these on the node with most free slots, then the first by name.
+    whose nodes are usable is not touched.
+
+    A task that shrinks gives up slots where most of its workers are. A new worker starts on the node with the fewest
+    workers of its own task; among these on the node with most free slots, then the first by name.
+
+    A task with groups keeps those that are whole. A further group starts on a node that holds a part of one, then on
+    one that the task uses already, then on whole nodes while it needs one, and last on the node whose free slots fit
+    best. Only when no node has room for one more does a group span nodes. If it shrinks, it leaves the nodes where it
+    has the fewest workers.
 
     Args:
         usable: slot numbers that may be used, by node; lost and draining nodes are not in it.
         held: slots that each task has now, in rank order.
         sizes: workers that each task gets, in order of submission; their sum is at most the number of usable slots.
+        groups: how many consecutive ranks form a tensor-parallel group; 1 for tasks that aren't in it.
     """
-    placed = {task: [slot for slot in held.get(task, ()) if slot.slot in usable.get(slot.node, ())] for task in sizes}
-    growing = [task for task, size in sizes.items() if len(placed[task]) < size]
-    wanted = Counter(slot.node for task in growing for slot in placed[task])
-    for task, size in sizes.items():
-        while len(placed[task]) > size:
-            placed[task].remove(_dispensable(placed[task], wanted))
+    groups = groups or {}
+    free = {node: set(slots) for node, slots in usable.items()}
+    placed = {task: _living(free, held.get(task, ())) for task in sizes}
+    changed = [task for task, size in sizes.items() if not len(placed[task]) == len(held.get(task, ())) == size]
+    grouped = [task for task in changed if groups.get(task, 1) > 1]
+    spread = [task for task in changed if groups.get(task, 1) <= 1]
+    growing = [task for task in changed if len(placed[task]) < sizes[task]]
+    shrinking = [task for task in spread if len(placed[task]) > sizes[task]]
 
-    taken = {slot for slots in placed.values() for slot in slots}
-    free = {
-        node: [slot for slot in sorted(slots) if SlotRef(node=node, slot=slot) not in taken]
-        for node, slots in sorted(usable.items())
-    }
-    while growing:
-        task = min(growing, key=lambda name: _spans(placed[name], sizes[name]))
-        own = Counter(slot.node for slot in placed[task])
-        node = min((node for node in free if free[node]), key=lambda node: (own[node], -len(free[node])))
-        placed[task].append(SlotRef(node=node, slot=free[node].pop(0)))
-        if len(placed[task]) == sizes[task]:
-            growing.remove(task)
+    wanted = Counter(slot.node for task in growing for slot in placed[task]) if shrinking else Counter[str]()
+    for task in shrinking:
+        placed[task], dropped = _shrunk(placed[task], sizes[task], wanted)
+        for slot in dropped:
+            free[slot.node].add(slot.slot)
+
+    pool = _Pool(free) if growing or grouped else _Pool({})
+    # Those that shrink make room first; then wide groups choose before narrow ones, which fit anywhere.
+    for task in sorted(grouped, key=lambda task: (task in growing, -groups[task])):
+        placed[task] = _Grouped(pool, placed[task], held.get(task, ()), groups[task]).resized(sizes[task])
+    narrow = [task for task in growing if task in spread]
+    for task in narrow:  # who is not spread over nodes yet chooses before those that can live anywhere
+        if sizes[task] > 1:
+            _spread(pool, placed[task], sizes[task], nodes=2)
+    for task in narrow:
+        _spread(pool, placed[task], sizes[task])
     return placed
 
 
-def _dispensable(slots: Sequence[SlotRef], wanted: Mapping[str, int]) -> SlotRef:
-    """Return the slot to give up: from a crowded node, of use to growing tasks that aren't there yet, of high rank."""
+class _Pool:
+    """The free slots. Nodes stand in one heap for each number of free slots; entries that are out of date are skipped.
+
+    `pop_most` and `pop_for` take a node out; whoever did so puts it back with `push`.
+    """
+
+    def __init__(self, free: Mapping[str, Iterable[int]]) -> None:
+        self.free = {node: sorted(slots, reverse=True) for node, slots in free.items()}
+        self._listed: dict[str, int] = {}
+        self._heaps: dict[int, list[str]] = defaultdict(list)
+        for node, slots in self.free.items():
+            if slots:
+                self._heaps[len(slots)].append(node)
+                self._listed[node] = len(slots)
+        for heap in self._heaps.values():
+            heapify(heap)
+
+    def count(self, node: str) -> int:
+        """Return how many slots of `node` are free."""
+        return len(self.free[node])
+
+    def take(self, node: str, number: int = 1) -> list[SlotRef]:
+        """Return the first `number` free slots of `node`."""
+        slots = self.free[node]
+        return [SlotRef(node=node, slot=slots.pop()) for _ in range(number)]
+
+    def give(self, slots: Iterable[SlotRef]) -> None:
+        """Make slots free again."""
+        for slot in slots:
+            self.free[slot.node] = sorted([*self.free[slot.node], slot.slot], reverse=True)
+            self.push(slot.node)
+
+    def push(self, node: str) -> None:
+        """List a node by the free slots that it has now."""
+        count = self.count(node)
+        if count and self._listed.get(node) != count:
+            self._listed[node] = count
+            heappush(self._heaps[count], node)
+
+    def pop_most(self) -> str | None:
+        """Take out the node with most free slots, the first by name."""
+        return self._pop(sorted(self._heaps, reverse=True))
+
+    def pop_for(self, number: int) -> str | None:
+        """Take out the node that fits `number` slots best: the fewest free ones that are enough, else the most."""
+        return self._pop(sorted(count for count in self._heaps if count >= number)) or self.pop_most()
+
+    def _pop(self, counts: Iterable[int]) -> str | None:
+        for count in counts:
+            heap = self._heaps[count]
+            while heap:
+                node = heappop(heap)
+                if self._listed.get(node) == count == self.count(node):
+                    del self._listed[node]
+                    return node
+            del self._heaps[count]
+        return None
+
+
+class _Grouped:
+    """A task with groups while it gets its new slots.
+
+    Attributes:
+        chosen: groups it has so far.
+        loose: living slots that are in none of them, by node, in rank order.
+    """
+
+    def __init__(self, pool: _Pool, living: Sequence[SlotRef], held: Sequence[SlotRef], width: int) -> None:
+        self._pool, self._width = pool, width
+        self._own = Counter(slot.node for slot in living)
+        self._rank = {slot: rank for rank, slot in enumerate(held)}
+        self.chosen: list[list[SlotRef]] = []
+        there, whole = set(living), set[SlotRef]()
+        for first in range(0, len(held) - width + 1, width):
+            group = list(held[first : first + width])
+            if there.issuperset(group) and len({slot.node for slot in group}) == 1:
+                self.chosen.append(group)
+                whole.update(group)
+        self.loose: dict[str, list[SlotRef]] = defaultdict(list)
+        for slot in living:
+            if slot not in whole:
+                self.loose[slot.node].append(slot)
+
+    def resized(self, size: int) -> list[SlotRef]:
+        """Return the slots for `size` workers, and give those back that are not needed."""
+        count = size // self._width
+        self._leave(len(self.chosen) - count)
+        self._complete(count)
+        self._start(count)
+        rest = self._remaining(size - self._width * len(self.chosen))
+        for slots in self.loose.values():
+            self._pool.give(slots)
+        newest = len(self._rank)
+        self.chosen.sort(key=lambda group: min(self._rank.get(slot, newest) for slot in group))
+        return [slot for group in self.chosen for slot in group] + rest
+
+    def _leave(self, number: int) -> None:
+        """Break up `number` groups: where the task has the fewest workers, the highest ranks first."""
+        if number <= 0:
+            return
+        by_use = sorted(range(len(self.chosen)), key=lambda index: (self._own[self.chosen[index][0].node], -index))
+        left = set(by_use[:number])
+        for index in left:
+            group = self.chosen[index]
+            self.loose[group[0].node] += group
+        self.chosen = [group for index, group in enumerate(self.chosen) if index not in left]
+
+    def _complete(self, count: int) -> None:
+        """Form groups on nodes with loose workers, those first that need the fewest new ones."""
+        for node in sorted(self.loose, key=lambda node: -len(self.loose[node])):
+            slots = self.loose[node]
+            while slots and len(self.chosen) < count and len(slots) + self._pool.count(node) >= self._width:
+                group, self.loose[node] = slots[: self._width], slots[self._width :]
+                slots = self.loose[node]
+                self.chosen.append(group + self._pool.take(node, self._width - len(group)))
+            self._pool.push(node)
+
+    def _start(self, count: int) -> None:
+        """Start further groups, as long as any node has room for a whole one."""
+        for node in self._own:
+            self._fill(node, count)
+            self._pool.push(node)
+        while (missing := count - len(self.chosen)) > 0:
+            other = self._pool.pop_for(missing * self._width)
+            if other is None:
+                return
+            room = self._pool.count(other) >= self._width
+            self._fill(other, count)
+            self._pool.push(other)
+            if not room:
+                return
+
+    def _fill(self, node: str, count: int) -> None:
+        while len(self.chosen) < count and self._pool.count(node) >= self._width:
+            self.chosen.append(self._pool.take(node, self._width))
+
+    def _remaining(self, number: int) -> list[SlotRef]:
+        """Return `number` slots for the ranks that are in no whole group: on one node, where that is possible."""
+        nodes = sorted(self._own, key=lambda node: -len(self.loose.get(node, ())))
+        fitting = [node for node in nodes if len(self.loose.get(node, ())) + self._pool.count(node) >= number]
+        nodes = fitting[:1] or nodes
+        found: list[SlotRef] = []
+        for node in nodes:
+            slots = self.loose.get(node, [])
+            stay = min(number - len(found), len(slots))
+            found, self.loose[node] = found + slots[:stay], slots[stay:]
+        for node in nodes:
+            found += self._pool.take(node, min(number - len(found), self._pool.count(node)))
+            self._pool.push(node)
+        while len(found) < number:
+            other = self._pool.pop_for(number - len(found))
+            if other is None:
+                raise AssertionError("sizes add up to more than the usable slots")
+            found += self._pool.take(other, min(number - len(found), self._pool.count(other)))
+            self._pool.push(other)
+        return found
+
+
+def _living(free: Mapping[str, set[int]], slots: Iterable[SlotRef]) -> list[SlotRef]:
+    """Return those of `slots` that can be used, and take them out of `free`."""
+    living = []
+    for slot in slots:
+        there = free.get(slot.node)
+        if there is not None and slot.slot in there:
+            there.remove(slot.slot)
+            living.append(slot)
+    return living
+
+
+def _shrunk(slots: Sequence[SlotRef], size: int, wanted: Mapping[str, int]) -> tuple[list[SlotRef], list[SlotRef]]:
+    """Return which slots to keep and which to give up: from crowded nodes, of use to growing tasks, of high rank."""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for rank, slot in enumerate(slots):
+        ranks[slot.node].append(rank)
+    heap = [(-len(own), wanted.get(node, 0), -own[-1], node) for node, own in ranks.items()]
+    heapify(heap)
+    dropped: set[int] = set()
+    while len(slots) - len(dropped) > size:
+        _, use, _, node = heappop(heap)
+        own = ranks[node]
+        dropped.add(own.pop())
+        if own:
+            heappush(heap, (-len(own), use, -own[-1], node))
+    kept = [slot for rank, slot in enumerate(slots) if rank not in dropped]
+    return kept, [slots[rank] for rank in sorted(dropped)]
+
+
+def _spread(pool: _Pool, slots: list[SlotRef], size: int, nodes: float = math.inf) -> None:
+    """Add slots up to `size`, or until they are on so many `nodes`: first where the task has the fewest workers."""
     own = Counter(slot.node for slot in slots)
-    return min(reversed(slots), key=lambda slot: (-own[slot.node], wanted.get(slot.node, 0)))
-
-
-def _spans(slots: Sequence[SlotRef], size: int) -> bool:
-    """Return whether a task of `size` is spread over nodes as it should; those that aren't choose slots first."""
-    return size < 2 or len({slot.node for slot in slots}) > 1
+    aside: list[tuple[int, int, str]] = []  # nodes with workers of the task: how many, free slots, name
+    while len(slots) < size and len(own) < nodes:
+        node = pool.pop_most()
+        while node is not None and own[node]:
+            heappush(aside, (own[node], -pool.count(node), node))
+            node = pool.pop_most()
+        if node is None:
+            node = heappop(aside)[-1]
+        slots += pool.take(node)
+        own[node] += 1
+        if pool.count(node):
+            heappush(aside, (own[node], -pool.count(node), node))
+    for _, _, node in aside:
+        pool.push(node)
