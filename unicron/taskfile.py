@@ -1,18 +1,22 @@
 """Task files: YAML that a user writes, checked field by field, to a `TaskSpec`."""
 
 import difflib
-import math
 import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import yaml
 
+from unicron import taskvalues
 from unicron.contracts.checks import Problem, task_problems, task_warnings
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError
+from unicron.megatron import formulas
+from unicron.taskmodel import TABLE, read_model, read_table
+from unicron.taskvalues import BadValueError, items, whole, within, word
 
 REQUIRED = ("name", "command")
 FIELDS = tuple(field.name for field in msgspec.structs.fields(TaskSpec))
@@ -27,14 +31,6 @@ class TaskFile(NamedTuple):
 
     spec: TaskSpec
     warnings: list[str]
-
-
-class _Bad(Exception):  # noqa: N818 - never leaves this module
-    """A value of the wrong kind; `allowed` says which kind is right."""
-
-    def __init__(self, allowed: str, *, value: Any = None, key: str = "") -> None:
-        super().__init__(allowed)
-        self.allowed, self.value, self.key = allowed, value, key
 
 
 def load(path: Path) -> TaskFile:
@@ -65,19 +61,25 @@ def parse(text: str, path: Path) -> TaskFile:
         Problem(field, None, "is required") for field in REQUIRED if values.get(field) is None
     ]
     given: dict[str, Any] = {}
+    readers: dict[str, Callable[[Any], Any]] = {**_READERS, "throughput": partial(_throughput, path.parent)}
+    elsewhere: list[str] = []  # problems in other files, which name their own place
     for field, value in values.items():
         if field in FIELDS and value is not None:
             try:
-                given[field] = _READERS[field](value)
-            except _Bad as bad:
+                given[field] = readers[field](value)
+            except BadValueError as bad:
                 name = f"{field}.{bad.key}" if bad.key else field
                 problems.append(Problem(name, value if bad.value is None else bad.value, bad.allowed))
-    if not problems:
+            except InvalidInputError as error:
+                elsewhere.append(str(error))
+    if not problems and not elsewhere:
         given["workdir"] = str((path.absolute().parent / given.get("workdir", "")).resolve())
         spec = TaskSpec(**given)
         problems = task_problems(spec)
-    if problems:
-        raise InvalidInputError("\n".join(_place(problem, path, lines) for problem in problems))
+    if problems or elsewhere:
+        raise InvalidInputError("\n".join([*(_place(problem, path, lines) for problem in problems), *elsewhere]))
+    if spec.model is not None and "flops_per_iteration" not in given:
+        spec = msgspec.structs.replace(spec, flops_per_iteration=formulas.iteration_flops(spec.model))
     return TaskFile(spec, [_place(warning, path, lines) for warning in task_warnings(spec)])
 
 
@@ -85,21 +87,30 @@ def read_mapping(text: str, path: Path) -> tuple[dict[str, Any], dict[str, int]]
     """Return the mapping that `text` holds, and the line of each of its keys.
 
     Raises:
-        InvalidInputError: broken YAML (with line and column), no mapping, or the same key twice.
+        InvalidInputError: broken YAML (with line and column), no mapping, or the same key twice, also further in.
     """
     node = compose(text, path)
     if not isinstance(node, yaml.MappingNode):
         raise InvalidInputError(f"{path}: expected 'field: value' lines, as in 'name: gpt'")
+    lines = _lines(node, path)
+    for _, inner in node.value:
+        if isinstance(inner, yaml.MappingNode):
+            _lines(inner, path)
+    values = yaml.safe_load(text)
+    return {str(key): value for key, value in values.items()}, lines
+
+
+def _lines(node: yaml.MappingNode, path: Path) -> dict[str, int]:
+    """Return the line of each key of `node`, none of which may stand there twice."""
     lines: dict[str, int] = {}
     for key, _ in node.value:
         line = key.start_mark.line + 1
         if str(key.value) in lines:
             raise InvalidInputError(
-                f"{path}:{line}: {key.value} stands there twice; line {lines[key.value]} has it too"
+                f"{path}:{line}: {key.value} stands there twice; line {lines[str(key.value)]} has it too"
             )
         lines[str(key.value)] = line
-    values = yaml.safe_load(text)
-    return {str(key): value for key, value in values.items()}, lines
+    return lines
 
 
 def compose(text: str, path: Path) -> yaml.Node | None:
@@ -133,38 +144,7 @@ def _suggestion(field: str) -> str:
     return f"no such field; a task has {', '.join(FIELDS)}"
 
 
-# --- readers: one for each kind of field; YAML's own types are trusted as little as its users -------------------------
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    raise _Bad("must be text; put it in quotes")
-
-
-def _word(value: Any) -> str:
-    """Texts, and numbers as they are written in commands and environments."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value)
-    return _text(value)
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    raise _Bad("must be a whole number")
-
-
-def _number(value: Any) -> float:
-    """Numbers; also as texts, because YAML takes 1e12 for one."""
-    if isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except ValueError:
-            pass
-        except OverflowError:
-            return math.inf
-    raise _Bad("must be a number")
+# --- readers: one for each kind of field -----------------------------------------------------------------------------
 
 
 def _command(value: Any) -> list[str]:
@@ -172,46 +152,37 @@ def _command(value: Any) -> list[str]:
         try:
             return shlex.split(value)
         except ValueError as error:
-            raise _Bad(f"can't be split into words: {error}") from error
+            raise BadValueError(f"can't be split into words: {error}") from error
     if isinstance(value, list):
-        return [_in(f"{place}", _word, word) for place, word in enumerate(value)]
-    raise _Bad("must be text or a list of words")
+        return [within(f"{place}", word, each) for place, each in enumerate(value)]
+    raise BadValueError("must be text or a list of words")
 
 
 def _env(value: Any) -> dict[str, str]:
-    return {_in(str(name), _text, name): _in(str(name), _word, text) for name, text in _items(value, "NAME: value")}
+    rows = items(value, "NAME: value")
+    return {within(str(name), taskvalues.text, name): within(str(name), word, each) for name, each in rows}
 
 
-def _throughput(value: Any) -> dict[int, float]:
-    rows = _items(value, "workers: FLOP/s")
-    return {_in(str(workers), _whole, workers): _in(str(workers), _number, flops) for workers, flops in rows}
-
-
-def _items(value: Any, shape: str) -> list[tuple[Any, Any]]:
-    if isinstance(value, dict):
-        return list(value.items())
-    raise _Bad(f"must be rows of '{shape}'")
-
-
-def _in(key: str, read: Callable[[Any], Any], value: Any) -> Any:
-    """Read `value`; name `key` where it can't be."""
-    try:
-        return read(value)
-    except _Bad as bad:
-        raise _Bad(bad.allowed, value=value, key=key) from bad
+def _throughput(folder: Path, value: Any) -> dict[int, float]:
+    if isinstance(value, str):
+        return read_table(folder / value)
+    rows = items(value, TABLE)
+    return {
+        within(str(workers), whole, workers): within(str(workers), taskvalues.number, flops) for workers, flops in rows
+    }
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
-    "name": _text,
+    "name": taskvalues.text,
     "command": _command,
-    "weight": _number,
-    "min_workers": _whole,
-    "max_workers": _whole,
-    "unit": _whole,
-    "microbatches": _whole,
-    "iterations": _whole,
-    "workdir": _text,
+    "weight": taskvalues.number,
+    "min_workers": whole,
+    "max_workers": whole,
+    "unit": whole,
+    "microbatches": whole,
+    "iterations": whole,
+    "workdir": taskvalues.text,
     "env": _env,
-    "flops_per_iteration": _number,
-    "throughput": _throughput,
+    "flops_per_iteration": taskvalues.number,
+    "model": read_model,
 }

@@ -24,6 +24,9 @@ flops_per_iteration: 3.5e12
 throughput:
   2: 1e12
   4: 1.9e+12
+model:
+  size: 7B
+  batch: 1024
 """
 
 HERE = Path("/jobs/gpt/task.yaml")
@@ -47,6 +50,7 @@ def test_every_field_arrives():
     assert spec.env == {"OMP_NUM_THREADS": "1", "MODE": "quick"}
     assert spec.throughput == {2: 1e12, 4: 1.9e12}
     assert spec.flops_per_iteration == 3.5e12
+    assert (spec.model.layers, spec.model.batch, spec.model.accelerator) == (32, 1024, "A100")
     assert warnings == []
 
 
@@ -93,6 +97,26 @@ def test_a_field_left_empty_has_its_default():
         ("throughput: {one: 5}", ["throughput.one 'one'", "whole number"]),
         ("throughput: {0: 5}", ["throughput 0", "from 1"]),
         ("throughput: 7", ["throughput 7", "workers: FLOP/s"]),
+        ("throughput: {1: 5, 2: 6, 1: 7}", ["1 stands there twice"]),
+        ("throughput: no.csv", ["throughput 'no.csv'", "can't be read", "workers,flops"]),
+        ("throughput: 'a\\0b'", ["can't be read"]),
+        ("model: 7B", ["model '7B'", "size: 7B"]),
+        ("model: {size: 8B, batch: 8}", ["model.size '8B'", "1.3B, 7B, 13B, 70B, 175B"]),
+        ("model: {size: 7, batch: 8}", ["model.size 7", "quotes"]),
+        ("model: {size: 7B}", ["needs batch"]),
+        ("model: {layers: 4, batch: 8}", ["needs hidden", "or give size"]),
+        ("model: {size: 7B, bach: 8}", ["model.bach 8", "did you mean 'batch'"]),
+        ("model: {size: 7B, batch: many}", ["model.batch 'many'", "whole number"]),
+        ("model: {size: 7B, batch: 0}", ["model.batch 0", "from 1"]),
+        ("model: {size: 7B, batch: 8, heads: 33}", ["model.heads 33", "hidden size 4096"]),
+        ("model: {size: 7B, batch: 8, heads: 0}", ["model.heads 0", "from 1"]),
+        ("model: {size: 7B, batch: 8, layers: 1" + "0" * 400 + "}", ["model.layers", "1000"]),
+        ("model: {size: 7B, batch: 8, accelerator: V100}", ["model.accelerator 'V100'", "A100, A800"]),
+        ("model: {size: 7B, batch: 8, padded: 1}", ["model.padded 1", "true or false"]),
+        ("model: {size: 7B, batch: 8, anchor_workers: 8, anchor_mfu: 45}", ["model.anchor_mfu 45.0", "0.45"]),
+        ("model: {size: 7B, batch: 8, anchor_workers: 8, anchor_mfu: .nan}", ["model.anchor_mfu nan", "0.45"]),
+        ("model: {size: 7B, batch: 8, anchor_workers: 8}", ["model.anchor_mfu 0.0", "together"]),
+        ("model: {size: 7B, batch: 8, anchor_mfu: 0.4}", ["model.anchor_mfu 0.4", "together"]),
         ("env: [A, B]", ["env ['A', 'B']", "NAME: value"]),
         ("env: {DEBUG: yes}", ["env.DEBUG True", "quotes"]),
         ("env: {'A=B': c}", ["env.A=B", "'='"]),
@@ -136,6 +160,71 @@ def test_a_file_without_sense_says_where(text, says):
     message = error_of(text)
     assert message.startswith(str(HERE))
     assert says in message
+
+
+def test_a_models_own_fields_go_before_its_size():
+    spec = parse(minimal("model: {size: 13B, batch: 512, layers: 2, accelerator: H200, padded: true}"), HERE).spec
+    assert (spec.model.layers, spec.model.hidden, spec.model.heads) == (2, 5120, 40)
+    assert (spec.model.accelerator, spec.model.padded) == ("H200", True)
+
+
+def test_a_model_tells_the_flops_of_an_iteration():
+    spec = parse(minimal("model: {size: 175B, batch: 1536}"), HERE).spec
+    assert spec.flops_per_iteration == pytest.approx(6 * 174.6e9 * 1536 * 2048, rel=0.03)
+
+
+def tabled(folder, text):
+    (folder / "curve.csv").write_text(text)
+    return parse(minimal("throughput: curve.csv"), folder / "task.yaml").spec.throughput
+
+
+def test_throughput_may_stand_in_a_csv_file(tmp_path):
+    text = "\ufeffworkers,note, flops\n2,measured,1e12\n\n8,read off a plot,3.5e12\n"
+    assert tabled(tmp_path, text) == {2: 1e12, 8: 3.5e12}
+
+
+@pytest.mark.parametrize(
+    ("text", "row", "says"),
+    [
+        ("", 1, ["'nothing'", "header 'workers,flops'"]),
+        ("2,1e12\n", 1, ["'2,1e12'", "header 'workers,flops'"]),
+        ("workers\n2\n", 1, ["'workers'", "header 'workers,flops'"]),
+        ("workers,flops,flops\n2,1,1\n", 1, ["header"]),
+        ("workers,flops\n", None, ["no rows"]),
+        ("workers,flops\n2,1e12\n2,2e12\n", 3, ["workers 2", "row 2 too", "keep one"]),
+        ("workers,flops\n4,1e12\n2,5e11\n", 3, ["workers 2", "after 4 in row 2", "sort"]),
+        ("workers,flops\n2,-1e12\n", 2, ["flops '-1e12'", "above 0"]),
+        ("workers,flops\n2,0\n", 2, ["flops '0'", "leave out"]),
+        ("workers,flops\n2,fast\n", 2, ["flops 'fast'", "number"]),
+        ("workers,flops\n2,inf\n", 2, ["flops 'inf'", "finite"]),
+        ("workers,flops\n2,nan\n", 2, ["flops 'nan'", "finite"]),
+        ("workers,flops\n2\n", 2, ["flops ''", "number"]),
+        ("workers,flops\n,1e12\n", 2, ["workers ''", "whole number"]),
+        ("workers,flops\n-2,1e12\n", 2, ["workers '-2'", "from 1"]),
+        ("workers,flops\n2.5,1e12\n", 2, ["workers '2.5'", "whole number"]),
+        ("workers,flops\n0,1e12\n", 2, ["workers '0'", "from 1"]),
+        ("workers,flops\n999999999999,1e12\n", 2, ["workers '999999999999'", "100000"]),
+    ],
+)
+def test_a_bad_table_names_the_row_and_the_cure(tmp_path, text, row, says):
+    with pytest.raises(InvalidInputError) as caught:
+        tabled(tmp_path, text)
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'curve.csv'}:{row}: " if row else f"{tmp_path / 'curve.csv'}: ")
+    for part in says:
+        assert part in message
+
+
+def test_all_bad_rows_come_at_once_with_the_problems_of_the_task_file(tmp_path):
+    (tmp_path / "curve.csv").write_text("workers,flops\n1,-1\n2,1e12\n2,x\n")
+    message = error_of(minimal("unit: x", "throughput: curve.csv"), tmp_path / "task.yaml")
+    assert [line.split(":")[1] for line in message.splitlines()] == ["3", "2", "4"]
+
+
+def test_a_table_that_is_no_text_says_so(tmp_path):
+    (tmp_path / "curve.csv").write_bytes(b"workers,flops\n2,\xe9\n")
+    message = error_of(minimal("throughput: curve.csv"), tmp_path / "task.yaml")
+    assert "task.yaml:3: throughput 'curve.csv': can't be read" in message
 
 
 def test_all_problems_come_at_once():

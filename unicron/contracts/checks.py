@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 from unicron import subjects
 from unicron.contracts.events import NodeJoined
-from unicron.contracts.tasks import TaskSpec
+from unicron.contracts.tasks import ModelSpec, TaskSpec
 from unicron.errors import InvalidInputError
+from unicron.megatron import catalogue
 
 RECOMMENDED_WEIGHT = (0.5, 2.0)
 """Weights outside of it starve other tasks or the task itself (paper section 5)."""
@@ -14,12 +15,25 @@ RECOMMENDED_WEIGHT = (0.5, 2.0)
 RESERVED = frozenset({"registry", "detector", "planner", "transition", "straggler", "console"})
 """Names of services: a node under one of them would answer its queries."""
 
+MOST_WORKERS = 100_000
+"""Most workers of one task."""
+
 _LIMITS = {
-    "min_workers": 100_000,
-    "max_workers": 100_000,
+    "min_workers": MOST_WORKERS,
+    "max_workers": MOST_WORKERS,
     "unit": 100_000,
     "microbatches": 10**9,
     "iterations": 10**9,
+}
+
+_MODEL_LIMITS = {
+    "layers": 1_000,
+    "hidden": 10**6,
+    "heads": 10_000,
+    "sequence": 10**7,
+    "vocabulary": 10**7,
+    "batch": 100_000,
+    "gpus_per_node": 1_000,
 }
 
 
@@ -55,6 +69,8 @@ def task_problems(spec: TaskSpec) -> list[Problem]:
             found.append(Problem("throughput", workers, "its keys are numbers of workers, from 1"))
         if not _positive(flops):
             found.append(Problem(f"throughput.{workers}", flops, "must be a finite number of FLOP/s above 0"))
+    if spec.model is not None:
+        found += _model_problems(spec.model)
     return found or _size_problems(spec)
 
 
@@ -120,6 +136,29 @@ def _text_problems(spec: TaskSpec) -> list[Problem]:
     for name, value in spec.env.items():
         if not name or "=" in name or "\0" in name + value:
             found.append(Problem(f"env.{name}", value, "names must not be empty nor hold '=', and nothing holds NUL"))
+    return found
+
+
+def _model_problems(model: ModelSpec) -> list[Problem]:
+    found = [
+        Problem(f"model.{field}", getattr(model, field), f"must be a whole number from 1 to {most}")
+        for field, most in _MODEL_LIMITS.items()
+        if not 1 <= getattr(model, field) <= most
+    ]
+    if not found and model.hidden % model.heads:
+        found.append(Problem("model.heads", model.heads, f"must divide the hidden size {model.hidden}"))
+    if model.accelerator not in catalogue.accelerators():
+        known = ", ".join(catalogue.accelerators())
+        found.append(Problem("model.accelerator", model.accelerator, f"known are {known}"))
+    if not 0 <= model.anchor_workers <= MOST_WORKERS:
+        allowed = f"must be a whole number from 1 to {MOST_WORKERS}, or 0 without a measurement"
+        found.append(Problem("model.anchor_workers", model.anchor_workers, allowed))
+    if not 0 <= model.anchor_mfu < 1:
+        hint = "model FLOP/s over the peak, from 0 to 1; 45 % is 0.45"
+        found.append(Problem("model.anchor_mfu", model.anchor_mfu, hint))
+    elif (model.anchor_workers > 0) != (model.anchor_mfu > 0):
+        allowed = "anchor_workers and anchor_mfu are given together: the MFU measured on so many"
+        found.append(Problem("model.anchor_mfu", model.anchor_mfu, allowed))
     return found
 
 

@@ -29,6 +29,36 @@ class SlotRef(Record, order=True, kw_only=True, frozen=True):
         return f"{self.node}:{self.slot}"
 
 
+class ModelSpec(Record, kw_only=True, frozen=True):
+    """A transformer trained by Megatron on GPUs, from which T(t, x) can be calculated; one worker is one GPU.
+
+    Attributes:
+        layers: transformer layers.
+        hidden: hidden size.
+        heads: attention heads; they divide the hidden size.
+        sequence: tokens of a sequence.
+        vocabulary: entries of the (padded) vocabulary.
+        batch: sequences of a global batch.
+        accelerator: a name in unicron/megatron/accelerators.toml.
+        gpus_per_node: GPUs of a node; tensor-parallel groups stay inside of one.
+        anchor_workers: number of workers of the one measurement that scales the model; 0 where there is none.
+        anchor_mfu: model FLOPs utilisation measured with them, from 0 to 1.
+        padded: whether layers and batch may be padded to what does not divide them (else such sizes are infeasible).
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int
+    vocabulary: int
+    batch: int
+    accelerator: str = "A100"
+    gpus_per_node: int = 8
+    anchor_workers: int = 0
+    anchor_mfu: float = 0.0
+    padded: bool = False
+
+
 class TaskSpec(Record, kw_only=True, frozen=True):
     """What a user submits.
 
@@ -45,6 +75,7 @@ class TaskSpec(Record, kw_only=True, frozen=True):
         env: environment variables for the workers.
         flops_per_iteration: model FLOPs of one iteration, which turns measured iteration times into FLOP/s.
         throughput: T(t, x), workers -> achieved aggregate FLOP/s; empty where unknown.
+        model: what is trained, where T(t, x) is to be calculated for sizes that nobody measured.
     """
 
     name: str
@@ -59,6 +90,7 @@ class TaskSpec(Record, kw_only=True, frozen=True):
     env: dict[str, str] = {}
     flops_per_iteration: float = 1.0
     throughput: dict[int, float] = {}
+    model: ModelSpec | None = None
 
     @property
     def sizes(self) -> range:
