@@ -85,6 +85,7 @@ def test_help_needs_neither_torch_nor_a_bus(words):
         (["up", "--nodes", "none"], ["--nodes", "integer"]),
         (["up", "--port", "99999"], ["--port", "65535"]),
         (["events", "--follow", "--chain", "abc"], ["use one of them"]),
+        (["plan", "what-if"], ["say what happens", "--lose NODE"]),
     ],
 )
 def test_a_wrong_call_says_what_is_right(words, says):
@@ -100,6 +101,8 @@ def test_a_wrong_call_says_what_is_right(words, says):
         ["tasks"],
         ["nodes"],
         ["plan", "show"],
+        ["plan", "what-if", "--lose", "node-1"],
+        ["plan", "curve", "gpt"],
         ["events"],
         ["provision"],
         ["remove", "gpt"],
@@ -238,8 +241,27 @@ def test_the_plan_has_an_answer_for_every_next_event(url, task):
     view = data("plan", "show", url=url)
     assert [share["task"] for share in view["plan"]["shares"]] == [task]
     events = {row["event"] for row in view["table"]}
-    assert {"node_lost:node-1", "node_lost:node-2", "node_joined", "task_finished:tiny"} <= events
-    assert "node_lost:node-1" in unicron("plan", "show", url=url)
+    assert {"node_joined", "worker_failed:tiny", "task_finished:tiny"} <= events
+    assert {node for event in events if "node_lost" in event for node in event.partition(":")[2].split(",")} == {
+        *("node-1", "node-2")
+    }
+    assert "tiny" in unicron("plan", "show", url=url)
+    assert "worker_failed:tiny" in unicron("plan", "table", url=url)
+
+
+def test_the_planner_tells_what_it_would_do_and_what_it_believes(url, task, folder):
+    now = data("plan", "show", url=url)["plan"]
+    found = data("plan", "what-if", "--lose", "node-2", url=url)
+    assert found["in_force"]["shares"] == now["shares"]
+    assert [slot["node"] for slot in found["plan"]["shares"][0]["slots"]] == ["node-1"]
+    assert "tiny 2 -> 1" in unicron("plan", "what-if", "--lose", "node-2", url=url)
+    assert data("plan", "show", url=url)["plan"] == now
+    assert "decision" in unicron("plan", "explain", url=url)
+    curve = data("plan", "curve", task, "--plot", str(folder / "curve.png"), url=url)
+    assert ([point["workers"] for point in curve["points"]], curve["held"]) == ([1, 2], 2)
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "node-9" in unicron("plan", "what-if", "--lose", "node-9", url=url, code=1)
+    assert "nobody" in unicron("plan", "curve", "nobody", url=url, code=1)
 
 
 def test_submitting_again_changes_nothing_and_another_spec_is_refused(url, task, folder):

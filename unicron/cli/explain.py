@@ -28,7 +28,7 @@ _HAPPENED = {
     "task_failed": "task {} failed",
     "task_finished": "task {} finished",
 }
-_KINDS = {"failure": "after a failure of its own", "resize": "where its number of workers changes without one"}
+_KINDS = {"failure": "after it lost a worker", "resize": "when it is only resized"}
 
 
 def explain(view: PlanView) -> list[tuple[str, str]]:
@@ -39,7 +39,7 @@ def explain(view: PlanView) -> list[tuple[str, str]]:
     pairs = [
         ("what happened", f"{happened(plan.trigger)}; {_count(plan.workers, 'healthy slot')} can be used"),
         ("decision", _decision(plan)),
-        ("who pays", _money(plan)),
+        ("effect", _effect(plan)),
         ("runner-up", _runner_up(view, plan)),
         ("who waits", _waiting(plan)),
         ("beliefs", _beliefs(view, plan)),
@@ -95,7 +95,9 @@ def _decision(plan: Plan) -> str:
     return f"workers: {'; '.join(filter(None, (moved, rest))) or 'none for any task'}. {ready.capitalize()}{took}"
 
 
-def _money(plan: Plan) -> str:
+def _effect(plan: Plan) -> str:
+    if not plan.shares:
+        return ""
     if not known(plan):
         return (
             "nothing is known of the tasks' FLOP/s, so workers were counted, times weight; "
@@ -112,7 +114,7 @@ def _money(plan: Plan) -> str:
     part = f" ({percent(abs(change) / before)})" if before else ""
     total = f"in all {sign} of {si(abs(change), 'FLOP/s')}{part}" if change else "in all no change"
     total += f", {si(plan.waf, 'FLOP/s')} (weighted) expected"
-    return f"{', '.join(texts) or 'nobody'}; {total}"
+    return f"{', '.join(texts) or 'no task gains or loses'}; {total}"
 
 
 def _runner_up(view: PlanView, plan: Plan) -> str:

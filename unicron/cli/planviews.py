@@ -94,7 +94,10 @@ def lookup_view(view: PlanView) -> Group:
     table = plain_table("IF NEXT", "SLOTS", "WORKERS", "REWARD")
     for column in (table.columns[1], table.columns[3]):
         column.justify = "right"
-    for _, rows in groupby(view.table, key=lambda row: row.event.partition(":")[0]):
+    kinds: dict[str, list[TableRow]] = {}
+    for row in view.table:
+        kinds.setdefault(row.event.partition(":")[0], []).append(row)
+    for rows in kinds.values():
         for names, row in _alike(rows):
             table.add_row(
                 Text(names),
