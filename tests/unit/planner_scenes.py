@@ -1,6 +1,8 @@
 """Messages and clusters that the planner's tests share."""
 
+import msgspec
 from unicron_planner.core import Planner
+from unicron_planner.lookup import Row
 
 from unicron.contracts.base import Message, TimerFired
 from unicron.contracts.events import (
@@ -13,7 +15,7 @@ from unicron.contracts.events import (
     TaskSubmitted,
 )
 from unicron.contracts.plans import Plan
-from unicron.contracts.queries import GetPlan, TableRow
+from unicron.contracts.queries import GetPlan
 from unicron.contracts.tasks import Slot, TaskSpec, TaskState
 
 CONCAVE = {1: 1.0e9, 2: 1.8e9, 3: 2.4e9, 4: 2.7e9}
@@ -105,7 +107,20 @@ def reasons(plan: Plan) -> dict[str, str]:
     return {share.task: share.reason for share in plan.shares if share.reason}
 
 
-def table(planner: Planner) -> dict[str, TableRow]:
+def table(planner: Planner) -> dict[str, Row]:
+    """Return the rows that are ready by the name of each event; nodes that are alike share one."""
     reply, out = planner.answer(GetPlan())
     assert not out
-    return {row.event: row for row in reply.plan.table}
+    rows = {}
+    assert len(reply.plan.table) == len(planner._table)
+    for row in planner._table.values():
+        kind, _, names = row.event.partition(":")
+        rows.update(dict.fromkeys([f"{kind}:{name}" for name in names.split(",")] if names else [kind], row))
+    return rows
+
+
+def state(planner: Planner) -> bytes:
+    return msgspec.msgpack.encode(planner.state)
+
+
+TWO = (submitted("a", throughput=STEEPER), submitted("b", weight=2.0, throughput=STEEPER))

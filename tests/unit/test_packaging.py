@@ -24,6 +24,7 @@ ROOMS = {
     "unicron_transition": [],
     "unicron_agent": ["agent", "train"],
     "unicron.train": ["train"],
+    "unicron.megatron": ["planner"],
     "unicron.cli": ["console"],
 }
 """Packages, and the extras with which they must work."""

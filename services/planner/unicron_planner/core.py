@@ -5,13 +5,14 @@ events is made after the plan has gone out: the core asks for a timer that is du
 """
 
 import math
-from collections import Counter
-from itertools import takewhile
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
-from msgspec.structs import replace
+from msgspec import structs
 
-from unicron.contracts.base import Message, Record, SetTimer, TimerFired
+from unicron.contracts.base import Message, SetTimer, Started, TimerFired
 from unicron.contracts.checks import check_task
 from unicron.contracts.events import (
     FailureDetected,
@@ -22,50 +23,52 @@ from unicron.contracts.events import (
     PlanDecided,
     Severity,
     TaskBroken,
+    TaskRecovered,
     TaskRemoved,
     TaskStateChanged,
     TaskSubmitted,
 )
-from unicron.contracts.queries import GetPlan, PlanView, Query, Reply, TableRow
-from unicron.contracts.tasks import TaskState
-from unicron_planner import lookup, throughput
-from unicron_planner.lookup import Event, Situation, Standing
+from unicron.contracts.queries import Curve, CurvePoint, GetCurve, GetPlan, PlanView, Query, Reply, TableRow, WhatIf
+from unicron.contracts.tasks import SlotRef, TaskState
+from unicron.errors import InvalidInputError
+from unicron_planner import estimates, lookup, nodes, throughput
+from unicron_planner.estimates import FAILURE, RESIZE, Options
+from unicron_planner.lookup import Effect, Event, Row, Situation, Standing, Sweeps
 from unicron_planner.plans import differs, make_plan, slots_of
-from unicron_planner.program import Floats
-from unicron_planner.state import Node, PlannerState, Row
-from unicron_planner.throughput import Measured
+from unicron_planner.state import Node, PlannerState
+from unicron_planner.throughput import Estimate, Measured
 
 REFRESH = SetTimer(name="refresh", after_s=0.0)
-JOINED = "node_joined"
-
-DRIFT = 0.05
-"""Change of a measured iteration time, as a part of it, after which the table is made again."""
 
 
-class Options(Record, kw_only=True, frozen=True):
-    """What an administrator can set.
-
-    Attributes:
-        transition_s: D_transition of equation 3: seconds in which a task that is reconfigured earns nothing.
-        prior_failures: sev1 failures that were seen before this cluster, the shape of the Gamma prior.
-        prior_worker_s: worker-seconds in which they were seen, its rate. By default three a week among 128 workers
-            (paper section 2.2: one to seven).
-        use_measured: whether measured iteration times outrank the tables of users. Where workers share processor
-            cores, one more of them seems to bring nothing, and the measurements are better left out.
-    """
-
-    transition_s: float = 5.0
-    prior_failures: float = 1.0
-    prior_worker_s: float = 128 * 7 * 86400 / 3
-    use_measured: bool = True
+def _no_time() -> float:
+    return 0.0
 
 
 class Planner:
-    """Keeps the plan optimal, and the next ones ready."""
+    """Keeps the plan optimal, and the next ones ready.
 
-    def __init__(self, state: PlannerState | None = None, options: Options | None = None) -> None:
+    Args:
+        state: of an earlier run.
+        options: what an administrator set.
+        stopwatch: seconds from any beginning, to tell how long a plan took; a core has no clock of its own.
+    """
+
+    def __init__(
+        self,
+        state: PlannerState | None = None,
+        options: Options | None = None,
+        stopwatch: Callable[[], float] = _no_time,
+    ) -> None:
         self.state = state or PlannerState()
         self._options = options or Options()
+        self._stopwatch = stopwatch
+        self._table: dict[Effect, Row] = {}
+        self._sweeps: Sweeps = {}
+        self._situation: Situation | None = None
+        self._refresh_s = 0.0
+        self._decided: tuple[Situation, Event, Row] | None = None
+        self._runner_up: Row | None = None
 
     def handle(self, message: Message) -> list[Message]:
         """Take a fact, a piece of telemetry or a timer in; return what follows from it.
@@ -79,20 +82,27 @@ class Planner:
             case TimerFired():
                 self._refresh()
                 return []
+            case Started():
+                return [REFRESH]
         self._count_time(message.at)
         return self._on_node(message) or self._on_task(message)
 
     def answer(self, query: Query) -> tuple[Reply, list[Message]]:
-        """Return the current plan and the lookup table."""
-        if not isinstance(query, GetPlan):
-            return Reply(error=f"the planner does not answer {type(query).__name__}; it answers GetPlan"), []
-        if not self.state.table:
-            self._refresh()
-        rows = [
-            TableRow(event=row.event, workers=row.workers, sizes=row.sizes, reward=row.reward)
-            for row in self.state.table.values()
-        ]
-        return Reply(plan=PlanView(plan=self.state.plan, table=rows)), []
+        """Return the current plan and the lookup table, what would be planned, or what is believed of a task."""
+        try:
+            match query:
+                case GetPlan():
+                    if self._situation is None:
+                        self._refresh()
+                    return Reply(plan=self._view(table=True)), []
+                case WhatIf():
+                    return Reply(plan=self._what_if(query)), []
+                case GetCurve(task=task):
+                    return Reply(curve=self._curve(task)), []
+        except InvalidInputError as error:
+            return Reply(error=str(error)), []
+        known = "GetPlan, WhatIf and GetCurve"
+        return Reply(error=f"the planner does not answer {type(query).__name__}; it answers {known}"), []
 
     # --- nodes -------------------------------------------------------------------------------------------------------
 
@@ -103,47 +113,44 @@ class Planner:
             case NodeDrained():
                 return self._drain(message)
             case NodeGone(node=node) if self._is_up(node):
-                self.state.nodes[node] = replace(self.state.nodes[node], up=False)
-                return self._decide(f"node_left:{node}", f"node_lost:{node}")
+                return self._take_out([node], f"node_left:{node}")
             case FailureDetected(severity=Severity.SEV1, node=node):
-                return self._lose(node)
+                was_up = self._is_up(node)
+                out = self._take_out([node], f"node_lost:{node}", owed=True)
+                self.state.failures += was_up  # only now: a prepared and a computed answer come from the same rate
+                return out
+            case FailureDetected(task=task) if task in self.state.tasks:
+                self.state.disturbed[task] = FAILURE
         return []
 
     def _admit(self, admitted: NodeAdmitted) -> list[Message]:
         name, node = admitted.node, Node(slots=[slot.index for slot in admitted.slots])
         if self.state.nodes.get(name) == node:
             return []  # its agent was started again
-        foreseen = not self._is_up(name)
         self.state.nodes[name] = node
-        return self._decide(f"{JOINED}:{name}", JOINED if foreseen else "")
+        return self._decide(f"{nodes.JOINED}:{name}")
 
     def _drain(self, message: NodeDrained) -> list[Message]:
         name, drain = message.node, message.drain
         if drain == (name in self.state.drained):
             return []
+        held = slots_of(self.state.plan)
         (self.state.drained.append if drain else self.state.drained.remove)(name)
         if not self._is_up(name):
             return []
         if drain:
-            return self._decide(f"node_drained:{name}", f"node_lost:{name}")
-        return self._decide(f"node_undrained:{name}", JOINED)
+            return self._decide(f"node_drained:{name}", lost=nodes.lost_with([name], held))
+        return self._decide(f"node_undrained:{name}")
 
-    def _lose(self, name: str) -> list[Message]:
-        """Take a node out of use; whoever cures the failure waits for an answer, even if nothing changes."""
-        was_up = self._is_up(name)
-        if was_up:
-            self.state.nodes[name] = replace(self.state.nodes[name], up=False)
-        event = f"node_lost:{name}"
-        out = self._decide(event, event, owed=True)
-        self.state.failures += was_up  # only now, so that a prepared and a computed answer come from the same rate
-        return out
+    def _take_out(self, names: list[str], trigger: str, *, owed: bool = False) -> list[Message]:
+        """Take nodes out of use; whoever cures a failure waits for an answer, even if nothing changes."""
+        for name in names:
+            if self._is_up(name):
+                self.state.nodes[name] = structs.replace(self.state.nodes[name], up=False)
+        return self._decide(trigger, lost=nodes.lost_with(names, slots_of(self.state.plan)), owed=owed)
 
     def _is_up(self, name: str) -> bool:
         return name in self.state.nodes and self.state.nodes[name].up
-
-    def _usable(self) -> dict[str, list[int]]:
-        drained = self.state.drained
-        return {name: node.slots for name, node in self.state.nodes.items() if node.up and name not in drained}
 
     # --- tasks -------------------------------------------------------------------------------------------------------
 
@@ -151,6 +158,8 @@ class Planner:
         match message:
             case TaskSubmitted():
                 return self._submit(message)
+            case TaskRecovered(task=task, seconds=seconds) if math.isfinite(seconds) and seconds >= 0:
+                estimates.observe(self.state, task, seconds)
             case TaskRemoved(task=task) if task in self.state.tasks:
                 self.state.leaving.append(task)
                 return self._end(task, "removed")
@@ -164,10 +173,12 @@ class Planner:
 
     def _submit(self, submitted: TaskSubmitted) -> list[Message]:
         check_task(submitted.spec)
+        throughput.check(submitted.spec)
         if self.state.tasks.get(submitted.task) == submitted.spec:
             return []
         self._forget(submitted.task)
         self.state.tasks[submitted.task] = submitted.spec
+        self._table = {}  # nothing in it foresaw this task
         return self._decide(f"task_submitted:{submitted.task}")
 
     def _end(self, task: str, how: str) -> list[Message]:
@@ -175,11 +186,13 @@ class Planner:
             return []
         del self.state.tasks[task]
         self._forget(task)
-        return self._decide(f"task_{how}:{task}", f"task_finished:{task}")
+        return self._decide(f"task_{how}:{task}", ended=task)
 
     def _forget(self, task: str) -> None:
+        """Forget what was measured: it holds for one configuration."""
         self.state.measured.pop(task, None)
         self.state.epochs.pop(task, None)
+        self.state.disturbed.pop(task, None)
 
     def _measure(self, done: IterationFinished) -> list[Message]:
         """Add an iteration's time to the sums; ask for a new table where it changes what is believed."""
@@ -192,101 +205,92 @@ class Planner:
             return []  # the first iteration of a membership holds its start, or the cure of a failure
         by_size = self.state.measured.setdefault(done.task, {})
         now = by_size[done.world_size] = throughput.added(by_size.get(done.world_size, Measured()), done.seconds)
-        moved = abs(now.mean_s - now.believed_s) > DRIFT * max(now.mean_s, now.believed_s)
+        moved = abs(now.mean_s - now.believed_s) > estimates.DRIFT * max(now.mean_s, now.believed_s)
         return [REFRESH] if moved else []
 
     # --- plans -------------------------------------------------------------------------------------------------------
 
-    def _decide(self, trigger: str, event: str = "", *, owed: bool = False) -> list[Message]:
-        """Answer a change of the cluster; `event` is its name in the lookup table.
-
-        A plan that says nothing new is not sent, unless somebody is `owed` an answer.
-        """
-        usable = self._usable()
-        workers = sum(map(len, usable.values()))
-        ready = self.state.table.get(event)
-        prepared = ready is not None and ready.workers == workers
-        row = ready if ready is not None and prepared else self._compute(workers, usable)
-        nominal = self._nominal()
-        waf = {task: float(self._earns(task, [size], nominal)[0]) for task, size in row.sizes.items()}
-        plan = make_plan(replace(row, event=trigger), self.state.plan, self.state.tasks, usable, waf)
-        plan = replace(plan, prepared=prepared)
-        said = owed or differs(plan, self.state.plan)
-        if said:
-            self.state.plan = plan
-        self.state.table = {}
-        return [PlanDecided(plan=plan), REFRESH] if said else [REFRESH]
-
-    def _compute(self, workers: int, usable: dict[str, list[int]]) -> Row:
-        held = slots_of(self.state.plan)
-        lost = {task: sum(slot.slot not in usable.get(slot.node, ()) for slot in slots) for task, slots in held.items()}
-        return lookup.answer(self._situation(), Event("", workers, lost))
+    def _decide(
+        self, trigger: str, *, lost: Mapping[str, int] | None = None, ended: str = "", owed: bool = False
+    ) -> list[Message]:
+        """Answer a change of the cluster. A plan that says nothing new is not sent, unless somebody is `owed` one."""
+        began, before, there = self._stopwatch(), self.state.plan, self._usable()
+        event = Event(trigger, sum(map(len, there.values())), lost or {}, ended=ended)
+        situation, row = self._situation, self._table.get(lookup.effect(event))
+        prepared = row is not None
+        if situation is None or row is None:
+            situation = self._situate()
+            event = replace(event, lost={task: count for task, count in event.lost.items() if task != ended}, ended="")
+            row = lookup.answer(situation, event)
+        plan = make_plan(event, row, before, self.state.tasks, there, situation)
+        plan = structs.replace(plan, prepared=prepared, lookup_s=self._stopwatch() - began, refresh_s=self._refresh_s)
+        self._table, self._situation = {}, None
+        if not (owed or differs(plan, before)):
+            return [REFRESH]
+        for share in plan.shares:
+            if share.task in event.lost or len(share.slots) != share.before:
+                self.state.disturbed[share.task] = FAILURE if share.task in event.lost else RESIZE
+        self.state.plan = plan
+        self._decided, self._runner_up = (situation, event, row), None
+        return [PlanDecided(plan=plan), REFRESH]
 
     def _refresh(self) -> None:
-        """Make the lookup table for the cluster as it is."""
-        self.state.table = lookup.table(self._situation(), self._next_events())
+        """Make the lookup table for the cluster as it is; see what else the last plan could have been."""
+        self._find_runner_up()
+        began = self._stopwatch()
+        estimates.believe(self.state, self._options)
         for by_size in self.state.measured.values():
             for size, one in by_size.items():
-                by_size[size] = replace(one, believed_s=one.mean_s)
+                by_size[size] = structs.replace(one, believed_s=one.mean_s)
+        self._situation = self._situate()
+        events = nodes.next_events(self.state, self._usable(), self._held(), self._options.spare_nodes)
+        self._table = lookup.table(self._situation, events, self._sweeps)
+        self._refresh_s = self._stopwatch() - began
 
-    def _next_events(self) -> list[Event]:
-        usable = self._usable()
-        workers = sum(map(len, usable.values()))
-        held = {task: slots for task, slots in slots_of(self.state.plan).items() if task in self.state.tasks}
-        on: dict[str, Counter[str]] = {}
-        for task, slots in held.items():
-            for slot in slots:
-                on.setdefault(slot.node, Counter())[task] += 1
-        events = [Event(f"node_lost:{name}", workers - len(slots), on.get(name, {})) for name, slots in usable.items()]
-        if self.state.nodes:
-            counts = Counter(len(node.slots) for node in self.state.nodes.values())
-            usual = max(counts, key=lambda size: (counts[size], size))
-            events.append(Event(JOINED, workers + usual))
-        for task in self.state.tasks:
-            if held.get(task):
-                events.append(Event(f"task_finished:{task}", workers, ended=task))
-            else:
-                events.append(Event(f"task_launched:{task}", workers, launched=task))
-        return events
+    def _find_runner_up(self) -> None:
+        if self._decided is not None:
+            self._runner_up, self._decided = lookup.runner_up(*self._decided), None
+
+    def _usable(self) -> nodes.Slots:
+        return nodes.usable(self.state, self._held(), self._options.spare_nodes)
+
+    def _held(self) -> dict[str, list[SlotRef]]:
+        return {task: slots for task, slots in slots_of(self.state.plan).items() if task in self.state.tasks}
 
     # --- what the program needs to know ------------------------------------------------------------------------------
 
-    def _situation(self) -> Situation:
-        held, standings = slots_of(self.state.plan), {}
-        counts = [len(node.slots) for node in self.state.nodes.values()]
-        most = sum(counts) + max(counts, default=0)  # all nodes that were ever here, and one more
-        nominal = self._nominal()
+    def _situate(self) -> Situation:
+        held, nominal = self._held(), self._nominal()
+        standings = {}
         for task, spec in self.state.tasks.items():
             has = len(held.get(task, ()))
-            sizes = [0, *takewhile(lambda size: size <= most, spec.sizes)]
-            standings[task] = Standing(
-                sizes=np.array(sizes, np.int64),
-                waf=self._earns(task, sizes, nominal),
-                held=has,
-                held_waf=float(self._earns(task, [has], nominal)[0]),
-            )
-        options = self._options
+            known = self._estimate(task, nominal, has)
+            waf = np.concatenate([[0.0], spec.weight * known.flops])
+            sizes = np.concatenate([[0], known.sizes])
+            at = int(np.searchsorted(sizes, has))
+            held_waf = float(waf[at]) if at < len(sizes) and sizes[at] == has else 0.0
+            groups = None if known.curve is None else np.concatenate([[1], known.curve.choices[:, 0]])
+            standings[task] = Standing(sizes, waf, has, held_waf, groups)
         return Situation(
             tasks=standings,
-            # the mean of the posterior Gamma distribution
-            failure_rate=(options.prior_failures + self.state.failures)
-            / (options.prior_worker_s + self.state.worker_seconds),
-            transition_s=options.transition_s,
+            failure_rate=estimates.failure_rate(self.state, self._options),
+            resize_s=estimates.transition_s(self.state, self._options, RESIZE),
+            failure_s=estimates.transition_s(self.state, self._options, FAILURE),
         )
 
-    def _earns(self, task: str, sizes: list[int], nominal: float) -> Floats:
-        """Return F(t, x) of equation 2 for feasible sizes."""
-        spec, measured = self.state.tasks[task], self.state.measured.get(task, {})
-        return spec.weight * throughput.rates(spec, measured, np.array(sizes, np.int64), nominal)
+    def _estimate(self, task: str, nominal: float, least: int = 0) -> Estimate:
+        """Return T(t, x) for all feasible x up to what all nodes that were ever here, and one more, could hold."""
+        slots = sum(len(node.slots) for node in self.state.nodes.values())
+        limit = max(least, slots + nodes.usual_slots(self.state))
+        return throughput.estimate(self.state.tasks[task], self.state.measured.get(task, {}), limit, nominal)
 
     def _nominal(self) -> float:
         """Return the FLOP/s per worker to assume where nothing is known: the median of what the known tasks achieve."""
         found = []
         for task, spec in self.state.tasks.items():
-            measured = self.state.measured.get(task, {})
-            if throughput.known(spec, measured):
-                least = np.array(spec.sizes[:1], np.int64)
-                found.append(throughput.rates(spec, measured, least, 1.0)[0] / least[0])
+            if throughput.known(spec, self.state.measured.get(task, {})):
+                first = self._estimate(task, 1.0)
+                found += [first.flops[0] / first.sizes[0]] if len(first.sizes) else []
         return float(np.median(found)) if found else 1.0
 
     def _count_time(self, at: float) -> None:
@@ -296,3 +300,77 @@ class Planner:
         if self.state.clock:
             self.state.worker_seconds += (at - self.state.clock) * sum(map(len, self._usable().values()))
         self.state.clock = at
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def _view(self, *, table: bool) -> PlanView:
+        held = {share.task: len(share.slots) for share in self.state.plan.shares} if self.state.plan else {}
+        return PlanView(
+            plan=self.state.plan,
+            runner_up=None if self._runner_up is None else _line(self._runner_up, held),
+            table=[_line(row, held) for row in self._table.values()] if table else [],
+            failures=self.state.failures,
+            failure_rate=estimates.failure_rate(self.state, self._options),
+            transitions={kind: estimates.transition_s(self.state, self._options, kind) for kind in (FAILURE, RESIZE)},
+        )
+
+    def _what_if(self, query: WhatIf) -> PlanView:
+        """Let a copy of this planner decide.
+
+        Raises:
+            InvalidInputError: a node or task is not in use, or the task can't be planned for.
+        """
+        copy = Planner(deepcopy(self.state), self._options, self._stopwatch)
+        lost = nodes.lost_with(query.lose, copy._held())
+        for name in query.lose:
+            if not copy._is_up(name):
+                up = ", ".join(name for name, node in self.state.nodes.items() if node.up)
+                raise InvalidInputError(f"node {name!r} is not up; these are: {up or 'none'}")
+            copy.state.nodes[name] = structs.replace(copy.state.nodes[name], up=False)
+        for number in range(query.join):
+            slots = list(range(nodes.usual_slots(self.state)))
+            copy.state.nodes[f"new-{number + 1}"] = Node(slots=slots)
+        for task in query.finish:
+            if copy.state.tasks.pop(task, None) is None:
+                raise InvalidInputError(
+                    f"no task {task!r} to finish; there are: {', '.join(self.state.tasks) or 'none'}"
+                )
+        if query.submit is not None:
+            check_task(query.submit)
+            throughput.check(query.submit)
+            copy.state.tasks[query.submit.name] = query.submit
+        copy._decide(
+            "what_if", lost={task: count for task, count in lost.items() if task in copy.state.tasks}, owed=True
+        )
+        copy._find_runner_up()
+        return copy._view(table=False)
+
+    def _curve(self, task: str) -> Curve:
+        """Return what is believed of a task.
+
+        Raises:
+            InvalidInputError: there is no such task.
+        """
+        spec = self.state.tasks.get(task)
+        if spec is None:
+            raise InvalidInputError(f"no task {task!r}; there are: {', '.join(self.state.tasks) or 'none'}")
+        known, measured = self._estimate(task, self._nominal()), self.state.measured.get(task, {})
+        points = [
+            CurvePoint(
+                workers=size,
+                flops=flops,
+                waf=spec.weight * flops,
+                source=source,
+                spread=measured[size].spread if source == throughput.MEASURED else 0.0,
+                text="" if known.curve is None else str(known.curve.configuration(at)),
+            )
+            for at, (size, flops, source) in enumerate(
+                zip(known.sizes.tolist(), known.flops.tolist(), known.sources, strict=True)
+            )
+        ]
+        return Curve(task=task, held=len(self._held().get(task, ())), points=points)
+
+
+def _line(row: Row, held: Mapping[str, int]) -> TableRow:
+    changes = {task: size for task, size in row.sizes.items() if size != held.get(task, 0)}
+    return TableRow(event=row.event, workers=row.workers, changes=changes, reward=row.reward)

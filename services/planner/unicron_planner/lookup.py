@@ -2,10 +2,29 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import gcd
+from typing import NamedTuple
+
+import numpy as np
 
 from unicron_planner import program
-from unicron_planner.program import Choices, Floats, Ints, Solution, Sweep
-from unicron_planner.state import Row
+from unicron_planner.program import Floats, Ints, Passes, Scores, Tasks
+
+
+class Row(NamedTuple):
+    """One answer of the lookup table.
+
+    Attributes:
+        event: what it is the answer to, for instance "node_lost:node-3".
+        workers: n' after that event.
+        sizes: workers of each task that is left after it.
+        reward: sum of G (equation 3).
+    """
+
+    event: str
+    workers: int
+    sizes: dict[str, int]
+    reward: float
 
 
 @dataclass(frozen=True)
@@ -17,12 +36,14 @@ class Standing:
         waf: F(t, x') for each of them.
         held: x, the workers it has.
         held_waf: F(t, x).
+        groups: workers that belong into one node, for each size.
     """
 
     sizes: Ints
     waf: Floats
     held: int
     held_waf: float
+    groups: Ints | None = None
 
 
 @dataclass(frozen=True)
@@ -32,12 +53,14 @@ class Situation:
     Attributes:
         tasks: by name, in order of submission.
         failure_rate: failures a second and worker.
-        transition_s: D_transition.
+        resize_s: D_transition of a task that is reconfigured without having lost anything.
+        failure_s: D_transition of a task that lost workers.
     """
 
     tasks: Mapping[str, Standing]
     failure_rate: float
-    transition_s: float
+    resize_s: float
+    failure_s: float
 
     def running_s(self, workers: int) -> float:
         """Return D_running(n'): the expected time to the next failure among `workers`."""
@@ -63,88 +86,138 @@ class Event:
     launched: str = ""
 
 
-def answer(situation: Situation, event: Event) -> Row:
-    """Return what to do after one event that was not foreseen."""
-    unit = _unit(situation, event.workers)
-    tasks = [_choices(situation, name, event, unit) for name in situation.tasks]
-    solution = program.solve(tasks, event.workers)
-    if solution is None:
-        raise AssertionError("every task may wait, so there is always a plan")
-    return _row(situation, event, solution, unit)
+Effect = tuple[int, frozenset[tuple[str, int]], str, str]
 
 
-def table(situation: Situation, events: Iterable[Event]) -> dict[str, Row]:
+def effect(event: Event) -> Effect:
+    """Return what an event does, whatever it is called: events with the same effect have the same answer."""
+    return event.workers, frozenset(event.lost.items()), event.ended, event.launched
+
+
+Sweeps = dict[int, Passes]
+"""The passes over all tasks by n', kept from one table to the next, so that only what changed is done again."""
+
+
+def table(situation: Situation, events: Iterable[Event], sweeps: Sweeps | None = None) -> dict[Effect, Row]:
     """Return the answers to all `events`, less those that can't happen (a launch that needs more than there is).
 
-    The passes over all tasks are made once for each n'; events that do the same to the same tasks share one solution.
+    Args:
+        situation: the cluster before the event.
+        events: what may come next.
+        sweeps: the passes that the last table was made with; holds those of this one afterwards.
     """
-    sweeps: dict[int, Sweep] = {}
-    solved: dict[object, Solution | None] = {}
-    rows = {}
+    problem = _Problem(situation)
+    by_size: dict[int, dict[Touched, Event]] = {}
     for event in events:
-        unit = _unit(situation, event.workers)
-        case = (event.workers, frozenset(event.lost.items()), event.ended, event.launched)
-        if case not in solved:
-            if event.workers not in sweeps:
-                calm = Event("", event.workers)
-                tasks = [_choices(situation, name, calm, unit) for name in situation.tasks]
-                sweeps[event.workers] = program.sweep(tasks, event.workers)
-            touched = {*event.lost, event.ended, event.launched}
-            replaced = {
-                index: _choices(situation, name, event, unit)
-                for index, name in enumerate(situation.tasks)
-                if name in touched
-            }
-            solved[case] = program.solve_instead(sweeps[event.workers], replaced)
-        solution = solved[case]
-        if solution is not None:
-            rows[event.name] = _row(situation, event, solution, unit)
+        by_size.setdefault(event.workers, {}).setdefault(problem.touched(event), event)
+    sweeps = {} if sweeps is None else sweeps
+    older = dict(sweeps)
+    sweeps.clear()
+    rows: dict[Effect, Row] = {}
+    for workers, cases in by_size.items():
+        passes = sweeps[workers] = program.prepare(problem.scores(workers), problem.units(workers), older.get(workers))
+        single = sorted(touched[0] for touched in cases if len(touched) == 1)
+        found = dict(zip(single, program.singles(passes, single), strict=True)) if any(cases) else {}
+        for touched, event in cases.items():
+            lost = problem.lost(touched)
+            sizes = found[touched[0]] if len(touched) == 1 else program.several(passes, lost)
+            if sizes is not None and (sizes[:1] >= 0).all():
+                rows[effect(event)] = problem.row(event, sizes, lost)
     return rows
 
 
-def _unit(situation: Situation, workers: int) -> float:
-    """Return the reward of one point of score at n' = `workers`."""
-    running_s = situation.running_s(workers)
-    largest = max(
-        (
-            float(task.waf[task.sizes <= workers].max()) * running_s + task.held_waf * situation.transition_s
-            for task in situation.tasks.values()
-        ),
-        default=0.0,
-    )
-    return largest / program.RESOLUTION or 1.0
+def answer(situation: Situation, event: Event) -> Row:
+    """Return what to do after one event that was not foreseen.
+
+    Raises:
+        ValueError: it can't happen: a task must run that finds no room.
+    """
+    problem = _Problem(situation)
+    lost = problem.lost(problem.touched(event))
+    sizes = program.solve(problem.scores(event.workers), lost, problem.units(event.workers))
+    if sizes is None:
+        raise ValueError(f"{event.launched} can't run on {event.workers} workers; it may wait, though")
+    return problem.row(event, sizes, lost)
 
 
-def _choices(situation: Situation, name: str, event: Event, unit: float) -> Choices:
-    """Return what the task can be given after the event."""
-    if name == event.ended:
-        return program.ENDED
-    task = situation.tasks[name]
-    allowed = task.sizes <= event.workers
-    if name == event.launched:
-        allowed &= task.sizes > 0
-    sizes, lost = task.sizes[allowed], event.lost.get(name, 0)
-    earned = program.rewards(
-        sizes,
-        task.waf[allowed],
-        task.held,
-        task.held_waf,
-        hit=lost > 0,
-        running_s=situation.running_s(event.workers),
-        transition_s=situation.transition_s,
-    )
-    return Choices(sizes, earned, program.scores(sizes, earned, task.held - lost, unit, event.workers))
+def runner_up(situation: Situation, event: Event, best: Row) -> Row | None:
+    """Return the best other assignment after the same event; `best` is the optimal one."""
+    problem = _Problem(situation, every_size=True)
+    lost = problem.lost(problem.touched(event))
+    sizes = np.array([best.sizes.get(name, 0) for name in situation.tasks], np.int64) // problem.unit
+    other = program.second_best(problem.scores(event.workers), lost, problem.units(event.workers), sizes)
+    return None if other is None else problem.row(event, other, lost)
 
 
-def _row(situation: Situation, event: Event, solution: Solution, unit: float) -> Row:
-    sizes = dict(zip(situation.tasks, solution.sizes, strict=True))
-    sizes.pop(event.ended, None)
-    other = solution.runner_up
-    return Row(
-        event=event.name,
-        workers=event.workers,
-        sizes=sizes,
-        reward=solution.reward,
-        # In a tie the score is less by what was moved for nothing, and rounding may put it a hair above.
-        runner_up_reward=None if other is None else min(solution.reward, other * unit),
-    )
+def warm_up() -> None:
+    """Have everything compiled, before somebody waits for an answer."""
+    task = Standing(np.arange(3), np.arange(3.0), 1, 1.0)
+    given = Situation({"a": task, "b": task}, 1.0, 1.0, 1.0)
+    event = Event("", 4)
+    table(given, [event, Event("", 3, {"a": 1}), Event("", 3, {"a": 1, "b": 1})])
+    runner_up(given, event, answer(given, event))
+
+
+Touched = tuple[tuple[int, float], ...]
+"""Tasks, by number, and how many workers each loses, in units, or that it ends or must run."""
+
+
+def _sensible(task: Standing) -> Standing:
+    """Return the task without the sizes that no optimal plan has: those that earn less than a smaller one."""
+    before = np.maximum.accumulate(np.concatenate([[0.0], task.waf[:-1]]))
+    keep = (task.waf >= before) | (task.sizes == task.held)
+    return task if keep.all() else Standing(task.sizes[keep], task.waf[keep], task.held, task.held_waf)
+
+
+class _Problem:
+    """A situation in arrays, in units of workers: the largest number that all sizes are multiples of."""
+
+    def __init__(self, situation: Situation, *, every_size: bool = False) -> None:
+        self._situation = situation
+        standings = [task if every_size else _sensible(task) for task in situation.tasks.values()]
+        self._names = list(situation.tasks)
+        self._index = {name: index for index, name in enumerate(self._names)}
+        self.unit = (
+            gcd(*(int(np.gcd.reduce(task.sizes)) for task in standings), *(task.held for task in standings)) or 1
+        )
+        self._tasks: Tasks = program.pack(
+            [task.sizes // self.unit for task in standings],
+            [task.waf for task in standings],
+            [task.held // self.unit for task in standings],
+            [task.held_waf for task in standings],
+        )
+
+    def units(self, workers: int) -> int:
+        return workers // self.unit
+
+    def touched(self, event: Event) -> Touched:
+        """Return what the event does to which tasks, by task."""
+        what: list[tuple[int, float]] = [
+            (self._index[name], count / self.unit) for name, count in event.lost.items() if count
+        ]
+        if event.ended:
+            what = [(index, count) for index, count in what if index != self._index[event.ended]]
+            what.append((self._index[event.ended], program.ENDED))
+        if event.launched:
+            what.append((self._index[event.launched], program.LAUNCHED))
+        return tuple(sorted(what))
+
+    def lost(self, touched: Touched) -> Floats:
+        lost = np.zeros(len(self._names))
+        for index, count in touched:
+            lost[index] = count
+        return lost
+
+    def scores(self, workers: int) -> Scores:
+        given = self._situation
+        return program.score(
+            self._tasks, self.units(workers), given.running_s(workers), given.resize_s, given.failure_s
+        )
+
+    def row(self, event: Event, sizes: Ints, lost: Floats) -> Row:
+        given = self._situation
+        running_s = given.running_s(event.workers)
+        earned = program.reward(self._tasks, sizes, lost, running_s, given.resize_s, given.failure_s)
+        there = zip(self._names, (sizes * self.unit).tolist(), lost.tolist(), strict=True)
+        kept = {task: size for task, size, how in there if how != program.ENDED}
+        return Row(event.name, event.workers, kept, earned)

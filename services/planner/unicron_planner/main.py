@@ -2,6 +2,7 @@
 
 import math
 import sys
+import time
 
 from unicron import subjects
 from unicron.contracts.events import (
@@ -11,6 +12,7 @@ from unicron.contracts.events import (
     NodeDrained,
     NodeGone,
     TaskBroken,
+    TaskRecovered,
     TaskRemoved,
     TaskStateChanged,
     TaskSubmitted,
@@ -19,7 +21,9 @@ from unicron.errors import InvalidInputError, UnicronError
 from unicron.runner import run_service
 from unicron.service import Wiring
 from unicron.settings import PREFIX, Settings
-from unicron_planner.core import Options, Planner
+from unicron_planner.core import Planner
+from unicron_planner.estimates import Options
+from unicron_planner.lookup import warm_up
 from unicron_planner.state import PlannerState
 
 FACTS = (
@@ -30,6 +34,7 @@ FACTS = (
     TaskSubmitted,
     TaskRemoved,
     TaskBroken,
+    TaskRecovered,
     TaskStateChanged,
 )
 
@@ -38,21 +43,26 @@ class PlannerSettings(Settings, kw_only=True, frozen=True):
     """The planner: which task gets how many workers, and which.
 
     Attributes:
-        transition_s: D_transition of equation 3: seconds in which a task that is reconfigured earns nothing.
+        transition_s: D_transition of equation 3, seconds in which a task that is reconfigured earns nothing, before
+            any was observed.
         prior_failures: node failures seen before this cluster, from which the failure rate starts.
         prior_worker_hours: worker-hours in which they were seen.
         use_measured: whether measured iteration times outrank users' tables; false where workers share cores.
+        spare_nodes: nodes that are kept free to take the place of lost ones.
     """
 
     transition_s: float = Options().transition_s
     prior_failures: float = Options().prior_failures
     prior_worker_hours: float = Options().prior_worker_s / 3600
     use_measured: bool = Options().use_measured
+    spare_nodes: int = Options().spare_nodes
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (math.isfinite(self.transition_s) and self.transition_s >= 0):
             raise InvalidInputError(f"{PREFIX}TRANSITION_S {self.transition_s}: give seconds, 0 or more")
+        if self.spare_nodes < 0:
+            raise InvalidInputError(f"{PREFIX}SPARE_NODES {self.spare_nodes}: give a number of nodes, 0 or more")
         for name in ("prior_failures", "prior_worker_hours"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
@@ -66,10 +76,11 @@ def wiring(settings: PlannerSettings) -> Wiring:
         prior_failures=settings.prior_failures,
         prior_worker_s=settings.prior_worker_hours * 3600,
         use_measured=settings.use_measured,
+        spare_nodes=settings.spare_nodes,
     )
     return Wiring(
         name="planner",
-        core=lambda state: Planner(state, options),
+        core=lambda state: Planner(state, options, time.perf_counter),
         state=PlannerState,
         facts=subjects.events(*FACTS),
         telemetry=subjects.events(IterationFinished),
@@ -81,6 +92,7 @@ def main() -> int:
     """Run the planner until it is told to stop; return the exit status."""
     try:
         settings = PlannerSettings.load()
+        warm_up()
         return run_service(wiring(settings), settings)
     except UnicronError as error:
         print(f"planner: {error}", file=sys.stderr)  # noqa: T201

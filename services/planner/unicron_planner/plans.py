@@ -2,48 +2,58 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.tasks import SlotRef, TaskSpec
+from unicron_planner import throughput
+from unicron_planner.lookup import Event, Row, Situation, Standing
 from unicron_planner.placement import place
-from unicron_planner.state import Row
 
 
 def make_plan(
+    event: Event,
     row: Row,
     before: Plan | None,
     tasks: Mapping[str, TaskSpec],
     usable: Mapping[str, Sequence[int]],
-    waf: Mapping[str, float],
+    situation: Situation,
 ) -> Plan:
     """Return the plan that follows `before`.
 
     Args:
+        event: what it answers.
         row: how many workers each task gets.
         before: the plan in force.
         tasks: in order of submission.
         usable: slots that may be used, by node.
-        waf: F(t, x') of each task that gets workers.
+        situation: what the row was made from.
     """
     held = slots_of(before)
-    placed = place(usable, held, {task: row.sizes[task] for task in tasks})
-    shares = [
-        TaskShare(
-            task=task,
-            slots=placed[task],
-            waf=waf.get(task, 0.0),
-            before=len(held.get(task, ())),
-            reason="" if placed[task] else waiting_reason(spec, tasks, row),
+    groups = {task: _group(situation.tasks[task], row.sizes[task]) for task in tasks}
+    placed = place(usable, held, {task: row.sizes[task] for task in tasks}, groups)
+    shares = []
+    for task, spec in tasks.items():
+        standing, size = situation.tasks[task], len(placed[task])
+        shares.append(
+            TaskShare(
+                task=task,
+                slots=placed[task],
+                waf=float(standing.waf[np.searchsorted(standing.sizes, size)]),
+                before=len(held.get(task, ())),
+                waf_before=standing.held_waf,
+                reason="" if size else waiting_reason(spec, tasks, row),
+            )
         )
-        for task, spec in tasks.items()
-    ]
     return Plan(
         number=before.number + 1 if before else 1,
-        trigger=row.event,
+        trigger=event.name,
         workers=row.workers,
         shares=shares,
         waf=sum(share.waf for share in shares),
         reward=row.reward,
-        runner_up_reward=row.runner_up_reward,
+        running_s=situation.running_s(row.workers),
+        transition_s=situation.failure_s if event.lost else situation.resize_s,
     )
 
 
@@ -63,8 +73,11 @@ def differs(plan: Plan, before: Plan | None) -> bool:
 
 def waiting_reason(spec: TaskSpec, tasks: Mapping[str, TaskSpec], row: Row) -> str:
     """Return one line on why the task has no worker."""
-    needs = f"needs {_count(spec.sizes[0], 'worker')}"
-    if spec.sizes[0] > row.workers:
+    least, problem = throughput.least(spec)
+    if not least:
+        return problem
+    needs = f"needs {_count(least, 'worker')}"
+    if least > row.workers:
         return f"{needs}, the cluster has {_count(row.workers, 'healthy slot')}"
     used = sum(row.sizes.values())
     whole = f"all {_count(used, 'slot')}" if used == row.workers else f"{used} of {_count(row.workers, 'slot')}"
@@ -75,3 +88,8 @@ def waiting_reason(spec: TaskSpec, tasks: Mapping[str, TaskSpec], row: Row) -> s
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _group(standing: Standing, size: int) -> int:
+    """Return how many workers of the task belong into one node at `size`."""
+    return 1 if standing.groups is None else int(standing.groups[np.searchsorted(standing.sizes, size)])

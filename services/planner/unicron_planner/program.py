@@ -1,29 +1,28 @@
 """The dynamic program of paper section 5 (equations 3 to 5): how many workers each task gets.
 
-Pure functions over arrays. A task is a `Choices`: the worker counts it can be given and what each earns. One forward
-and one backward pass over all tasks are kept as fronts; the answer to "task i is hit", "task i finishes" or "task i
-must run" is then one step for task i between the forward front before it and the backward front after it, so that all
-these answers together cost no more than the passes: O(m n^2) for m tasks and n workers.
+Pure functions over arrays, compiled. One backward and one forward pass over all tasks are kept, row by row. The answer
+to "task i is hit", "task i finishes" or "task i must run" then lies between the forward row before it and the backward
+row after it. Being hit changes what a task's sizes earn only by amounts that are the same for all smaller and for all
+larger sizes, so that even the step for task i itself is a by-product of the forward pass: all these answers together
+cost no more than the two passes, O(m n k) for m tasks, n workers and k feasible sizes a task.
 
-Scores are whole numbers, so that sums are exact in whatever order they are added and ties are ties: a reward, less a
-little for each worker started or stopped (so that the plan that changes fewer workers wins a tie), less still less for
-uneven sizes. What is left after that goes to the task submitted earlier.
+What is maximised is the reward, less a trifle for each worker started or stopped (so that the plan that moves fewer
+workers wins a tie), less still less for uneven sizes.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from unicron_planner import kernels
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-RESOLUTION = 2**48
-"""Score of the largest reward a single task can earn; 4096 such rewards still add up within 64 bits."""
-
-MOVE = 2**18
-"""What a started or stopped worker costs in a score: a billionth of the largest reward, far above all rounding.
+MOVE = 2.0**-36
+"""What a started or stopped worker costs, as a part of the largest reward: far above rounding, far below any use.
 
 Less for a task that earns so little beside the largest that its moves would cost more than it earns.
 """
@@ -31,181 +30,178 @@ Less for a task that earns so little beside the largest that its moves would cos
 UNEVEN = 1 / 4
 """What a task costs that holds all workers, in moves, and with the square of its part where it holds less."""
 
-UNREACHABLE = -(2**61)
-"""Score of a state that no assignment leads to; two of them still add up within 64 bits."""
+ENDED = kernels.ENDED
+"""In place of a number of lost workers: the task is no more."""
+
+LAUNCHED = kernels.LAUNCHED
+"""Likewise: the task must run."""
 
 
-class Choices(NamedTuple):
-    """What one task can be given: `sizes[a]` workers earn `rewards[a]`, ranked by `scores[a]`. Sizes ascend."""
-
-    sizes: Ints
-    rewards: Floats
-    scores: Ints
-
-
-class Front(NamedTuple):
-    """Row i of S(i, j): for each number of workers j the two best scores of different assignments.
+class Tasks(NamedTuple):
+    """m tasks, packed: task t has the sizes `sizes[starts[t]:starts[t + 1]]`, ascending, 0 (it waits) the first.
 
     Attributes:
-        best, second: of shape (n + 1,).
-        pick: index into the sizes of the task added last that leads to `best`.
-    """
-
-    best: Ints
-    second: Ints
-    pick: Ints
-
-
-class Sweep(NamedTuple):
-    """Both passes over `tasks`: `forward[i]` is over tasks before i, `backward[i]` over task i and those after it."""
-
-    tasks: Sequence[Choices]
-    forward: list[Front]
-    backward: list[Front]
-
-
-class Solution(NamedTuple):
-    """An optimal assignment.
-
-    Attributes:
-        sizes: workers of each task.
-        reward: sum of G (equation 3).
-        score: what was maximised.
-        runner_up: best score of any other assignment, None where there is none.
-    """
-
-    sizes: list[int]
-    reward: float
-    score: int
-    runner_up: int | None
-
-
-ENDED = Choices(np.zeros(1, np.int64), np.zeros(1), np.zeros(1, np.int64))
-"""The choices of a task that is no more."""
-
-
-def rewards(
-    sizes: Ints, waf: Floats, held: int, held_waf: float, *, hit: bool, running_s: float, transition_s: float
-) -> Floats:
-    """Return G(t, x') of equations 3 and 4 for each x' in `sizes`, in weighted FLOPs.
-
-    Args:
-        sizes: worker counts x', ascending.
+        starts: of shape (m + 1,).
+        sizes: worker counts x', of all tasks one after the other.
         waf: F(t, x') for each of them.
-        held: x, the workers that the task has.
-        held_waf: F(t, x).
-        hit: whether a worker of the task faulted.
-        running_s: D_running(n').
-        transition_s: D_transition.
+        held: x, the workers that each task has, of shape (m,).
+        held_waf: F(t, x), of shape (m,).
     """
-    disturbed = np.ones(sizes.shape) if hit else (sizes != held).astype(np.float64)
-    return waf * running_s - held_waf * transition_s * disturbed
+
+    starts: Ints
+    sizes: Ints
+    waf: Floats
+    held: Ints
+    held_waf: Floats
 
 
-def scores(sizes: Ints, earned: Floats, living: int, unit: float, workers: int) -> Ints:
-    """Return the score of each choice.
+class Scores(NamedTuple):
+    """What each choice is worth at one n'.
+
+    Attributes:
+        sizes, starts, held: of the tasks.
+        base: reward of each choice while nothing is disturbed, less the trifle for uneven sizes.
+        resized, hit: what a task loses that changes its size, or that lost a worker, of shape (m,).
+        move: what each of its moved workers costs in a tie, of shape (m,).
+    """
+
+    starts: Ints
+    sizes: Ints
+    held: Ints
+    base: Floats
+    resized: Floats
+    hit: Floats
+    move: Floats
+
+
+def pack(sizes: list[Ints], waf: list[Floats], held: list[int], held_waf: list[float]) -> Tasks:
+    """Return the tasks in one piece."""
+    starts = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum([len(one) for one in sizes], out=starts[1:])
+    empty: list[Any] = [np.zeros(0)]
+    return Tasks(
+        starts,
+        np.concatenate(sizes or empty).astype(np.int64),
+        np.concatenate(waf or empty).astype(np.float64),
+        np.array(held, np.int64),
+        np.array(held_waf, np.float64),
+    )
+
+
+def score(tasks: Tasks, workers: int, running_s: float, resize_s: float, failure_s: float) -> Scores:
+    """Return what each choice is worth at n' = `workers` (equations 3 and 4), in weighted FLOP.
 
     Args:
-        sizes: worker counts, ascending.
-        earned: reward of each.
-        living: workers of the task that are still there; the others have to be started whatever the plan.
-        unit: reward of one point, the same for all tasks that compete.
+        tasks: the tasks.
         workers: n'.
+        running_s: D_running(n').
+        resize_s: D_transition of a task that changes its size.
+        failure_s: D_transition of a task that lost a worker.
     """
-    points = np.rint(earned / unit).astype(np.int64)
-    move = min(MOVE, int(np.abs(points).max(initial=0)) // (4 * max(workers, 1)))
-    uneven = np.rint(move * UNEVEN * (sizes / max(workers, 1)) ** 2).astype(np.int64)
-    ranked: Ints = points - move * np.abs(sizes - living) - uneven
-    return ranked
-
-
-def forward(tasks: Sequence[Choices], workers: int) -> list[Front]:
-    """Return S(0, j) to S(m, j), in which j is the number of workers used."""
-    start = np.full(workers + 1, UNREACHABLE, np.int64)
-    start[0] = 0
-    fronts = [Front(start, np.full_like(start, UNREACHABLE), np.zeros_like(start))]
-    for choices in tasks:
-        fronts.append(_extend(fronts[-1], choices, larger=False))
-    return fronts
-
-
-def backward(tasks: Sequence[Choices], workers: int) -> list[Front]:
-    """Return the same from the last task to the first; here j is the number of workers that may be used."""
-    fronts = [_open(workers)]
-    for choices in reversed(tasks):
-        fronts.append(_extend(fronts[-1], choices, larger=True))
-    return fronts[::-1]
-
-
-def sweep(tasks: Sequence[Choices], workers: int) -> Sweep:
-    """Return both passes over `tasks`, from which `solve_instead` answers for every next event."""
-    return Sweep(tasks, forward(tasks, workers), backward(tasks, workers))
-
-
-def solve(tasks: Sequence[Choices], workers: int) -> Solution | None:
-    """Return the best assignment, None where no assignment keeps to the sizes (0 is missing from some)."""
-    return _join(tasks, forward(tasks, workers), [_open(workers)])
-
-
-def solve_instead(passes: Sweep, replaced: Mapping[int, Choices]) -> Solution | None:
-    """Return the best assignment with other choices for some tasks, None where there is none.
-
-    Only the tasks from the first replaced to the last are gone through again.
-    """
-    count = len(passes.tasks)
-    first, last = (min(replaced), max(replaced)) if replaced else (count, count - 1)
-    tasks = [replaced.get(index, choices) for index, choices in enumerate(passes.tasks)]
-    ahead = passes.forward[: first + 1]
-    for choices in tasks[first : last + 1]:
-        ahead.append(_extend(ahead[-1], choices, larger=False))
-    return _join(tasks, ahead, passes.backward[last + 1 :])
-
-
-def _open(workers: int) -> Front:
-    """Return S(0, j) = 0: no task, and any number of workers left over."""
-    free = np.zeros(workers + 1, np.int64)
-    return Front(free, np.full_like(free, UNREACHABLE), np.zeros_like(free))
-
-
-def _extend(front: Front, choices: Choices, *, larger: bool) -> Front:
-    """Take one more task in (equation 5); of equal choices keep the `larger` or the smaller."""
-    best = np.full_like(front.best, UNREACHABLE)
-    second = best.copy()
-    pick = np.zeros_like(best)
-    for index, (size, score) in enumerate(zip(choices.sizes.tolist(), choices.scores.tolist(), strict=True)):
-        if size >= len(best):
-            break
-        first, other = front.best[: len(best) - size] + score, front.second[: len(best) - size] + score
-        leading, trailing = best[size:], second[size:]
-        np.maximum(trailing, np.maximum(np.minimum(leading, first), other), out=trailing)
-        pick[size:][first >= leading if larger else first > leading] = index
-        np.maximum(leading, first, out=leading)
-    return Front(best, second, pick)
-
-
-def _join(tasks: Sequence[Choices], ahead: Sequence[Front], behind: Sequence[Front]) -> Solution | None:
-    """Share the workers between the tasks that `ahead` covers and the rest, which `behind` covers."""
-    left, right = ahead[-1], behind[0]
-    totals = left.best + right.best[::-1]
-    used = len(totals) - 1 - int(np.argmax(totals[::-1]))
-    score, free = int(totals[used]), len(totals) - 1 - used
-    if score < UNREACHABLE // 2:
-        return None
-    others = [left.second[used] + right.best[free], left.best[used] + right.second[free]]
-    totals[used] = UNREACHABLE
-    runner_up = int(max(*others, totals.max()))
-
-    split = len(ahead) - 1
-    picks = [0] * len(tasks)
-    for index in range(split - 1, -1, -1):
-        picks[index] = int(ahead[index + 1].pick[used])
-        used -= int(tasks[index].sizes[picks[index]])
-    for index in range(split, len(tasks)):
-        picks[index] = int(behind[index - split].pick[free])
-        free -= int(tasks[index].sizes[picks[index]])
-    return Solution(
-        sizes=[int(choices.sizes[pick]) for choices, pick in zip(tasks, picks, strict=True)],
-        reward=float(sum(choices.rewards[pick] for choices, pick in zip(tasks, picks, strict=True))),
-        score=score,
-        runner_up=runner_up if runner_up > UNREACHABLE // 2 else None,
+    base, move = kernels.price(tasks, workers, running_s, max(resize_s, failure_s), MOVE, UNEVEN)
+    return Scores(
+        tasks.starts, tasks.sizes, tasks.held, base, tasks.held_waf * resize_s, tasks.held_waf * failure_s, move
     )
+
+
+class Passes(NamedTuple):
+    """Both passes over all tasks at one n'.
+
+    Attributes:
+        scores: what the choices are worth.
+        values: of each choice while nothing is disturbed.
+        forward: of shape (m + 1, n' + 1): the best of the tasks before i with exactly j workers.
+        backward: likewise: the best of task i and those after it with at most j workers.
+    """
+
+    scores: Scores
+    values: Floats
+    forward: Floats
+    backward: Floats
+
+
+def prepare(scores: Scores, workers: int, older: Passes | None = None) -> Passes:
+    """Return the backward pass, and room for the forward one.
+
+    Args:
+        scores: what the choices are worth at n' = `workers`.
+        workers: n'.
+        older: passes made before, no longer of use to anybody: rows behind the last task that changed are kept.
+    """
+    count = len(scores.held)
+    values = kernels.worths(scores, np.zeros(count))
+    shape = (count + 1, workers + 1)
+    last = count - 1
+    if older is not None and older.backward.shape == shape:
+        forward, backward = older.forward, older.backward
+        while last >= 0 and _same(scores, values, last, older.scores, older.values):
+            last -= 1
+    else:
+        forward, backward = np.empty(shape), np.empty(shape)
+    forward[0], forward[0, 0], backward[count] = -np.inf, 0.0, 0.0
+    kernels.backward_pass(scores, values, last, backward)
+    return Passes(scores, values, forward, backward)
+
+
+def _same(scores: Scores, values: Floats, task: int, other: Scores, others: Floats) -> bool:
+    """Return whether the task is worth the same at every size."""
+    mine, theirs = slice(*scores.starts[task : task + 2]), slice(*other.starts[task : task + 2])
+    return np.array_equal(scores.sizes[mine], other.sizes[theirs]) and np.array_equal(values[mine], others[theirs])
+
+
+def singles(passes: Passes, cases: list[tuple[int, float]]) -> Ints:
+    """Fill the forward pass, and answer the cases that touch one task.
+
+    Args:
+        passes: whose backward pass is filled.
+        cases: task, and number of its workers that are lost (or ENDED, LAUNCHED), by task.
+
+    Returns:
+        the sizes of all tasks for each case, of shape (c, m); -1 in front where there is no assignment.
+    """
+    given = np.array(cases, np.float64).reshape(-1, 2)
+    out = np.zeros((len(cases), len(passes.scores.held)), np.int64)
+    window = math.ceil(given[:, 1].max(initial=0))
+    kernels.singles(passes.scores, passes.values, window, passes.forward, passes.backward, given, out)
+    return out
+
+
+def several(passes: Passes, lost: Floats) -> Ints | None:
+    """Return the sizes of all tasks in a case that touches any number of tasks; both passes are filled.
+
+    Args:
+        passes: both passes.
+        lost: number of lost workers (or ENDED, LAUNCHED) of each task, of shape (m,); 0 where nothing happens.
+    """
+    out = np.zeros(len(lost), np.int64)
+    touched = np.flatnonzero(lost)
+    first, last = (int(touched[0]), int(touched[-1])) if len(touched) else (0, -1)  # then the backward pass tells all
+    found = kernels.span(passes.scores, passes.values, lost, first, last, passes.forward, passes.backward, out)
+    return out if found else None
+
+
+def solve(scores: Scores, lost: Floats, workers: int) -> Ints | None:
+    """Return the best sizes after an event that nothing was prepared for, None where there is no assignment."""
+    count = len(lost)
+    forward, backward = np.full((1, workers + 1), -np.inf), np.zeros((count + 1, workers + 1))
+    forward[0, 0] = 0.0
+    out = np.zeros(count, np.int64)
+    found = kernels.span(scores, np.zeros(0), lost, 0, count - 1, forward, backward, out)
+    return out if found else None
+
+
+def second_best(scores: Scores, lost: Floats, workers: int, sizes: Ints) -> Ints | None:
+    """Return the best sizes other than the optimal `sizes` after the same event, None where there are none."""
+    values = kernels.worths(scores, lost)
+    count = len(lost)
+    forward, backward = np.empty((2, count + 1, workers + 1))
+    forward[0], forward[0, 0], backward[count] = -np.inf, 0.0, 0.0
+    kernels.forward_pass(scores, values, 0, count - 1, forward)
+    kernels.backward_pass(scores, values, count - 1, backward)
+    other, found = kernels.runner_up(scores, values, forward, backward, sizes)
+    return other if found else None
+
+
+def reward(tasks: Tasks, sizes: Ints, lost: Floats, running_s: float, resize_s: float, failure_s: float) -> float:
+    """Return the sum of G(t, x') (equation 3) of an assignment, in weighted FLOP; an ended task counts nothing."""
+    return float(kernels.reward(tasks, sizes, lost, running_s, resize_s, failure_s))

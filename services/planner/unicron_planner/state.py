@@ -20,26 +20,22 @@ class Node(Record, kw_only=True, frozen=True):
     up: bool = True
 
 
-class Row(Record, kw_only=True, frozen=True):
-    """One answer of the lookup table.
+class Observed(Record, kw_only=True, frozen=True):
+    """Running sums of durations.
 
     Attributes:
-        event: what it is the answer to, for instance "node_lost:node-3".
-        workers: n' after that event.
-        sizes: workers of each task that is left after it.
-        reward: sum of G (equation 3).
-        runner_up_reward: that of the best other assignment, None where there is none.
+        count: how many, the older ones counting less.
+        seconds: their sum.
+        believed_s: the mean that plans are made with, 0 before the first.
     """
 
-    event: str
-    workers: int
-    sizes: dict[str, int]
-    reward: float
-    runner_up_reward: float | None = None
+    count: float = 0.0
+    seconds: float = 0.0
+    believed_s: float = 0.0
 
 
 class PlannerState(msgspec.Struct, kw_only=True):
-    """Committed with every plan.
+    """Committed with every plan. The lookup table is not in it: it follows from the rest.
 
     Attributes:
         nodes: by name, lost ones included.
@@ -47,11 +43,13 @@ class PlannerState(msgspec.Struct, kw_only=True):
         tasks: those that are not ended, in order of submission.
         leaving: tasks that a user removed, until the transition service says that their workers are gone.
         plan: the last one that was sent out.
-        table: by event; empty from a change of the cluster until it is made again.
         measured: iteration times by task and size.
         epochs: membership epoch of each task's last iteration.
+        disturbed: tasks on their way to full membership, and whether by "failure" or "resize".
+        transitions: how long that took, by kind.
         failures: sev1 failures seen.
         worker_seconds: time that usable slots were exposed to failure, added up over them.
+        believed_rate: failures a second and worker that plans are made with, 0 before the first.
         clock: Unix seconds of the newest fact, 0 before the first.
     """
 
@@ -60,9 +58,11 @@ class PlannerState(msgspec.Struct, kw_only=True):
     tasks: dict[str, TaskSpec] = {}
     leaving: list[str] = []
     plan: Plan | None = None
-    table: dict[str, Row] = {}
     measured: dict[str, dict[int, Measured]] = {}
     epochs: dict[str, int] = {}
+    disturbed: dict[str, str] = {}
+    transitions: dict[str, Observed] = {}
     failures: int = 0
     worker_seconds: float = 0.0
+    believed_rate: float = 0.0
     clock: float = 0.0

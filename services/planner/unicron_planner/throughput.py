@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from unicron.contracts.base import Record
-from unicron.contracts.tasks import TaskSpec
+from unicron.contracts.tasks import ModelSpec, TaskSpec
+from unicron.megatron import planning
 from unicron_planner.program import Floats, Ints
 
 ENOUGH = 20
@@ -17,6 +20,8 @@ STEADY = 0.1
 
 MEMORY = 200
 """Iterations after which the older ones count half, so that a single bad one is forgotten."""
+
+MEASURED, TABLE, MODEL, LINEAR = "measured", "table", "model", "linear"
 
 UNKNOWN_FLOPS = TaskSpec(name="", command=[]).flops_per_iteration
 """A task left at this default has not said how many FLOPs its iterations are."""
@@ -38,13 +43,15 @@ class Measured(Record, kw_only=True, frozen=True):
     believed_s: float = 0.0
 
     @property
+    def spread(self) -> float:
+        """Coefficient of variation."""
+        mean = self.seconds / self.count
+        return math.sqrt(max(0.0, self.squares / self.count - mean * mean)) / mean
+
+    @property
     def mean_s(self) -> float:
         """Mean seconds an iteration where they can be trusted, else 0."""
-        if self.count < ENOUGH:
-            return 0.0
-        mean = self.seconds / self.count
-        variance = max(0.0, self.squares / self.count - mean * mean)
-        return mean if math.sqrt(variance) <= STEADY * mean else 0.0
+        return self.seconds / self.count if self.count >= ENOUGH and self.spread <= STEADY else 0.0
 
 
 def added(measured: Measured, seconds: float) -> Measured:
@@ -60,49 +67,113 @@ def added(measured: Measured, seconds: float) -> Measured:
 
 def known(spec: TaskSpec, measured: Mapping[int, Measured]) -> bool:
     """Return whether the task's FLOP/s are known at any size, by table or by measurement."""
+    if spec.model is not None:
+        return True
     by_time = spec.flops_per_iteration != UNKNOWN_FLOPS and any(one.mean_s for one in measured.values())
     return bool(spec.throughput) or by_time
 
 
-def rates(spec: TaskSpec, measured: Mapping[int, Measured], sizes: Ints, nominal: float) -> Floats:
-    """Return T(t, x) in FLOP/s for each x in `sizes`.
+class Estimate(NamedTuple):
+    """T(t, x) for each feasible x.
+
+    Attributes:
+        sizes: x, ascending.
+        flops: T(t, x) in FLOP/s.
+        sources: MEASURED, TABLE, MODEL or LINEAR for each.
+        curve: the closed-form model's at these sizes, None without a model.
+    """
+
+    sizes: Ints
+    flops: Floats
+    sources: list[str]
+    curve: planning.Curve | None
+
+
+def estimate(spec: TaskSpec, measured: Mapping[int, Measured], limit: int, nominal: float) -> Estimate:
+    """Return T(t, x) in FLOP/s for each feasible x up to `limit`.
 
     In order of preference:
 
     1. where iterations were measured at this size: `flops_per_iteration` over their mean seconds;
     2. the user's table: between two rows a straight line, beyond the first or the last the same FLOP/s per worker as
        there. If another size was measured, the table is scaled by what the nearest such size achieved of it;
-    3. proportional to x: with the FLOP/s per worker of the nearest measured size, else `nominal`.
+    3. the closed-form model of a 3D-parallel job, scaled likewise;
+    4. proportional to x: with the FLOP/s per worker of the nearest measured size, else `nominal`.
 
     A task that did not say its `flops_per_iteration` has no FLOP/s to measure: its iteration times then only shape the
-    curve, and the size measured most often stands where the table, or `nominal`, puts it.
+    curve, and the size measured most often stands where the table, the model, or `nominal`, puts it.
 
     Args:
         spec: the task.
         measured: iteration times by size.
-        sizes: worker counts, ascending.
+        limit: largest size of interest.
         nominal: FLOP/s that a worker is taken to achieve in a task about which nothing is known.
     """
-    modelled = _model(spec, sizes, nominal)
-    seconds = {size: one.mean_s for size, one in sorted(measured.items()) if one.mean_s and size > 0}
+    sizes, curve = _feasible(spec, limit)
+    modelled = _modelled(spec, sizes, curve, nominal)
+    sources = [TABLE if spec.throughput else LINEAR if curve is None else MODEL] * len(sizes)
+    seconds = {size: one.mean_s for size, one in sorted(measured.items()) if one.mean_s and size in sizes}
     if not seconds:
-        return modelled
+        return Estimate(sizes, modelled, sources, curve)
     anchors = np.array(list(seconds), np.int64)
-    expected = _model(spec, anchors, nominal)
+    expected = modelled[np.searchsorted(sizes, anchors)]
     flops = spec.flops_per_iteration
     if flops == UNKNOWN_FLOPS:
         usual = max(seconds, key=lambda size: (measured[size].count, -size))
         flops = seconds[usual] * float(expected[anchors == usual][0])
     achieved = flops / np.array(list(seconds.values()))
     nearest = np.abs(sizes[:, None] - anchors[None, :]).argmin(axis=1)
+    exact = sizes == anchors[nearest]
+    sources = [MEASURED if hit else source for hit, source in zip(exact.tolist(), sources, strict=True)]
     scaled: Floats = modelled * (achieved / expected)[nearest]
-    return np.where(sizes == anchors[nearest], achieved[nearest], scaled)
+    return Estimate(sizes, np.where(exact, achieved[nearest], scaled), sources, curve)
 
 
-def _model(spec: TaskSpec, sizes: Ints, nominal: float) -> Floats:
-    """Return the user's table, or a straight line, at `sizes`."""
+def check(spec: TaskSpec) -> None:
+    """Raise where nothing can be worked out for the task at any size.
+
+    Raises:
+        InvalidInputError: its model names what is not known, or its anchor can't be run.
+    """
+    if spec.model is not None:
+        _curve(spec.model, max(spec.min_workers, spec.model.anchor_workers))
+
+
+def least(spec: TaskSpec) -> tuple[int, str]:
+    """Return T_necessary, the fewest workers with which the task can run; 0 and the reason where it never can."""
+    sizes = _feasible(spec, spec.max_workers)[0]
+    if len(sizes):
+        return int(sizes[0]), ""
+    needs = f"it may have {spec.min_workers} to {spec.max_workers} workers in multiples of {spec.unit}"
+    return 0, f"no size is feasible: {needs}; {_obstacle(spec)}"
+
+
+def _obstacle(spec: TaskSpec) -> str:
+    if spec.model is None:
+        return "there is no such multiple"
+    return planning.shortage(spec.model, spec.max_workers) or planning.why_not(spec.model, spec.max_workers)
+
+
+def _feasible(spec: TaskSpec, limit: int) -> tuple[Ints, planning.Curve | None]:
+    """Return the sizes up to `limit` that the task may have and its model allows, and the model's curve there."""
+    allowed = spec.sizes
+    sizes = np.arange(allowed.start, min(allowed.stop, limit + 1), allowed.step, dtype=np.int64)
+    if spec.model is None:
+        return sizes, None
+    curve = _curve(spec.model, spec.max_workers if limit >= spec.max_workers else 1 << (limit - 1).bit_length())
+    _, _, at = np.intersect1d(sizes, curve.sizes, assume_unique=True, return_indices=True)
+    return curve.sizes[at], planning.Curve(curve.sizes[at], curve.flops[at], curve.seconds[at], curve.choices[at])
+
+
+@lru_cache(maxsize=1024)
+def _curve(model: ModelSpec, most: int) -> planning.Curve:
+    return planning.curve(model, most)
+
+
+def _modelled(spec: TaskSpec, sizes: Ints, curve: planning.Curve | None, nominal: float) -> Floats:
+    """Return the user's table, the closed-form model, or a straight line, at `sizes`."""
     if not spec.throughput:
-        return nominal * sizes.astype(np.float64)
+        return nominal * sizes.astype(np.float64) if curve is None else curve.flops
     rows = np.array(sorted(spec.throughput), np.int64)
     flops = np.array([spec.throughput[int(row)] for row in rows], np.float64)
     inside = np.interp(sizes, rows, flops)

@@ -1,0 +1,191 @@
+"""How long the planner's lookup table takes, beside a plain dynamic program and an integer program for one case of it.
+
+    python -m benchmarks.planner --tasks 64 --workers 2048 --sizes 48 --json
+
+On one core. The instance: tasks of random weight, whose throughput grows less than their workers do, with dips;
+the cluster holds the optimal plan, and the table answers for each next event: a worker or a node of a task fails, two
+nodes are lost at once, a node joins, a task finishes, a waiting one is launched.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from unicron_planner import lookup
+from unicron_planner.lookup import Event, Row, Situation, Standing, effect
+
+from benchmarks.machine import machine
+
+NODE = 8
+"""GPUs of a node."""
+
+FAILURE_RATE = 3 / (128 * 7 * 86400)
+"""A second and GPU: three a week among 128."""
+
+PATIENCE_S = 60.0
+
+
+def instance(tasks: int, workers: int, unit: int, sizes: int, seed: int) -> Situation:
+    """Return a cluster that holds its optimal plan; `sizes` feasible sizes a task, 0 for every one."""
+    random, count = np.random.default_rng(seed), workers // unit
+    standings = {}
+    for number in range(tasks):
+        some = random.choice(np.arange(1, count + 1), sizes, replace=False) if sizes else np.arange(1, count + 1)
+        feasible = np.concatenate([[0], np.sort(some)]) * unit
+        dips = random.uniform(0.93, 1.0, len(feasible))
+        waf = random.uniform(0.5, 2.0) * 1e14 * feasible ** random.uniform(0.7, 0.98) * dips
+        standings[f"task-{number}"] = Standing(feasible.astype(np.int64), waf, 0, 0.0)
+    empty = Situation(standings, FAILURE_RATE, 15.0, 30.0)
+    best = lookup.answer(empty, Event("", workers)).sizes
+    return Situation(
+        {
+            name: Standing(task.sizes, task.waf, best[name], float(task.waf[task.sizes == best[name]][0]))
+            for name, task in standings.items()
+        },
+        FAILURE_RATE,
+        15.0,
+        30.0,
+    )
+
+
+def next_events(given: Situation, workers: int) -> list[Event]:
+    """Return all next events; neighbours in the order of the tasks share a node."""
+    events = [Event("node_joined", workers + NODE)]
+    running = [name for name, task in given.tasks.items() if task.held]
+    for name, other in zip(running, [*running[1:], running[0]], strict=True):
+        held = given.tasks[name].held
+        events += [
+            Event(f"worker_failed:{name}", workers, {name: 1}),
+            Event(f"node_lost:{name}", workers - NODE, {name: min(held, NODE)}),
+            Event(f"two_nodes_lost:{name}", workers - 2 * NODE, {name: min(held, 2 * NODE)}),
+            Event(f"task_finished:{name}", workers, ended=name),
+        ]
+        if other != name and list(given.tasks).index(other) > list(given.tasks).index(name):
+            events.append(Event(f"shared_node_lost:{name}", workers - NODE, {name: NODE // 2, other: NODE // 2}))
+    events += [Event(f"task_launched:{name}", workers, launched=name) for name in given.tasks if name not in running]
+    return events
+
+
+def naive(given: Situation, event: Event) -> float:
+    """Equation 5 in plain Python; return the value of the optimum."""
+    running_s = given.running_s(event.workers)
+    best = [0.0] * (event.workers + 1)
+    for name, task in given.tasks.items():
+        gains = []
+        for size, waf in zip(task.sizes.tolist(), task.waf.tolist(), strict=True):
+            disturbed = given.failure_s if name in event.lost else given.resize_s * (size != task.held)
+            gains.append((size, waf * running_s - task.held_waf * disturbed))
+        best = [
+            max(best[free - size] + gain for size, gain in gains if size <= free) for free in range(event.workers + 1)
+        ]
+    return best[event.workers]
+
+
+def ilp(given: Situation, event: Event) -> float | None:
+    """Return the optimum that HiGHS finds within a minute, None where it finds no proof."""
+    running_s, gains, sizes, owners = given.running_s(event.workers), [], [], []
+    for row, (name, task) in enumerate(given.tasks.items()):
+        moved = np.where(task.sizes == task.held, 0.0, given.resize_s)
+        gains.append(task.waf * running_s - task.held_waf * (given.failure_s if name in event.lost else moved))
+        sizes.append(task.sizes)
+        owners.append(np.full(len(task.sizes), row))
+    gain, owner = np.concatenate(gains), np.concatenate(owners)
+    scale = float(np.abs(gain).max())
+    found = milp(
+        -gain / scale,
+        integrality=np.ones(len(gain)),
+        bounds=Bounds(0, 1),
+        constraints=[
+            LinearConstraint(np.equal.outer(np.arange(len(given.tasks)), owner).astype(float), 1, 1),
+            LinearConstraint(np.concatenate(sizes)[None, :].astype(float), 0, event.workers),
+        ],
+        options={"mip_rel_gap": 0.0, "time_limit": PATIENCE_S},
+    )
+    return -found.fun * scale if found.success else None
+
+
+def timed(call: Callable[[], object], repeats: int) -> float:
+    """Return the median of its seconds."""
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def one_more(given: Situation) -> Situation:
+    """Return the same cluster with one task, in the middle, measured to be 1 % faster."""
+    name = list(given.tasks)[len(given.tasks) // 2]
+    task = given.tasks[name]
+    faster = Standing(task.sizes, task.waf * 1.01, task.held, task.held_waf * 1.01)
+    return Situation({**given.tasks, name: faster}, given.failure_rate, given.resize_s, given.failure_s)
+
+
+def agree(value: float | None, row: Row) -> bool | None:
+    """Return whether another solver's optimum is that of the table, None where it has none."""
+    return None if value is None else bool(abs(value - row.reward) <= 1e-6 * abs(row.reward))
+
+
+def measure(given: Situation, workers: int, repeats: int, *, others: bool) -> dict[str, object]:
+    """Return the figures."""
+    events = next_events(given, workers)
+    table = lookup.table(given, events)
+    refresh_s = timed(lambda: lookup.table(given, events), repeats)
+    kept: lookup.Sweeps = {}
+    turns = itertools.cycle([given, one_more(given)])
+    touched_s = timed(lambda: lookup.table(next(turns), events, kept), repeats + 1)
+    keys = [effect(event) for event in events]
+    lookup_s = timed(lambda: [table[key] for key in keys], 100) / len(keys)
+    case = next(event for event in events if event.name.startswith("node_lost"))
+    figures: dict[str, object] = {
+        "events": len(events),
+        "rows": len(table),
+        "refresh_ms": round(refresh_s * 1e3, 3),
+        "refresh_one_task_ms": round(touched_s * 1e3, 3),
+        "lookup_us": round(lookup_s * 1e6, 3),
+        "answer_ms": round(timed(lambda: lookup.answer(given, case), repeats) * 1e3, 3),
+    }
+    if others:
+        for name, solver in (("naive", naive), ("ilp", ilp)):
+            began = time.perf_counter()
+            value = solver(given, case)
+            figures[f"{name}_ms"] = None if value is None else round((time.perf_counter() - began) * 1e3, 1)
+            figures[f"{name}_agrees"] = agree(value, table[effect(case)])
+    return figures
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--tasks", type=int, default=6)
+    parser.add_argument("--workers", type=int, default=128)
+    parser.add_argument("--unit", type=int, default=1, help="workers come in multiples of it")
+    parser.add_argument("--sizes", type=int, default=0, help="feasible sizes of each task; 0: every multiple")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--no-others", action="store_true", help="leave the other solvers out")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    lookup.warm_up()
+    given = instance(options.tasks, options.workers, options.unit, options.sizes, options.seed)
+    figures = {
+        "tasks": options.tasks,
+        "workers": options.workers,
+        "unit": options.unit,
+        "sizes": options.sizes or "all",
+        **measure(given, options.workers, options.repeats, others=not options.no_others),
+        "machine": machine(),
+    }
+    print(json.dumps(figures) if options.json else "\n".join(f"{name:20} {value}" for name, value in figures.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Which slots can be used, and what can happen to them next. Pure functions on `state`."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from itertools import combinations_with_replacement
+
+from unicron.contracts.tasks import SlotRef
+from unicron_planner.lookup import Event
+from unicron_planner.state import PlannerState
+
+JOINED = "node_joined"
+
+PAIRS = 128
+"""Pairs of kinds of nodes up to which every two nodes that are lost at once have their line in the table."""
+
+NAMED = 4
+"""Nodes named in a line that holds for several alike."""
+
+Slots = dict[str, list[int]]
+
+
+def usable(state: PlannerState, held: Mapping[str, Sequence[SlotRef]], spare_nodes: int) -> Slots:
+    """Return the slots that plans may use, by node: no lost, drained or spare ones.
+
+    As many nodes as there are lost ones come out of reserve. Spare are those with the fewest workers.
+    """
+    there = {name: node.slots for name, node in state.nodes.items() if node.up and name not in state.drained}
+    spare = spare_nodes - sum(not node.up for node in state.nodes.values())
+    if spare <= 0:
+        return there
+    busy = Counter(slot.node for slots in held.values() for slot in slots)
+    resting = set(sorted(there, key=lambda name: (-busy[name], name))[-spare:])
+    return {name: slots for name, slots in there.items() if name not in resting}
+
+
+def usual_slots(state: PlannerState) -> int:
+    """Return how many slots a node has as a rule, 0 without any node."""
+    counts = Counter(len(node.slots) for node in state.nodes.values())
+    return max(counts, key=lambda size: (counts[size], size), default=0)
+
+
+def lost_with(nodes: Collection[str], held: Mapping[str, Sequence[SlotRef]]) -> dict[str, int]:
+    """Return how many workers each task loses with `nodes`."""
+    lost = {task: sum(slot.node in nodes for slot in slots) for task, slots in held.items()}
+    return {task: count for task, count in lost.items() if count}
+
+
+def next_events(
+    state: PlannerState, there: Slots, held: Mapping[str, Sequence[SlotRef]], spare_nodes: int
+) -> list[Event]:
+    """Return all that may come next: a node or two are lost, a worker faults, one joins, a task ends or is launched."""
+    workers = sum(map(len, there.values()))
+    lost = sum(not node.up for node in state.nodes.values())
+    reserve = max(0, min(spare_nodes - lost, len(state.nodes) - lost - len(state.drained)))
+    on: dict[str, Counter[str]] = {}
+    for task, slots in held.items():
+        for slot in slots:
+            on.setdefault(slot.node, Counter())[task] += 1
+    alike: dict[tuple[int, frozenset[tuple[str, int]]], list[str]] = {}
+    for name, indexes in there.items():
+        alike.setdefault((len(indexes), frozenset(on.get(name, Counter()).items())), []).append(name)
+
+    def left(lost_slots: int, nodes: int) -> int:
+        """Return n' after nodes are lost; spare ones take their places."""
+        return workers - lost_slots + min(nodes, reserve) * usual_slots(state)
+
+    events = [Event(f"node_lost:{_names(names)}", left(count, 1), dict(hit)) for (count, hit), names in alike.items()]
+    kinds = list(alike.items())
+    few = len(kinds) * (len(kinds) + 1) <= 2 * PAIRS
+    pairs = combinations_with_replacement(kinds, 2) if few else zip(kinds, kinds, strict=True)
+    for ((one, hit), names), ((other, hits), others) in pairs:
+        if names is not others or len(names) > 1:
+            both = Counter(dict(hit)) + Counter(dict(hits))
+            title = _names(names) if names is others else f"{_names(names)}+{_names(others)}"
+            events.append(Event(f"two_nodes_lost:{title}", left(one + other, 2), both))
+    if state.nodes:
+        events.append(Event(JOINED, workers + usual_slots(state)))
+    for task in state.tasks:
+        if held.get(task):
+            events.append(Event(f"worker_failed:{task}", workers, {task: 1}))
+            events.append(Event(f"task_finished:{task}", workers, ended=task))
+        else:
+            events.append(Event(f"task_launched:{task}", workers, launched=task))
+    return events
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - NAMED
+    return ",".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
