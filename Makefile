@@ -38,6 +38,7 @@ $(STAMP): pyproject.toml constraints.txt
 	echo '      install one, or name it: make $(or $(MAKECMDGOALS),setup) PYTHON=/path/to/python3.11' >&2; \
 	exit 1
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@echo "compiling the planner's loops"; $(BIN)/python -c 'from unicron_planner.lookup import warm_up; warm_up()'
 	@touch $@
 
 demo: $(STAMP)

@@ -25,7 +25,7 @@ from planner_scenes import (
     table,
     tell,
 )
-from unicron_planner.core import Planner
+from unicron_planner.core import REFRESH, Planner
 from unicron_planner.main import PlannerSettings, wiring
 from unicron_planner.state import PlannerState
 
@@ -299,7 +299,7 @@ def test_the_table_is_made_after_the_plan_has_gone_out():
     planner = cluster(*TWO)
     out = planner.handle(lost("n1"))
     assert [type(message) for message in out] == [PlanDecided, SetTimer]
-    assert out[1] == SetTimer(name="refresh", after_s=0.0)
+    assert out[1] == REFRESH
     assert planner._table == {}
     (plan, *_) = [message.plan for message in planner.handle(lost("n2")) if isinstance(message, PlanDecided)]
     assert (plan.prepared, plan.workers) == (False, 2)

@@ -19,10 +19,9 @@ from planner_scenes import (
     table,
     tell,
 )
-from unicron_planner.core import Planner
+from unicron_planner.core import REFRESH, Planner
 from unicron_planner.estimates import Options
 
-from unicron.contracts.base import SetTimer
 from unicron.contracts.events import FailureDetected, NodeDrained, Severity, TaskRecovered
 
 
@@ -49,7 +48,7 @@ def test_tasks_that_earn_alike_are_served_in_order():
 def test_only_what_is_believed_and_new_makes_the_table_again():
     planner = cluster(submitted("a", flops=1e9))
     times = [planner.handle(iteration("a", 2, 1.0, number=number)) for number in range(22)]
-    assert times == [[]] * 20 + [[SetTimer(name="refresh", after_s=0.0)]] * 2
+    assert times == [[]] * 20 + [[REFRESH]] * 2
     tell(planner, iteration("a", 2, 1.0))
     assert planner.handle(iteration("a", 2, 1.0)) == []
 

@@ -36,7 +36,7 @@ class Constants(NamedTuple):
     layer_overhead_s: float
 
 
-FITTED = Constants(matmul_efficiency=0.87, touches=3.2, layer_overhead_s=1.8e-3)
+FITTED = Constants(matmul_efficiency=0.79, touches=3.07, layer_overhead_s=1.8e-3)
 """Fitted on the 26 rows of the 3.6B model in data/throughput/vtrain_multi.csv, and on nothing else.
 
 `python -m benchmarks.throughput_model` fits them again, and judges them on the models that they were not fitted on.
@@ -52,6 +52,8 @@ class Layout(NamedTuple):
         recompute: NONE, SELECTIVE (together with sequence parallelism) or FULL of `formulas`.
         distributed: whether the data-parallel ranks share the optimizer state out (Megatron's distributed optimizer).
         chunks: model chunks of a GPU in the interleaved schedule; 1 is the plain one.
+        summed_bytes: of a gradient on its way between data-parallel ranks. Megatron sums float32 where it trains in
+            bfloat16, and 2 bytes where it trains in float16.
     """
 
     tensor: Array
@@ -61,6 +63,7 @@ class Layout(NamedTuple):
     recompute: Array
     distributed: Array
     chunks: int = 1
+    summed_bytes: int = GRADIENT_BYTES
 
     @property
     def selective(self) -> Array:
@@ -136,27 +139,39 @@ def _layer_bytes(model: ModelSpec, on: Layout) -> tuple[Array, Array, Array]:
 
 
 def iteration_s(model: ModelSpec, gpu: Accelerator, on: Layout, constants: Constants = FITTED) -> Array:
-    """Return the seconds of an iteration: (m + (p - 1)/chunks) microbatches, the gradients' sum, the update.
+    """Return the seconds of an iteration of the last stage: its pipeline, the gradients' sum, the update.
+
+    It works on m microbatches, and waits while one of them passes forward and backward through the p - 1 stages before
+    it, or a chunk of each where the schedule is interleaved. Those have no output layer.
 
     Sending activations between stages and overlap of the gradients' sum with the backward pass are left out: the
     measured rows show neither (docs/planning.md).
     """
-    slots = microbatches(model, on) + (on.pipeline - 1) / on.chunks
-    pipeline: Array = slots * (compute_s(model, gpu, on, constants) + tensor_s(model, gpu, on))
+    own = microbatches(model, on)
+    slots = own + (on.pipeline - 1) / on.chunks
+    layers = layers_s(model, gpu, on, constants) + tensor_s(model, gpu, on)
+    pipeline: Array = slots * layers + own * head_s(model, gpu, on, constants)
     return pipeline + data_s(model, gpu, on) + optimizer_s(model, gpu, on)
 
 
-def compute_s(model: ModelSpec, gpu: Accelerator, on: Layout, constants: Constants = FITTED) -> Array:
-    """Return the seconds that the slowest stage, the last, computes on a microbatch, forward and backward."""
+def layers_s(model: ModelSpec, gpu: Accelerator, on: Layout, constants: Constants = FITTED) -> Array:
+    """Return the seconds that the layers of a stage compute on a microbatch, forward and backward."""
     layers = stage_layers(model, on)
     per_layer = np.array([formulas.layer_flops(model, kind) for kind in range(len(formulas.RECOMPUTE))])
-    flops = on.microbatch * (layers * per_layer[on.recompute] + formulas.head_flops(model)) / on.tensor
+    flops = on.microbatch * layers * per_layer[on.recompute] / on.tensor
     rest, split, core = _layer_bytes(model, on)
     passes = np.array([3.0, 3.0, 4.0])[on.recompute]  # forward, twice as much backward, forward again
     moved = passes * (rest + split + core) + np.where(on.selective, core, 0.0)
     matmul: Array = flops / (gpu.peak_flops * constants.matmul_efficiency)
     other: Array = layers * (constants.touches * moved / gpu.memory_bandwidth + constants.layer_overhead_s)
     return matmul + other
+
+
+def head_s(model: ModelSpec, gpu: Accelerator, on: Layout, constants: Constants = FITTED) -> Array:
+    """Return the seconds that the output layer, which only the last stage has, computes on a microbatch."""
+    flops = on.microbatch * formulas.head_flops(model) / on.tensor
+    seconds: Array = flops / (gpu.peak_flops * constants.matmul_efficiency)
+    return seconds
 
 
 def tensor_s(model: ModelSpec, gpu: Accelerator, on: Layout) -> Array:
@@ -178,8 +193,8 @@ def data_s(model: ModelSpec, gpu: Accelerator, on: Layout) -> Array:
     gathered. Each tensor-parallel rank of a node sums its own part, so these sums share the node's network.
     """
     share = (on.data - 1) / on.data
-    back = np.where(on.distributed, PARAMETER_BYTES, GRADIENT_BYTES)
-    sent = share * (GRADIENT_BYTES + back) * stage_parameters(model, on)
+    back = np.where(on.distributed, PARAMETER_BYTES, on.summed_bytes)
+    sent = share * (on.summed_bytes + back) * stage_parameters(model, on)
     network = gpu.node_bandwidth / np.minimum(on.tensor, model.gpus_per_node)
     seconds: Array = sent / np.where(on.tensor * on.data <= model.gpus_per_node, gpu.link_bandwidth, network)
     return seconds

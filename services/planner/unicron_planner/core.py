@@ -1,7 +1,7 @@
 """The planner's decisions: after each event that changes the cluster, which task gets which slots (paper section 5).
 
 The answer is read from the lookup table where the event was foreseen, and computed where not. The table for the next
-events is made after the plan has gone out: the core asks for a timer that is due at once.
+events is made after the plan has gone out: the core asks for a timer.
 """
 
 import math
@@ -38,7 +38,8 @@ from unicron_planner.plans import differs, make_plan, slots_of
 from unicron_planner.state import Node, PlannerState
 from unicron_planner.throughput import Estimate, Measured
 
-REFRESH = SetTimer(name="refresh", after_s=0.0)
+REFRESH = SetTimer(name="refresh", after_s=0.02)
+"""Not at once: a plan on its way shall not have to share a core with this, and a burst of events makes one table."""
 
 
 def _no_time() -> float:
