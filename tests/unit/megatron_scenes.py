@@ -12,6 +12,6 @@ def gpt(size, **entries):
     return ModelSpec(**{**msgspec.structs.asdict(catalogue.size(size)), "batch": 1536, **entries})
 
 
-def one(tensor=1, pipeline=1, data=1, microbatch=1, recompute=formulas.FULL, distributed=False, chunks=1):
+def one(tensor=1, pipeline=1, data=1, microbatch=1, recompute=formulas.FULL, distributed=False, **entries):
     degrees = (np.array([each]) for each in (tensor, pipeline, data, microbatch, recompute))
-    return Layout(*degrees, distributed=np.array([distributed]), chunks=chunks)
+    return Layout(*degrees, distributed=np.array([distributed]), **entries)

@@ -82,22 +82,23 @@ def test_175b_fits_into_64_gpus_of_80_gb_and_not_into_32():
 
 def test_matrix_products_take_the_flops_over_peak_and_efficiency():
     model = gpt("7B", batch=8)
-    seconds = costs.compute_s(model, A100, one(microbatch=8), Constants(0.5, 0, 0))
+    on, constants = one(microbatch=8), Constants(0.5, 0, 0)
+    seconds = costs.layers_s(model, A100, on, constants) + costs.head_s(model, A100, on, constants)
     assert seconds == pytest.approx(formulas.iteration_flops(model, formulas.FULL) / (0.5 * 312e12))
 
 
 def test_each_layer_and_microbatch_costs_memory_traffic_and_an_overhead():
     model, on = gpt("7B", batch=8), one(recompute=formulas.NONE)
     stored = S * 4096 * (34 + 5 * 32 * S / 4096)
-    moved = costs.compute_s(model, A100, on, Constants(float("inf"), 2, 0))
+    moved = costs.layers_s(model, A100, on, Constants(float("inf"), 2, 0))
     assert moved == pytest.approx(32 * 2 * 3 * stored / 2.039e12)
-    assert costs.compute_s(model, A100, on, Constants(float("inf"), 0, 1e-3)) == pytest.approx(0.032)
+    assert costs.layers_s(model, A100, on, Constants(float("inf"), 0, 1e-3)) == pytest.approx(0.032)
 
 
 def test_recompute_costs_a_forward_pass_or_that_of_the_attention_core():
     no_overhead = FITTED._replace(layer_overhead_s=0.0)
     none, selective, full = (
-        float(costs.compute_s(gpt("7B", vocabulary=1), A100, one(recompute=kind), no_overhead)[0])
+        float(costs.layers_s(gpt("7B"), A100, one(recompute=kind), no_overhead)[0])
         for kind in (formulas.NONE, formulas.SELECTIVE, formulas.FULL)
     )
     assert full / none == pytest.approx(4 / 3, rel=1e-3)
@@ -121,11 +122,28 @@ def test_gradients_are_summed_over_the_network_that_tensor_parallel_ranks_share(
     assert shared == pytest.approx(0.75 * costs.data_s(model, A100, one(data=64)))
 
 
+def test_gradients_of_float16_are_half_as_much_to_sum():
+    model = gpt("7B")
+    half = costs.data_s(model, A100, one(data=64)) / 2
+    for distributed in (False, True):
+        on = one(data=64, summed_bytes=2, distributed=distributed)
+        assert costs.data_s(model, A100, on) == pytest.approx(half)
+
+
 def test_a_pipeline_has_a_bubble_of_p_minus_1_microbatches_less_with_interleaving():
-    model = gpt("175B", batch=64)
+    model = gpt("175B", batch=64, vocabulary=0)
     times = [float(costs.iteration_s(model, A100, one(8, p, chunks=c), FITTED)[0]) for p, c in ((8, 1), (8, 3))]
     rest = float((costs.data_s(model, A100, one(8, 8)) + costs.optimizer_s(model, A100, one(8, 8)))[0])
     assert (times[0] - rest) / (times[1] - rest) == pytest.approx(71 / (64 + 7 / 3))
+
+
+def test_the_bubble_has_no_output_layer_for_only_the_last_stage_has_it():
+    model, on = gpt("175B", batch=64), one(8, 8)
+    stage = costs.layers_s(model, A100, on) + costs.tensor_s(model, A100, on)
+    rest = costs.data_s(model, A100, on) + costs.optimizer_s(model, A100, on)
+    expected = 71 * stage + 64 * costs.head_s(model, A100, on) + rest
+    assert costs.head_s(model, A100, on) > 0
+    assert costs.iteration_s(model, A100, on) == pytest.approx(expected)
 
 
 def test_padding_counts_the_padded_work():
