@@ -217,6 +217,7 @@ class Planner:
         """Answer a change of the cluster. A plan that says nothing new is not sent, unless somebody is `owed` one."""
         began, before, there = self._stopwatch(), self.state.plan, self._usable()
         event = Event(trigger, sum(map(len, there.values())), lost or {}, ended=ended)
+        self.state.exposed = event.workers
         situation, row = self._situation, self._table.get(lookup.effect(event))
         prepared = row is not None
         if situation is None or row is None:
@@ -299,7 +300,7 @@ class Planner:
         if not math.isfinite(at) or at <= self.state.clock:
             return
         if self.state.clock:
-            self.state.worker_seconds += (at - self.state.clock) * sum(map(len, self._usable().values()))
+            self.state.worker_seconds += (at - self.state.clock) * self.state.exposed
         self.state.clock = at
 
     # --- answers -----------------------------------------------------------------------------------------------------

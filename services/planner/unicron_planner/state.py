@@ -49,6 +49,7 @@ class PlannerState(msgspec.Struct, kw_only=True):
         transitions: how long that took, by kind.
         failures: sev1 failures seen.
         worker_seconds: time that usable slots were exposed to failure, added up over them.
+        exposed: usable slots since the newest change.
         believed_rate: failures a second and worker that plans are made with, 0 before the first.
         clock: Unix seconds of the newest fact, 0 before the first.
     """
@@ -64,5 +65,6 @@ class PlannerState(msgspec.Struct, kw_only=True):
     transitions: dict[str, Observed] = {}
     failures: int = 0
     worker_seconds: float = 0.0
+    exposed: int = 0
     believed_rate: float = 0.0
     clock: float = 0.0

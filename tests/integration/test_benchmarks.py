@@ -1,0 +1,29 @@
+"""The benchmarks run, and what they measure is right; how fast it is depends on the machine."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", *arguments, "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_table_agrees_with_other_solvers():
+    found = run("benchmarks.planner", "--tasks", "5", "--workers", "32", "--repeats", "1")
+    assert (found["naive_agrees"], found["ilp_agrees"]) == (True, True)
+    assert found["rows"] == found["events"] > 5
+    assert found["refresh_ms"] > 0 < found["lookup_us"]
+    assert found["machine"]["cores"] == 1
+
+
+def test_each_lost_node_is_answered_from_the_table():
+    found = run("benchmarks.decision", "--rounds", "5")
+    assert found["prepared"] == found["rounds"] == 5
+    assert 0 < found["decision_p50_ms"] <= found["decision_p99_ms"]
