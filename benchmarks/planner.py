@@ -9,18 +9,18 @@ nodes are lost at once, a node joins, a task finishes, a waiting one is launched
 
 import argparse
 import itertools
-import json
 import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from unicron_planner import lookup
 from unicron_planner.lookup import Event, Row, Situation, Standing, effect
 
-from benchmarks.machine import machine
+from benchmarks.output import as_json
 
 NODE = 8
 """GPUs of a node."""
@@ -133,7 +133,7 @@ def agree(value: float | None, row: Row) -> bool | None:
     return None if value is None else bool(abs(value - row.reward) <= 1e-6 * abs(row.reward))
 
 
-def measure(given: Situation, workers: int, repeats: int, *, others: bool) -> dict[str, object]:
+def measure(given: Situation, workers: int, repeats: int, *, others: bool) -> dict[str, Any]:
     """Return the figures."""
     events = next_events(given, workers)
     table = lookup.table(given, events)
@@ -144,20 +144,19 @@ def measure(given: Situation, workers: int, repeats: int, *, others: bool) -> di
     keys = [effect(event) for event in events]
     lookup_s = timed(lambda: [table[key] for key in keys], 100) / len(keys)
     case = next(event for event in events if event.name.startswith("node_lost"))
-    figures: dict[str, object] = {
-        "events": len(events),
-        "rows": len(table),
+    figures: dict[str, Any] = {
         "refresh_ms": round(refresh_s * 1e3, 3),
         "refresh_one_task_ms": round(touched_s * 1e3, 3),
         "lookup_us": round(lookup_s * 1e6, 3),
         "answer_ms": round(timed(lambda: lookup.answer(given, case), repeats) * 1e3, 3),
+        "rows": len(table),
+        "events": len(events),
     }
-    if others:
-        for name, solver in (("naive", naive), ("ilp", ilp)):
-            began = time.perf_counter()
-            value = solver(given, case)
-            figures[f"{name}_ms"] = None if value is None else round((time.perf_counter() - began) * 1e3, 1)
-            figures[f"{name}_agrees"] = agree(value, table[effect(case)])
+    for name, solver in (("naive", naive), ("ilp", ilp)) if others else ():
+        began = time.perf_counter()
+        value = solver(given, case)
+        figures[f"{name}_ms"] = None if value is None else round((time.perf_counter() - began) * 1e3, 1)
+        figures[f"{name}_agrees"] = agree(value, table[effect(case)])
     return figures
 
 
@@ -176,15 +175,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     lookup.warm_up()
     given = instance(options.tasks, options.workers, options.unit, options.sizes, options.seed)
-    figures = {
-        "tasks": options.tasks,
-        "workers": options.workers,
-        "unit": options.unit,
-        "sizes": options.sizes or "all",
-        **measure(given, options.workers, options.repeats, others=not options.no_others),
-        "machine": machine(),
-    }
-    print(json.dumps(figures) if options.json else "\n".join(f"{name:20} {value}" for name, value in figures.items()))
+    figures = measure(given, options.workers, options.repeats, others=not options.no_others)
+    if not options.json:
+        print("\n".join(f"{name:20} {value}" for name, value in figures.items()))
+        return
+    plain = {system: {"one_case_ms": figures.get(f"{system}_ms")} for system in ("naive", "ilp")}
+    asked = {name: getattr(options, name) for name in ("tasks", "workers", "unit", "sizes", "seed")}
+    print(as_json("planner", figures, {} if options.no_others else plain, asked))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ objective has it ("unicron"), and the best one in which every task runs ("all ru
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from unicron_planner import program
 from unicron_planner.policies import Job, Policy, equally, sized, weighted
 from unicron_planner.program import Floats, Ints
 
+from benchmarks.output import as_json
 from unicron.contracts.tasks import ModelSpec
 from unicron.megatron import catalogue, formulas, planning
 
@@ -177,7 +177,8 @@ def main() -> int:
     if given.plot:
         draw(rows, given.plot)
     if given.json:
-        print(json.dumps(rows))
+        leads = {f"case_{row['case']}_over_{name}": ratio for row in rows for name, ratio in row["ratio"].items()}
+        print(as_json("table3", leads, details={"cases": rows}))
     else:
         print(
             f"{'case':5}{'policy':10}{'WAF, PFLOP/s':>13}{'unicron is':>12}{'all run is':>12}  workers of tasks 1 to 6"

@@ -18,7 +18,6 @@ with bfloat16, which is what the planner reckons with.
 
 import argparse
 import csv
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from benchmarks.machine import machine
+from benchmarks.output import as_json
 from unicron.contracts.tasks import ModelSpec
 from unicron.megatron import catalogue, costs, formulas, planning
 from unicron.megatron.catalogue import Accelerator
@@ -236,7 +235,6 @@ def report() -> dict[str, Any]:
         "groups": shipped,
         "leave_one_group_out": apart,
         "other_systems": {name: checked(each) for name, each in (sc21() | seqpar()).items()},
-        "machine": machine(),
     }
 
 
@@ -283,7 +281,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"no folder {DATA}; set UNICRON_DATA to the folder that holds 'throughput'")
     found = report()
     if options.json:
-        print(json.dumps(found))
+        flat = {name: value for name, value in found.items() if not isinstance(value, dict)}
+        print(as_json("throughput_model", flat, details={name: found[name] for name in found if name not in flat}))
     else:
         print_report(found)
 

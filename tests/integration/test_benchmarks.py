@@ -12,7 +12,9 @@ def run(*arguments):
     command = [sys.executable, "-m", *arguments, "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    found = json.loads(done.stdout)
+    assert found["benchmark"] == arguments[0].partition(".")[2]
+    return found["figures"]
 
 
 def test_the_table_agrees_with_other_solvers():
@@ -20,7 +22,6 @@ def test_the_table_agrees_with_other_solvers():
     assert (found["naive_agrees"], found["ilp_agrees"]) == (True, True)
     assert found["rows"] == found["events"] > 5
     assert found["refresh_ms"] > 0 < found["lookup_us"]
-    assert found["machine"]["cores"] == 1
 
 
 def test_each_lost_node_is_answered_from_the_table():

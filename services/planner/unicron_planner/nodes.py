@@ -57,7 +57,7 @@ def next_events(
         for slot in slots:
             on.setdefault(slot.node, Counter())[task] += 1
     alike: dict[tuple[int, frozenset[tuple[str, int]]], list[str]] = {}
-    for name, indexes in there.items():
+    for name, indexes in sorted(there.items()):
         alike.setdefault((len(indexes), frozenset(on.get(name, Counter()).items())), []).append(name)
 
     def left(lost_slots: int, nodes: int) -> int:
