@@ -23,6 +23,7 @@ ROOMS = {
     "unicron_planner": ["planner"],
     "unicron_transition": [],
     "unicron_agent": ["agent", "train"],
+    "unicron_simulator": ["planner", "train", "console"],
     "unicron.train": ["train"],
     "unicron.megatron": ["planner"],
     "unicron.cli": ["console"],
@@ -115,7 +116,8 @@ def test_constraints_pin_everything_that_setup_installs():
 def test_every_package_is_in_the_wheel_and_in_every_list():
     folders = sorted(
         str(path.parent.relative_to(ROOT))
-        for path in [*ROOT.glob("services/*/unicron_*/__init__.py"), *ROOT.glob("agent/unicron_*/__init__.py")]
+        for parent in ("services/*", "agent", "simulator")
+        for path in ROOT.glob(f"{parent}/unicron_*/__init__.py")
     )
     roots = sorted(str(Path(folder).parent) for folder in folders)
     build = PROJECT["tool"]["hatch"]["build"]

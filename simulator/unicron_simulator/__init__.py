@@ -1,0 +1,1 @@
+"""The whole system in virtual time: the services' own cores, modelled nodes and training."""
