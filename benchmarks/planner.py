@@ -9,6 +9,7 @@ nodes are lost at once, a node joins, a task finishes, a waiting one is launched
 
 import argparse
 import itertools
+import multiprocessing
 import os
 import statistics
 import time
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 from unicron_planner import lookup
 from unicron_planner.lookup import Event, Row, Situation, Standing, effect
@@ -87,27 +89,46 @@ def naive(given: Situation, event: Event) -> float:
     return best[event.workers]
 
 
-def ilp(given: Situation, event: Event) -> float | None:
-    """Return the optimum that HiGHS finds within a minute, None where it finds no proof."""
-    running_s, gains, sizes, owners = given.running_s(event.workers), [], [], []
-    for row, (name, task) in enumerate(given.tasks.items()):
+def ilp(given: Situation, event: Event) -> float:
+    """Return the optimum that HiGHS finds: a binary variable for each size of each task."""
+    running_s, gains, sizes = given.running_s(event.workers), [], []
+    for name, task in given.tasks.items():
         moved = np.where(task.sizes == task.held, 0.0, given.resize_s)
         gains.append(task.waf * running_s - task.held_waf * (given.failure_s if name in event.lost else moved))
         sizes.append(task.sizes)
-        owners.append(np.full(len(task.sizes), row))
-    gain, owner = np.concatenate(gains), np.concatenate(owners)
+    gain, size = np.concatenate(gains), np.concatenate(sizes)
+    owner = np.repeat(np.arange(len(sizes)), [len(each) for each in sizes])
+    one_each = sparse.csr_array((np.ones(len(owner)), (owner, np.arange(len(owner)))))
     scale = float(np.abs(gain).max())
     found = milp(
         -gain / scale,
         integrality=np.ones(len(gain)),
         bounds=Bounds(0, 1),
         constraints=[
-            LinearConstraint(np.equal.outer(np.arange(len(given.tasks)), owner).astype(float), 1, 1),
-            LinearConstraint(np.concatenate(sizes)[None, :].astype(float), 0, event.workers),
+            LinearConstraint(one_each, 1, 1),
+            LinearConstraint(sparse.csr_array(size[None, :].astype(float)), 0, event.workers),
         ],
-        options={"mip_rel_gap": 0.0, "time_limit": PATIENCE_S},
+        options={"mip_rel_gap": 0.0},
     )
-    return -found.fun * scale if found.success else None
+    return float(-found.fun * scale)
+
+
+def within(solver: Callable[[Situation, Event], float], given: Situation, event: Event) -> tuple[float, float] | None:
+    """Return a solver's optimum and its seconds, None where it takes longer than `PATIENCE_S`."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+
+    def solve() -> None:
+        began = time.perf_counter()
+        value = solver(given, event)
+        theirs.send((value, time.perf_counter() - began))
+
+    process = context.Process(target=solve)
+    process.start()
+    found = ours.recv() if ours.poll(PATIENCE_S) else None
+    process.kill()
+    process.join()
+    return found
 
 
 def timed(call: Callable[[], object], repeats: int) -> float:
@@ -128,9 +149,9 @@ def one_more(given: Situation) -> Situation:
     return Situation({**given.tasks, name: faster}, given.failure_rate, given.resize_s, given.failure_s)
 
 
-def agree(value: float | None, row: Row) -> bool | None:
-    """Return whether another solver's optimum is that of the table, None where it has none."""
-    return None if value is None else bool(abs(value - row.reward) <= 1e-6 * abs(row.reward))
+def agree(value: float, row: Row) -> bool:
+    """Return whether another solver's optimum is that of the table."""
+    return bool(abs(value - row.reward) <= 1e-6 * abs(row.reward))
 
 
 def measure(given: Situation, workers: int, repeats: int, *, others: bool) -> dict[str, Any]:
@@ -153,10 +174,9 @@ def measure(given: Situation, workers: int, repeats: int, *, others: bool) -> di
         "events": len(events),
     }
     for name, solver in (("naive", naive), ("ilp", ilp)) if others else ():
-        began = time.perf_counter()
-        value = solver(given, case)
-        figures[f"{name}_ms"] = None if value is None else round((time.perf_counter() - began) * 1e3, 1)
-        figures[f"{name}_agrees"] = agree(value, table[effect(case)])
+        found = within(solver, given, case)
+        figures[f"{name}_ms"] = found and round(found[1] * 1e3, 1)
+        figures[f"{name}_agrees"] = found and agree(found[0], table[effect(case)])
     return figures
 
 
