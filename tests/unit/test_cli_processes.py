@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -86,3 +87,17 @@ def test_unknown_names_are_refused(tmp_path):
     with pytest.raises(InvalidInputError, match="was not started"):
         cluster.kill("node-1")
     assert cluster.alive() == []
+
+
+def test_a_process_that_is_just_dying_can_be_started_again_and_a_living_one_not(tmp_path, family, monkeypatch):
+    process, started, _ = family
+    cluster = Cluster(tmp_path)
+    cluster.logs.mkdir()
+    monkeypatch.setattr(Cluster, "_command", lambda *_: [sys.executable, "-c", "pass"])
+    cluster._layout.processes["node-1"] = started
+    with pytest.raises(InvalidInputError, match="node-1 runs already"):
+        cluster.start_process("node-1")
+    threading.Timer(0.3, process.kill).start()
+    cluster.start_process("node-1")
+    assert cluster.processes["node-1"].pid != started.pid
+    cluster._children["node-1"].wait()
