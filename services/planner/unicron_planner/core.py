@@ -262,11 +262,12 @@ class Planner:
     # --- what the program needs to know ------------------------------------------------------------------------------
 
     def _situate(self) -> Situation:
-        held, nominal = self._held(), self._nominal()
+        held, reach = self._held(), self._reach()
+        nominal = self._nominal(reach)
         standings = {}
         for task, spec in self.state.tasks.items():
             has = len(held.get(task, ()))
-            known = self._estimate(task, nominal, has)
+            known = self._estimate(task, nominal, max(has, reach))
             waf = np.concatenate([[0.0], spec.weight * known.flops])
             sizes = np.concatenate([[0], known.sizes])
             at = int(np.searchsorted(sizes, has))
@@ -280,18 +281,20 @@ class Planner:
             failure_s=estimates.transition_s(self.state, self._options, FAILURE),
         )
 
-    def _estimate(self, task: str, nominal: float, least: int = 0) -> Estimate:
-        """Return T(t, x) for all feasible x up to what all nodes that were ever here, and one more, could hold."""
-        slots = sum(len(node.slots) for node in self.state.nodes.values())
-        limit = max(least, slots + nodes.usual_slots(self.state))
+    def _reach(self) -> int:
+        """Return the slots of all nodes that were ever here, and of one more."""
+        return sum(len(node.slots) for node in self.state.nodes.values()) + nodes.usual_slots(self.state)
+
+    def _estimate(self, task: str, nominal: float, limit: int) -> Estimate:
+        """Return T(t, x) for all feasible x up to `limit`."""
         return throughput.estimate(self.state.tasks[task], self.state.measured.get(task, {}), limit, nominal)
 
-    def _nominal(self) -> float:
+    def _nominal(self, reach: int) -> float:
         """Return the FLOP/s per worker to assume where nothing is known: the median of what the known tasks achieve."""
         found = []
         for task, spec in self.state.tasks.items():
             if throughput.known(spec, self.state.measured.get(task, {})):
-                first = self._estimate(task, 1.0)
+                first = self._estimate(task, 1.0, reach)
                 found += [first.flops[0] / first.sizes[0]] if len(first.sizes) else []
         return float(np.median(found)) if found else 1.0
 
@@ -356,7 +359,8 @@ class Planner:
         spec = self.state.tasks.get(task)
         if spec is None:
             raise InvalidInputError(f"no task {task!r}; there are: {', '.join(self.state.tasks) or 'none'}")
-        known, measured = self._estimate(task, self._nominal()), self.state.measured.get(task, {})
+        reach = self._reach()
+        known, measured = self._estimate(task, self._nominal(reach), reach), self.state.measured.get(task, {})
         points = [
             CurvePoint(
                 workers=size,

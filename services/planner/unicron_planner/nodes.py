@@ -49,7 +49,7 @@ def next_events(
     state: PlannerState, there: Slots, held: Mapping[str, Sequence[SlotRef]], spare_nodes: int
 ) -> list[Event]:
     """Return all that may come next: a node or two are lost, a worker faults, one joins, a task ends or is launched."""
-    workers = sum(map(len, there.values()))
+    workers, usual = sum(map(len, there.values())), usual_slots(state)
     lost = sum(not node.up for node in state.nodes.values())
     reserve = max(0, min(spare_nodes - lost, len(state.nodes) - lost - len(state.drained)))
     on: dict[str, Counter[str]] = {}
@@ -62,7 +62,7 @@ def next_events(
 
     def left(lost_slots: int, nodes: int) -> int:
         """Return n' after nodes are lost; spare ones take their places."""
-        return workers - lost_slots + min(nodes, reserve) * usual_slots(state)
+        return workers - lost_slots + min(nodes, reserve) * usual
 
     events = [Event(f"node_lost:{_names(names)}", left(count, 1), dict(hit)) for (count, hit), names in alike.items()]
     kinds = list(alike.items())
@@ -74,7 +74,7 @@ def next_events(
             title = _names(names) if names is others else f"{_names(names)}+{_names(others)}"
             events.append(Event(f"two_nodes_lost:{title}", left(one + other, 2), both))
     if state.nodes:
-        events.append(Event(JOINED, workers + usual_slots(state)))
+        events.append(Event(JOINED, workers + usual))
     for task in state.tasks:
         if held.get(task):
             events.append(Event(f"worker_failed:{task}", workers, {task: 1}))
