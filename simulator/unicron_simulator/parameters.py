@@ -38,9 +38,9 @@ class Costs(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
 class Circular(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """Efficiencies that were worked out from figure 11 of the paper, by policy."""
 
-    basis: str
-    source: str
-    efficiency: dict[str, float]
+    basis: str = "circular"
+    source: str = ""
+    efficiency: dict[str, float] = {}
 
 
 def load(path: Path | None = None) -> tuple[dict[str, Costs], Circular]:
@@ -56,7 +56,7 @@ def load(path: Path | None = None) -> tuple[dict[str, Costs], Circular]:
     try:
         text = path.read_text(encoding="utf-8") if path else (files(__package__) / NAME).read_text(encoding="utf-8")
         entries = tomllib.loads(text)
-        circular = msgspec.convert(entries.pop("circular", None) or {}, Circular)
+        circular = msgspec.convert(entries.pop("circular", {}), Circular)
         found = {name: msgspec.convert(entry, Costs) for name, entry in entries.items()}
     except (OSError, ValueError) as error:  # ValueError: of TOML, of UTF-8 and of msgspec
         raise InvalidInputError(
