@@ -73,8 +73,8 @@ def generators() -> dict[str, dict[str, Any]]:
 def generate(name: str, seed: int, nodes: int = 0, days: float = 0.0) -> Trace:
     """Return the trace of a generator.
 
-    Without `nodes` and `days` it has exactly the number of failures that its source names, at times that are those of a
-    Poisson process with that many. With either, their number is drawn too, at the source's rate for each node and day.
+    On the source's own nodes and days it has exactly the failures that the source names, at times that are those of a
+    Poisson process with that many. Otherwise their number is drawn too, at the source's rate for each node and day.
 
     Args:
         name: an entry of `rates.toml`.
@@ -90,8 +90,8 @@ def generate(name: str, seed: int, nodes: int = 0, days: float = 0.0) -> Trace:
     if nodes < 0 or not (math.isfinite(days) and days >= 0):
         raise InvalidInputError(f"trace {name}: {nodes} nodes for {days} days; give positive numbers")
     entry = generators()[name]
-    as_there = not nodes and not days
     nodes, days = nodes or entry["nodes"], days or entry["days"]
+    as_there = (nodes, days) == (entry["nodes"], entry["days"])
     scale = nodes * days / (entry["nodes"] * entry["days"])
     random = Random(f"{name} {seed}")
     counts = {kind: entry[kind] if as_there else _poisson(random, entry[kind] * scale) for kind in KINDS}
