@@ -141,14 +141,30 @@ class _CoreError(Exception):
 
 
 class Service:
-    """Runs one core on the bus; `run` returns only when cancelled."""
+    """Runs one core on the bus; `run` returns only when cancelled.
 
-    def __init__(self, wiring: Wiring, bus: Bus, clock: Clock, lease_ttl_s: float = 2.0) -> None:
+    Args:
+        wiring: what the service is made of.
+        bus: its own connection.
+        clock: what the time is.
+        lease_ttl_s: how long the lease outlives its last renewal, in seconds.
+        fresh_id: makes ids for what has none: queries, foreign telemetry. A simulation gives a repeatable one.
+    """
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        bus: Bus,
+        clock: Clock,
+        lease_ttl_s: float = 2.0,
+        fresh_id: Callable[[], str] = lambda: uuid.uuid4().hex[:16],
+    ) -> None:
         self._wiring = wiring
+        self._fresh_id = fresh_id
         self._bus = bus
         self._clock = clock
         self._bucket = bus.bucket("state")
-        self._lease = Lease(bus.bucket("lease"), wiring.name, f"{os.getpid()}-{uuid.uuid4().hex[:8]}", lease_ttl_s)
+        self._lease = Lease(bus.bucket("lease"), wiring.name, f"{os.getpid()}-{fresh_id()}", lease_ttl_s)
         self._inputs: asyncio.Queue[_Input] = asyncio.Queue(WAITING)
         self._asked: set[asyncio.Future[Reply]] = set()
         self._active = False
@@ -244,7 +260,7 @@ class Service:
 
     def _put(self, message: Message) -> None:
         """Queue a message of the shell's own making."""
-        own_id, now = message.id or uuid.uuid4().hex[:16], message.at or self._clock.now()
+        own_id, now = message.id or self._fresh_id(), message.at or self._clock.now()
         with contextlib.suppress(asyncio.QueueFull):
             self._inputs.put_nowait(_Input(msgspec.structs.replace(message, id=own_id, at=now)))
 
@@ -259,7 +275,7 @@ class Service:
         if not self._active or self._inputs.full():
             raise BusUnavailableError(f"{name} is busy; try again in a moment")
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        cause = Message(id=uuid.uuid4().hex[:16], at=self._clock.now(), source=name)
+        cause = Message(id=self._fresh_id(), at=self._clock.now(), source=name)
         self._inputs.put_nowait(_Input(cause, query=query, reply=reply))
         self._asked.add(reply)
         reply.add_done_callback(self._asked.discard)
@@ -275,12 +291,12 @@ class Service:
         if own != subject:
             return self._aside(subject, data, f"it belongs on {own}: source, type or key is not its own", sequence)
         if not message.id:
-            message = msgspec.structs.replace(message, id=uuid.uuid4().hex[:16])
+            message = msgspec.structs.replace(message, id=self._fresh_id())
         return _Input(message, sequence)
 
     def _aside(self, subject: str, data: bytes, error: str, sequence: int) -> _Input:
         log.warning("%s: dead letter on %s: %s", self._wiring.name, subject, error)
-        cause = Message(id=uuid.uuid4().hex[:16], at=self._clock.now(), source=self._wiring.name)
+        cause = Message(id=self._fresh_id(), at=self._clock.now(), source=self._wiring.name)
         return _Input(cause, sequence, letter=DeadLetter(subject=subject, error=error, payload=data[:4096]))
 
     # --- the loop ----------------------------------------------------------------------------------------------------

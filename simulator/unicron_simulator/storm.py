@@ -1,6 +1,28 @@
 """A storm: the real services in virtual time while seeded faults strike them and the cluster."""
 
-from dataclasses import dataclass
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+
+from unicron.clock import VirtualClock
+from unicron_simulator import rest, story
+from unicron_simulator.faults import Scene, scene
+from unicron_simulator.world import START, Parts, World
+
+BOUND_S = 400.0
+"""Virtual seconds after the last fault within which everything must run again."""
+
+STEADY_S = 2.0
+"""Virtual seconds for which it must."""
+
+INTACT = Parts()
 
 
 @dataclass(frozen=True)
@@ -26,6 +48,106 @@ class Outcome:
     digest: str = ""
 
 
-def run(seed: int) -> Outcome:
+def run(seed: int, parts: Parts = INTACT, *, shrink: bool = True) -> Outcome:
     """Run the storm `seed`; on a violation, also shrink its history (which takes many runs)."""
-    return Outcome(seed)
+    given = scene(seed)
+    world = play(given, parts)
+    told = ""
+    if world.invariants.violation:
+        if shrink:
+            given = story.shrunk(given, lambda fewer: play(fewer, parts).invariants.violation)
+        told = story.told(given, play(given, parts))
+    digest = blake2b(digest_size=16)
+    for entry in world.memory.journal:
+        digest.update(f"{entry.sequence} {entry.subject} ".encode() + entry.data)
+    return Outcome(
+        seed=seed,
+        violation=world.invariants.violation,
+        story=told,
+        faults=len(world.scene.faults),
+        messages=len(world.memory.journal),
+        virtual_s=world.clock.elapsed(),
+        digest=digest.hexdigest(),
+    )
+
+
+def play(given: Scene, parts: Parts = INTACT) -> World:
+    """Play a scene to its end, or to the first violation."""
+    clock = VirtualClock(START)
+    world = World(given, clock, parts)
+    with _quiet():
+        clock.run(_play(world))
+    return world
+
+
+async def _play(world: World) -> None:
+    script = asyncio.ensure_future(_script(world))
+    while not script.done() and not world.invariants.violation:
+        await asyncio.wait({script}, timeout=0.25)
+    if script.done():
+        script.result()
+    script.cancel()
+    await world.end()
+
+
+async def _script(world: World) -> None:
+    await world.begin()
+    await world.strike_all()
+    over = world.clock.elapsed()
+    steady, before = 0.0, dict[str, int]()
+    while steady < STEADY_S:
+        lacking = await rest.lacking(world)
+        now = rest.progress(world)
+        moved = all(now.get(task, 0) > before.get(task, -1) for task in rest.running(world))
+        steady = 0.0 if lacking else steady + (1.0 if moved else 0.0)
+        before = now
+        if world.clock.elapsed() - over > BOUND_S:
+            world.invariants.check(False, f"{BOUND_S:g} s after the last fault: {lacking or 'no task moves on'}")
+            return
+        await asyncio.sleep(1.0)
+    rest.check_plan(world)
+    world.invariants.all_answered()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what services log out of the way: storms make them log a lot."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run storms from the command line; return 1 where one broke an invariant."""
+    parser = argparse.ArgumentParser(prog="python -m unicron_simulator.storm", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100, help="how many storms")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    asked = parser.parse_args(argv)
+    began, bad, virtual, messages = time.monotonic(), [], 0.0, 0
+    for seed in range(asked.seed, asked.seed + asked.seeds):
+        outcome = run(seed)
+        virtual, messages = virtual + outcome.virtual_s, messages + outcome.messages
+        if outcome.violation:
+            bad.append(outcome)
+            print(f"\nseed {seed}: {outcome.violation}\n{outcome.story}", flush=True)  # noqa: T201
+        elif sys.stderr.isatty() or (seed + 1 - asked.seed) % 50 == 0:
+            done = seed + 1 - asked.seed
+            print(f"{done} of {asked.seeds} storms, {len(bad)} with a violation", file=sys.stderr)  # noqa: T201
+    took = time.monotonic() - began
+    if asked.json:
+        figures = {"seeds": asked.seeds, "violations": len(bad), "wall_s": round(took, 1), "virtual_s": round(virtual)}
+        print(json.dumps({**figures, "messages": messages, "bad": [asdict(each) for each in bad]}))  # noqa: T201
+    else:
+        print(  # noqa: T201
+            f"{asked.seeds} storms, {virtual:.0f} virtual s, {messages} messages in {took:.0f} s: "
+            f"{len(bad)} with a violation"
+        )
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -5,6 +5,7 @@ import asyncio
 from conftest import LEASE_TTL_S
 
 from unicron.bus.lease import Lease
+from unicron.errors import BusUnavailableError
 
 
 def lease(bus, holder):
@@ -94,5 +95,41 @@ async def test_a_lease_outlives_a_quick_restart_of_the_server(private_world, pri
     private_server.kill()
     private_server.start()
     await asyncio.sleep(0.3)
+    assert not keeping.done()
+    keeping.cancel()
+
+
+class DeafBucket:
+    """A bucket at the end of a bad line: one write arrives without an answer, and the read after it doesn't at all."""
+
+    def __init__(self, bucket):
+        self._bucket = bucket
+        self.lost = []
+
+    def __getattr__(self, name):
+        return getattr(self._bucket, name)
+
+    async def update(self, key, value, last):
+        revision = await self._bucket.update(key, value, last)
+        if "update" not in self.lost:
+            self.lost.append("update")
+            raise BusUnavailableError("no answer")
+        return revision
+
+    async def get(self, key):
+        if "get" not in self.lost:
+            self.lost.append("get")
+            raise BusUnavailableError("no answer")
+        return await self._bucket.get(key)
+
+
+async def test_a_lease_is_kept_over_a_lost_answer_and_an_unanswered_look_behind_it(world):
+    bus = await world.connect()
+    bucket = DeafBucket(bus.bucket("lease"))
+    first = Lease(bucket, "planner", "a", LEASE_TTL_S)
+    await soon(first.acquire())
+    keeping = asyncio.create_task(first.keep())
+    await asyncio.sleep(2 * LEASE_TTL_S)
+    assert bucket.lost == ["update", "get"]
     assert not keeping.done()
     keeping.cancel()

@@ -54,17 +54,23 @@ class Lease:
         while True:
             begun = self._now()
             try:
-                self._revision = await self._bucket.update(self._name, self._holder, self._revision)
+                if await self._update():
+                    self._renewed = begun
+                    return
             except BusUnavailableError:
                 await asyncio.sleep(min(POLL_S, self._ttl_s / 4))
-            except ConflictError:
-                stored = await self._bucket.get(self._name)
-                if stored is None or stored.value != self._holder:
-                    raise
-                self._revision = stored.revision  # an earlier renewal that got no answer had arrived
-            else:
-                self._renewed = begun
-                return
+
+    async def _update(self) -> bool:
+        """Write once; False where an earlier write that got no answer had arrived, so that the revision was another."""
+        try:
+            self._revision = await self._bucket.update(self._name, self._holder, self._revision)
+        except ConflictError:
+            stored = await self._bucket.get(self._name)
+            if stored is None or stored.value != self._holder:
+                raise
+            self._revision = stored.revision
+            return False
+        return True
 
     async def release(self) -> None:
         """Give the lease back, if it is still ours, so that the next holder need not wait for it to expire."""

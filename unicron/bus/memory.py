@@ -82,7 +82,7 @@ class MemoryWorld:
     Attributes:
         journal: all entries, in order.
         ids: sequence of each message by its id.
-        followers: to be set when the journal grows.
+        followers: to be set when the journal grows, in this order: a simulation repeats itself exactly.
         hearers: filters of those who listen to telemetry, and where it goes.
         handlers: who answers queries, by subject.
         buckets: by name.
@@ -91,7 +91,7 @@ class MemoryWorld:
     def __init__(self, clock: Clock, lease_ttl_s: float = 2.0) -> None:
         self.journal: list[Entry] = []
         self.ids: dict[str, int] = {}
-        self.followers: set[asyncio.Event] = set()
+        self.followers: dict[asyncio.Event, None] = {}
         self.hearers: list[tuple[Sequence[str], Inbox]] = []
         self.handlers: dict[str, list[Handler]] = {}
         self.buckets = {"state": MemoryBucket("state", clock, None), "lease": MemoryBucket("lease", clock, lease_ttl_s)}
@@ -127,7 +127,7 @@ class MemoryBus:
     async def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[Entry]:
         """Read the journal in order."""
         grown, position = asyncio.Event(), after
-        self._world.followers.add(grown)
+        self._world.followers[grown] = None
         self._followers.add(grown)
         try:
             while not self._closed:
@@ -141,7 +141,7 @@ class MemoryBus:
                 if not self._closed:
                     await grown.wait()
         finally:
-            self._world.followers.discard(grown)
+            self._world.followers.pop(grown, None)
             self._followers.discard(grown)
 
     async def tail(self) -> int:

@@ -1,0 +1,201 @@
+"""What can strike in a storm, and the scene that a seed makes: cluster, tasks, weather and faults."""
+
+from random import Random
+
+from unicron.contracts.base import Record
+from unicron.contracts.tasks import TaskSpec
+from unicron_simulator.invariants import SERVICES
+from unicron_simulator.links import Weather
+
+CALM = Weather()
+BEGIN_S = 8.0
+"""Faults strike from then on, virtual seconds after the start."""
+
+FOREVER = 1_000_000
+"""Iterations of a task that does not end within a storm."""
+
+
+class Fault(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
+    """Something that goes wrong, or that a person does, `at` virtual seconds after the start."""
+
+    at: float
+
+
+class CrashService(Fault, kw_only=True, frozen=True):
+    """A service is killed at one of its next writes and started again `down_s` later.
+
+    Attributes:
+        writes: at which one; a half is before it arrives, a whole is after it and before the answer.
+    """
+
+    service: str
+    writes: float
+    down_s: float
+
+
+class DelayCommands(Fault, kw_only=True, frozen=True):
+    """The transition service is replaced, and what it last ordered arrives late: after a command of its successor.
+
+    So late that the bus no longer knows the ids: as from a process that was suspended for longer than that.
+    """
+
+    down_s: float
+
+
+class Cut(Fault, kw_only=True, frozen=True):
+    """A service or an agent is cut off from the bus for `for_s` seconds.
+
+    Attributes:
+        noticed: the server says that the connection of the agent is stale.
+    """
+
+    who: str
+    for_s: float
+    noticed: bool = False
+
+
+class LosePower(Fault, kw_only=True, frozen=True):
+    """A node is gone at once; it comes back, empty, `back_s` later.
+
+    Attributes:
+        noticed: the server sees its connection end.
+    """
+
+    node: str
+    back_s: float
+    noticed: bool
+
+
+class CrashAgent(Fault, kw_only=True, frozen=True):
+    """An agent is killed, its workers live on; it is started again `back_s` later."""
+
+    node: str
+    back_s: float
+
+
+class Leave(Fault, kw_only=True, frozen=True):
+    """An agent is told to end, and does so in order; it is started again `back_s` later."""
+
+    node: str
+    back_s: float
+
+
+class Strike(Fault, kw_only=True, frozen=True):
+    """A worker is hit.
+
+    Attributes:
+        pick: which one of those that live then, modulo their number.
+        how: "kill", "stop" or "raise".
+        for_s: after that many seconds a stopped one goes on, if it is still there.
+    """
+
+    pick: int
+    how: str
+    for_s: float = 0.0
+
+
+class Drain(Fault, kw_only=True, frozen=True):
+    """A user takes a node out of use for `for_s` seconds."""
+
+    node: str
+    for_s: float
+
+
+class Submit(Fault, kw_only=True, frozen=True):
+    """A user launches a task."""
+
+    task: TaskSpec
+
+
+class Remove(Fault, kw_only=True, frozen=True):
+    """A user removes a task."""
+
+    task: str
+
+
+class Scene(Record, kw_only=True, frozen=True):
+    """Everything that decides how a storm goes.
+
+    Attributes:
+        slots: of each node.
+        tasks: submitted at the start.
+        standbys: services of which a second instance waits.
+    """
+
+    seed: int
+    slots: dict[str, int]
+    tasks: list[TaskSpec]
+    standbys: list[str]
+    weather: Weather
+    faults: list[Fault]
+
+
+def scene(seed: int) -> Scene:
+    """Make the scene of a seed."""
+    random = Random(f"scene:{seed}")
+    slots = {f"node-{number}": random.randint(1, 3) for number in range(1, random.randint(3, 5) + 1)}
+    tasks = [_task(random, f"task-{letter}") for letter in "abc"[: random.randint(1, 3)]]
+    faults = sorted(
+        (
+            _fault(random, random.uniform(BEGIN_S, BEGIN_S + 22), list(slots), tasks)
+            for _ in range(random.randint(3, 9))
+        ),
+        key=lambda fault: fault.at,
+    )
+    return Scene(
+        seed=seed,
+        slots=slots,
+        tasks=tasks,
+        standbys=[name for name in SERVICES if random.random() < 0.25],
+        weather=_weather(random),
+        faults=faults,
+    )
+
+
+def _task(random: Random, name: str) -> TaskSpec:
+    unit = random.choice([1, 1, 1, 2])
+    least, most = unit * random.randint(1, 2), unit * random.randint(2, 4)
+    flops = random.uniform(1e12, 3e12)
+    return TaskSpec(
+        name=name,
+        command=["train"],
+        weight=round(random.uniform(0.5, 2.0), 2),
+        min_workers=least,
+        max_workers=most,
+        unit=unit,
+        microbatches=random.randint(4, 9),
+        iterations=random.choice([FOREVER, FOREVER, random.randint(8, 30)]),
+        throughput={size: flops * size**0.8 for size in range(1, most + 1)},
+    )
+
+
+def _weather(random: Random) -> Weather:
+    if random.random() < 0.3:
+        return CALM
+    return Weather(
+        delay_s=random.choice([0.002, 0.01, 0.05]),
+        late=random.choice([0.0, 0.005]),
+        lost_calls=random.choice([0.0, 0.02]),
+        lost_acks=random.choice([0.0, 0.02, 0.05]),
+        doubled=random.choice([0.0, 0.1]),
+        lost_telemetry=random.choice([0.0, 0.1]),
+    )
+
+
+def _fault(random: Random, at: float, nodes: list[str], tasks: list[TaskSpec]) -> Fault:
+    node, service = random.choice(nodes), random.choice(SERVICES)
+    back_s = random.choice([0.3, 0.8, 2.0, 8.0])
+    number = random.randint(1, 999)
+    kinds: list[Fault] = [
+        *[CrashService(at=at, service=service, writes=random.randint(1, 16) / 2, down_s=back_s)] * 3,
+        DelayCommands(at=at, down_s=min(back_s, 2.0)),
+        Cut(at=at, who=random.choice([*SERVICES, *nodes]), for_s=back_s + 0.5, noticed=random.random() < 0.5),
+        *[LosePower(at=at, node=node, back_s=back_s, noticed=random.random() < 0.7)] * 2,
+        CrashAgent(at=at, node=node, back_s=back_s),
+        Leave(at=at, node=node, back_s=back_s),
+        *[Strike(at=at, pick=number, how=how, for_s=back_s * 2) for how in ("kill", "stop", "raise")],
+        Drain(at=at, node=node, for_s=back_s * 2),
+        Submit(at=at, task=_task(random, f"task-{number}")),
+        Remove(at=at, task=random.choice(tasks).name),
+    ]
+    return random.choice(kinds)

@@ -1,0 +1,226 @@
+"""What must hold after every step of a storm, checked from outside: from the journal, the commits and the workers."""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import msgspec
+from unicron_planner.state import PlannerState
+
+from unicron import codec
+from unicron.bus.protocol import Entry
+from unicron.contracts.base import Message
+from unicron.contracts.commands import Command, StartWorker, StopWorker
+from unicron.contracts.events import (
+    DeadLetter,
+    FailureDetected,
+    NodeAdmitted,
+    NodeDrained,
+    NodeGone,
+    NodeJoined,
+    PlanDecided,
+    Severity,
+    TaskBroken,
+    TaskStateChanged,
+)
+from unicron.contracts.plans import Plan
+from unicron.contracts.tasks import SlotRef, TaskState
+from unicron.contracts.worker import Joined
+from unicron.service import Commit
+
+if TYPE_CHECKING:
+    from unicron_simulator.training import Gradient, Trainer
+
+SERVICES = ("registry", "detector", "planner", "transition")
+
+
+class Invariants:
+    """Watches a storm; the first thing that must not be is kept in `violation`.
+
+    Attributes:
+        violation: in words; empty while all is well.
+        messages: the journal, decoded.
+        plan: the newest in the journal.
+        ended: tasks that have ended, and how.
+        steps: for each task the iterations whose update was made, and in which epoch first.
+        victims: workers that a fault has struck: name -> (node, task, length of the journal then).
+    """
+
+    def __init__(self) -> None:
+        self.violation = ""
+        self.messages: list[Message] = []
+        self.plan: Plan | None = None
+        self.ended: dict[str, TaskState] = {}
+        self.steps: dict[str, dict[int, int]] = {}
+        self.victims: dict[str, tuple[str, str, int]] = {}
+        self._ids: set[str] = set()
+        self._committed: set[str] = set()
+        self._sequences: Counter[str] = Counter()
+        self._tokens: Counter[str] = Counter()
+        self._started: set[str] = set()
+        self._at: dict[str, int] = {}
+        self._joins: Counter[str] = Counter()
+        self._losses: Counter[str] = Counter()
+        self._failed: set[str] = set()
+        self._slots: dict[str, set[SlotRef]] = {}
+        self._up: set[str] = set()
+        self._drained: set[str] = set()
+        self._replayed = 0
+
+    def check(self, holds: bool, otherwise: str) -> None:
+        """Note a violation where something does not hold."""
+        if not holds and not self.violation:
+            self.violation = otherwise
+
+    def forget(self, message_id: str) -> None:
+        """Let a message stand in the journal once more: the bus may have forgotten its id."""
+        self._ids.discard(message_id)
+
+    # --- the journal -------------------------------------------------------------------------------------------------
+
+    def entered(self, entry: Entry) -> None:
+        """Check a message that was put into the journal."""
+        message = codec.decode_message(entry.data)
+        self.messages.append(message)
+        kind = type(message).__name__
+        self.check(message.id not in self._ids, f"{kind} {message.id} of {message.source} stands in the journal twice")
+        self._ids.add(message.id)
+        if message.source in SERVICES:
+            self.check(
+                message.id in self._committed, f"{message.source} published {kind} {message.id} without a commit"
+            )
+        match message:
+            case DeadLetter(subject=subject, error=error):
+                self.check(False, f"{message.source} could not use a message on {subject}: {error}")
+            case NodeJoined(node=node):
+                self._joins[node] += 1
+            case FailureDetected():
+                self._failure(message)
+            case PlanDecided(plan=plan):
+                self._planned(plan)
+            case TaskBroken(task=task):
+                self.ended[task] = TaskState.FAILED
+            case TaskStateChanged(task=task, state=state) if state.ended:
+                self.ended[task] = state
+
+    def _failure(self, failure: FailureDetected) -> None:
+        if failure.severity is Severity.SEV1:
+            self._losses[failure.node] += 1
+            self.check(
+                self._losses[failure.node] <= self._joins[failure.node],
+                f"the loss of {failure.node} was reported more often than it joined",
+            )
+        elif failure.severity is Severity.SEV2:
+            self.check(failure.worker not in self._failed, f"the failure of {failure.worker} was reported twice")
+            self._failed.add(failure.worker)
+
+    def _planned(self, plan: Plan) -> None:
+        before = self.plan.number if self.plan else 0
+        self.check(plan.number > before, f"plan {plan.number} was decided after plan {before}")
+        self.plan = plan
+
+    # --- commits -----------------------------------------------------------------------------------------------------
+
+    def committed(self, service: str, value: bytes) -> None:
+        """Check what a service wrote down."""
+        commit = codec.decode(value, Commit)
+        self._committed.update(outgoing.id for outgoing in commit.outbox)
+        self.check(
+            commit.sequence >= self._sequences[service],
+            f"{service} went back from position {self._sequences[service]} to {commit.sequence}",
+        )
+        self._sequences[service] = commit.sequence
+        if service == "planner":
+            state = msgspec.msgpack.decode(commit.state, type=PlannerState)
+            self._healthy(state.plan, commit.sequence)
+
+    def _healthy(self, plan: Plan | None, sequence: int) -> None:
+        """Check that the plan in force uses slots of healthy nodes, each once; facts up to `sequence` were known."""
+        for message in self.messages[self._replayed : sequence]:
+            match message:
+                case NodeAdmitted(node=node, slots=slots):
+                    self._up.add(node)
+                    self._slots[node] = {SlotRef(node=node, slot=slot.index) for slot in slots}
+                case NodeGone(node=node) | FailureDetected(severity=Severity.SEV1, node=node):
+                    self._up.discard(node)
+                case NodeDrained(node=node, drain=True):
+                    self._drained.add(node)
+                case NodeDrained(node=node):
+                    self._drained.discard(node)
+        self._replayed = max(self._replayed, sequence)
+        if plan is None:
+            return
+        usable = {slot for node in self._up - self._drained for slot in self._slots[node]}
+        given = [slot for share in plan.shares for slot in share.slots]
+        self.check(len(set(given)) == len(given), f"plan {plan.number} gives a slot to two workers")
+        bad = sorted(map(str, set(given) - usable))
+        self.check(not bad, f"plan {plan.number} uses {', '.join(bad)}, not healthy at position {sequence}")
+        self.check(len(given) <= len(usable), f"plan {plan.number} uses more than the {len(usable)} healthy slots")
+
+    # --- nodes and workers -------------------------------------------------------------------------------------------
+
+    def admitted(self, command: Command, incarnation: str) -> None:
+        """Check a command that an agent is about to obey as `incarnation`."""
+        what = f"{type(command).__name__} {command.id} to {command.node}"
+        self.check(
+            command.token >= self._tokens[command.node],
+            f"{what} took effect with token {command.token} after {self._tokens[command.node]}",
+        )
+        self.check(
+            command.incarnation in {"", incarnation}, f"{what} took effect for incarnation {command.incarnation}"
+        )
+        self._tokens[command.node] = max(command.token, self._tokens[command.node])
+
+    def started(self, command: StartWorker, others: list[str]) -> None:
+        """Check a process that starts."""
+        place = f"{command.node}:{command.slot}"
+        self.check(command.worker not in self._started, f"{command.worker} was started twice")
+        self.check(not others, f"{command.worker} was started in {place}, where {', '.join(others)} lives")
+        self._started.add(command.worker)
+
+    def joined(self, worker: "Trainer", joined: Joined, *, established: bool) -> None:
+        """Note with which iteration a worker goes on."""
+        del established
+        self._at[worker.name] = joined.iteration
+
+    def stepped(self, worker: "Trainer", iteration: int, gradients: "list[Gradient]") -> None:
+        """Check an update: the next iteration, and every microbatch of it once."""
+        expected = self._at.get(worker.name, -1)
+        self.check(iteration == expected, f"{worker.name} updated after iteration {iteration} and not {expected}")
+        self._at[worker.name] = iteration + 1
+        whole = Counter(range(worker.spec.microbatches))
+        for gradient in gradients:
+            wrong = {number: count for number, count in ((whole | gradient) - (whole & gradient)).items() if count}
+            self.check(
+                not wrong,
+                f"{worker.name} updated after iteration {iteration} in epoch {worker.epoch} with microbatches "
+                f"{sorted(gradient.elements())} instead of each of {worker.spec.microbatches} once",
+            )
+        self.steps.setdefault(worker.spec.name, {}).setdefault(iteration, worker.epoch)
+
+    # --- at the end --------------------------------------------------------------------------------------------------
+
+    def all_answered(self) -> None:
+        """Check that each failure has led to a cure, and each fault that struck a worker to a failure or an order."""
+        plans = {message.correlation for message in self.messages if isinstance(message, PlanDecided)}
+        for message in self.messages:
+            if isinstance(message, FailureDetected) and message.severity is Severity.SEV1:
+                self.check(message.correlation in plans, f"no plan answers the loss of {message.node}")
+        for worker, (node, task, since) in self.victims.items():
+            ordered = any(isinstance(each, StopWorker) and each.worker == worker for each in self.messages)
+            answered = any(
+                isinstance(each, FailureDetected | NodeGone)
+                and (getattr(each, "worker", "") == worker or (each.node == node and _takes_node(each)))
+                for each in self.messages[since:]
+            )
+            self.check(ordered or answered or task in self.ended, f"nothing was done about {worker} on {node}")
+        for task, state in self.ended.items():
+            if state is TaskState.FINISHED:
+                done = self.steps.get(task, {})
+                count = len(done)
+                self.check(
+                    sorted(done) == list(range(count)) and count > 0, f"{task} finished without some of its iterations"
+                )
+
+
+def _takes_node(message: Message) -> bool:
+    return isinstance(message, NodeGone) or (isinstance(message, FailureDetected) and message.severity is Severity.SEV1)

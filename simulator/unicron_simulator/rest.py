@@ -1,0 +1,79 @@
+"""What a storm must come to: every task that can run runs, at the plan in force, and that plan is the best."""
+
+from math import isclose
+
+from unicron_planner.core import Planner
+
+from unicron.contracts.events import NodeAdmitted, TaskSubmitted
+from unicron.contracts.plans import TaskShare
+from unicron.contracts.tasks import Slot, TaskState
+from unicron_simulator.world import OPTIONS, World
+
+
+def running(world: World) -> list[str]:
+    """Return the tasks that the plan in force gives workers."""
+    plan = world.invariants.plan
+    return [share.task for share in plan.shares if share.slots] if plan else []
+
+
+def progress(world: World) -> dict[str, int]:
+    """Return how far each task has come: iterations of its workers, in its newest epoch."""
+    found: dict[str, int] = {}
+    for trainer in world.trainers():
+        mark = trainer.epoch * 1_000_000 + trainer.iteration
+        found[trainer.spec.name] = max(found.get(trainer.spec.name, -1), mark)
+    return found
+
+
+async def lacking(world: World) -> str:
+    """Return what is not yet as the plan in force says, empty where all is."""
+    plan, registered = world.invariants.plan, await world.registered()
+    if registered is None:
+        return "the registry has committed nothing"
+    shares = {share.task: share for share in plan.shares} if plan else {}
+    for task, view in registered.tasks.items():
+        if not view.state.ended and (problem := _amiss(world, task, shares.get(task), view.state)):
+            return problem
+    orphans = [
+        trainer.name
+        for trainer in world.trainers()
+        if trainer.spec.name not in registered.tasks or trainer.spec.name in world.invariants.ended
+    ]
+    return f"{', '.join(orphans)} of a task that ended still live" if orphans else ""
+
+
+def _amiss(world: World, task: str, share: TaskShare | None, state: TaskState) -> str:
+    """Return what is wrong with one task."""
+    if share is None:
+        return f"{task} is {state} and in no plan"
+    wanted = sorted(map(str, share.slots))
+    mine = [trainer for trainer in world.trainers() if trainer.spec.name == task]
+    places = sorted(f"{trainer.host.name}:{trainer.slot}" for trainer in mine)
+    if places != wanted:
+        return f"{task} has workers in {', '.join(places) or 'no slot'}; the plan says {', '.join(wanted) or 'none'}"
+    if wanted and state is not TaskState.RUNNING:
+        return f"{task} is {state} to the registry"
+    if len({trainer.epoch for trainer in mine}) > 1 or not all(trainer.computes for trainer in mine):
+        where = ", ".join(f"{trainer.name} in epoch {trainer.epoch}" for trainer in mine)
+        return f"the workers of {task} do not compute together: {where}"
+    if any(trainer.size != len(wanted) or trainer.paused for trainer in mine):
+        return f"{task} computes with other than {len(wanted)} workers"
+    return ""
+
+
+def check_plan(world: World) -> None:
+    """Check that the plan in force earns what that of a planner earns that is started afresh."""
+    fresh = Planner(None, OPTIONS)
+    for name, machine in world.machines.items():
+        slots = [Slot(index=index) for index in range(machine.slots)]
+        fresh.handle(NodeAdmitted(node=name, incarnation="x", host=name, slots=slots))
+    shares = world.invariants.plan.shares if world.invariants.plan else []
+    for share in shares:
+        fresh.handle(TaskSubmitted(task=share.task, spec=world.specs[share.task]))
+    best, plan = fresh.state.plan, world.invariants.plan
+    if best is None or plan is None:
+        return
+    world.invariants.check(
+        isclose(best.waf, plan.waf, rel_tol=1e-9),
+        f"the plan in force earns {plan.waf:.4g}; a planner started afresh finds {best.waf:.4g}",
+    )

@@ -1,0 +1,95 @@
+"""The real services in virtual time, under seeded faults; and planted bugs, which the storms must find."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from unicron_agent.core import AgentCore
+from unicron_simulator import storm
+from unicron_simulator.world import Parts
+
+from unicron.service import Service
+
+SEEDS = 40
+BATCH = 20
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+def test_nothing_that_must_not_be_happens_in_a_storm(first):
+    for seed in range(first, first + BATCH):
+        outcome = storm.run(seed)
+        assert not outcome.violation, outcome.story
+        assert outcome.messages
+
+
+TELL = "import sys; from unicron_simulator import storm; print([storm.run(int(s)).digest for s in sys.argv[1:]])"
+
+
+@pytest.mark.timeout(300)
+def test_a_seed_has_one_history_byte_for_byte():
+    def histories(hashing):
+        return subprocess.run(
+            [sys.executable, "-c", TELL, "3", "5", "19"],
+            env={**os.environ, "PYTHONHASHSEED": hashing},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    first = histories("1")
+    assert first == histories("2")
+    assert len(set(first.split(","))) == 3
+
+
+# --- planted bugs ----------------------------------------------------------------------------------------------------
+
+
+class Obedient(AgentCore):
+    """An agent that looks at no token."""
+
+    def admit(self, command):
+        return command.incarnation in {"", self.incarnation}
+
+
+class Forgetting(AgentCore):
+    """An agent that obeys commands to its earlier incarnations."""
+
+    def admit(self, command):
+        super().admit(command)
+        return True
+
+
+class Hasty(Service):
+    """A service that publishes before it commits."""
+
+    async def _commit(self, outbox):
+        await self._publish(outbox)
+        await super()._commit(outbox)
+
+
+def found(parts, seeds=100):
+    for seed in range(seeds):
+        violation = storm.run(seed, parts, shrink=False).violation
+        if violation:
+            return violation
+    return ""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        (Parts(agent=Obedient), "took effect with token"),
+        (Parts(agent=Forgetting), "took effect for incarnation"),
+        (Parts(service=Hasty), "without a commit"),
+        (Parts(compares=False), ""),
+        (Parts(remembers=False), "stands in the journal twice"),
+    ],
+    ids=["no-token-check", "no-incarnation-check", "publish-first", "no-compare", "no-duplicate-window"],
+)
+def test_a_planted_bug_is_found_within_100_storms(parts, words):
+    violation = found(parts)
+    assert violation
+    assert words in violation
