@@ -67,6 +67,7 @@ class Planner:
         self._table: dict[Effect, Row] = {}
         self._sweeps: Sweeps = {}
         self._situation: Situation | None = None
+        self._awaited = False
         self._refresh_s = 0.0
         self._decided: tuple[Situation, Event, Row] | None = None
         self._runner_up: Row | None = None
@@ -84,7 +85,7 @@ class Planner:
                 self._refresh()
                 return []
             case Started():
-                return [REFRESH]
+                return self._soon()
         self._count_time(message.at)
         return self._on_node(message) or self._on_task(message)
 
@@ -207,7 +208,7 @@ class Planner:
         by_size = self.state.measured.setdefault(done.task, {})
         now = by_size[done.world_size] = throughput.added(by_size.get(done.world_size, Measured()), done.seconds)
         moved = abs(now.mean_s - now.believed_s) > estimates.DRIFT * max(now.mean_s, now.believed_s)
-        return [REFRESH] if moved else []
+        return self._soon() if moved else []
 
     # --- plans -------------------------------------------------------------------------------------------------------
 
@@ -228,16 +229,22 @@ class Planner:
         plan = structs.replace(plan, prepared=prepared, lookup_s=self._stopwatch() - began, refresh_s=self._refresh_s)
         self._table, self._situation = {}, None
         if not (owed or differs(plan, before)):
-            return [REFRESH]
+            return self._soon()
         for share in plan.shares:
             if share.task in event.lost or len(share.slots) != share.before:
                 self.state.disturbed[share.task] = FAILURE if share.task in event.lost else RESIZE
         self.state.plan = plan
         self._decided, self._runner_up = (situation, event, row), None
-        return [PlanDecided(plan=plan), REFRESH]
+        return [PlanDecided(plan=plan), *self._soon()]
+
+    def _soon(self) -> list[Message]:
+        """Ask for a new table, unless that was asked for: a timer that is set again and again never fires."""
+        asked, self._awaited = self._awaited, True
+        return [] if asked else [REFRESH]
 
     def _refresh(self) -> None:
         """Make the lookup table for the cluster as it is; see what else the last plan could have been."""
+        self._awaited = False
         self._find_runner_up()
         began = self._stopwatch()
         estimates.believe(self.state, self._options)
