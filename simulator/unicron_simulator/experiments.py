@@ -31,14 +31,15 @@ def gpt3(name: str, size: str, *, weight: float = 1.0, most: int = 128, batch: i
     )
 
 
-def case_5(*, all_run: bool = True) -> list[TaskSpec]:
+def case_5(*, all_run: bool = True, batch: int = BATCH) -> list[TaskSpec]:
     """Return the six tasks of case 5.
 
     Args:
         all_run: limit each to the size it has when all of them run. Otherwise the objective of the paper gives all
             GPUs to the task with the highest weight, and the others wait.
+        batch: sequences of a global batch.
     """
     return [
-        gpt3(f"{number}-{size}", size, weight=weight, most=most if all_run else sum(ALL_RUN))
+        gpt3(f"{number}-{size}", size, weight=weight, most=most if all_run else sum(ALL_RUN), batch=batch)
         for number, ((size, weight), most) in enumerate(zip(CASE_5, ALL_RUN, strict=True), start=1)
     ]
