@@ -13,6 +13,9 @@ JOINED = "node_joined"
 PAIRS = 128
 """Pairs of kinds of nodes up to which every two nodes that are lost at once have their line in the table."""
 
+MIXED = 256
+"""Kinds of nodes with workers of several tasks, the most frequent, whose loss has its line in the table."""
+
 NAMED = 4
 """Nodes named in a line that holds for several alike."""
 
@@ -64,8 +67,10 @@ def next_events(
         """Return n' after nodes are lost; spare ones take their places."""
         return workers - lost_slots + min(nodes, reserve) * usual
 
-    events = [Event(f"node_lost:{_names(names)}", left(count, 1), dict(hit)) for (count, hit), names in alike.items()]
-    kinds = list(alike.items())
+    # what hits one task falls off the passes; what hits several costs a step for each task between the first and last
+    mixed = sorted((kind for kind in alike if len(kind[1]) > 1), key=lambda kind: -len(alike[kind]))[MIXED:]
+    kinds = [(kind, names) for kind, names in alike.items() if kind not in set(mixed)]
+    events = [Event(f"node_lost:{_names(names)}", left(count, 1), dict(hit)) for (count, hit), names in kinds]
     few = len(kinds) * (len(kinds) + 1) <= 2 * PAIRS
     pairs = combinations_with_replacement(kinds, 2) if few else zip(kinds, kinds, strict=True)
     for ((one, hit), names), ((other, hits), others) in pairs:
