@@ -11,6 +11,7 @@ from unicron.bus.protocol import Entry
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Command, StartWorker, StopWorker
 from unicron.contracts.events import (
+    Alert,
     DeadLetter,
     FailureDetected,
     NodeAdmitted,
@@ -196,6 +197,22 @@ class Invariants:
                 f"{sorted(gradient.elements())} instead of each of {worker.spec.microbatches} once",
             )
         self.steps.setdefault(worker.spec.name, {}).setdefault(iteration, worker.epoch)
+
+    def given_up(self) -> set[str]:
+        """Return the nodes that are out of use for a stated reason and have not joined since.
+
+        They were given up for what happened on them, or for a silence that was none; then a person was told.
+        """
+        nodes: set[str] = set()
+        for message in self.messages:
+            match message:
+                case FailureDetected(severity=Severity.SEV1, node=node, method=method) if method != "node_health":
+                    nodes.add(node)
+                case Alert(node=node) if "given up but is alive" in message.text:
+                    nodes.add(node)
+                case NodeAdmitted(node=node):
+                    nodes.discard(node)
+        return nodes
 
     # --- at the end --------------------------------------------------------------------------------------------------
 

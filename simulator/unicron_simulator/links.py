@@ -96,7 +96,7 @@ class Network:
         for link, filters, inbox in self.hearing:
             if link.reachable and matches(filters, subject) and random.random() >= self.weather.lost_telemetry:
                 asyncio.get_running_loop().call_later(
-                    random.uniform(0, 20 * self.weather.delay_s), inbox.put_nowait, Heard(subject, data)
+                    random.uniform(0, 5 * self.weather.delay_s), inbox.put_nowait, Heard(subject, data)
                 )
 
 

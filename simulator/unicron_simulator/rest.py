@@ -6,7 +6,7 @@ from unicron_planner.core import Planner
 
 from unicron.contracts.events import NodeAdmitted, TaskSubmitted
 from unicron.contracts.plans import TaskShare
-from unicron.contracts.tasks import Slot, TaskState
+from unicron.contracts.tasks import NodeState, Slot, TaskState
 from unicron_simulator.world import OPTIONS, World
 
 
@@ -27,19 +27,19 @@ def progress(world: World) -> dict[str, int]:
 
 async def lacking(world: World) -> str:
     """Return what is not yet as the plan in force says, empty where all is."""
-    plan, registered = world.invariants.plan, await world.registered()
-    if registered is None:
-        return "the registry has committed nothing"
+    plan, status = world.invariants.plan, await world.status()
     shares = {share.task: share for share in plan.shares} if plan else {}
-    for task, view in registered.tasks.items():
+    for view in status.tasks:
+        task = view.spec.name
         if not view.state.ended and (problem := _amiss(world, task, shares.get(task), view.state)):
             return problem
-    orphans = [
-        trainer.name
-        for trainer in world.trainers()
-        if trainer.spec.name not in registered.tasks or trainer.spec.name in world.invariants.ended
-    ]
-    return f"{', '.join(orphans)} of a task that ended still live" if orphans else ""
+    known = {view.spec.name for view in status.tasks if not view.state.ended}
+    orphans = [trainer.name for trainer in world.trainers() if trainer.spec.name not in known]
+    if orphans:
+        return f"{', '.join(orphans)} of a task that ended still live"
+    given_up = world.invariants.given_up()
+    away = [view.node for view in status.nodes if view.state is not NodeState.UP and view.node not in given_up]
+    return f"{', '.join(away)} not in use though there" if away else ""
 
 
 def _amiss(world: World, task: str, share: TaskShare | None, state: TaskState) -> str:
@@ -65,6 +65,8 @@ def check_plan(world: World) -> None:
     """Check that the plan in force earns what that of a planner earns that is started afresh."""
     fresh = Planner(None, OPTIONS)
     for name, machine in world.machines.items():
+        if name in world.invariants.given_up():
+            continue
         slots = [Slot(index=index) for index in range(machine.slots)]
         fresh.handle(NodeAdmitted(node=name, incarnation="x", host=name, slots=slots))
     shares = world.invariants.plan.shares if world.invariants.plan else []

@@ -193,7 +193,7 @@ class Trainer:
         self._interrupt()
 
     def throw(self, text: str) -> None:
-        """Raise an exception in the script, which ends it."""
+        """Raise an exception in the script, which ends it; in one that is stopped, nothing runs that could raise."""
         if self.paused or not self.living:
             return
         self._say(Raised(iteration=self.iteration, exception="RuntimeError", text=text, traceback=text))
@@ -318,6 +318,8 @@ class Trainer:
         nodes = [member.node for member in membership.members]
         plan = redistribute.resume(rows, self.spec.microbatches, nodes)
         taken = await self._exchange(plan, nodes)
+        if plan.stale[self._rank]:
+            self._done = set()
         shared = await group.gather("buckets", self._rank, list(self._buckets))
         self._buckets = [None if source is None else shared[source][at] for at, source in enumerate(plan.bucket_from)]
         await self._pass(0.0)

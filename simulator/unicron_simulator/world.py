@@ -10,7 +10,6 @@ from functools import partial
 from random import Random
 from typing import Any
 
-import msgspec
 from unicron_agent.core import AgentCore
 from unicron_detector.main import DetectorSettings
 from unicron_detector.main import wiring as detector_wiring
@@ -19,7 +18,6 @@ from unicron_planner.estimates import Options
 from unicron_planner.main import PlannerSettings
 from unicron_planner.main import wiring as planner_wiring
 from unicron_registry.main import wiring as registry_wiring
-from unicron_registry.state import RegistryState
 from unicron_transition.main import WIRING
 
 from unicron import codec, subjects
@@ -28,9 +26,9 @@ from unicron.bus.memory import MemoryWorld
 from unicron.bus.protocol import Entry
 from unicron.clock import VirtualClock
 from unicron.contracts.commands import Command
-from unicron.contracts.queries import DrainNode, Query, RemoveTask, Reply, SubmitTask
-from unicron.errors import BusUnavailableError
-from unicron.service import Commit, Service, Wiring
+from unicron.contracts.queries import DrainNode, GetStatus, Query, RemoveTask, Reply, Status, SubmitTask
+from unicron.errors import BusUnavailableError, InvalidInputError
+from unicron.service import Service, Wiring
 from unicron_simulator import faults
 from unicron_simulator.faults import CALM, Fault, Scene
 from unicron_simulator.invariants import SERVICES, Invariants
@@ -153,12 +151,12 @@ class World:
         found = [trainer for machine in self.machines.values() for trainer in machine.processes.values()]
         return sorted(found, key=lambda trainer: trainer.name)
 
-    async def registered(self) -> RegistryState | None:
-        """Return what the registry has committed."""
-        stored = await self.memory.buckets["state"].get("registry")
-        if stored is None:
-            return None
-        return msgspec.msgpack.decode(codec.decode(stored.value, Commit).state, type=RegistryState)
+    async def status(self) -> Status:
+        """Ask the registry for everything it knows."""
+        reply = await self._ask(GetStatus())
+        if reply.status is None:
+            raise InvalidInputError(f"the registry gave no status: {reply.error}")
+        return reply.status
 
     # --- services ----------------------------------------------------------------------------------------------------
 
@@ -311,13 +309,13 @@ class World:
             "raise": partial(victim.throw, f"CUDA error number {strike.pick}"),
         }
         hit[strike.how]()
-        if strike.how != "stop":
+        if not victim.living:
             self.invariants.victims[victim.name] = (
                 victim.host.name,
                 victim.spec.name,
                 len(self.invariants.messages),
             )
-        else:
+        elif strike.how == "stop":
             await asyncio.sleep(strike.for_s)
             if victim.living:
                 self._tell(f"{victim.name} goes on")

@@ -79,3 +79,20 @@ def test_every_microbatch_is_computed_exactly_once(data):
     assert found.kept == len(kept)
     assert found.recomputed == owner.count(-1)
     assert max(map(len, found.todo)) - min(map(len, found.todo)) <= 1
+
+
+def test_what_a_rank_did_before_it_was_left_out_counts_once():
+    # rank 2 sat out a membership of two, in which the others did its microbatches 2 and 5 as well
+    left = [progress(done=[0, 2, 3]), progress(done=[1, 5], todo=(4,)), progress(done=[2, 5])]
+    found = resume(left, 6, ["n1", "n2", "n3"])
+    assert found.stale == (False, False, True)
+    assert sorted(mb for mine in found.todo for mb in mine) == [4]
+    assert found.kept == 5
+    assert found.sources == ((), (), ())  # its parameters are as good as the others'
+
+
+def test_a_rank_whose_sum_is_dropped_gives_no_bucket():
+    left = [progress(done=[0, 1]), progress(done=[0], buckets=(True,))]
+    found = resume(left, 2, ["n1", "n2"])
+    assert found.stale == (False, True)
+    assert found.bucket_from == (None,)

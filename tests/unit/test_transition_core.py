@@ -321,3 +321,27 @@ def test_a_later_instance_uses_its_own_token():
     scene = Scene(a={})
     scene.tell(Started(token=12))
     assert {start.token for start in of(StartWorker, scene.plan(a=["n1:0"]))} == {12}
+
+
+def test_a_plan_that_is_taken_back_before_anybody_moved_leaves_the_task_running():
+    scene = Scene(gpt={}).running(gpt=["n1:0", "n2:0"])
+    assert of(TaskStateChanged, scene.plan(gpt=["n1:0", "n2:0", "n3:0"]))[0].state is TaskState.RECONFIGURING
+    out = scene.plan(gpt=["n1:0", "n2:0"])
+    assert [change.state for change in of(TaskStateChanged, out)] == [TaskState.RUNNING]
+    assert of(TaskRecovered, out)
+    assert not of(Regroup, out)
+
+
+def test_a_task_whose_members_were_through_before_a_new_worker_came_is_finished():
+    scene = Scene(gpt={}).running(gpt=["n1:0", "n2:0"])
+    scene.plan(gpt=["n1:0", "n2:0", "n3:0"])
+    old, other, new = scene.run("gpt").workers
+    where = scene.run("gpt").workers[old].place
+    scene.tell(WorkerFinished(node="n2", slot=0, task="gpt", worker=other, iterations=1))
+    # the news of the first is late: it is ordered into a membership with the new worker, and can't come
+    scene.run("gpt").broken = True
+    scene.ready("gpt", new)
+    assert scene.run("gpt").group == [old, new]
+    out = scene.tell(WorkerFinished(node=where.node, slot=where.slot, task="gpt", worker=old, iterations=1))
+    assert [change.state for change in of(TaskStateChanged, out)] == [TaskState.FINISHED]
+    assert [order.worker for order in of(StopWorker, out)] == [new]

@@ -37,6 +37,7 @@ class Resumption:
         recomputed: microbatches taken over from ranks that are gone.
         sources: for each rank, the ranks from which it can take its state, best first; empty where it has its own.
         bucket_from: for each bucket, the rank that gives its reduced value to all, or None where it is to be reduced.
+        stale: for each rank, whether it must drop the gradients it has accumulated: others have done its microbatches.
     """
 
     iteration: int
@@ -45,6 +46,7 @@ class Resumption:
     recomputed: int
     sources: tuple[tuple[int, ...], ...]
     bucket_from: tuple[int | None, ...]
+    stale: tuple[bool, ...]
 
 
 def resume(progress: Sequence[Progress], microbatches: int, nodes: Sequence[str]) -> Resumption:
@@ -52,7 +54,8 @@ def resume(progress: Sequence[Progress], microbatches: int, nodes: Sequence[str]
 
     The rank that is furthest ahead sets the iteration. A rank behind it, or without a state, takes the state of one
     that is there: on its own node first, else spread over the holders so that they share the load. Microbatches that
-    the holders have done are kept, all others go round-robin over everybody.
+    the holders have done are kept, all others go round-robin over everybody. A rank that was left out of a membership
+    in between may have done what others did anew meanwhile; its sum can't be taken apart, so it counts for nothing.
 
     Args:
         progress: one entry a rank.
@@ -63,16 +66,17 @@ def resume(progress: Sequence[Progress], microbatches: int, nodes: Sequence[str]
     holders = [rank for rank, entry in enumerate(progress) if entry.has_state and entry.iteration == front] or [0]
     established = progress[holders[0]].has_state
     sources = tuple(() if rank in holders else _nearest(rank, holders, nodes) for rank in range(len(progress)))
+    kept = _disjoint(progress, holders) if established else []
+    stale = tuple(rank in holders and rank not in kept and bool(entry.done) for rank, entry in enumerate(progress))
     count = len(progress[0].buckets)
     bucket_from = tuple(
-        next((rank for rank in holders if established and progress[rank].buckets[bucket]), None)
-        for bucket in range(count)
+        next((rank for rank in kept if progress[rank].buckets[bucket]), None) for bucket in range(count)
     )
     if count and None not in bucket_from:
         everything = tuple(() for _ in progress)
-        return Resumption(front, everything, microbatches, 0, sources, bucket_from)
-    done = frozenset[int]().union(*(progress[rank].done for rank in holders)) if established else frozenset()
-    claimed = done.union(*(progress[rank].todo for rank in holders))
+        return Resumption(front, everything, microbatches, 0, sources, bucket_from, stale)
+    done = frozenset[int]().union(*(progress[rank].done for rank in kept))
+    claimed = done.union(*(progress[rank].todo for rank in kept))
     remaining = [microbatch for microbatch in range(microbatches) if microbatch not in done]
     return Resumption(
         iteration=front,
@@ -81,7 +85,18 @@ def resume(progress: Sequence[Progress], microbatches: int, nodes: Sequence[str]
         recomputed=microbatches - len(claimed) if established else 0,
         sources=sources,
         bucket_from=bucket_from,
+        stale=stale,
     )
+
+
+def _disjoint(progress: Sequence[Progress], holders: Sequence[int]) -> list[int]:
+    """Return the holders whose accumulated gradients can be added up: no microbatch is in two of them."""
+    kept, done = list[int](), set[int]()
+    for rank in sorted(holders, key=lambda rank: -len(progress[rank].done)):
+        if done.isdisjoint(progress[rank].done):
+            kept.append(rank)
+            done |= progress[rank].done
+    return sorted(kept)
 
 
 def _nearest(rank: int, holders: Sequence[int], nodes: Sequence[str]) -> tuple[int, ...]:

@@ -231,6 +231,9 @@ class Session:
         nodes = [member.node for member in membership.members]
         plan = redistribute.resume(progress, self.per_iteration, nodes)
         taken_from = self._exchange_states(plan, membership)
+        if plan.stale[rank]:
+            self._gradients.start()
+            self._done = set()
         self._gradients.share(self._group, plan.bucket_from)
         self._todo, self._has_state, self._open = list(plan.todo[rank]), True, True
         return Joined(

@@ -115,6 +115,7 @@ class TransitionCore:
         worker = run.workers[status.worker]
         if status.ready and worker.phase == "starting":
             worker.phase = "ready"
+        worker.computed = worker.computed or status.epoch >= 0
         if status.worker in run.group and status.epoch != run.epoch:
             run.broken = True
 
@@ -181,6 +182,9 @@ class TransitionCore:
             changed.append((run, share.reason))
         out = self._settle_all()
         for run, reason in changed:
+            if self._as_wanted(run):  # an earlier plan is taken back before anybody moved
+                out += self._complete(run, decided.at)
+                continue
             state = TaskState.WAITING if not run.target else TaskState.RECONFIGURING
             if run.epoch < 0 and run.target:
                 state = TaskState.STARTING
@@ -208,27 +212,42 @@ class TransitionCore:
 
     def _regrouped(self, report: Regrouped) -> list[Message]:
         run = self.state.tasks.get(report.task)
+        if run is not None and report.worker in run.workers:
+            run.workers[report.worker].computed = True
         if run is None or report.epoch != run.epoch or report.worker not in run.group:
             return []
         run.joined.add(report.worker)
-        if run.broken or not run.joined.issuperset(run.group):
+        if run.broken or not self._all_joined(run):
             return []
-        out: list[Message] = [CancelTimer(name=f"regroup.{report.task}")]
+        return self._complete(run, report.at)
+
+    def _complete(self, run: TaskRun, at: float) -> list[Message]:
+        """Say that the newest membership computes, and whether it is all that the plan wants."""
+        out: list[Message] = [CancelTimer(name=f"regroup.{run.spec.name}")]
         out += self._moved(run, TaskState.RUNNING, f"{len(run.group)} workers in epoch {run.epoch}")
         if run.failed_at is not None and len(run.group) >= len(run.target):
-            seconds = max(0.0, report.at - run.failed_at)
+            seconds = max(0.0, at - run.failed_at)
             run.failed_at = None
-            out.append(
-                TaskRecovered(task=report.task, epoch=run.epoch, workers=len(run.group), seconds=seconds),
-            )
+            out.append(TaskRecovered(task=run.spec.name, epoch=run.epoch, workers=len(run.group), seconds=seconds))
         return out
+
+    def _as_wanted(self, run: TaskRun) -> bool:
+        """Whether the newest membership computes in the very slots of the plan."""
+        if run.broken or not run.group or not self._all_joined(run):
+            return False
+        places = [run.workers[name].place for name in run.group if name in run.workers]
+        return len(places) == len(run.group) and set(places) == set(run.target)
 
     def _finished(self, finished: WorkerFinished) -> list[Message]:
         run = self.state.tasks.get(finished.task)
         if run is None or finished.worker not in run.workers:
             return []
         run.workers[finished.worker].phase = "finished"
-        if any(name in run.workers and run.workers[name].phase != "finished" for name in run.group):
+        left = [run.workers[name] for name in run.group if name in run.workers]
+        left = [worker for worker in left if worker.phase != "finished"]
+        # through before it could join the newest membership: there, new workers without a state wait in vain
+        in_vain = finished.worker not in run.joined and not any(worker.computed for worker in left)
+        if left and not in_vain:
             # somebody who missed the end of the last iteration must finish it without those that are through
             return settle(self.state, [finished.task]) if run.broken or not self._all_joined(run) else []
         # the finished ones may still be writing their results: let them go, and stop the rest

@@ -20,11 +20,13 @@ class WorkerRun(msgspec.Struct, kw_only=True):
 
     Attributes:
         phase: "starting", "ready" (waits for a membership or is in one) or "finished".
+        computed: it has been in a membership, so it has its task's state.
     """
 
     worker: str
     place: SlotRef
     phase: str = "starting"
+    computed: bool = False
 
 
 class TaskRun(msgspec.Struct, kw_only=True):
