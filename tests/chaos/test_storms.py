@@ -11,7 +11,7 @@ from unicron_simulator.world import Parts
 
 from unicron.service import Service
 
-SEEDS = 40
+SEEDS = 200
 BATCH = 20
 
 

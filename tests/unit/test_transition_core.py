@@ -345,3 +345,17 @@ def test_a_task_whose_members_were_through_before_a_new_worker_came_is_finished(
     out = scene.tell(WorkerFinished(node=where.node, slot=where.slot, task="gpt", worker=old, iterations=1))
     assert [change.state for change in of(TaskStateChanged, out)] == [TaskState.FINISHED]
     assert [order.worker for order in of(StopWorker, out)] == [new]
+
+
+def test_two_tasks_that_wait_for_each_others_slots_both_get_them():
+    scene = Scene(a={}, b={}).running(a=["n1:0", "n1:1"], b=["n2:0", "n2:1"])
+    scene.plan(a=["n1:0", "n2:1"], b=["n2:0", "n1:1"])
+    for _ in range(3):
+        for task in "ab":
+            for worker in [each.worker for each in scene.run(task).workers.values() if each.phase == "starting"]:
+                scene.ready(task, worker)
+            scene.join(task)
+            scene.tell(scene.admitted("n3"))
+    for task, places in {"a": ["n1:0", "n2:1"], "b": ["n2:0", "n1:1"]}.items():
+        assert sorted(str(worker.place) for worker in scene.run(task).workers.values()) == sorted(places)
+        assert len(scene.run(task).group) == 2

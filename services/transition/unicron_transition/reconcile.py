@@ -61,9 +61,13 @@ def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
     wanted = _wanted(state, run)
     by_place = {worker.place: worker for worker in run.workers.values()}
     present = [by_place[place] for place in wanted if place in by_place and by_place[place].phase == "ready"]
-    awaited = len(wanted) - len(
-        [place for place in wanted if place in by_place and by_place[place].phase != "starting"]
-    )
+    # a slot that another task still holds is not waited for: that task may be waiting for one of this task's
+    foreign = {worker.place for other in state.tasks.values() if other is not run for worker in other.workers.values()}
+    awaited = [
+        place
+        for place in wanted
+        if (by_place[place].phase == "starting" if place in by_place else place not in foreign)
+    ]
     intact = bool(run.group) and not run.broken and all(_takes_part(run, name) for name in run.group)
     if awaited and (intact or not _survivors(run)):
         return []  # those that compute go on until the new ones are ready; those that start wait for one another
