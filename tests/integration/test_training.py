@@ -92,6 +92,27 @@ async def test_with_float32_the_difference_is_that_of_another_number_of_workers(
     assert difference(healed, plain) <= 2 * other_order  # a rounding or two more or less
 
 
+async def test_the_only_worker_of_a_task_takes_its_state_along_when_its_node_is_drained(scene, tmp_path):
+    script, name, out = write_script(tmp_path), next(names), tmp_path / "moved.pt"
+    env = {"OUT": str(out), "ACCUMULATE": "float64", "PACE": "0.02"}
+    await scene.client.submit(task(script, name, iterations=40, max_workers=1, env=env))
+    await scene.reached(name, 5)
+    [only] = (await scene.view(name)).members
+    await scene.client.drain(only.node)
+    try:
+        view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
+    finally:
+        await scene.client.drain(only.node, drain=False)
+    assert view.state is TaskState.FINISHED, view
+    assert {m.node for m in scene.of(Regrouped, task=name)} > {only.node}, "it moved"
+    await scene.until(out.exists)
+    await asyncio.sleep(0.3)
+    done = [message.iteration for message in scene.iterations if message.task == name]
+    assert done == list(range(40)), "no iteration is computed again"
+    plain = await asyncio.to_thread(plain_run, script, tmp_path / "plain.pt", ITERATIONS="40", ACCUMULATE="float64")
+    assert difference(torch.load(out, weights_only=True), plain) <= 1e-5
+
+
 async def test_a_stopped_worker_is_replaced(scene, tmp_path):
     name = next(names)
     await scene.client.submit(task(write_script(tmp_path), name, iterations=400, env={"PACE": "0.02"}))

@@ -359,3 +359,15 @@ def test_two_tasks_that_wait_for_each_others_slots_both_get_them():
     for task, places in {"a": ["n1:0", "n2:1"], "b": ["n2:0", "n1:1"]}.items():
         assert sorted(str(worker.place) for worker in scene.run(task).workers.values()) == sorted(places)
         assert len(scene.run(task).group) == 2
+
+
+def test_a_task_that_moves_to_other_slots_altogether_takes_its_state_along():
+    scene = Scene(a={"max_workers": 1}).running(a=["n1:0"])
+    out = scene.plan(a=["n2:0"])
+    assert of(Regroup, out) == of(StopWorker, out) == [], "the old worker computes until the new one is ready"
+    assert members(scene.ready("a", "a-2")) == ["a-1", "a-2"], "the old one gives its state"
+    out = scene.join("a")
+    assert members(out) == ["a-2"]
+    assert [stop.worker for stop in of(StopWorker, out)] == ["a-1"]
+    assert of(Regroup, scene.join("a")) == []
+    assert scene.run("a").state is TaskState.RUNNING

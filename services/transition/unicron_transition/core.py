@@ -219,7 +219,7 @@ class TransitionCore:
         run.joined.add(report.worker)
         if run.broken or not self._all_joined(run):
             return []
-        return self._complete(run, report.at)
+        return self._complete(run, report.at) + settle(self.state, [report.task])
 
     def _complete(self, run: TaskRun, at: float) -> list[Message]:
         """Say that the newest membership computes, and whether it is all that the plan wants."""

@@ -75,6 +75,9 @@ def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
     present.sort(key=lambda worker: ranks.get(worker.worker, len(ranks)))  # stable: members keep their order
     size = max((size for size in run.spec.sizes if size <= len(present)), default=0)
     chosen = [worker.worker for worker in present[:size]]
+    if chosen and not any(run.workers[name].computed for name in chosen):
+        # none of them has the task's state yet: one who has comes along, and leaves when they have it
+        chosen = [name for name in _survivors(run) if run.workers[name].computed][:1] + chosen
     if not chosen or (intact and chosen == run.group):
         return []
     run.epoch += 1
