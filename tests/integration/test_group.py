@@ -166,11 +166,12 @@ OTHERS = """
     from unicron.train.group import Group
 
     address, rank = sys.argv[1], int(sys.argv[2])
-    group = Group(torch.device("cpu"))
-    group.form(address, "others", 0, rank, 2)
     server = socket.create_server(("127.0.0.1", 0))
-    ours = socket.create_connection(server.getsockname())
-    theirs, _ = server.accept()
+    pairs = [(socket.create_connection(server.getsockname()), server.accept()[0])]
+    group = Group(torch.device("cpu"))
+    group.abort_below(0)  # there is no group yet, and so nothing to shut
+    group.form(address, "others", 0, rank, 2)
+    pairs.append((socket.create_connection(server.getsockname()), server.accept()[0]))
     threading.Timer(0.3, group.abort_below, [1]).start()
     woken = False
     try:
@@ -179,10 +180,14 @@ OTHERS = """
         threading.Event().wait(1.0)
     except RuntimeError:
         woken = True
-    ours.sendall(b"still there")
-    print(json.dumps([woken, theirs.recv(100).decode()]), flush=True)
+    for ours, _ in pairs:
+        ours.sendall(b"still there")
+    print(json.dumps([woken, *(theirs.recv(100).decode() for _, theirs in pairs)]), flush=True)
 """
 
 
 async def test_an_interrupted_group_leaves_the_program_s_own_connections_alone(tmp_path):
-    assert await run_ranks(tmp_path, OTHERS, 2) == [[True, "still there"], [False, "still there"]]
+    assert await run_ranks(tmp_path, OTHERS, 2) == [
+        [True, "still there", "still there"],
+        [False, "still there", "still there"],
+    ]

@@ -46,7 +46,7 @@ class Group:
         self._backend: Any = None
         self._aborted_at: float | None = None
         self._older: frozenset[str] = frozenset()
-        self._own: frozenset[str] | None = None
+        self._own: frozenset[str] | None = frozenset()
         self._meeting: Meeting | None = None
         self.epoch = -1
         self.rank = 0
@@ -64,12 +64,14 @@ class Group:
             self.epoch, self.rank, self.world_size = epoch, rank, world_size
             self._older, self._own, self._aborted_at = frozenset(_sockets()), None, None
         # the name keeps tasks and epochs apart: a rank that was stopped and goes on meets nobody
-        self._meeting = Meeting(meeting, f"{name}-{epoch}")
-        self._meeting.set(f"here-{rank}", "")
-        self._meeting.wait([f"here-{other}" for other in range(world_size)])
-        self._backend = self._connect(self._meeting)
-        with self._lock:
-            self._own = frozenset(_sockets()) - self._older
+        try:
+            self._meeting = Meeting(meeting, f"{name}-{epoch}")
+            self._meeting.set(f"here-{rank}", "")
+            self._meeting.wait([f"here-{other}" for other in range(world_size)])
+            self._backend = self._connect(self._meeting)
+        finally:
+            with self._lock:
+                self._own = frozenset(_sockets()) - self._older
 
     def _connect(self, meeting: Meeting) -> Any:
         """Make the group in a thread that can be left behind.
