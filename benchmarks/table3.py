@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import structs
 from unicron_planner import program
 from unicron_planner.policies import Job, Policy, equally, sized, weighted
 from unicron_planner.program import Floats, Ints
@@ -76,16 +77,7 @@ def contenders(models: Sequence[str], weights: Sequence[float]) -> list[Contende
 
 def known(name: str) -> tuple[Ints, Floats, float]:
     """Return the feasible sizes of a model, T(t, x) at each, and its number of parameters."""
-    size = catalogue.size(name)
-    model = ModelSpec(
-        layers=size.layers,
-        hidden=size.hidden,
-        heads=size.heads,
-        sequence=size.sequence,
-        vocabulary=size.vocabulary,
-        batch=BATCH,
-        accelerator=ACCELERATOR,
-    )
+    model = ModelSpec(**structs.asdict(catalogue.size(name)), batch=BATCH, accelerator=ACCELERATOR)
     curve = planning.curve(model, GPUS)
     return np.r_[0, curve.sizes], np.r_[0.0, curve.flops], formulas.parameters(model)
 

@@ -1,5 +1,7 @@
 """The tasks of the paper's experiments."""
 
+from msgspec import structs
+
 from unicron.contracts.tasks import ModelSpec, TaskSpec
 from unicron.megatron import catalogue, formulas
 
@@ -15,16 +17,7 @@ ALL_RUN = (64, 32, 16, 8, 4, 4)
 
 def gpt3(name: str, size: str, *, weight: float = 1.0, most: int = 128, batch: int = BATCH) -> TaskSpec:
     """Return the task of training a GPT-3 of the catalogue on A800, as sizes that Megatron can run allow it."""
-    shape = catalogue.size(size)
-    model = ModelSpec(
-        layers=shape.layers,
-        hidden=shape.hidden,
-        heads=shape.heads,
-        sequence=shape.sequence,
-        vocabulary=shape.vocabulary,
-        batch=batch,
-        accelerator="A800",
-    )
+    model = ModelSpec(**structs.asdict(catalogue.size(size)), batch=batch, accelerator="A800")
     flops = formulas.iteration_flops(model)
     return TaskSpec(
         name=name, command=["train"], weight=weight, max_workers=most, model=model, flops_per_iteration=flops
