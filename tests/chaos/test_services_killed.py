@@ -5,6 +5,7 @@ import sysconfig
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from unicron.cli.cluster import NATS, SERVICES
@@ -39,7 +40,7 @@ async def test_the_main_job_ends_well_though_this_is_killed(victim, tmp_path):
     demo = Demo(tmp_path, Path(sysconfig.get_path("stdlib")), SCRIPT, kill_and_restart, iterations=30)
     report = await demo.run(time.monotonic())
     assert killed_at
-    assert report.ok, report
+    assert report.ok, msgspec.json.format(msgspec.json.encode(report)).decode()
     assert [fault.iterations_redone for fault in report.faults] == [0, 0]
     failures = [
         message for message in demo.journal if isinstance(message, FailureDetected) and message.at > killed_at[0]

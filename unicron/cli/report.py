@@ -87,8 +87,9 @@ def fault_reports(
     Args:
         strikes: in their order.
         journal: all facts and commands, in order.
-        iterations: all finished iterations, in order.
+        iterations: all finished iterations, in any order.
     """
+    iterations = sorted(iterations, key=lambda message: message.at)  # agents held back what the bus could not take
     ends = [strike.at for strike in strikes[1:]] + [float("inf")]
     return [
         _report(
@@ -143,13 +144,15 @@ def _is_cause(strike: Strike, message: Message) -> bool:
 
 
 def _redone(iterations: Sequence[IterationFinished], start: float, end: float) -> int:
-    """Count iterations finished between `start` and `end` that had been finished before."""
-    newest: dict[str, int] = {}
+    """Count iterations finished between `start` and `end` that had been finished before.
+
+    One and the same message may come twice, which is not done twice.
+    """
+    finished: dict[tuple[str, int], str] = {}
     redone = 0
     for done in iterations:
-        if done.iteration <= newest.get(done.task, -1) and start <= done.at < end:
-            redone += 1
-        newest[done.task] = max(newest.get(done.task, -1), done.iteration)
+        first = finished.setdefault((done.task, done.iteration), done.id)
+        redone += first != done.id and start <= done.at < end
     return redone
 
 
