@@ -9,7 +9,7 @@ import re
 
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Command
-from unicron.contracts.events import IterationFinished, NodeHeartbeat
+from unicron.contracts.events import FailureDetected, IterationFinished, NodeHeartbeat
 from unicron.errors import InvalidInputError
 
 ROOT = "unicron.v1"
@@ -54,6 +54,11 @@ def events(*kinds: type[Message]) -> list[str]:
 def commands(node: str) -> str:
     """Return the filter for all commands to `node`."""
     return f"{ROOT}.cmd.{token(node, 'node')}.>"
+
+
+def given_up(node: str) -> str:
+    """Return the filter for the fact that `node` was given up."""
+    return f"{ROOT}.evt.*.{FailureDetected.__name__}.{token(node, 'node')}"
 
 
 def rpc(owner: str) -> str:

@@ -69,14 +69,14 @@ class Agent:
         await self._adopt()
         server = await asyncio.start_unix_server(self._serve_worker, socket_path)
         await self._await_adopted()
-        meetings, store = await Meetings().serve(self._host)
-        states, state_address = await state_server.serve(self._host, self._state_dir)
+        meetings, self._store = await Meetings().serve(self._host)
+        states, self._state_address = await state_server.serve(self._host, self._state_dir)
         await self._supervisor.start()
         await self._bus.serve(subjects.rpc(self._node), f"agent-{self._node}", self._on_query)
         jobs = [asyncio.create_task(job) for job in (self._publish(), self._watch())]
         try:
-            self._join(store, state_address)
-            more = (self._beat(), self._obey(position), self._rejoin(store, state_address))
+            self._join()
+            more = (self._beat(), self._obey(position), self._rejoin())
             jobs += [asyncio.create_task(job) for job in more]
             done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
             for job in done:
@@ -94,27 +94,27 @@ class Agent:
             meetings.close()
             shutil.rmtree(self._state_dir, ignore_errors=True)
 
-    def _join(self, store: str, state_server: str) -> None:
+    def _join(self) -> None:
         """Say what there is on this node, each time under a new name: commands to the old one are out of date."""
-        self._core.incarnation = uuid.uuid4().hex[:12]
+        self._core.incarnation, self._core.joined = uuid.uuid4().hex[:12], None
         self._emit(
             NodeJoined(
                 node=self._node,
                 incarnation=self._core.incarnation,
                 host=self._host,
                 slots=self._slots,
-                store=store,
-                state_server=state_server,
+                store=self._store,
+                state_server=self._state_address,
                 pid=os.getpid(),
                 workers=[worker.status() for worker in self._core.workers.values() if not worker.stopping],
             )
         )
 
-    async def _rejoin(self, store: str, state_server: str) -> None:
+    async def _rejoin(self) -> None:
         """Join again whenever the connection was interrupted: the others may hold this node to be lost."""
         async for down_s in self._bus.reconnected():
             log.info("the bus was away for %.1f s; joining again", down_s)
-            self._join(store, state_server)
+            self._join()
 
     async def _journal_end(self) -> int:
         """Return from where on commands are for this agent; the control services make the journal when they start.
@@ -189,7 +189,10 @@ class Agent:
                 with contextlib.suppress(BusUnavailableError):
                     await self._bus.tell(subject, data)
             else:
-                await insist(partial(self._bus.append, subject, data, fact.id), f"publishing {type(fact).__name__}")
+                append = partial(self._bus.append, subject, data, fact.id)
+                sequence = await insist(append, f"publishing {type(fact).__name__}")
+                if isinstance(fact, NodeJoined) and fact.incarnation == self._core.incarnation:
+                    self._core.joined = sequence
 
     async def _beat(self) -> None:
         while True:
@@ -249,18 +252,7 @@ class Agent:
             self._emit(fact, correlation if caused else "")
 
     async def _fetch_state(self, name: str, wanted: wire.FetchState) -> None:
-        exported = f"{wanted.source.worker}.{wanted.key}"
-        try:
-            if wanted.source.node == self._node:
-                path = await state_server.exported(self._state_dir, exported)
-            else:
-                path = self._state_dir / f"{name}.{wanted.key}.fetched"
-                await state_server.fetch(wanted.source.state_server, exported, path)
-        except (InvalidInputError, OSError) as error:
-            log.warning("worker %s gets no state: %s", name, error)
-            self._tell(name, wire.StateFetched(key=wanted.key, error=str(error)))
-        else:
-            self._tell(name, wire.StateFetched(key=wanted.key, path=str(path)))
+        self._tell(name, await state_server.obtain(self._state_dir, name, self._node, wanted))
 
     def _on_exit(self, name: str, exit_code: int | None, number: int | None, stderr: list[str]) -> None:
         for fact in self._core.exited(name, exit_code, number, stderr):
@@ -272,26 +264,34 @@ class Agent:
     # --- commands ----------------------------------------------------------------------------------------------------
 
     async def _obey(self, position: int) -> None:
-        async for entry in self._bus.follow([subjects.commands(self._node)], position):
+        """Read the journal from `position` on: commands, and whether this node was given up though it lives."""
+        async for entry in self._bus.follow([subjects.commands(self._node), subjects.given_up(self._node)], position):
             try:
-                command = codec.decode_message(entry.data)
-                if not isinstance(command, Command) or subjects.of(command) != entry.subject:
-                    raise InvalidInputError(f"{type(command).__name__} is no command for {entry.subject}")  # noqa: TRY301
+                message = codec.decode_message(entry.data)
+                if subjects.of(message) != entry.subject:
+                    raise InvalidInputError(f"{type(message).__name__} does not belong on {entry.subject}")  # noqa: TRY301
             except InvalidInputError as error:
                 log.warning("dead letter on %s: %s", entry.subject, error)
                 self._emit(DeadLetter(subject=entry.subject, error=str(error), payload=entry.data[:4096]))
                 continue
-            try:
-                before = self._core.token
-                wanted = self._core.admit(command)
-                if self._core.token > before:
-                    self._token_file.write_text(str(self._core.token))
-                if wanted:
-                    await self._carry_out(command)
-                else:
-                    log.info("%s is from before this node joined; let pass", type(command).__name__)
-            except (UnicronError, OSError) as error:
-                self._refuse(command, str(error))
+            if isinstance(message, Command):
+                await self._admit(message)
+            elif self._core.wrongly_given_up(message, entry.sequence):
+                log.warning("this node was given up, but it lives; joining again")
+                self._join()
+
+    async def _admit(self, command: Command) -> None:
+        try:
+            before = self._core.token
+            wanted = self._core.admit(command)
+            if self._core.token > before:
+                self._token_file.write_text(str(self._core.token))
+            if wanted:
+                await self._carry_out(command)
+            else:
+                log.info("%s is from before this node joined; let pass", type(command).__name__)
+        except (UnicronError, OSError) as error:
+            self._refuse(command, str(error))
 
     def _refuse(self, command: Command, reason: str) -> None:
         log.warning("refused %s: %s", type(command).__name__, reason)

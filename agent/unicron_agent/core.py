@@ -9,6 +9,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.commands import Command
 from unicron.contracts.events import (
     CollectiveFailed,
+    FailureDetected,
     IterationFinished,
     Regrouped,
     WorkerExited,
@@ -99,10 +100,15 @@ class Worker:
 
 @dataclass
 class AgentCore:
-    """Everything the agent knows about its workers; messages in, facts out."""
+    """Everything the agent knows about its workers; messages in, facts out.
+
+    Attributes:
+        joined: place in the journal at which the node joined last; None until that is known.
+    """
 
     node: str
     incarnation: str = ""
+    joined: int | None = None
     limits: StallLimits = field(default_factory=StallLimits)
     token: int = 0
     workers: dict[str, Worker] = field(default_factory=dict)
@@ -121,6 +127,15 @@ class AgentCore:
             )
         self.token = command.token
         return command.incarnation in {"", self.incarnation}
+
+    def wrongly_given_up(self, failure: Message, sequence: int) -> bool:
+        """Return whether the fact at `sequence` gives this node up for its silence after it joined, so it must again.
+
+        The fact may be late: of a connection that ended long before, or of an earlier agent. A node given up because
+        of what happens on it is not to come back by itself.
+        """
+        silent = isinstance(failure, FailureDetected) and (failure.node, failure.method) == (self.node, "node_health")
+        return silent and self.joined is not None and sequence > self.joined
 
     def said(self, name: str, message: ToAgent, now: float) -> list[Message]:
         """Take in what worker `name` said at `now`; return the facts for the bus."""

@@ -1,6 +1,7 @@
 """States of workers on their way between nodes: a gRPC stream of chunks, closed by a checksum."""
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator
 from hashlib import blake2b
@@ -9,7 +10,10 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from unicron.contracts.worker import FetchState, StateFetched
 from unicron.errors import InvalidInputError
+
+log = logging.getLogger(__name__)
 
 METHOD = "/unicron.v1.State/Fetch"
 CHUNK = 2 * 1024 * 1024
@@ -100,6 +104,21 @@ async def fetch(address: str, name: str, target: Path) -> None:
         unfinished.unlink(missing_ok=True)
         raise InvalidInputError(f"state {name} from {address}: wrong checksum, what arrived is not what was sent")
     unfinished.rename(target)
+
+
+async def obtain(directory: Path, worker: str, node: str, wanted: FetchState) -> StateFetched:
+    """Get a state for `worker` on this `node`, from a peer beside it or from another node; return what to tell it."""
+    name = f"{wanted.source.worker}.{wanted.key}"
+    try:
+        if wanted.source.node == node:
+            path = await exported(directory, name)
+        else:
+            path = directory / f"{worker}.{wanted.key}.fetched"
+            await fetch(wanted.source.state_server, name, path)
+    except (InvalidInputError, OSError) as error:
+        log.warning("worker %s gets no state: %s", worker, error)
+        return StateFetched(key=wanted.key, error=str(error))
+    return StateFetched(key=wanted.key, path=str(path))
 
 
 _LIMITS = [("grpc.max_receive_message_length", CHUNK + 1024), ("grpc.max_send_message_length", CHUNK + 1024)]

@@ -15,7 +15,7 @@ from unicron.clock import VirtualClock
 from unicron.contracts import worker as wire
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Command, Regroup, StartWorker, StopWorker
-from unicron.contracts.events import CommandRefused, NodeHeartbeat, NodeJoined, NodeLeft
+from unicron.contracts.events import CommandRefused, FailureDetected, NodeHeartbeat, NodeJoined, NodeLeft
 from unicron.contracts.tasks import Slot
 from unicron.errors import InvalidInputError, UnicronError
 from unicron_simulator.invariants import Invariants
@@ -83,7 +83,7 @@ class Agent:
 
     def _join(self) -> None:
         self._incarnations += 1
-        self.core.incarnation = f"{self._first}.{self._incarnations}"
+        self.core.incarnation, self.core.joined = f"{self._first}.{self._incarnations}", None
         self.emit(
             NodeJoined(
                 node=self._machine.name,
@@ -107,7 +107,9 @@ class Agent:
             if isinstance(fact, subjects.TELEMETRY):
                 await self.link.tell(subject, data)
             else:
-                await insist(partial(self.link.append, subject, data, fact.id), "publishing")
+                sequence = await insist(partial(self.link.append, subject, data, fact.id), "publishing")
+                if isinstance(fact, NodeJoined) and fact.incarnation == self.core.incarnation:
+                    self.core.joined = sequence
 
     async def _beat(self) -> None:
         while True:
@@ -158,8 +160,13 @@ class Agent:
     # --- commands ----------------------------------------------------------------------------------------------------
 
     async def _obey(self, position: int) -> None:
-        async for entry in self.link.follow([subjects.commands(self._machine.name)], position):
+        name = self._machine.name
+        async for entry in self.link.follow([subjects.commands(name), subjects.given_up(name)], position):
             command = codec.decode_message(entry.data)
+            if isinstance(command, FailureDetected):
+                if self.core.wrongly_given_up(command, entry.sequence):
+                    self._join()
+                continue
             assert isinstance(command, Command)  # noqa: S101 nobody else writes there in this world
             try:
                 wanted = self.core.admit(command)

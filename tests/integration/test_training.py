@@ -218,6 +218,26 @@ async def test_a_node_that_is_back_before_it_is_missed_gets_new_workers(scene, t
     await scene.client.remove(name)
 
 
+async def test_a_node_that_was_given_up_though_it_lives_comes_back_by_itself(scene, tmp_path):
+    name = next(names)
+    await scene.client.submit(task(write_script(tmp_path), name, iterations=600, env={"PACE": "0.02"}))
+    await scene.reached(name, 5)
+    node = (await scene.view(name)).members[1].node
+    given_up = len(scene.of(FailureDetected, node=node, task=""))
+    scene.cluster.processes[node].signal(signal.SIGSTOP)
+    try:
+        await scene.until(lambda: scene.of(FailureDetected, node=node, task="")[given_up:])
+        smaller = await scene.until(lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == 2])
+    finally:
+        scene.cluster.processes[node].signal(signal.SIGCONT)
+    grown = lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == 3 and m.epoch > smaller[-1].epoch]  # noqa: E731
+    await scene.until(grown)
+    done = [message.iteration for message in scene.iterations if message.task == name]
+    assert done == sorted(set(done)), "no iteration is finished twice"
+    assert {view.state for view in (await scene.client.status()).nodes} == {NodeState.UP}
+    await scene.client.remove(name)
+
+
 MISSES_THE_END = """
     import os
     from unicron.train.gradients import Gradients

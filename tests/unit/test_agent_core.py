@@ -7,8 +7,10 @@ from unicron.contracts import worker as wire
 from unicron.contracts.commands import StopWorker
 from unicron.contracts.events import (
     CollectiveFailed,
+    FailureDetected,
     IterationFinished,
     Regrouped,
+    Severity,
     WorkerExited,
     WorkerRaised,
     WorkerReady,
@@ -49,6 +51,24 @@ def test_a_command_for_another_node_is_refused_and_its_token_forgotten(core):
     with pytest.raises(StaleTokenError, match="'n2'"):
         core.admit(stop(9, node="n2"))
     assert core.token == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "node", "joined", "sequence", "rejoins"),
+    [
+        pytest.param("node_health", "n1", 7, 8, True, id="given up after it joined"),
+        pytest.param("node_health", "n1", 7, 6, False, id="joined since"),
+        pytest.param("node_health", "n1", None, 8, False, id="joining already"),
+        pytest.param("process_supervision", "n1", 7, 8, False, id="given up for what happens on it"),
+        pytest.param("node_health", "n2", 7, 8, False, id="another node, or a task of the same name"),
+    ],
+)
+def test_a_node_that_lives_joins_again_when_it_is_given_up_for_its_silence(
+    core, method, node, joined, sequence, rejoins
+):
+    core.joined = joined
+    lost = FailureDetected(severity=Severity.SEV1, method=method, status="lost_connection", node=node)
+    assert core.wrongly_given_up(lost, sequence) == rejoins
 
 
 def test_a_command_from_before_the_node_joined_anew_passes_without_effect(core):

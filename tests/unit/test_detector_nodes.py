@@ -205,24 +205,6 @@ def test_a_worker_that_died_with_its_node_is_not_reported_after_the_node_is_back
     assert scene.exit("w1", signal=9) == []
 
 
-def test_a_node_given_up_that_goes_on_beating_alerts_a_person_once(scene):
-    scene.silence("n1")
-    scene.disconnect("n1")
-    scene.wait(2)
-    scene.beating["n1"] = "a"
-    (alert,) = scene.wait(10)
-    assert alert.node == "n1"
-    assert "restart" in alert.text
-
-
-def test_an_agent_that_is_about_to_join_again_alerts_nobody(scene):
-    scene.silence("n1")
-    scene.disconnect("n1")
-    scene.wait(2)
-    scene.beating["n1"] = "b"
-    assert scene.wait(10) == []
-
-
 # --- corroboration: an agent's crash alone breaks no collective ------------------------------------------------------
 
 

@@ -1,7 +1,7 @@
 """Node health: a node is lost when its connection ends and stays away, or when it falls silent."""
 
 from unicron.contracts.base import CancelTimer, ConnectionLost, Message
-from unicron.contracts.events import Alert, NodeHeartbeat, NodeJoined, NodeLeft
+from unicron.contracts.events import NodeHeartbeat, NodeJoined, NodeLeft
 from unicron_detector.memberships import Memberships, lost_connection
 from unicron_detector.processes import Processes
 from unicron_detector.report import Reporter
@@ -9,9 +9,6 @@ from unicron_detector.state import Node
 
 TICK_S = 0.5
 """Period at which silence is counted."""
-
-SURPRISES = 3
-"""Heartbeats of a node given up for its silence after which a person is told."""
 
 
 class Nodes:
@@ -46,17 +43,11 @@ class Nodes:
 
     def heard(self, heartbeat: NodeHeartbeat) -> list[Message]:
         """Note a sign of life, which clears a suspect."""
-        name = heartbeat.node
-        node, lost = self._state.nodes.get(name), self._state.lost.get(name)
-        if node:
-            timer, node.silent, node.suspect = node.suspect, 0, ""
-            return [CancelTimer(name=timer)] if timer else []
-        if lost and lost.silent == heartbeat.incarnation:
-            lost.heard += 1
-            if lost.heard == SURPRISES:
-                text = f"node {name} was given up but is alive; its agent needs to join again: restart it"
-                return [Alert(text=text, node=name)]
-        return []
+        node = self._state.nodes.get(heartbeat.node)
+        if node is None:
+            return []
+        timer, node.silent, node.suspect = node.suspect, 0, ""
+        return [CancelTimer(name=timer)] if timer else []
 
     def connection_lost(self, lost: ConnectionLost) -> list[Message]:
         """Suspect a node.

@@ -72,9 +72,7 @@ class Reporter:
         out: list[Message] = [failure]
         if failure.severity is Severity.SEV1:
             touched |= {w.task for w in state.workers.values() if w.node == failure.node and w.gone_at is None}
-            node = state.nodes.get(failure.node)
-            silent = node.incarnation if node and failure.method == "node_health" else ""
-            state.lost[failure.node] = Lost(at=state.now, silent=silent)
+            state.lost[failure.node] = Lost(at=state.now)
             out += self.drop_node(failure.node)
         if failure.severity is not Severity.SEV3 and failure.worker:
             worker = self.worker(failure.worker, failure.task, failure.node, failure.slot)

@@ -44,13 +44,9 @@ class Lost(msgspec.Struct, kw_only=True):
 
     Attributes:
         at: when.
-        silent: incarnation that was given up for its silence, so that a heartbeat of it is a surprise; else empty.
-        heard: such heartbeats.
     """
 
     at: float
-    silent: str = ""
-    heard: int = 0
 
 
 class Worker(msgspec.Struct, kw_only=True):
