@@ -285,6 +285,41 @@ def test_a_task_is_finished_when_all_its_members_are():
     assert of(StopWorker, out) == []  # they may still be writing their results
 
 
+@pytest.mark.parametrize("loss", ["worker", "node", "agent"])
+@pytest.mark.parametrize("order", ["finished first", "lost first"])
+def test_a_task_that_loses_its_last_member_when_the_others_are_through_is_finished(loss, order):
+    scene = Scene(a={"iterations": 9}).running(a=["n1:0", "n2:0"])
+    lost = {
+        "worker": failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2"),
+        "node": failure(Severity.SEV1, node="n2"),
+        "agent": scene.admitted("n2", incarnation="second"),
+    }[loss]
+    through = WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9)
+    out = [
+        message
+        for each in ([through, lost] if order == "finished first" else [lost, through])
+        for message in scene.tell(each)
+    ]
+    (end,) = [change for change in of(TaskStateChanged, out) if change.state.ended]
+    assert end.state is TaskState.FINISHED
+    said = "; a-2 ended without saying so: what it was to write then may be missing" * (order == "finished first")
+    assert end.reason == "all 9 iterations are done" + said
+    assert scene.run("a").workers == {}
+
+
+def test_a_task_is_finished_though_those_that_were_through_are_forgotten_with_their_nodes():
+    scene = Scene(a={}).running(a=["n1:0", "n2:0", "n3:0"])
+    scene.tell(WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9))
+    out = scene.tell(scene.admitted("n1", incarnation="second"))
+    assert members(out) == ["a-2", "a-3"], "who missed the end finishes it"
+    scene.join("a")
+    out = scene.tell(WorkerFinished(node="n3", slot=0, task="a", worker="a-3", iterations=9))
+    assert of(TaskStateChanged, out) == []
+    out = scene.tell(failure(Severity.SEV1, node="n2"))
+    assert of(TaskStateChanged, out)[0].state is TaskState.FINISHED
+    assert of(StartWorker, out) == []
+
+
 def test_who_missed_the_end_of_the_last_iteration_finishes_it_without_those_that_are_through():
     scene = Scene(a={}).running(a=["n1:0", "n2:0", "n3:0"])
     scene.tell(failure(Severity.SEV2, task="a", node="n3", slot=0, worker="a-3"))

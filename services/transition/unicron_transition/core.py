@@ -1,6 +1,6 @@
 """The transition service's core: failures, plans and reports in; fenced commands out (paper section 6)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from unicron.contracts.base import CancelTimer, Message, Started, TimerFired
@@ -165,7 +165,7 @@ class TransitionCore:
             return []  # that process was replaced already
         if run.failed_at is None:
             run.failed_at = failure.at
-        return out + settle(self.state, [failure.task]) + self._moved(run, TaskState.RECOVERING, failure.reason)
+        return out + self._settle([failure.task]) + self._moved(run, TaskState.RECOVERING, failure.reason)
 
     def _plan(self, decided: PlanDecided) -> list[Message]:
         if decided.plan.number <= self.state.plan:
@@ -208,7 +208,7 @@ class TransitionCore:
             return []
         run.workers[ready.worker].phase = "ready"
         timer = CancelTimer(name=f"start.{ready.task}.{ready.worker}")
-        return [timer, *settle(self.state, [ready.task])]
+        return [timer, *self._settle([ready.task])]
 
     def _regrouped(self, report: Regrouped) -> list[Message]:
         run = self.state.tasks.get(report.task)
@@ -243,18 +243,32 @@ class TransitionCore:
         if run is None or finished.worker not in run.workers:
             return []
         run.workers[finished.worker].phase = "finished"
-        left = [run.workers[name] for name in run.group if name in run.workers]
-        left = [worker for worker in left if worker.phase != "finished"]
-        # through before it could join the newest membership: there, new workers without a state wait in vain
-        in_vain = finished.worker not in run.joined and not any(worker.computed for worker in left)
-        if left and not in_vain:
-            # somebody who missed the end of the last iteration must finish it without those that are through
-            return settle(self.state, [finished.task]) if run.broken or not self._all_joined(run) else []
-        # the finished ones may still be writing their results: let them go, and stop the rest
-        for name in list(run.workers):
-            if run.workers[name].phase == "finished":
-                del run.workers[name]
-        return self._end(finished.task, TaskState.FINISHED, f"all {run.spec.iterations} iterations are done")
+        run.through.add(finished.worker)
+        # whoever missed the end of the last iteration must finish it without those that are through
+        needed = run.broken or not self._all_joined(run) or self._is_over(run)
+        return self._settle([finished.task]) if needed else []
+
+    def _is_over(self, run: TaskRun) -> bool:
+        """Whether the last iteration is done and no living member of the newest membership can still be busy with it.
+
+        A member that is gone can't be replaced any more: whoever has the state is through, and on its way out.
+        """
+        if not run.through:
+            return False
+        left = [worker for name in run.group if (worker := run.workers.get(name)) and worker.phase != "finished"]
+        # through before they could join the newest membership: there, new workers without a state wait in vain
+        in_vain = not run.through & run.joined and not any(worker.computed for worker in left)
+        return not left or in_vain
+
+    def _finish(self, run: TaskRun) -> list[Message]:
+        """End the task; those that are through may still be writing their results: let them go, and stop the rest."""
+        silent = [name for name in run.group if name not in run.workers and name not in run.through]
+        for name in run.through & run.workers.keys():
+            del run.workers[name]
+        reason = f"all {run.spec.iterations} iterations are done"
+        if silent:
+            reason += f"; {', '.join(silent)} ended without saying so: what it was to write then may be missing"
+        return self._end(run.spec.name, TaskState.FINISHED, reason)
 
     def _all_joined(self, run: TaskRun) -> bool:
         return run.joined.issuperset(run.group)
@@ -265,7 +279,7 @@ class TransitionCore:
         if run is None or not exited.expected or exited.worker not in run.workers:
             return []
         self._lose_worker(run, exited.worker, exited.at)
-        return settle(self.state, [exited.task])
+        return self._settle([exited.task])
 
     # --- what does not come back -------------------------------------------------------------------------------------
 
@@ -297,8 +311,14 @@ class TransitionCore:
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
+    def _settle(self, names: Iterable[str]) -> list[Message]:
+        """Return what brings these tasks nearer to their targets, or to their end."""
+        runs = [run for name in names if not (run := self.state.tasks[name]).state.ended]
+        out = [message for run in runs if self._is_over(run) for message in self._finish(run)]
+        return out + settle(self.state, [run.spec.name for run in runs if not run.state.ended])
+
     def _settle_all(self) -> list[Message]:
-        return settle(self.state, [name for name, run in self.state.tasks.items() if not run.state.ended])
+        return self._settle(self.state.tasks)
 
     def _moved(self, run: TaskRun, state: TaskState, reason: str, traceback: str = "") -> list[Message]:
         """Note a new state of the task, and say so."""
