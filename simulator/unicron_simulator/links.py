@@ -209,6 +209,7 @@ class Link:
         """Read the journal in order, each entry a little late."""
         async for entry in self._bus.follow(filters, after):
             while self.cut:
+                self._alive()
                 await self._healed.wait()
             if self._random.random() < 0.2:
                 await asyncio.sleep(self._random.uniform(0, self._network.weather.delay_s))
