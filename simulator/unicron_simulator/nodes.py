@@ -20,7 +20,7 @@ from unicron.contracts.tasks import Slot
 from unicron.errors import InvalidInputError, UnicronError
 from unicron_simulator.invariants import Invariants
 from unicron_simulator.links import CrashedError, Link, Network
-from unicron_simulator.training import Group, Trainer
+from unicron_simulator.training import STORM, Group, Trainer
 
 HEARTBEAT_S = 0.5
 TICK_S = 0.2
@@ -96,6 +96,10 @@ class Agent:
             )
         )
 
+    def _rejoin_if_given_up(self) -> None:
+        if self.core.wrongly_given_up:
+            self._join()
+
     async def _rejoin(self) -> None:
         async for _ in self.link.reconnected():
             self._join()
@@ -110,6 +114,7 @@ class Agent:
                 sequence = await insist(partial(self.link.append, subject, data, fact.id), "publishing")
                 if isinstance(fact, NodeJoined) and fact.incarnation == self.core.incarnation:
                     self.core.joined = sequence
+                    self._rejoin_if_given_up()
 
     async def _beat(self) -> None:
         while True:
@@ -164,8 +169,8 @@ class Agent:
         async for entry in self.link.follow([subjects.commands(name), subjects.given_up(name)], position):
             command = codec.decode_message(entry.data)
             if isinstance(command, FailureDetected):
-                if self.core.wrongly_given_up(command, entry.sequence):
-                    self._join()
+                self.core.read(command, entry.sequence)
+                self._rejoin_if_given_up()
                 continue
             assert isinstance(command, Command)  # noqa: S101 nobody else writes there in this world
             try:
@@ -239,6 +244,7 @@ class Machine:
         processes: its living workers.
         running: task and slot of each worker that an agent has started and not seen end; kept on its disk.
         token: highest fencing token seen; kept on its disk.
+        pace: of its workers.
     """
 
     def __init__(self, name: str, slots: int, clock: VirtualClock, network: Network, invariants: Invariants) -> None:
@@ -249,6 +255,7 @@ class Machine:
         self.token = 0
         self.random = Random(f"{network.seed}:{name}")
         self.make_core = AgentCore
+        self.pace = STORM
         self.machines: dict[str, Machine] = {}
         self._network = network
         self._boots = 0
@@ -301,6 +308,7 @@ class Machine:
             command.slot,
             self.invariants,
             Random(f"{self._network.seed}:{command.worker}"),
+            self.pace,
         )
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:

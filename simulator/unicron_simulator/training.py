@@ -7,7 +7,7 @@ iteration once, whoever computed it and whatever struck meanwhile.
 import asyncio
 from collections import Counter
 from random import Random
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from unicron.contracts.tasks import TaskSpec
 from unicron.contracts.worker import (
@@ -27,11 +27,27 @@ from unicron.train import redistribute
 BUCKETS = 2
 """Buckets of the modelled gradient."""
 
-MEET_S = 0.02
-"""Until the members of a new membership have found one another."""
+LOOK_S = 0.1
+"""How often whoever forms a group looks whether a newer membership has made it void."""
 
-TRANSFER_S = 0.1
-"""For the state from one worker to another."""
+
+class Pace(NamedTuple):
+    """How long things take a worker, in seconds; a storm's are short, so that much happens in little time.
+
+    Attributes:
+        start: from the start of the process until its model is built, at least and at most.
+        meet: until the members of a new membership have found one another and can compute together.
+        transfer: for the state from one worker to another.
+        microbatch: to compute one, at least and at most.
+    """
+
+    start: tuple[float, float] = (0.2, 0.8)
+    meet: float = 0.02
+    transfer: float = 0.1
+    microbatch: tuple[float, float] = (0.1, 0.2)
+
+
+STORM = Pace()
 
 Gradient = Counter[int]
 
@@ -123,12 +139,14 @@ class Trainer:
         computes: it is in its membership, and not on its way to one.
     """
 
-    def __init__(self, name: str, spec: TaskSpec, host: Host, slot: int, book: Book, random: Random) -> None:
+    def __init__(
+        self, name: str, spec: TaskSpec, host: Host, slot: int, book: Book, random: Random, pace: Pace = STORM
+    ) -> None:
         self.name, self.spec, self.host, self.slot = name, spec, host, slot
         self.epoch, self.iteration = -1, 0
         self.has_state, self.ready, self.living, self.paused, self.computes = False, False, True, False, False
         self.size = 0
-        self._book, self._random = book, random
+        self._book, self._random, self._pace = book, random, pace
         self._told_epoch, self._told_iteration = -1, -1
         self._newest = Membership(epoch=-1, store="", members=[])
         self._group, self._rank = Group(1), 0
@@ -139,7 +157,7 @@ class Trainer:
         self._unsent: list[ToAgent] = []
         self._changed = asyncio.Event()
         self._resumed = asyncio.Event()
-        self._micro_s = random.uniform(0.1, 0.2)
+        self._micro_s = random.uniform(*pace.microbatch)
         self._task = asyncio.ensure_future(self._main())
 
     # --- its agent ---------------------------------------------------------------------------------------------------
@@ -208,7 +226,7 @@ class Trainer:
     # --- the script --------------------------------------------------------------------------------------------------
 
     async def _main(self) -> None:
-        await self._pass(self._random.uniform(0.2, 0.8))
+        await self._pass(self._random.uniform(*self._pace.start))
         self.ready = True
         self._say(Ready())
         await self._regroup()
@@ -307,7 +325,7 @@ class Trainer:
         self._group.end(f"{self.name} left for epoch {membership.epoch}")
         self.epoch, self._rank, self.size = membership.epoch, names.index(self.name), len(names)
         self._group = Group(1)
-        await self._pass(MEET_S)
+        await self._meet()
         group = self.host.meeting(membership.store, f"{names[0]}-{membership.epoch}", self.size)
         if group is None:
             raise GroupBrokenError("the meeting place refused the connection")
@@ -338,6 +356,13 @@ class Trainer:
         )
         return joined, any(row.has_state for row in rows)
 
+    async def _meet(self) -> None:
+        """Let the time pass that a group takes to form; a newer membership ends the wait."""
+        left = self._pace.meet
+        while left > 0 and self._newest.epoch <= self.epoch:
+            await self._pass(min(left, LOOK_S))
+            left -= LOOK_S
+
     def _row(self) -> redistribute.Progress:
         return redistribute.Progress(
             iteration=self.iteration,
@@ -352,7 +377,7 @@ class Trainer:
         taken, sources = None, plan.sources[self._rank]
         for attempt in range(max(map(len, plan.sources), default=0)):
             if taken is None and attempt < len(sources):
-                await self._pass(TRANSFER_S)
+                await self._pass(self._pace.transfer)
                 if self.host.hands_over(nodes[sources[attempt]]):
                     taken = sources[attempt]
                     self._done, self._todo, self.iteration, self.has_state = set(), [], plan.iteration, True
