@@ -9,7 +9,13 @@ import re
 
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Command
-from unicron.contracts.events import FailureDetected, IterationFinished, NodeHeartbeat
+from unicron.contracts.events import (
+    FailureDetected,
+    IterationFinished,
+    NodeHeartbeat,
+    RecordingSwitched,
+    StepTimed,
+)
 from unicron.errors import InvalidInputError
 
 ROOT = "unicron.v1"
@@ -19,7 +25,7 @@ FACTS = f"{ROOT}.evt.>"
 JOURNAL = (FACTS, f"{ROOT}.cmd.>")
 """Everything that the journal stream keeps."""
 
-TELEMETRY: tuple[type[Message], ...] = (NodeHeartbeat, IterationFinished)
+TELEMETRY: tuple[type[Message], ...] = (NodeHeartbeat, IterationFinished, StepTimed)
 """Message types that travel as telemetry."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -59,6 +65,11 @@ def commands(node: str) -> str:
 def given_up(node: str) -> str:
     """Return the filter for the fact that `node` was given up."""
     return f"{ROOT}.evt.*.{FailureDetected.__name__}.{token(node, 'node')}"
+
+
+def switched() -> str:
+    """Return the filter for the facts that say which share of a task's iterations is to be recorded."""
+    return f"{ROOT}.evt.straggler.{RecordingSwitched.__name__}.*"
 
 
 def rpc(owner: str) -> str:

@@ -22,6 +22,7 @@ ROOMS = {
     "unicron_detector": ["detector"],
     "unicron_planner": ["planner"],
     "unicron_transition": [],
+    "unicron_straggler": ["straggler"],
     "unicron_agent": ["agent", "train"],
     "unicron_simulator": ["planner", "train", "console"],
     "unicron.train": ["train"],

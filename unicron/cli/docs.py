@@ -12,7 +12,7 @@ import msgspec
 
 from unicron import codec, subjects
 from unicron.cli.samples import origin, sample
-from unicron.contracts import commands, events, plans, queries, tasks
+from unicron.contracts import commands, events, plans, queries, tasks, timings
 from unicron.contracts.base import Message, Record
 
 HEAD = """\
@@ -83,6 +83,8 @@ OWNERS = {
     queries.WhatIf: "planner",
     queries.GetCurve: "planner",
     queries.InjectFault: "node-1",
+    queries.SwitchRecording: "straggler",
+    queries.GetStraggler: "straggler",
 }
 """Who answers a query, where that is not the registry."""
 
@@ -112,7 +114,7 @@ def render() -> str:
 def records() -> list[type]:
     """Return the records and enumerations that messages hold, in the order of the contracts."""
     found = []
-    for module in (tasks, plans, events, queries):
+    for module in (tasks, timings, plans, events, queries):
         for kind in vars(module).values():
             own = inspect.isclass(kind) and kind.__module__ == module.__name__
             if own and issubclass(kind, (Record, enum.Enum)) and not issubclass(kind, (Message, queries.Query)):

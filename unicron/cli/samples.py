@@ -94,11 +94,26 @@ VALUES: dict[str, Any] = {
     "expected": False,
     "finished": False,
     "error": "",
+    "began": 1767225599.5,
+    "microbatch": 3,
+    "start_us": 41_200,
+    "duration_us": 18_350,
+    "first": 100,
+    "last": 290,
+    "steps": 20,
+    "slowdown": 1.42,
+    "waste": 0.2958,
+    "diagnosis": "slow-worker",
+    "gain": 1.51,
+    "share": 0.1,
+    "dropped": {"ranks missing": 1},
+    "alert": "slow-worker",
+    "problems": [],
 }
 """Values of fields that read better than the first value of their type."""
 
 PLAIN = {str: "text", int: 2, float: 1.5, bool: True, bytes: b""}
-SERVICES = ("registry", "detector", "planner", "transition")
+SERVICES = ("registry", "detector", "planner", "transition", "straggler")
 
 
 def sample(kind: Any, field: str = "") -> Any:

@@ -1,11 +1,12 @@
-"""What a task or a node must be like to be taken in: one set of rules, for task files and for the registry."""
+"""What a task, a node or a record of an iteration must be like to be taken in: one set of rules for all who take it."""
 
 import math
 from typing import Any, NamedTuple
 
 from unicron import subjects
-from unicron.contracts.events import NodeJoined
+from unicron.contracts.events import NodeJoined, StepTimed
 from unicron.contracts.tasks import ModelSpec, TaskSpec
+from unicron.contracts.timings import MOST_OPS, OPERATIONS
 from unicron.errors import InvalidInputError
 from unicron.megatron import catalogue
 
@@ -17,6 +18,12 @@ RESERVED = frozenset({"registry", "detector", "planner", "transition", "straggle
 
 MOST_WORKERS = 100_000
 """Most workers of one task."""
+
+MOST_PROBLEMS = 5
+"""Problems of one record that are told."""
+
+MOST_US = 86_400 * 10**6
+"""Longest record of one iteration, in microseconds."""
 
 _LIMITS = {
     "min_workers": MOST_WORKERS,
@@ -122,6 +129,36 @@ def node_problems(joined: NodeJoined) -> list[Problem]:
     strays = sorted({worker.slot for worker in joined.workers} - set(indices))
     if strays:
         found.append(Problem("workers", strays, f"they live in slots that the node does not have; it has {indices}"))
+    return found
+
+
+def share_problems(share: float) -> list[Problem]:
+    """Return what keeps `share` from being the share of iterations to record."""
+    return [] if 0 <= share <= 1 else [Problem("share", share, "must be a number from 0 (none) to 1 (each iteration)")]
+
+
+def timing_problems(timed: StepTimed) -> list[Problem]:
+    """Return what keeps a rank's record of an iteration from being used."""
+    found = []
+    if not 1 <= timed.world_size <= MOST_WORKERS:
+        found.append(Problem("world_size", timed.world_size, f"must be from 1 to {MOST_WORKERS}"))
+    if not 0 <= timed.rank < timed.world_size:
+        found.append(Problem("rank", timed.rank, f"must be from 0 to {timed.world_size - 1}"))
+    if timed.epoch < 0 or timed.iteration < 0:
+        found.append(Problem("iteration", timed.iteration, f"it and the epoch {timed.epoch} count from 0"))
+    if not math.isfinite(timed.began):
+        found.append(Problem("began", timed.began, "must be a finite number of Unix seconds"))
+    if not 1 <= len(timed.ops) <= MOST_OPS:
+        found.append(Problem("ops", len(timed.ops), f"must be 1 to {MOST_OPS} operations"))
+    for op in timed.ops:
+        if not (0 <= op.kind < len(OPERATIONS) and op.microbatch >= -1):
+            found.append(
+                Problem("ops", op, f"its kind must be from 0 to {len(OPERATIONS) - 1}, its microbatch from -1")
+            )
+        elif not (0 <= op.start_us <= MOST_US and 0 <= op.duration_us <= MOST_US):
+            found.append(Problem("ops", op, f"start and duration must be from 0 to {MOST_US} microseconds"))
+        if len(found) >= MOST_PROBLEMS:
+            break
     return found
 
 

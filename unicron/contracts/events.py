@@ -5,6 +5,7 @@ from enum import IntEnum
 from unicron.contracts.base import Message
 from unicron.contracts.plans import Plan
 from unicron.contracts.tasks import Member, Slot, TaskSpec, TaskState, WorkerStatus
+from unicron.contracts.timings import Op
 
 
 class Severity(IntEnum):
@@ -211,6 +212,26 @@ class IterationFinished(Message, kw_only=True, frozen=True):
     loss: float
 
 
+class StepTimed(Message, kw_only=True, frozen=True):
+    """What one rank did when in one iteration; of a sampled share of the iterations, and of all ranks.
+
+    Attributes:
+        began: Unix seconds of the rank's own clock at which its record begins.
+        ops: in the order in which they began.
+    """
+
+    node: str
+    slot: int
+    task: str
+    worker: str
+    epoch: int
+    iteration: int
+    rank: int
+    world_size: int
+    began: float
+    ops: list[Op]
+
+
 # --- from the registry -----------------------------------------------------------------------------------------------
 
 
@@ -358,6 +379,54 @@ class TaskRecovered(Message, kw_only=True, frozen=True):
     epoch: int
     workers: int
     seconds: float
+
+
+# --- from the straggler service --------------------------------------------------------------------------------------
+
+
+class RecordingSwitched(Message, kw_only=True, frozen=True):
+    """Workers of a task are to record another share of their iterations; said again for nodes that come later.
+
+    Attributes:
+        share: of the iterations, 0 (none) to 1 (each).
+    """
+
+    task: str
+    share: float
+
+
+class StragglerDetected(Message, kw_only=True, frozen=True):
+    """A task is slower than it could be, and stays so; told once, until it is over or has another cause.
+
+    Attributes:
+        first, last: iterations from which to which it was seen.
+        steps: recorded iterations among them that were looked at.
+        slowdown: S, mean iteration time as it is over that with every operation at its ideal.
+        waste: 1 - 1/S, share of the GPU time that stragglers cost.
+        diagnosis: kind of the cause, such as "slow-worker"; "unknown" where there is none to be told.
+        node, slot, worker: the culprit; empty or -1 where it is no single worker.
+        gain: mean iteration time as it is over that if the culprit were as fast as the others; 0 without one.
+        evidence: what the diagnosis rests on.
+        cure: what to do about it.
+        drain: the registry takes the node out of use for it, as if a user had said so.
+    """
+
+    task: str
+    epoch: int
+    world_size: int
+    first: int
+    last: int
+    steps: int
+    slowdown: float
+    waste: float
+    diagnosis: str
+    node: str = ""
+    slot: int = -1
+    worker: str = ""
+    gain: float = 0.0
+    evidence: str = ""
+    cure: str = ""
+    drain: bool = False
 
 
 # --- from anybody ----------------------------------------------------------------------------------------------------

@@ -58,6 +58,23 @@ class GetCurve(Query, kw_only=True, frozen=True):
     task: str
 
 
+class SwitchRecording(Query, kw_only=True, frozen=True):
+    """Tell the straggler service which share of a task's iterations its workers are to record.
+
+    Attributes:
+        share: 0 (none) to 1 (each).
+    """
+
+    task: str
+    share: float
+
+
+class GetStraggler(Query, kw_only=True, frozen=True):
+    """Ask the straggler service what it has seen of a task."""
+
+    task: str
+
+
 class InjectFault(Query, kw_only=True, frozen=True):
     """Ask an agent to break something of its own (chaos).
 
@@ -175,12 +192,66 @@ class Curve(Record, kw_only=True, frozen=True):
     points: list[CurvePoint]
 
 
+class StragglerWindow(Record, kw_only=True, frozen=True):
+    """Some recorded iterations in a row, and what came out of them.
+
+    Attributes:
+        at: Unix seconds at which they were looked at.
+        first, last: iterations from which to which.
+        steps: recorded iterations that were looked at.
+        slowdown: S, mean iteration time as it is over that with every operation at its ideal.
+        waste: 1 - 1/S.
+        slow: whether it counts towards an alert.
+        diagnosis: kind of the cause, empty where there is none.
+        worker: the culprit, where it is one.
+        gain: mean iteration time as it is over that if the culprit were as fast as the others; 0 without one.
+        evidence: what the diagnosis rests on.
+        cure: what to do about it.
+        problems: what was wrong with the record.
+    """
+
+    at: float
+    epoch: int
+    world_size: int
+    first: int
+    last: int
+    steps: int
+    slowdown: float
+    waste: float
+    slow: bool = False
+    diagnosis: str = ""
+    worker: str = ""
+    gain: float = 0.0
+    evidence: str = ""
+    cure: str = ""
+    problems: list[str] = []
+
+
+class StragglerView(Record, kw_only=True, frozen=True):
+    """Answer to `GetStraggler`.
+
+    Attributes:
+        share: of the iterations that workers are to record.
+        waiting: recorded iterations that wait for the rest of their window.
+        dropped: recorded iterations that were left out since the service started, by reason.
+        alert: the diagnosis that was told and still holds; empty where there is none.
+        history: the latest windows, newest last.
+    """
+
+    task: str
+    share: float
+    waiting: int = 0
+    dropped: dict[str, int] = {}
+    alert: str = ""
+    history: list[StragglerWindow] = []
+
+
 class Reply(Record, kw_only=True, frozen=True):
     """Answer to any request.
 
     Attributes:
         error: empty on success, else what was wrong and the cure.
-        status, plan, curve: filled in for the queries that ask for them.
+        status, plan, curve, straggler: filled in for the queries that ask for them.
         text: a line for a person.
     """
 
@@ -189,3 +260,4 @@ class Reply(Record, kw_only=True, frozen=True):
     status: Status | None = None
     plan: PlanView | None = None
     curve: Curve | None = None
+    straggler: StragglerView | None = None

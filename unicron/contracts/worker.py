@@ -10,6 +10,7 @@ import msgspec
 
 from unicron.contracts.base import Record
 from unicron.contracts.tasks import Member
+from unicron.contracts.timings import Op
 from unicron.errors import InvalidInputError
 
 LENGTH = struct.Struct(">I")
@@ -57,6 +58,17 @@ class Iterated(ToAgent, kw_only=True, frozen=True):
     world_size: int
     seconds: float
     loss: float
+
+
+class Timed(ToAgent, kw_only=True, frozen=True):
+    """What this rank did when in an iteration; fields as in `events.StepTimed`."""
+
+    iteration: int
+    epoch: int
+    rank: int
+    world_size: int
+    began: float
+    ops: list[Op]
 
 
 class Joined(ToAgent, kw_only=True, frozen=True):
@@ -126,6 +138,12 @@ class StateFetched(ToWorker, kw_only=True, frozen=True):
     error: str = ""
 
 
+class Sample(ToWorker, kw_only=True, frozen=True):
+    """From now on, record each iteration whose number is a multiple of `period`; 0: none."""
+
+    period: int
+
+
 class RaiseFault(ToWorker, kw_only=True, frozen=True):
     """Chaos: raise an exception in the script, now."""
 
@@ -135,9 +153,11 @@ class Ping(ToWorker, kw_only=True, frozen=True):
 
 
 _to_agent: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-    Hello | Ready | Progress | Iterated | Joined | Broken | Raised | Finished | FetchState | Pong
+    Hello | Ready | Progress | Iterated | Timed | Joined | Broken | Raised | Finished | FetchState | Pong
 )
-_to_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Membership | StateFetched | RaiseFault | Ping)
+_to_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
+    Membership | StateFetched | Sample | RaiseFault | Ping
+)
 
 
 class ToMeeting(Record, tag_field="type", tag=True, kw_only=True, frozen=True):

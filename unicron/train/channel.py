@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 
+from unicron.contracts.timings import DEFAULT_SHARE, period_of
 from unicron.contracts.worker import (
     LENGTH,
     Hello,
@@ -26,7 +27,9 @@ from unicron.contracts.worker import (
     Progress,
     Raised,
     RaiseFault,
+    Sample,
     StateFetched,
+    Timed,
     ToAgent,
     ToWorker,
     frame,
@@ -60,6 +63,7 @@ class Channel:
         self.epoch = -1
         self.iteration = -1
         self.ready = False
+        self.period = period_of(DEFAULT_SHARE)
         self.interrupt: Callable[[int], bool] = lambda _: False
         threading.Thread(target=self._run, name="unicron-channel", daemon=True).start()
 
@@ -71,7 +75,7 @@ class Channel:
         return self._membership
 
     def send(self, message: ToAgent) -> None:
-        """Tell the agent. While it is away, progress is forgotten and everything else is kept for later."""
+        """Tell the agent. While it is away, progress and timings are forgotten and everything else is kept."""
         data = frame(message)
         with self._lock:
             if self._socket is not None and not self._unsent:
@@ -81,7 +85,7 @@ class Channel:
                     pass
                 else:
                     return
-            if not isinstance(message, Progress):
+            if not isinstance(message, (Progress, Timed)):
                 self._unsent.append(data)
 
     def await_membership(self, above: int) -> Membership:
@@ -143,6 +147,8 @@ class Channel:
                 with self._changed:
                     self._fetched[message.key] = message
                     self._changed.notify_all()
+            case Sample():
+                self.period = message.period
             case RaiseFault():
                 # the only way to raise in a thread that is busy: wherever it is, as a real exception would
                 main = ctypes.c_ulong(threading.main_thread().ident or 0)

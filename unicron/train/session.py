@@ -30,6 +30,7 @@ from unicron.train import channel as channels
 from unicron.train import redistribute, state
 from unicron.train.gradients import Gradients
 from unicron.train.group import Group
+from unicron.train.timing import BACKWARD, FORWARD, GC, OPTIMIZER, REDUCE, PlannedCollection, Recorder
 
 
 class Session:
@@ -42,6 +43,8 @@ class Session:
             float64 the order of summation, and so the number of workers, makes no visible difference.
         iterations: optimizer steps in all; the task file decides where the script runs in a cluster.
         microbatches: microbatches of a global batch; likewise.
+        gc_every: collect Python's garbage in every n-th iteration, on all ranks in the same, and at no other
+            time; 0 leaves Python's own collection as it is. The environment variable UNICRON_GC_EVERY goes over it.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Session:
         accumulate_dtype: torch.dtype | None = None,
         iterations: int = 1,
         microbatches: int = 1,
+        gc_every: int = 0,
     ) -> None:
         self.seed = seed
         self.total = int(os.environ.get("UNICRON_ITERATIONS", iterations))
@@ -58,6 +62,7 @@ class Session:
         self.iteration = 0
         self.loss = float("nan")
         self._dtype = accumulate_dtype
+        self._collection = PlannedCollection(int(os.environ.get("UNICRON_GC_EVERY", gc_every)))
         self._channel = channels.connect()
         self._protected: dict[str, Any] = {}
         self._todo: list[int] = []
@@ -88,7 +93,8 @@ class Session:
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
                 raise TypeError(f"protect({name}=...): {type(thing).__name__} has no state_dict and load_state_dict")
         self._gradients = Gradients(model.parameters(), self._dtype)
-        self._group = Group(next(model.parameters()).device)
+        device = next(model.parameters()).device
+        self._group, self._recorder = Group(device), Recorder(device)
         if self._channel is not None:
             self._channel.interrupt = self._group.abort_below
 
@@ -100,6 +106,7 @@ class Session:
             self._channel.ready = True
             self._channel.send(Ready())
             self._regroup(time.monotonic())
+        self._collection.take_over()
         while self.iteration < self.total:
             if self._pending is not None:
                 state.apply(self._pending, self._protected)
@@ -108,6 +115,7 @@ class Session:
             yield self.iteration
             if self._open and not self._behind:
                 raise RuntimeError(f"iteration {self.iteration} ended without session.step()")
+        self._collection.hand_back()
         if self._channel is not None:
             self._group.leave()
             self._channel.send(Finished(iterations=self.total))
@@ -125,13 +133,16 @@ class Session:
             elif self._todo:
                 yield self._begin(self._todo[0])
             elif self._reduce():
+                self._recorder.start(OPTIMIZER)  # what the script does until then, such as clipping, counts to it
                 self.loss = self._gradients.publish(self.per_iteration)
                 return
 
     def backward(self, loss: torch.Tensor) -> None:
         """Run the backward pass of the current microbatch and add its gradients to the accumulated ones."""
+        self._recorder.start(BACKWARD, self._todo[0])
         loss.backward()  # type: ignore[no-untyped-call]
         self._gradients.accumulate(loss)
+        self._recorder.stop()
         self._done.add(self._todo.pop(0))
         self._progress("compute")
 
@@ -143,6 +154,7 @@ class Session:
         optimizer = self._protected["optimizer"]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        self._recorder.stop()
         self.iteration += 1
         self._open = False
         if self._channel is not None:
@@ -157,6 +169,8 @@ class Session:
                     loss=self.loss,
                 )
             )
+            if timed := self._recorder.end(self.iteration - 1, self._group.epoch, self.rank, self.world_size):
+                self._channel.send(timed)
 
     # --- within an iteration -----------------------------------------------------------------------------------------
 
@@ -165,16 +179,22 @@ class Session:
         self._open = True
         self._done = set()
         self._todo = list(range(self.rank, self.per_iteration, self.world_size))
+        self._recorder.begin(self.iteration, self._channel.period if self._channel else 0)
         self._progress("compute")
 
     def _begin(self, microbatch: int) -> int:
         text = f"{self.seed}:{self.iteration}:{microbatch}".encode()
+        self._recorder.start(FORWARD, microbatch)
         torch.manual_seed(int.from_bytes(blake2b(text, digest_size=7).digest()))
         return microbatch
 
     def _reduce(self) -> bool:
         """Return whether the reduce went through; if not, the membership is a new one."""
+        if self._collection.due(self.iteration):
+            self._recorder.start(GC)  # before the reduce: ranks that wait there anyway lose no time by it
+            self._collection.collect(self.iteration)
         self._progress("reduce")
+        self._recorder.start(REDUCE)
         try:
             self._gradients.reduce(self._group)
         except RuntimeError as error:
@@ -201,6 +221,7 @@ class Session:
     def _regroup(self, broke: float) -> None:
         """Wait for a newer membership and go on in it, however many it takes. `broke`: monotonic seconds."""
         channel = self._channel
+        self._recorder.drop()
         if channel is None:
             raise RuntimeError("a collective failed outside a cluster")
         while True:
