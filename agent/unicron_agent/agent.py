@@ -19,7 +19,14 @@ from unicron.clock import Clock
 from unicron.contracts import worker as wire
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Command, Regroup, StartWorker, StopWorker
-from unicron.contracts.events import CommandRefused, DeadLetter, NodeHeartbeat, NodeJoined, NodeLeft
+from unicron.contracts.events import (
+    CommandRefused,
+    DeadLetter,
+    NodeHeartbeat,
+    NodeJoined,
+    NodeLeft,
+    RecordingSwitched,
+)
 from unicron.contracts.queries import InjectFault, Reply
 from unicron.contracts.tasks import Slot
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
@@ -228,8 +235,9 @@ class Agent:
             name = hello.worker
             self._writers[name] = writer
             self._said(name, hello)
-            if membership := self._memberships.get(name):
-                self._tell(name, membership)
+            for remembered in (self._memberships.get(name), self._core.sample_of(name)):
+                if remembered is not None:
+                    self._tell(name, remembered)
             while True:
                 self._said(name, await _read(reader))
         except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
@@ -264,12 +272,16 @@ class Agent:
     # --- commands ----------------------------------------------------------------------------------------------------
 
     async def _obey(self, position: int) -> None:
-        """Read the journal from `position` on: commands, and whether this node was given up though it lives."""
-        async for entry in self._bus.follow([subjects.commands(self._node), subjects.given_up(self._node)], position):
+        """Read the journal from `position` on: commands, what to record, whether this node was given up yet lives."""
+        filters = [subjects.commands(self._node), subjects.given_up(self._node), subjects.switched()]
+        async for entry in self._bus.follow(filters, position):
             try:
                 message = codec.decode_message(entry.data)
                 if subjects.of(message) != entry.subject:
                     raise InvalidInputError(f"{type(message).__name__} does not belong on {entry.subject}")  # noqa: TRY301
+                if isinstance(message, RecordingSwitched):
+                    for worker in self._core.switch(message):
+                        self._tell(worker, self._core.samples[message.task])
             except InvalidInputError as error:
                 log.warning("dead letter on %s: %s", entry.subject, error)
                 self._emit(DeadLetter(subject=entry.subject, error=str(error), payload=entry.data[:4096]))

@@ -6,12 +6,15 @@ from typing import Any
 import msgspec
 
 from unicron.contracts.base import Message
+from unicron.contracts.checks import share_problems
 from unicron.contracts.commands import Command
 from unicron.contracts.events import (
     CollectiveFailed,
     FailureDetected,
     IterationFinished,
+    RecordingSwitched,
     Regrouped,
+    StepTimed,
     WorkerExited,
     WorkerFinished,
     WorkerRaised,
@@ -19,6 +22,7 @@ from unicron.contracts.events import (
     WorkerStalled,
 )
 from unicron.contracts.tasks import WorkerStatus
+from unicron.contracts.timings import period_of
 from unicron.contracts.worker import (
     Broken,
     Finished,
@@ -28,13 +32,16 @@ from unicron.contracts.worker import (
     Progress,
     Raised,
     Ready,
+    Sample,
+    Timed,
     ToAgent,
 )
-from unicron.errors import StaleTokenError
+from unicron.errors import InvalidInputError, StaleTokenError
 
 REPORTS: dict[type[ToAgent], type[Message]] = {
     Ready: WorkerReady,
     Iterated: IterationFinished,
+    Timed: StepTimed,
     Joined: Regrouped,
     Broken: CollectiveFailed,
     Raised: WorkerRaised,
@@ -104,6 +111,7 @@ class AgentCore:
 
     Attributes:
         joined: place in the journal at which the node joined last; None until that is known.
+        samples: by task, what its workers are to record, where somebody has switched that.
     """
 
     node: str
@@ -112,6 +120,7 @@ class AgentCore:
     limits: StallLimits = field(default_factory=StallLimits)
     token: int = 0
     workers: dict[str, Worker] = field(default_factory=dict)
+    samples: dict[str, Sample] = field(default_factory=dict)
 
     def admit(self, command: Command) -> bool:
         """Return whether to carry a command out: not one that was meant for the node before it joined anew.
@@ -136,6 +145,22 @@ class AgentCore:
         """
         silent = isinstance(failure, FailureDetected) and (failure.node, failure.method) == (self.node, "node_health")
         return silent and self.joined is not None and sequence > self.joined
+
+    def switch(self, switched: RecordingSwitched) -> list[str]:
+        """Remember what the workers of a task are to record; return those that live and have to be told.
+
+        Raises:
+            InvalidInputError: the share is none.
+        """
+        if problems := share_problems(switched.share):
+            raise InvalidInputError(f"RecordingSwitched of task {switched.task!r}: {problems[0]}")
+        self.samples[switched.task] = Sample(period=period_of(switched.share))
+        return [name for name, worker in self.workers.items() if worker.task == switched.task]
+
+    def sample_of(self, name: str) -> Sample | None:
+        """Return what worker `name` has to be told when it connects; None where the usual holds."""
+        worker = self.workers.get(name)
+        return self.samples.get(worker.task) if worker else None
 
     def said(self, name: str, message: ToAgent, now: float) -> list[Message]:
         """Take in what worker `name` said at `now`; return the facts for the bus."""
