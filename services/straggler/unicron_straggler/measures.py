@@ -1,13 +1,21 @@
 """The measures of the study: what stragglers cost, and where the cost comes from."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from unicron_straggler import tensors
+from unicron_straggler.model import BACKWARD, FORWARD
+from unicron_straggler.simulate import Scenario, alone_times, ideal_time, step_times
 from unicron_straggler.trace import COMMUNICATION, OPTYPES, Floats, Integers, Meta, Problem, Trace
 
+MEDIAN = COMMUNICATION | {"layernorm-grads-all-reduce"}
+"""Types whose ideal is the median; that of the others is the mean."""
+SLOWEST_PERCENT = 3
+"""So many of the ranks are fixed for M_w."""
 TRUSTED_LAUNCH = 0.05
 """A simulated job further than this share from the traced one is not to be trusted (the study discards those)."""
 
@@ -22,6 +30,8 @@ class Analysis:
     Attributes:
         meta: the job.
         steps: numbers of the steps, rising.
+        dp_ranks: the data-parallel ranks that the dp axes stand for: all, but for those missing in the trace.
+        ranks: (dp, pp) global ranks.
         slowdown: S, simulated over ideal.
         waste: W, 1 - 1/S, the share of the GPU hours that a job without stragglers would save.
         launch_slowdown: traced over simulated: delays between operations, which the simulation has not.
@@ -63,6 +73,8 @@ class Analysis:
 
     meta: Meta
     steps: Integers
+    dp_ranks: Integers
+    ranks: Integers
     slowdown: float
     waste: float
     launch_slowdown: float
@@ -109,8 +121,54 @@ class Analysis:
         return abs(self.launch_slowdown - 1) <= TRUSTED_LAUNCH and all(one.stands for one in self.problems)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the measures under the names that the authors' analyzer gives them."""
-        raise NotImplementedError
+        """Return the measures under the names that the authors' analyzer gives them; slowdowns with the worst first."""
+        meta = self.meta
+        dp, stages = [str(rank) for rank in self.dp_ranks], [str(stage) for stage in range(meta.pp_size)]
+        workers = [f"{rank},{stage}" for rank in dp for stage in stages]
+        return {
+            "meta": {
+                "trial_name": meta.name,
+                "run_id": meta.run_id,
+                "dp_size": meta.dp_size,
+                "dsp_size": meta.dsp_size,
+                "pp_size": meta.pp_size,
+                "tp_size": meta.tp_size,
+                "vpp_size": meta.vpp_size,
+                "world_size": meta.world_size,
+            },
+            "S": self.slowdown,
+            "W": self.waste,
+            "launch_slowdown": self.launch_slowdown,
+            "T_trace_mean": self.traced_mean_s,
+            "T_sim_mean": self.simulated_mean_s,
+            "T_ideal_mean": self.ideal_mean_s,
+            "S_t": _worst_first(self.by_op),
+            "S_dp": _worst_first(dict(zip(dp, self.by_dp.tolist(), strict=True))),
+            "S_pp": _worst_first(dict(zip(stages, self.by_stage.tolist(), strict=True))),
+            "S_w_approx_min": dict(zip(workers, self.worker_approximate.ravel().tolist(), strict=True)),
+            "S_w_exact": dict(zip(workers, self.worker_exact.ravel().tolist(), strict=True)),
+            "top3pct_ranks": list(self.slowest_ranks),
+            "top3pct_ranks_exact": list(self.slowest_ranks_exact),
+            "Mw": self.m_w,
+            "Mw_exactSw": self.m_w_exact,
+            "Ms": self.m_s,
+            "S_if_all_mean": self.all_mean,
+            "S_if_all_median": self.all_median,
+            "fb_corr": dict(self.correlation),
+            "fwd_mean_by_stage": dict(zip(stages, self.forward_mean_by_stage.tolist(), strict=True)),
+            "bwd_mean_by_stage": dict(zip(stages, self.backward_mean_by_stage.tolist(), strict=True)),
+            "ideal_values": {
+                name: {"is_comm": name in COMMUNICATION, "ideal_s": value}
+                for name, value in sorted(self.ideal_values.items())
+            },
+            "step_S": _worst_first(
+                dict(zip([str(step) for step in self.steps], self.step_slowdown.tolist(), strict=True))
+            ),
+        }
+
+
+def _worst_first(slowdowns: Mapping[str, float]) -> dict[str, float]:
+    return dict(sorted(slowdowns.items(), key=lambda item: -item[1]))
 
 
 def analyze(trace: Trace) -> Analysis:
@@ -119,4 +177,138 @@ def analyze(trace: Trace) -> Analysis:
     Raises:
         InvalidInputError: the trace has no whole step, or its operations don't fit the dependency model.
     """
-    raise NotImplementedError
+    job = tensors.job(trace)
+    ideal = ideals(job)
+    ideal_s = ideal_time(job.graph, ideal)
+    pp = trace.meta.pp_size
+    merged = _merged(job)
+    last = frozenset(range(pp - 1))
+    scenarios = [
+        Scenario(),
+        *(Scenario(codes=codes) for codes in merged.values()),
+        *(Scenario(stages=frozenset({stage})) for stage in range(pp)),
+        Scenario(stages=last),
+    ]
+    times = step_times(job.graph, job.durations, ideal, scenarios)
+    simulated, of_types, of_stages = times[0], times[1 : 1 + len(merged)], times[1 + len(merged) : -1]
+    lone = [Scenario(), *(Scenario(stages=frozenset({stage})) for stage in range(pp))]
+    alone = alone_times(job.graph, job.durations, ideal, lone)
+    workers = alone[1:].transpose(1, 2, 0)
+    by_dp, by_stage = alone[0].mean(0) / ideal_s, of_stages.mean(1) / ideal_s
+    approximate, exact = np.minimum(by_dp[:, None], by_stage), workers.mean(0) / ideal_s
+    slowest, slowest_exact = _slowest(job.ranks, approximate), _slowest(job.ranks, exact)
+    fixed = [Scenario(fixed=np.isin(job.ranks, ranks)) for ranks in (slowest, slowest_exact)]
+    without = [float(each) for each in (*step_times(job.graph, job.durations, ideal, fixed).mean(1), times[-1].mean())]
+    mean = float(simulated.mean())
+    shares = [_share(mean, each, ideal_s) for each in without]
+    variations = _variations(job)
+    return Analysis(
+        meta=trace.meta,
+        steps=job.steps,
+        dp_ranks=job.dp_ranks,
+        ranks=job.ranks,
+        slowdown=mean / ideal_s,
+        waste=1 - ideal_s / mean,
+        launch_slowdown=float(job.step_traced_s.mean()) / mean,
+        traced_mean_s=float(job.step_traced_s.mean()),
+        simulated_mean_s=mean,
+        ideal_mean_s=ideal_s,
+        by_op=dict(zip(merged, (of_types.mean(1) / ideal_s).tolist(), strict=True)),
+        by_dp=by_dp,
+        by_stage=by_stage,
+        worker_approximate=approximate,
+        worker_exact=exact,
+        slowest_ranks=slowest,
+        slowest_ranks_exact=slowest_exact,
+        m_w=shares[0],
+        m_w_exact=shares[1],
+        m_s=shares[2],
+        all_mean=mean / ideal_time(job.graph, ideals(job, means=True)),
+        all_median=mean / ideal_time(job.graph, ideals(job, means=False)),
+        correlation=variations.correlation,
+        correlation_normalised=variations.normalised,
+        forward_variation=variations.forward,
+        forward_mean_by_stage=variations.forward_mean,
+        backward_mean_by_stage=variations.backward_mean,
+        ideal_values={OPTYPES[code]: value for code, value in ideal.items()},
+        step_traced_s=job.step_traced_s,
+        step_simulated_s=simulated,
+        step_ideal_s=ideal_s,
+        step_by_op={name: of_types[at] / ideal_s for at, name in enumerate(merged)},
+        step_by_dp=alone[0] / ideal_s,
+        step_by_stage=of_stages.T / ideal_s,
+        step_worker_exact=workers / ideal_s,
+        durations={OPTYPES[code]: each for code, each in job.durations.items()},
+        computes=job.computes,
+        problems=job.problems,
+    )
+
+
+def ideals(job: tensors.Job, *, means: bool | None = None) -> dict[int, float]:
+    """Return the ideal seconds of each type by code: its mean, or its median if it is mostly waiting for a network.
+
+    Args:
+        job: whose operations are meant.
+        means: take the mean of every type, or the median of every type.
+    """
+    found = {}
+    for code, each in job.durations.items():
+        median = OPTYPES[code] in MEDIAN if means is None else not means
+        kept = each[~np.isnan(each)]
+        found[code] = float(np.median(kept, overwrite_input=True) if median else kept.mean(dtype=np.float64))
+    return found
+
+
+def _merged(job: tensors.Job) -> dict[str, frozenset[int]]:
+    """Return the codes of each type of S_t: sends and receives of a direction are one."""
+    found: dict[str, set[int]] = {}
+    for code in job.durations:
+        name = OPTYPES[code]
+        direction = name.partition("-")[0]
+        found.setdefault(f"{direction}-pp-comm" if name.endswith(("-send", "-recv")) else name, set()).add(code)
+    return {name: frozenset(codes) for name, codes in found.items()}
+
+
+def _slowest(ranks: Integers, slowdowns: Floats) -> tuple[int, ...]:
+    """Return the slowest 3 % of the ranks, rounded up; of equals the lower first."""
+    count = -(-ranks.size * SLOWEST_PERCENT // 100)
+    order = np.lexsort((ranks.ravel(), -slowdowns.ravel()))
+    return tuple(ranks.ravel()[order[:count]].tolist())
+
+
+def _share(simulated_s: float, without_s: float, ideal_s: float) -> float:
+    """Return which share of the slowdown goes away; NaN where there is none to go."""
+    return (simulated_s - without_s) / (simulated_s - ideal_s) if simulated_s != ideal_s else math.nan
+
+
+@dataclass(frozen=True)
+class _Variations:
+    """How forward and backward times vary, and how much together."""
+
+    correlation: dict[str, float]
+    normalised: float
+    forward: float
+    forward_mean: Floats
+    backward_mean: Floats
+
+
+def _variations(job: tensors.Job) -> _Variations:
+    forward, backward = job.durations[FORWARD].astype(np.float64), job.durations[BACKWARD].astype(np.float64)
+    forward_mean, backward_mean = (each.mean((0, 1)) for each in (forward, backward))  # (pp, dp)
+    correlation = {"pooled": _correlation(forward, backward)}
+    for stage in range(forward.shape[2]):
+        correlation[f"stage{stage}"] = _correlation(forward[:, :, stage], backward[:, :, stage])
+    return _Variations(
+        correlation,
+        _correlation(forward / forward_mean, backward / backward_mean),
+        float(np.median(forward.std((0, 1)) / forward_mean)),
+        forward_mean.mean(1),
+        backward_mean.mean(1),
+    )
+
+
+def _correlation(ones: Floats, others: Floats) -> float:
+    """Return Pearson's correlation; NaN if one of the two does not vary."""
+    ones, others = ones - ones.mean(), others - others.mean()
+    size = math.sqrt(float(np.vdot(ones, ones)) * float(np.vdot(others, others)))
+    return float(np.vdot(ones, others)) / size if size else math.nan

@@ -39,7 +39,7 @@ COMMUNICATION = frozenset(
 )
 """Operations that wait for others: what counts of them is the transfer time, not the time traced."""
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating]
 Integers = NDArray[np.integer]
 
 
@@ -89,7 +89,7 @@ class Trace:
         rank: global rank.
         step: number of the training step as traced; steps need not follow one another.
         optype: place in `OPTYPES`.
-        start: seconds since the earliest start of the step.
+        start: seconds since the earliest start of the step; times may have single precision.
         duration: seconds.
         seq_id: place among the operations of its type on its rank in its step, from 0 in order of start.
         mc: model chunk (virtual stage) of a compute operation; -1 where it does not apply.
