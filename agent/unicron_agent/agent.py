@@ -61,7 +61,8 @@ class Agent:
         self._memberships: dict[str, wire.Membership] = {}
         self._causes: dict[str, str] = {}
         self._starting: set[asyncio.Task[None]] = set()
-        self._outbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._facts: asyncio.Queue[Message] = asyncio.Queue()
+        self._telemetry: asyncio.Queue[Message] = asyncio.Queue()
         self._supervisor = Supervisor(self._run_dir, self._common_environment(), self._on_exit)
 
     async def run(self) -> None:
@@ -80,7 +81,7 @@ class Agent:
         states, self._state_address = await state_server.serve(self._host, self._state_dir)
         await self._supervisor.start()
         await self._bus.serve(subjects.rpc(self._node), f"agent-{self._node}", self._on_query)
-        jobs = [asyncio.create_task(job) for job in (self._publish(), self._watch())]
+        jobs = [asyncio.create_task(job) for job in (self._publish(), self._watch(), self._tell_telemetry())]
         try:
             self._join()
             more = (self._beat(), self._obey(position), self._rejoin())
@@ -117,6 +118,11 @@ class Agent:
             )
         )
 
+    def _rejoin_if_given_up(self) -> None:
+        if self._core.wrongly_given_up:
+            log.warning("this node was given up, but it lives; joining again")
+            self._join()
+
     async def _rejoin(self) -> None:
         """Join again whenever the connection was interrupted: the others may hold this node to be lost."""
         async for down_s in self._bus.reconnected():
@@ -144,7 +150,7 @@ class Agent:
             worker.stopping = True
         await self._supervisor.stop()
         for _ in range(40):
-            if self._outbox.empty():
+            if self._facts.empty():
                 break
             await asyncio.sleep(0.05)
         await asyncio.sleep(0.05)
@@ -181,7 +187,8 @@ class Agent:
 
     def _emit(self, fact: Message, correlation: str = "") -> None:
         identity = uuid.uuid4().hex[:16]
-        self._outbox.put_nowait(
+        queue = self._telemetry if isinstance(fact, subjects.TELEMETRY) else self._facts
+        queue.put_nowait(
             msgspec.structs.replace(
                 fact, id=identity, at=self._clock.now(), source=self._node, correlation=correlation or identity
             )
@@ -190,16 +197,19 @@ class Agent:
     async def _publish(self) -> None:
         """Send facts in order; while the bus is away they wait."""
         while True:
-            fact = await self._outbox.get()
-            subject, data = subjects.of(fact), codec.encode(fact)
-            if isinstance(fact, subjects.TELEMETRY):
-                with contextlib.suppress(BusUnavailableError):
-                    await self._bus.tell(subject, data)
-            else:
-                append = partial(self._bus.append, subject, data, fact.id)
-                sequence = await insist(append, f"publishing {type(fact).__name__}")
-                if isinstance(fact, NodeJoined) and fact.incarnation == self._core.incarnation:
-                    self._core.joined = sequence
+            fact = await self._facts.get()
+            append = partial(self._bus.append, subjects.of(fact), codec.encode(fact), fact.id)
+            sequence = await insist(append, f"publishing {type(fact).__name__}")
+            if isinstance(fact, NodeJoined) and fact.incarnation == self._core.incarnation:
+                self._core.joined = sequence
+                self._rejoin_if_given_up()
+
+    async def _tell_telemetry(self) -> None:
+        """Send telemetry, not behind facts: a heartbeat that waits until the journal answers is a node given up."""
+        while True:
+            fact = await self._telemetry.get()
+            with contextlib.suppress(BusUnavailableError):
+                await self._bus.tell(subjects.of(fact), codec.encode(fact))
 
     async def _beat(self) -> None:
         while True:
@@ -288,9 +298,9 @@ class Agent:
                 continue
             if isinstance(message, Command):
                 await self._admit(message)
-            elif self._core.wrongly_given_up(message, entry.sequence):
-                log.warning("this node was given up, but it lives; joining again")
-                self._join()
+            else:
+                self._core.read(message, entry.sequence)
+                self._rejoin_if_given_up()
 
     async def _admit(self, command: Command) -> None:
         try:

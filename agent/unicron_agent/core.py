@@ -111,12 +111,14 @@ class AgentCore:
 
     Attributes:
         joined: place in the journal at which the node joined last; None until that is known.
+        given_up: place of the newest fact that gives this node up for its silence, -1 where there is none.
         samples: by task, what its workers are to record, where somebody has switched that.
     """
 
     node: str
     incarnation: str = ""
     joined: int | None = None
+    given_up: int = -1
     limits: StallLimits = field(default_factory=StallLimits)
     token: int = 0
     workers: dict[str, Worker] = field(default_factory=dict)
@@ -137,14 +139,21 @@ class AgentCore:
         self.token = command.token
         return command.incarnation in {"", self.incarnation}
 
-    def wrongly_given_up(self, failure: Message, sequence: int) -> bool:
-        """Return whether the fact at `sequence` gives this node up for its silence after it joined, so it must again.
+    @property
+    def wrongly_given_up(self) -> bool:
+        """Whether this node was given up for its silence after it joined, so that it must join again.
 
-        The fact may be late: of a connection that ended long before, or of an earlier agent. A node given up because
-        of what happens on it is not to come back by itself.
+        That fact may be late: of a connection that ended long before, or of an earlier agent.
         """
-        silent = isinstance(failure, FailureDetected) and (failure.node, failure.method) == (self.node, "node_health")
-        return silent and self.joined is not None and sequence > self.joined
+        return self.joined is not None and self.given_up > self.joined
+
+    def read(self, message: Message, sequence: int) -> None:
+        """Note what `message` in the journal says of this node.
+
+        A node given up because of what happens on it is not to come back by itself.
+        """
+        if isinstance(message, FailureDetected) and (message.node, message.method) == (self.node, "node_health"):
+            self.given_up = sequence
 
     def switch(self, switched: RecordingSwitched) -> list[str]:
         """Remember what the workers of a task are to record; return those that live and have to be told.

@@ -22,7 +22,7 @@ FORKED_AHEAD = (
     "torch.distributed",
     "torch.optim",
     "torch.utils.data",
-    "unicron.train",
+    "unicron.train.session",
 )
 
 

@@ -197,5 +197,7 @@ def _fault(random: Random, at: float, nodes: list[str], tasks: list[TaskSpec]) -
         Drain(at=at, node=node, for_s=back_s * 2),
         Submit(at=at, task=_task(random, f"task-{number}")),
         Remove(at=at, task=random.choice(tasks).name),
+        # under a name that may be in use, when it is refused, or may have been, when it is another task's from now on
+        Submit(at=at, task=_task(random, random.choice(tasks).name)),
     ]
     return random.choice(kinds)

@@ -11,7 +11,6 @@ from unicron.bus.protocol import Entry
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Command, StartWorker, StopWorker
 from unicron.contracts.events import (
-    Alert,
     DeadLetter,
     FailureDetected,
     NodeAdmitted,
@@ -22,9 +21,10 @@ from unicron.contracts.events import (
     Severity,
     TaskBroken,
     TaskStateChanged,
+    TaskSubmitted,
 )
 from unicron.contracts.plans import Plan
-from unicron.contracts.tasks import SlotRef, TaskState
+from unicron.contracts.tasks import SlotRef, TaskSpec, TaskState
 from unicron.contracts.worker import Joined
 from unicron.service import Commit
 
@@ -55,6 +55,8 @@ class Invariants:
         self.victims: dict[str, tuple[str, str, int]] = {}
         self._ids: set[str] = set()
         self._committed: set[str] = set()
+        self._specs: dict[str, TaskSpec] = {}
+        self._living: dict[str, Trainer] = {}
         self._sequences: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
         self._started: set[str] = set()
@@ -96,6 +98,10 @@ class Invariants:
                 self._joins[node] += 1
             case FailureDetected():
                 self._failure(message)
+            case TaskSubmitted(task=task, spec=spec):
+                self._specs[task] = spec  # the name may have been another task's
+                self.steps.pop(task, None)
+                self.ended.pop(task, None)
             case PlanDecided(plan=plan):
                 self._planned(plan)
             case TaskBroken(task=task):
@@ -179,9 +185,21 @@ class Invariants:
         self._started.add(command.worker)
 
     def joined(self, worker: "Trainer", joined: Joined, *, established: bool) -> None:
-        """Note with which iteration a worker goes on."""
-        del established
+        """Note with which iteration a worker goes on; a task starts anew only where nobody has its state any more."""
         self._at[worker.name] = joined.iteration
+        self._living[worker.name] = worker
+        if established or not self.steps.get(worker.spec.name) or worker.spec != self._specs[worker.spec.name]:
+            return
+        there = self._there()
+        holders = [
+            each.name
+            for each in self._living.values()
+            if each.living and each.iteration and each.spec == worker.spec and each.host.name in there
+        ]
+        self.check(
+            not holders,
+            f"{worker.spec.name} starts anew in epoch {joined.epoch} though {', '.join(holders)} has its state",
+        )
 
     def stepped(self, worker: "Trainer", iteration: int, gradients: "list[Gradient]") -> None:
         """Check an update: the next iteration, and every microbatch of it once."""
@@ -196,19 +214,26 @@ class Invariants:
                 f"{worker.name} updated after iteration {iteration} in epoch {worker.epoch} with microbatches "
                 f"{sorted(gradient.elements())} instead of each of {worker.spec.microbatches} once",
             )
-        self.steps.setdefault(worker.spec.name, {}).setdefault(iteration, worker.epoch)
+        if worker.spec == self._specs[worker.spec.name]:
+            self.steps.setdefault(worker.spec.name, {}).setdefault(iteration, worker.epoch)
+
+    def _there(self) -> set[str]:
+        """Return the nodes that are in use as far as the journal tells."""
+        nodes: set[str] = set()
+        for message in self.messages:
+            match message:
+                case NodeAdmitted(node=node):
+                    nodes.add(node)
+                case NodeGone(node=node) | FailureDetected(severity=Severity.SEV1, node=node):
+                    nodes.discard(node)
+        return nodes
 
     def given_up(self) -> set[str]:
-        """Return the nodes that are out of use for a stated reason and have not joined since.
-
-        They were given up for what happened on them, or for a silence that was none; then a person was told.
-        """
+        """Return the nodes that were given up for what happened on them and have not joined since."""
         nodes: set[str] = set()
         for message in self.messages:
             match message:
                 case FailureDetected(severity=Severity.SEV1, node=node, method=method) if method != "node_health":
-                    nodes.add(node)
-                case Alert(node=node) if "given up but is alive" in message.text:
                     nodes.add(node)
                 case NodeAdmitted(node=node):
                     nodes.discard(node)

@@ -36,8 +36,9 @@ class Agent:
         self._machine = machine
         self._first = incarnation
         self._incarnations = 0
-        self._facts = 0
-        self._outbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._count = 0
+        self._facts: asyncio.Queue[Message] = asyncio.Queue()
+        self._telemetry: asyncio.Queue[Message] = asyncio.Queue()
         self._memberships: dict[str, wire.Membership] = {}
         self._causes: dict[str, str] = {}
         self._starting: set[asyncio.Task[None]] = set()
@@ -48,7 +49,7 @@ class Agent:
             position = await insist(self.link.tail, "waiting for the journal")
             self._adopt()
             self._join()
-            jobs = [self._publish(), self._watch(), self._beat(), self._obey(position), self._rejoin()]
+            jobs = [self._publish(), self._tell(), self._watch(), self._beat(), self._obey(position), self._rejoin()]
             await asyncio.gather(*jobs)
 
     async def crash(self) -> None:
@@ -64,7 +65,7 @@ class Agent:
             worker.stopping = True
         for trainer in list(self._machine.processes.values()):
             trainer.end(None, SIGKILL)
-        while not self._outbox.empty():
+        while not self._facts.empty():
             await asyncio.sleep(0.05)
         await asyncio.sleep(0.5)
         await self.crash()
@@ -73,9 +74,10 @@ class Agent:
 
     def emit(self, fact: Message, correlation: str = "") -> None:
         """Send a fact."""
-        self._facts += 1
-        identity, now = f"{self._first}-{self._facts}", self._machine.clock.now()
-        self._outbox.put_nowait(
+        self._count += 1
+        identity, now = f"{self._first}-{self._count}", self._machine.clock.now()
+        queue = self._telemetry if isinstance(fact, subjects.TELEMETRY) else self._facts
+        queue.put_nowait(
             msgspec.structs.replace(
                 fact, id=identity, at=now, source=self._machine.name, correlation=correlation or identity
             )
@@ -106,15 +108,17 @@ class Agent:
 
     async def _publish(self) -> None:
         while True:
-            fact = await self._outbox.get()
-            subject, data = subjects.of(fact), codec.encode(fact)
-            if isinstance(fact, subjects.TELEMETRY):
-                await self.link.tell(subject, data)
-            else:
-                sequence = await insist(partial(self.link.append, subject, data, fact.id), "publishing")
-                if isinstance(fact, NodeJoined) and fact.incarnation == self.core.incarnation:
-                    self.core.joined = sequence
-                    self._rejoin_if_given_up()
+            fact = await self._facts.get()
+            append = partial(self.link.append, subjects.of(fact), codec.encode(fact), fact.id)
+            sequence = await insist(append, "publishing")
+            if isinstance(fact, NodeJoined) and fact.incarnation == self.core.incarnation:
+                self.core.joined = sequence
+                self._rejoin_if_given_up()
+
+    async def _tell(self) -> None:
+        while True:
+            fact = await self._telemetry.get()
+            await self.link.tell(subjects.of(fact), codec.encode(fact))
 
     async def _beat(self) -> None:
         while True:

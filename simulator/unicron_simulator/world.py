@@ -221,8 +221,8 @@ class World:
                 await self._ask(DrainNode(node=node, drain=False))
             case faults.Submit(task=task):
                 self._tell(f"a user submits {task.name}")
-                self.specs[task.name] = task
-                await self._ask(SubmitTask(spec=task))
+                if not (await self._ask(SubmitTask(spec=task))).error:
+                    self.specs[task.name] = task
             case faults.Remove(task=name):
                 self._tell(f"a user removes {name}")
                 await self._ask(RemoveTask(task=name))

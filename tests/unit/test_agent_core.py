@@ -67,8 +67,17 @@ def test_a_node_that_lives_joins_again_when_it_is_given_up_for_its_silence(
     core, method, node, joined, sequence, rejoins
 ):
     core.joined = joined
-    lost = FailureDetected(severity=Severity.SEV1, method=method, status="lost_connection", node=node)
-    assert core.wrongly_given_up(lost, sequence) == rejoins
+    core.read(FailureDetected(severity=Severity.SEV1, method=method, status="lost_connection", node=node), sequence)
+    assert core.wrongly_given_up == rejoins
+
+
+def test_a_node_given_up_before_it_knows_where_it_joined_joins_again_when_it_does(core):
+    core.read(FailureDetected(severity=Severity.SEV1, method="node_health", status="s", node="n1"), 8)
+    assert not core.wrongly_given_up
+    core.joined = 9
+    assert not core.wrongly_given_up
+    core.joined = 7
+    assert core.wrongly_given_up
 
 
 def test_a_command_from_before_the_node_joined_anew_passes_without_effect(core):

@@ -262,18 +262,21 @@ def test_a_spec_that_can_not_run_is_refused(registry, fields):
     assert registry.state.tasks == {}, value
 
 
-def test_a_removed_task_is_forgotten_when_its_workers_are_gone(running):
+@pytest.mark.parametrize("end", [TaskState.REMOVED, TaskState.FINISHED])
+def test_a_removed_task_is_forgotten_when_its_end_is_told(running, end):
     _, facts = running.answer(RemoveTask(task="gpt"))
     assert facts == [TaskRemoved(task="gpt")]
     running.handle(changed(TaskState.RUNNING, epoch=2))
     running.handle(finished(epoch=2))
     assert (task(running).state, task(running).waf) == (TaskState.REMOVED, 0.0)
-    running.handle(changed(TaskState.REMOVED))
+    running.handle(changed(end))
     assert running.state.tasks == {}
 
 
-def test_late_news_of_a_removed_task_does_not_reach_its_successor(running):
+def test_the_name_of_a_removed_task_is_free_when_its_end_is_told(running):
     running.answer(RemoveTask(task="gpt"))
+    refused(running, SubmitTask(spec=SPEC), "just being removed")
+    running.handle(changed(TaskState.REMOVED))
     running.answer(SubmitTask(spec=SPEC))
     running.handle(finished())
     assert (task(running).state, task(running).iteration) == (TaskState.WAITING, -1)

@@ -22,6 +22,7 @@ from unicron.contracts.events import (
     TaskRemoved,
     TaskStateChanged,
     TaskSubmitted,
+    WorkerExited,
     WorkerFinished,
     WorkerReady,
 )
@@ -318,6 +319,29 @@ def test_a_task_is_finished_though_those_that_were_through_are_forgotten_with_th
     out = scene.tell(failure(Severity.SEV1, node="n2"))
     assert of(TaskStateChanged, out)[0].state is TaskState.FINISHED
     assert of(StartWorker, out) == []
+
+
+def test_who_sat_the_last_membership_out_does_not_keep_a_finished_task_alive():
+    scene = Scene(a={"min_workers": 2, "unit": 2}).running(a=["n1:0", "n2:0", "n1:1", "n3:0"])
+    scene.tell(failure(Severity.SEV2, task="a", node="n3", slot=0, worker="a-4"))
+    scene.join("a")
+    assert scene.run("a").group == ["a-1", "a-2"], "a-3 waits for another: they come in twos"
+    scene.ready("a", "a-5")
+    through = [WorkerFinished(node=f"n{n}", slot=0, task="a", worker=f"a-{n}", iterations=9) for n in (1, 2)]
+    scene.tell(through[0])
+    assert "a-3" in scene.run("a").group, "the newest membership has one who was in an older one"
+    (end,) = of(TaskStateChanged, scene.tell(through[1]))
+    assert end.state is TaskState.FINISHED
+
+
+def test_the_slot_of_a_worker_that_is_through_and_gone_can_be_used_by_who_must_finish():
+    scene = Scene(a={"min_workers": 2, "unit": 2}).running(a=["n1:0", "n2:0"])
+    scene.tell(failure(Severity.SEV3, task="a", epoch=0))
+    scene.tell(WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9))
+    out = scene.tell(WorkerExited(node="n1", slot=0, task="a", worker="a-1", finished=True))
+    (start,) = of(StartWorker, out)
+    assert (start.node, start.slot) == ("n1", 0)
+    assert members(scene.ready("a", start.worker)) == ["a-2", start.worker]
 
 
 def test_who_missed_the_end_of_the_last_iteration_finishes_it_without_those_that_are_through():

@@ -29,7 +29,7 @@ from unicron.contracts.events import (
     TaskSubmitted,
 )
 from unicron.contracts.queries import Curve, CurvePoint, GetCurve, GetPlan, PlanView, Query, Reply, TableRow, WhatIf
-from unicron.contracts.tasks import SlotRef, TaskState
+from unicron.contracts.tasks import SlotRef
 from unicron.errors import InvalidInputError
 from unicron_planner import estimates, lookup, nodes, throughput
 from unicron_planner.estimates import FAILURE, RESIZE, Options
@@ -162,11 +162,8 @@ class Planner:
                 return self._submit(message)
             case TaskRecovered(task=task, seconds=seconds) if math.isfinite(seconds) and seconds >= 0:
                 estimates.observe(self.state, task, seconds)
-            case TaskRemoved(task=task) if task in self.state.tasks:
-                self.state.leaving.append(task)
+            case TaskRemoved(task=task):
                 return self._end(task, "removed")
-            case TaskStateChanged(task=task, state=TaskState.REMOVED) if task in self.state.leaving:
-                self.state.leaving.remove(task)  # by now the name may be another task's
             case TaskBroken(task=task):
                 return self._end(task, "failed")
             case TaskStateChanged(task=task, state=state) if state.ended:

@@ -41,7 +41,6 @@ class PlannerState(msgspec.Struct, kw_only=True):
         nodes: by name, lost ones included.
         drained: nodes that a user took out of use; holds over their loss and return.
         tasks: those that are not ended, in order of submission.
-        leaving: tasks that a user removed, until the transition service says that their workers are gone.
         plan: the last one that was sent out.
         measured: iteration times by task and size.
         epochs: membership epoch of each task's last iteration.
@@ -57,7 +56,6 @@ class PlannerState(msgspec.Struct, kw_only=True):
     nodes: dict[str, Node] = {}
     drained: list[str] = []
     tasks: dict[str, TaskSpec] = {}
-    leaving: list[str] = []
     plan: Plan | None = None
     measured: dict[str, dict[int, Measured]] = {}
     epochs: dict[str, int] = {}

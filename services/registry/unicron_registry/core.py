@@ -152,6 +152,8 @@ class Registry:
     def _submit(self, spec: TaskSpec) -> tuple[Reply, list[Message]]:
         check_task(spec)
         view = self.state.tasks.get(spec.name)
+        if view is not None and view.state == TaskState.REMOVED:  # its end is not told yet, and would be the new one's
+            raise InvalidInputError(f"task {spec.name!r} is just being removed; submit it again in a moment")
         if view is not None and not view.state.ended:
             if view.spec == spec:
                 return Reply(text=f"task {spec.name} was submitted before and is {view.state}; nothing changed"), []
@@ -197,8 +199,8 @@ class Registry:
         if view is None:
             return
         if view.state.ended:
-            if change.state == view.state == TaskState.REMOVED:
-                del self.state.tasks[change.task]
+            if view.state == TaskState.REMOVED and change.state.ended:
+                del self.state.tasks[change.task]  # it may have ended in another way just before
             return  # what comes late from before the end changes nothing
         reason = change.reason
         if change.state == TaskState.WAITING:

@@ -217,6 +217,7 @@ class TransitionCore:
         if run is None or report.epoch != run.epoch or report.worker not in run.group:
             return []
         run.joined.add(report.worker)
+        run.met = run.group
         if run.broken or not self._all_joined(run):
             return []
         return self._complete(run, report.at) + settle(self.state, [report.task])
@@ -244,9 +245,12 @@ class TransitionCore:
             return []
         run.workers[finished.worker].phase = "finished"
         run.through.add(finished.worker)
-        # whoever missed the end of the last iteration must finish it without those that are through
+        return self._after_the_end(run)
+
+    def _after_the_end(self, run: TaskRun) -> list[Message]:
+        """A member is through, and maybe gone: whoever missed the end of the last iteration must finish it without."""
         needed = run.broken or not self._all_joined(run) or self._is_over(run)
-        return self._settle([finished.task]) if needed else []
+        return self._settle([run.spec.name]) if needed else []
 
     def _is_over(self, run: TaskRun) -> bool:
         """Whether the last iteration is done and no living member of the newest membership can still be busy with it.
@@ -255,9 +259,9 @@ class TransitionCore:
         """
         if not run.through:
             return False
-        left = [worker for name in run.group if (worker := run.workers.get(name)) and worker.phase != "finished"]
-        # through before they could join the newest membership: there, new workers without a state wait in vain
-        in_vain = not run.through & run.joined and not any(worker.computed for worker in left)
+        left = {name for name in run.group if name in run.workers} - run.through
+        # through before they could join the newest membership: who was not in the one before waits there in vain
+        in_vain = not run.through & run.joined and left.isdisjoint(run.met)
         return not left or in_vain
 
     def _finish(self, run: TaskRun) -> list[Message]:
@@ -276,7 +280,12 @@ class TransitionCore:
     def _exited(self, exited: WorkerExited) -> list[Message]:
         """A process is gone. Whether that is a failure is for the detector to say; an expected end frees the slot."""
         run = self.state.tasks.get(exited.task)
-        if run is None or not exited.expected or exited.worker not in run.workers:
+        if run is None or exited.worker not in run.workers:
+            return []
+        if exited.worker in run.through:
+            del run.workers[exited.worker]
+            return self._after_the_end(run)
+        if not exited.expected:
             return []
         self._lose_worker(run, exited.worker, exited.at)
         return self._settle([exited.task])

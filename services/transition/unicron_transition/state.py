@@ -39,6 +39,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
         workers: living worker processes by name.
         group: workers of the newest membership in rank order.
         joined: those of them that have reported that they compute in it.
+        met: workers of the newest membership that somebody has joined, so that all of them have met.
         through: workers that have said they are through with the last iteration, living or not.
         broken: the membership must be formed anew even if it stays the same.
         failed_at: Unix seconds of the failure or plan being carried out; None while nothing is.
@@ -52,6 +53,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
     workers: dict[str, WorkerRun] = {}
     group: list[str] = []
     joined: set[str] = set()
+    met: list[str] = []
     through: set[str] = set()
     broken: bool = False
     failed_at: float | None = None

@@ -1,0 +1,39 @@
+"""An agent's heartbeats do not wait for the journal."""
+
+import asyncio
+import sys
+
+from unicron import codec, subjects
+from unicron.bus import topology
+from unicron.contracts.events import NodeHeartbeat, NodeJoined
+
+WAIT_S = 30.0
+
+
+async def test_an_agent_beats_on_while_the_journal_takes_nothing(private_server, private_world, tmp_path):
+    bus = await private_world.connect()
+    command = [
+        sys.executable,
+        "-m",
+        "unicron_agent",
+        "--node",
+        "n1",
+        "--slots",
+        "1",
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
+    agent = await asyncio.create_subprocess_exec(*command, "--nats-url", private_server.url)
+    try:
+        async with asyncio.timeout(WAIT_S):
+            entry = await anext(bus.follow(subjects.events(NodeJoined), 0))
+            first = codec.decode_message(entry.data).incarnation
+            await bus.jetstream.delete_stream(topology.STREAM)
+            await asyncio.to_thread(private_server.stop)
+            await asyncio.to_thread(private_server.start)  # the agent joins again, and nobody takes that down
+            async for heard in bus.hear(subjects.events(NodeHeartbeat)):
+                if codec.decode_message(heard.data).incarnation != first:
+                    break
+    finally:
+        agent.kill()
+        await agent.wait()
