@@ -1,6 +1,6 @@
 """A violation told: as few faults as lead to it, and what happened, line by line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from msgspec.structs import asdict, replace
 
@@ -30,28 +30,24 @@ TELLING = (
 
 
 def shrunk(scene: Scene, violation: Callable[[Scene], str]) -> Scene:
-    """Leave out, one by one, what the violation does not need; it may become another violation on the way."""
-    calm = replace(scene, weather=CALM)
-    if violation(calm):
-        scene = calm
-    smaller = True
-    while smaller:
-        smaller = False
-        for candidate in _smaller(scene):
-            if violation(candidate):
-                scene, smaller = candidate, True
-                break
+    """Leave out what the violation does not need, half of it at first; it may become another violation on the way."""
+    for calmer in (replace(scene, weather=CALM), replace(scene, weather=CALM, standbys=[])):
+        if violation(calmer):
+            scene = calmer
+    size = max(1, len(scene.faults) // 2)
+    while size:
+        smaller = next((fewer for fewer in _smaller(scene, size) if violation(fewer)), None)
+        scene, size = (smaller, size) if smaller else (scene, size // 2)
     return scene
 
 
-def _smaller(scene: Scene) -> list[Scene]:
-    without = [
-        replace(scene, faults=[*scene.faults[:index], *scene.faults[index + 1 :]])
-        for index in reversed(range(len(scene.faults)))
-    ]
-    alone = [replace(scene, standbys=[])] if scene.standbys else []
-    fewer = [replace(scene, tasks=[each for each in scene.tasks if each is not task]) for task in scene.tasks[1:]]
-    return without + alone + fewer
+def _smaller(scene: Scene, size: int) -> Iterator[Scene]:
+    """Yield the scene without each `size` neighbouring faults, the last ones first; in the end without each task."""
+    for start in reversed(range(0, len(scene.faults), size)):
+        yield replace(scene, faults=[*scene.faults[:start], *scene.faults[start + size :]])
+    if size == 1:
+        for task in scene.tasks[1:]:
+            yield replace(scene, tasks=[each for each in scene.tasks if each is not task])
 
 
 def told(scene: Scene, world: World) -> str:
