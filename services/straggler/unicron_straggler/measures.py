@@ -178,7 +178,8 @@ def analyze(trace: Trace) -> Analysis:
         InvalidInputError: the trace has no whole step, or its operations don't fit the dependency model.
     """
     job = tensors.job(trace)
-    ideal = ideals(job)
+    averages = ideals(job)
+    ideal = averages.chosen
     ideal_s = ideal_time(job.graph, ideal)
     pp = trace.meta.pp_size
     merged = _merged(job)
@@ -223,8 +224,8 @@ def analyze(trace: Trace) -> Analysis:
         m_w=shares[0],
         m_w_exact=shares[1],
         m_s=shares[2],
-        all_mean=mean / ideal_time(job.graph, ideals(job, means=True)),
-        all_median=mean / ideal_time(job.graph, ideals(job, means=False)),
+        all_mean=mean / ideal_time(job.graph, averages.means),
+        all_median=mean / ideal_time(job.graph, averages.medians),
         correlation=variations.correlation,
         correlation_normalised=variations.normalised,
         forward_variation=variations.forward,
@@ -244,19 +245,30 @@ def analyze(trace: Trace) -> Analysis:
     )
 
 
-def ideals(job: tensors.Job, *, means: bool | None = None) -> dict[int, float]:
-    """Return the ideal seconds of each type by code: its mean, or its median if it is mostly waiting for a network.
+@dataclass(frozen=True)
+class Ideals:
+    """Seconds of each op type by code, over all steps, microbatches, stages and data-parallel ranks.
 
-    Args:
-        job: whose operations are meant.
-        means: take the mean of every type, or the median of every type.
+    Attributes:
+        chosen: what the study holds for ideal: the median of communication, the mean of all else.
+        means: the mean of every type.
+        medians: the median of every type.
     """
-    found = {}
+
+    chosen: dict[int, float]
+    means: dict[int, float]
+    medians: dict[int, float]
+
+
+def ideals(job: tensors.Job) -> Ideals:
+    """Return what operations would take in a job without stragglers."""
+    means, medians = {}, {}
     for code, each in job.durations.items():
-        median = OPTYPES[code] in MEDIAN if means is None else not means
         kept = each[~np.isnan(each)]
-        found[code] = float(np.median(kept, overwrite_input=True) if median else kept.mean(dtype=np.float64))
-    return found
+        means[code] = float(kept.mean(dtype=np.float64))
+        medians[code] = float(np.median(kept, overwrite_input=True))
+    chosen = {code: medians[code] if OPTYPES[code] in MEDIAN else mean for code, mean in means.items()}
+    return Ideals(chosen, means, medians)
 
 
 def _merged(job: tensors.Job) -> dict[str, frozenset[int]]:
@@ -310,5 +322,5 @@ def _variations(job: tensors.Job) -> _Variations:
 def _correlation(ones: Floats, others: Floats) -> float:
     """Return Pearson's correlation; NaN if one of the two does not vary."""
     ones, others = ones - ones.mean(), others - others.mean()
-    size = math.sqrt(float(np.vdot(ones, ones)) * float(np.vdot(others, others)))
-    return float(np.vdot(ones, others)) / size if size else math.nan
+    size = math.sqrt(float((ones * ones).sum()) * float((others * others).sum()))
+    return float((ones * others).sum()) / size if size else math.nan

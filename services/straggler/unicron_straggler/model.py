@@ -195,8 +195,8 @@ class _Builder:
                 receives = self._ends[CODES[f"{direction}-recv"], peer]
                 if len(sends) != len(receives):
                     raise InvalidInputError(
-                        f"operations without partner: in the first step, stage {stage} has {len(sends)} {direction}-send, "
-                        f"stage {peer} {len(receives)} {direction}-recv; record both ends of every transfer"
+                        f"operations without partner: in the first step, stage {stage} has {len(sends)} "
+                        f"{direction}-send, and stage {peer} {len(receives)} {direction}-recv; record both ends"
                     )
                 found.extend(zip(sends, receives, strict=True))
         return tuple(found)

@@ -140,7 +140,7 @@ class _Together:
             np.maximum(waits[0], waits[1], out=start)
             for wait in waits[2:]:
                 np.maximum(start, wait, out=start)
-        if synchronous:
+        if synchronous and waits:
             start[:] = start.max(-1, keepdims=True)
         return start
 
@@ -173,9 +173,9 @@ class _Alone(_Together):
             beside: Floats | float = 0.0
             for wait in group.waits:
                 beside = _later(beside, others[wait])
-            if group.synchronous:
-                beside = start if beside is start else _later(start, beside)
-                start = np.asarray(beside).copy()
+            if group.synchronous and group.waits:  # what waits for nothing starts everywhere with the step
+                np.maximum(start, beside, out=start)
+                beside = start.copy()
             for place in group.members:
                 key = self._graph.keys[place]
                 ends[place] = self._end(start, key, durations)

@@ -148,8 +148,8 @@ def _drop_ranks(trace: Trace, axes: _Axes, counts: Integers, problems: list[Prob
     places = np.where(whole, np.cumsum(whole) - 1, -1)
     axes.dp_ranks, axes.dp_at = np.flatnonzero(whole), places[trace.dp_rank]
     text = (
-        f"of {len(whole)} data-parallel ranks the trace lacks stages of {_few(missing)}: these are left out, and what they cost "
-        "is not known; add their traces, or mend dp_size in the meta"
+        f"of {len(whole)} data-parallel ranks the trace lacks stages of {_few(missing)}: these are left out, and what "
+        "they cost is not known; add their traces, or mend dp_size in the meta"
     )
     problems.append(Problem("missing-ranks", text, int((axes.dp_at < 0).sum()), stands=False))
 
@@ -320,8 +320,8 @@ def _transferred(start: Floats, duration: Floats, latest: Floats) -> Floats:
 
 def _ranks(trace: Trace, axes: _Axes) -> Integers:
     ranks = np.full((len(axes.dp_ranks), axes.pp), -1, np.int64)
-    kept = axes.dp_at >= 0
-    ranks[axes.dp_at[kept], trace.stage[kept]] = trace.rank[kept]
+    rows = np.flatnonzero((axes.step_at == 0) & (axes.dp_at >= 0))
+    ranks[axes.dp_at[rows], trace.stage[rows]] = trace.rank[rows]
     return ranks
 
 
