@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from unicron_straggler import tensors
-from unicron_straggler.model import BACKWARD, FORWARD
+from unicron_straggler.model import BACKWARD, FORWARD, Graph
 from unicron_straggler.simulate import Scenario, alone_times, ideal_time, step_times
 from unicron_straggler.trace import COMMUNICATION, OPTYPES, Floats, Integers, Meta, Problem, Trace
 
@@ -68,6 +68,7 @@ class Analysis:
             NaN where a stage has no such operation.
         computes: (pp, n, 3) what each stage computed in the order of the first step of data-parallel rank 0: code of
             the op type, seq_id, microbatch.
+        graph: which operation waits for which; with `durations` and `simulate` one can ask what-ifs of one's own.
         problems: what is wrong with the trace.
     """
 
@@ -108,6 +109,7 @@ class Analysis:
     step_worker_exact: Floats
     durations: Mapping[str, Floats]
     computes: Integers
+    graph: Graph
     problems: tuple[Problem, ...]
 
     @property
@@ -241,6 +243,7 @@ def analyze(trace: Trace) -> Analysis:
         step_worker_exact=workers / ideal_s,
         durations={OPTYPES[code]: each for code, each in job.durations.items()},
         computes=job.computes,
+        graph=job.graph,
         problems=job.problems,
     )
 

@@ -204,7 +204,6 @@ def _trace(meta: Meta, names: Sequence[str], index: Any, columns: dict[str, Any]
         text = f"{dropped} operations with negative or no times are left out, and with them the steps they belong to"
         problems.append(Problem("wrong-times", text, dropped, stands=bool(dropped <= 0.01 * len(wrong))))
         kept &= ~wrong
-    _check_meta(meta, columns, kept, problems)
     if not kept.all():
         optype = optype[kept]
         columns = {name: column[kept] for name, column in columns.items()}
@@ -213,26 +212,3 @@ def _trace(meta: Meta, names: Sequence[str], index: Any, columns: dict[str, Any]
     if any(column.dtype not in (np.float32, np.float64) for column in times.values()):
         times = {name: column.astype(np.float64) for name, column in times.items()}
     return Trace(meta=meta, optype=optype, **typed, **times, problems=tuple(problems))
-
-
-def _check_meta(meta: Meta, columns: dict[str, Any], kept: Any, problems: list[Problem]) -> None:
-    for name, size, cure in (("dp_rank", meta.dp_size, "dp_size"), ("stage", meta.pp_size, "pp_size")):
-        column = columns[name][kept]
-        if len(column) and not 0 <= column.min() <= column.max() < size:
-            raise InvalidInputError(
-                f"wrong meta: the trace of {meta.name} has {name} {column.min()} to {column.max()}, and {cure} is "
-                f"{size}; mend {cure}"
-            )
-    chunks = columns["mc"][kept]
-    if len(chunks) and chunks.max() >= meta.vpp_size:
-        raise InvalidInputError(
-            f"wrong meta: the trace of {meta.name} has model chunk {chunks.max()} in a stage, and vpp_size is "
-            f"{meta.vpp_size}; mend vpp_size"
-        )
-    product = meta.dp_size * meta.pp_size * meta.tp_size * meta.dsp_size
-    if meta.world_size not in (0, product):
-        text = (
-            f"world_size is {meta.world_size} and dp_size x pp_size x tp_size x dsp_size {product}: one of them is "
-            "wrong, and if it is dp_size or pp_size the result is too; nothing is left out"
-        )
-        problems.append(Problem("wrong-meta", text))

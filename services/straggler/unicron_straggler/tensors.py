@@ -67,7 +67,7 @@ def job(trace: Trace) -> Job:
     meta = trace.meta
     if not len(trace):
         raise InvalidInputError(f"zero steps: the trace of {meta.name} has no operations; record at least one step")
-    problems = list(trace.problems)
+    problems = [*trace.problems, *_wrong_sizes(trace)]
     axes = _axes(trace)
     counts = _counts(trace, axes)
     _drop_ranks(trace, axes, counts, problems)
@@ -105,6 +105,31 @@ def job(trace: Trace) -> Job:
         computes=_computes(stages),
         problems=tuple(problems),
     )
+
+
+def _wrong_sizes(trace: Trace) -> list[Problem]:
+    """Hold the trace against the sizes of its meta."""
+    meta = trace.meta
+    for column, name, size in (
+        (trace.dp_rank, "dp_size", meta.dp_size),
+        (trace.stage, "pp_size", meta.pp_size),
+        (trace.mc, "vpp_size", meta.vpp_size),
+    ):
+        lowest = -1 if name == "vpp_size" else 0  # not every operation belongs to a chunk
+        if not lowest <= column.min() <= column.max() < size:
+            what = {"dp_size": "data-parallel ranks", "pp_size": "stages", "vpp_size": "model chunks"}[name]
+            raise InvalidInputError(
+                f"wrong meta: the trace of {meta.name} has {what} {column.min()} to {column.max()}, and {name} is "
+                f"{size}; mend {name}"
+            )
+    product = meta.dp_size * meta.pp_size * meta.tp_size * meta.dsp_size
+    if meta.world_size in {0, product}:
+        return []
+    text = (
+        f"world_size is {meta.world_size} and dp_size x pp_size x tp_size x dsp_size {product}: one of them is wrong, "
+        "and if it is dp_size or pp_size the result is too; nothing is left out"
+    )
+    return [Problem("wrong-meta", text)]
 
 
 def _axes(trace: Trace) -> _Axes:

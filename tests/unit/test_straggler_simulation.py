@@ -1,0 +1,175 @@
+"""The simulator and the measures on small traces whose answers are worked out by hand."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from unicron_straggler import measures, simulate, synthetic, tensors
+from unicron_straggler.planting import Shape, SlowWorker
+from unicron_straggler.reader import from_rows
+from unicron_straggler.simulate import Scenario
+from unicron_straggler.trace import CODES, Meta, Trace
+
+from unicron.errors import InvalidInputError
+
+
+def two_workers(forward=(1.0, 3.0), steps=1):
+    """Two data-parallel ranks, two microbatches; a forward takes `forward`, a backward 2 s, reducing half a second."""
+    rows = []
+    for step in range(steps):
+        begin = 100.0 * step
+        ready = begin + 2 * (max(forward) + 2)
+        for rank, seconds in enumerate(forward):
+            at = begin
+            for batch in range(2):
+                rows.append((rank, 0, rank, step, "forward-compute", at, seconds, batch))
+                rows.append((rank, 0, rank, step, "backward-compute", at + seconds, 2.0, batch))
+                at += seconds + 2
+            rows.append((rank, 0, rank, step, "grads-reduce-scatter", at, ready + 0.5 - at, -1))
+            rows.append((rank, 0, rank, step, "optimizer", ready + 0.5, 0.1, -1))
+    return rows
+
+
+def test_a_slow_worker_among_two_by_hand():
+    found = measures.analyze(from_rows(two_workers(steps=3), Meta("two", 2, 1)))
+    assert found.simulated_mean_s == pytest.approx(10.6)
+    assert found.traced_mean_s == pytest.approx(10.6)
+    assert found.ideal_mean_s == pytest.approx(8.6)  # 2 s a forward
+    assert found.slowdown == pytest.approx(10.6 / 8.6)
+    assert found.waste == pytest.approx(2 / 10.6)
+    assert found.by_op["forward-compute"] == pytest.approx(10.6 / 8.6)
+    assert found.by_op["backward-compute"] == pytest.approx(1)
+    assert found.by_dp == pytest.approx([1, 10.6 / 8.6])
+    assert found.by_stage == pytest.approx([10.6 / 8.6])
+    assert found.worker_exact[:, 0] == pytest.approx([1, 10.6 / 8.6])
+    assert found.slowest_ranks == (1,)
+    assert found.m_w == pytest.approx(1)
+    assert found.durations["grads-reduce-scatter"].ravel() == pytest.approx([0.5] * 6)
+    assert list(found.steps) == [0, 1, 2]
+    assert found.trustworthy
+
+
+def test_what_is_not_recorded_shows_as_launch_delay():
+    rows = [(*row[:5], row[5] + (1.0 if row[4] == "optimizer" else 0), *row[6:]) for row in two_workers()]
+    found = measures.analyze(from_rows(rows, Meta("late", 2, 1)))
+    assert found.launch_slowdown == pytest.approx(11.6 / 10.6)
+    assert not found.trustworthy
+
+
+def test_without_slowdown_the_shares_have_no_value():
+    found = measures.analyze(from_rows(two_workers(forward=(1.0, 1.0)), Meta("even", 2, 1)))
+    assert found.slowdown == 1
+    assert np.isnan(found.m_w)
+    assert np.isnan(found.m_s)
+
+
+FORWARDS = {0: ((0, 0, 0), (1, 0, 1), (0, 1, 2), (1, 1, 3)), 1: ((0, 0, 1), (1, 0, 2), (0, 1, 3), (1, 1, 4))}
+"""Two microbatches through two chunks on two stages: microbatch, chunk and start of each forward (1 s), by stage."""
+
+
+def interleaved(backwards, longer=(), *, idle_transfers=False):
+    """Return an interleaved trace (pp 2, vpp 2, two microbatches).
+
+    Args:
+        backwards: start of each backward by stage; each takes 2 s.
+        longer: (stage, place) of backwards that take 4 s.
+        idle_transfers: record sends and receives where nothing is transferred, as some recorders do.
+    """
+    rows = []
+
+    def add(name, stage, start, duration, seq, chunk=-1, batch=-1):
+        rows.append((0, stage, stage, 0, CODES[name], start, duration, seq, chunk, batch, chunk * 2 + stage))
+
+    ended = {}
+    for stage in (0, 1):
+        batches = [(0, 1), (1, 1), (0, 0), (1, 0)]
+        for place, (batch, chunk, start) in enumerate(FORWARDS[stage]):
+            add("forward-compute", stage, start, 1, place, chunk, batch)
+            ended["forward", stage, chunk, batch] = start + 1
+        for place, (batch, chunk) in enumerate(batches):
+            seconds = 4 if (stage, place) in longer else 2
+            add("backward-compute", stage, backwards[stage][place], seconds, place, chunk, batch)
+            ended["backward", stage, chunk, batch] = backwards[stage][place] + seconds
+    for way, edge, order in (
+        ("forward", (1, 1), [(0, 0), (1, 0), (0, 1), (1, 1)]),
+        ("backward", (0, 0), [(0, 1), (1, 1), (0, 0), (1, 0)]),
+    ):
+        forward = way == "forward"
+        for stage in (0, 1):
+            sends = [(chunk, batch) for batch, chunk in order if idle_transfers or (stage, chunk) != edge]
+            for seq, (chunk, batch) in enumerate(sends):
+                add(f"{way}-send", stage, ended[way, stage, chunk, batch], 0, seq)
+            source = (0, 0) if forward else (1, 1)
+            receives = [(chunk, batch) for batch, chunk in order if idle_transfers or (stage, chunk) != source]
+            for seq, (chunk, batch) in enumerate(receives):
+                before = chunk if (stage == 1) == forward else chunk + (-1 if forward else 1)
+                add(f"{way}-recv", stage, ended.get((way, 1 - stage, before, batch), 0), 0, seq)
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    for place in (5, 6):
+        columns[place] = columns[place].astype(float)
+    return Trace(Meta("interleaved", 1, 2, vpp_size=2), *columns)
+
+
+PLAIN = {0: (7, 9, 11, 13), 1: (5, 7, 9, 11)}
+HELD_UP = {0: (9, 11, 13, 15), 1: (5, 9, 11, 13)}
+"""Starts of the backwards if the first one on the last stage takes 4 s: all that follow wait for it."""
+
+
+@pytest.mark.parametrize("idle_transfers", [False, True])
+def test_an_interleaved_pipeline_is_simulated_by_the_order_of_its_trace(idle_transfers):
+    found = measures.analyze(interleaved(PLAIN, idle_transfers=idle_transfers))
+    assert found.simulated_mean_s == found.traced_mean_s == found.ideal_mean_s == 15
+    found = measures.analyze(interleaved(HELD_UP, longer={(1, 0)}, idle_transfers=idle_transfers))
+    assert found.simulated_mean_s == found.traced_mean_s == 17
+    assert found.problems == ()
+
+
+def test_an_interleaved_trace_without_its_chunks_is_refused():
+    whole = interleaved(PLAIN)
+    with pytest.raises(InvalidInputError, match=r"wrong meta: .* model chunks -1 to 1, and vpp_size is 1"):
+        measures.analyze(dataclasses.replace(whole, meta=Meta("interleaved", 1, 2)))
+    with pytest.raises(InvalidInputError, match=r"operations without partner: stage 0 .* check pp_size and vpp_size"):
+        measures.analyze(dataclasses.replace(whole, mc=np.zeros(len(whole), int)))
+
+
+SHAPE = Shape(dp=3, pp=3, microbatches=4, steps=5)
+
+
+@pytest.fixture(scope="module")
+def job():
+    return tensors.job(synthetic.make(SHAPE, seed=3, plants=[SlowWorker(1, 2, 1.7)]))
+
+
+def test_a_trace_played_elsewhere_is_simulated_alike(job):
+    ideal = measures.ideals(job).chosen
+    found = simulate.step_times(job.graph, job.durations, ideal, [Scenario()])[0]
+    expected = synthetic.step_times(SHAPE, seed=3, plants=[SlowWorker(1, 2, 1.7)])
+    assert found == pytest.approx(expected)
+    assert job.step_traced_s == pytest.approx(expected)
+
+
+def test_one_rank_alone_is_as_if_all_others_were_fixed(job):
+    ideal = measures.ideals(job).chosen
+    scenarios = [Scenario(), Scenario(stages=frozenset({2}))]
+    alone = simulate.alone_times(job.graph, job.durations, ideal, scenarios)
+    for rank in range(SHAPE.dp):
+        others = np.repeat((np.arange(SHAPE.dp) != rank)[:, None], SHAPE.pp, axis=1)
+        fixed = [dataclasses.replace(one, fixed=others) for one in scenarios]
+        expected = simulate.step_times(job.graph, job.durations, ideal, fixed)
+        assert alone[:, :, rank] == pytest.approx(expected)
+
+
+def test_with_nothing_as_traced_a_step_takes_its_ideal_time(job):
+    ideal = measures.ideals(job).chosen
+    found = simulate.step_times(job.graph, job.durations, ideal, [Scenario(codes=frozenset())])
+    assert found == pytest.approx(simulate.ideal_time(job.graph, ideal))
+
+
+def test_blocks_of_steps_change_nothing(job, monkeypatch):
+    ideal = measures.ideals(job).chosen
+    scenarios = [Scenario(), Scenario(codes=frozenset({CODES["forward-compute"]}))]
+    whole = [run(job.graph, job.durations, ideal, scenarios) for run in (simulate.step_times, simulate.alone_times)]
+    monkeypatch.setattr(simulate, "BLOCK", 2 * 2 * SHAPE.dp)
+    parts = [run(job.graph, job.durations, ideal, scenarios) for run in (simulate.step_times, simulate.alone_times)]
+    for one, other in zip(whole, parts, strict=True):
+        assert np.array_equal(one, other)
