@@ -1,6 +1,5 @@
 """What the commands `unicron straggler analyze` and `compare` do."""
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -75,15 +74,10 @@ def words(analysis: Analysis, diagnoses: list[Any]) -> str:
         f"  problem          {one.name}: {one.text}" + ("" if one.stands else " (the result does not stand)")
         for one in analysis.problems
     ]
-    lines += [f"  diagnosis        {one}" for one in diagnoses]
+    lines += [f"  {one.cause} ({one.share:.0%} of the waste): {one.cure}" for one in diagnoses]
     return "\n".join(lines)
 
 
 def _worst(slowdowns: Any) -> str:
     worst = sorted(slowdowns.items(), key=lambda item: -item[1])[:SHOWN]
     return ", ".join(f"{name} {value:.3f}" for name, value in worst)
-
-
-def part(name: str) -> Any:
-    """Import a module of this package that few commands need."""
-    return importlib.import_module(f"unicron_straggler.{name}")

@@ -1,0 +1,63 @@
+"""The command group `unicron straggler`: what stragglers cost a job, who they are, and what changed between runs."""
+
+import importlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unicron.errors import UnicronError
+
+app = typer.Typer(no_args_is_help=True, help="What stragglers cost a job, who they are, and why.")
+
+Meta = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The job's sizes (YAML); by default meta-X.yaml beside trace-X.parquet."),
+]
+
+
+@app.command()
+def analyze(
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE", help="A parquet file, or NDTimeline's chrome trace (.json).")
+    ],
+    meta: Meta = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw heat maps and a timeline there.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report that needs no network.")] = None,
+) -> None:
+    """Simulate a job without its stragglers: what they cost it, who they are, why, and what to do."""
+    command = _part("command")
+    traced, analysis = command.analyzed(trace, meta)
+    diagnoses = _part("diagnosis").diagnose(traced, analysis)
+    if plot is not None:
+        _part("pictures").draw(traced, analysis, plot)
+    if html is not None:
+        _part("report").write(traced, analysis, diagnoses, html)
+    typer.echo(command.as_json(analysis, diagnoses) if as_json else command.words(analysis, diagnoses))
+
+
+@app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(metavar="A", help="The trace of a run; its meta file lies beside it.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="The trace of another run.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Tell what changed between two runs."""
+    command = _part("command")
+    pairs = [command.analyzed(path, None) for path in (before, after)]
+    typer.echo(command.compared(pairs, as_json=as_json))
+
+
+def _part(module: str) -> Any:
+    """Import a module of the analysis by name: the shared language imports no room.
+
+    Raises:
+        UnicronError: what it needs is not installed.
+    """
+    try:
+        return importlib.import_module(f"unicron_straggler.{module}")
+    except ImportError as error:
+        raise UnicronError(
+            f"unicron straggler needs {error.name}, which is not installed: pip install 'unicron[straggler,plot]'"
+        ) from error
