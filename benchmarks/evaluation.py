@@ -12,59 +12,31 @@ import re
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from msgspec.structs import replace
 from unicron_simulator import comparison, experiments, parameters, plots, traces
-from unicron_simulator.economy import Result, tariffs
+from unicron_simulator.economy import Result
 from unicron_simulator.parameters import Costs
 from unicron_simulator.traces import Trace
 
+from benchmarks import figures
+from benchmarks.figures import Spread, spread
 from benchmarks.output import as_json
 from unicron.contracts.tasks import TaskSpec
-from unicron.megatron import catalogue
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "evaluation.md"
 
 OTHERS = ("megatron", "oobleck", "varuna", "bamboo")
 TRACES = ("trace-a", "trace-b")
+SEEDS = 20
+RACK = 4
 PAPER = {
     "trace-a": {"megatron": 1.2, "oobleck": 3.7, "varuna": 4.8, "bamboo": 4.6},
     "trace-b": {"megatron": 1.9, "oobleck": 3.8, "varuna": 5.8, "bamboo": 4.8},
 }
 """Unicron over each, in accumulated WAF (section 7.5)."""
-
-FIGURE_3B_REPAIR_S = 0.02 * 8 * 7 * 86400 / 10
-"""Ten faults on 8 nodes in 7 days are "a mere 2 % downtime" if a node is away for so long."""
-
-FIGURE_4_BATCH = 1536
-"""With it 7B runs on 48 GPUs and not on 56, as in figure 4."""
-
-FIGURE_10_GPUS = (8, 16, 32, 48, 64, 96, 128)
-FIGURE_10_SIZES = ("1.3B", "7B", "13B", "70B", "175B")
-
-
-class Spread(NamedTuple):
-    """Of a figure over all seeds."""
-
-    median: float
-    least: float
-    most: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.least:.2f} to {self.most:.2f})"
-
-    def percent(self) -> str:
-        """Return it in percent."""
-        return f"{self.median:.2%} ({self.least:.2%} to {self.most:.2%})"
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Return median, least and most."""
-    return Spread(statistics.median(values), min(values), max(values))
-
 
 Runs = list[dict[str, Result]]
 
@@ -75,15 +47,15 @@ def runs(
     policies: Sequence[str],
     costs: dict[str, Costs],
     seeds: int,
-    repair: float = 1.0,
+    change: Callable[[Trace], Trace] = lambda trace: trace,
 ) -> Runs:
-    """Return what came out for each seed, with repairs that take `repair` times as long as the trace has it."""
-    drawn = [traces.generate(name, seed) for seed in range(1, seeds + 1)]
-    return [comparison.compare(_slower(trace, repair), tasks, policies, costs=costs) for trace in drawn]
+    """Return what came out for each seed, with each trace changed beforehand."""
+    drawn = [change(traces.generate(name, seed)) for seed in range(1, seeds + 1)]
+    return [comparison.compare(trace, tasks, policies, costs=costs) for trace in drawn]
 
 
-def _slower(trace: Trace, repair: float) -> Trace:
-    return trace._replace(faults=tuple(fault._replace(repair_s=repair * fault.repair_s) for fault in trace.faults))
+def _slower(trace: Trace) -> Trace:
+    return trace._replace(faults=tuple(fault._replace(repair_s=2 * fault.repair_s) for fault in trace.faults))
 
 
 def lead(found: Runs, other: str) -> Spread:
@@ -132,14 +104,17 @@ def sensitivity(seeds: int) -> dict[str, dict[str, Spread]]:
         "one task of 7B": ({}, [experiments.gpt3("7B", "7B")]),
         "global batch of 1,536, so more sizes": ({}, experiments.case_5(batch=1536)),
     }
-    twice = "repairs take twice as long"
+    changes: dict[str, Callable[[Trace], Trace]] = {
+        "repairs take twice as long": _slower,
+        "as many nodes are lost, but four at once, of one rack": lambda trace: traces.by_rack(trace, RACK),
+    }
     rows = {}
-    for way, (changed, tasks) in [*ways.items(), (twice, ways["as assumed"])]:
+    for way in (*ways, *changes):
+        changed, tasks = ways.get(way, ways["as assumed"])
         row: dict[str, Spread] = {}
         for name in TRACES:
-            found = runs(
-                name, tasks, ("unicron", "megatron", "oracle"), known | changed, seeds, 2.0 if way == twice else 1.0
-            )
+            policies, change = ("unicron", "megatron", "oracle"), changes.get(way, lambda trace: trace)
+            found = runs(name, tasks, policies, known | changed, seeds, change)
             row |= {f"{name} over": lead(found, "megatron"), f"{name} share": share(found)}
         rows[way] = row
     return rows
@@ -156,41 +131,6 @@ def circular(seeds: int) -> dict[str, dict[str, Spread]]:
         }
         for name in TRACES
     }
-
-
-# --- figures 3b, 9, 10 -----------------------------------------------------------------------------------------------
-
-
-def figure_3b(seeds: int) -> dict[str, Spread]:
-    """Return the lost part of FLOP/s of each policy: 7B, 64 GPUs, 7 days, 10 node faults."""
-    lost: dict[str, list[float]] = {}
-    for seed in range(1, seeds + 1):
-        drawn = traces.generate("trace-b", seed, nodes=8, days=7)
-        at = np.sort(np.random.default_rng(seed).uniform(0, drawn.duration_s, 10))
-        nodes = np.random.default_rng(seed + 1000).integers(0, 8, 10)
-        faults = tuple(
-            traces.Fault(float(when), drawn.nodes[node], "sev1", FIGURE_3B_REPAIR_S)
-            for when, node in zip(at, nodes, strict=True)
-        )
-        trace = Trace("figure-3b", drawn.nodes, drawn.duration_s, faults)
-        found = comparison.compare(trace, [experiments.gpt3("7B", "7B", most=64, batch=FIGURE_4_BATCH)])
-        for policy, result in found.items():
-            lost.setdefault(policy, []).append(1 - result.earned / result.ideal)
-    return {policy: spread(values) for policy, values in lost.items()}
-
-
-def figure_10() -> dict[str, dict[str, float]]:
-    """Return samples/s of 7B by GPUs, and FLOP/s over the peak by model on 64 GPUs, from the closed-form model."""
-    peak = catalogue.accelerator("A800").peak_flops
-    samples, ratio = {}, {}
-    for gpus in FIGURE_10_GPUS:
-        spec = experiments.gpt3("one", "7B", batch=FIGURE_4_BATCH)
-        seconds = tariffs([spec], gpus)["one"].iteration_s(gpus)
-        samples[str(gpus)] = FIGURE_4_BATCH / seconds
-    for size in FIGURE_10_SIZES:
-        tariff = tariffs([experiments.gpt3("one", size, batch=FIGURE_4_BATCH)], 64)["one"]
-        ratio[size] = tariff.at(64) / (64 * peak)
-    return {"7B, samples/s by GPUs": samples, "FLOP/s over peak on 64 GPUs": ratio}
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
@@ -267,11 +207,8 @@ def tables(found: dict[str, Any], seeds: int) -> str:
             for way, row in found["sensitivity"].items()
         ],
     )
-    lines += _table(
-        ["figure 3b: policy", "lost FLOP/s"], [[name, one.percent()] for name, one in found["figure_3b"].items()]
-    )
-    for title, row in found["figure_10"].items():
-        lines += _table([title, *row], [["Unicron and Megatron", *(f"{value:.3g}" for value in row.values())]])
+    for head, rows in figures.rows(found):
+        lines += _table(head, rows)
     return "\n".join(lines).strip()
 
 
@@ -284,6 +221,9 @@ def write(found: dict[str, Any], text: str) -> None:
     for name in TRACES:
         results = {policy: found["figure_11"][name][0][policy] for policy in comparison.POLICIES}
         plots.draw(results, f"Figure 11, {name}, seed 1, every task runs", DOCS / f"evaluation-{name}.svg")
+    figures.draw_3b(found["figure_3b"], DOCS / "evaluation-figure-3b.svg")
+    figures.draw_9(found["figure_9"], DOCS / "evaluation-figure-9.svg")
+    figures.draw_10(found["figure_10"], DOCS / "evaluation-figure-10.svg")
     page = PAGE.read_text(encoding="utf-8")
     marked = re.compile(r"(<!-- made by benchmarks.evaluation -->\n).*?(<!-- end -->)", re.DOTALL)
     PAGE.write_text(marked.sub(lambda match: f"{match[1]}\n{text}\n\n{match[2]}", page), encoding="utf-8")
@@ -293,37 +233,43 @@ def main() -> None:
     """Print all figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--seeds", type=int, default=20, help="how many traces of each kind")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="traces of each kind; few skip figure 9's large ones")
     parser.add_argument("--write", action="store_true", help="make the pictures and tables of docs/evaluation.md anew")
     given = parser.parse_args()
     found: dict[str, Any] = {
         "figure_11": figure_11(given.seeds),
         "circular": circular(given.seeds),
         "sensitivity": sensitivity(given.seeds),
-        "figure_3b": figure_3b(given.seeds),
-        "figure_10": figure_10(),
+        "figure_3b": figures.figure_3b(given.seeds),
+        "figure_9": figures.figure_9(figures.FIGURE_9_GPUS, min(given.seeds, figures.FIGURE_9_MOMENTS)),
+        "figure_10": figures.figure_10(),
     }
-    figures, text = flat(found["figure_11"]), tables(found, given.seeds)
+    if given.seeds >= SEEDS:
+        found["figure_9"] |= figures.figure_9(figures.FIGURE_9_MORE, 1)
+    numbers, text = flat(found), tables(found, given.seeds)
     if given.write:
         write(found, text)
     if given.json:
         details = {name: value for name, value in found.items() if name != "figure_11"}
-        print(as_json("evaluation", figures, details=details | {"seeds": given.seeds}))
+        details["figure_9"] = {gpus: bar.played._asdict() | bar.others for gpus, bar in found["figure_9"].items()}
+        print(as_json("evaluation", numbers, details=details | {"seeds": given.seeds}))
     else:
         print(text)
 
 
-def flat(eleven: dict[str, Runs]) -> dict[str, float]:
-    """Return the figures of figure 11, flat."""
-    figures: dict[str, float] = {}
-    for name, found in eleven.items():
+def flat(found: dict[str, Any]) -> dict[str, float]:
+    """Return the figures of figures 11 and 9, flat."""
+    numbers: dict[str, float] = {}
+    for name, ran in found["figure_11"].items():
         head, planned = name.removesuffix("-as-planned").replace("-", "_"), name.endswith("-as-planned")
         tail = "_as_planned" if planned else ""
-        every = {f"{head}_over_{other}{tail}": lead(found, other) for other in OTHERS}
-        every[f"{head}_share_of_oracle{tail}"] = share(found)
+        every = {f"{head}_over_{other}{tail}": lead(ran, other) for other in OTHERS}
+        every[f"{head}_share_of_oracle{tail}"] = share(ran)
         for each, one in every.items():
-            figures |= {each: one.median, f"{each}_least": one.least, f"{each}_most": one.most}
-    return figures
+            numbers |= {each: one.median, f"{each}_least": one.least, f"{each}_most": one.most}
+    for gpus, bar in found["figure_9"].items():
+        numbers |= {f"transition_{gpus}_gpus_s": bar.unicron.median, f"messages_{gpus}_gpus": bar.played.messages}
+    return numbers
 
 
 if __name__ == "__main__":

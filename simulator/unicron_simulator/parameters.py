@@ -43,6 +43,33 @@ class Circular(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     efficiency: dict[str, float] = {}
 
 
+class Phases(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What the phases of one transition take (figure 9).
+
+    Attributes:
+        communicators_s: to set communicators up, however few GPUs they join.
+        communicator_s: more of it for each GPU.
+        state_bytes: of parameters and optimizer, for each parameter of a model.
+        storage_bandwidth: bytes/s at which all nodes together read a checkpoint.
+        setup_s: to start all processes anew, environment and CUDA included.
+        recompute_s: to compute again what was done since the last checkpoint.
+        source: where each of these is from.
+    """
+
+    communicators_s: float
+    communicator_s: float
+    state_bytes: float
+    storage_bandwidth: float
+    setup_s: float
+    recompute_s: float
+    source: dict[str, str]
+
+
+def phases() -> Phases:
+    """Return the phases of the file that comes along."""
+    return msgspec.convert(tomllib.loads((files(__package__) / NAME).read_text(encoding="utf-8"))["phases"], Phases)
+
+
 def load(path: Path | None = None) -> tuple[dict[str, Costs], Circular]:
     """Return the costs by policy, and those that are circular.
 
@@ -56,6 +83,7 @@ def load(path: Path | None = None) -> tuple[dict[str, Costs], Circular]:
     try:
         text = path.read_text(encoding="utf-8") if path else (files(__package__) / NAME).read_text(encoding="utf-8")
         entries = tomllib.loads(text)
+        entries.pop("phases", None)
         circular = msgspec.convert(entries.pop("circular", {}), Circular)
         found = {name: msgspec.convert(entry, Costs) for name, entry in entries.items()}
     except (OSError, ValueError) as error:  # ValueError: of TOML, of UTF-8 and of msgspec

@@ -112,6 +112,25 @@ def generate(name: str, seed: int, nodes: int = 0, days: float = 0.0) -> Trace:
     return Trace(name, names, days * DAY, tuple(faults))
 
 
+def by_rack(trace: Trace, size: int) -> Trace:
+    """Return the trace with as many lost nodes, but lost together: as when the switch of a rack fails.
+
+    Of each `size` successive sev1 failures, the first takes as many nodes of its rack at once, for its repair time.
+
+    Args:
+        trace: of nodes that are lost one by one.
+        size: nodes of a rack; the first ones are the first rack.
+    """
+    single = [fault for fault in trace.faults if fault.kind == "sev1"]
+    faults = [fault for fault in trace.faults if fault.kind != "sev1"]
+    for at in range(0, len(single), size):
+        first = single[at]
+        start = trace.nodes.index(first.node) // size * size
+        rack = sorted(trace.nodes[start : start + size], key=lambda node: node != first.node)
+        faults += [first._replace(node=node) for node in rack[: len(single[at : at + size])]]
+    return trace._replace(faults=tuple(sorted(faults, key=lambda fault: fault.at)))
+
+
 def _poisson(random: Random, mean: float) -> int:
     """Draw from a Poisson distribution, by the exponential gaps between its events."""
     count, reached = 0, random.expovariate(1.0)

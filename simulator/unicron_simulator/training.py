@@ -160,6 +160,11 @@ class Trainer:
         self._micro_s = random.uniform(*pace.microbatch)
         self._task = asyncio.ensure_future(self._main())
 
+    @property
+    def done(self) -> int:
+        """Microbatches that are in its gradient."""
+        return len(self._done)
+
     # --- its agent ---------------------------------------------------------------------------------------------------
 
     def hello(self) -> tuple[Hello, list[ToAgent]] | None:

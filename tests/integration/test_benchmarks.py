@@ -28,3 +28,16 @@ def test_each_lost_node_is_answered_from_the_table():
     found = run("benchmarks.decision", "--rounds", "5")
     assert found["prepared"] == found["rounds"] == 5
     assert 0 < found["decision_p50_ms"] <= found["decision_p99_ms"]
+
+
+def test_the_evaluation_is_made_with_all_its_figures():
+    found = run("benchmarks.evaluation", "--seeds", "1")
+    assert found["trace_a_over_megatron"] > 1
+    assert found["trace_b_share_of_oracle"] > 0.98
+    assert found["transition_64_gpus_s"] < found["transition_16_gpus_s"]
+    assert found["messages_64_gpus"] > found["messages_16_gpus"]
+
+
+def test_the_simulator_is_timed():
+    found = run("benchmarks.simulator", "--only", "trace_a")
+    assert found["trace_a_s"] > 0 < found["peak_memory_mb"]

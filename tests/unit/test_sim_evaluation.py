@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import evaluation, simulator
+from benchmarks import evaluation, figures
 
 
 @pytest.fixture(scope="module")
@@ -11,7 +11,7 @@ def eleven():
 
 
 def test_unicron_is_ahead_of_everybody_and_close_to_the_oracle(eleven):
-    found = evaluation.flat(eleven)
+    found = evaluation.flat({"figure_11": eleven, "figure_9": {}})
     assert found["trace_a_over_megatron"] >= 1.2
     assert found["trace_b_over_megatron_as_planned"] >= 1.9
     assert found["trace_a_share_of_oracle"] >= 0.995
@@ -29,7 +29,7 @@ def test_circular_parameters_give_back_what_they_were_made_from():
 
 
 def test_a_missing_node_costs_megatron_most_in_figure_3b():
-    lost = evaluation.figure_3b(2)
+    lost = figures.figure_3b(2)
     assert lost["oracle"].median < lost["unicron"].median < lost["varuna"].median < lost["megatron"].median
 
 
@@ -39,10 +39,16 @@ def test_the_page_has_its_tables_and_pictures():
     for other in evaluation.OTHERS:
         for name in evaluation.TRACES:
             assert f"| {other} | {name} | {evaluation.PAPER[name][other]} x |" in made
-    assert all((evaluation.DOCS / f"evaluation-{name}.svg").exists() for name in evaluation.TRACES)
+    pictures = [*evaluation.TRACES, "figure-3b", "figure-9", "figure-10"]
+    for name in (f"evaluation-{name}.svg" for name in pictures):
+        assert f"]({name})" in page
+        assert "</svg>" in (evaluation.DOCS / name).read_text()
 
 
-def test_the_benchmark_of_speed_runs():
-    found = simulator.run("trace_a")
-    assert found["seconds"] > 0 < found["peak_mb"]
-    assert found["shares"]["unicron"] > found["shares"]["megatron"]
+def test_pictures_are_drawn_of_what_was_found(tmp_path):
+    bars = figures.figure_9((16,), 1)
+    figures.draw_9(bars, tmp_path / "9.svg")
+    figures.draw_10(figures.figure_10(), tmp_path / "10.svg")
+    figures.draw_3b({"unicron": figures.spread([0.03, 0.04]), "megatron": figures.spread([0.2])}, tmp_path / "3b.svg")
+    for name, word in (("9", "oobleck"), ("10", "samples/s"), ("3b", "megatron")):
+        assert word in (tmp_path / f"{name}.svg").read_text()

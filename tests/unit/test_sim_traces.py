@@ -48,6 +48,19 @@ def test_another_size_keeps_the_rate():
     assert len(set(counts)) > 5
 
 
+def test_nodes_of_a_rack_are_lost_together():
+    trace = traces.generate("trace-b", 2)
+    by_rack = traces.by_rack(trace, 4)
+    assert (len(by_rack.faults), by_rack.count("sev1")) == (len(trace.faults), trace.count("sev1"))
+    assert list(by_rack.faults) == sorted(by_rack.faults, key=lambda fault: fault.at)
+    together = {}
+    for fault in by_rack.faults:
+        if fault.kind == "sev1":
+            together.setdefault((fault.at, fault.repair_s), []).append(trace.nodes.index(fault.node))
+    assert [len(nodes) for nodes in together.values()] == [4] * 6 + [2]
+    assert all(len({node // 4 for node in nodes}) == 1 for nodes in together.values())
+
+
 def test_a_file_comes_back_as_it_was(tmp_path):
     trace = traces.generate("trace-a", 1)
     path = tmp_path / "trace-a.csv"
