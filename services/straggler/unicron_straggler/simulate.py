@@ -117,7 +117,9 @@ class _Together:
         self._spare: list[Floats] = []
         ends: dict[int, Floats] = {}
         for group in self._graph.groups:
-            start = self._start([ends[wait] for wait in group.waits], synchronous=group.synchronous)
+            start = self._start([ends[wait] for wait in group.waits])
+            if group.synchronous and group.waits:  # what waits for nothing starts everywhere with the step
+                start[:] = start.max(-1, keepdims=True)
             for place in group.members:
                 ends[place] = self._end(start, self._graph.keys[place], durations)
             self._spare += [ends.pop(wait) for wait in group.done]
@@ -130,7 +132,8 @@ class _Together:
     def _empty(self) -> Floats:
         return self._spare.pop() if self._spare else np.empty(self._shape)
 
-    def _start(self, waits: list[Floats], *, synchronous: bool) -> Floats:
+    def _start(self, waits: list[Floats]) -> Floats:
+        """Return when all that is waited for is over, in a vector that may be written to."""
         start = self._empty()
         if not waits:
             start.fill(0.0)
@@ -140,18 +143,18 @@ class _Together:
             np.maximum(waits[0], waits[1], out=start)
             for wait in waits[2:]:
                 np.maximum(start, wait, out=start)
-        if synchronous and waits:
-            start[:] = start.max(-1, keepdims=True)
         return start
 
     def _end(self, start: Floats, key: tuple[int, int, int], durations: Mapping[int, Floats]) -> Floats:
         code, seq, stage = key
         end = self._empty()
-        ideal = self._ideal[code]
-        np.add(start, ideal, out=end)
-        traced = durations[code][:, seq, stage]
-        for at, fixed in self._traced[code, stage]:
-            np.add(start[at], traced if fixed is None else np.where(fixed, ideal, traced), out=end[at])
+        ideal, tracing = self._ideal[code], self._traced[code, stage]
+        if len(tracing) < len(self._scenarios):
+            np.add(start, ideal, out=end)
+        if tracing:
+            traced = durations[code][:, seq, stage]
+            for at, fixed in tracing:
+                np.add(start[at], traced if fixed is None else np.where(fixed, ideal, traced), out=end[at])
         return end
 
 
@@ -169,11 +172,11 @@ class _Alone(_Together):
         ends: dict[int, Floats] = {}
         others: dict[int, Floats | float] = {}
         for group in self._graph.groups:
-            start = self._start([ends[wait] for wait in group.waits], synchronous=False)
+            start = self._start([ends[wait] for wait in group.waits])
             beside: Floats | float = 0.0
             for wait in group.waits:
                 beside = _later(beside, others[wait])
-            if group.synchronous and group.waits:  # what waits for nothing starts everywhere with the step
+            if group.synchronous and group.waits:
                 np.maximum(start, beside, out=start)
                 beside = start.copy()
             for place in group.members:
