@@ -79,7 +79,7 @@ def draw_delays(shape: Shape, random: np.random.Generator) -> Communication:
         return Communication(float(random.uniform(0.05, 0.5)), float(random.uniform(0.3, 1)), link)
     if kind == "flapping":
         return Communication(float(random.uniform(0.05, 0.5)), float(random.uniform(0.02, 0.3)))
-    return Communication(float(random.uniform(0.3, 4)), float(random.uniform(0.1, 0.45)), collective=True)
+    return Communication(float(random.uniform(0.3, 4)), float(random.uniform(0.1, 0.4)), collective=True)
 
 
 def cured(plant: Plant, shape: Shape) -> list[Plant]:

@@ -56,7 +56,7 @@ class Parts:
         pauses: seconds that pauses add.
         variation: standard deviation of the logarithm of forward times within a worker, by the quartiles; median of the
             workers.
-        together: correlation of forward and backward within a worker, median of the workers.
+        together: correlation of forward and backward within a worker, by the quartiles; median of the workers.
     """
 
     pp: int
@@ -82,7 +82,7 @@ def parts(analysis: Analysis) -> Parts:
     usual = np.median(logs, axis=(0, 1, 2), keepdims=True)
     own = logs - usual
     spread = _deviation(own, (1, 2, 4))
-    variation, together = _together(own, spread)
+    variation, together = _together(own)
     content = np.zeros_like(own)
     if variation >= VARIES and together >= TOGETHER:
         if times.shape[3] > chunks:  # a rank all of whose stages take longer has had longer sequences
@@ -168,15 +168,15 @@ def _deviation(values: Floats, axes: tuple[int, ...]) -> Floats:
     return np.asarray(np.maximum((high - low) / 1.349, 1e-4))
 
 
-def _together(own: Floats, spread: Floats) -> tuple[float, float]:
-    """Return how much forward varies within a worker, and how much backward goes with it: medians of the workers."""
-    kept = np.clip(own / spread, -5, 5)
-    kept -= kept.mean(axis=(1, 2), keepdims=True)
-    deviations = np.sqrt((kept**2).mean(axis=(1, 2)))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        correlation = (kept[0] * kept[1]).mean(axis=(0, 1)) / (deviations[0] * deviations[1])
-    variation = np.median(_deviation(own[:1], (1, 2)))
-    return float(variation), float(np.median(np.nan_to_num(correlation)))
+def _together(own: Floats) -> tuple[float, float]:
+    """Return how much forward varies within a worker, and how much backward goes with it: medians of the workers.
+
+    Both come from quartiles, so that pauses in some forwards don't hide how much the others have in common.
+    """
+    deviation = _deviation(own, (1, 2))
+    forward, backward = own / deviation
+    sums, differences = (_deviation(each, (0, 1)) ** 2 for each in (forward + backward, forward - backward))
+    return float(np.median(deviation[0])), float(np.median((sums - differences) / (sums + differences)))
 
 
 def _content(own: Floats, spread: Floats) -> Floats:
