@@ -16,12 +16,18 @@ Meta = Annotated[
 ]
 
 
+Layers = Annotated[
+    int, typer.Option(min=0, help="Layers of a stage, so that a cure can be told in them; 0: not known.")
+]
+
+
 @app.command()
 def analyze(
     trace: Annotated[
         Path, typer.Argument(metavar="TRACE", help="A parquet file, or NDTimeline's chrome trace (.json).")
     ],
     meta: Meta = None,
+    layers: Layers = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw heat maps and a timeline there.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report that needs no network.")] = None,
@@ -29,7 +35,7 @@ def analyze(
     """Simulate a job without its stragglers: what they cost it, who they are, why, and what to do."""
     command = _part("command")
     traced, analysis = command.analyzed(trace, meta)
-    diagnoses = _part("diagnosis").diagnose(traced, analysis)
+    diagnoses = _part("diagnosis").diagnose(traced, analysis, layers=layers)
     if plot is not None:
         _part("pictures").draw(traced, analysis, plot)
     if html is not None:
@@ -39,14 +45,25 @@ def analyze(
 
 @app.command()
 def compare(
-    before: Annotated[Path, typer.Argument(metavar="A", help="The trace of a run; its meta file lies beside it.")],
+    before: Annotated[Path, typer.Argument(metavar="A", help="The trace of a run.")],
     after: Annotated[Path, typer.Argument(metavar="B", help="The trace of another run.")],
+    meta: Meta = None,
+    layers: Layers = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Tell what changed between two runs."""
-    command = _part("command")
-    pairs = [command.analyzed(path, None) for path in (before, after)]
-    typer.echo(command.compared(pairs, as_json=as_json))
+    """Tell what changed between two runs, which may differ in size unless --meta is given for both."""
+    command, diagnosis, comparing = _part("command"), _part("diagnosis"), _part("compare")
+    runs = []
+    for path in (before, after):
+        traced, analysis = command.analyzed(path, meta)
+        runs.append((analysis, diagnosis.diagnose(traced, analysis, layers=layers)))
+    found = comparing.compare(*runs)
+    if as_json:
+        typer.echo(command.plain_json(found.as_json()))
+    else:
+        from unicron.cli.output import console  # noqa: PLC0415
+
+        console().print(comparing.view(found))
 
 
 def _part(module: str) -> Any:

@@ -1,6 +1,5 @@
 """What the commands `unicron straggler analyze` and `compare` do."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +39,6 @@ def as_json(analysis: Analysis, diagnoses: list[Any]) -> str:
 
     What has no value (a share of a slowdown that is none) is null.
     """
-    import msgspec  # noqa: PLC0415
-
     more = {
         "fb_corr_normalised": analysis.correlation_normalised,
         "fwd_variation": analysis.forward_variation,
@@ -49,7 +46,14 @@ def as_json(analysis: Analysis, diagnoses: list[Any]) -> str:
         "problems": list(analysis.problems),
         "diagnoses": diagnoses,
     }
-    return json.dumps(json.loads(msgspec.json.encode(analysis.as_json() | more)), indent=1)
+    return plain_json(analysis.as_json() | more)
+
+
+def plain_json(values: Any) -> str:
+    """Return dataclasses, mappings and numbers as JSON; what is not a number is null."""
+    import msgspec  # noqa: PLC0415
+
+    return msgspec.json.format(msgspec.json.encode(values), indent=1).decode()
 
 
 def words(analysis: Analysis, diagnoses: list[Any]) -> str:

@@ -43,7 +43,7 @@ def read_meta(path: Path) -> Meta:
     try:
         told = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InvalidInputError(f"{path} can't be read as YAML: {error}") from error
+        raise InvalidInputError(f"{path} can't be read as YAML: {error}; name another with --meta") from error
     if not isinstance(told, dict):
         raise InvalidInputError(f"wrong meta: {path} is no mapping; give trial_name, dp_size, pp_size, ...")
     sizes = {}

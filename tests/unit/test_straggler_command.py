@@ -1,0 +1,87 @@
+"""`unicron straggler analyze` and `compare`, as a user types them."""
+
+import json
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+from unicron_straggler import synthetic
+from unicron_straggler.planting import Shape, SlowWorker
+from unicron_straggler.trace import OPTYPES
+
+from unicron.cli.main import app
+from unicron.errors import InvalidInputError, UnicronError
+
+SHAPE = Shape(dp=3, pp=2, microbatches=4, steps=6)
+COLUMNS = ("dp_rank", "stage", "rank", "step", "duration", "seq_id", "mc", "mb_id", "gmc")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with two runs of a job: before.parquet is healthy, after.parquet has a slow worker."""
+    folder = tmp_path_factory.mktemp("traces")
+    for name, plants in (("before", []), ("after", [SlowWorker(1, 1, 1.8)])):
+        trace = synthetic.make(SHAPE, seed=5, plants=plants, name=name)
+        columns = {column: getattr(trace, column) for column in COLUMNS}
+        columns |= {"start_ts": trace.start, "optype": np.array(OPTYPES)[trace.optype]}
+        pq.write_table(pa.table(columns), folder / f"trace-{name}.parquet")
+        (folder / f"meta-{name}.yaml").write_text(f"trial_name: {name}\ndp_size: 3\npp_size: 2\n")
+    return folder
+
+
+def run(*words):
+    done = CliRunner().invoke(app, ["straggler", *map(str, words)])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_words_name_the_slow_worker_and_the_cure(folder):
+    told = run("analyze", folder / "trace-after.parquet")
+    assert "after: 6 steps, dp 3 x pp 2" in told
+    assert "slowest ranks    4:" in told  # rank: stage 1 x 3 + dp rank 1
+    assert "slow-worker (" in told
+    assert "Drain the node of rank 4" in told
+
+
+def test_json_has_the_studys_names_and_the_diagnosis(folder):
+    meta = folder / "meta-before.yaml"
+    found = json.loads(run("analyze", folder / "trace-after.parquet", "--meta", meta, "--json"))
+    assert found["meta"]["trial_name"] == "before"
+    assert found["top3pct_ranks"] == [4]
+    assert found["S"] == pytest.approx(found["T_sim_mean"] / found["T_ideal_mean"])
+    assert max(found["S_w_exact"], key=found["S_w_exact"].get) == "1,1"
+    assert found["diagnoses"][0]["cause"] == "slow-worker"
+    assert found["trustworthy"] is True
+    assert found["problems"] == []
+
+
+def test_pictures_and_a_report_are_written(folder, tmp_path):
+    run("analyze", folder / "trace-after.parquet", "--plot", tmp_path / "plots", "--html", tmp_path / "report.html")
+    names = {path.suffix for path in (tmp_path / "plots").iterdir()}
+    assert names == {".png", ".svg"}
+    assert "<html" in (tmp_path / "report.html").read_text()
+
+
+def test_what_changed_between_two_runs_is_told(folder):
+    before, after = folder / "trace-before.parquet", folder / "trace-after.parquet"
+    assert "New: slow-worker" in run("compare", before, after)
+    found = json.loads(run("compare", before, after, "--json"))
+    assert found["names"] == ["before", "after"]
+    assert found["measures"]["slowdown"]["after"] > 1.3 > found["measures"]["slowdown"]["before"]
+    assert run("compare", before, before, "--json") != run("compare", before, after, "--json")
+
+
+def test_a_missing_meta_says_what_to_do(folder, tmp_path):
+    with pytest.raises(InvalidInputError, match=r"nothing\.yaml can't be read.*--meta"):
+        run("analyze", tmp_path / "nothing.parquet")
+
+
+def test_without_pyarrow_the_extra_is_named(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UnicronError, match=r"needs pyarrow.*pip install 'unicron\[straggler\]'"):
+        run("analyze", folder / "trace-after.parquet")
