@@ -9,7 +9,7 @@ import msgspec
 from unicron.settings import PREFIX, Settings
 
 PAGE = Path(__file__).with_name("operations.md")
-ROOMS = ("agent.settings", "detector.main", "planner.main", "registry.main", "transition.main")
+ROOMS = ("agent.settings", "detector.main", "planner.main", "registry.main", "straggler.main", "transition.main")
 BEGIN, END = "<!-- settings: made by docs/settings.py -->", "<!-- end of settings -->"
 
 

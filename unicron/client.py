@@ -13,13 +13,16 @@ from unicron.contracts.queries import (
     GetCurve,
     GetPlan,
     GetStatus,
+    GetStraggler,
     InjectFault,
     PlanView,
     Query,
     RemoveTask,
     Reply,
     Status,
+    StragglerView,
     SubmitTask,
+    SwitchRecording,
     WhatIf,
 )
 from unicron.contracts.tasks import TaskSpec
@@ -99,6 +102,15 @@ class Client:
     async def drain(self, node: str, *, drain: bool = True) -> str:
         """Take a node out of use, or put it back; return a line for a person."""
         return (await self._ask("registry", DrainNode(node=node, drain=drain))).text
+
+    async def straggler(self, task: str) -> StragglerView:
+        """Return what the straggler service has seen of `task`."""
+        found = (await self._ask("straggler", GetStraggler(task=task))).straggler
+        return found or StragglerView(task=task, share=0.0)
+
+    async def record(self, task: str, share: float) -> str:
+        """Have the workers of `task` record that share of their iterations; return a line for a person."""
+        return (await self._ask("straggler", SwitchRecording(task=task, share=share))).text
 
     async def inject(self, node: str, fault: str, worker: str = "") -> str:
         """Let the agent of `node` break something of its own; return a line for a person."""

@@ -1,7 +1,7 @@
 """Says whether a process of Unicron does its work, for health checks: `python -m unicron.health OWNER`.
 
-The owner is a service (registry, detector, planner, transition) or a node. A service is healthy while somebody holds
-its lease, a node while its agent answers.
+The owner is a service (registry, detector, planner, transition, straggler) or a node. A service is healthy while
+somebody holds its lease, a node while its agent answers.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from unicron.bus import nats
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.settings import Settings
 
-SERVICES = ("registry", "detector", "planner", "transition")
+SERVICES = ("registry", "detector", "planner", "transition", "straggler")
 ANSWER_S = 2.0
 """How long an agent may take to answer."""
 

@@ -9,14 +9,17 @@ from unicron.contracts.events import (
     CollectiveFailed,
     FailureDetected,
     IterationFinished,
+    RecordingSwitched,
     Regrouped,
     Severity,
+    StepTimed,
     WorkerExited,
     WorkerRaised,
     WorkerReady,
     WorkerStalled,
 )
-from unicron.errors import StaleTokenError
+from unicron.contracts.timings import Op
+from unicron.errors import InvalidInputError, StaleTokenError
 
 PLACE = {"node": "n1", "slot": 1, "task": "gpt", "worker": "gpt-1"}
 
@@ -144,6 +147,29 @@ def test_a_worker_that_answers_is_given_longer(core):
     [fact] = core.stalled(30.5)
     assert fact.responsive
     assert fact.limit_s == 20
+
+
+def test_what_a_worker_recorded_is_passed_on_of_every_rank(core):
+    op = Op(kind=1, microbatch=3, start_us=10, duration_us=20)
+    timed = wire.Timed(iteration=20, epoch=2, rank=1, world_size=3, began=5.5, ops=[op])
+    fields = {"epoch": 2, "iteration": 20, "rank": 1, "world_size": 3, "began": 5.5, "ops": [op]}
+    assert core.said("gpt-1", timed, 1.0) == [StepTimed(**PLACE, **fields)]
+
+
+def test_workers_are_told_what_to_record_now_and_when_they_connect_later(core):
+    assert core.sample_of("gpt-1") is None
+    assert core.switch(RecordingSwitched(task="gpt", share=0.25)) == ["gpt-1"]
+    assert core.switch(RecordingSwitched(task="bert", share=0.0)) == []
+    core.workers["gpt-2"] = Worker(worker="gpt-2", task="gpt", slot=0, pid=43)
+    core.workers["bert-1"] = Worker(worker="bert-1", task="bert", slot=2, pid=44)
+    assert [core.sample_of(name) for name in ("gpt-2", "bert-1", "gone")] == [
+        wire.Sample(period=4),
+        wire.Sample(period=0),
+        None,
+    ]
+    with pytest.raises(InvalidInputError, match="share 2"):
+        core.switch(RecordingSwitched(task="gpt", share=2.0))
+    assert core.sample_of("gpt-2") == wire.Sample(period=4)
 
 
 def test_who_waits_for_others_or_has_not_begun_does_not_stall(core):

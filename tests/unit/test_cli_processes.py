@@ -78,7 +78,7 @@ def test_a_folder_without_a_cluster_says_so(tmp_path):
 
 def test_unknown_names_are_refused(tmp_path):
     cluster = Cluster(tmp_path, nodes=2)
-    assert cluster.names == ["nats", "registry", "detector", "planner", "transition", "node-1", "node-2"]
+    assert cluster.names == ["nats", "registry", "detector", "planner", "transition", "straggler", "node-1", "node-2"]
     for call in (cluster.start_process, cluster.kill):
         with pytest.raises(InvalidInputError, match="node-3"):
             call("node-3")

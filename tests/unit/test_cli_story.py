@@ -4,7 +4,14 @@ import pytest
 from unicron import codec
 from unicron.cli.samples import sample
 from unicron.cli.story import chain_of, describe, find_chain, line, story
-from unicron.contracts.events import Alert, FailureDetected, Severity, WorkerExited
+from unicron.contracts.events import (
+    Alert,
+    FailureDetected,
+    RecordingSwitched,
+    Severity,
+    StragglerDetected,
+    WorkerExited,
+)
 from unicron.errors import InvalidInputError
 
 
@@ -19,6 +26,15 @@ def test_every_message_can_be_said_in_one_line(kind):
     assert "\n" not in said
     assert len(said) <= 160
     assert "(" not in said.partition(" ")[0], "no raw struct"
+
+
+def test_a_straggler_says_who_it_is_and_what_to_do():
+    found = msgspec.structs.replace(sample(StragglerDetected), slowdown=1.3333, drain=False)
+    assert describe(found) == (
+        "gpt is 1.33 times as slow as it could be: slow-worker gpt-w3 on node-1:1: Drain the node of rank 1."
+    )
+    assert "its node is drained" in describe(msgspec.structs.replace(found, drain=True))
+    assert describe(sample(RecordingSwitched)) == "gpt: 0.1 of the iterations are recorded"
 
 
 def test_a_failure_says_what_a_person_wants_to_know():

@@ -17,6 +17,7 @@ from unicron.contracts.events import (
     NodeLeft,
     PlanDecided,
     Severity,
+    StragglerDetected,
     TaskBroken,
     TaskRemoved,
     TaskStateChanged,
@@ -198,6 +199,35 @@ def test_a_lost_node_can_be_kept_out_for_when_it_returns(registry):
     assert "lost" in reply.text
     assert node(registry).state == NodeState.LOST
     assert registry.handle(joined(incarnation="b"))[1:] == [NodeDrained(node="node-1")]
+
+
+@pytest.mark.parametrize(
+    ("source", "node", "drain", "facts"),
+    [
+        pytest.param("straggler", "node-1", True, [NodeDrained(node="node-1")], id="told to"),
+        pytest.param("straggler", "node-1", False, [], id="not told to"),
+        pytest.param("straggler", "node-7", True, [], id="no such node"),
+        pytest.param("node-2", "node-1", True, [], id="said by another"),
+    ],
+)
+def test_a_slow_node_is_drained_when_the_straggler_service_may_ask_for_it(registry, source, node, drain, facts):
+    registry.handle(joined())
+    found = StragglerDetected(
+        task="gpt",
+        epoch=1,
+        world_size=2,
+        first=0,
+        last=90,
+        steps=20,
+        slowdown=1.5,
+        waste=0.33,
+        diagnosis="slow-worker",
+        node=node,
+        drain=drain,
+        source=source,
+    )
+    assert registry.handle(found) == facts
+    assert registry.handle(found) == [], "it is drained already"
 
 
 def test_draining_an_unknown_node_names_the_known_ones(registry):

@@ -1,4 +1,4 @@
-"""The embedded cluster: a real NATS server, the four services and some agents, as processes of this machine.
+"""The embedded cluster: a real NATS server, the five services and some agents, as processes of this machine.
 
 Each process leads a session of its own, writes to `ROOT/logs/NAME.log`, and stands in `ROOT/cluster.json`, so that
 another command can find the cluster and stop it.
@@ -23,7 +23,7 @@ from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.settings import Settings
 
-SERVICES = ("registry", "detector", "planner", "transition")
+SERVICES = ("registry", "detector", "planner", "transition", "straggler")
 NATS = "nats"
 PORT = 4222
 """Port of the NATS server, and the one that the other commands try first."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import typer
 
-from unicron.cli import chaos, local, orders, plan, simulate, straggler, watch
+from unicron.cli import chaos, local, orders, plan, simulate, straggler, straggler_live, watch
 from unicron.cli.output import Nats
 from unicron.errors import UnicronError
 
@@ -47,6 +47,7 @@ app.add_typer(plan.app, name="plan")
 app.add_typer(chaos.app, name="chaos")
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(straggler.app, name="straggler")
+straggler_live.mount(straggler.app)
 
 
 @app.command(hidden=True)

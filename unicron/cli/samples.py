@@ -105,6 +105,8 @@ VALUES: dict[str, Any] = {
     "waste": 0.2958,
     "diagnosis": "slow-worker",
     "gain": 1.51,
+    "evidence": '{"m_w":0.98}',
+    "cure": "Drain the node of rank 1.",
     "share": 0.1,
     "dropped": {"ranks missing": 1},
     "alert": "slow-worker",

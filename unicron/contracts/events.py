@@ -405,8 +405,8 @@ class StragglerDetected(Message, kw_only=True, frozen=True):
         waste: 1 - 1/S, share of the GPU time that stragglers cost.
         diagnosis: kind of the cause, such as "slow-worker"; "unknown" where there is none to be told.
         node, slot, worker: the culprit; empty or -1 where it is no single worker.
-        gain: mean iteration time as it is over that if the culprit were as fast as the others; 0 without one.
-        evidence: what the diagnosis rests on.
+        gain: mean iteration time as it is over that with the cause cured; 0 where that is not known.
+        evidence: the figures that the diagnosis rests on, as JSON.
         cure: what to do about it.
         drain: the registry takes the node out of use for it, as if a user had said so.
     """

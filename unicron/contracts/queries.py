@@ -204,8 +204,8 @@ class StragglerWindow(Record, kw_only=True, frozen=True):
         slow: whether it counts towards an alert.
         diagnosis: kind of the cause, empty where there is none.
         worker: the culprit, where it is one.
-        gain: mean iteration time as it is over that if the culprit were as fast as the others; 0 without one.
-        evidence: what the diagnosis rests on.
+        gain: mean iteration time as it is over that with the cause cured; 0 where that is not known.
+        evidence: the figures that the diagnosis rests on, as JSON.
         cure: what to do about it.
         problems: what was wrong with the record.
     """

@@ -18,6 +18,7 @@ from unicron.contracts.events import (
     NodeLeft,
     PlanDecided,
     Severity,
+    StragglerDetected,
     TaskBroken,
     TaskRemoved,
     TaskStateChanged,
@@ -59,6 +60,8 @@ class Registry:
                 self._update(task, reason=message.reason, traceback=message.traceback)
             case IterationFinished():
                 self._progress(message)
+            case StragglerDetected(drain=True, source="straggler", node=node) if node in self.state.nodes:
+                return self._drain(node, drain=True)[1]  # as if a user had said so
         return []
 
     def answer(self, query: Query) -> tuple[Reply, list[Message]]:

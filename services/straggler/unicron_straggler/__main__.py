@@ -1,0 +1,7 @@
+"""`python -m unicron_straggler`."""
+
+import sys
+
+from unicron_straggler.main import main
+
+sys.exit(main())

@@ -1,0 +1,195 @@
+"""The straggler service's decisions, pure: records of iterations in, stragglers out.
+
+The records of the present window are no part of the state that is kept: they are large, and telemetry. After a change
+of the active instance a window begins anew.
+"""
+
+from msgspec.structs import replace
+
+from unicron.contracts.base import Message
+from unicron.contracts.checks import share_problems, timing_problems
+from unicron.contracts.events import (
+    Alert,
+    NodeAdmitted,
+    RecordingSwitched,
+    StepTimed,
+    StragglerDetected,
+    TaskRemoved,
+    TaskStateChanged,
+    TaskSubmitted,
+)
+from unicron.contracts.queries import GetStraggler, Query, Reply, StragglerView, SwitchRecording
+from unicron.contracts.timings import DEFAULT_SHARE
+from unicron.errors import InvalidInputError
+from unicron_straggler.collect import Collector
+from unicron_straggler.live import Verdict, judge
+from unicron_straggler.state import HISTORY, Limits, State, Task
+
+FACTS: list[type[Message]] = [TaskSubmitted, TaskStateChanged, TaskRemoved, NodeAdmitted]
+"""What the service reads from the journal."""
+
+MISSED = 10
+"""Recorded iterations in a row that had to be left out, before a person is told."""
+
+
+class Straggler:
+    """Watches the tasks of a cluster.
+
+    Args:
+        state: what an earlier instance remembered, None at the very first start.
+        limits: when to speak.
+    """
+
+    def __init__(self, state: State | None = None, limits: Limits | None = None) -> None:
+        self.state = state or State()
+        self._limits = limits or Limits()
+        self._collectors: dict[str, Collector] = {}
+
+    def handle(self, message: Message) -> list[Message]:
+        """Take a fact or a record in; return what follows from it."""
+        match message:
+            case StepTimed():
+                return self._timed(message)
+            case TaskSubmitted(task=task):
+                self.state.tasks.pop(task, None)
+                self._collectors.pop(task, None)
+                self.state.tasks[task] = Task()
+            case TaskStateChanged(task=task, state=state) if state.ended and task in self.state.tasks:
+                self._end(task)
+            case TaskRemoved(task=task):
+                self.state.tasks.pop(task, None)
+                self._collectors.pop(task, None)
+            case NodeAdmitted():
+                return self._repeat()
+        return []
+
+    def answer(self, query: Query) -> tuple[Reply, list[Message]]:
+        """Return the reply to a query, and the facts it makes."""
+        try:
+            match query:
+                case SwitchRecording(task=task, share=share):
+                    return self._switch(task, share)
+                case GetStraggler(task=task):
+                    return Reply(straggler=self._view(task)), []
+                case _:
+                    raise InvalidInputError(  # noqa: TRY301
+                        f"the straggler service does not answer {type(query).__name__}; "
+                        "it answers SwitchRecording and GetStraggler"
+                    )
+        except InvalidInputError as error:
+            return Reply(error=str(error)), []
+
+    # --- what is recorded --------------------------------------------------------------------------------------------
+
+    def _switch(self, name: str, share: float) -> tuple[Reply, list[Message]]:
+        task = self._task(name)
+        if problems := share_problems(share):
+            raise InvalidInputError(str(problems[0]))
+        if task.ended:
+            raise InvalidInputError(f"task {name!r} has ended; there is nothing to record")
+        task.share = share
+        text = f"{name}: {share:.3g} of the iterations are recorded" if share else f"{name}: nothing is recorded"
+        return Reply(text=text), [RecordingSwitched(task=name, share=share)]
+
+    def _repeat(self) -> list[Message]:
+        """Say again what was switched: the agent of a node that comes in knows nothing of it."""
+        return [
+            RecordingSwitched(task=name, share=task.share)
+            for name, task in self.state.tasks.items()
+            if task.share is not None and not task.ended
+        ]
+
+    def _view(self, name: str) -> StragglerView:
+        task = self._task(name)
+        collector = self._collectors.get(name)
+        return StragglerView(
+            task=name,
+            share=DEFAULT_SHARE if task.share is None else task.share,
+            waiting=len(collector.whole) if collector else 0,
+            dropped=task.dropped,
+            alert=task.alert,
+            history=task.history,
+        )
+
+    def _task(self, name: str) -> Task:
+        if name not in self.state.tasks:
+            raise InvalidInputError(f"no task {name!r}; the known ones are {', '.join(self.state.tasks) or 'none'}")
+        return self.state.tasks[name]
+
+    def _end(self, name: str) -> None:
+        task = self.state.tasks[name]
+        task.ended, task.alert, task.alert_cause = True, "", ""
+        self._collectors.pop(name, None)
+        self.state.forget()
+
+    # --- what was recorded -------------------------------------------------------------------------------------------
+
+    def _timed(self, timed: StepTimed) -> list[Message]:
+        task = self.state.tasks.get(timed.task)
+        if task is None or task.ended or timed.world_size == 1:  # nobody waits for a worker that is alone
+            return []
+        if problems := timing_problems(timed):
+            task.dropped = _plus(task.dropped, {"unusable record": 1})
+            return self._missed(timed.task, task, f"{timed.worker}: {problems[0]}")
+        collector = self._collectors.setdefault(timed.task, Collector(timed.task))
+        before = len(collector.whole)
+        if timed.epoch > collector.epoch:
+            task.cause, task.streak = "", 0
+        collector.add(timed)
+        out: list[Message] = []
+        if collector.dropped:
+            task.dropped = _plus(task.dropped, collector.dropped)
+            out = self._missed(timed.task, task, ", ".join(collector.dropped))
+            collector.dropped.clear()
+        if len(collector.whole) > before:
+            task.missed = 0
+        if collector.full or len(collector.whole) >= self._limits.window:
+            steps = collector.take()
+            verdict = judge(timed.task, collector.epoch, steps, self._limits.threshold, timed.at)
+            out += self._judged(timed.task, task, verdict)
+        return out
+
+    def _missed(self, name: str, task: Task, why: str) -> list[Message]:
+        """Tell, once, that nothing comes out of a task's records."""
+        task.missed += 1
+        if task.missed != MISSED:
+            return []
+        return [Alert(text=f"task {name}: {MISSED} recorded iterations in a row can't be looked at: {why}", task=name)]
+
+    def _judged(self, name: str, task: Task, verdict: Verdict) -> list[Message]:
+        """Speak when a cause lasts; fall silent until it is over."""
+        window = verdict.window
+        task.history = [*task.history, window][-HISTORY:]
+        cause = f"{window.diagnosis} {window.worker}" if window.slow else ""
+        if cause != task.cause or not task.streak:
+            task.cause, task.streak, task.first, task.steps = cause, 0, window.first, 0
+        task.streak += 1
+        task.steps += window.steps
+        if task.streak < self._limits.windows or cause == task.alert_cause:
+            return []
+        task.alert_cause, task.alert = cause, window.diagnosis if cause else ""
+        if not cause:
+            return []
+        detected = StragglerDetected(
+            task=name,
+            epoch=window.epoch,
+            world_size=window.world_size,
+            first=task.first,
+            last=window.last,
+            steps=task.steps,
+            slowdown=window.slowdown,
+            waste=window.waste,
+            diagnosis=window.diagnosis,
+            gain=window.gain,
+            evidence=window.evidence,
+            cure=window.cure,
+        )
+        culprit = verdict.culprit
+        if culprit is None:
+            return [detected]
+        drain = self._limits.drain and verdict.movable
+        return [replace(detected, node=culprit.node, slot=culprit.slot, worker=culprit.worker, drain=drain)]
+
+
+def _plus(ones: dict[str, int], others: dict[str, int]) -> dict[str, int]:
+    return {name: ones.get(name, 0) + others.get(name, 0) for name in {**ones, **others}}

@@ -1,0 +1,119 @@
+"""Looks at one window of a task: what stragglers cost in it, and who they are."""
+
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
+
+from unicron.contracts.queries import StragglerWindow
+from unicron.errors import InvalidInputError
+from unicron_straggler.collect import RankStep, Step, as_fast_as_others, trace_of
+from unicron_straggler.diagnosis import NONE, Diagnosis, diagnose
+from unicron_straggler.measures import Analysis, analyze
+from unicron_straggler.parts import SLOW
+from unicron_straggler.trace import Trace
+
+UNKNOWN = "unknown"
+"""What a slow window is called of which no cause explains enough."""
+
+MOST_SLOW = 0.5
+"""Share of a window's iterations that must be slow themselves (one that is very slow makes no slow window), and of the
+waste that a cause must explain to be believed at once."""
+
+ALONE = 0.7
+"""Share of the waste that goes with one worker, from which on that worker is to blame."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came out of a window.
+
+    Attributes:
+        window: for the history.
+        culprit: the rank that is to blame, where it is one.
+        movable: whether taking the culprit's node out of use would help: it is slow, and there are other nodes.
+    """
+
+    window: StragglerWindow
+    culprit: RankStep | None = None
+    movable: bool = False
+
+
+def judge(task: str, epoch: int, steps: list[Step], threshold: float, at: float) -> Verdict:
+    """Analyse whole iterations of one membership.
+
+    Args:
+        task: its name.
+        epoch: of the membership.
+        steps: of the window.
+        threshold: slowdown above which iterations and windows are slow.
+        at: Unix seconds.
+    """
+    window = StragglerWindow(
+        at=at,
+        epoch=epoch,
+        world_size=len(steps[0].ranks),
+        first=steps[0].iteration,
+        last=steps[-1].iteration,
+        steps=len(steps),
+        slowdown=1.0,
+        waste=0.0,
+    )
+    trace, left_out = trace_of(task, steps)
+    if not trace.duration.any():
+        return Verdict(replace(window, problems=["no operation took any time"]))
+    try:
+        analysis = analyze(trace)
+    except InvalidInputError as error:
+        return Verdict(replace(window, problems=[str(error)]))
+    problems = [problem.text for problem in analysis.problems]
+    if left_out:
+        problems.append(f"{left_out} operations of microbatches that not every rank has were left out")
+    if not analysis.trustworthy:
+        problems.append(f"iterations took {analysis.launch_slowdown:.3f} times as long as their operations explain")
+    slow = analysis.slowdown > threshold and float((analysis.step_slowdown > threshold).mean()) > MOST_SLOW
+    window = replace(
+        window,
+        slowdown=analysis.slowdown,
+        waste=analysis.waste,
+        slow=slow and analysis.trustworthy,
+        problems=problems,
+    )
+    return _explained(window, trace, analysis, steps[-1].ranks) if window.slow else Verdict(window)
+
+
+def _explained(window: StragglerWindow, trace: Trace, analysis: Analysis, ranks: list[RankStep]) -> Verdict:
+    """Say why a window is slow, and who is to blame."""
+    first = diagnose(trace, analysis)[0]
+    if first.share < MOST_SLOW:
+        first = _slow_somehow(trace, analysis) or first
+    culprit = ranks[first.ranks[0]] if first.ranks else None
+    window = replace(
+        window,
+        diagnosis=UNKNOWN if first.cause == NONE else first.cause,
+        worker=culprit.worker if culprit else "",
+        gain=first.gain,
+        evidence=msgspec.json.encode(first.evidence).decode(),
+        cure=first.cure,
+    )
+    if first.cause != SLOW or culprit is None:
+        return Verdict(window, culprit)
+    return Verdict(window, culprit, movable=any(other.node != culprit.node for other in ranks))
+
+
+def _slow_somehow(trace: Trace, analysis: Analysis) -> Diagnosis | None:
+    """Blame the one worker without which most of the waste would go, though its computing does not look slow.
+
+    Live, a forward begins when its microbatch is handed out: a worker that waits for its data has slow forwards only.
+    """
+    rank = analysis.slowest_ranks_exact[0]
+    as_is, without = analysis.simulated_mean_s, analyze(as_fast_as_others(trace, rank)).simulated_mean_s
+    share = (as_is - without) / (as_is - analysis.ideal_mean_s)
+    if share < ALONE:
+        return None
+    gain = as_is / without
+    cure = (
+        f"Look at what rank {rank} does beside computing, such as loading data, or drain its node: "
+        f"with rank {rank} as fast as the others, steps are {gain:.2f} times as fast."
+    )
+    return Diagnosis(SLOW, share, gain, {"share": share}, cure, (rank,))

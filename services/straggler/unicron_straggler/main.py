@@ -1,0 +1,70 @@
+"""Wires the straggler service up: settings, core, what it listens to, and the bus."""
+
+import math
+import sys
+
+from unicron import subjects
+from unicron.contracts.events import StepTimed
+from unicron.errors import InvalidInputError, UnicronError
+from unicron.runner import run_service
+from unicron.service import Wiring
+from unicron.settings import PREFIX, Settings
+from unicron_straggler.core import FACTS, Straggler
+from unicron_straggler.state import Limits, State
+
+
+class StragglerSettings(Settings, kw_only=True, frozen=True):
+    """The straggler service: who slows a task down.
+
+    Attributes:
+        straggler_window: recorded iterations that are looked at together.
+        straggler_windows: slow windows in a row, with the same cause, that make an alert, and others that end it.
+        straggler_threshold: slowdown above which an iteration and a window are slow.
+        straggler_drain: whether the node of a slow worker is taken out of use, as `unicron drain` does.
+    """
+
+    straggler_window: int = Limits().window
+    straggler_windows: int = Limits().windows
+    straggler_threshold: float = Limits().threshold
+    straggler_drain: bool = Limits().drain
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("straggler_window", "straggler_windows"):
+            if getattr(self, name) < 1:
+                raise InvalidInputError(f"{PREFIX}{name.upper()} {getattr(self, name)}: give 1 or more")
+        if not (math.isfinite(self.straggler_threshold) and self.straggler_threshold >= 1):
+            value = f"{PREFIX}STRAGGLER_THRESHOLD {self.straggler_threshold}"
+            raise InvalidInputError(f"{value}: give a finite ratio of at least 1, such as 1.1")
+
+    @property
+    def limits(self) -> Limits:
+        """What of it the core needs to know."""
+        return Limits(
+            window=self.straggler_window,
+            windows=self.straggler_windows,
+            threshold=self.straggler_threshold,
+            drain=self.straggler_drain,
+        )
+
+
+def wiring(settings: StragglerSettings) -> Wiring:
+    """Return what the straggler service is made of."""
+    return Wiring(
+        name="straggler",
+        core=lambda state: Straggler(state, settings.limits),
+        state=State,
+        facts=subjects.events(*FACTS),
+        telemetry=subjects.events(StepTimed),
+        answers=True,
+    )
+
+
+def main() -> int:
+    """Run the straggler service until it is told to stop; return the exit status."""
+    try:
+        settings = StragglerSettings.load()
+        return run_service(wiring(settings), settings)
+    except UnicronError as error:
+        print(f"straggler: {error}", file=sys.stderr)  # noqa: T201 the one line a person gets
+        return 1

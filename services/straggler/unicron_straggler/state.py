@@ -1,0 +1,71 @@
+"""What the straggler service remembers between two messages; the records of a window it does not."""
+
+import msgspec
+
+from unicron.contracts.queries import StragglerWindow
+
+HISTORY = 20
+"""Windows of each task that are kept."""
+
+ENDED = 50
+"""Ended tasks that are kept."""
+
+
+class Limits(msgspec.Struct, kw_only=True, frozen=True):
+    """When the service speaks.
+
+    Attributes:
+        window: recorded iterations that are looked at together.
+        windows: slow windows in a row, with the same cause, that make an alert, and others in a row that end it.
+        threshold: slowdown S above which an iteration and a window are slow.
+        drain: whether the node of a slow worker is taken out of use.
+    """
+
+    window: int = 10
+    windows: int = 2
+    threshold: float = 1.1
+    drain: bool = False
+
+
+class Task(msgspec.Struct, kw_only=True):
+    """A task.
+
+    Attributes:
+        share: of its iterations that workers are to record, where somebody has switched that.
+        ended: it will not run again.
+        cause: diagnosis and culprit of the last window, empty where that was not slow.
+        streak: windows in a row with this cause.
+        first: iteration at which the streak began.
+        steps: iterations that were looked at in the streak.
+        alert: the diagnosis that was told; empty while there is none.
+        alert_cause: the cause that was told.
+        dropped: recorded iterations that were left out, by reason.
+        missed: of those, how many in a row.
+    """
+
+    share: float | None = None
+    ended: bool = False
+    cause: str = ""
+    streak: int = 0
+    first: int = -1
+    steps: int = 0
+    alert: str = ""
+    alert_cause: str = ""
+    history: list[StragglerWindow] = []
+    dropped: dict[str, int] = {}
+    missed: int = 0
+
+
+class State(msgspec.Struct, kw_only=True):
+    """The state of the core.
+
+    Attributes:
+        tasks: by name, in order of submission.
+    """
+
+    tasks: dict[str, Task] = {}
+
+    def forget(self) -> None:
+        """Drop what is too old: all but the latest of the ended tasks."""
+        for name in [name for name, task in self.tasks.items() if task.ended][:-ENDED]:
+            del self.tasks[name]
