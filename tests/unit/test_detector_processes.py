@@ -7,8 +7,17 @@ from detector_scenes import Scene, brief
 from unicron_detector.processes import SIGNATURES
 from unicron_detector.state import Limits
 
-from unicron.contracts.events import FailureDetected, Severity, TaskStateChanged, WorkerFinished, WorkerReady
-from unicron.contracts.tasks import TaskState
+from unicron.contracts.events import (
+    FailureDetected,
+    Severity,
+    TaskStateChanged,
+    TaskSubmitted,
+    WorkerFinished,
+    WorkerReady,
+)
+from unicron.contracts.tasks import TaskSpec, TaskState
+
+SUBMITTED = TaskSubmitted(task="gpt", spec=TaskSpec(name="gpt", command=["train"]))
 
 
 @pytest.fixture
@@ -240,10 +249,29 @@ def test_a_task_under_the_name_of_a_broken_one_starts_afresh(scene):
     scene.throw("w2")
     scene.say(TaskStateChanged(task="gpt", state=TaskState.RECOVERING))  # said before it heard of the verdict
     scene.say(TaskStateChanged(task="gpt", state=TaskState.FAILED))
-    scene.say(TaskStateChanged(task="gpt", state=TaskState.STARTING))
+    scene.say(SUBMITTED)
     scene.run(v1="n1", v2="n2")
     assert brief(scene.throw("v1")) == [(2, "other_software_error", "v1")]
     assert brief(scene.throw("v2")) == ["TaskBroken"]
+
+
+def test_workers_are_watched_that_are_heard_of_before_their_tasks_state(scene):
+    scene.say(TaskStateChanged(task="gpt", state=TaskState.FINISHED, epoch=9))
+    scene.say(SUBMITTED)
+    scene.run(v1="n1", v2="n2")
+    scene.say(TaskStateChanged(task="gpt", state=TaskState.STARTING))
+    assert brief(scene.exit("v1", signal=9)) == [(2, "exited_abnormally", "v1")]
+
+
+def test_what_workers_of_an_earlier_task_say_late_does_not_touch_that_of_its_name(scene):
+    scene.run(epoch=7, w1="n1", w2="n2")
+    scene.say(TaskStateChanged(task="gpt", state=TaskState.REMOVED, epoch=7))
+    scene.say(SUBMITTED)
+    assert scene.collective("w1", epoch=7) == []
+    scene.run(epoch=8, w2="n2")
+    scene.run(epoch=0, v1="n1", v2="n2")
+    scene.collective("v1", epoch=0)
+    assert brief(scene.wait(1)) == [(3, "connection_reset", "v1")]
 
 
 def test_ended_tasks_are_forgotten(scene):

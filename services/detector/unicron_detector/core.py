@@ -21,6 +21,7 @@ from unicron.contracts.events import (
     Regrouped,
     Severity,
     TaskStateChanged,
+    TaskSubmitted,
     WorkerExited,
     WorkerFinished,
     WorkerRaised,
@@ -46,6 +47,7 @@ FACTS: list[type[Message]] = [
     WorkerFinished,
     AttemptFailed,
     TaskStateChanged,
+    TaskSubmitted,
 ]
 """What the detector reads from the journal."""
 
@@ -86,6 +88,7 @@ class Detector:
             CollectiveFailed: self._memberships.broke,
             Regrouped: self._memberships.regrouped,
             TaskStateChanged: self._memberships.changed,
+            TaskSubmitted: self._memberships.submitted,
             AttemptFailed: self._attempt_failed,
         }
 

@@ -7,6 +7,7 @@ from unicron.contracts.events import (
     Regrouped,
     Severity,
     TaskStateChanged,
+    TaskSubmitted,
     WorkerStalled,
 )
 from unicron_detector.processes import how_it_stalled
@@ -27,18 +28,23 @@ class Memberships:
     def regrouped(self, regrouped: Regrouped) -> list[Message]:
         """Note where a worker computes and in which epoch."""
         worker = self._reporter.worker(regrouped.worker, regrouped.task, regrouped.node, regrouped.slot)
+        if worker.gone_at is not None:
+            return []  # maybe of an earlier task of this name, whose epochs were others
         worker.epoch = max(worker.epoch, regrouped.epoch)
         return self._advance(self._reporter.task(regrouped.task), regrouped.epoch)
 
+    def submitted(self, submitted: TaskSubmitted) -> list[Message]:
+        """Begin afresh with a task, whose name may have been another's. Facts of its workers come later than this."""
+        self._state.tasks[submitted.task] = Task()
+        return []
+
     def changed(self, changed: TaskStateChanged) -> list[Message]:
-        """Follow a task; forget it when it ends, and start afresh when its name is used again."""
+        """Follow a task; when it ends, nothing more is expected of its workers."""
         task = self._reporter.task(changed.task)
         if not changed.state.ended:
-            if task.ended_at is not None:
-                task = self._state.tasks[changed.task] = Task()
-            return [] if task.broken else self._advance(task, changed.epoch)
+            return [] if task.closed else self._advance(task, changed.epoch)
         self._state.tasks[changed.task] = Task(ended_at=self._state.now)
-        self._state.workers = {name: each for name, each in self._state.workers.items() if each.task != changed.task}
+        self._reporter.drop_workers(changed.task)
         return self._reporter.drop_pending(task)
 
     def _advance(self, task: Task, epoch: int) -> list[Message]:

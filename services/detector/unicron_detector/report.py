@@ -87,7 +87,7 @@ class Reporter:
         """Say that the task's own program is at fault; nothing more will be said about it."""
         task = self.task(name)
         task.broken, task.seen = True, {}
-        self._all_gone(worker for worker in self.state.workers.values() if worker.task == name)
+        self.drop_workers(name)
         return [TaskBroken(task=name, reason=reason, traceback=traceback), *self.drop_pending(task)]
 
     def drop_node(self, name: str) -> list[Message]:
@@ -95,6 +95,10 @@ class Reporter:
         node = self.state.nodes.pop(name, None)
         self._all_gone(worker for worker in self.state.workers.values() if worker.node == name)
         return [CancelTimer(name=node.suspect)] if node and node.suspect else []
+
+    def drop_workers(self, task: str) -> None:
+        """Expect nothing more of the workers of a task."""
+        self._all_gone(worker for worker in self.state.workers.values() if worker.task == task)
 
     def drop_pending(self, task: Task) -> list[Message]:
         """Forget a broken collective that has found its explanation."""
