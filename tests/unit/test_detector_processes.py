@@ -342,3 +342,9 @@ def test_who_waits_for_a_hanging_peer_is_not_to_blame(scene):
     scene.stall("w1", phase="reduce")
     assert brief(scene.stall("w2", responsive=False)) == [(2, "task_hang", "w2")]
     assert scene.wait(10) == []
+
+
+def test_a_worker_that_somebody_waits_for_in_vain_fails_though_nothing_was_expected_of_it(scene):
+    assert scene.exit("w1", expected=True) == []
+    assert brief(scene.give_up("regroup", "w1")) == [(2, "task_hang", "w1")]
+    assert scene.give_up("regroup", "w1") == [], "it was reported now"

@@ -150,4 +150,6 @@ class Detector:
             return [Alert(text=f"task {failed.task}: {failure.reason}; on whom to act is not known", task=failed.task)]
         if restart and self._reporter.gone(failure.worker):
             failure = replace(failure, worker="", slot=-1)  # this is about the node; the process was reported before
+        else:
+            self._reporter.expect(failure.worker)
         return self._reporter.fail(failure)

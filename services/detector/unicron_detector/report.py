@@ -105,6 +105,12 @@ class Reporter:
         pending, task.pending = task.pending, None
         return [CancelTimer(name=pending.timer)] if pending else []
 
+    def expect(self, worker: str) -> None:
+        """Take back that nothing is expected of a process that was never reported: somebody waits for it."""
+        found = self.state.workers.get(worker)
+        if found is not None and not found.failed:
+            found.gone_at = None
+
     def gone(self, worker: str) -> bool:
         """Return whether everything has been said about this process."""
         found = self.state.workers.get(worker)
