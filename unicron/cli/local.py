@@ -1,6 +1,5 @@
 """Commands about this machine: up, down, demo, doctor."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,8 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Start an embedded cluster on this machine, in the background; return when it is ready."""
+    import asyncio  # noqa: PLC0415
+
     from unicron.cli.cluster import PORT, Cluster  # noqa: PLC0415
 
     cluster = Cluster(folder, nodes, slots, port)
@@ -62,6 +63,8 @@ def demo(
 
 def doctor(nats: Nats = None, as_json: Json = False) -> None:
     """Say what is missing on this machine or in the cluster, and how to mend it."""
+    import asyncio  # noqa: PLC0415
+
     from unicron.cli.doctor import examine, table  # noqa: PLC0415
 
     checks = asyncio.run(examine(settings(nats)))

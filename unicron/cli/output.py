@@ -1,6 +1,5 @@
 """How the commands speak: tables for people, JSON for programs, and the connection they share."""
 
-import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable
@@ -43,7 +42,9 @@ def settings(nats: str | None) -> "Settings":
 
 def with_client(nats: str | None, job: "Callable[[Client], Awaitable[T]]") -> T:
     """Run `job` on a connection to the cluster."""
-    from unicron.client import Client  # noqa: PLC0415 - slow to import, and --help needs none of it
+    import asyncio  # noqa: PLC0415 - slow to import, and --help needs none of it
+
+    from unicron.client import Client  # noqa: PLC0415 - likewise
 
     async def main() -> T:
         async with await Client.connect(settings(nats)) as client:

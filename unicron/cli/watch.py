@@ -1,6 +1,5 @@
 """Commands that show a cluster: status, tasks, nodes, events."""
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,6 +40,8 @@ def status(
 
 
 async def _watch(client: "Client", as_json: bool) -> None:
+    import asyncio  # noqa: PLC0415
+
     from rich.live import Live  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
