@@ -39,7 +39,7 @@ class Shape:
     microbatches: int
     steps: int
     noise: float = 0.015
-    """Standard deviation of compute, as a share; communication has seven times as much."""
+    """Spread of compute times, as a share; communication has seven times as much. Workers differ by 1 % besides."""
 
 
 @dataclass(frozen=True)
@@ -132,17 +132,20 @@ def draw(shape: Shape, seed: int, plants: Sequence[Plant] = ()) -> dict[str, Flo
 
 
 def _healthy(shape: Shape, random: np.random.Generator) -> dict[str, Floats]:
-    def noise(count: int, deviation: float) -> Floats:
-        return np.exp(random.normal(0, deviation, (count, shape.pp, shape.steps, shape.dp)))
-
-    workers = np.exp(random.normal(0, 0.003, (shape.pp, 1, shape.dp)))
+    """Draw a job with noise alone; that of compute has heavy tails (Student's t with 4 degrees of freedom)."""
     count = shape.microbatches
-    times = {
-        "forward-compute": FORWARD_S * noise(count, shape.noise) * workers,
-        "backward-compute": BACKWARD_S * noise(count, shape.noise) * workers,
-    }
-    times |= {optype: TRANSFER_S * noise(count, 7 * shape.noise) for optype in TRANSFERS}
-    return times | {optype: seconds * noise(1, 7 * shape.noise) for optype, seconds in ONCE.items()}
+
+    def computes() -> Floats:
+        tails = random.standard_t(4, (count, shape.pp, shape.steps, shape.dp))
+        return np.asarray(np.exp(shape.noise * np.clip(tails, -20, 20)) * workers)
+
+    def transfers(number: int) -> Floats:
+        return np.exp(random.normal(0, 7 * shape.noise, (number, shape.pp, shape.steps, shape.dp)))
+
+    workers = np.exp(random.normal(0, 0.01, (shape.pp, 1, shape.dp)))
+    times = {"forward-compute": FORWARD_S * computes(), "backward-compute": BACKWARD_S * computes()}
+    times |= {optype: TRANSFER_S * transfers(count) for optype in TRANSFERS}
+    return times | {optype: seconds * transfers(1) for optype, seconds in ONCE.items()}
 
 
 def _some(count: int, share: float, random: np.random.Generator) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
