@@ -148,6 +148,20 @@ def test_a_trace_played_elsewhere_is_simulated_alike(job):
     assert job.step_traced_s == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("dp", [1, 2])
+@pytest.mark.parametrize("pp", [1, 2, 4])
+@pytest.mark.parametrize("microbatches", [1, 2, 6])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_jobs_of_any_shape_are_simulated_as_they_were_played(dp, pp, microbatches, steps):
+    shape = Shape(dp, pp, microbatches, steps)
+    found = measures.analyze(synthetic.make(shape, seed=7))
+    assert found.step_simulated_s == pytest.approx(synthetic.step_times(shape, seed=7))
+    assert found.problems == ()
+    assert found.worker_exact.shape == (dp, pp)
+    assert found.step_worker_exact.shape == (steps, dp, pp)
+    assert {each.shape[0] for each in found.durations.values()} == {steps}
+
+
 def test_one_rank_alone_is_as_if_all_others_were_fixed(job):
     ideal = measures.ideals(job).chosen
     scenarios = [Scenario(), Scenario(stages=frozenset({2}))]

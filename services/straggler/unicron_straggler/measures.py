@@ -20,7 +20,7 @@ TRUSTED_LAUNCH = 0.05
 """A simulated job further than this share from the traced one is not to be trusted (the study discards those)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Analysis:
     """What stragglers cost a job. Slowdowns are ratios of mean step times; times are seconds.
 
@@ -269,7 +269,7 @@ def ideals(job: tensors.Job) -> Ideals:
     for code, each in job.durations.items():
         kept = each[~np.isnan(each)]
         means[code] = float(kept.mean(dtype=np.float64))
-        medians[code] = float(np.median(kept, overwrite_input=True))
+        medians[code] = tensors.median(kept)
     chosen = {code: medians[code] if OPTYPES[code] in MEDIAN else mean for code, mean in means.items()}
     return Ideals(chosen, means, medians)
 
@@ -316,7 +316,7 @@ def _variations(job: tensors.Job) -> _Variations:
     return _Variations(
         correlation,
         _correlation(forward / forward_mean, backward / backward_mean),
-        float(np.median(forward.std((0, 1)) / forward_mean)),
+        tensors.median(forward.std((0, 1)) / forward_mean),
         forward_mean.mean(1),
         backward_mean.mean(1),
     )

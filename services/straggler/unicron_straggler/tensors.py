@@ -21,7 +21,7 @@ TRANSFERS = tuple(CODES[name] for name in ("forward-send", "forward-recv", "back
 STREAMS = (*TRANSFERS, model.GATHER, model.SCATTER)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
     """A trace, ready for simulation.
 
@@ -182,7 +182,7 @@ def _drop_ranks(trace: Trace, axes: _Axes, counts: Integers, problems: list[Prob
 def _drop_steps(trace: Trace, axes: _Axes, counts: Integers, problems: list[Problem]) -> Integers:
     """Leave out steps with other operations than usual; return the usual (pp, codes) counts."""
     counts = counts[:, :, axes.dp_ranks]
-    usual: Integers = np.median(counts, axis=(0, 2)).astype(int)
+    usual = _usual(counts)
     other = counts != usual[None, :, None]
     other[..., GC] = False  # garbage is collected whenever; a step may well have none
     usual[:, GC] = counts[..., GC].any()
@@ -209,6 +209,19 @@ def _drop_steps(trace: Trace, axes: _Axes, counts: Integers, problems: list[Prob
         axes.step_at = np.where(bad, -1, np.cumsum(~bad) - 1)[axes.step_at]
         axes.steps = axes.steps[~bad]
     return usual
+
+
+def _usual(counts: Integers) -> Integers:
+    """Return (pp, codes) the median of the counts over steps and data-parallel ranks; of two the lower."""
+    rows = counts.transpose(1, 3, 0, 2).reshape(counts.shape[1], counts.shape[3], -1)
+    middle = (rows.shape[-1] - 1) // 2
+    return np.partition(rows, middle)[..., middle].astype(int)
+
+
+def median(values: Floats) -> float:
+    """Return the median of all values, none of which is NaN; numpy's own loads its masked arrays for it."""
+    ordered = np.partition(values, [(values.size - 1) // 2, values.size // 2], axis=None)
+    return (float(ordered[(values.size - 1) // 2]) + float(ordered[values.size // 2])) / 2
 
 
 def _first_of(other: Any, absent: Any, partner: Any) -> tuple[str, int, int]:

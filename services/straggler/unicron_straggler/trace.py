@@ -78,7 +78,7 @@ class Problem:
     stands: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trace:
     """The operations of a job, one element of each column for each; in no particular order.
 
