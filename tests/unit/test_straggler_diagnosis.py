@@ -8,7 +8,7 @@ import pytest
 from unicron_straggler import reader, synthetic
 from unicron_straggler.diagnosis import NONE, diagnose
 from unicron_straggler.measures import analyze
-from unicron_straggler.parts import LENGTHS, NETWORK, PAUSES, SLOW, STAGE
+from unicron_straggler.parts import COMPUTES, LENGTHS, NETWORK, PAUSES, SLOW, STAGE, parts, without
 from unicron_straggler.planting import (
     Communication,
     GarbageCollection,
@@ -17,12 +17,14 @@ from unicron_straggler.planting import (
     SlowWorker,
     StageImbalance,
 )
+from unicron_straggler.trace import Meta
 
 from benchmarks import straggler_diagnosis as benchmark
 from benchmarks.straggler import DATA
 
 JOB = Shape(dp=8, pp=4, microbatches=8, steps=10)
 FLAT = Shape(dp=4, pp=1, microbatches=8, steps=10)
+LINK = Communication(0.2, 1, link=(1, 1))
 
 
 def diagnosed(shape, *plants, **options):
@@ -53,6 +55,28 @@ def test_a_slow_worker_is_named_with_its_slowness():
 def test_a_slow_worker_is_seen_without_stages_and_among_two():
     assert diagnosed(FLAT, SlowWorker(3, 0, 1.2))[0].ranks == (3,)
     assert diagnosed(Shape(2, 1, 4, 5), SlowWorker(1, 0, 1.2))[0].ranks == (1,)
+
+
+def test_a_worker_slow_in_forward_alone_among_two_with_two_microbatches_is_seen():
+    rows = []
+    for rank, forward in ((0, 1.0), (1, 3.0)):
+        for number in range(2):
+            begin = number * (forward + 2)
+            rows.append((rank, 0, rank, 0, "forward-compute", begin, forward, number))
+            rows.append((rank, 0, rank, 0, "backward-compute", begin + forward, 2.0, number))
+        rows.append((rank, 0, rank, 0, "grads-reduce-scatter", 2 * (forward + 2), 10.5 - 2 * (forward + 2), -1))
+    trace = reader.from_rows(rows, Meta("two", 2, 1))
+    (found,) = diagnose(trace, analyze(trace))
+    assert (found.cause, found.ranks, found.share) == (SLOW, (1,), pytest.approx(1))
+    assert found.gain == pytest.approx(10.5 / 6.5)
+
+
+def test_taking_nothing_away_leaves_the_job_as_it_is():
+    for shape in (JOB, FLAT):
+        analysis = analyze(synthetic.make(shape, 1, [SequenceLengths(0.5), SlowWorker(1, 0, 1.5)]))
+        same = without(analysis, parts(analysis), [])
+        for op in COMPUTES:
+            assert np.allclose(same[op], analysis.durations[op])
 
 
 def test_a_worker_that_is_slow_in_half_of_the_steps_does_not_pass_for_one_that_pauses():
@@ -100,7 +124,7 @@ def test_pauses_are_counted(recorded):
 
 
 def test_a_slow_link_is_named_and_flapping_ones_are_not():
-    (found,) = diagnosed(JOB, Communication(0.2, 1, link=(1, 1)))
+    (found,) = diagnosed(JOB, LINK)
     assert (found.cause, found.ranks[0] in {9, 17}) == (NETWORK, True)  # either end of the link
     (found,) = diagnosed(JOB, Communication(0.2, 0.2))
     assert (found.cause, found.ranks) == (NETWORK, ())
@@ -119,7 +143,7 @@ def test_healthy_jobs_and_unexplained_ones_differ_in_words():
 
 
 def test_diagnoses_can_be_told_as_json():
-    for plant in (SlowWorker(2, 1, 1.4), StageImbalance(1.4), SequenceLengths(0.5), GarbageCollection(0.3, 1)):
+    for plant in (SlowWorker(2, 1, 1.4), StageImbalance(1.4), SequenceLengths(0.5), GarbageCollection(0.3, 1), LINK):
         for found in diagnosed(JOB, plant):
             json.dumps(dict(found.evidence), allow_nan=False)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from unicron.train.balance import balance
 from unicron_straggler.measures import Analysis
-from unicron_straggler.parts import Parts, in_order
+from unicron_straggler.parts import LEAST_SLOW, Parts, in_order
 from unicron_straggler.trace import COMMUNICATION, Floats
 
 if TYPE_CHECKING:
@@ -52,8 +52,11 @@ def _faster(ratio: float) -> str:
 
 
 def _slow(analysis: Analysis, found: Parts, gain: str) -> Found:
-    slow = found.slowness[0, :, 0, :: found.slowness.shape[3] // found.pp]  # (steps, stages, dp)
-    mean = np.exp(slow).mean(axis=0)
+    chunks = found.slowness.shape[3] // found.pp
+    usual = found.stages[:, :, 0]
+    took = (usual * np.exp(found.slowness[:, :, 0])).sum(axis=0) / usual.sum(axis=0)
+    slow = took.reshape(len(took), found.pp, chunks, -1).mean(axis=2)  # (steps, stages, dp)
+    mean = slow.mean(axis=0)
     stages, dps = np.unravel_index(np.argsort(-mean, axis=None)[: int((mean > 1).sum())], mean.shape)
     ranks = tuple(int(rank) for rank in analysis.ranks[dps, stages])
     workers = [
@@ -62,7 +65,7 @@ def _slow(analysis: Analysis, found: Parts, gain: str) -> Found:
             "dp_rank": int(analysis.dp_ranks[dp]),
             "stage": int(stage),
             "slower": float(mean[stage, dp]),
-            "steps_share": float((slow[:, stage, dp] > 0).mean()),
+            "steps_share": float((slow[:, stage, dp] > 1 + LEAST_SLOW).mean()),
         }
         for rank, stage, dp in zip(ranks, stages, dps, strict=True)
     ]

@@ -24,8 +24,9 @@ class Diagnosis:
 
     Attributes:
         cause: one of `CAUSES`.
-        share: of the waste (simulated less ideal time) that it explains: the mean of what goes when it alone is cured,
-            and what comes back when it alone is left of all causes found. May pass 1: others slow the ideal down too.
+        share: of the waste that it explains. What it costs is the mean of what goes when it alone is cured, and of what
+            comes when it alone is left of all causes found; the waste is the simulated time less the ideal one, or less
+            that with all causes cured where that is shorter (a slow worker among few slows the ideal down too).
         gain: mean step time as it is over that with the cause cured; 1.25 says a quarter more steps.
         evidence: the figures it rests on, ready for JSON.
         cure: what to do, in a sentence.
@@ -50,14 +51,15 @@ def diagnose(trace: Trace, analysis: Analysis, *, layers: int = 0) -> list[Diagn
     """
     what_if = WhatIf(analysis)
     causes = what_if.suspects()
-    worth = [(cause, *what_if.worth(cause, causes)) for cause in causes]
+    best = what_if.seconds(without(analysis, what_if.found, causes))
+    most = what_if.as_is - min(best, analysis.ideal_mean_s)
+    worth = {cause: what_if.worth(cause, causes, best) for cause in causes}
     told = []
-    for cause, share, seconds in sorted(worth, key=lambda each: -each[1]):
-        gain = what_if.as_is / seconds
-        if share * (what_if.as_is - analysis.ideal_mean_s) < LEAST_GAIN * what_if.as_is:
+    for cause, (saved, seconds) in sorted(worth.items(), key=lambda each: -each[1][0]):
+        if saved <= LEAST_GAIN * what_if.as_is:
             continue
         evidence, cure, ranks = cures.of(cause, what_if, seconds, layers)
-        told.append(Diagnosis(cause, share, gain, evidence, cure, ranks))
+        told.append(Diagnosis(cause, saved / most, what_if.as_is / seconds, evidence, cure, ranks))
     return told or [_nothing(analysis)]
 
 
@@ -84,14 +86,18 @@ class WhatIf:
         }
         return [cause for cause, sign in signs.items() if sign]
 
-    def worth(self, cause: str, causes: Collection[str]) -> tuple[float, float]:
-        """Return the share of the waste that `cause` explains, and the seconds of a step when it is cured."""
+    def worth(self, cause: str, causes: Collection[str], best: float) -> tuple[float, float]:
+        """Return the seconds of a step that `cause` costs, and those a step takes with only that cured.
+
+        Args:
+            cause: one of `causes`.
+            causes: all that there are signs of.
+            best: seconds of a step with all of them cured.
+        """
         cured = self.seconds(without(self.analysis, self.found, [cause]))
         others = [each for each in causes if each != cause]
         left = self.seconds(without(self.analysis, self.found, others))
-        nothing = self.seconds(without(self.analysis, self.found, causes))
-        waste = self.as_is - self.analysis.ideal_mean_s
-        return ((self.as_is - cured) + (left - nothing)) / 2 / waste if waste > 0 else 0.0, cured
+        return ((self.as_is - cured) + (left - best)) / 2, cured
 
     def seconds(self, durations: Mapping[str, Floats], steps: int | None = None) -> float:
         """Return the mean seconds of a step with these durations; of the first `steps` alone, or of all."""

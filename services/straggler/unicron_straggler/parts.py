@@ -51,7 +51,7 @@ class Parts:
         times: seconds.
         places: (2, microbatches, stages) place in the order of the trace.
         stages: (2, 1, 1, stages, 1) mean seconds with slow workers and pauses taken out.
-        slowness: (1, steps, 1, stages, dp) logarithm of how much longer slow workers take than others of their stage.
+        slowness: (2, steps, 1, stages, dp) logarithm of how much longer slow workers take than others of their stage.
         content: logarithm of how much longer a microbatch takes than the mean one; all 0 where lengths look even.
         pauses: seconds that pauses add.
         variation: standard deviation of the logarithm of forward times within a worker, by the quartiles; median of the
@@ -79,7 +79,7 @@ def parts(analysis: Analysis) -> Parts:
     logs = np.log(times)
     usual = np.median(logs, axis=(1, 2), keepdims=True)  # of each worker, forward and backward
     logs -= _lower_median(usual, axis=4)
-    usual = np.median(logs, axis=(0, 1, 2), keepdims=True)
+    usual = np.median(logs, axis=(1, 2), keepdims=True)
     own = logs - usual
     spread = _deviation(own, (1, 2, 4))
     variation, together = _together(own)
@@ -89,7 +89,7 @@ def parts(analysis: Analysis) -> Parts:
             own += _lower_median(usual, axis=3)
         content = _content(own, spread)
     left = logs - content
-    usual = np.median(left, axis=(0, 1, 2), keepdims=True)
+    usual = np.median(left, axis=(1, 2), keepdims=True)
     left -= usual
     noise = _deviation(left, (1, 2, 4))
     pauses = _pauses(times, left, noise)
@@ -190,14 +190,14 @@ def _slowness(left: Floats, noise: Floats, chunks: int, *, lengths: bool) -> Flo
     """Return by how much workers are slower than their stage's usual one, in each step; 0 where that may be chance."""
     _, steps, count, places, dp = left.shape
     by_stage = left.reshape(2, steps, count, places // chunks, chunks, dp)
-    slow = by_stage.mean(axis=(0, 2, 4))  # (steps, stages, dp)
+    slow = by_stage.mean(axis=(2, 4))  # (2, steps, stages, dp)
     if lengths and places == chunks:  # one stage: a step of long sequences can't be told from a slow one
-        slow = np.repeat(slow.mean(axis=0, keepdims=True), steps, axis=0)
-    slow -= _lower_median(slow, axis=2)
+        slow = np.repeat(slow.mean(axis=1, keepdims=True), steps, axis=1)
+    slow -= _lower_median(slow, axis=3)
     chance = 1.25 * float(np.sqrt((noise**2).mean())) / np.sqrt(steps * count)
-    clear = slow.mean(axis=0) > max(LEAST_SLOW, CLEAR * chance)
+    clear = slow.mean(axis=(0, 1)) > max(LEAST_SLOW, CLEAR * chance)
     slow = np.where(clear, np.maximum(slow, 0), 0)
-    return np.repeat(slow, chunks, axis=1)[None, :, None]
+    return np.repeat(slow, chunks, axis=2)[:, :, None]
 
 
 def _pauses(times: Floats, left: Floats, noise: Floats) -> Floats:
