@@ -335,12 +335,11 @@ class Agent:
                     worker.stopping = True
                     self._supervisor.kill(command.worker)
             case Regroup():
-                membership = wire.Membership(epoch=command.epoch, store=command.store, members=command.members)
-                for member in command.members:
-                    if member.node == self._node and member.worker in self._core.workers:
-                        self._memberships[member.worker] = membership
-                        self._causes[member.worker] = command.correlation
-                        self._tell(member.worker, membership)
+                for membership in self._core.memberships(command):
+                    name = membership.member.worker
+                    self._memberships[name] = membership
+                    self._causes[name] = command.correlation
+                    self._tell(name, membership)
 
     def _register(self, command: StartWorker) -> None:
         """Take the worker in at once, so that a StopWorker right behind finds it; its process comes when it can."""

@@ -7,7 +7,7 @@ import msgspec
 
 from unicron.contracts.base import Message
 from unicron.contracts.checks import share_problems
-from unicron.contracts.commands import Command
+from unicron.contracts.commands import Command, Regroup
 from unicron.contracts.events import (
     CollectiveFailed,
     FailureDetected,
@@ -29,6 +29,7 @@ from unicron.contracts.worker import (
     Hello,
     Iterated,
     Joined,
+    Membership,
     Progress,
     Raised,
     Ready,
@@ -170,6 +171,21 @@ class AgentCore:
         """Return what worker `name` has to be told when it connects; None where the usual holds."""
         worker = self.workers.get(name)
         return self.samples.get(worker.task) if worker else None
+
+    def memberships(self, order: Regroup) -> list[Membership]:
+        """Return the place in the new epoch of each worker here that takes part."""
+        return [
+            Membership(
+                epoch=order.epoch,
+                store=order.store,
+                meeting=order.meeting,
+                rank=rank,
+                world_size=order.world_size,
+                member=member,
+            )
+            for member, rank in zip(order.members, order.ranks, strict=False)
+            if member.worker in self.workers
+        ]
 
     def said(self, name: str, message: ToAgent, now: float) -> list[Message]:
         """Take in what worker `name` said at `now`; return the facts for the bus."""

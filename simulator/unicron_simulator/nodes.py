@@ -202,14 +202,13 @@ class Agent:
                     worker.stopping = True
                     if trainer := self._machine.processes.get(name):
                         self._machine.later(0.01, partial(trainer.end, None, SIGKILL))
-            case Regroup(members=members):
-                membership = wire.Membership(epoch=command.epoch, store=command.store, members=members)
-                for member in members:
-                    if member.node == self._machine.name and member.worker in self.core.workers:
-                        self._memberships[member.worker] = membership
-                        self._causes[member.worker] = command.correlation
-                        if trainer := self._machine.processes.get(member.worker):
-                            trainer.tell(membership)
+            case Regroup():
+                for membership in self.core.memberships(command):
+                    name = membership.member.worker
+                    self._memberships[name] = membership
+                    self._causes[name] = command.correlation
+                    if trainer := self._machine.processes.get(name):
+                        trainer.tell(membership)
 
     def _register(self, command: StartWorker) -> None:
         if command.worker in self.core.workers:

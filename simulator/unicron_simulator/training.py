@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from unicron.contracts.tasks import TaskSpec
 from unicron.contracts.worker import (
+    NOWHERE,
     Broken,
     Finished,
     Hello,
@@ -148,7 +149,7 @@ class Trainer:
         self.size = 0
         self._book, self._random, self._pace = book, random, pace
         self._told_epoch, self._told_iteration = -1, -1
-        self._newest = Membership(epoch=-1, store="", members=[])
+        self._newest = NOWHERE
         self._group, self._rank = Group(1), 0
         self._todo: list[int] = []
         self._done: set[int] = set()
@@ -326,19 +327,18 @@ class Trainer:
             return
 
     async def _join(self, membership: Membership) -> tuple[Joined, bool]:
-        names = [member.worker for member in membership.members]
         self._group.end(f"{self.name} left for epoch {membership.epoch}")
-        self.epoch, self._rank, self.size = membership.epoch, names.index(self.name), len(names)
+        self.epoch, self._rank, self.size = membership.epoch, membership.rank, membership.world_size
         self._group = Group(1)
         await self._meet()
-        group = self.host.meeting(membership.store, f"{names[0]}-{membership.epoch}", self.size)
+        group = self.host.meeting(membership.store, f"{membership.meeting}-{membership.epoch}", self.size)
         if group is None:
             raise GroupBrokenError("the meeting place refused the connection")
         self._group = group
         if self._newest.epoch > self.epoch:
             raise GroupBrokenError("interrupted by a newer membership")
-        rows: list[redistribute.Progress] = await group.gather("rows", self._rank, self._row())
-        nodes = [member.node for member in membership.members]
+        told = await group.gather("rows", self._rank, (self._row(), self.host.name, self.name))
+        rows, nodes, names = ([each[place] for each in told] for place in range(3))
         plan = redistribute.resume(rows, self.spec.microbatches, nodes)
         taken = await self._exchange(plan, nodes)
         if plan.stale[self._rank]:

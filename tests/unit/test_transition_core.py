@@ -116,11 +116,16 @@ def failure(severity, **fields):
 
 
 def members(out):
+    """Return the workers of the one new membership in rank order; each node must have been told of its own ones."""
     orders = of(Regroup, out)
-    assert len({(order.epoch, tuple(m.worker for m in order.members)) for order in orders}) == 1
-    assert sorted(order.node for order in orders) == sorted({m.node for m in orders[0].members})
+    assert len({(order.epoch, order.meeting, order.world_size, order.store) for order in orders}) == 1
+    assert len({order.node for order in orders}) == len(orders)
+    assert all(member.node == order.node for order in orders for member in order.members)
     assert {order.token for order in orders} == {7}
-    return [member.worker for member in orders[0].members]
+    ranks = dict(sorted((rank, m.worker) for o in orders for rank, m in zip(o.ranks, o.members, strict=True)))
+    assert list(ranks) == list(range(orders[0].world_size))
+    assert orders[0].meeting == ranks[0]
+    return list(ranks.values())
 
 
 def test_a_new_task_starts_its_workers_and_groups_them_when_all_are_ready():
@@ -178,7 +183,7 @@ def test_severity_3_of_an_older_membership_is_past():
 def test_a_lost_node_regroups_all_its_tasks_before_any_plan():
     scene = Scene(a={}, b={}).running(a=["n1:0", "n2:0"], b=["n1:1", "n2:1", "n3:0"])
     out = scene.tell(failure(Severity.SEV1, node="n2"))
-    assert {order.task: [m.worker for m in order.members] for order in of(Regroup, out)} == {
+    assert {task: members([o for o in of(Regroup, out) if o.task == task]) for task in "ab"} == {
         "a": ["a-1"],
         "b": ["b-1", "b-3"],
     }

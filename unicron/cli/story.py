@@ -52,8 +52,8 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
     commands.StartWorker: lambda m: f"start {_where(m)}",
     commands.StopWorker: lambda m: f"stop {_where(m)}{_after(': ', m.reason)}",
     commands.Regroup: lambda m: (
-        f"form epoch {m.epoch} of {m.task} with "
-        f"{', '.join(f'{rank}={member.worker}' for rank, member in enumerate(m.members))}"
+        f"form epoch {m.epoch} of {m.task}, {m.world_size} workers, here "
+        f"{', '.join(f'{rank}={member.worker}' for rank, member in zip(m.ranks, m.members, strict=False))}"
     ),
 }
 

@@ -43,12 +43,21 @@ class StopWorker(Command, kw_only=True, frozen=True):
 class Regroup(Command, kw_only=True, frozen=True):
     """Form epoch `epoch` of the task's membership; interrupts whatever the workers wait for.
 
+    Each node is told of its own members only: what all nodes are told together grows with the membership, not with its
+    square. The others meet them under the name `meeting`.
+
     Attributes:
         store: host:port of the meeting place at which the ranks find one another.
-        members: in rank order, of all nodes.
+        meeting: name of their meeting there; with the epoch it is unique.
+        world_size: of the whole membership.
+        members: those on this node.
+        ranks: of each of `members`.
     """
 
     task: str
     epoch: int
     store: str
     members: list[Member]
+    meeting: str = ""
+    world_size: int = 0
+    ranks: list[int] = []

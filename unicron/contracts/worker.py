@@ -123,11 +123,23 @@ class ToWorker(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
 
 
 class Membership(ToWorker, kw_only=True, frozen=True):
-    """A new epoch; interrupts whatever the worker waits for."""
+    """A worker's place in a new epoch; interrupts whatever it waits for.
+
+    Attributes:
+        store, meeting, world_size: as in `commands.Regroup`.
+        member: the worker itself, as others need to know it to take its state.
+    """
 
     epoch: int
     store: str
-    members: list[Member]
+    meeting: str
+    rank: int
+    world_size: int
+    member: Member
+
+
+NOWHERE = Membership(epoch=-1, store="", meeting="", rank=0, world_size=0, member=Member(worker="", node="", slot=0))
+"""Where a worker is before its first membership."""
 
 
 class StateFetched(ToWorker, kw_only=True, frozen=True):

@@ -20,6 +20,7 @@ from types import TracebackType
 from unicron.contracts.timings import DEFAULT_SHARE, period_of
 from unicron.contracts.worker import (
     LENGTH,
+    NOWHERE,
     Hello,
     Membership,
     Ping,
@@ -58,7 +59,7 @@ class Channel:
         self._changed = threading.Condition()
         self._socket: socket.socket | None = None
         self._unsent: deque[bytes] = deque()
-        self._membership = Membership(epoch=-1, store="", members=[])
+        self._membership = NOWHERE
         self._fetched: dict[str, StateFetched] = {}
         self.epoch = -1
         self.iteration = -1

@@ -134,6 +134,22 @@ class Group:
                     _shut(descriptor)
             return True
 
+    def tell(self, key: str, value: bytes) -> None:
+        """Leave a value for the other ranks at the meeting place.
+
+        Raises:
+            RuntimeError: it is gone, or there is no group.
+        """
+        self._met.set(key, value)
+
+    def ask(self, key: str) -> bytes:
+        """Wait for a value that another rank leaves at the meeting place, and return it.
+
+        Raises:
+            RuntimeError: interrupted by `abort_below`, or the meeting place is gone.
+        """
+        return self._met.get(key)
+
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sum `tensor` over all ranks, in place.
 
@@ -188,6 +204,12 @@ class Group:
             else:
                 raise
         return True
+
+    @property
+    def _met(self) -> Meeting:
+        if self._meeting is None:
+            raise RuntimeError("there is no meeting")
+        return self._meeting
 
     @property
     def _group(self) -> Any:

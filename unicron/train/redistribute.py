@@ -3,7 +3,7 @@
 Every rank tells the others what it has; each then works out the same answer, so no coordinator takes part.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 
@@ -49,7 +49,7 @@ class Resumption:
     stale: tuple[bool, ...]
 
 
-def resume(progress: Sequence[Progress], microbatches: int, nodes: Sequence[str]) -> Resumption:
+def resume(progress: Sequence[Progress], microbatches: int, nodes: Sequence[Hashable]) -> Resumption:
     """Work out how the ranks that are left, and those that are new, finish the iteration.
 
     The rank that is furthest ahead sets the iteration. A rank behind it, or without a state, takes the state of one
@@ -60,7 +60,7 @@ def resume(progress: Sequence[Progress], microbatches: int, nodes: Sequence[str]
     Args:
         progress: one entry a rank.
         microbatches: microbatches of a global batch.
-        nodes: the node of each rank.
+        nodes: the node of each rank, or whatever tells nodes apart.
     """
     front = max((entry.iteration for entry in progress if entry.has_state), default=0)
     holders = [rank for rank, entry in enumerate(progress) if entry.has_state and entry.iteration == front] or [0]
@@ -99,6 +99,6 @@ def _disjoint(progress: Sequence[Progress], holders: Sequence[int]) -> list[int]
     return sorted(kept)
 
 
-def _nearest(rank: int, holders: Sequence[int], nodes: Sequence[str]) -> tuple[int, ...]:
+def _nearest(rank: int, holders: Sequence[int], nodes: Sequence[Hashable]) -> tuple[int, ...]:
     turned = [holders[(rank + step) % len(holders)] for step in range(len(holders))]
     return tuple(sorted(turned, key=lambda holder: nodes[holder] != nodes[rank]))

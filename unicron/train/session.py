@@ -243,15 +243,14 @@ class Session:
         Raises:
             RuntimeError: interrupted, or a peer was lost.
         """
-        names = [member.worker for member in membership.members]
-        rank = names.index(os.environ["UNICRON_WORKER"])
-        self._group.form(membership.store, names[0], membership.epoch, rank, len(names))
-        rows = self._group.all_gather(self._progress_row())
+        rank, world_size = membership.rank, membership.world_size
+        self._group.form(membership.store, membership.meeting, membership.epoch, rank, world_size)
+        node = int.from_bytes(blake2b(membership.member.node.encode(), digest_size=7).digest())
+        rows = self._group.all_gather(self._progress_row(node))
         count = len(self._gradients.finished)
         progress = [_progress_of(row, self.per_iteration, count) for row in rows]
-        nodes = [member.node for member in membership.members]
-        plan = redistribute.resume(progress, self.per_iteration, nodes)
-        taken_from = self._exchange_states(plan, membership)
+        plan = redistribute.resume(progress, self.per_iteration, [int(row[0]) for row in rows])
+        state_from = self._exchange_states(plan, membership)
         if plan.stale[rank]:
             self._gradients.start()
             self._done = set()
@@ -260,40 +259,42 @@ class Session:
         return Joined(
             epoch=membership.epoch,
             rank=rank,
-            world_size=len(names),
+            world_size=world_size,
             iteration=plan.iteration,
             kept=plan.kept,
             recomputed=plan.recomputed,
-            state_from=names[taken_from] if taken_from is not None else "",
+            state_from=state_from,
             seconds=0.0,
         )
 
-    def _progress_row(self) -> torch.Tensor:
+    def _progress_row(self, node: int) -> torch.Tensor:
         marks = [0] * self.per_iteration
         for microbatch in self._todo:
             marks[microbatch] = 1
         for microbatch in self._done:
             marks[microbatch] = 2
-        return torch.tensor([self.iteration, int(self._has_state), *marks, *map(int, self._gradients.finished)])
+        return torch.tensor([node, self.iteration, int(self._has_state), *marks, *map(int, self._gradients.finished)])
 
-    def _exchange_states(self, plan: redistribute.Resumption, membership: Membership) -> int | None:
-        """Hand the state to the ranks that lack it, nearest holder first; return whose state this rank took."""
-        rank, taken = self.rank, None
+    def _exchange_states(self, plan: redistribute.Resumption, membership: Membership) -> str:
+        """Hand the state to the ranks that lack it, nearest holder first; return the worker whose this rank took."""
+        rank, taken = self.rank, ""
         missing = {r for r, sources in enumerate(plan.sources) if sources}
         for attempt in range(max((len(sources) for sources in plan.sources), default=0)):
             if not missing:
                 break
             exported = f"{membership.epoch}-{attempt}"
             givers = {plan.sources[needer][attempt] for needer in missing}
-            path = state.path_of(exported, membership.members[rank].worker)
+            path = state.path_of(exported, membership.member.worker)
             if rank in givers:
                 self._progress("waiting")
+                self._group.tell(f"holder-{rank}", msgspec.msgpack.encode(membership.member))
                 state.export(path, self.iteration, self._protected, self._pending)
             got = False
             if rank in missing:
-                source = membership.members[plan.sources[rank][attempt]]
+                told = self._group.ask(f"holder-{plan.sources[rank][attempt]}")
+                source = msgspec.msgpack.decode(told, type=Member)
                 got = self._take_state(exported, source, plan.iteration, membership.epoch)
-                taken = plan.sources[rank][attempt] if got else None
+                taken = source.worker if got else ""
             rows = self._group.all_gather(torch.tensor([int(rank not in missing or got)]))
             missing = {r for r in missing if not rows[r].item()}
             with contextlib.suppress(FileNotFoundError):
@@ -317,7 +318,7 @@ class Session:
 
 
 def _progress_of(row: torch.Tensor, microbatches: int, buckets: int) -> redistribute.Progress:
-    iteration, has_state, *marks = (int(number) for number in row)
+    _, iteration, has_state, *marks = (int(number) for number in row)
     return redistribute.Progress(
         iteration=iteration,
         has_state=bool(has_state),

@@ -98,6 +98,9 @@ def _survivors(run: TaskRun) -> list[str]:
 def _order(state: TransitionState, run: TaskRun) -> list[Message]:
     members = members_of(state, run)
     task = run.spec.name
+    on: dict[str, list[int]] = {}
+    for rank, member in enumerate(members):
+        on.setdefault(member.node, []).append(rank)
     orders: list[Message] = [
         Regroup(
             node=node,
@@ -106,9 +109,12 @@ def _order(state: TransitionState, run: TaskRun) -> list[Message]:
             task=task,
             epoch=run.epoch,
             store=state.nodes[members[0].node].store,
-            members=members,
+            meeting=members[0].worker,
+            world_size=len(members),
+            members=[members[rank] for rank in ranks],
+            ranks=ranks,
         )
-        for node in dict.fromkeys(member.node for member in members)
+        for node, ranks in on.items()
     ]
     return [*orders, SetTimer(name=f"regroup.{task}", after_s=REGROUP_TIMEOUT_S)]
 
