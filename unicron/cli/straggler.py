@@ -76,5 +76,5 @@ def _part(module: str) -> Any:
         return importlib.import_module(f"unicron_straggler.{module}")
     except ImportError as error:
         raise UnicronError(
-            f"unicron straggler needs {error.name}, which is not installed: pip install 'unicron[straggler,plot]'"
+            f"unicron straggler needs {error.name}, which is not installed: pip install 'unicron[traces,plot]'"
         ) from error
