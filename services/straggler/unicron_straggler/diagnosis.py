@@ -99,9 +99,9 @@ class WhatIf:
         left = self.seconds(without(self.analysis, self.found, others))
         return ((self.as_is - cured) + (left - best)) / 2, cured
 
-    def seconds(self, durations: Mapping[str, Floats], steps: int | None = None) -> float:
-        """Return the mean seconds of a step with these durations; of the first `steps` alone, or of all."""
-        coded = {CODES[op]: each[:steps] for op, each in durations.items()}
+    def seconds(self, durations: Mapping[str, Floats]) -> float:
+        """Return the mean seconds of a step with these durations."""
+        coded = {CODES[op]: each for op, each in durations.items()}
         times = simulate.step_times(self.analysis.graph, coded, self._ideal, [simulate.Scenario()])
         return float(times.mean())
 
