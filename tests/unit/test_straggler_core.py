@@ -26,8 +26,8 @@ SLOW = {"slow": 2, "factor": 1.5}
 ADMITTED = NodeAdmitted(node="node-9", incarnation="a", host="h", slots=[])
 
 
-def submitted(task="gpt"):
-    return TaskSubmitted(task=task, spec=TaskSpec(name=task, command=["x"]))
+def submitted(task="gpt", **fields):
+    return TaskSubmitted(task=task, spec=TaskSpec(name=task, command=["x"], **fields))
 
 
 def ended(task="gpt"):
@@ -135,12 +135,28 @@ def test_a_worker_that_waits_for_its_data_is_found_though_only_its_forwards_are_
     assert [(found.diagnosis, found.worker) for found in out] == [("slow-worker", "gpt-1")]
 
 
-@pytest.mark.parametrize(("nodes", "asked"), [("several", True), ("one", False)])
-def test_a_drain_is_asked_for_only_when_told_to_and_where_there_are_other_nodes(nodes, asked):
+@pytest.mark.parametrize(
+    ("fields", "least", "asked"),
+    [
+        pytest.param({}, 3, True, id="told to"),
+        pytest.param({}, 4, False, id="the others are too few"),
+        pytest.param({"node": "node-0"}, 1, False, id="there is no other node"),
+    ],
+)
+def test_a_drain_is_asked_for_only_when_told_to_and_where_the_others_can_go_on(fields, least, asked):
     job = Job(drain=True)
-    fields = {"node": "node-0"} if nodes == "one" else {}
+    job.core.handle(submitted(min_workers=least))
     [found] = job.windows(2, **SLOW, **fields)
     assert found.drain == asked
+
+
+def test_no_second_node_is_drained_before_the_task_got_well():
+    job = Job(drain=True)
+    first, second = [*job.windows(2, **SLOW), *job.windows(2, slow=1, epoch=2, world_size=3)]
+    assert (first.drain, second.drain) == (True, False)
+    job.windows(2, epoch=2, world_size=3)
+    [third] = job.windows(2, slow=0, epoch=2, world_size=3)
+    assert third.drain
 
 
 # --- what can't be looked at -----------------------------------------------------------------------------------------

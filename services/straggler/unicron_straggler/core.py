@@ -29,7 +29,7 @@ FACTS: list[type[Message]] = [TaskSubmitted, TaskStateChanged, TaskRemoved, Node
 """What the service reads from the journal."""
 
 MISSED = 10
-"""Recorded iterations in a row that had to be left out, before a person is told."""
+"""How often in a row something recorded had to be left out, before a person is told."""
 
 
 class Straggler:
@@ -53,7 +53,7 @@ class Straggler:
             case TaskSubmitted(task=task):
                 self.state.tasks.pop(task, None)
                 self._collectors.pop(task, None)
-                self.state.tasks[task] = Task()
+                self.state.tasks[task] = Task(min_workers=message.spec.min_workers)
             case TaskStateChanged(task=task, state=state) if state.ended and task in self.state.tasks:
                 self._end(task)
             case TaskRemoved(task=task):
@@ -154,7 +154,8 @@ class Straggler:
         task.missed += 1
         if task.missed != MISSED:
             return []
-        return [Alert(text=f"task {name}: {MISSED} recorded iterations in a row can't be looked at: {why}", task=name)]
+        text = f"task {name}: what its workers record can't be used, {MISSED} times in a row: {why}"
+        return [Alert(text=text, task=name)]
 
     def _judged(self, name: str, task: Task, verdict: Verdict) -> list[Message]:
         """Speak when a cause lasts; fall silent until it is over."""
@@ -169,6 +170,7 @@ class Straggler:
             return []
         task.alert_cause, task.alert = cause, window.diagnosis if cause else ""
         if not cause:
+            task.drained = False
             return []
         detected = StragglerDetected(
             task=name,
@@ -187,7 +189,9 @@ class Straggler:
         culprit = verdict.culprit
         if culprit is None:
             return [detected]
-        drain = self._limits.drain and verdict.movable
+        # never a second node before things got better: then it was not the node, and the next would follow
+        drain = self._limits.drain and not task.drained and verdict.elsewhere >= task.min_workers
+        task.drained = task.drained or drain
         return [replace(detected, node=culprit.node, slot=culprit.slot, worker=culprit.worker, drain=drain)]
 
 

@@ -31,12 +31,12 @@ class Verdict:
     Attributes:
         window: for the history.
         culprit: the rank that is to blame, where it is one.
-        movable: whether taking the culprit's node out of use would help: it is slow, and there are other nodes.
+        elsewhere: workers on other nodes than the culprit's, where it computes slowly; else 0.
     """
 
     window: StragglerWindow
     culprit: RankStep | None = None
-    movable: bool = False
+    elsewhere: int = 0
 
 
 def judge(task: str, epoch: int, steps: list[Step], threshold: float, at: float) -> Verdict:
@@ -98,7 +98,7 @@ def _explained(window: StragglerWindow, trace: Trace, analysis: Analysis, ranks:
     )
     if first.cause != SLOW or culprit is None:
         return Verdict(window, culprit)
-    return Verdict(window, culprit, movable=any(other.node != culprit.node for other in ranks))
+    return Verdict(window, culprit, sum(other.node != culprit.node for other in ranks))
 
 
 def _slow_somehow(trace: Trace, analysis: Analysis) -> Diagnosis | None:

@@ -20,7 +20,8 @@ class StragglerSettings(Settings, kw_only=True, frozen=True):
         straggler_window: recorded iterations that are looked at together.
         straggler_windows: slow windows in a row, with the same cause, that make an alert, and others that end it.
         straggler_threshold: slowdown above which an iteration and a window are slow.
-        straggler_drain: whether the node of a slow worker is taken out of use, as `unicron drain` does.
+        straggler_drain: whether the node of a slow worker is taken out of use, as `unicron drain` does, where the other
+            nodes have workers enough for the task; never a second one before the task got well.
     """
 
     straggler_window: int = Limits().window

@@ -18,7 +18,7 @@ class Limits(msgspec.Struct, kw_only=True, frozen=True):
         window: recorded iterations that are looked at together.
         windows: slow windows in a row, with the same cause, that make an alert, and others in a row that end it.
         threshold: slowdown S above which an iteration and a window are slow.
-        drain: whether the node of a slow worker is taken out of use.
+        drain: whether the node of a slow worker is taken out of use, where the rest of the workers can go on.
     """
 
     window: int = 10
@@ -32,6 +32,7 @@ class Task(msgspec.Struct, kw_only=True):
 
     Attributes:
         share: of its iterations that workers are to record, where somebody has switched that.
+        min_workers: fewer can't run it.
         ended: it will not run again.
         cause: diagnosis and culprit of the last window, empty where that was not slow.
         streak: windows in a row with this cause.
@@ -39,11 +40,13 @@ class Task(msgspec.Struct, kw_only=True):
         steps: iterations that were looked at in the streak.
         alert: the diagnosis that was told; empty while there is none.
         alert_cause: the cause that was told.
-        dropped: recorded iterations that were left out, by reason.
-        missed: of those, how many in a row.
+        drained: a node was drained for it, and it has not been well since.
+        dropped: what was recorded and left out, by reason: iterations, or single records that make no sense.
+        missed: how often in a row that was so.
     """
 
     share: float | None = None
+    min_workers: int = 1
     ended: bool = False
     cause: str = ""
     streak: int = 0
@@ -52,6 +55,7 @@ class Task(msgspec.Struct, kw_only=True):
     alert: str = ""
     alert_cause: str = ""
     history: list[StragglerWindow] = []
+    drained: bool = False
     dropped: dict[str, int] = {}
     missed: int = 0
 
