@@ -1,13 +1,16 @@
 """What a worker records of an iteration, and garbage collection at planned places."""
 
 import gc
+import socket
 import time
 
 import pytest
 import torch
 
 from unicron.contracts.timings import MOST_OPS, OPERATIONS, period_of
+from unicron.contracts.worker import LENGTH, Finished, Hello, Ping, Pong, Sample, frame, length_of, to_agent
 from unicron.train import Session
+from unicron.train.channel import Channel
 from unicron.train.timing import BACKWARD, FORWARD, OPTIMIZER, REDUCE, PlannedCollection, Recorder
 
 
@@ -68,6 +71,36 @@ def test_a_dropped_record_and_one_that_is_too_long_are_not_sent(recorder):
     assert recorder.end(1, 0, 0, 1) is None
 
 
+# --- on the way to the agent -----------------------------------------------------------------------------------------
+
+
+def test_records_are_forgotten_while_the_agent_is_away_and_it_says_what_to_record(tmp_path, recorder):
+    recorder.begin(0, 1)
+    record(recorder)
+    timed = recorder.end(0, 0, 0, 1)
+    path = str(tmp_path / "agent.sock")
+    channel = Channel(path, "gpt-1")
+    assert channel.period == 10
+    channel.send(timed)
+    channel.send(Finished(iterations=5))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        listener.listen()
+        agent, _ = listener.accept()
+        with agent, agent.makefile("rb") as stream:
+
+            def hear():
+                return to_agent(stream.read(length_of(stream.read(LENGTH.size))))
+
+            assert isinstance(hear(), Hello)
+            assert hear() == Finished(iterations=5)
+            agent.sendall(frame(Sample(period=4)) + frame(Ping()))
+            assert hear() == Pong()
+            assert channel.period == 4
+            channel.send(timed)
+            assert hear() == timed
+
+
 # --- garbage collection ----------------------------------------------------------------------------------------------
 
 
@@ -115,9 +148,10 @@ def test_the_environment_goes_over_the_argument_and_without_both_python_collects
     monkeypatch.setenv("UNICRON_GC_EVERY", "1")
     for _ in train(2, gc_every=0):
         assert not gc.isenabled()
-    monkeypatch.setenv("UNICRON_GC_EVERY", "-1")
-    with pytest.raises(ValueError, match="UNICRON_GC_EVERY"):
-        next(train(1))
+    for wrong in ("-1", "often", "1.5", ""):
+        monkeypatch.setenv("UNICRON_GC_EVERY", wrong)
+        with pytest.raises(ValueError, match=f"UNICRON_GC_EVERY.* is {wrong!r}: give a number"):
+            next(train(1))
 
 
 def test_an_iteration_that_is_begun_again_is_not_collected_twice():

@@ -62,7 +62,7 @@ class Session:
         self.iteration = 0
         self.loss = float("nan")
         self._dtype = accumulate_dtype
-        self._collection = PlannedCollection(int(os.environ.get("UNICRON_GC_EVERY", gc_every)))
+        self._collection = PlannedCollection(os.environ.get("UNICRON_GC_EVERY", gc_every))
         self._channel = channels.connect()
         self._protected: dict[str, Any] = {}
         self._todo: list[int] = []

@@ -104,13 +104,16 @@ class PlannedCollection:
     """Garbage collection on all ranks in the same iterations, where Python's own would come on each at another time.
 
     Args:
-        every: iterations from one collection to the next; 0 leaves Python's own as it is.
+        every: iterations from one collection to the next, a text too; 0 leaves Python's own as it is.
+
+    Raises:
+        ValueError: it is no number from 0.
     """
 
-    def __init__(self, every: int) -> None:
-        if every < 0:
-            raise ValueError(f"gc_every (or UNICRON_GC_EVERY) is {every}: give a number of iterations, 0 for none")
-        self._every = every
+    def __init__(self, every: int | str) -> None:
+        if not str(every).isdecimal():
+            raise ValueError(f"gc_every (or UNICRON_GC_EVERY) is {every!r}: give a number of iterations, 0 for none")
+        self._every = int(every)
         self._last = -1
 
     def take_over(self) -> None:
