@@ -76,10 +76,10 @@ def parts(analysis: Analysis) -> Parts:
     times = np.stack([_by_microbatch(analysis.durations[op], places[at]) for at, op in enumerate(COMPUTES)])
     times = np.maximum(times, np.finfo(np.float32).tiny, dtype=np.float64)
     chunks = times.shape[3] // analysis.meta.pp_size
-    logs = np.log(times)
+    logs = np.log(times)  # in which parts that multiply are added
     usual = np.median(logs, axis=(1, 2), keepdims=True)  # of each worker, forward and backward
-    logs -= _lower_median(usual, axis=4)
-    usual = np.median(logs, axis=(1, 2), keepdims=True)
+    level = _lower_median(usual, axis=4)  # of each stage
+    logs, usual = logs - level, usual - level
     own = logs - usual
     spread = _deviation(own, (1, 2, 4))
     variation, together = _together(own)
@@ -90,10 +90,9 @@ def parts(analysis: Analysis) -> Parts:
         content = _content(own, spread)
     left = logs - content
     usual = np.median(left, axis=(1, 2), keepdims=True)
-    left -= usual
-    noise = _deviation(left, (1, 2, 4))
-    pauses = _pauses(times, left, noise)
-    left = np.where(pauses > 0, usual, left + usual)
+    noise = _deviation(left - usual, (1, 2, 4))
+    pauses = _pauses(times, left - usual, noise)
+    left = np.where(pauses > 0, usual, left)
     slowness = _slowness(left, noise if times.shape[3] > chunks else spread, chunks, lengths=bool(content.any()))
     clean = (times - pauses) * np.exp(-slowness)
     content -= np.log(np.exp(content).mean(axis=(1, 2, 4), keepdims=True))
