@@ -155,3 +155,19 @@ def test_the_jobs_of_the_study(name, cause, ranks):
     first = diagnose(trace, analyze(trace))[0]
     assert (first.cause, first.ranks) == (cause, ranks)
     assert first.share > 0.6
+
+
+def test_the_benchmark_counts_what_was_named_for_what():
+    figures, details = benchmark.report(first=1_000_000, seeds=1, sound=3)
+    assert sum(sum(told.values()) for told in details["confusion"].values()) == len(benchmark.CASES)
+    assert set(details["cases"]) == {" + ".join(case) for case in benchmark.CASES}
+    assert figures["alone_right_percent"] == figures["healthy_silent_percent"] == 100
+    assert figures["pairs_worst_right_percent"] <= figures["pairs_right_percent"] <= 100
+
+
+def test_what_a_cause_costs_is_shared_out_over_both_of_a_pair():
+    plants = [SlowWorker(2, 1, 1.5), StageImbalance(1.5, 3)]  # each hides behind the other
+    together = benchmark.costs(JOB, 1, plants)
+    alone = [benchmark.costs(JOB, 1, [plant])[0] for plant in plants]
+    assert max(together) < max(alone)
+    assert min(together) > 0.05
