@@ -21,7 +21,7 @@ from unicron.cli.report import FaultReport, Report, TaskReport, report_view
 ROOT = Path(__file__).parents[2]
 README, ARCHITECTURE, TRAINING = ROOT / "README.md", ROOT / "docs" / "architecture.md", ROOT / "docs" / "training.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-OWN = [README, ARCHITECTURE, TRAINING, ROOT / "docs" / "operations.md"]
+OWN = [README, ARCHITECTURE, TRAINING, ROOT / "docs" / "operations.md", ROOT / "docs" / "straggler.md"]
 
 FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"`([^`\n]+)`")
