@@ -65,7 +65,7 @@ class Agent:
             worker.stopping = True
         for trainer in list(self._machine.processes.values()):
             trainer.end(None, SIGKILL)
-        while not self._facts.empty():
+        while not self._facts.empty() and not self.link.dead:
             await asyncio.sleep(0.05)
         await asyncio.sleep(0.5)
         await self.crash()
