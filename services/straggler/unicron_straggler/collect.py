@@ -14,7 +14,7 @@ OPEN = 4
 """Iterations that may wait for ranks at the same time; ranks are never further apart."""
 
 MOST_OPS = 1_000_000
-"""Operations that are held of one task, whose analysis takes half a second; a window ends with them."""
+"""Operations that are held of one task, whose analysis takes about a second; a window ends with them."""
 
 REDUCE = CODES["grads-reduce-scatter"]
 MICROSECOND = 1e-6
