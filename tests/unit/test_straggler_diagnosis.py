@@ -16,11 +16,13 @@ from unicron_straggler.planting import (
     Shape,
     SlowWorker,
     StageImbalance,
+    draw,
 )
 from unicron_straggler.trace import Meta
 
 from benchmarks import straggler_diagnosis as benchmark
 from benchmarks.straggler import DATA
+from unicron.train.balance import balance, round_robin
 
 JOB = Shape(dp=8, pp=4, microbatches=8, steps=10)
 FLAT = Shape(dp=4, pp=1, microbatches=8, steps=10)
@@ -105,6 +107,32 @@ def test_uneven_lengths_are_told_what_redistributing_brings():
     gained = synthetic.step_times(JOB, 1, [SequenceLengths(0.5)]).mean() / synthetic.step_times(JOB, 1).mean()
     assert found.gain == pytest.approx(gained, rel=0.03)
     assert 1 < found.evidence["gain_whole_microbatches_moved"] <= found.evidence["gain_sequences_balanced"]
+
+
+def packed(shape, lengths, share_out):
+    """Return a job whose microbatches cost what the sequences in them do, shared out by `share_out`."""
+    times = draw(shape, 1)
+    for step, mine in enumerate(lengths):
+        squares = np.array(
+            [
+                [sum(mine[place] ** 2 for place in places) for places in rank]
+                for rank in share_out(mine, shape.dp, shape.microbatches)
+            ]
+        ).T
+        for op, part in (("forward-compute", 0.5), ("backward-compute", 0.42)):
+            times[op][:, :, step] *= (1 + part * (squares / squares.mean() - 1))[:, None]
+    return synthetic.as_trace(synthetic.play(shape, times), shape, "packed")
+
+
+def test_what_the_balancer_brings_lies_between_the_two_gains_that_are_told():
+    shape = Shape(dp=8, pp=2, microbatches=8, steps=8)
+    drawn = np.random.default_rng(5)
+    lengths = [np.minimum(32768, drawn.lognormal(7.6, 1.3, 512)).astype(int).tolist() for _ in range(shape.steps)]
+    trace = packed(shape, lengths, lambda mine, *sizes: round_robin(len(mine), *sizes))
+    before, after = analyze(trace), analyze(packed(shape, lengths, balance))
+    told = diagnose(trace, before)[0].evidence
+    gained = before.simulated_mean_s / after.simulated_mean_s
+    assert 1.2 < told["gain_whole_microbatches_moved"] < gained < told["gain_sequences_balanced"]
 
 
 def test_variation_of_forward_alone_is_not_taken_for_lengths():
