@@ -238,6 +238,26 @@ async def test_a_node_that_was_given_up_though_it_lives_comes_back_by_itself(sce
     await scene.client.remove(name)
 
 
+async def test_a_task_whose_nodes_were_all_given_up_goes_on_where_it_was_when_they_are_back(scene, tmp_path):
+    name = next(names)
+    await scene.client.submit(task(write_script(tmp_path), name, iterations=2000, env={"PACE": "0.02"}))
+    await scene.reached(name, 5)
+    nodes = [member.node for member in (await scene.view(name)).members]
+    given_up = {node: len(scene.of(FailureDetected, node=node, task="")) for node in nodes}
+    epoch = (await scene.view(name)).epoch
+    for node in nodes:
+        scene.cluster.kill(node)
+    for node in nodes:
+        await scene.until(lambda node=node: scene.of(FailureDetected, node=node, task="")[given_up[node] :])
+    for node in nodes:
+        await asyncio.to_thread(scene.cluster.start_process, node)
+    grown = lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == len(nodes) and m.epoch > epoch]  # noqa: E731
+    assert (await scene.until(grown))[0].iteration > 5
+    done = [message.iteration for message in scene.iterations if message.task == name]
+    assert len(done) == len(set(done)), "no iteration is finished twice"
+    await scene.client.remove(name)
+
+
 MISSES_THE_END = """
     import os
     from unicron.train.gradients import Gradients

@@ -210,6 +210,43 @@ def test_workers_of_a_node_that_was_given_up_are_stopped_when_it_comes_back():
     assert [(stop.node, stop.worker) for stop in of(StopWorker, out)] == [("n2", "a-2")]
 
 
+def status(worker, task="a", slot=0, epoch=3):
+    return WorkerStatus(worker=worker, task=task, slot=slot, pid=1, epoch=epoch, iteration=8, ready=True)
+
+
+def test_a_worker_given_up_with_its_node_is_taken_back_where_nobody_else_has_the_state():
+    scene = Scene(a={}, b={}).running(a=["n1:0", "n1:1"])
+    scene.tell(failure(Severity.SEV1, node="n1"))
+    scene.plan(a=["n2:0", "n3:0"])
+    out = scene.tell(scene.admitted("n1", [status("a-1"), status("a-2", slot=1)], "second"))
+    assert [order.worker for order in of(StopWorker, out)] == ["a-2"], "one is enough"
+    assert of(StopWorker, scene.plan(b=["n1:0"], a=["n2:0", "n3:0"])) == []
+    assert members(scene.ready("a", "a-3", "a-4")) == ["a-1", "a-3", "a-4"]
+    out = scene.join("a")
+    assert members([message for message in out if getattr(message, "task", "") == "a"]) == ["a-3", "a-4"]
+    assert [order.worker for order in of(StopWorker, out)] == ["a-1"]
+    assert [order.worker for order in of(StartWorker, out)] == ["b-1"], "in the slot that it leaves"
+
+
+def test_a_worker_that_comes_back_before_the_plan_that_has_a_slot_for_it_is_kept():
+    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
+    for node in ("n1", "n2"):
+        scene.tell(failure(Severity.SEV1, node=node))
+    scene.plan(a=[])
+    assert of(StopWorker, scene.tell(scene.admitted("n2", [status("a-2")], "second"))) == []
+    assert members(scene.plan(a=["n2:0"])) == ["a-2"]
+
+
+def test_a_worker_of_an_earlier_task_is_not_taken_back_by_that_of_its_name():
+    scene = Scene(a={}).running(a=["n1:0"])
+    scene.tell(failure(Severity.SEV1, node="n1"))
+    scene.tell(TaskRemoved(task="a"))
+    scene.tell(TaskSubmitted(task="a", spec=TaskSpec(name="a", command=["other"], max_workers=4)))
+    scene.plan(a=["n2:0"])
+    out = scene.tell(scene.admitted("n1", [status("a-1")], "second"))
+    assert [order.worker for order in of(StopWorker, out)] == ["a-1"]
+
+
 def test_an_agent_that_comes_back_keeps_its_workers():
     scene = Scene(a={}).running(a=["n1:0", "n2:0"])
     alive = WorkerStatus(worker="a-2", task="a", slot=0, ready=True, epoch=0)

@@ -23,9 +23,9 @@ from unicron.contracts.events import (
     WorkerFinished,
     WorkerReady,
 )
-from unicron.contracts.tasks import TaskState, WorkerStatus
+from unicron.contracts.tasks import SlotRef, TaskState, WorkerStatus
 from unicron_transition.reconcile import members_of, settle, stop
-from unicron_transition.state import NodeRun, TaskRun, TransitionState
+from unicron_transition.state import NodeRun, TaskRun, TransitionState, WorkerRun
 
 FACTS: tuple[type[Message], ...] = (
     CommandRefused,
@@ -80,7 +80,8 @@ class TransitionCore:
         old = self.state.tasks.get(submitted.task)
         if old is not None and not old.state.ended:
             return []
-        self.state.tasks[submitted.task] = TaskRun(spec=submitted.spec, started=old.started if old else 0)
+        count = old.started if old else 0
+        self.state.tasks[submitted.task] = TaskRun(spec=submitted.spec, started=count, before=count)
         return []
 
     def _admitted(self, node: NodeAdmitted) -> list[Message]:
@@ -96,6 +97,7 @@ class TransitionCore:
                     self._lose_worker(run, worker.worker, node.at)
                 else:
                     self._catch_up(run, status)
+        unknown = [status for status in alive.values() if not self._take_back(node.node, status)]
         out: list[Message] = [
             StopWorker(
                 node=node.node,
@@ -106,9 +108,10 @@ class TransitionCore:
                 task=status.task,
                 reason="the node was held to be lost, and its place in the membership is taken",
             )
-            for status in alive.values()
+            for status in unknown
         ]
-        return out + self._settle_all()
+        # a task without a slot waits for the plan that this node's coming brings: it may have a worker here
+        return out + self._settle(name for name, run in self.state.tasks.items() if run.target)
 
     def _catch_up(self, run: TaskRun, status: WorkerStatus) -> None:
         """A worker outlived its agent: see what was said on either side while the agent was away."""
@@ -118,6 +121,19 @@ class TransitionCore:
         worker.computed = worker.computed or status.epoch >= 0
         if status.worker in run.group and status.epoch != run.epoch:
             run.broken = True
+
+    def _take_back(self, node: str, status: WorkerStatus) -> bool:
+        """Take in a worker that was given up with its node, where nobody else has its task's state any more."""
+        run = self.state.tasks.get(status.task)
+        if run is None or run.state.ended or not (status.ready and status.epoch >= 0):
+            return False
+        number = status.worker.rpartition("-")[2]
+        earlier = not number.isdecimal() or int(number) <= run.before
+        if earlier or any(worker.computed for worker in run.workers.values()):
+            return False
+        place = SlotRef(node=node, slot=status.slot)
+        run.workers[status.worker] = WorkerRun(worker=status.worker, place=place, phase="ready", computed=True)
+        return True
 
     def _lose_node(self, name: str, at: float) -> list[Message]:
         node = self.state.nodes.get(name)

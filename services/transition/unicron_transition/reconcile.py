@@ -77,7 +77,7 @@ def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
     chosen = [worker.worker for worker in present[:size]]
     if chosen and not any(run.workers[name].computed for name in chosen):
         # none of them has the task's state yet: one who has comes along, and leaves when they have it
-        chosen = [name for name in _survivors(run) if run.workers[name].computed][:1] + chosen
+        chosen = sorted(_holders(run), key=lambda name: ranks.get(name, len(ranks)))[:1] + chosen
     if not chosen or (intact and chosen == run.group):
         return []
     run.epoch += 1
@@ -137,11 +137,18 @@ def _stop_unwanted(state: TransitionState, run: TaskRun) -> list[Message]:
     wanted = set(_wanted(state, run))
     if not wanted:
         run.group = []
-    out: list[Message] = []
-    for worker in list(run.workers.values()):
-        if worker.place not in wanted and worker.worker not in run.group:
-            out += stop(state, run, worker, "its slot is no longer the task's")
-    return out
+    unwanted = [
+        worker for worker in run.workers.values() if worker.place not in wanted and worker.worker not in run.group
+    ]
+    holders = _holders(run)
+    if wanted and holders and all(run.workers[name] in unwanted for name in holders):
+        unwanted.remove(run.workers[holders[0]])  # who stays does not have the task's state yet
+    return [message for worker in unwanted for message in stop(state, run, worker, "its slot is no longer the task's")]
+
+
+def _holders(run: TaskRun) -> list[str]:
+    """Return the living workers that have the task's state."""
+    return [worker.worker for worker in run.workers.values() if worker.phase == "ready" and worker.computed]
 
 
 def _start_missing(state: TransitionState, run: TaskRun) -> list[Message]:

@@ -35,6 +35,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
     Attributes:
         epoch: of the newest membership ordered, -1 before the first.
         started: counts worker processes, for their names.
+        before: how many of them were an earlier task's of this name.
         target: slots that the newest plan gives it, in rank order.
         workers: living worker processes by name.
         group: workers of the newest membership in rank order.
@@ -49,6 +50,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
     state: TaskState = TaskState.WAITING
     epoch: int = -1
     started: int = 0
+    before: int = 0
     target: list[SlotRef] = []
     workers: dict[str, WorkerRun] = {}
     group: list[str] = []
