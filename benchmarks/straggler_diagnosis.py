@@ -120,7 +120,7 @@ def scene(causes: Sequence[str], seed: int, clear: float = CLEAR) -> tuple[Shape
 def first_cause(shape: Shape, seed: int, plants: Sequence[Plant] = ()) -> list[str]:
     """Return the causes that the diagnosis names, first the one that explains most."""
     trace = make(shape, seed, plants)
-    return [each.cause for each in diagnose(trace, analyze(trace))]
+    return [each.cause for each in diagnose(analyze(trace))]
 
 
 def run(case: Sequence[str], seeds: Sequence[int], clear: float = CLEAR) -> dict[str, Any]:

@@ -31,7 +31,7 @@ LINK = Communication(0.2, 1, link=(1, 1))
 
 def diagnosed(shape, *plants, **options):
     trace = synthetic.make(shape, 1, plants)
-    return diagnose(trace, analyze(trace), **options)
+    return diagnose(analyze(trace), **options)
 
 
 @pytest.mark.parametrize("case", benchmark.CASES, ids=" + ".join)
@@ -68,7 +68,7 @@ def test_a_worker_slow_in_forward_alone_among_two_with_two_microbatches_is_seen(
             rows.append((rank, 0, rank, 0, "backward-compute", begin + forward, 2.0, number))
         rows.append((rank, 0, rank, 0, "grads-reduce-scatter", 2 * (forward + 2), 10.5 - 2 * (forward + 2), -1))
     trace = reader.from_rows(rows, Meta("two", 2, 1))
-    (found,) = diagnose(trace, analyze(trace))
+    (found,) = diagnose(analyze(trace))
     assert (found.cause, found.ranks, found.share) == (SLOW, (1,), pytest.approx(1))
     assert found.gain == pytest.approx(10.5 / 6.5)
 
@@ -130,7 +130,7 @@ def test_what_the_balancer_brings_lies_between_the_two_gains_that_are_told():
     lengths = [np.minimum(32768, drawn.lognormal(7.6, 1.3, 512)).astype(int).tolist() for _ in range(shape.steps)]
     trace = packed(shape, lengths, lambda mine, *sizes: round_robin(len(mine), *sizes))
     before, after = analyze(trace), analyze(packed(shape, lengths, balance))
-    told = diagnose(trace, before)[0].evidence
+    told = diagnose(before)[0].evidence
     gained = before.simulated_mean_s / after.simulated_mean_s
     assert 1.2 < told["gain_whole_microbatches_moved"] < gained < told["gain_sequences_balanced"]
 
@@ -163,10 +163,10 @@ def test_a_slow_link_is_named_and_flapping_ones_are_not():
 def test_healthy_jobs_and_unexplained_ones_differ_in_words():
     trace = synthetic.make(JOB, 1)
     analysis = analyze(trace)
-    (found,) = diagnose(trace, analysis)
+    (found,) = diagnose(analysis)
     assert (found.cause, found.share, found.gain) == (NONE, 0, 1)
     assert "as chance has it" in found.cure
-    (found,) = diagnose(trace, replace(analysis, slowdown=1.3, waste=0.23))
+    (found,) = diagnose(replace(analysis, slowdown=1.3, waste=0.23))
     assert "23.0 % of the time is lost to stragglers, but no cause" in found.cure
 
 
@@ -180,7 +180,7 @@ def test_diagnoses_can_be_told_as_json():
 @pytest.mark.parametrize(("name", "cause", "ranks"), [("AR", SLOW, (0,)), ("SE", LENGTHS, ())])
 def test_the_jobs_of_the_study(name, cause, ranks):
     trace = reader.read(DATA / f"trace-{name}.parquet", reader.read_meta(DATA / f"meta-{name}.yaml"))
-    first = diagnose(trace, analyze(trace))[0]
+    first = diagnose(analyze(trace))[0]
     assert (first.cause, first.ranks) == (cause, ranks)
     assert first.share > 0.6
 

@@ -21,7 +21,7 @@ SHAPE = Shape(dp=4, pp=2, microbatches=4, steps=30)
 def run(name, *plants):
     trace = synthetic.make(SHAPE, 1, plants, name)
     analysis = analyze(trace)
-    return trace, analysis, diagnose(trace, analysis)
+    return trace, analysis, diagnose(analysis)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_a_run_compared_with_itself_has_not_changed(slow):
 def test_jobs_of_different_sizes_are_compared_by_coordinates(slow):
     trace = synthetic.make(Shape(2, 1, 4, 3), name="small")
     small = analyze(replace(trace, meta=Meta("small", 2, 1)))
-    found = compare.compare(slow[1:], (small, diagnose(trace, small)))
+    found = compare.compare(slow[1:], (small, diagnose(small)))
     assert found.workers["3,1"].after is None
     json.dumps(found.as_json(), allow_nan=False)
 

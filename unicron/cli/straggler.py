@@ -35,7 +35,7 @@ def analyze(
     """Simulate a job without its stragglers: what they cost it, who they are, why, and what to do."""
     command = _part("command")
     traced, analysis = command.analyzed(trace, meta)
-    diagnoses = _part("diagnosis").diagnose(traced, analysis, layers=layers)
+    diagnoses = _part("diagnosis").diagnose(analysis, layers=layers)
     if plot is not None:
         _part("pictures").draw(traced, analysis, plot)
     if html is not None:
@@ -55,8 +55,8 @@ def compare(
     command, diagnosis, comparing = _part("command"), _part("diagnosis"), _part("compare")
     runs = []
     for path in (before, after):
-        traced, analysis = command.analyzed(path, meta)
-        runs.append((analysis, diagnosis.diagnose(traced, analysis, layers=layers)))
+        _, analysis = command.analyzed(path, meta)
+        runs.append((analysis, diagnosis.diagnose(analysis, layers=layers)))
     found = comparing.compare(*runs)
     if as_json:
         typer.echo(command.plain_json(found.as_json()))

@@ -9,7 +9,7 @@ import numpy as np
 from unicron_straggler import cures, simulate
 from unicron_straggler.measures import Analysis
 from unicron_straggler.parts import LEAST_SLOW, LENGTHS, NETWORK, PAUSES, SLOW, STAGE, Parts, parts, without
-from unicron_straggler.trace import CODES, Floats, Trace
+from unicron_straggler.trace import CODES, Floats
 
 NONE = "none"
 CAUSES = (SLOW, STAGE, LENGTHS, PAUSES, NETWORK, NONE)
@@ -41,12 +41,11 @@ class Diagnosis:
     ranks: tuple[int, ...] = ()
 
 
-def diagnose(trace: Trace, analysis: Analysis, *, layers: int = 0) -> list[Diagnosis]:  # noqa: ARG001
+def diagnose(analysis: Analysis, *, layers: int = 0) -> list[Diagnosis]:
     """Return the causes found, that which explains most of the waste first; "none" alone if there is none.
 
     Args:
-        trace: of the job; all that is needed of it is in the analysis so far.
-        analysis: of the trace.
+        analysis: of the job.
         layers: of each stage, so that the cure of a stage that has too much to do can be told in layers; 0: not known.
     """
     what_if = WhatIf(analysis)

@@ -84,7 +84,7 @@ def judge(task: str, epoch: int, steps: list[Step], threshold: float, at: float)
 
 def _explained(window: StragglerWindow, trace: Trace, analysis: Analysis, ranks: list[RankStep]) -> Verdict:
     """Say why a window is slow, and who is to blame."""
-    first = diagnose(trace, analysis)[0]
+    first = diagnose(analysis)[0]
     if first.share < MOST_SLOW:
         first = _slow_somehow(trace, analysis) or first
     culprit = ranks[first.ranks[0]] if first.ranks else None
