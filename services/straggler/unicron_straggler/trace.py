@@ -5,21 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-OPTYPES = (
-    "forward-compute",
-    "backward-compute",
-    "forward-send",
-    "forward-recv",
-    "backward-send",
-    "backward-recv",
-    "params-all-gather",
-    "grads-reduce-scatter",
-    "layernorm-grads-all-reduce",
-    "embedding-grads-all-reduce",
-    "optimizer-clip-main-grad",
-    "optimizer",
-    "gc",
-)
+from unicron.contracts.timings import OPERATIONS
+
+OPTYPES = OPERATIONS
 """Names of the operations; `Trace.optype` holds places in this tuple."""
 
 CODES = {name: code for code, name in enumerate(OPTYPES)}
