@@ -82,7 +82,7 @@ def test_help_needs_neither_torch_nor_a_bus(words):
         (["chaos", "kill-wroker", "gpt:0"], ["No such command 'kill-wroker'", "'kill-worker'"]),
         (["status", "--jsn"], ["No such option", "--json"]),
         (["submit"], ["Missing argument", "FILE"]),
-        (["up", "--nodes", "none"], ["--nodes", "integer"]),
+        (["up", "--nodes", "none"], ["--nodes", "not a valid int"]),
         (["up", "--port", "99999"], ["--port", "65535"]),
         (["events", "--follow", "--chain", "abc"], ["use one of them"]),
         (["plan", "what-if"], ["say what happens", "--lose NODE"]),
