@@ -1,6 +1,7 @@
 """A real nats-server for the whole run, one of their own for tests that kill it, and worlds to run both buses in."""
 
 import contextlib
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +15,9 @@ from unicron.bus.protocol import Bus
 from unicron.bus.server import NatsServer, free_port
 from unicron.clock import SystemClock
 from unicron.settings import Settings
+
+# a shell's background jobs ignore this signal, and so would the processes that tests start to interrupt them
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LEASE_TTL_S = 0.4
 PATIENT_PING_S = 10.0
