@@ -17,8 +17,8 @@ from unicron.contracts.events import (
     FailureDetected,
     IterationFinished,
     IterationsSlow,
+    NodeAdmitted,
     NodeHeartbeat,
-    NodeJoined,
     Regrouped,
     WorkerExited,
 )
@@ -85,7 +85,7 @@ class Cluster:
             await insist(lambda: self.bus.append(subject, data, fact.id), "saying a fact")
 
     async def join(self, node):
-        await self.say(NodeJoined(node=node, incarnation="a", host="h", slots=[]))
+        await self.say(NodeAdmitted(node=node, incarnation="a", host="h", slots=[]))
         self.beating.add(node)
 
     async def beat(self):

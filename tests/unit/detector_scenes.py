@@ -9,8 +9,8 @@ from unicron.contracts.base import CancelTimer, ConnectionLost, Message, SetTime
 from unicron.contracts.events import (
     AttemptFailed,
     CollectiveFailed,
+    NodeAdmitted,
     NodeHeartbeat,
-    NodeJoined,
     Regrouped,
     WorkerExited,
     WorkerRaised,
@@ -75,7 +75,7 @@ class Scene:
         for node in nodes:
             self.beating[node] = incarnation
             status = [WorkerStatus(worker=w, task=t, slot=0) for w, t in workers]
-            out += self.say(NodeJoined(node=node, incarnation=incarnation, host="h", slots=[], workers=status))
+            out += self.say(NodeAdmitted(node=node, incarnation=incarnation, host="h", slots=[], workers=status))
         return out
 
     def run(self, task="gpt", epoch=0, **places):

@@ -12,8 +12,8 @@ from unicron.contracts.events import (
     AttemptFailed,
     CollectiveFailed,
     FailureDetected,
+    NodeAdmitted,
     NodeHeartbeat,
-    NodeJoined,
     NodeLeft,
     Regrouped,
     Severity,
@@ -55,7 +55,7 @@ def joins(draw):
     node = draw(nodes)
     living = draw(st.lists(st.sampled_from([name for name, at in WORKERS.items() if at["node"] == node]), max_size=2))
     status = [WorkerStatus(worker=name, task=WORKERS[name]["task"], slot=0) for name in living]
-    return NodeJoined(node=node, incarnation=draw(st.sampled_from("xyz")), host="h", slots=[], workers=status)
+    return NodeAdmitted(node=node, incarnation=draw(st.sampled_from("xyz")), host="h", slots=[], workers=status)
 
 
 FACTS = st.one_of(
@@ -125,7 +125,7 @@ class World:
             fact = Started(token=2, at=self.now)
         elif isinstance(fact, BusReconnected):
             fact = msgspec.structs.replace(fact, at=self.now)
-        elif isinstance(fact, NodeJoined):
+        elif isinstance(fact, NodeAdmitted):
             self.down.discard(fact.node)
         for outcome in self.detector.handle(fact):
             self.check(outcome)

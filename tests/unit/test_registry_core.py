@@ -292,6 +292,16 @@ def test_a_spec_that_can_not_run_is_refused(registry, fields):
     assert registry.state.tasks == {}, value
 
 
+def test_a_node_given_up_between_its_joining_and_its_admission_is_up_as_it_is_to_all_others(registry):
+    (told,) = registry.handle(joined())
+    registry.handle(lost("node-1"))
+    assert registry.state.nodes["node-1"].state is NodeState.LOST
+    assert registry.handle(told) == []
+    assert registry.state.nodes["node-1"].state is NodeState.UP
+    registry.handle(lost("node-1"))
+    assert registry.state.nodes["node-1"].state is NodeState.LOST
+
+
 @pytest.mark.parametrize("end", [TaskState.REMOVED, TaskState.FINISHED])
 def test_a_removed_task_is_forgotten_when_its_end_is_told(running, end):
     _, facts = running.answer(RemoveTask(task="gpt"))

@@ -15,8 +15,9 @@ from unicron.contracts.events import (
     AttemptFailed,
     CollectiveFailed,
     FailureDetected,
+    NodeAdmitted,
+    NodeGone,
     NodeHeartbeat,
-    NodeJoined,
     NodeLeft,
     Regrouped,
     Severity,
@@ -36,7 +37,8 @@ from unicron_detector.rules import Rules
 from unicron_detector.state import Limits, State
 
 FACTS: list[type[Message]] = [
-    NodeJoined,
+    NodeAdmitted,
+    NodeGone,
     NodeLeft,
     WorkerReady,
     WorkerExited,
@@ -77,7 +79,8 @@ class Detector:
             BusReconnected: self._renew,
             TimerFired: self._fired,
             ConnectionLost: self._nodes.connection_lost,
-            NodeJoined: self._nodes.joined,
+            NodeAdmitted: self._nodes.admitted,
+            NodeGone: self._nodes.gone,
             NodeLeft: self._nodes.left,
             NodeHeartbeat: self._nodes.heard,
             WorkerReady: self._processes.ready,

@@ -1,7 +1,7 @@
 """Node health: a node is lost when its connection ends and stays away, or when it falls silent."""
 
 from unicron.contracts.base import CancelTimer, ConnectionLost, Message
-from unicron.contracts.events import NodeHeartbeat, NodeJoined, NodeLeft
+from unicron.contracts.events import NodeAdmitted, NodeGone, NodeHeartbeat, NodeLeft
 from unicron_detector.memberships import Memberships, lost_connection
 from unicron_detector.processes import Processes
 from unicron_detector.report import Reporter
@@ -20,8 +20,12 @@ class Nodes:
         self._processes = processes
         self._memberships = memberships
 
-    def joined(self, joined: NodeJoined) -> list[Message]:
-        """Take a node in, or back, with the workers that its agent found alive."""
+    def admitted(self, joined: NodeAdmitted) -> list[Message]:
+        """Take a node in, or back, with the workers that its agent found alive.
+
+        Not yet when its agent says that it joined: a failure told in between would be older news than the admission to
+        everybody else, who would use a node that is not watched.
+        """
         name, out = joined.node, list[Message]()
         known = self._state.nodes.get(name)
         self._state.lost.pop(name, None)
@@ -40,6 +44,10 @@ class Nodes:
         """Forget a node that said goodbye."""
         node = self._state.nodes.get(left.node)
         return self._reporter.drop_node(left.node) if node and node.incarnation == left.incarnation else []
+
+    def gone(self, gone: NodeGone) -> list[Message]:
+        """Forget a node that said goodbye before its admission was read."""
+        return self._reporter.drop_node(gone.node)
 
     def heard(self, heartbeat: NodeHeartbeat) -> list[Message]:
         """Note a sign of life, which clears a suspect."""

@@ -48,6 +48,8 @@ class Registry:
         match message:
             case NodeJoined():
                 return self._join(message)
+            case NodeAdmitted(node=node):
+                self._admitted(node, message.at)
             case NodeLeft():
                 return self._leave(message)
             case FailureDetected(severity=Severity.SEV1, node=node):
@@ -119,6 +121,12 @@ class Registry:
             returned=present,
         )
         return [admitted, NodeDrained(node=joined.node)] if drained else [admitted]
+
+    def _admitted(self, node: str, at: float) -> None:
+        """Read the own admission: to all others it is newer than a failure that was told since the node joined."""
+        view = self.state.nodes.get(node)
+        if view is not None and view.state == NodeState.LOST:
+            self._set_node(node, NodeState.DRAINING if node in self.state.drained else NodeState.UP, at)
 
     def _leave(self, left: NodeLeft) -> list[Message]:
         view = self.state.nodes.get(left.node)
