@@ -9,6 +9,7 @@ from typing import Protocol
 import pytest
 from nats.js.errors import NotFoundError
 
+from unicron.aio import insist
 from unicron.bus import nats, topology
 from unicron.bus.memory import MemoryWorld
 from unicron.bus.protocol import Bus
@@ -44,7 +45,7 @@ class NatsWorld:
         for stream in topology.streams():
             with contextlib.suppress(NotFoundError):
                 await bus.jetstream.delete_stream(stream.name)
-        await topology.provision(bus.jetstream, lease_ttl_s=LEASE_TTL_S)
+        await insist(lambda: topology.provision(bus.jetstream, lease_ttl_s=LEASE_TTL_S), "provisioning")
 
     async def connect(self, name: str = "test") -> nats.NatsBus:
         bus = await nats.connect(self.settings, name)

@@ -6,7 +6,7 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
-from nats.js.errors import APIError, BadRequestError, ServiceUnavailableError
+from nats.js.errors import APIError, BadRequestError, ServerError, ServiceUnavailableError
 
 from unicron import subjects
 from unicron.errors import BusUnavailableError, InvalidInputError
@@ -75,7 +75,7 @@ async def provision(js: JetStreamContext, replicas: int | None = None, lease_ttl
         lease_ttl_s: as for `streams`.
 
     Raises:
-        BusUnavailableError: JetStream does not answer.
+        BusUnavailableError: JetStream does not answer, or can't just now.
         InvalidInputError: a stream of that name exists and can't be turned into the declared one.
     """
     for stream in streams(replicas or 1, lease_ttl_s):
@@ -90,6 +90,10 @@ async def provision(js: JetStreamContext, replicas: int | None = None, lease_ttl
         except (NatsTimeoutError, NoRespondersError, ServiceUnavailableError) as error:
             raise BusUnavailableError(
                 f"JetStream does not answer ({error or 'timeout'}); start the server with JetStream enabled"
+            ) from error
+        except ServerError as error:  # for instance while the folder of a stream just deleted is being removed
+            raise BusUnavailableError(
+                f"stream {stream.name} can't be provisioned now: {error.description}; try again"
             ) from error
         except APIError as error:
             raise InvalidInputError(
