@@ -12,10 +12,9 @@ R = TypeVar("R", bound=Record)
 
 
 def _leaves(base: type[Message]) -> list[type[Message]]:
-    """All message types that cross the bus below `base`, by name."""
-    found = [base] if base not in {Message, commands.Command} else []
-    for child in base.__subclasses__():
-        found += _leaves(child)
+    """All message types that cross the bus below `base`, by name; what others stand on is none itself."""
+    children = base.__subclasses__()
+    found = [leaf for child in children for leaf in _leaves(child)] or [base]
     return sorted(set(found) - set(LOCAL), key=lambda kind: kind.__name__)
 
 

@@ -22,3 +22,11 @@ class ConflictError(UnicronError):
 
 class StaleTokenError(UnicronError):
     """A command carried a fencing token lower than one already seen."""
+
+
+class GroupBrokenError(RuntimeError, UnicronError):
+    """A collective, or the forming of a group, was interrupted or lost a peer: the membership can't go on."""
+
+
+class StateTransferError(RuntimeError, UnicronError):
+    """No source could hand over a state that has its checksum."""

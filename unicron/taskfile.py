@@ -19,7 +19,7 @@ from unicron.taskmodel import TABLE, read_model, read_table
 from unicron.taskvalues import BadValueError, items, whole, within, word
 
 REQUIRED = ("name", "command")
-FIELDS = tuple(field.name for field in msgspec.structs.fields(TaskSpec))
+FIELDS = tuple(field.name for field in msgspec.structs.fields(TaskSpec) if field.name != "layout")
 
 
 class TaskFile(NamedTuple):

@@ -33,8 +33,8 @@ from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron_agent import state_server
 from unicron_agent.chaos import break_something
 from unicron_agent.core import AgentCore, StallLimits, Worker
-from unicron_agent.meetings import Meetings
 from unicron_agent.network import interface_of, memory_dir, own_address
+from unicron_agent.rendezvous import RendezvousServer
 from unicron_agent.settings import AgentSettings
 from unicron_agent.supervisor import Supervisor
 
@@ -77,7 +77,7 @@ class Agent:
         await self._adopt()
         server = await asyncio.start_unix_server(self._serve_worker, socket_path)
         await self._await_adopted()
-        meetings, self._store = await Meetings().serve(self._host)
+        rendezvous, self._rendezvous = await RendezvousServer().serve(self._host)
         states, self._state_address = await state_server.serve(self._host, self._state_dir)
         await self._supervisor.start()
         await self._bus.serve(subjects.rpc(self._node), f"agent-{self._node}", self._on_query)
@@ -99,7 +99,7 @@ class Agent:
             await asyncio.gather(*jobs, return_exceptions=True)
             await states.stop(0)
             server.close()
-            meetings.close()
+            rendezvous.close()
             shutil.rmtree(self._state_dir, ignore_errors=True)
 
     def _join(self) -> None:
@@ -111,7 +111,7 @@ class Agent:
                 incarnation=self._core.incarnation,
                 host=self._host,
                 slots=self._slots,
-                store=self._store,
+                rendezvous=self._rendezvous,
                 state_server=self._state_address,
                 pid=os.getpid(),
                 workers=[worker.status() for worker in self._core.workers.values() if not worker.stopping],
@@ -270,7 +270,7 @@ class Agent:
             self._emit(fact, correlation if caused else "")
 
     async def _fetch_state(self, name: str, wanted: wire.FetchState) -> None:
-        self._tell(name, await state_server.obtain(self._state_dir, name, self._node, wanted))
+        self._tell(name, await state_server.obtain(self._state_dir, name, self._node, wanted.ref))
 
     def _on_exit(self, name: str, exit_code: int | None, number: int | None, stderr: list[str]) -> None:
         for fact in self._core.exited(name, exit_code, number, stderr):

@@ -21,7 +21,7 @@ from unicron.contracts.events import (
     WorkerReady,
     WorkerStalled,
 )
-from unicron.contracts.tasks import WorkerStatus
+from unicron.contracts.tasks import WorkerPhase, WorkerStatus
 from unicron.contracts.timings import period_of
 from unicron.contracts.worker import (
     Broken,
@@ -49,6 +49,10 @@ REPORTS: dict[type[ToAgent], type[Message]] = {
     Finished: WorkerFinished,
 }
 """What a worker says, and the fact that the agent makes of it: the same fields, and where it came from."""
+
+
+BUSY = frozenset({WorkerPhase.COMPUTE, WorkerPhase.REDUCE, WorkerPhase.STEP})
+"""Phases in which a worker is to make progress."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class Worker:
     iteration: int = -1
     rank: int = -1
     ready: bool = False
-    phase: str = "starting"
+    phase: WorkerPhase = WorkerPhase.STARTING
     done: int = 0
     moved_at: float = 0.0
     heard_at: float = 0.0
@@ -177,11 +181,12 @@ class AgentCore:
         return [
             Membership(
                 epoch=order.epoch,
-                store=order.store,
-                meeting=order.meeting,
+                rendezvous=order.rendezvous,
+                rendezvous_id=order.rendezvous_id,
                 rank=rank,
                 world_size=order.world_size,
                 member=member,
+                layout=order.layout,
             )
             for member, rank in zip(order.members, order.ranks, strict=False)
             if member.worker in self.workers
@@ -226,7 +231,7 @@ class AgentCore:
         """Return a fact for each worker that has made no progress for too long, once an iteration."""
         facts: list[Message] = []
         for worker in self.workers.values():
-            if worker.stopping or worker.interval_s is None or worker.phase not in {"compute", "reduce", "step"}:
+            if worker.stopping or worker.interval_s is None or worker.phase not in BUSY:
                 continue
             waited, silent = now - worker.moved_at, now - worker.heard_at
             usual = self.limits.factor * worker.interval_s
@@ -245,7 +250,7 @@ class AgentCore:
                     worker=worker.worker,
                     epoch=worker.epoch,
                     iteration=worker.iteration,
-                    phase="reduce" if worker.phase == "reduce" else "compute",
+                    phase=worker.phase if worker.phase == WorkerPhase.REDUCE else WorkerPhase.COMPUTE,
                     waited_s=waited,
                     limit_s=limit,
                     responsive=responsive,
@@ -261,19 +266,19 @@ def _note(worker: Worker, message: ToAgent, now: float) -> None:
             worker.epoch, worker.iteration, worker.ready = message.epoch, message.iteration, message.ready
             worker.moved_at = now
         case Ready():
-            worker.ready, worker.phase = True, "waiting"
+            worker.ready, worker.phase = True, WorkerPhase.WAITING
         case Progress():
             _move(worker, message, now)
         case Joined():
             worker.epoch, worker.iteration, worker.rank = message.epoch, message.iteration, message.rank
-            worker.phase, worker.moved_at = "compute", now
+            worker.phase, worker.moved_at = WorkerPhase.COMPUTE, now
         case Finished():
-            worker.finished, worker.phase = True, "finished"
+            worker.finished, worker.phase = True, WorkerPhase.FINISHED
 
 
 def _move(worker: Worker, message: Progress, now: float) -> None:
     """Note progress, and how long it took where that was a microbatch."""
-    if message.phase == "compute" and worker.phase == "compute" and message.done > worker.done:
+    if message.phase == worker.phase == WorkerPhase.COMPUTE and message.done > worker.done:
         took = now - worker.moved_at
         worker.interval_s = took if worker.interval_s is None else 0.9 * worker.interval_s + 0.1 * took
     worker.phase, worker.iteration, worker.done = message.phase, message.iteration, message.done

@@ -92,7 +92,7 @@ class Agent:
                 incarnation=self.core.incarnation,
                 host=self._machine.name,
                 slots=[Slot(index=index) for index in range(self._machine.slots)],
-                store=f"{self._machine.name}:1",
+                rendezvous=f"{self._machine.name}:1",
                 state_server=f"{self._machine.name}:2",
                 workers=[worker.status() for worker in self.core.workers.values() if not worker.stopping],
             )

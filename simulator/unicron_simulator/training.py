@@ -9,7 +9,7 @@ from collections import Counter
 from random import Random
 from typing import Any, NamedTuple, Protocol
 
-from unicron.contracts.tasks import TaskSpec
+from unicron.contracts.tasks import TaskSpec, WorkerPhase
 from unicron.contracts.worker import (
     NOWHERE,
     Broken,
@@ -250,14 +250,14 @@ class Trainer:
             self._open, self._done = True, set()
             self._buckets = [None] * BUCKETS
             self._todo = list(range(self._rank, self.spec.microbatches, self.size))
-            self._progress("compute")
+            self._progress(WorkerPhase.COMPUTE)
         while True:
             if self._newest.epoch > self.epoch:
                 await self._regroup()
             elif self._todo:
                 await self._pass(self._micro_s)
                 self._done.add(self._todo.pop(0))
-                self._progress("compute")
+                self._progress(WorkerPhase.COMPUTE)
             elif await self._reduce():
                 break
         await self._pass(0.005)
@@ -277,7 +277,7 @@ class Trainer:
         )
 
     async def _reduce(self) -> bool:
-        self._progress("reduce")
+        self._progress(WorkerPhase.REDUCE)
         try:
             for bucket in range(BUCKETS):
                 if self._buckets[bucket] is None:
@@ -296,7 +296,7 @@ class Trainer:
             return False
         return True
 
-    def _progress(self, phase: str) -> None:
+    def _progress(self, phase: WorkerPhase) -> None:
         self._say(Progress(iteration=self.iteration, phase=phase, done=len(self._done)))
 
     def _report(self, error: GroupBrokenError) -> None:
@@ -310,7 +310,7 @@ class Trainer:
         self.computes = False
         began = asyncio.get_running_loop().time()
         while True:
-            self._progress("waiting")
+            self._progress(WorkerPhase.WAITING)
             while self._newest.epoch <= self.epoch:
                 self._changed.clear()
                 await self._changed.wait()
@@ -323,7 +323,7 @@ class Trainer:
             self._told_epoch, self._told_iteration, self.computes = self.epoch, self.iteration, True
             self._book.joined(self, joined, established=established)
             self._say(_timed(joined, asyncio.get_running_loop().time() - began))
-            self._progress("compute")
+            self._progress(WorkerPhase.COMPUTE)
             return
 
     async def _join(self, membership: Membership) -> tuple[Joined, bool]:
@@ -331,7 +331,7 @@ class Trainer:
         self.epoch, self._rank, self.size = membership.epoch, membership.rank, membership.world_size
         self._group = Group(1)
         await self._meet()
-        group = self.host.meeting(membership.store, f"{membership.meeting}-{membership.epoch}", self.size)
+        group = self.host.meeting(membership.rendezvous, f"{membership.rendezvous_id}-{membership.epoch}", self.size)
         if group is None:
             raise GroupBrokenError("the meeting place refused the connection")
         self._group = group

@@ -8,7 +8,7 @@ import textwrap
 import time
 
 import pytest
-from unicron_agent.meetings import Meetings
+from unicron_agent.rendezvous import RendezvousServer
 
 RANK = """
     import json, os, random, sys, threading, time
@@ -55,10 +55,10 @@ RANK = """
 
 
 async def run_ranks(tmp_path, script, count, *arguments):
-    """Run `count` processes of the script that meet at a real meeting place; return what each printed."""
+    """Run `count` processes of the script that meet at a real rendezvous; return what each printed."""
     path = tmp_path / "rank.py"
     path.write_text(textwrap.dedent(script))
-    server, address = await Meetings().serve("127.0.0.1")
+    server, address = await RendezvousServer().serve("127.0.0.1")
     processes = [
         await asyncio.create_subprocess_exec(
             sys.executable,

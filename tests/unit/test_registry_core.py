@@ -35,12 +35,12 @@ SPEC = TaskSpec(
 
 
 def joined(node="node-1", incarnation="a", at=1.0, **fields):
-    fields = {"host": "10.0.0.1", "slots": SLOTS, "store": "10.0.0.1:7", "state_server": "10.0.0.1:8"} | fields
+    fields = {"host": "10.0.0.1", "slots": SLOTS, "rendezvous": "10.0.0.1:7", "state_server": "10.0.0.1:8"} | fields
     return NodeJoined(node=node, incarnation=incarnation, source=node, at=at, id=f"{node}-{incarnation}", **fields)
 
 
 def admitted(node="node-1", incarnation="a", **fields):
-    fields = {"host": "10.0.0.1", "slots": SLOTS, "store": "10.0.0.1:7", "state_server": "10.0.0.1:8"} | fields
+    fields = {"host": "10.0.0.1", "slots": SLOTS, "rendezvous": "10.0.0.1:7", "state_server": "10.0.0.1:8"} | fields
     return NodeAdmitted(node=node, incarnation=incarnation, **fields)
 
 

@@ -60,7 +60,7 @@ class Scene:
             incarnation=incarnation,
             host=node,
             slots=[Slot(index=0), Slot(index=1)],
-            store=f"{node}:1",
+            rendezvous=f"{node}:1",
             state_server=f"{node}:2",
             workers=list(workers),
         )
@@ -118,13 +118,13 @@ def failure(severity, **fields):
 def members(out):
     """Return the workers of the one new membership in rank order; each node must have been told of its own ones."""
     orders = of(Regroup, out)
-    assert len({(order.epoch, order.meeting, order.world_size, order.store) for order in orders}) == 1
+    assert len({(order.epoch, order.rendezvous_id, order.world_size, order.rendezvous) for order in orders}) == 1
     assert len({order.node for order in orders}) == len(orders)
     assert all(member.node == order.node for order in orders for member in order.members)
     assert {order.token for order in orders} == {7}
     ranks = dict(sorted((rank, m.worker) for o in orders for rank, m in zip(o.ranks, o.members, strict=True)))
     assert list(ranks) == list(range(orders[0].world_size))
-    assert orders[0].meeting == ranks[0]
+    assert orders[0].rendezvous_id == ranks[0]
     return list(ranks.values())
 
 
@@ -139,7 +139,7 @@ def test_a_new_task_starts_its_workers_and_groups_them_when_all_are_ready():
     assert of(Regroup, scene.ready("a", "a-1")) == []
     out = scene.ready("a", "a-2")
     assert members(out) == ["a-1", "a-2"]
-    assert of(Regroup, out)[0].store == "n1:1"
+    assert of(Regroup, out)[0].rendezvous == "n1:1"
     out = scene.join("a")
     assert of(TaskStateChanged, out)[0].state is TaskState.RUNNING
     assert [recovered.workers for recovered in of(TaskRecovered, out)] == [2]

@@ -42,7 +42,8 @@ COMMON = {
     "worker": "Unique name of the worker process.",
     "incarnation": "Differs for each start of the agent.",
     "host": "Address at which other nodes reach this one.",
-    "store": "host:port of the node's TCPStore, where ranks meet.",
+    "rendezvous": "host:port of the node's rendezvous, where ranks find one another.",
+    "layout": "How the workers share model and data; `replicas` of a task file is ignored.",
     "state_server": "host:port of the agent's gRPC state server.",
     "workers": "Number of workers, or the workers that live on the node.",
     "pid": "Process id on its node.",
@@ -169,7 +170,7 @@ def _fields(kind: type, leave_out: type | None = None) -> list[Field]:
     for field in msgspec.structs.fields(kind):
         if field.name not in skipped:
             default = "required" if field.required else _default(field)
-            found.append(Field(field.name, _type_name(hints[field.name]), default, texts.get(field.name, "")))
+            found.append(Field(field.encode_name, _type_name(hints[field.name]), default, texts.get(field.name, "")))
     return found
 
 

@@ -37,7 +37,7 @@ VALUES: dict[str, Any] = {
     "pid": 4711,
     "incarnation": "3f9a61c2",
     "host": "10.0.0.11",
-    "store": "10.0.0.11:29400",
+    "rendezvous": "10.0.0.11:29400",
     "state_server": "10.0.0.11:29401",
     "exit_code": None,
     "signal": 9,

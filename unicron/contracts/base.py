@@ -1,5 +1,6 @@
 """What every message carries, and how one message descends from another."""
 
+from enum import StrEnum
 from hashlib import blake2b
 from typing import Self
 
@@ -8,6 +9,17 @@ import msgspec
 
 class Record(msgspec.Struct, kw_only=True, frozen=True):
     """A value inside messages. Fields are only ever added, with defaults."""
+
+
+class Word(StrEnum):
+    """A closed set of words that travels as text; what a newer sender says beyond it is read as `UNKNOWN`.
+
+    Every set of words has that member, as "unknown".
+    """
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Word | None":
+        return cls("unknown") if isinstance(value, str) and value != "unknown" else None
 
 
 class Message(Record, tag_field="type", tag=True, kw_only=True, frozen=True):

@@ -4,8 +4,10 @@ Every command names its target node and carries the sender's fencing token; an a
 highest it has seen.
 """
 
+import msgspec
+
 from unicron.contracts.base import Message
-from unicron.contracts.tasks import Member, TaskSpec
+from unicron.contracts.tasks import Member, ParallelLayout, TaskSpec
 
 
 class Command(Message, kw_only=True, frozen=True):
@@ -44,20 +46,22 @@ class Regroup(Command, kw_only=True, frozen=True):
     """Form epoch `epoch` of the task's membership; interrupts whatever the workers wait for.
 
     Each node is told of its own members only: what all nodes are told together grows with the membership, not with its
-    square. The others meet them under the name `meeting`.
+    square. The others find them under `rendezvous_id`.
 
     Attributes:
-        store: host:port of the meeting place at which the ranks find one another.
-        meeting: name of their meeting there; with the epoch it is unique.
+        rendezvous: host:port of the agent at which the ranks find one another.
+        rendezvous_id: under which they do; with the epoch it is unique.
         world_size: of the whole membership.
         members: those on this node.
         ranks: of each of `members`.
+        layout: of the whole membership; with a rank it says which replica and place that is.
     """
 
     task: str
     epoch: int
-    store: str
+    rendezvous: str = msgspec.field(name="store")
     members: list[Member]
-    meeting: str = ""
+    rendezvous_id: str = msgspec.field(name="meeting", default="")
     world_size: int = 0
     ranks: list[int] = []
+    layout: ParallelLayout = ParallelLayout()

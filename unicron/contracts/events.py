@@ -2,9 +2,11 @@
 
 from enum import IntEnum
 
+import msgspec
+
 from unicron.contracts.base import Message
 from unicron.contracts.plans import Plan
-from unicron.contracts.tasks import Member, Slot, TaskSpec, TaskState, WorkerStatus
+from unicron.contracts.tasks import Breakage, Member, Slot, TaskSpec, TaskState, WorkerPhase, WorkerStatus
 from unicron.contracts.timings import Op
 
 
@@ -19,6 +21,15 @@ class Severity(IntEnum):
     """Reattempt in place."""
 
 
+class WorkerFact(Message, kw_only=True, frozen=True):
+    """Base of what is told of one worker process: its name, its task, and the slot that it runs in."""
+
+    node: str
+    slot: int
+    task: str
+    worker: str
+
+
 # --- from agents -----------------------------------------------------------------------------------------------------
 
 
@@ -28,7 +39,7 @@ class NodeJoined(Message, kw_only=True, frozen=True):
     Attributes:
         incarnation: differs for each start of the agent.
         host: address at which other nodes reach this one.
-        store: host:port of the node's meeting place, where the ranks of a membership find one another.
+        rendezvous: host:port of the node's rendezvous, where the ranks of a membership find one another.
         state_server: host:port of the gRPC state server.
         workers: living workers that the agent found and adopted.
     """
@@ -37,7 +48,7 @@ class NodeJoined(Message, kw_only=True, frozen=True):
     incarnation: str
     host: str
     slots: list[Slot]
-    store: str = ""
+    rendezvous: str = msgspec.field(name="store", default="")
     state_server: str = ""
     pid: int = 0
     workers: list[WorkerStatus] = []
@@ -50,17 +61,13 @@ class NodeLeft(Message, kw_only=True, frozen=True):
     incarnation: str
 
 
-class WorkerReady(Message, kw_only=True, frozen=True):
+class WorkerReady(WorkerFact, kw_only=True, frozen=True):
     """A worker has built its model and waits for a membership."""
 
-    node: str
-    slot: int
-    task: str
-    worker: str
     pid: int
 
 
-class WorkerExited(Message, kw_only=True, frozen=True):
+class WorkerExited(WorkerFact, kw_only=True, frozen=True):
     """A worker process ended.
 
     Attributes:
@@ -73,10 +80,6 @@ class WorkerExited(Message, kw_only=True, frozen=True):
         stderr: its last lines of output.
     """
 
-    node: str
-    slot: int
-    task: str
-    worker: str
     exit_code: int | None = None
     signal: int | None = None
     expected: bool = False
@@ -86,7 +89,7 @@ class WorkerExited(Message, kw_only=True, frozen=True):
     stderr: list[str] = []
 
 
-class WorkerRaised(Message, kw_only=True, frozen=True):
+class WorkerRaised(WorkerFact, kw_only=True, frozen=True):
     """An exception left a worker's script; the process is about to exit.
 
     Attributes:
@@ -94,51 +97,44 @@ class WorkerRaised(Message, kw_only=True, frozen=True):
         text: its message.
     """
 
-    node: str
-    slot: int
-    task: str
-    worker: str
     iteration: int
     exception: str
     text: str
     traceback: str
 
 
-class CollectiveFailed(Message, kw_only=True, frozen=True):
-    """A worker's collective broke (a peer died, or the link did); it waits for a new membership."""
+class CollectiveFailed(WorkerFact, kw_only=True, frozen=True):
+    """A worker can't go on in its membership and waits for a new one.
 
-    node: str
-    slot: int
-    task: str
-    worker: str
+    Attributes:
+        broke: what it was that broke.
+    """
+
     epoch: int
     iteration: int
     error: str
+    broke: Breakage = Breakage.GROUP
 
 
-class WorkerStalled(Message, kw_only=True, frozen=True):
+class WorkerStalled(WorkerFact, kw_only=True, frozen=True):
     """A worker made no progress for longer than its limit.
 
     Attributes:
-        phase: "compute" or "reduce".
+        phase: `COMPUTE` or `REDUCE`.
         waited_s: seconds since its last sign of progress.
         limit_s: what was allowed: three times its usual microbatch, with a floor.
         responsive: whether its control thread still answers.
     """
 
-    node: str
-    slot: int
-    task: str
-    worker: str
     epoch: int
     iteration: int
-    phase: str
+    phase: WorkerPhase
     waited_s: float
     limit_s: float
     responsive: bool
 
 
-class Regrouped(Message, kw_only=True, frozen=True):
+class Regrouped(WorkerFact, kw_only=True, frozen=True):
     """A worker is in a new membership and computes again.
 
     Attributes:
@@ -149,10 +145,6 @@ class Regrouped(Message, kw_only=True, frozen=True):
         seconds: from the interruption to the new group ready.
     """
 
-    node: str
-    slot: int
-    task: str
-    worker: str
     epoch: int
     rank: int
     world_size: int
@@ -163,13 +155,9 @@ class Regrouped(Message, kw_only=True, frozen=True):
     seconds: float = 0.0
 
 
-class WorkerFinished(Message, kw_only=True, frozen=True):
+class WorkerFinished(WorkerFact, kw_only=True, frozen=True):
     """A worker is through its last iteration."""
 
-    node: str
-    slot: int
-    task: str
-    worker: str
     iterations: int
 
 
@@ -193,7 +181,7 @@ class NodeHeartbeat(Message, kw_only=True, frozen=True):
     incarnation: str
 
 
-class IterationFinished(Message, kw_only=True, frozen=True):
+class IterationFinished(WorkerFact, kw_only=True, frozen=True):
     """Rank 0 of a task finished an iteration.
 
     Attributes:
@@ -201,10 +189,6 @@ class IterationFinished(Message, kw_only=True, frozen=True):
         loss: mean over the global batch.
     """
 
-    node: str
-    slot: int
-    task: str
-    worker: str
     epoch: int
     iteration: int
     world_size: int
@@ -212,7 +196,7 @@ class IterationFinished(Message, kw_only=True, frozen=True):
     loss: float
 
 
-class StepTimed(Message, kw_only=True, frozen=True):
+class StepTimed(WorkerFact, kw_only=True, frozen=True):
     """What one rank did when in one iteration; of a sampled share of the iterations, and of all ranks.
 
     Attributes:
@@ -220,10 +204,6 @@ class StepTimed(Message, kw_only=True, frozen=True):
         ops: in the order in which they began.
     """
 
-    node: str
-    slot: int
-    task: str
-    worker: str
     epoch: int
     iteration: int
     rank: int
@@ -246,7 +226,7 @@ class NodeAdmitted(Message, kw_only=True, frozen=True):
     incarnation: str
     host: str
     slots: list[Slot]
-    store: str = ""
+    rendezvous: str = msgspec.field(name="store", default="")
     state_server: str = ""
     workers: list[WorkerStatus] = []
     returned: bool = False

@@ -1,7 +1,7 @@
 """Plans: which task runs where, and why."""
 
 from unicron.contracts.base import Record
-from unicron.contracts.tasks import SlotRef
+from unicron.contracts.tasks import ParallelLayout, SlotRef
 
 
 class TaskShare(Record, kw_only=True, frozen=True):
@@ -13,6 +13,7 @@ class TaskShare(Record, kw_only=True, frozen=True):
         before: workers it had before.
         waf_before: F(t, x), what it was expected to earn with them.
         reason: why it waits, where it does.
+        layout: of the workers in `slots`.
     """
 
     task: str
@@ -21,6 +22,7 @@ class TaskShare(Record, kw_only=True, frozen=True):
     before: int = 0
     waf_before: float = 0.0
     reason: str = ""
+    layout: ParallelLayout = ParallelLayout(replicas=0)
 
 
 class Plan(Record, kw_only=True, frozen=True):

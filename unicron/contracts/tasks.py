@@ -1,8 +1,65 @@
 """Tasks, nodes, slots and workers: the nouns of every message."""
 
+import math
 from enum import StrEnum
+from typing import NamedTuple
 
-from unicron.contracts.base import Record
+from unicron.contracts.base import Record, Word
+
+
+class Seat(NamedTuple):
+    """Where a worker sits in a task's layout.
+
+    Attributes:
+        replica: which copy of the model it helps to hold, from 0.
+        place: which part of the model it holds, from 0; workers with the same place of different replicas hold the
+            same state.
+    """
+
+    replica: int
+    place: int
+
+
+class ParallelLayout(Record, kw_only=True, frozen=True):
+    """How the workers of a task share the model and the data.
+
+    A *replica* is the smallest set of workers that holds the whole model once: tensor x pipeline x shard workers. Only
+    the number of replicas changes while a task runs; the shape of a replica changes by a plan alone.
+
+    Attributes:
+        tensor: degree of tensor parallelism.
+        pipeline: stages of the pipeline.
+        shard: ranks over which a replica's parameters are sharded (FSDP).
+        replicas: degree of data parallelism.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    shard: int = 1
+    replicas: int = 1
+
+    @property
+    def replica_workers(self) -> int:
+        """Workers of one replica, which is also the number of places."""
+        return self.tensor * self.pipeline * self.shard
+
+    @property
+    def workers(self) -> int:
+        """Workers of all replicas."""
+        return self.replica_workers * self.replicas
+
+    def seat(self, rank: int) -> Seat:
+        """Return where `rank` sits: ranks count the places of one replica after the other's."""
+        return Seat(*divmod(rank, self.replica_workers))
+
+    def with_workers(self, workers: int) -> "ParallelLayout":
+        """Return this shape with as many whole replicas as `workers` make."""
+        return ParallelLayout(
+            tensor=self.tensor,
+            pipeline=self.pipeline,
+            shard=self.shard,
+            replicas=workers // self.replica_workers,
+        )
 
 
 class Slot(Record, kw_only=True, frozen=True):
@@ -76,6 +133,7 @@ class TaskSpec(Record, kw_only=True, frozen=True):
         flops_per_iteration: model FLOPs of one iteration, which turns measured iteration times into FLOP/s.
         throughput: T(t, x), workers -> achieved aggregate FLOP/s; empty where unknown.
         model: what is trained, where T(t, x) is to be calculated for sizes that nobody measured.
+        layout: shape of one replica; how many replicas there are is for the plan to say.
     """
 
     name: str
@@ -91,12 +149,13 @@ class TaskSpec(Record, kw_only=True, frozen=True):
     flops_per_iteration: float = 1.0
     throughput: dict[int, float] = {}
     model: ModelSpec | None = None
+    layout: ParallelLayout = ParallelLayout()
 
     @property
     def sizes(self) -> range:
-        """Worker counts that are allowed, ascending."""
-        first = -(-self.min_workers // self.unit) * self.unit
-        return range(first, self.max_workers + 1, self.unit)
+        """Worker counts that are allowed, ascending: whole replicas, in multiples of `unit`."""
+        step = math.lcm(self.unit, self.layout.replica_workers)
+        return range(-(-self.min_workers // step) * step, self.max_workers + 1, step)
 
 
 class TaskState(StrEnum):
@@ -124,6 +183,31 @@ class NodeState(StrEnum):
     DRAINING = "draining"
     LOST = "lost"
     LEFT = "left"
+
+
+class WorkerPhase(Word):
+    """What a worker process is doing."""
+
+    STARTING = "starting"
+    """Building its model."""
+    WAITING = "waiting"
+    """For a membership, or for a state."""
+    COMPUTE = "compute"
+    REDUCE = "reduce"
+    STEP = "step"
+    """Updating its parameters."""
+    FINISHED = "finished"
+    UNKNOWN = "unknown"
+
+
+class Breakage(Word):
+    """What broke under a worker that waits for a new membership."""
+
+    GROUP = "group"
+    """A collective or the forming of a group: a peer or a link is gone."""
+    STATE = "state"
+    """No source could hand over the state that it needs."""
+    UNKNOWN = "unknown"
 
 
 class WorkerStatus(Record, kw_only=True, frozen=True):

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from unicron.contracts.base import Record
-from unicron.contracts.tasks import Member
+from unicron.contracts.states import StateRef
+from unicron.contracts.tasks import Breakage, Member, ParallelLayout, WorkerPhase
 from unicron.contracts.timings import Op
 from unicron.errors import InvalidInputError
 
@@ -40,12 +41,11 @@ class Progress(ToAgent, kw_only=True, frozen=True):
     """A sign of progress.
 
     Attributes:
-        phase: "compute", "reduce", "step" or "waiting" (for a membership or a state).
         done: microbatches of this iteration that this worker has finished.
     """
 
     iteration: int
-    phase: str
+    phase: WorkerPhase
     done: int
 
 
@@ -85,11 +85,12 @@ class Joined(ToAgent, kw_only=True, frozen=True):
 
 
 class Broken(ToAgent, kw_only=True, frozen=True):
-    """A collective failed, and no newer membership is known yet."""
+    """The membership can't go on, and no newer one is known yet; fields as in `events.CollectiveFailed`."""
 
     epoch: int
     iteration: int
     error: str
+    broke: Breakage = Breakage.GROUP
 
 
 class Raised(ToAgent, kw_only=True, frozen=True):
@@ -108,10 +109,9 @@ class Finished(ToAgent, kw_only=True, frozen=True):
 
 
 class FetchState(ToAgent, kw_only=True, frozen=True):
-    """Please fetch the state that `source` has exported under `key`."""
+    """Please fetch the state `ref`."""
 
-    key: str
-    source: Member
+    ref: StateRef
 
 
 class Pong(ToAgent, kw_only=True, frozen=True):
@@ -126,28 +126,37 @@ class Membership(ToWorker, kw_only=True, frozen=True):
     """A worker's place in a new epoch; interrupts whatever it waits for.
 
     Attributes:
-        store, meeting, world_size: as in `commands.Regroup`.
+        rendezvous, rendezvous_id, world_size, layout: as in `commands.Regroup`.
         member: the worker itself, as others need to know it to take its state.
     """
 
     epoch: int
-    store: str
-    meeting: str
+    rendezvous: str = msgspec.field(name="store")
+    rendezvous_id: str = msgspec.field(name="meeting")
     rank: int
     world_size: int
     member: Member
+    layout: ParallelLayout = ParallelLayout()
 
 
-NOWHERE = Membership(epoch=-1, store="", meeting="", rank=0, world_size=0, member=Member(worker="", node="", slot=0))
+NOWHERE = Membership(
+    epoch=-1, rendezvous="", rendezvous_id="", rank=0, world_size=0, member=Member(worker="", node="", slot=0)
+)
 """Where a worker is before its first membership."""
 
 
 class StateFetched(ToWorker, kw_only=True, frozen=True):
-    """The state for `key` lies at `path`, checked; or `error` says why not."""
+    """The state `name` lies at `path`, checked against its checksum; or `error` says why not.
 
-    key: str
+    Attributes:
+        name: of the `StateRef`'s location.
+        own: the file is the asker's to remove; else it is the holder's.
+    """
+
+    name: str
     path: str = ""
     error: str = ""
+    own: bool = False
 
 
 class Sample(ToWorker, kw_only=True, frozen=True):
@@ -172,22 +181,22 @@ _to_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
 )
 
 
-class ToMeeting(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
-    """Base of what a rank says at the meeting place of its membership, over TCP."""
+class ToRendezvous(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
+    """Base of what a rank says at the rendezvous of its membership, over TCP."""
 
 
-class Put(ToMeeting, kw_only=True, frozen=True):
-    """Leave `value` under `key` for the others at `meeting`."""
+class Put(ToRendezvous, kw_only=True, frozen=True):
+    """Leave `value` under `key` for the others at the rendezvous `rendezvous_id`."""
 
-    meeting: str
+    rendezvous_id: str = msgspec.field(name="meeting")
     key: str
     value: bytes
 
 
-class Take(ToMeeting, kw_only=True, frozen=True):
+class Take(ToRendezvous, kw_only=True, frozen=True):
     """Wait until somebody has put each of `keys`; the answer is a `Taken`."""
 
-    meeting: str
+    rendezvous_id: str = msgspec.field(name="meeting")
     keys: list[str]
 
 
@@ -197,11 +206,11 @@ class Taken(Record, kw_only=True, frozen=True):
     values: list[bytes]
 
 
-_to_meeting: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Put | Take)
+_to_rendezvous: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Put | Take)
 _taken: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Taken)
 
 
-def frame(message: ToAgent | ToWorker | ToMeeting | Taken) -> bytes:
+def frame(message: ToAgent | ToWorker | ToRendezvous | Taken) -> bytes:
     """Return `message` as it travels."""
     data = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(data)) + data
@@ -237,17 +246,17 @@ def to_worker(data: bytes) -> ToWorker:
     return _checked(_to_worker, data)  # type: ignore[no-any-return]
 
 
-def to_meeting(data: bytes) -> ToMeeting:
-    """Decode what a rank said at a meeting place.
+def to_rendezvous(data: bytes) -> ToRendezvous:
+    """Decode what a rank said at a rendezvous.
 
     Raises:
         InvalidInputError: it is no such message.
     """
-    return _checked(_to_meeting, data)  # type: ignore[no-any-return]
+    return _checked(_to_rendezvous, data)  # type: ignore[no-any-return]
 
 
 def taken(data: bytes) -> Taken:
-    """Decode a meeting place's answer.
+    """Decode a rendezvous's answer.
 
     Raises:
         InvalidInputError: it is no such message.

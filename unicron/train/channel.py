@@ -95,11 +95,11 @@ class Channel:
             self._changed.wait_for(lambda: self._membership.epoch > above)
             return self._membership
 
-    def await_state(self, key: str, epoch: int) -> StateFetched:
-        """Block until the agent has fetched the state `key`, or a membership newer than `epoch` makes it pointless."""
+    def await_state(self, name: str, epoch: int) -> StateFetched:
+        """Block until the agent has fetched the state `name`, or a membership newer than `epoch` makes it pointless."""
         with self._changed:
-            self._changed.wait_for(lambda: key in self._fetched or self._membership.epoch > epoch)
-            return self._fetched.pop(key, StateFetched(key=key, error="a newer membership came"))
+            self._changed.wait_for(lambda: name in self._fetched or self._membership.epoch > epoch)
+            return self._fetched.pop(name, StateFetched(name=name, error="a newer membership came"))
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class Channel:
                     self._changed.notify_all()
             case StateFetched():
                 with self._changed:
-                    self._fetched[message.key] = message
+                    self._fetched[message.name] = message
                     self._changed.notify_all()
             case Sample():
                 self.period = message.period

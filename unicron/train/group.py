@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Work
 
-from unicron.train.meeting import Meeting
+from unicron.train.rendezvous import Rendezvous
 
 FOREVER = timedelta(minutes=30)
 """Nobody waits for a timeout: blocked calls are woken by `abort_below`."""
@@ -47,17 +47,17 @@ class Group:
         self._aborted_at: float | None = None
         self._older: frozenset[str] = frozenset()
         self._own: frozenset[str] | None = frozenset()
-        self._meeting: Meeting | None = None
+        self._rendezvous: Rendezvous | None = None
         self.epoch = -1
         self.rank = 0
         self.world_size = 1
         atexit.register(self._close)
 
-    def form(self, meeting: str, name: str, epoch: int, rank: int, world_size: int) -> None:
-        """Meet the other ranks of `name` at `meeting` (host:port) as `rank` of `world_size`.
+    def form(self, rendezvous: str, name: str, epoch: int, rank: int, world_size: int) -> None:
+        """Meet the other ranks of `name` at `rendezvous` (host:port) as `rank` of `world_size`.
 
         Raises:
-            RuntimeError: interrupted by `abort_below`, or the meeting place or a peer was lost meanwhile.
+            RuntimeError: interrupted by `abort_below`, or the rendezvous or a peer was lost meanwhile.
         """
         self.leave()
         with self._lock:
@@ -65,15 +65,15 @@ class Group:
             self._older, self._own, self._aborted_at = frozenset(_sockets()), None, None
         # the name keeps tasks and epochs apart: a rank that was stopped and goes on meets nobody
         try:
-            self._meeting = Meeting(meeting, f"{name}-{epoch}")
-            self._meeting.set(f"here-{rank}", "")
-            self._meeting.wait([f"here-{other}" for other in range(world_size)])
-            self._backend = self._connect(self._meeting)
+            self._rendezvous = Rendezvous(rendezvous, f"{name}-{epoch}")
+            self._rendezvous.set(f"here-{rank}", "")
+            self._rendezvous.wait([f"here-{other}" for other in range(world_size)])
+            self._backend = self._connect(self._rendezvous)
         finally:
             with self._lock:
                 self._own = frozenset(_sockets()) - self._older
 
-    def _connect(self, meeting: Meeting) -> Any:
+    def _connect(self, rendezvous: Rendezvous) -> Any:
         """Make the group in a thread that can be left behind.
 
         Who waits for a peer to connect has no connection yet that could be shut down: an interrupted rank goes on
@@ -84,7 +84,7 @@ class Group:
 
         def make() -> None:
             try:
-                made.append(self._make(meeting, self.rank, self.world_size))
+                made.append(self._make(rendezvous, self.rank, self.world_size))
             except RuntimeError as error:
                 failed.append(error)
 
@@ -98,14 +98,14 @@ class Group:
             raise failed[0]
         return made[0]
 
-    def _make(self, meeting: Meeting, rank: int, world_size: int) -> Any:
+    def _make(self, rendezvous: Rendezvous, rank: int, world_size: int) -> Any:
         if self._device.type == "cuda":
             from torch._C._distributed_c10d import ProcessGroupNCCL  # noqa: PLC0415 only builds with CUDA have it
 
             options = ProcessGroupNCCL.Options()
             options._timeout = FOREVER  # noqa: SLF001 torch has no other name for it
-            return ProcessGroupNCCL(meeting, rank, world_size, options)
-        group = ProcessGroupGloo(meeting, rank, world_size, timeout=CONNECT)
+            return ProcessGroupNCCL(rendezvous, rank, world_size, options)
+        group = ProcessGroupGloo(rendezvous, rank, world_size, timeout=CONNECT)
         group._set_default_timeout(FOREVER)  # noqa: SLF001 likewise
         return group
 
@@ -135,7 +135,7 @@ class Group:
             return True
 
     def tell(self, key: str, value: bytes) -> None:
-        """Leave a value for the other ranks at the meeting place.
+        """Leave a value for the other ranks at the rendezvous.
 
         Raises:
             RuntimeError: it is gone, or there is no group.
@@ -143,10 +143,10 @@ class Group:
         self._met.set(key, value)
 
     def ask(self, key: str) -> bytes:
-        """Wait for a value that another rank leaves at the meeting place, and return it.
+        """Wait for a value that another rank leaves at the rendezvous, and return it.
 
         Raises:
-            RuntimeError: interrupted by `abort_below`, or the meeting place is gone.
+            RuntimeError: interrupted by `abort_below`, or the rendezvous is gone.
         """
         return self._met.get(key)
 
@@ -206,10 +206,10 @@ class Group:
         return True
 
     @property
-    def _met(self) -> Meeting:
-        if self._meeting is None:
-            raise RuntimeError("there is no meeting")
-        return self._meeting
+    def _met(self) -> Rendezvous:
+        if self._rendezvous is None:
+            raise RuntimeError("there is no rendezvous")
+        return self._rendezvous
 
     @property
     def _group(self) -> Any:

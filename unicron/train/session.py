@@ -14,7 +14,6 @@ or anything before it is interrupted by a fault it regroups and hands the loop f
 rank. So an iteration is finished by whoever is left, exactly once.
 """
 
-import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -24,8 +23,10 @@ from typing import Any
 import msgspec
 import torch
 
-from unicron.contracts.tasks import Member
+from unicron.contracts.states import StateRef
+from unicron.contracts.tasks import WorkerPhase
 from unicron.contracts.worker import Broken, Finished, Iterated, Joined, Membership, Progress, Ready
+from unicron.errors import StateTransferError
 from unicron.train import channel as channels
 from unicron.train import redistribute, state
 from unicron.train.gradients import Gradients
@@ -144,13 +145,13 @@ class Session:
         self._gradients.accumulate(loss)
         self._recorder.stop()
         self._done.add(self._todo.pop(0))
-        self._progress("compute")
+        self._progress(WorkerPhase.COMPUTE)
 
     def step(self) -> None:
         """Update the parameters. Does nothing where this rank fell behind and is about to take a newer state."""
         if self._behind:
             return
-        self._progress("step")
+        self._progress(WorkerPhase.STEP)
         optimizer = self._protected["optimizer"]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -180,7 +181,7 @@ class Session:
         self._done = set()
         self._todo = list(range(self.rank, self.per_iteration, self.world_size))
         self._recorder.begin(self.iteration, self._channel.period if self._channel else 0)
-        self._progress("compute")
+        self._progress(WorkerPhase.COMPUTE)
 
     def _begin(self, microbatch: int) -> int:
         text = f"{self.seed}:{self.iteration}:{microbatch}".encode()
@@ -193,7 +194,7 @@ class Session:
         if self._collection.due(self.iteration):
             self._recorder.start(GC)  # before the reduce: ranks that wait there anyway lose no time by it
             self._collection.collect(self.iteration)
-        self._progress("reduce")
+        self._progress(WorkerPhase.REDUCE)
         self._recorder.start(REDUCE)
         try:
             self._gradients.reduce(self._group)
@@ -207,7 +208,7 @@ class Session:
     def _newer(self) -> bool:
         return self._channel is not None and self._channel.newest.epoch > self._group.epoch
 
-    def _progress(self, phase: str) -> None:
+    def _progress(self, phase: WorkerPhase) -> None:
         if self._channel is not None:
             self._channel.send(Progress(iteration=self.iteration, phase=phase, done=len(self._done)))
 
@@ -225,7 +226,7 @@ class Session:
         if channel is None:
             raise RuntimeError("a collective failed outside a cluster")
         while True:
-            self._progress("waiting")
+            self._progress(WorkerPhase.WAITING)
             membership = channel.await_membership(self._group.epoch)
             try:
                 joined = self._join(membership)
@@ -234,7 +235,7 @@ class Session:
                 continue
             channel.epoch, channel.iteration = membership.epoch, joined.iteration
             channel.send(msgspec.structs.replace(joined, seconds=time.monotonic() - broke))
-            self._progress("compute")
+            self._progress(WorkerPhase.COMPUTE)
             return
 
     def _join(self, membership: Membership) -> Joined:
@@ -244,7 +245,7 @@ class Session:
             RuntimeError: interrupted, or a peer was lost.
         """
         rank, world_size = membership.rank, membership.world_size
-        self._group.form(membership.store, membership.meeting, membership.epoch, rank, world_size)
+        self._group.form(membership.rendezvous, membership.rendezvous_id, membership.epoch, rank, world_size)
         node = int.from_bytes(blake2b(membership.member.node.encode(), digest_size=7).digest())
         rows = self._group.all_gather(self._progress_row(node))
         count = len(self._gradients.finished)
@@ -282,31 +283,33 @@ class Session:
         for attempt in range(max((len(sources) for sources in plan.sources), default=0)):
             if not missing:
                 break
-            exported = f"{membership.epoch}-{attempt}"
             givers = {plan.sources[needer][attempt] for needer in missing}
-            path = state.path_of(exported, membership.member.worker)
+            given: StateRef | None = None
             if rank in givers:
-                self._progress("waiting")
-                self._group.tell(f"holder-{rank}", msgspec.msgpack.encode(membership.member))
-                state.export(path, self.iteration, self._protected, self._pending)
+                self._progress(WorkerPhase.WAITING)
+                place = membership.layout.seat(rank).place
+                given = state.export(
+                    membership.member, membership.epoch, place, self.iteration, self._protected, self._pending
+                )
+                self._group.tell(f"holder-{rank}", msgspec.msgpack.encode(given))
             got = False
             if rank in missing:
                 told = self._group.ask(f"holder-{plan.sources[rank][attempt]}")
-                source = msgspec.msgpack.decode(told, type=Member)
-                got = self._take_state(exported, source, plan.iteration, membership.epoch)
-                taken = source.worker if got else ""
+                ref = msgspec.msgpack.decode(told, type=StateRef)
+                got = self._take_state(ref, plan.iteration, membership.epoch)
+                taken = ref.location.worker if got else ""
             rows = self._group.all_gather(torch.tensor([int(rank not in missing or got)]))
             missing = {r for r in missing if not rows[r].item()}
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
+            if given is not None:
+                state.path_of(given.location).unlink(missing_ok=True)
         if missing:
-            raise state.NoStateError(f"no holder could hand its state to ranks {sorted(missing)}")
+            raise StateTransferError(f"no holder could hand its state to ranks {sorted(missing)}")
         return taken
 
-    def _take_state(self, exported: str, source: Member, iteration: int, epoch: int) -> bool:
+    def _take_state(self, ref: StateRef, iteration: int, epoch: int) -> bool:
         if self._channel is None:
             return False
-        found = state.fetch(self._channel, exported, source, epoch)
+        found = state.fetch(self._channel, ref, epoch)
         if found is None or found["iteration"] != iteration:
             return False
         self._pending = found

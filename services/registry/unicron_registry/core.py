@@ -115,7 +115,7 @@ class Registry:
             incarnation=joined.incarnation,
             host=joined.host,
             slots=joined.slots,
-            store=joined.store,
+            rendezvous=joined.rendezvous,
             state_server=joined.state_server,
             workers=joined.workers,
             returned=present,

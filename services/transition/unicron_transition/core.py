@@ -87,7 +87,7 @@ class TransitionCore:
     def _admitted(self, node: NodeAdmitted) -> list[Message]:
         """A node is new, or its agent came back: believe what it says about its workers."""
         self.state.nodes[node.node] = NodeRun(
-            incarnation=node.incarnation, store=node.store, state_server=node.state_server
+            incarnation=node.incarnation, rendezvous=node.rendezvous, state_server=node.state_server
         )
         alive = {status.worker: status for status in node.workers}
         for run in self.state.tasks.values():

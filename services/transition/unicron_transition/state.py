@@ -10,7 +10,7 @@ class NodeRun(msgspec.Struct, kw_only=True):
 
     incarnation: str = ""
 
-    store: str = ""
+    rendezvous: str = msgspec.field(name="store", default="")
     state_server: str = ""
     alive: bool = True
 

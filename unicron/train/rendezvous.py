@@ -1,7 +1,7 @@
 """Where the ranks of a membership meet: a store for torch's process groups, kept by an agent.
 
 torch's own TCPStore asks the name service for the name of every address it connects to, and a lookup that gets lost
-holds the whole meeting up for 5 s. This one looks nothing up.
+holds all of them up for 5 s. This one looks nothing up.
 """
 
 import socket
@@ -9,13 +9,13 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
-from unicron.contracts.worker import LENGTH, Put, Take, ToMeeting, frame, length_of, taken
+from unicron.contracts.worker import LENGTH, Put, Take, ToRendezvous, frame, length_of, taken
 
 CONNECT_S = 5.0
 
 
-class Meeting(Store):
-    """A rank's connection to the meeting `name` at `address` (host:port, the host an IP address).
+class Rendezvous(Store):
+    """A rank's connection to the rendezvous `name` at `address` (host:port, the host an IP address).
 
     Shutting its socket down, from any thread, makes whatever waits in it raise.
 
@@ -30,7 +30,7 @@ class Meeting(Store):
         try:
             self._socket = socket.create_connection((host, int(port)), CONNECT_S)
         except OSError as error:
-            raise RuntimeError(f"the meeting place {address} can't be reached: {error}") from error
+            raise RuntimeError(f"the rendezvous {address} can't be reached: {error}") from error
         self._socket.settimeout(None)
 
     def close(self) -> None:
@@ -40,7 +40,7 @@ class Meeting(Store):
     def set(self, key: str, value: str | bytes) -> None:
         """Leave a value for the others."""
         data = value.encode() if isinstance(value, str) else bytes(value)
-        self._send(Put(meeting=self._name, key=key, value=data))
+        self._send(Put(rendezvous_id=self._name, key=key, value=data))
 
     def get(self, key: str) -> bytes:
         """Wait for a value and return it."""
@@ -51,14 +51,14 @@ class Meeting(Store):
         self._take(keys)
 
     def _take(self, keys: list[str]) -> list[bytes]:
-        self._send(Take(meeting=self._name, keys=keys))
+        self._send(Take(rendezvous_id=self._name, keys=keys))
         return taken(self._receive(length_of(self._receive(LENGTH.size)))).values
 
-    def _send(self, message: ToMeeting) -> None:
+    def _send(self, message: ToRendezvous) -> None:
         try:
             self._socket.sendall(frame(message))
         except OSError as error:
-            raise RuntimeError(f"the meeting was broken off: {error}") from error
+            raise RuntimeError(f"the rendezvous was broken off: {error}") from error
 
     def _receive(self, size: int) -> bytes:
         data = b""
@@ -66,8 +66,8 @@ class Meeting(Store):
             try:
                 part = self._socket.recv(size - len(data))
             except OSError as error:
-                raise RuntimeError(f"the meeting was broken off: {error}") from error
+                raise RuntimeError(f"the rendezvous was broken off: {error}") from error
             if not part:
-                raise RuntimeError("the meeting was broken off")
+                raise RuntimeError("the rendezvous was broken off")
             data += part
         return data

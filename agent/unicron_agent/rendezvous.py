@@ -1,4 +1,4 @@
-"""The node's meeting place: a small key-value store where the ranks of a membership find one another.
+"""The node's rendezvous: a small key-value store where the ranks of a membership find one another.
 
 It lives in the agent, outside the ranks, so that it survives each of them.
 """
@@ -7,17 +7,17 @@ import asyncio
 import logging
 from collections import OrderedDict
 
-from unicron.contracts.worker import LENGTH, Put, Take, Taken, frame, length_of, to_meeting
+from unicron.contracts.worker import LENGTH, Put, Take, Taken, frame, length_of, to_rendezvous
 from unicron.errors import InvalidInputError
 
 log = logging.getLogger(__name__)
 
 KEPT = 256
-"""Meetings that are remembered; what a meeting holds is needed only while its group is being formed."""
+"""Rendezvous that are remembered; what one holds is needed only while its group is being formed."""
 
 
-class Meetings:
-    """All meetings at this node."""
+class RendezvousServer:
+    """All rendezvous at this node."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[str, dict[str, bytes]] = OrderedDict()
@@ -33,7 +33,7 @@ class Meetings:
         try:
             while True:
                 length = length_of(await reader.readexactly(LENGTH.size))
-                message = to_meeting(await reader.readexactly(length))
+                message = to_rendezvous(await reader.readexactly(length))
                 if isinstance(message, Put):
                     await self._put(message)
                 elif isinstance(message, Take):
@@ -41,11 +41,11 @@ class Meetings:
         except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
             pass  # it left, or the agent ends
         except InvalidInputError as error:
-            log.warning("somebody at the meeting place: %s", error)
+            log.warning("somebody at the rendezvous: %s", error)
         finally:
             writer.close()
 
-    def _meeting(self, name: str) -> dict[str, bytes]:
+    def _values(self, name: str) -> dict[str, bytes]:
         found = self._held.setdefault(name, {})
         self._held.move_to_end(name)
         if len(self._held) > KEPT:
@@ -54,11 +54,11 @@ class Meetings:
 
     async def _put(self, message: Put) -> None:
         async with self._news:
-            self._meeting(message.meeting)[message.key] = message.value
+            self._values(message.rendezvous_id)[message.key] = message.value
             self._news.notify_all()
 
     async def _take(self, message: Take) -> list[bytes]:
         async with self._news:
-            meeting = self._meeting(message.meeting)
-            await self._news.wait_for(lambda: all(key in meeting for key in message.keys))
-            return [meeting[key] for key in message.keys]
+            values = self._values(message.rendezvous_id)
+            await self._news.wait_for(lambda: all(key in values for key in message.keys))
+            return [values[key] for key in message.keys]
