@@ -24,7 +24,8 @@ from unicron.aio import insist, run_until_signal, together, unhurried
 from unicron.bus.lease import Lease
 from unicron.bus.protocol import Bus, Handler, Heard
 from unicron.clock import Clock
-from unicron.contracts.base import BusReconnected, CancelTimer, Message, Record, SetTimer, Started, TimerFired
+from unicron.commit import Commit, Ledger, Migration, Outgoing, Timer
+from unicron.contracts.base import BusReconnected, CancelTimer, Message, SetTimer, Started, TimerFired
 from unicron.contracts.events import Alert, DeadLetter
 from unicron.contracts.queries import Query, Reply
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
@@ -75,6 +76,8 @@ class Wiring:
         telemetry: filters on telemetry.
         translate: turns telemetry that is not one of our messages into one (server advisories); None drops it.
         answers: whether the core answers queries.
+        migrations: from older forms of the state, in order: the first turns version 1 into version 2. Whoever changes
+            the form of a state adds one; today's version is one more than there are.
     """
 
     name: str
@@ -84,31 +87,7 @@ class Wiring:
     telemetry: list[str]
     translate: Callable[[str, bytes], Message | None] | None = None
     answers: bool = False
-
-
-class Timer(Record, kw_only=True, frozen=True):
-    """A pending timer; `cause` and `correlation` tie what follows to the chain that asked for it."""
-
-    due: float
-    cause: str
-    correlation: str
-
-
-class Outgoing(Record, kw_only=True, frozen=True):
-    """A message of the outbox."""
-
-    subject: str
-    id: str
-    data: bytes
-
-
-class Commit(Record, kw_only=True, frozen=True):
-    """The one value that a service writes."""
-
-    sequence: int = 0
-    timers: dict[str, Timer] = {}
-    outbox: list[Outgoing] = []
-    state: bytes = b"\xc0"
+    migrations: tuple[Migration, ...] = ()
 
 
 @dataclass
@@ -163,7 +142,7 @@ class Service:
         self._fresh_id = fresh_id
         self._bus = bus
         self._clock = clock
-        self._bucket = bus.bucket("state")
+        self._ledger = Ledger(bus.bucket("state"), wiring.name)
         self._lease = Lease(bus.bucket("lease"), wiring.name, f"{os.getpid()}-{fresh_id()}", lease_ttl_s)
         self._inputs: asyncio.Queue[_Input] = asyncio.Queue(WAITING)
         self._asked: set[asyncio.Future[Reply]] = set()
@@ -190,9 +169,7 @@ class Service:
 
     async def _serve(self, token: int) -> None:
         name = self._wiring.name
-        stored = await insist(lambda: self._bucket.get(name), "reading the state")
-        self._revision = stored.revision if stored else 0
-        self._committed = codec.decode(stored.value, Commit) if stored else Commit()
+        self._committed = await self._ledger.read()
         self._uncommitted: list[_Input] = []
         self._restore()
         await self._publish(self._committed.outbox)
@@ -215,14 +192,9 @@ class Service:
 
     def _restore(self) -> None:
         """Go back to the last commit."""
-        try:
-            state = msgspec.msgpack.decode(self._committed.state, type=self._wiring.state | None)
-        except msgspec.ValidationError as error:
-            raise InvalidInputError(
-                f"the stored state of {self._wiring.name} is not of this version: {error}; "
-                f"run the version that wrote it, or delete the key {self._wiring.name} of the state bucket"
-            ) from error
-        self._core = self._wiring.core(state)
+        wiring = self._wiring
+        state = self._committed.restored(wiring.name, wiring.state, wiring.migrations)
+        self._core = wiring.core(state)
         self._sequence = self._committed.sequence
         self._timers = dict(self._committed.timers)
 
@@ -396,22 +368,12 @@ class Service:
 
     async def _commit(self, outbox: list[Outgoing]) -> None:
         state = msgspec.msgpack.encode(self._core.state)
-        commit = Commit(sequence=self._sequence, timers=dict(self._timers), outbox=outbox, state=state)
-        await self._write(codec.encode(commit))
+        version = len(self._wiring.migrations) + 1
+        commit = Commit(sequence=self._sequence, timers=dict(self._timers), outbox=outbox, state=state, version=version)
+        await self._ledger.write(commit)
         self._committed = commit
         self._uncommitted = []
         await self._publish(outbox)
-
-    async def _write(self, value: bytes) -> None:
-        """Write the commit; a try that got no answer may have arrived, which the next one finds out."""
-        name = self._wiring.name
-        try:
-            self._revision = await insist(lambda: self._bucket.update(name, value, self._revision), "committing")
-        except ConflictError:
-            stored = await insist(lambda: self._bucket.get(name), "reading the state")
-            if stored is None or stored.value != value:
-                raise
-            self._revision = stored.revision
 
     async def _publish(self, outbox: list[Outgoing]) -> None:
         for each in outbox:

@@ -8,6 +8,7 @@ from unicron_planner.state import PlannerState
 
 from unicron import codec
 from unicron.bus.protocol import Entry
+from unicron.commit import Commit
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Command, StartWorker, StopWorker
 from unicron.contracts.events import (
@@ -26,7 +27,6 @@ from unicron.contracts.events import (
 from unicron.contracts.plans import Plan
 from unicron.contracts.tasks import SlotRef, TaskSpec, TaskState
 from unicron.contracts.worker import Joined
-from unicron.service import Commit
 
 if TYPE_CHECKING:
     from unicron_simulator.training import Gradient, Trainer

@@ -18,6 +18,7 @@ from unicron import aio, codec, subjects
 from unicron.bus.memory import MemoryWorld
 from unicron.bus.server import free_port
 from unicron.clock import SystemClock, VirtualClock
+from unicron.commit import Commit
 from unicron.contracts import queries
 from unicron.contracts.events import (
     Alert,
@@ -32,7 +33,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import BusUnavailableError, InvalidInputError
-from unicron.service import COMMIT_EVERY, Commit, Service
+from unicron.service import COMMIT_EVERY, Service
 
 OUTCOMES = subjects.events(FailureDetected, AttemptFailed, TaskSubmitted, DeadLetter, Alert)
 

@@ -1,0 +1,74 @@
+"""What a service writes down: newer forms of a state are reached step by step, and nothing is read that is not known."""
+
+import msgspec
+import pytest
+
+from unicron import codec
+from unicron.bus.memory import MemoryWorld
+from unicron.clock import VirtualClock
+from unicron.commit import Commit, Ledger
+from unicron.errors import ConflictError, InvalidInputError
+
+
+class Ages(msgspec.Struct):
+    """The third form of a state that began as {"age": years of one person}."""
+
+    months: dict[str, int] = {}
+
+
+MIGRATIONS = (
+    lambda old: {"ages": {"ann": old["age"]}},
+    lambda old: {"months": {name: 12 * years for name, years in old["ages"].items()}},
+)
+
+
+def commit(state, version):
+    return Commit(state=msgspec.msgpack.encode(state), version=version)
+
+
+@pytest.mark.parametrize(
+    ("state", "version"), [({"age": 7}, 1), ({"ages": {"ann": 7}}, 2), ({"months": {"ann": 84}}, 3)]
+)
+def test_a_state_of_any_version_is_read_as_todays(state, version):
+    assert commit(state, version).restored("ages", Ages, MIGRATIONS) == Ages(months={"ann": 84})
+
+
+def test_a_commit_from_before_there_were_versions_is_of_the_first():
+    data = msgspec.msgpack.encode({"sequence": 5, "timers": {}, "outbox": [], "state": b"\x81\xa3age\x07"})
+    assert codec.decode(data, Commit).restored("ages", Ages, MIGRATIONS) == Ages(months={"ann": 84})
+
+
+def test_a_service_that_never_wrote_has_no_state():
+    assert Commit().restored("ages", Ages, MIGRATIONS) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "version", "error"),
+    [
+        ({}, 4, "has version 4, this one reads up to 3"),
+        ({"months": "many"}, 3, "not of this version: Expected `object`"),
+        ({"years": 7}, 1, "not of this version: 'age'"),
+        (["age"], 1, "not of this version"),
+    ],
+)
+def test_a_state_that_can_not_be_read_is_refused_with_the_cure(state, version, error):
+    with pytest.raises(
+        InvalidInputError, match=rf"stored state of ages .*{error}.*run the version.*delete the key ages"
+    ):
+        commit(state, version).restored("ages", Ages, MIGRATIONS)
+
+
+@pytest.fixture
+def bucket():
+    return MemoryWorld(VirtualClock()).connect().bucket("state")
+
+
+async def test_who_has_not_read_the_newest_commit_can_not_replace_it(bucket):
+    first, second = Ledger(bucket, "ages"), Ledger(bucket, "ages")
+    assert await first.read() == await second.read() == Commit()
+    await first.write(Commit(sequence=1))
+    with pytest.raises(ConflictError):
+        await second.write(Commit(sequence=2))
+    assert await second.read() == Commit(sequence=1)
+    await second.write(Commit(sequence=2))
+    assert await first.read() == Commit(sequence=2)

@@ -1,0 +1,107 @@
+"""What a service writes down at each decision, in one compare-and-set, and how older forms of it are read."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from unicron import codec
+from unicron.aio import insist
+from unicron.bus.protocol import Bucket
+from unicron.contracts.base import Record
+from unicron.errors import ConflictError, InvalidInputError
+
+Migration = Callable[[dict[str, Any]], dict[str, Any]]
+"""Turns a state of one version, as plain maps and lists, into one of the next."""
+
+
+class Timer(Record, kw_only=True, frozen=True):
+    """A pending timer; `cause` and `correlation` tie what follows to the chain that asked for it."""
+
+    due: float
+    cause: str
+    correlation: str
+
+
+class Outgoing(Record, kw_only=True, frozen=True):
+    """A message of the outbox."""
+
+    subject: str
+    id: str
+    data: bytes
+
+
+class Commit(Record, kw_only=True, frozen=True):
+    """The one value that a service writes.
+
+    Attributes:
+        sequence: position in the journal up to which it has been applied.
+        timers: pending, by name.
+        outbox: messages to send.
+        state: the core's, encoded.
+        version: of the form of `state`.
+    """
+
+    sequence: int = 0
+    timers: dict[str, Timer] = {}
+    outbox: list[Outgoing] = []
+    state: bytes = b"\xc0"
+    version: int = 1
+
+    def restored(self, name: str, kind: Any, migrations: Sequence[Migration] = ()) -> Any:
+        """Return the state as today's `kind`; None where none was ever written.
+
+        Args:
+            name: of the service.
+            kind: type of the state.
+            migrations: the first turns version 1 into 2, the second 2 into 3, and so on.
+
+        Raises:
+            InvalidInputError: a newer version wrote it, or it does not fit the type.
+        """
+        cure = f"run the version that wrote it, or delete the key {name} of the state bucket"
+        if self.version > len(migrations) + 1:
+            raise InvalidInputError(
+                f"the stored state of {name} has version {self.version}, this one reads up to {len(migrations) + 1}; "
+                f"{cure}"
+            )
+        try:
+            state = self.state
+            if missing := migrations[self.version - 1 :]:
+                plain = msgspec.msgpack.decode(state)
+                for migrate in missing if plain is not None else ():
+                    plain = migrate(plain)
+                state = msgspec.msgpack.encode(plain)
+            return msgspec.msgpack.decode(state, type=kind | None)
+        except (msgspec.ValidationError, LookupError, TypeError, AttributeError) as error:
+            raise InvalidInputError(f"the stored state of {name} is not of this version: {error}; {cure}") from error
+
+
+class Ledger:
+    """The commits of one service, the newest of which is kept."""
+
+    def __init__(self, bucket: Bucket, name: str) -> None:
+        self._bucket = bucket
+        self._name = name
+        self._revision = 0
+
+    async def read(self) -> Commit:
+        """Return the newest commit; from now on, `write` is about to replace this very one."""
+        stored = await insist(lambda: self._bucket.get(self._name), "reading the state")
+        self._revision = stored.revision if stored else 0
+        return codec.decode(stored.value, Commit) if stored else Commit()
+
+    async def write(self, commit: Commit) -> None:
+        """Replace the commit read or written last; a try without an answer may have arrived: the next one finds out.
+
+        Raises:
+            ConflictError: somebody else wrote in between.
+        """
+        value = codec.encode(commit)
+        try:
+            self._revision = await insist(lambda: self._bucket.update(self._name, value, self._revision), "committing")
+        except ConflictError:
+            stored = await insist(lambda: self._bucket.get(self._name), "reading the state")
+            if stored is None or stored.value != value:
+                raise
+            self._revision = stored.revision
