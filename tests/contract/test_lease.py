@@ -2,7 +2,7 @@
 
 import asyncio
 
-from conftest import LEASE_TTL_S
+from helpers.worlds import LEASE_TTL_S
 
 from unicron.bus.lease import Lease
 from unicron.errors import BusUnavailableError

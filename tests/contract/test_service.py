@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import tally
-from conftest import LEASE_TTL_S
+from helpers import tally
+from helpers.worlds import LEASE_TTL_S
 
 from unicron import aio, codec, subjects
 from unicron.bus.memory import MemoryWorld

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
 from unicron.bus.server import free_port
 from unicron.client import Client
@@ -20,7 +21,6 @@ from unicron.errors import UnicronError
 from unicron.settings import Settings
 from unicron.taskfile import load
 
-ROOT = Path(__file__).parents[2]
 TASK_FILE = ROOT / "examples" / "gpt" / "task.yaml"
 NODES = ("node-1", "node-2", "node-3")
 BUILD_S = 900

@@ -1,0 +1,42 @@
+"""The benchmarks run, and what they measure is right; how fast it is depends on the machine."""
+
+import json
+import subprocess
+import sys
+
+from helpers import ROOT
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", *arguments, "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["benchmark"] == arguments[0].partition(".")[2]
+    return found["figures"]
+
+
+def test_the_table_agrees_with_other_solvers():
+    found = run("benchmarks.planner", "--tasks", "5", "--workers", "32", "--repeats", "1")
+    assert (found["naive_agrees"], found["ilp_agrees"]) == (True, True)
+    assert found["rows"] == found["events"] > 5
+    assert found["refresh_ms"] > 0 < found["lookup_us"]
+
+
+def test_each_lost_node_is_answered_from_the_table():
+    found = run("benchmarks.decision", "--rounds", "5")
+    assert found["prepared"] == found["rounds"] == 5
+    assert 0 < found["decision_p50_ms"] <= found["decision_p99_ms"]
+
+
+def test_the_evaluation_is_made_with_all_its_figures():
+    found = run("benchmarks.evaluation", "--seeds", "1")
+    assert found["trace_a_over_megatron"] > 1
+    assert found["trace_b_share_of_oracle"] > 0.98
+    assert found["transition_64_gpus_s"] < found["transition_16_gpus_s"]
+    assert found["messages_64_gpus"] > found["messages_16_gpus"]
+
+
+def test_the_simulator_is_timed():
+    found = run("benchmarks.simulator", "--only", "trace_a")
+    assert found["trace_a_s"] > 0 < found["peak_memory_mb"]

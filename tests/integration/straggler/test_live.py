@@ -1,0 +1,101 @@
+"""Stragglers of a job that runs: a slow rank is found and named, and recording can be switched while it trains."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.training import running_cluster, task, write_script
+
+from unicron.contracts.events import IterationFinished, RecordingSwitched, StepTimed, StragglerDetected
+from unicron.contracts.tasks import TaskState
+from unicron.contracts.timings import OPERATIONS
+from unicron.errors import InvalidInputError
+
+pytestmark = pytest.mark.timeout(240)
+
+SLOW = """
+    import time
+    import torch
+    from unicron.train import Session
+
+    model = torch.nn.Linear(4, 1)
+    session = Session(gc_every=2)
+    session.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    for iteration in session.iterations():
+        for microbatch in session.microbatches():
+            time.sleep(0.08 if session.rank == 1 else 0.04)
+            session.backward(model(torch.randn(2, 4)).square().mean())
+        session.step()
+"""
+
+
+async def unicron(scene, *words):
+    """Run `unicron straggler` against the cluster; return what it prints."""
+    program = str(Path(sys.executable).with_name("unicron"))
+    command = [program, "--nats", scene.cluster.url, "straggler", *words]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+async def test_a_slow_rank_is_found_and_named_and_recording_stops_when_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNICRON_STRAGGLER_WINDOW", "4")
+    async with running_cluster(tmp_path, nodes=2, slots=2) as scene:
+        client, records = scene.client, {}
+
+        async def listen():
+            async for message in client.telemetry(StepTimed):
+                records[message.iteration, message.rank] = message
+
+        listening = asyncio.create_task(listen())
+        spec = task(write_script(tmp_path, SLOW), "slow", min_workers=3, iterations=100_000)
+        with pytest.raises(InvalidInputError, match="no task 'slow'"):
+            await client.straggler("slow")
+        await client.submit(spec)
+        await scene.until_state("slow", TaskState.RUNNING)
+        await scene.until(lambda: len(records) >= 3)
+        assert {iteration % 10 for iteration, _ in records} == {0}, "a tenth is recorded without being asked for"
+        with pytest.raises(InvalidInputError, match="from 0"):
+            await client.record("slow", 1.5)
+        assert "1 of the iterations" in await unicron(scene, "on", "slow", "--share", "1")
+        [found] = await scene.until(lambda: scene.of(StragglerDetected))
+        view = await scene.view("slow")
+        culprit = view.members[1]
+        assert (found.worker, found.node, found.slot) == (culprit.worker, culprit.node, culprit.slot)
+        assert found.task == "slow"
+        assert found.diagnosis == "slow-worker"
+        assert found.gain > found.slowdown > 1.1
+        assert found.last > found.first >= 0
+        assert not found.drain, "nobody said that it may"
+        seen = await client.straggler("slow")
+        assert seen.alert == "slow-worker"
+        assert {window.worker for window in seen.history if window.slow} == {culprit.worker}
+
+        shown = await unicron(scene, "status", "slow")
+        assert "alert: slow-worker" in shown
+        assert culprit.worker in shown
+
+        whole = records[max(iteration for iteration, rank in records if iteration % 2 == 1 and rank == 0), 0]
+        names = [OPERATIONS[op.kind] for op in whole.ops]
+        assert names == [*["forward-compute", "backward-compute"] * 2, "gc", "grads-reduce-scatter", "optimizer"]
+        assert [op.microbatch for op in whole.ops[:4]] == [0, 0, 3, 3]
+
+        assert "nothing is recorded" in await unicron(scene, "off", "slow")
+        await scene.until(lambda: [fact.share for fact in scene.of(RecordingSwitched)] == [1.0, 0.0])
+        now = max(message.iteration for message in scene.iterations)
+        await scene.reached("slow", now + 10)
+        last = max(records)[0]
+        await scene.reached("slow", last + 12)
+        assert max(records)[0] == last < now + 10
+        assert isinstance(scene.iterations[-1], IterationFinished)
+
+        # a worker that starts now is told too
+        victim = (await scene.view("slow")).members[2]
+        await client.inject(victim.node, "kill-worker", victim.worker)
+        await scene.until(lambda: [m for m in scene.iterations if m.epoch > found.epoch and m.world_size == 3])
+        await scene.reached("slow", scene.iterations[-1].iteration + 12)
+        assert max(records)[0] == last
+        assert len(scene.of(StragglerDetected)) == 1, "once an episode"
+        await client.remove("slow")
+        listening.cancel()

@@ -1,0 +1,279 @@
+"""Broken collectives: held until explained, reported only where nothing explains them; and the ladder."""
+
+import pytest
+from helpers.detector import Scene, brief
+
+from unicron.contracts.base import BusReconnected
+from unicron.contracts.events import AttemptFailed, FailureDetected, Severity, TaskStateChanged
+from unicron.contracts.tasks import TaskState
+
+
+@pytest.fixture
+def scene():
+    scene = Scene()
+    scene.join("n1", "n2", "n3")
+    scene.run(w1="n1", w2="n2", w3="n3")
+    return scene
+
+
+def test_an_unexplained_broken_collective_is_severity_3(scene):
+    assert scene.collective("w1") == []
+    assert scene.wait(0.4) == [
+        FailureDetected(
+            severity=Severity.SEV3,
+            method="exception_propagation",
+            status="connection_reset",
+            task="gpt",
+            node="n1",
+            slot=0,
+            worker="w1",
+            reason="Connection closed by peer",
+            epoch=0,
+        )
+    ]
+
+
+def test_several_broken_collectives_of_an_epoch_are_one_failure(scene):
+    scene.collective("w1")
+    scene.collective("w2")
+    assert brief(scene.wait(0.4)) == [(3, "connection_reset", "w1")]
+    assert scene.collective("w3") == []
+    assert scene.wait(10) == []
+
+
+def test_every_epoch_may_break(scene):
+    scene.collective("w1")
+    scene.wait(1)
+    scene.run(epoch=1, w1="n1", w2="n2", w3="n3")
+    scene.collective("w2", epoch=1)
+    assert brief(scene.wait(1)) == [(3, "connection_reset", "w2")]
+
+
+def test_a_peers_exit_during_the_hold_off_explains_it(scene):
+    scene.collective("w1")
+    assert brief(scene.exit("w2", signal=9)) == [(2, "exited_abnormally", "w2")]
+    assert scene.wait(10) == []
+
+
+def test_a_peers_exit_before_explains_it(scene):
+    scene.exit("w2", signal=9)
+    assert scene.collective("w1") == []
+    assert scene.wait(10) == []
+
+
+def test_the_exit_of_another_tasks_worker_explains_nothing(scene):
+    scene.run(task="other", o1="n1")
+    scene.collective("w1")
+    scene.exit("o1", signal=9)
+    assert brief(scene.wait(10)) == [(3, "connection_reset", "w1")]
+
+
+def test_a_lost_node_that_hosts_the_task_explains_it(scene):
+    scene.silence("n3")
+    scene.wait(4)
+    assert scene.collective("w1") == []
+    assert scene.wait(10) == []
+
+
+def test_a_lost_node_without_the_task_explains_nothing(scene):
+    scene.join("n4")
+    scene.silence("n4")
+    scene.wait(4)
+    scene.collective("w1")
+    assert brief(scene.wait(10)) == [(3, "connection_reset", "w1")]
+
+
+def test_a_higher_epoch_makes_it_a_thing_of_the_past(scene):
+    scene.collective("w1")
+    scene.run(epoch=1, w2="n2")
+    assert scene.collective("w3") == []
+    assert scene.wait(10) == []
+
+
+def test_a_regrouping_that_was_decided_makes_it_a_thing_of_the_past(scene):
+    scene.collective("w1")
+    scene.say(TaskStateChanged(task="gpt", state=TaskState.RECONFIGURING, epoch=1))
+    assert scene.wait(10) == []
+
+
+def test_the_verdict_about_a_suspect_is_waited_for(scene):
+    scene.disconnect("n1")
+    scene.silence("n1")
+    scene.collective("w1")  # from the suspect itself, so it proves nothing
+    assert brief(scene.wait(10)) == [(1, "lost_connection", "n1")]
+
+
+def test_after_the_suspect_is_cleared_it_is_reported(scene):
+    scene.silence("n1")
+    scene.disconnect("n1")
+    scene.collective("w1")
+    assert scene.wait(0.7) == []
+    scene.join("n1", incarnation="b", workers=[("w1", "gpt")])
+    assert brief(scene.wait(1)) == [(3, "connection_reset", "w1")]
+
+
+def test_the_hold_off_starts_anew_after_a_restart(scene):
+    scene.collective("w1")
+    scene.now += 10  # the exit that explains it waits in the journal
+    out = scene.restart()
+    assert out == []
+    assert brief(scene.exit("w2", signal=9)) == [(2, "exited_abnormally", "w2")]
+    assert scene.wait(10) == []
+
+
+def test_the_hold_off_starts_anew_when_the_bus_is_back(scene):
+    scene.collective("w1")
+    scene.wait(0.2)
+    scene.say(BusReconnected(down_s=0.1, at=scene.now))
+    assert scene.wait(0.2) == []
+    assert brief(scene.wait(0.2)) == [(3, "connection_reset", "w1")]
+
+
+# --- the ladder ------------------------------------------------------------------------------------------------------
+
+
+def break_links(scene, times, epoch=0):
+    """Break the membership again and again; return the failures, and the next epoch."""
+    out = []
+    for _ in range(times):
+        scene.run(epoch=epoch, w1="n1", w2="n2", w3="n3")
+        scene.collective("w1", epoch=epoch)
+        out += scene.wait(1)
+        epoch += 1
+    return out, epoch
+
+
+def kill(scene, times, node="n1", start=0, task="gpt"):
+    out = []
+    for number in range(start, start + times):
+        scene.run(task=task, epoch=number, **{f"{task}-{node}-{number}": node})
+        out += scene.exit(f"{task}-{node}-{number}", signal=9)
+    return out
+
+
+def test_a_link_that_keeps_breaking_costs_a_restart(scene):
+    out, _ = break_links(scene, 4)
+    assert [each.attempt for each in out] == [1, 2, 3, 4]
+    assert [int(each.severity) for each in out] == [3, 3, 3, 2]
+    assert out[-1].escalated is Severity.SEV3
+    assert out[-1].worker == "w1"
+
+
+def test_links_that_break_rarely_are_mended_in_place(scene):
+    out, epoch = break_links(scene, 3)
+    scene.wait(scene.limits.window_s)
+    more, _ = break_links(scene, 3, epoch)
+    assert {int(each.severity) for each in out + more} == {3}
+
+
+def test_a_worker_that_keeps_dying_costs_its_node(scene):
+    out = kill(scene, 4)
+    assert [int(each.severity) for each in out] == [2, 2, 2, 1]
+    assert [each.attempt for each in out] == [1, 2, 3, 4]
+    assert out[-1].escalated is Severity.SEV2
+    assert (out[-1].node, out[-1].task) == ("n1", "gpt")
+    assert scene.exit("w1", signal=9) == []  # that node is given up
+
+
+def test_workers_that_die_rarely_do_not_cost_their_node(scene):
+    out = kill(scene, 3)
+    scene.wait(scene.limits.window_s + 1)
+    out += kill(scene, 3, start=3)
+    assert {int(each.severity) for each in out} == {2}
+
+
+def test_deaths_are_counted_for_each_node_and_task(scene):
+    out = kill(scene, 3, "n1") + kill(scene, 3, "n2", start=3) + kill(scene, 3, "n1", task="other")
+    assert {int(each.severity) for each in out} == {2}
+
+
+def test_the_number_of_attempts_is_a_setting():
+    scene = Scene(limits=type(Scene().limits)(attempts=1))
+    scene.join("n1")
+    assert [int(each.severity) for each in kill(scene, 2)] == [2, 1]
+
+
+def test_a_task_that_costs_a_second_node_is_at_fault_itself(scene):
+    kill(scene, 4, "n1")
+    out = kill(scene, 4, "n2", start=4)
+    assert brief(out[:3]) == [(2, "exited_abnormally", f"gpt-n2-{n}") for n in (4, 5, 6)]
+    assert brief(out[3:]) == ["TaskBroken"]
+    assert "n1, n2" in out[-1].reason
+
+
+def test_a_node_that_joins_again_starts_with_a_clean_record(scene):
+    kill(scene, 4, "n1")
+    scene.join("n1", incarnation="b")
+    out = kill(scene, 4, "n1", start=4)
+    assert [int(each.severity) for each in out] == [2, 2, 2, 1]  # the same node again, so not the task's fault
+
+
+def test_another_task_may_cost_another_node(scene):
+    kill(scene, 4, "n1")
+    out = kill(scene, 4, "n2", task="other")
+    assert int(out[-1].severity) == 1
+
+
+def test_a_second_node_after_the_window_is_the_nodes_fault(scene):
+    kill(scene, 4, "n1")
+    scene.wait(scene.limits.window_s + 1)
+    out = kill(scene, 4, "n2", start=4)
+    assert int(out[-1].severity) == 1
+
+
+def test_a_reattempt_that_fails_costs_a_restart(scene):
+    scene.collective("w1")
+    scene.wait(1)
+    assert scene.give_up("reattempt", "w1", reason="no answer") == [
+        FailureDetected(
+            severity=Severity.SEV2,
+            method="exception_propagation",
+            status="connection_reset",
+            task="gpt",
+            node="n1",
+            slot=0,
+            worker="w1",
+            reason="reattempt failed: no answer",
+            escalated=Severity.SEV3,
+        )
+    ]
+    assert scene.give_up("reattempt", "w1") == []
+
+
+def test_a_reattempt_of_nobody_in_particular_falls_back_on_the_last_failure(scene):
+    scene.collective("w2")
+    scene.wait(1)
+    out = scene.say(AttemptFailed(task="gpt", action="reattempt", reason="no answer"))
+    assert brief(out) == [(2, "connection_reset", "w2")]
+
+
+def test_an_attempt_on_nobody_known_alerts_a_person(scene):
+    assert brief(scene.say(AttemptFailed(task="gpt", action="reattempt", reason="no answer"))) == ["Alert"]
+
+
+def test_a_restart_that_fails_costs_the_node(scene):
+    scene.exit("w1", signal=9)
+    scene.places["w1b"] = {**scene.places["w1"], "worker": "w1b"}
+    (failure,) = scene.give_up("restart", "w1b")
+    assert (failure.severity, failure.escalated) == (Severity.SEV1, Severity.SEV2)
+    assert (failure.node, failure.worker, failure.task) == ("n1", "w1b", "gpt")
+    assert scene.give_up("restart", "w1b") == []
+
+
+def test_a_restart_that_fails_on_a_second_node_too_is_the_tasks_fault(scene):
+    scene.give_up("restart", "w1")
+    assert brief(scene.give_up("restart", "w2")) == ["TaskBroken"]
+
+
+def test_a_worker_that_does_not_regroup_is_restarted(scene):
+    assert brief(scene.give_up("regroup", "w2")) == [(2, "task_hang", "w2")]
+    assert scene.give_up("regroup", "w2") == []
+
+
+def test_the_ladder_forgets(scene):
+    kill(scene, 4, "n1")
+    break_links(scene, 3, epoch=10)
+    scene.wait(scene.limits.window_s + 2)
+    ladder = scene.detector.state.tasks["gpt"].ladder
+    assert (ladder.reattempts, ladder.restarts, ladder.climbs) == ([], {}, {})
+    assert scene.detector.state.lost == {}

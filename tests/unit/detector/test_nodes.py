@@ -1,0 +1,274 @@
+"""Node health: what makes a node lost, and what doesn't."""
+
+import pytest
+from helpers.detector import Scene, brief
+
+from unicron.contracts.base import BusReconnected, TimerFired
+from unicron.contracts.events import FailureDetected, NodeHeartbeat, NodeLeft, Severity, WorkerReady
+
+
+@pytest.fixture
+def scene():
+    scene = Scene()
+    scene.join("n1", "n2", "n3")
+    scene.run(w1="n1", w2="n2")
+    return scene
+
+
+def lost(node):
+    return [(1, "lost_connection", node)]
+
+
+def test_a_node_whose_connection_ends_is_lost_after_the_grace(scene):
+    scene.silence("n1")
+    assert scene.disconnect("n1", "Stale Connection") == []
+    assert scene.wait(0.9) == []
+    (failure,) = scene.wait(0.3)
+    assert failure == FailureDetected(
+        severity=Severity.SEV1,
+        method="node_health",
+        status="lost_connection",
+        node="n1",
+        reason="its connection ended (Stale Connection) and was not back within 1 s",
+    )
+
+
+def test_the_grace_is_a_setting():
+    scene = Scene(limits=type(Scene().limits)(grace_s=0.2))
+    scene.join("n1")
+    scene.silence("n1")
+    scene.disconnect("n1")
+    assert brief(scene.wait(0.3)) == lost("n1")
+
+
+def test_a_heartbeat_within_the_grace_clears_the_node(scene):
+    scene.disconnect("n1")
+    assert scene.wait(5) == []
+
+
+def test_an_agent_that_comes_back_within_the_grace_clears_the_node(scene):
+    scene.silence("n1")
+    scene.disconnect("n1")
+    scene.wait(0.5)
+    assert scene.join("n1", incarnation="b", workers=[("w1", "gpt")]) == []
+    assert scene.wait(5) == []
+
+
+def test_the_same_incarnation_said_again_is_no_sign_of_life(scene):
+    scene.silence("n1")
+    scene.disconnect("n1")
+    scene.join("n1")
+    scene.silence("n1")
+    assert brief(scene.wait(1.2)) == lost("n1")
+
+
+def test_workers_that_died_with_an_agent_that_came_back_are_missed(scene):
+    scene.run(epoch=1, w1="n1", w3="n1", w2="n2")
+    scene.silence("n1")
+    scene.disconnect("n1")
+    out = scene.join("n1", incarnation="b", workers=[("w3", "gpt")])
+    assert brief(out) == [(2, "exited_abnormally", "w1")]
+    assert scene.exit("w1", exit_code=None) == []
+
+
+def test_a_worker_that_waits_for_its_first_membership_is_missed_too(scene):
+    scene.say(WorkerReady(node="n1", slot=1, task="gpt", worker="w4", pid=4))
+    out = scene.join("n1", incarnation="b", workers=[("w1", "gpt")])
+    assert brief(out) == [(2, "exited_abnormally", "w4")]
+
+
+def test_an_advisory_that_comes_after_the_new_join_does_no_harm(scene):
+    scene.join("n1", incarnation="b", workers=[("w1", "gpt")])
+    assert scene.disconnect("n1") == []
+    assert scene.wait(5) == []
+
+
+def test_an_advisory_about_a_node_that_never_joined_does_no_harm(scene):
+    assert scene.disconnect("n9") == []
+    assert scene.wait(5) == []
+
+
+def test_a_second_advisory_does_not_prolong_the_grace(scene):
+    scene.silence("n1")
+    scene.disconnect("n1")
+    scene.wait(0.8)
+    scene.disconnect("n1")
+    assert brief(scene.wait(0.3)) == lost("n1")
+
+
+def test_an_old_grace_timer_says_nothing_about_a_new_suspicion(scene):
+    scene.silence("n1")
+    scene.disconnect("n1")
+    (old,) = [name for name in scene.timers if name.startswith("grace:n1")]
+    scene.say(NodeHeartbeat(node="n1", incarnation="a"))
+    scene.disconnect("n1")
+    assert scene.say(TimerFired(name=old, at=scene.now)) == []
+
+
+def test_a_silent_node_is_lost_without_any_advisory(scene):
+    scene.silence("n1")
+    assert scene.wait(2.9) == []
+    (failure,) = scene.wait(1.2)
+    assert brief([failure]) == lost("n1")
+    assert failure.reason == "no heartbeat for 3 s"
+
+
+def test_silence_while_the_detector_was_away_means_nothing(scene):
+    scene.silence("n1")
+    scene.wait(2.9)
+    scene.restart()
+    assert scene.wait(2.9) == []
+    assert brief(scene.wait(1.2)) == lost("n1")
+
+
+def test_silence_while_the_bus_was_away_means_nothing(scene):
+    scene.silence("n1")
+    scene.wait(2.9)
+    scene.say(BusReconnected(down_s=2.0, at=scene.now))
+    assert scene.wait(2.9) == []
+    assert brief(scene.wait(1.2)) == lost("n1")
+
+
+def test_the_grace_starts_anew_when_the_bus_is_back(scene):
+    scene.silence("n1")
+    scene.disconnect("n1")
+    scene.wait(0.9)
+    scene.say(BusReconnected(down_s=0.8, at=scene.now))
+    assert scene.wait(0.9) == []
+    assert brief(scene.wait(0.2)) == lost("n1")
+
+
+def test_a_detector_that_was_held_up_gives_everybody_another_grace(scene):
+    scene.disconnect("n1")
+    scene.now += 5  # the whole process stood still; heartbeats of that time have yet to be handled
+    late = [name for name in scene.timers if name.startswith("grace:")]
+    assert scene.say(*(TimerFired(name=name, at=scene.now) for name in late)) == []
+    assert scene.wait(5) == []
+
+
+def test_clocks_of_other_machines_do_not_matter(scene):
+    scene.say(NodeHeartbeat(node="n1", incarnation="a", at=9e9))
+    scene.silence("n1")
+    assert brief(scene.wait(4)) == lost("n1")
+    scene.say(NodeHeartbeat(node="n2", incarnation="a", at=0.0))
+    assert scene.wait(4) == []
+
+
+def test_a_lost_node_is_reported_once_until_it_joins_again(scene):
+    scene.silence("n1")
+    scene.disconnect("n1")
+    assert brief(scene.wait(10)) == lost("n1")
+    assert scene.disconnect("n1") == []
+    assert scene.wait(10) == []
+    scene.join("n1", incarnation="b")
+    scene.silence("n1")
+    scene.disconnect("n1")
+    assert brief(scene.wait(10)) == lost("n1")
+
+
+def test_a_goodbye_is_no_failure(scene):
+    scene.silence("n1")
+    scene.disconnect("n1")
+    assert scene.say(NodeLeft(node="n1", incarnation="a")) == []
+    assert scene.wait(10) == []
+
+
+def test_the_goodbye_of_an_earlier_incarnation_says_nothing(scene):
+    scene.join("n1", incarnation="b", workers=[("w1", "gpt")])
+    scene.say(NodeLeft(node="n1", incarnation="a"))
+    scene.silence("n1")
+    assert brief(scene.wait(10)) == lost("n1")
+
+
+def test_exits_on_a_lost_node_are_swallowed(scene):
+    scene.silence("n1")
+    scene.disconnect("n1")
+    scene.wait(2)
+    assert scene.exit("w1", signal=9) == []
+    scene.places["w9"] = {**scene.places["w1"], "worker": "w9"}
+    assert scene.exit("w9", signal=9) == []
+
+
+def test_a_worker_that_outlives_the_loss_of_its_node_is_watched_again(scene):
+    scene.silence("n1")
+    scene.disconnect("n1")
+    scene.wait(2)
+    scene.join("n1", incarnation="b", workers=[("w1", "gpt")])
+    assert brief(scene.exit("w1", signal=9)) == [(2, "exited_abnormally", "w1")]
+
+
+def test_a_worker_that_died_with_its_node_is_not_reported_after_the_node_is_back(scene):
+    scene.silence("n1")
+    scene.disconnect("n1")
+    scene.wait(2)
+    scene.join("n1", incarnation="b")
+    assert scene.exit("w1", signal=9) == []
+
+
+# --- corroboration: an agent's crash alone breaks no collective ------------------------------------------------------
+
+
+def test_a_broken_collective_condemns_a_suspect_at_once(scene):
+    scene.silence("n1")
+    scene.disconnect("n1")
+    assert brief(scene.collective("w2")) == lost("n1")
+    assert scene.wait(10) == []
+
+
+def test_a_lost_connection_explains_a_collective_that_broke_before(scene):
+    scene.silence("n1")
+    assert scene.collective("w2") == []
+    assert brief(scene.disconnect("n1")) == lost("n1")
+    assert scene.wait(10) == []
+
+
+def test_an_agent_that_was_too_slow_for_the_server_keeps_its_grace(scene):
+    scene.disconnect("n1", "Stale Connection")
+    assert scene.collective("w2") == []
+    assert brief(scene.wait(1)) == [(3, "connection_reset", "w2")]
+
+
+def test_the_suspect_itself_is_no_witness(scene):
+    scene.silence("n1")
+    scene.disconnect("n1")
+    assert scene.collective("w1") == []
+    assert scene.wait(0.9) == []
+
+
+def test_a_witness_after_the_suspect_itself_is_heard(scene):
+    scene.silence("n1")
+    scene.disconnect("n1")
+    scene.collective("w1")
+    assert brief(scene.collective("w2")) == lost("n1")
+
+
+def test_a_collective_of_a_task_that_is_not_there_proves_nothing(scene):
+    scene.run(task="other", o2="n2", o3="n3")
+    scene.silence("n1")
+    scene.disconnect("n1")
+    assert scene.collective("o2") == []
+    assert brief(scene.wait(0.5)) == [(3, "connection_reset", "o2")]
+
+
+def test_two_suspects_wait_for_their_own_verdicts(scene):
+    scene.run(epoch=1, w1="n1", w2="n2", w3="n3")
+    scene.silence("n1")
+    scene.disconnect("n1")
+    scene.disconnect("n3")  # this one comes back
+    assert scene.collective("w2", epoch=1) == []
+    assert brief(scene.wait(10)) == lost("n1")
+
+
+def test_a_collective_that_is_explained_already_condemns_nobody(scene):
+    scene.run(epoch=1, w1="n1", w2="n2", w3="n3")
+    scene.disconnect("n1")
+    scene.exit("w3", signal=9)
+    assert scene.collective("w2", epoch=1) == []
+    assert scene.wait(10) == []
+
+
+def test_a_collective_of_an_earlier_epoch_condemns_nobody(scene):
+    scene.run(epoch=1, w1="n1", w2="n2")
+    scene.disconnect("n1")
+    assert scene.collective("w2", epoch=0) == []
+    assert scene.wait(10) == []

@@ -1,0 +1,350 @@
+"""Process supervision, exception propagation, stalls, and the user's own errors."""
+
+import signal
+
+import pytest
+from helpers.detector import Scene, brief
+from unicron_detector.processes import SIGNATURES
+from unicron_detector.state import Limits
+
+from unicron.contracts.events import (
+    FailureDetected,
+    Severity,
+    TaskStateChanged,
+    TaskSubmitted,
+    WorkerFinished,
+    WorkerReady,
+)
+from unicron.contracts.tasks import TaskSpec, TaskState
+
+SUBMITTED = TaskSubmitted(task="gpt", spec=TaskSpec(name="gpt", command=["train"]))
+
+
+@pytest.fixture
+def scene():
+    scene = Scene()
+    scene.join("n1", "n2", "n3")
+    scene.run(w1="n1", w2="n2")
+    return scene
+
+
+# --- exits -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_worker_is_severity_2(scene):
+    assert scene.exit("w1", signal=9, iteration=3, stderr=["loading", "step 3", ""]) == [
+        FailureDetected(
+            severity=Severity.SEV2,
+            method="process_supervision",
+            status="exited_abnormally",
+            task="gpt",
+            node="n1",
+            slot=0,
+            worker="w1",
+            reason='w1 was ended by SIGKILL; its last line was "step 3"',
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"exit_code": 3}, "w1 exited with code 3"),
+        ({"exit_code": 0}, "w1 exited with code 0"),
+        ({"signal": 63}, "w1 was ended by signal 63"),
+        ({}, "w1 ended, nobody knows how"),
+    ],
+)
+def test_the_reason_tells_how_it_ended(scene, how, reason):
+    (failure,) = scene.exit("w1", **how)
+    assert failure.reason == reason
+
+
+def test_an_expected_exit_is_nothing(scene):
+    assert scene.exit("w1", signal=15, expected=True) == []
+
+
+def test_the_exit_of_a_finished_worker_is_nothing(scene):
+    assert scene.exit("w1", exit_code=0, finished=True) == []
+
+
+def test_a_worker_that_said_it_was_finished_may_go(scene):
+    scene.say(WorkerFinished(**scene.places["w1"], iterations=10))
+    assert scene.exit("w1", exit_code=0) == []
+
+
+def test_a_crash_after_the_last_iteration_alerts_a_person(scene):
+    assert brief(scene.exit("w1", exit_code=1, finished=True)) == ["Alert"]
+
+
+def test_a_worker_that_never_was_ready_is_missed_too(scene):
+    scene.places["w7"] = {"node": "n1", "slot": 1, "task": "gpt", "worker": "w7"}
+    assert brief(scene.exit("w7", exit_code=1)) == [(2, "exited_abnormally", "w7")]
+
+
+def test_an_exit_told_twice_is_one_failure(scene):
+    scene.exit("w1", signal=9)
+    assert scene.exit("w1", signal=9) == []
+
+
+def test_a_late_ready_does_not_revive_a_dead_worker(scene):
+    scene.exit("w1", signal=9)
+    scene.say(WorkerReady(**scene.places["w1"], pid=1))
+    assert scene.exit("w1", signal=9) == []
+
+
+# --- exceptions ------------------------------------------------------------------------------------------------------
+
+
+def test_an_exception_is_classified(scene):
+    out = scene.throw("w1", "torch.AcceleratorError", "CUDA error: an illegal memory access was encountered")
+    assert out == [
+        FailureDetected(
+            severity=Severity.SEV2,
+            method="exception_propagation",
+            status="illegal_memory_access",
+            task="gpt",
+            node="n1",
+            slot=0,
+            worker="w1",
+            reason="torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+        )
+    ]
+
+
+def test_the_exit_after_an_exception_is_swallowed(scene):
+    assert brief(scene.throw("w1")) == [(2, "other_software_error", "w1")]
+    assert scene.exit("w1", exit_code=1) == []
+
+
+def test_an_exception_after_its_exit_is_swallowed(scene):
+    scene.exit("w1", exit_code=1)
+    assert scene.throw("w1") == []
+
+
+def test_a_network_exception_has_ended_its_process_so_it_is_severity_2(scene):
+    (failure,) = scene.throw("w1", "ConnectionResetError", "[Errno 104] Connection reset by peer")
+    assert (failure.severity, failure.escalated) == (Severity.SEV2, Severity.SEV3)
+    assert failure.status == "connection_reset"
+
+
+def test_a_hardware_exception_takes_the_node_out(scene):
+    scene.run(epoch=1, w1="n1", w3="n1", w2="n2")
+    out = scene.throw("w1", "RuntimeError", "CUDA error: uncorrectable ECC error encountered")
+    assert brief(out) == [(1, "ecc_error", "w1")]
+    assert out[0].node == "n1"
+    assert scene.exit("w3", signal=9) == []
+    assert scene.disconnect("n1") == []
+    assert scene.wait(10) == []
+
+
+def test_hardware_that_fails_on_two_nodes_is_not_the_tasks_fault(scene):
+    for worker in ("w1", "w2"):
+        out = scene.throw(worker, "RuntimeError", "CUDA error: uncorrectable ECC error encountered")
+        assert brief(out) == [(1, "ecc_error", worker)]
+
+
+def test_network_exceptions_on_two_nodes_are_not_the_tasks_fault(scene):
+    for worker in ("w1", "w2"):
+        assert brief(scene.throw(worker, "ConnectionResetError", "reset")) == [(2, "connection_reset", worker)]
+
+
+# --- the user's own error --------------------------------------------------------------------------------------------
+
+
+def test_the_same_exception_after_a_restart_breaks_the_task(scene):
+    scene.throw("w1", text="bad <Batch object at 0x7f11>")
+    scene.run(epoch=1, w1b="n1", w2="n2")
+    (broken,) = scene.throw("w1b", text="bad <Batch object at 0x7e22>", traceback="Traceback: line 7")
+    assert broken.task == "gpt"
+    assert broken.traceback == "Traceback: line 7"
+    assert "ValueError: bad" in broken.reason
+    assert "iteration 3" in broken.reason
+    assert "w1b" in broken.reason
+
+
+def test_the_same_exception_in_another_worker_breaks_the_task(scene):
+    scene.throw("w1")
+    assert brief(scene.throw("w2")) == ["TaskBroken"]
+
+
+@pytest.mark.parametrize("other", [{"text": "worse"}, {"exception": "KeyError"}, {"iteration": 4}])
+def test_another_exception_does_not_break_the_task(scene, other):
+    scene.throw("w1")
+    assert brief(scene.throw("w2", **other)) == [(2, "other_software_error", "w2")]
+
+
+def test_one_worker_alone_does_not_break_its_task(scene):
+    scene.throw("w1")
+    assert scene.throw("w1") == []
+
+
+def test_a_hardware_or_network_error_is_never_the_users(scene):
+    scene.throw("w1", "RuntimeError", "CUDA error: unspecified launch failure")
+    assert brief(scene.throw("w2", "RuntimeError", "CUDA error: unspecified launch failure")) == [
+        (2, "cuda_error", "w2")
+    ]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"exit_code": 3},
+        {"exit_code": 0},
+        {"signal": int(signal.SIGSEGV)},
+        {"signal": int(signal.SIGABRT)},
+        {"exit_code": 128 + signal.SIGSEGV},
+    ],
+)
+@pytest.mark.parametrize("iteration", [-1, 3])
+def test_the_same_end_at_the_same_iteration_breaks_the_task(scene, how, iteration):
+    assert brief(scene.exit("w1", **how, iteration=iteration)) == [(2, "exited_abnormally", "w1")]
+    (broken,) = scene.exit("w2", **how, iteration=iteration, stderr=["one", "two"])
+    assert brief([broken]) == ["TaskBroken"]
+    assert broken.traceback == "one\ntwo"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"signal": int(signal.SIGKILL)},
+        {"signal": int(signal.SIGTERM)},
+        {"exit_code": 128 + signal.SIGKILL},
+        {"exit_code": None},
+        {"signal": int(signal.SIGABRT), "stderr": ["Watchdog caught collective operation timeout"]},
+    ],
+)
+def test_what_comes_from_outside_is_not_the_users_error(scene, how):
+    scene.exit("w1", **how, iteration=3)
+    assert brief(scene.exit("w2", **how, iteration=3)) == [(2, "exited_abnormally", "w2")]
+
+
+def test_another_iteration_or_another_code_does_not_break_the_task(scene):
+    scene.run(epoch=1, w1="n1", w2="n2", w3="n3")
+    scene.exit("w1", exit_code=3, iteration=3)
+    assert brief(scene.exit("w2", exit_code=3, iteration=4)) == [(2, "exited_abnormally", "w2")]
+    assert brief(scene.exit("w3", exit_code=4, iteration=3)) == [(2, "exited_abnormally", "w3")]
+
+
+def test_nothing_more_is_said_of_a_broken_task(scene):
+    scene.run(epoch=1, w1="n1", w2="n2", w3="n3", w4="n3")
+    scene.throw("w1")
+    scene.throw("w2")
+    assert scene.throw("w3") == []
+    assert scene.exit("w4", signal=9) == []
+    assert scene.collective("w4", epoch=1) == []
+    assert scene.stall("w4", epoch=1) == []
+    assert scene.give_up("restart", "w4") == []
+    assert scene.wait(10) == []
+
+
+def test_a_task_is_broken_once_however_many_workers_raise(scene):
+    scene.run(epoch=1, **{f"v{n}": "n1" for n in range(8)})
+    out = [outcome for n in range(8) for outcome in scene.throw(f"v{n}")]
+    assert brief(out) == [(2, "other_software_error", "v0"), "TaskBroken"]
+
+
+def test_a_task_under_the_name_of_a_broken_one_starts_afresh(scene):
+    scene.throw("w1")
+    scene.throw("w2")
+    scene.say(TaskStateChanged(task="gpt", state=TaskState.RECOVERING))  # said before it heard of the verdict
+    scene.say(TaskStateChanged(task="gpt", state=TaskState.FAILED))
+    scene.say(SUBMITTED)
+    scene.run(v1="n1", v2="n2")
+    assert brief(scene.throw("v1")) == [(2, "other_software_error", "v1")]
+    assert brief(scene.throw("v2")) == ["TaskBroken"]
+
+
+def test_workers_are_watched_that_are_heard_of_before_their_tasks_state(scene):
+    scene.say(TaskStateChanged(task="gpt", state=TaskState.FINISHED, epoch=9))
+    scene.say(SUBMITTED)
+    scene.run(v1="n1", v2="n2")
+    scene.say(TaskStateChanged(task="gpt", state=TaskState.STARTING))
+    assert brief(scene.exit("v1", signal=9)) == [(2, "exited_abnormally", "v1")]
+
+
+def test_what_workers_of_an_earlier_task_say_late_does_not_touch_that_of_its_name(scene):
+    scene.run(epoch=7, w1="n1", w2="n2")
+    scene.say(TaskStateChanged(task="gpt", state=TaskState.REMOVED, epoch=7))
+    scene.say(SUBMITTED)
+    assert scene.collective("w1", epoch=7) == []
+    scene.run(epoch=8, w2="n2")
+    scene.run(epoch=0, v1="n1", v2="n2")
+    scene.collective("v1", epoch=0)
+    assert brief(scene.wait(1)) == [(3, "connection_reset", "v1")]
+
+
+def test_ended_tasks_are_forgotten(scene):
+    scene.collective("w1")
+    scene.say(TaskStateChanged(task="gpt", state=TaskState.REMOVED))
+    assert scene.wait(1) == []
+    assert scene.exit("w1", signal=9) == []
+    assert scene.stall("w2") == []
+    scene.wait(scene.limits.window_s + 2)
+    assert scene.detector.state.tasks == {}
+    assert scene.detector.state.workers == {}
+
+
+def test_possible_user_errors_are_remembered_in_bounded_number():
+    scene = Scene(limits=Limits(attempts=1000))
+    scene.join("n1")
+    for number in range(200):
+        scene.places["x"] = {"node": "n1", "slot": 0, "task": "gpt", "worker": f"x{number}"}
+        scene.throw("x", text=f"number {number}")
+    assert len(scene.detector.state.tasks["gpt"].seen) == SIGNATURES
+
+
+# --- stalls ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_does_not_answer_hangs(scene):
+    (failure,) = scene.stall("w1", responsive=False)
+    assert brief([failure]) == [(2, "task_hang", "w1")]
+    assert failure.method == "online_statistics"
+    assert failure.reason == (
+        "w1 made no progress in its compute phase for 3.00 s, where 2.00 s are allowed, and it does not answer"
+    )
+
+
+def test_a_worker_that_does_not_answer_hangs_in_any_phase(scene):
+    assert brief(scene.stall("w1", phase="reduce", responsive=False)) == [(2, "task_hang", "w1")]
+
+
+def test_a_worker_that_answers_but_does_not_compute_hangs(scene):
+    assert brief(scene.stall("w1", phase="compute")) == [(2, "task_hang", "w1")]
+
+
+def test_a_hang_is_reported_once(scene):
+    scene.stall("w1")
+    assert scene.stall("w1") == []
+    assert scene.exit("w1", signal=9) == []
+
+
+def test_a_hang_that_its_worker_has_left_behind_is_none(scene):
+    scene.run(epoch=1, w1="n1", w2="n2")
+    assert scene.stall("w1", epoch=0) == []
+
+
+def test_a_stopped_worker_that_does_not_follow_into_a_new_epoch_hangs(scene):
+    scene.run(epoch=1, w2="n2")
+    assert brief(scene.stall("w1", epoch=0, responsive=False)) == [(2, "task_hang", "w1")]
+
+
+def test_who_waits_in_a_reduce_is_reported_after_the_hold_off(scene):
+    assert scene.stall("w1", phase="reduce") == []
+    (failure,) = scene.wait(0.4)
+    assert brief([failure]) == [(3, "nccl_timeout", "w1")]
+    assert scene.stall("w2", phase="reduce") == []
+    assert scene.wait(10) == []
+
+
+def test_who_waits_for_a_hanging_peer_is_not_to_blame(scene):
+    scene.stall("w1", phase="reduce")
+    assert brief(scene.stall("w2", responsive=False)) == [(2, "task_hang", "w2")]
+    assert scene.wait(10) == []
+
+
+def test_a_worker_that_somebody_waits_for_in_vain_fails_though_nothing_was_expected_of_it(scene):
+    assert scene.exit("w1", expected=True) == []
+    assert brief(scene.give_up("regroup", "w1")) == [(2, "task_hang", "w1")]
+    assert scene.give_up("regroup", "w1") == [], "it was reported now"

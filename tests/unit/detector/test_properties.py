@@ -1,0 +1,184 @@
+"""Whatever the order and however often facts are told, the detector keeps its promises."""
+
+import msgspec
+from helpers.detector import RULES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unicron_detector.core import Detector
+from unicron_detector.state import State
+
+from unicron.contracts.base import BusReconnected, CancelTimer, ConnectionLost, SetTimer, Started, TimerFired
+from unicron.contracts.events import (
+    AttemptFailed,
+    CollectiveFailed,
+    FailureDetected,
+    NodeAdmitted,
+    NodeHeartbeat,
+    NodeLeft,
+    Regrouped,
+    Severity,
+    TaskBroken,
+    TaskStateChanged,
+    WorkerExited,
+    WorkerFinished,
+    WorkerRaised,
+    WorkerReady,
+    WorkerStalled,
+)
+from unicron.contracts.tasks import TaskState, WorkerStatus
+
+NODES = ("n1", "n2", "n3")
+TASKS = ("a", "b")
+WORKERS = {
+    f"{task}-{node}-{number}": {"node": node, "slot": number, "task": task, "worker": f"{task}-{node}-{number}"}
+    for task in TASKS
+    for node in NODES
+    for number in range(4)
+}
+ERRORS = (
+    ("ValueError", "bad"),
+    ("ConnectionResetError", "reset"),
+    ("RuntimeError", "CUDA error: unspecified launch failure"),
+    ("RuntimeError", "CUDA error: uncorrectable ECC error encountered"),
+)
+
+nodes, tasks, places = st.sampled_from(NODES), st.sampled_from(TASKS), st.sampled_from(list(WORKERS.values()))
+epochs, iterations = st.integers(0, 2), st.integers(-1, 1)
+
+
+def of_worker(kind, **fields):
+    return st.builds(lambda place, given: kind(**place, **given), places, st.fixed_dictionaries(fields))
+
+
+@st.composite
+def joins(draw):
+    node = draw(nodes)
+    living = draw(st.lists(st.sampled_from([name for name, at in WORKERS.items() if at["node"] == node]), max_size=2))
+    status = [WorkerStatus(worker=name, task=WORKERS[name]["task"], slot=0) for name in living]
+    return NodeAdmitted(node=node, incarnation=draw(st.sampled_from("xyz")), host="h", slots=[], workers=status)
+
+
+FACTS = st.one_of(
+    joins(),
+    st.builds(NodeLeft, node=nodes, incarnation=st.sampled_from("xyz")),
+    st.builds(NodeHeartbeat, node=nodes, incarnation=st.sampled_from("xyz")),
+    st.builds(ConnectionLost, node=nodes),
+    of_worker(WorkerReady, pid=st.just(1)),
+    of_worker(Regrouped, epoch=epochs, rank=st.just(0), world_size=st.just(2), iteration=iterations),
+    of_worker(WorkerFinished, iterations=st.just(3)),
+    of_worker(
+        WorkerExited,
+        exit_code=st.sampled_from([None, 0, 1, 137]),
+        signal=st.sampled_from([None, 6, 9, 15, 200]),
+        expected=st.booleans(),
+        finished=st.booleans(),
+        iteration=iterations,
+    ),
+    of_worker(
+        lambda error, **fields: WorkerRaised(exception=error[0], text=error[1], **fields),
+        error=st.sampled_from(ERRORS),
+        iteration=iterations,
+        traceback=st.just("tb"),
+    ),
+    of_worker(CollectiveFailed, epoch=epochs, iteration=iterations, error=st.just("closed")),
+    of_worker(
+        WorkerStalled,
+        epoch=epochs,
+        iteration=iterations,
+        phase=st.sampled_from(["compute", "reduce"]),
+        waited_s=st.just(2.0),
+        limit_s=st.just(1.0),
+        responsive=st.booleans(),
+    ),
+    of_worker(AttemptFailed, action=st.sampled_from(["reattempt", "restart", "regroup"]), reason=st.just("vain")),
+    st.builds(
+        AttemptFailed, task=tasks, action=st.sampled_from(["reattempt", "restart", "regroup"]), reason=st.just("x")
+    ),
+    st.builds(
+        TaskStateChanged, task=tasks, state=st.sampled_from([TaskState.RUNNING, TaskState.RECOVERING]), epoch=epochs
+    ),
+    st.builds(BusReconnected, down_s=st.just(1.0)),
+    st.just("timer"),
+    st.just("restart"),
+)
+
+
+class World:
+    """Runs a detector on a list of facts and checks after each what must always hold."""
+
+    def __init__(self):
+        self.detector = Detector(None, RULES)
+        self.now, self.timers = 0.0, {}
+        self.failed, self.broken, self.down = set(), set(), set()
+        self.take(Started(token=1, at=0.0))
+
+    def take(self, fact):
+        if fact == "timer":
+            name = min(self.timers, key=self.timers.get)
+            self.now = max(self.now, self.timers.pop(name))
+            fact = TimerFired(name=name, at=self.now)
+        elif fact == "restart":
+            data = msgspec.msgpack.encode(self.detector.state)
+            state = msgspec.msgpack.decode(data, type=State)
+            assert state == self.detector.state
+            self.detector = Detector(state, RULES)
+            fact = Started(token=2, at=self.now)
+        elif isinstance(fact, BusReconnected):
+            fact = msgspec.structs.replace(fact, at=self.now)
+        elif isinstance(fact, NodeAdmitted):
+            self.down.discard(fact.node)
+        for outcome in self.detector.handle(fact):
+            self.check(outcome)
+        self.check_state()
+
+    def check(self, outcome):
+        match outcome:
+            case SetTimer(name=name, after_s=after_s):
+                self.timers[name] = self.now + after_s
+            case CancelTimer(name=name):
+                self.timers.pop(name, None)
+            case TaskBroken(task=task):
+                assert task not in self.broken
+                self.broken.add(task)
+            case FailureDetected():
+                self.check_failure(outcome)
+
+    def check_failure(self, failure):
+        assert failure.task not in self.broken
+        assert failure.worker not in self.failed, "two failures of one process"
+        if failure.worker and failure.severity is not Severity.SEV3:
+            self.failed.add(failure.worker)
+        if failure.severity is Severity.SEV1:
+            assert failure.node not in self.down, "a node lost twice"
+            self.down.add(failure.node)
+        else:
+            assert failure.worker
+
+    def check_state(self):
+        state = self.detector.state
+        waits = {node.suspect for node in state.nodes.values() if node.suspect}
+        waits |= {task.pending.timer for task in state.tasks.values() if task.pending}
+        assert waits | {"tick"} == set(self.timers), "a wait without an end, or a timer for nothing"
+        assert not set(state.nodes) & set(state.lost)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(FACTS, max_size=60))
+def test_promises_hold_in_any_order(facts):
+    world = World()
+    for fact in facts:
+        world.take(fact)
+    for _ in range(20):  # whatever is still open is settled in time
+        world.take("timer")
+    state = world.detector.state
+    assert not any(node.suspect for node in state.nodes.values())
+    assert not any(task.pending for task in state.tasks.values())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(FACTS, max_size=30).flatmap(lambda facts: st.tuples(st.just(facts), st.permutations([*facts, *facts]))))
+def test_promises_hold_when_everything_is_told_twice(facts):
+    for order in facts:
+        world = World()
+        for fact in order:
+            world.take(fact)

@@ -1,0 +1,51 @@
+import enum
+import json
+import re
+
+import msgspec
+import pytest
+from helpers import ROOT
+
+from unicron import codec
+from unicron.cli.docs import _fields, records, render, subject_of
+from unicron.cli.samples import sample
+from unicron.contracts.base import Message
+
+PAGE = ROOT / "docs" / "events.md"
+ON_SUBJECTS = [*codec.MESSAGES.values(), *codec.QUERIES]
+
+
+def test_the_page_is_what_the_contracts_say():
+    assert PAGE.read_text() == render(), "the contracts changed: run `unicron docs > docs/events.md`"
+
+
+@pytest.mark.parametrize("kind", ON_SUBJECTS, ids=lambda kind: kind.__name__)
+def test_each_message_has_its_subject_and_a_true_example(kind):
+    found = re.search(rf"### {kind.__name__}\n.*?For example on `(.*?)`:\n\n```json\n(.*?)```", render(), re.DOTALL)
+    assert found[1] == subject_of(kind)
+    example = msgspec.json.decode(found[2], type=kind)
+    read = codec.decode_message if issubclass(kind, Message) else codec.decode_query
+    assert read(codec.encode(example)) == example == sample(kind)
+    assert set(json.loads(found[2])) == {*kind.__struct_encode_fields__, "type"}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in [*ON_SUBJECTS, *records()] if not issubclass(kind, enum.Enum)],
+    ids=lambda kind: kind.__name__,
+)
+def test_each_field_is_explained(kind):
+    assert [field.name for field in _fields(kind) if not field.text] == []
+
+
+def test_each_type_that_a_field_names_stands_on_the_page():
+    text = render()
+    headings = {line.removeprefix("### ").lower() for line in text.splitlines() if line.startswith("### ")}
+    assert set(re.findall(r"\]\(#(\w+)\)", text)) <= headings
+
+
+def test_units_and_lists_of_names_arrive():
+    text = render()
+    assert "| `at` | number | `0.0` | Unix seconds at which the source made the message. |" in text
+    assert "| `slot` | whole number | `-1` | Whom it hit; empty or -1 where not applicable. |" in text
+    assert "| `escalated` | [Severity](#severity) or null | `null` |" in text

@@ -1,0 +1,177 @@
+"""One distribution, small images: what the package declares, installs and imports agrees with itself."""
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+ROOMS = {
+    "unicron_registry": [],
+    "unicron_detector": ["detector"],
+    "unicron_planner": ["planner"],
+    "unicron_transition": [],
+    "unicron_straggler": ["straggler"],
+    "unicron_agent": ["agent", "train"],
+    "unicron_simulator": ["planner", "train", "console"],
+    "unicron.train": ["train"],
+    "unicron.megatron": ["planner"],
+    "unicron.cli": ["console"],
+}
+"""Packages, and the extras with which they must work."""
+
+IMPORT_ALL = """
+import importlib, json, pkgutil, sys
+from importlib.machinery import PathFinder
+
+room, hidden = sys.argv[1], set(json.loads(sys.argv[2]))
+
+class Hide(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in hidden else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Hide
+package = importlib.import_module(room)
+for module in pkgutil.walk_packages(package.__path__, room + "."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+"""
+"""Imports every module of a package as if some others were not installed."""
+
+
+def closure(extras: list[str]) -> set[str]:
+    """Return the names of all distributions that `pip install unicron[extras]` brings on this machine."""
+    found: set[str] = set()
+    waiting = [Requirement(f"unicron[{','.join(extras)}]")]
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        found.add(name)
+        for text in importlib.metadata.requires(name) or []:
+            needed = Requirement(text)
+            chosen = [{"extra": extra} for extra in requirement.extras] or [{"extra": ""}]
+            wanted = needed.marker is None or any(needed.marker.evaluate(each) for each in chosen)
+            if wanted and not (canonicalize_name(needed.name) in found and not needed.extras):
+                waiting.append(needed)
+    return found
+
+
+def pins() -> dict[str, str]:
+    """Return the versions in constraints.txt by canonical name."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_each_package_imports_with_its_own_extras_alone(room):
+    allowed = closure(ROOMS[room])
+    owners = importlib.metadata.packages_distributions()
+    hidden = [top for top, names in owners.items() if not {canonicalize_name(name) for name in names} & allowed]
+    assert "torch" in hidden or "torch" in allowed
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL, room, json.dumps(hidden)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_only_the_node_has_torch():
+    assert "torch" not in closure(["planner", "detector", "console"])
+    assert "torch" in closure(["agent"])
+
+
+def test_dev_has_every_extra():
+    extras = {extra for text in EXTRAS["dev"] for extra in Requirement(text).extras}
+    assert extras == set(EXTRAS) - {"dev"}
+
+
+def test_constraints_are_plain_versions_each_once():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9a-z.]*", line)] == []
+    assert len(pins()) == len(lines), "a package stands there twice"
+    assert "torch==2.13.0" in lines
+
+
+def test_constraints_pin_everything_that_setup_installs():
+    needed = closure(["dev"]) - {"unicron"}
+    assert needed - set(pins()) == set()
+    different = {
+        name: (importlib.metadata.version(name), pins()[name])
+        for name in needed
+        if importlib.metadata.version(name).partition("+")[0] != pins()[name]
+    }
+    assert different == {}
+
+
+def test_every_package_is_in_the_wheel_and_in_every_list():
+    folders = sorted(
+        str(path.parent.relative_to(ROOT))
+        for parent in ("services/*", "agent", "simulator")
+        for path in ROOT.glob(f"{parent}/unicron_*/__init__.py")
+    )
+    roots = sorted(str(Path(folder).parent) for folder in folders)
+    build = PROJECT["tool"]["hatch"]["build"]
+    assert sorted(build["targets"]["wheel"]["packages"]) == sorted(["unicron", *folders])
+    assert sorted(build["dev-mode-dirs"]) == sorted([".", *roots])
+    assert sorted(PROJECT["tool"]["mypy"]["mypy_path"].split(":")) == sorted(
+        ["$MYPY_CONFIG_FILE_DIR", *(f"$MYPY_CONFIG_FILE_DIR/{root}" for root in roots)]
+    )
+    names = {"unicron", *(Path(folder).name for folder in folders)}
+    assert set(PROJECT["tool"]["importlinter"]["root_packages"]) == names
+    assert set(ROOMS) >= names - {"unicron"}
+
+
+def test_the_editable_install_is_one_pth():
+    files = importlib.metadata.distribution("unicron").files or []
+    (pth,) = [file for file in files if file.suffix == ".pth"]
+    listed = {Path(line).resolve() for line in Path(str(pth.locate())).read_text().split()}
+    assert listed == {(ROOT / folder).resolve() for folder in PROJECT["tool"]["hatch"]["build"]["dev-mode-dirs"]}
+
+
+def requirements_of(*extras: str) -> subprocess.CompletedProcess[str]:
+    script = ROOT / "deploy" / "requirements.py"
+    return subprocess.run([sys.executable, str(script), *extras], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_an_image_installs_the_base_and_its_extras():
+    lines = requirements_of("planner", "detector").stdout.splitlines()
+    assert set(lines) == {*PROJECT["project"]["dependencies"], *EXTRAS["planner"], *EXTRAS["detector"]}
+    assert requirements_of("plannner").returncode != 0
+
+
+def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    # not as a part of the make that may run these tests
+    environment = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL"}}
+    return subprocess.run(["make", *words], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_make_says_which_python_it_needs(tmp_path):
+    old = tmp_path / "python-old"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    done = make(tmp_path, "demo", f"PYTHON={old} no-such-python")
+    assert done.returncode != 0
+    assert "needs Python 3.11, 3.12 or 3.13" in done.stderr
+    assert f"{old} no-such-python" in done.stderr
+    assert "make demo PYTHON=" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_make_demo_passes_its_options_on(tmp_path):
+    plain = make(tmp_path, "-n", "demo").stdout.splitlines()[-1].split()
+    assert plain == [".venv/bin/unicron", "demo"]
+    given = make(tmp_path, "-n", "demo", "JSON=report.json", "CORPUS=texts").stdout.splitlines()[-1].split()
+    assert given == [".venv/bin/unicron", "demo", "--json", "report.json", "--corpus", "texts"]

@@ -1,0 +1,239 @@
+"""The pages for people name only what exists: files, functions, types, commands, links."""
+
+import ast
+import builtins
+import io
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import typer.main
+from helpers import ROOT
+from rich.console import Console
+
+from unicron import taskfile
+from unicron.cli.main import app
+from unicron.cli.report import FaultReport, Report, TaskReport, report_view
+
+README, ARCHITECTURE, TRAINING = ROOT / "README.md", ROOT / "docs" / "architecture.md", ROOT / "docs" / "training.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+OWN = [README, ARCHITECTURE, TRAINING, ROOT / "docs" / "operations.md", ROOT / "docs" / "straggler.md"]
+
+FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+SPAN = re.compile(r"`([^`\n]+)`")
+PATH = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(py|md|toml|yaml|yml|conf|json))")
+FUNCTION = re.compile(r"((?:\w+\.)*\w+)\(\)")
+TYPE = re.compile(r"([A-Z][a-z]+)+")
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+def prose(page):
+    """Return the page without its fenced blocks."""
+    return FENCED.sub("", page.read_text())
+
+
+def sections(text):
+    """Return the pieces of a page between its headings."""
+    return re.split(r"^#+ .*$", text, flags=re.MULTILINE)
+
+
+@cache
+def definitions(path):
+    """Return what a Python file defines: functions, classes, methods as Class.method, and constants."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            methods = (each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+            found |= {f"{node.name}.{method.name}" for method in methods}
+    return found
+
+
+def sources():
+    tops = ("unicron", "agent", "services")
+    return [path for top in tops for path in (ROOT / top).rglob("*.py")]
+
+
+# --- files, functions, types -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [README, ARCHITECTURE, TRAINING], ids=name_of)
+def test_each_path_exists(page):
+    paths = {span for span in SPAN.findall(prose(page)) if PATH.fullmatch(span) and "/" in span}
+    assert page is not ARCHITECTURE or len(paths) > 30, "the pattern finds the paths of the page"
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_each_function_of_the_walk_stands_in_a_file_named_in_its_section():
+    missing, checked = [], 0
+    for section in sections(prose(ARCHITECTURE)):
+        spans = SPAN.findall(section)
+        files = [ROOT / span for span in spans if span.endswith(".py") and (ROOT / span).exists()]
+        defined = set().union(*(definitions(path) for path in files))
+        for span in spans:
+            if (match := FUNCTION.fullmatch(span)) and span != "step()":
+                checked += 1
+                missing += [] if match[1] in defined else [span]
+    assert missing == [], "name the file before the function, in the same section"
+    assert checked > 60
+
+
+def test_each_type_that_the_architecture_names_exists():
+    known = set().union(*(definitions(path) for path in sources()))
+    named = {span for span in SPAN.findall(prose(ARCHITECTURE)) if TYPE.fullmatch(span)}
+    assert len(named) > 15
+    assert named - known - set(dir(builtins)) == set()
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def calls(lines, program):
+    """Return the words behind each call of `program` in `lines`."""
+    found = [re.match(rf"\s*(?:\.venv/bin/)?{program}( .*)?$", line) for line in lines]
+    return [shlex.split(match[1] or "", comments=True) for match in found if match]
+
+
+def commands(page, program):
+    """Return the calls of `program` in code blocks."""
+    text = page.read_text()
+    blocks = [match[3] for match in FENCED.finditer(text) if match[2] not in {"python", "json", "yaml"}]
+    lines = [line for block in blocks for line in block.splitlines()]
+    return calls(lines + [line for line in prose(page).splitlines() if line.startswith("    ")], program)
+
+
+def mentions(page, program):
+    """Return the calls of `program` in code spans; where a sentence needs no arguments, it names none."""
+    return calls(SPAN.findall(prose(page)), program)
+
+
+def check_command(words, *, mentioned=False):
+    """Raise if `unicron WORDS` is no command with these options and arguments; these may be left out of a mention."""
+    command, context = typer.main.get_command(app), None
+    while hasattr(command, "commands"):
+        context = type(command).context_class(command, parent=context)
+        _, words, _ = command.make_parser(context).parse_args(list(words))
+        if not words:
+            return  # only a group was named
+        name, words = words[0], words[1:]
+        assert name in command.commands, f"no command {name}"
+        command = command.commands[name]
+    if words or not mentioned:
+        command.make_context(name, list(words), parent=context)
+
+
+@pytest.mark.parametrize("page", OWN, ids=name_of)
+def test_each_unicron_command_exists_with_its_options(page):
+    found = [(words, False) for words in commands(page, "unicron")]
+    found += [(words, True) for words in mentions(page, "unicron")]
+    assert found
+    for words, mentioned in found:
+        try:
+            check_command(words, mentioned=mentioned)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong, name the command
+            pytest.fail(f"{page.name}: unicron {' '.join(words)}: {error}")
+
+
+@pytest.mark.parametrize("words", ["nosuch", "submit", "events --nosuch", "up --nodes many", "chaos nosuch gpt:1"])
+def test_the_check_of_commands_finds_what_is_wrong(words):
+    with pytest.raises(Exception, match=r"\w"):
+        check_command(words.split())
+
+
+@pytest.mark.parametrize("page", OWN, ids=name_of)
+def test_each_make_target_exists(page):
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {words[0] for words in commands(page, "make") + mentions(page, "make") if words}
+    assert named - targets == set()
+
+
+# --- links -----------------------------------------------------------------------------------------------------------
+
+
+def anchors(page):
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_relative_links_lead_somewhere(page):
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        path, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        goal = (page.parent / path).resolve() if path else page
+        if not goal.exists() or (anchor and anchor not in anchors(goal)):
+            broken.append(target)
+    assert broken == []
+
+
+# --- what the pages explain ------------------------------------------------------------------------------------------
+
+
+def header(text):
+    """Return the columns of the report's first table."""
+    line = next(line for line in text.splitlines() if "recomputed" in line)
+    return [name.strip() for name in re.split("[┃│|]", line) if name.strip()]
+
+
+def test_the_readme_is_short_and_explains_the_columns_of_the_report():
+    text = README.read_text()
+    assert len(text.splitlines()) <= 170
+    screen = Console(width=160, file=io.StringIO())
+    fault = FaultReport(kind="raise", target="gpt:1")
+    task = TaskReport(
+        name="gpt", weight=1, state="finished", iterations=1, first_loss=1, final_loss=1, max_rel_diff=0.0
+    )
+    screen.print(report_view(Report(ok=True, faults=[fault], tasks=[task], seconds=1.0, machine="one")))
+    columns = header(screen.file.getvalue())
+    assert header(text) == columns, "the report in README.md is one of this version"
+    explained = re.findall(r"^\| ([^|]+?) \|", text, re.MULTILINE)
+    assert set(columns) - {"fault", "target"} <= set(explained)
+
+
+def test_the_page_on_training_names_each_field_and_each_call():
+    text = TRAINING.read_text()
+    assert [field for field in taskfile.FIELDS if f"| `{field}` |" not in text] == []
+    session = next(
+        node
+        for node in ast.parse((ROOT / "unicron" / "train" / "session.py").read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == "Session"
+    )
+    methods = [node for node in session.body if isinstance(node, ast.FunctionDef)]
+    public = {node.name for node in methods if not node.name.startswith("_")}
+    arguments = {each.arg for node in methods if node.name == "__init__" for each in node.args.kwonlyargs}
+    named = set(re.findall(r"\w+", " ".join(SPAN.findall(text))))
+    assert (public | arguments) - named == set()
+
+
+def test_the_task_file_of_the_page_can_be_submitted():
+    [text] = [match[3] for match in FENCED.finditer(TRAINING.read_text()) if match[2] == "yaml"]
+    assert taskfile.parse(text, Path("task.yaml")).warnings == []
+
+
+@pytest.mark.parametrize("page", OWN, ids=name_of)
+def test_python_on_the_pages_is_python(page):
+    for match in FENCED.finditer(page.read_text()):
+        if match[2] == "python":
+            compile(re.sub(rf"^{match[1]}", "", match[3], flags=re.MULTILINE), name_of(page), "exec")
+
+
+def test_the_script_after_the_change_trains(tmp_path):
+    [script] = [
+        match[3] for match in FENCED.finditer(TRAINING.read_text()) if match[2] == "python" and "Session(" in match[3]
+    ]
+    path = tmp_path / "train.py"
+    path.write_text(script.replace("ITERATIONS, MICROBATCHES, SIZE = 200", "ITERATIONS, MICROBATCHES, SIZE = 12"))
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True, timeout=60)
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+    assert len(losses) == 12
+    assert losses[-1] < losses[0]

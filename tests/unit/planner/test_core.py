@@ -1,0 +1,418 @@
+"""The planner's core: messages in, plans out."""
+
+import math
+import random
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from helpers.planner import (
+    CONCAVE,
+    TWO,
+    admitted,
+    cluster,
+    ended,
+    lost,
+    measure,
+    nodes,
+    reasons,
+    sizes,
+    slots,
+    spec,
+    state,
+    submitted,
+    table,
+    tell,
+)
+from unicron_planner.core import REFRESH, Planner
+from unicron_planner.main import PlannerSettings, wiring
+from unicron_planner.state import PlannerState
+
+from unicron.contracts.base import SetTimer, Started
+from unicron.contracts.events import (
+    FailureDetected,
+    NodeDrained,
+    NodeGone,
+    PlanDecided,
+    Severity,
+    TaskBroken,
+    TaskRemoved,
+    TaskSubmitted,
+)
+from unicron.contracts.queries import GetPlan, GetStatus
+from unicron.contracts.tasks import TaskState
+from unicron.errors import InvalidInputError
+
+# --- the example: three nodes of two slots, weights 1.0 and 2.0 ------------------------------------------------------
+
+
+def test_the_heavier_task_gets_more_and_each_task_spans_nodes():
+    planner = cluster(*TWO)
+    plan = planner.state.plan
+    assert (plan.trigger, plan.workers, sizes(plan)) == ("task_submitted:b", 6, {"a": 2, "b": 4})
+    assert set(nodes(plan, "b")) == {"n1", "n2", "n3"}
+    assert len(set(nodes(plan, "a"))) == 2
+    assert [share.waf for share in plan.shares] == pytest.approx([1.8e9, 5.6e9])
+    assert plan.waf == pytest.approx(7.4e9)
+
+
+@pytest.mark.parametrize("node", ["n1", "n2", "n3"])
+def test_a_lost_node_is_answered_from_the_table_and_its_return_gives_the_same_plan_back(node):
+    planner = cluster(*TWO)
+    whole = planner.state.plan
+    (plan,) = tell(planner, lost(node))
+    assert plan.prepared
+    assert (plan.trigger, plan.workers, sizes(plan)) == (f"node_lost:{node}", 4, {"a": 1, "b": 3})
+    assert node not in nodes(plan, "a") + nodes(plan, "b")
+    assert {share.task: share.before for share in plan.shares} == {"a": 2, "b": 4}
+    assert plan.number == whole.number + 1
+
+    (back,) = tell(planner, admitted(node, incarnation="2"))
+    assert (back.trigger, back.prepared, sizes(back)) == (f"node_joined:{node}", True, sizes(whole))
+    assert back.waf == pytest.approx(whole.waf)
+    assert all(len(set(nodes(back, task))) > 1 for task in "ab")
+
+
+def test_where_both_achieve_the_same_the_task_that_would_be_disturbed_less_wins():
+    heavy, light = submitted("b", weight=2.0), submitted("a")  # a's third worker earns 0.6e9 and so does b's fourth
+    assert sizes(cluster(heavy, light).state.plan) == {"b": 4, "a": 2}
+    assert sizes(cluster(light, heavy).state.plan) == {"a": 3, "b": 3}
+    planner = cluster(heavy, light)
+    (shrunk, back) = tell(planner, lost("n1"), admitted("n1"))
+    assert sizes(shrunk) == {"b": 3, "a": 1}
+    assert sizes(back) == {"b": 3, "a": 3}
+
+
+def test_a_node_whose_loss_moves_nobody_else_comes_back_to_the_same_slots():
+    planner = cluster(submitted("a", least=2, most=6, throughput={}))
+    whole = planner.state.plan
+    tell(planner, lost("n3"))
+    assert sizes(planner.state.plan) == {"a": 4}
+    (back,) = tell(planner, admitted("n3", incarnation="2"))
+    assert slots(back) == slots(whole)
+
+
+def test_a_finished_task_leaves_its_workers_to_the_other():
+    planner = cluster(*TWO)
+    (plan,) = tell(planner, ended("b"))
+    assert plan.prepared
+    assert (plan.trigger, sizes(plan)) == ("task_finished:b", {"a": 4})
+    assert tell(planner, ended("b")) == []
+
+
+@pytest.mark.parametrize(
+    ("end", "trigger"),
+    [
+        (ended("b", TaskState.FAILED), "task_failed:b"),
+        (ended("b", TaskState.REMOVED), "task_removed:b"),
+        (TaskRemoved(task="b"), "task_removed:b"),
+        (TaskBroken(task="b", reason="ValueError"), "task_failed:b"),
+    ],
+)
+def test_however_a_task_ends_its_workers_are_free(end, trigger):
+    (plan,) = tell(cluster(*TWO), end)
+    assert (plan.trigger, sizes(plan), plan.prepared) == (trigger, {"a": 4}, True)
+
+
+def test_the_end_of_a_removed_task_decides_nothing_more_and_its_name_can_be_used_again():
+    planner = cluster(*TWO)
+    tell(planner, TaskRemoved(task="b"))
+    assert tell(planner, ended("b", TaskState.REMOVED)) == []
+    (again,) = tell(planner, TWO[1])
+    assert sizes(again) == {"a": 2, "b": 4}
+
+
+def test_states_of_a_task_that_goes_on_change_nothing():
+    planner = cluster(*TWO)
+    before = state(planner)
+    for going_on in TaskState:
+        if not going_on.ended:
+            assert planner.handle(ended("a", going_on)) == []
+    assert state(planner) == before
+
+
+# --- nodes -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_agent_that_was_started_again_disturbs_nothing():
+    planner = cluster(*TWO)
+    before = state(planner)
+    assert planner.handle(admitted("n2", incarnation="2", returned=True)) == []
+    assert planner.handle(admitted("n2", incarnation="3")) == []
+    assert state(planner) == before
+
+
+def test_a_node_that_comes_back_smaller_is_planned_for_as_it_is():
+    planner = cluster(*TWO)
+    (plan,) = tell(planner, admitted("n2", slots=1, incarnation="2"))
+    assert (plan.workers, plan.prepared) == (5, False)
+    assert "n2:1" not in [slot for taken in slots(plan).values() for slot in taken]
+
+
+def test_a_node_of_unusual_size_is_computed_for():
+    planner = cluster(submitted("a", most=16, throughput={}))
+    (usual,) = tell(planner, admitted("n4"))
+    assert (usual.workers, usual.prepared, sizes(usual)) == (8, True, {"a": 8})
+    (odd,) = tell(planner, admitted("n5", slots=3))
+    assert (odd.workers, odd.prepared, sizes(odd)) == (11, False, {"a": 11})
+    assert table(planner)["node_joined"].workers == 13
+
+
+def test_a_drained_node_is_emptied_and_used_again_after():
+    planner = cluster(*TWO)
+    (plan,) = tell(planner, NodeDrained(node="n1"))
+    assert (plan.trigger, plan.prepared, sizes(plan)) == ("node_drained:n1", True, {"a": 1, "b": 3})
+    assert "n1" not in nodes(plan, "a") + nodes(plan, "b")
+    assert tell(planner, NodeDrained(node="n1")) == []
+    (plan,) = tell(planner, NodeDrained(node="n1", drain=False))
+    assert (plan.trigger, plan.prepared, sizes(plan)) == ("node_undrained:n1", True, {"a": 2, "b": 4})
+
+
+def test_a_drained_node_stays_out_of_use_when_it_is_lost_and_comes_back():
+    planner = cluster(*TWO)
+    (_, answer) = tell(planner, NodeDrained(node="n1"), lost("n1"))
+    assert sizes(answer) == {"a": 1, "b": 3}
+    assert tell(planner, admitted("n1", incarnation="2")) == []
+    (plan,) = tell(planner, NodeDrained(node="n1", drain=False))
+    assert sizes(plan) == {"a": 2, "b": 4}
+
+
+def test_a_node_that_says_goodbye_is_not_a_failure():
+    planner = cluster(*TWO)
+    (plan,) = tell(planner, NodeGone(node="n1"))
+    assert (plan.trigger, plan.prepared, sizes(plan)) == ("node_left:n1", True, {"a": 1, "b": 3})
+    assert planner.state.failures == 0
+    assert tell(planner, NodeGone(node="n1")) == []
+
+
+def test_only_sev1_is_the_planners_business():
+    planner = cluster(*TWO)
+    for severity in (Severity.SEV2, Severity.SEV3):
+        failure = FailureDetected(severity=severity, method="x", status="y", node="n1", task="a")
+        assert planner.handle(failure) == []
+
+
+def test_every_sev1_failure_gets_an_answer_and_counts_once():
+    planner = cluster(submitted("a", most=1))
+    assert nodes(planner.state.plan, "a") == ["n1"]
+    (idle,) = tell(planner, lost("n3"))
+    assert nodes(idle, "a") == ["n1"]
+    (again,) = tell(planner, lost("n3"))
+    assert again.number == idle.number + 1
+    assert slots(again) == slots(idle)
+    assert len(tell(planner, lost("never-seen"))) == 1
+    assert planner.state.failures == 1
+
+
+def test_a_healthy_task_keeps_its_slots_when_another_is_hit():
+    planner = cluster(submitted("a", least=2, most=2), submitted("b", most=1))
+    before = slots(planner.state.plan)
+    assert (nodes(planner.state.plan, "a"), nodes(planner.state.plan, "b")) == (["n1", "n2"], ["n3"])
+    (plan,) = tell(planner, lost("n1"))
+    assert slots(plan)["b"] == before["b"]
+    assert nodes(plan, "a") == ["n2", "n3"]
+
+
+# --- tasks that wait -------------------------------------------------------------------------------------------------
+
+
+def test_a_task_that_needs_more_than_there_is_waits_and_says_so_until_it_fits():
+    planner = cluster(submitted("big", least=8, most=8, throughput={}))
+    assert reasons(planner.state.plan) == {"big": "needs 8 workers, the cluster has 6 healthy slots"}
+    (plan,) = tell(planner, admitted("n4"))
+    assert (sizes(plan), reasons(plan), plan.prepared) == ({"big": 8}, {}, True)
+
+
+def test_a_task_that_others_crowd_out_says_so():
+    planner = cluster(
+        submitted("rich", weight=2.0, least=6, most=6, throughput={}), submitted("poor", least=2, throughput={})
+    )
+    assert reasons(planner.state.plan) == {"poor": "needs 2 workers; higher-weighted tasks use all 6 slots"}
+    (plan,) = tell(planner, ended("rich"))
+    assert sizes(plan) == {"poor": 4}
+
+
+def test_a_task_is_never_given_less_than_its_minimum_nor_a_part_of_a_unit():
+    planner = cluster(submitted("a", unit=4, least=3, most=9, throughput={}))
+    assert sizes(planner.state.plan) == {"a": 4}
+    (plan,) = tell(planner, lost("n1"))
+    assert sizes(plan) == {"a": 4}
+    (plan,) = tell(planner, lost("n2"))
+    assert reasons(plan) == {"a": "needs 4 workers, the cluster has 2 healthy slots"}
+    assert "a" in [share.task for share in plan.shares]
+
+
+def test_a_task_may_come_before_any_node():
+    planner = Planner()
+    (plan,) = tell(planner, submitted("a"))
+    assert reasons(plan) == {"a": "needs 1 worker, the cluster has 0 healthy slots"}
+    (plan,) = tell(planner, admitted("n1"))
+    assert sizes(plan) == {"a": 2}
+
+
+def test_the_same_task_again_changes_nothing_and_nodes_without_tasks_need_no_plan():
+    planner = cluster()
+    assert planner.state.plan is None
+    tell(planner, submitted("a"))
+    before = state(planner)
+    assert planner.handle(submitted("a")) == []
+    assert state(planner) == before
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf])
+def test_a_task_that_cannot_be_weighed_is_refused_and_nothing_changes(weight):
+    planner = cluster(submitted("a"))
+    before = state(planner)
+    with pytest.raises(InvalidInputError, match="weight"):
+        planner.handle(submitted("b", weight=weight))
+    assert state(planner) == before
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_holds_every_next_event():
+    planner = cluster(*TWO, submitted("big", least=6, most=6, throughput=CONCAVE, weight=0.5))
+    rows = table(planner)
+    assert {name for name in rows if not name.startswith("two_nodes")} == {
+        "node_lost:n1",
+        "node_lost:n2",
+        "node_lost:n3",
+        "node_joined",
+        "worker_failed:a",
+        "worker_failed:b",
+        "task_finished:a",
+        "task_finished:b",
+        "task_launched:big",
+    }
+    assert rows["worker_failed:a"].sizes == {"a": 2, "b": 4, "big": 0}
+    assert {row.workers for name, row in rows.items() if name.startswith("two_nodes")} == {2}
+    assert rows["node_lost:n1"].sizes == {"a": 1, "b": 3, "big": 0}
+    assert (rows["node_joined"].workers, rows["node_joined"].sizes) == (8, {"a": 4, "b": 4, "big": 0})
+    assert rows["task_finished:a"].sizes["b"] == 4
+    assert rows["task_launched:big"].sizes == {"a": 0, "b": 0, "big": 6}
+
+
+def test_the_table_is_made_after_the_plan_has_gone_out():
+    planner = cluster(*TWO)
+    out = planner.handle(lost("n1"))
+    assert [type(message) for message in out] == [PlanDecided, SetTimer]
+    assert out[1] == REFRESH
+    assert planner._table == {}
+    (plan, *_) = [message.plan for message in planner.handle(lost("n2")) if isinstance(message, PlanDecided)]
+    assert (plan.prepared, plan.workers) == (False, 2)
+
+
+def test_the_table_is_there_for_whoever_asks_before_it_was_made():
+    planner = cluster(*TWO)
+    planner.handle(lost("n1"))
+    assert set(table(planner)) >= {"node_lost:n2", "node_lost:n3", "node_joined"}
+    assert planner.answer(GetPlan())[0].plan.plan.trigger == "node_lost:n1"
+
+
+def test_the_planner_answers_only_for_its_plan():
+    reply, out = Planner().answer(GetStatus())
+    assert (reply.error, out) == ("the planner does not answer GetStatus; it answers GetPlan, WhatIf and GetCurve", [])
+
+
+def storm(rng):
+    """Return random events of a cluster's life."""
+    messages, tasks = [], 0
+    for _ in range(rng.randint(5, 25)):
+        node = f"n{rng.randint(1, 4)}"
+        task = f"t{rng.randint(0, max(tasks, 1))}"
+        match rng.randint(0, 6):
+            case 0 | 1:
+                messages.append(admitted(node, slots=rng.choice([1, 2, 2, 2])))
+            case 2:
+                messages.append(lost(node))
+            case 3:
+                messages.append(rng.choice([NodeGone(node=node), NodeDrained(node=node, drain=rng.random() < 0.5)]))
+            case 4:
+                messages.append(ended(task))
+            case _:
+                curve = {size: size ** rng.uniform(0.6, 1.0) for size in range(1, 9)}
+                least = rng.randint(1, 3)
+                messages.append(
+                    submitted(f"t{tasks}", weight=rng.uniform(0.5, 2), least=least, most=8, throughput=curve)
+                )
+                tasks += 1
+    return messages
+
+
+def test_in_a_storm_prepared_answers_equal_computed_ones_and_every_rule_holds():
+    rng, prepared = random.Random(11), 0
+    for _ in range(60):
+        quick, slow = Planner(), Planner()
+        for message in storm(rng):
+            plans = tell(quick, message)
+            slow._table, slow._situation = {}, None
+            answers = [found.plan for found in slow.handle(message) if isinstance(found, PlanDecided)]
+            assert [slots(plan) for plan in plans] == [slots(plan) for plan in answers]
+            assert [plan.reward for plan in plans] == pytest.approx([plan.reward for plan in answers])
+            assert not any(plan.prepared for plan in answers)
+            for plan in plans:
+                prepared += plan.prepared
+                check_rules(quick, plan)
+    assert prepared > 100
+
+
+def check_rules(planner, plan):
+    used = [slot for share in plan.shares for slot in share.slots]
+    usable = planner._usable()
+    assert len(used) == len(set(used)) <= plan.workers == sum(map(len, usable.values()))
+    assert all(slot.slot in usable.get(slot.node, ()) for slot in used)
+    assert [share.task for share in plan.shares] == list(planner.state.tasks)
+    for share in plan.shares:
+        assert len(share.slots) in {0, *planner.state.tasks[share.task].sizes}
+        assert bool(share.reason) == (not share.slots)
+
+
+def test_the_state_survives_a_restart():
+    planner = cluster(*TWO)
+    measure(planner, "a", 2, 0.5)
+    tell(planner, lost("n1"))
+    restored = Planner(msgspec.msgpack.decode(state(planner), type=PlannerState))
+    assert state(restored) == state(planner)
+    assert tell(restored, Started(token=2)) == []  # the table is made again
+    for message in (admitted("n1"), ended("b")):
+        assert tell(restored, message) == tell(planner, message)
+
+
+# --- the service -----------------------------------------------------------------------------------------------------
+
+
+def test_it_listens_to_what_it_handles_and_never_imports_torch():
+    assert {text.split(".")[4] for text in wiring(PlannerSettings()).facts} == {
+        "NodeAdmitted",
+        "NodeDrained",
+        "NodeGone",
+        "FailureDetected",
+        "TaskSubmitted",
+        "TaskRemoved",
+        "TaskBroken",
+        "TaskRecovered",
+        "TaskStateChanged",
+    }
+    code = "import sys, unicron_planner.main; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("transition_s", "-1"), ("prior_failures", "0"), ("prior_worker_hours", "nan"), ("spare_nodes", "-1")],
+)
+def test_a_setting_that_makes_no_sense_is_named(field, value):
+    with pytest.raises(InvalidInputError, match=f"UNICRON_{field.upper()}"):
+        PlannerSettings.parse({field: value})
+
+
+def test_settings_reach_the_core():
+    texts = {"transition_s": "9", "prior_failures": "2", "prior_worker_hours": "1", "use_measured": "false"}
+    core = wiring(PlannerSettings.parse(texts)).core(None)
+    tell(core, TaskSubmitted(task="a", spec=spec("a")))
+    assert core._situate().resize_s == core._situate().failure_s == 9.0
+    assert core._situate().failure_rate == pytest.approx(2 / 3600)
+    measure(core, "a", 2, 1.0)
+    assert core.state.measured == {}
