@@ -6,10 +6,11 @@ from pathlib import Path
 
 import msgspec
 
+from unicron.services import SERVICES
 from unicron.settings import PREFIX, Settings
 
 PAGE = Path(__file__).with_name("operations.md")
-ROOMS = ("agent.settings", "detector.main", "planner.main", "registry.main", "straggler.main", "transition.main")
+ROOMS = ("agent.settings", *(f"{name}.main" for name in sorted(SERVICES)))
 BEGIN, END = "<!-- settings: made by docs/settings.py -->", "<!-- end of settings -->"
 
 
@@ -45,13 +46,13 @@ def table(kind: type[Settings], title: str) -> str:
 
 def tables() -> str:
     """Return the tables of all processes: what they share, then what each one adds."""
-    parts = [table(Settings, "Every process")]
+    parts, shared = [table(Settings, "Every process")], Settings.__struct_fields__
     for name in ROOMS:
         module = importlib.import_module(f"unicron_{name}")
         parts += [
             table(kind, f"The {name.partition('.')[0]}, besides")
             for kind in vars(module).values()
-            if isinstance(kind, type) and issubclass(kind, Settings) and kind is not Settings
+            if isinstance(kind, type) and issubclass(kind, Settings) and kind.__struct_fields__ != shared
         ]
     return "\n\n".join(parts)
 

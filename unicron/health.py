@@ -10,9 +10,9 @@ import sys
 
 from unicron.bus import nats
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
+from unicron.services import SERVICES
 from unicron.settings import Settings
 
-SERVICES = ("registry", "detector", "planner", "transition", "straggler")
 ANSWER_S = 2.0
 """How long an agent may take to answer."""
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from unicron.aio import run_until_signal
 from unicron.bus import nats, topology
@@ -12,11 +12,11 @@ from unicron.bus.protocol import Bus
 from unicron.clock import SystemClock
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.service import Service, Wiring
-
-if TYPE_CHECKING:
-    from unicron.settings import Settings
+from unicron.settings import PREFIX, Settings
 
 log = logging.getLogger(__name__)
+
+S = TypeVar("S", bound=Settings)
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -31,32 +31,39 @@ def set_up_logging(level: str, name: str) -> None:
         InvalidInputError: there is no such level.
     """
     if level not in LEVELS:
-        raise InvalidInputError(f"setting log_level {level!r}: use one of {', '.join(LEVELS)}")
+        raise InvalidInputError(f"{PREFIX}LOG_LEVEL {level!r}: use one of {', '.join(LEVELS)}")
     logging.basicConfig(
         level=level.upper(), format=f"%(asctime)s {name} %(levelname)s %(message)s", stream=sys.stderr, force=True
     )
 
 
-def run_service(wiring: Wiring, settings: "Settings", beside: Beside | None = None) -> int:
-    """Run the service until SIGTERM or SIGINT; return the exit status of the process.
+def run_process(settings_type: type[S], job: Callable[[S], Coroutine[Any, Any, None]]) -> int:
+    """Load the settings, begin to log, and run `job` until SIGTERM or SIGINT; return the exit status of the process.
 
-    Errors that a person can mend are printed as one line.
-
-    Args:
-        wiring: what the service is made of.
-        settings: of the process.
-        beside: work on the same bus in the same event loop; its end, even by an error, does not end the service.
+    An error that a person can mend, such as a bad setting, is printed as one line.
     """
     try:
-        set_up_logging(settings.log_level, wiring.name)
-        run_until_signal(_serve(wiring, settings, beside))
+        settings = settings_type.load()
+        set_up_logging(settings.log_level, settings.log_name)
+        run_until_signal(job(settings))
     except UnicronError as error:
-        print(f"{wiring.name}: {error}", file=sys.stderr)  # noqa: T201
+        print(f"{settings_type.process}: {error}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
 
 
-async def _serve(wiring: Wiring, settings: "Settings", beside: Beside | None) -> None:
+def run_service(settings_type: type[S], wiring: Callable[[S], Wiring], beside: Beside | None = None) -> int:
+    """Run a service until SIGTERM or SIGINT; return the exit status of the process.
+
+    Args:
+        settings_type: of the service.
+        wiring: says what the service is made of, by its settings.
+        beside: work on the same bus in the same event loop; its end, even by an error, does not end the service.
+    """
+    return run_process(settings_type, lambda settings: _serve(wiring(settings), settings, beside))
+
+
+async def _serve(wiring: Wiring, settings: Settings, beside: Beside | None) -> None:
     bus = await nats.connect(settings, wiring.name)
     try:
         await topology.provision(bus.jetstream, lease_ttl_s=settings.lease_ttl_s)

@@ -15,19 +15,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from unicron import codec, subjects
-from unicron.aio import insist, run_until_signal, together, unhurried
+from unicron.aio import insist, together, unhurried
 from unicron.bus.lease import Lease
-from unicron.bus.protocol import Bus, Handler, Heard
+from unicron.bus.protocol import Bus, Heard
 from unicron.clock import Clock
 from unicron.commit import Commit, Ledger, Migration, Outgoing, Timer
 from unicron.contracts.base import BusReconnected, CancelTimer, Message, SetTimer, Started, TimerFired
 from unicron.contracts.events import Alert, DeadLetter
 from unicron.contracts.queries import Query, Reply
+from unicron.core import Core
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
 
 log = logging.getLogger(__name__)
@@ -45,25 +46,6 @@ TIDY_S = 10.0
 """Idle seconds after which a published outbox is cleared: the journal knows its ids for an hour only."""
 
 
-class Core(Protocol):
-    """Decisions of a service: a function of messages. It opens nothing, awaits nothing, reads no clock.
-
-    `state` is everything it remembers, in a type that msgspec can encode.
-    """
-
-    state: Any
-
-    def handle(self, message: Message) -> list[Message]:
-        """Take one message in; return what follows from it."""
-
-
-class QueryCore(Core, Protocol):
-    """A core that also answers queries."""
-
-    def answer(self, query: Query) -> tuple[Reply, list[Message]]:
-        """Return the reply to `query`, and what follows from it; without outcomes, the state must not change."""
-
-
 @dataclass(frozen=True)
 class Wiring:
     """What a service is made of.
@@ -75,7 +57,6 @@ class Wiring:
         facts: filters on the journal.
         telemetry: filters on telemetry.
         translate: turns telemetry that is not one of our messages into one (server advisories); None drops it.
-        answers: whether the core answers queries.
         migrations: from older forms of the state, in order: the first turns version 1 into version 2. Whoever changes
             the form of a state adds one; today's version is one more than there are.
     """
@@ -86,7 +67,6 @@ class Wiring:
     facts: list[str]
     telemetry: list[str]
     translate: Callable[[str, bytes], Message | None] | None = None
-    answers: bool = False
     migrations: tuple[Migration, ...] = ()
 
 
@@ -242,8 +222,6 @@ class Service:
             query = codec.decode_query(data)
         except InvalidInputError as error:
             return codec.encode(Reply(error=str(error)))
-        if not self._wiring.answers:
-            return codec.encode(Reply(error=f"{name} answers no queries; ask the registry or the planner"))
         if not self._active or self._inputs.full():
             raise BusUnavailableError(f"{name} is busy; try again in a moment")
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -345,7 +323,7 @@ class Service:
         try:
             if item.query is None:
                 return self._outgoing(cause, self._core.handle(cause))
-            item.answer, outcomes = self._core.answer(item.query)  # type: ignore[attr-defined]
+            item.answer, outcomes = self._core.answer(item.query)
             return self._outgoing(cause, outcomes)
         except Exception as error:
             raise _CoreError(item) from error
@@ -378,6 +356,3 @@ class Service:
     async def _publish(self, outbox: list[Outgoing]) -> None:
         for each in outbox:
             await insist(partial(self._bus.append, each.subject, each.data, each.id), "publishing")
-
-
-__all__ = ["Core", "Handler", "QueryCore", "Service", "Wiring", "run_until_signal"]

@@ -7,7 +7,7 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import msgspec
 
@@ -31,6 +31,9 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         log_level: debug, info, warning or error.
     """
 
+    process: ClassVar[str] = "unicron"
+    """Name of the process that these settings are for, as its errors begin."""
+
     nats_url: str = "nats://127.0.0.1:4222"
     nats_creds: str = ""
     nats_ca: str = ""
@@ -51,6 +54,11 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
             raise InvalidInputError(f"{PREFIX}LEASE_TTL_S: {self.lease_ttl_s:g} s; use at least {MIN_LEASE_TTL_S:g} s")
         if bool(self.nats_cert) != bool(self.nats_key):
             raise InvalidInputError(f"{PREFIX}NATS_CERT and {PREFIX}NATS_KEY belong together: set both or neither")
+
+    @property
+    def log_name(self) -> str:
+        """What tells the process from others in a log."""
+        return self.process
 
     @classmethod
     def load(cls, argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> Self:
@@ -77,6 +85,9 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         try:
             return msgspec.convert(texts, cls, strict=False)
         except msgspec.ValidationError as error:
+            what, _, name = str(error).rpartition(" - at `$.")
+            name = name.rstrip("`")
             raise InvalidInputError(
-                f"setting {error!s}; set it by flag or by environment variable {PREFIX}<NAME>"
+                f"{PREFIX}{name.upper()} {texts.get(name, '')!r}: {what.lower()}; "
+                f"set it by this variable or by --{name.replace('_', '-')}"
             ) from error

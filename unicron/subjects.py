@@ -6,8 +6,9 @@ own node. Kinds: `evt` facts and `cmd` commands (kept in the journal), `tel` tel
 """
 
 import re
+from collections.abc import Iterable
 
-from unicron.contracts.base import Message
+from unicron.contracts.base import LOCAL, Message
 from unicron.contracts.commands import Command
 from unicron.contracts.events import (
     FailureDetected,
@@ -55,6 +56,13 @@ def of(message: Message) -> str:
 def events(*kinds: type[Message]) -> list[str]:
     """Return filters for facts of these types from any source."""
     return [f"{ROOT}.{'tel' if kind in TELEMETRY else 'evt'}.*.{kind.__name__}.*" for kind in kinds]
+
+
+def listened(kinds: Iterable[type[Message]]) -> tuple[list[str], list[str]]:
+    """Return the filters for the facts among these types, and those for the telemetry; a shell's own have none."""
+    found = events(*(kind for kind in kinds if kind not in LOCAL))
+    telemetry = set(events(*TELEMETRY))
+    return [each for each in found if each not in telemetry], [each for each in found if each in telemetry]
 
 
 def commands(node: str) -> str:

@@ -1,5 +1,7 @@
 """What an agent can be told."""
 
+from typing import ClassVar
+
 from unicron.settings import Settings
 
 
@@ -16,6 +18,8 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
         chaos: whether the agent breaks things of its own when asked to.
     """
 
+    process: ClassVar[str] = "unicron-agent"
+
     node: str = ""
     slots: int = 0
     run_dir: str = ".unicron/node"
@@ -23,3 +27,8 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
     heartbeat_s: float = 0.5
     hang_s: float = 20.0
     chaos: bool = False
+
+    @property
+    def log_name(self) -> str:
+        """The agent with its node: those of several nodes may log to one place."""
+        return f"agent.{self.node}"

@@ -17,8 +17,10 @@ from unicron_planner.core import Planner
 from unicron_planner.estimates import Options
 from unicron_planner.main import PlannerSettings
 from unicron_planner.main import wiring as planner_wiring
+from unicron_registry.main import RegistrySettings
 from unicron_registry.main import wiring as registry_wiring
-from unicron_transition.main import WIRING
+from unicron_transition.main import TransitionSettings
+from unicron_transition.main import wiring as transition_wiring
 
 from unicron import codec, subjects
 from unicron.bus import topology
@@ -56,10 +58,10 @@ def wirings() -> dict[str, Wiring]:
     """Return the services' own wirings, the planner's without its stopwatch."""
     planner = replace(planner_wiring(PlannerSettings(use_measured=False)), core=lambda state: Planner(state, OPTIONS))
     return {
-        "registry": registry_wiring(),
+        "registry": registry_wiring(RegistrySettings()),
         "detector": detector_wiring(DetectorSettings()),
         "planner": planner,
-        "transition": WIRING,
+        "transition": transition_wiring(TransitionSettings()),
     }
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from unicron.cli.cluster import NATS, SERVICES
+from unicron.cli.cluster import NATS
 from unicron.cli.demo import Demo
 from unicron.cli.faults import Fault, Rank
 from unicron.contracts.events import FailureDetected, IterationFinished
+from unicron.services import SERVICES
 
 FAULT_AT = 8
 SCRIPT = [

@@ -524,8 +524,8 @@ async def test_who_waits_for_an_answer_hears_that_the_service_stepped_down(world
 
 async def test_a_service_without_answers_says_so(world):
     bus = await world.connect()
-    async with running(service(await world.connect(), answers=False)):
-        assert "answers no queries" in (await ask(bus, queries.GetStatus())).error
+    async with running(service(await world.connect(), core=tally.Mute)):
+        assert "it answers no queries" in (await ask(bus, queries.GetStatus())).error
 
 
 async def test_the_position_is_committed_even_when_nothing_follows(world):
@@ -588,4 +588,4 @@ def test_a_service_without_a_server_says_address_and_cure_and_no_traceback():
 def test_a_service_with_a_bad_setting_names_it():
     ended = run("--log-level", "loud")
     assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 1)
-    assert "log_level 'loud': use one of debug, info, warning, error" in ended.stderr
+    assert "UNICRON_LOG_LEVEL 'loud': use one of debug, info, warning, error" in ended.stderr

@@ -2,7 +2,7 @@
 
 import msgspec
 from unicron_detector import rules
-from unicron_detector.core import Detector
+from unicron_detector.core import DetectorCore
 from unicron_detector.state import Limits, State
 
 from unicron.contracts.base import CancelTimer, ConnectionLost, Message, SetTimer, Started, TimerFired
@@ -26,7 +26,7 @@ class Scene:
 
     def __init__(self, limits=None):
         self.limits = limits or Limits()
-        self.detector = Detector(None, RULES, self.limits)
+        self.detector = DetectorCore(None, RULES, self.limits)
         self.now = 1000.0
         self.timers = {}
         self.beating = {}
@@ -65,7 +65,7 @@ class Scene:
     def restart(self) -> list[Message]:
         """End the detector's process and start it again from its last commit; its timers are part of that."""
         state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.detector.state), type=State)
-        self.detector = Detector(state, RULES, self.limits)
+        self.detector = DetectorCore(state, RULES, self.limits)
         return self.say(Started(token=2, at=self.now))
 
     # --- facts -------------------------------------------------------------------------------------------------------

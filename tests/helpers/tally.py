@@ -1,6 +1,7 @@
 """A tiny core that counts, and the service around it as a process of its own."""
 
 import sys
+from typing import ClassVar
 
 import msgspec
 
@@ -18,6 +19,7 @@ from unicron.contracts.events import (
     WorkerExited,
 )
 from unicron.contracts.queries import GetStatus, Query, Reply, SubmitTask
+from unicron.core import Core, Handlers
 from unicron.runner import run_service
 from unicron.service import Wiring
 from unicron.settings import Settings
@@ -80,6 +82,21 @@ class Tally:
         raise RuntimeError("no answer to that")
 
 
+class Mute(Core):
+    """Answers nothing."""
+
+    handlers: Handlers = {}
+
+    def __init__(self, state: State | None) -> None:
+        self.state = state or State()
+
+
+class TallySettings(Settings, kw_only=True, frozen=True):
+    """A service of the tests."""
+
+    process: ClassVar[str] = NAME
+
+
 def translate(subject: str, data: bytes) -> Message | None:
     """Take 'elsewhere.node' for a lost connection."""
     node = data.decode()
@@ -94,10 +111,9 @@ def wiring(**changes) -> Wiring:
         "facts": subjects.events(WorkerExited, NodeLeft, NodeJoined),
         "telemetry": [*subjects.events(NodeHeartbeat), "elsewhere.>"],
         "translate": translate,
-        "answers": True,
     }
     return Wiring(**{**fields, **changes})
 
 
 if __name__ == "__main__":
-    sys.exit(run_service(wiring(), Settings.load()))
+    sys.exit(run_service(TallySettings, lambda _: wiring()))

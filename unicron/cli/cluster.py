@@ -21,9 +21,9 @@ from unicron.cli.processes import Started, wait_until_gone
 from unicron.client import Client
 from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
+from unicron.services import SERVICES
 from unicron.settings import Settings
 
-SERVICES = ("registry", "detector", "planner", "transition", "straggler")
 NATS = "nats"
 PORT = 4222
 """Port of the NATS server, and the one that the other commands try first."""

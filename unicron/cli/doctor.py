@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from unicron.bus.server import find_binary
-from unicron.cli.cluster import SERVICES
 from unicron.client import Client
 from unicron.contracts.base import Record
 from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
+from unicron.services import SERVICES
 from unicron.settings import Settings
 
 MIN_SHM = 512 * 1024**2

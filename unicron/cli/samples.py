@@ -12,6 +12,7 @@ import msgspec
 
 from unicron.contracts import commands, events
 from unicron.contracts.base import Message
+from unicron.services import SERVICES
 
 VALUES: dict[str, Any] = {
     "id": "9f2c1d5e8a7b4c60",
@@ -115,7 +116,6 @@ VALUES: dict[str, Any] = {
 """Values of fields that read better than the first value of their type."""
 
 PLAIN = {str: "text", int: 2, float: 1.5, bool: True, bytes: b""}
-SERVICES = ("registry", "detector", "planner", "transition", "straggler")
 
 
 def sample(kind: Any, field: str = "") -> Any:

@@ -9,11 +9,12 @@ from unicron.contracts.tasks import ModelSpec, TaskSpec
 from unicron.contracts.timings import MOST_OPS, OPERATIONS
 from unicron.errors import InvalidInputError
 from unicron.megatron import catalogue
+from unicron.services import SERVICES
 
 RECOMMENDED_WEIGHT = (0.5, 2.0)
 """Weights outside of it starve other tasks or the task itself (paper section 5)."""
 
-RESERVED = frozenset({"registry", "detector", "planner", "transition", "straggler", "console"})
+RESERVED = frozenset({*SERVICES, "console"})
 """Names of services: a node under one of them would answer its queries."""
 
 MOST_WORKERS = 100_000

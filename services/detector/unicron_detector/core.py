@@ -4,9 +4,6 @@ Four methods find failures: node health (a connection or the heartbeats of a nod
 ends), exception propagation (a process says why it ends) and online statistics (a process makes no progress).
 """
 
-from collections.abc import Callable
-from typing import Any
-
 from msgspec.structs import replace
 
 from unicron.contracts.base import BusReconnected, ConnectionLost, Message, SetTimer, Started, TimerFired
@@ -29,6 +26,7 @@ from unicron.contracts.events import (
     WorkerReady,
     WorkerStalled,
 )
+from unicron.core import Core, Handlers
 from unicron_detector.memberships import Memberships
 from unicron_detector.nodes import TICK_S, Nodes
 from unicron_detector.processes import Processes
@@ -36,30 +34,13 @@ from unicron_detector.report import Reporter
 from unicron_detector.rules import Rules
 from unicron_detector.state import Limits, State
 
-FACTS: list[type[Message]] = [
-    NodeAdmitted,
-    NodeGone,
-    NodeLeft,
-    WorkerReady,
-    WorkerExited,
-    WorkerRaised,
-    CollectiveFailed,
-    WorkerStalled,
-    Regrouped,
-    WorkerFinished,
-    AttemptFailed,
-    TaskStateChanged,
-    TaskSubmitted,
-]
-"""What the detector reads from the journal."""
-
 TICK = "tick"
 
 STALL_S = 2.0
 """A timer this much later than the one before it means that the detector itself was held up."""
 
 
-class Detector:
+class DetectorCore(Core):
     """Turns facts into failures.
 
     Args:
@@ -69,12 +50,12 @@ class Detector:
     """
 
     def __init__(self, state: State | None, rules: Rules, limits: Limits | None = None) -> None:
-        self.state = state or State()
+        self.state: State = state or State()
         self._reporter = Reporter(self.state, limits or Limits())
         self._processes = Processes(self._reporter, rules)
         self._memberships = Memberships(self._reporter)
         self._nodes = Nodes(self._reporter, self._processes, self._memberships)
-        self._handlers: dict[type[Message], Callable[[Any], list[Message]]] = {
+        self.handlers: Handlers = {
             Started: self._renew,
             BusReconnected: self._renew,
             TimerFired: self._fired,
@@ -94,11 +75,6 @@ class Detector:
             TaskSubmitted: self._memberships.submitted,
             AttemptFailed: self._attempt_failed,
         }
-
-    def handle(self, message: Message) -> list[Message]:
-        """Take one message in; return the failures, alerts and timers that follow from it."""
-        handler = self._handlers.get(type(message))
-        return handler(message) if handler else []
 
     # --- time --------------------------------------------------------------------------------------------------------
 

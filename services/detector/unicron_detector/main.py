@@ -2,21 +2,21 @@
 
 import json
 import math
-import sys
 from datetime import datetime
+from functools import partial
+from typing import ClassVar
 
 from unicron import subjects
 from unicron.bus import topology
 from unicron.bus.protocol import Bus
 from unicron.clock import SystemClock
 from unicron.contracts.base import ConnectionLost
-from unicron.contracts.events import NodeHeartbeat
-from unicron.errors import InvalidInputError, UnicronError
+from unicron.errors import InvalidInputError
 from unicron.runner import run_service
 from unicron.service import Wiring
 from unicron.settings import PREFIX, Settings
 from unicron_detector import rules
-from unicron_detector.core import FACTS, Detector
+from unicron_detector.core import DetectorCore
 from unicron_detector.state import Limits, State
 
 AGENT = "agent."
@@ -33,6 +33,8 @@ class DetectorSettings(Settings, kw_only=True, frozen=True):
         window_s: how far back attempts are counted.
         attempts: failures of one kind within the window that are met at their own severity; one more climbs.
     """
+
+    process: ClassVar[str] = "detector"
 
     grace_s: float = Limits().grace_s
     heartbeat_timeout_s: float = Limits().heartbeat_timeout_s
@@ -82,13 +84,14 @@ def translate(subject: str, data: bytes) -> ConnectionLost | None:
 
 def wiring(settings: DetectorSettings) -> Wiring:
     """Return what the detector is made of."""
-    known = rules.load()
+    core = partial(DetectorCore, rules=rules.load(), limits=settings.limits)
+    facts, telemetry = subjects.listened(core(None).handlers)
     return Wiring(
-        name="detector",
-        core=lambda state: Detector(state, known, settings.limits),
+        name=settings.process,
+        core=core,
         state=State,
-        facts=subjects.events(*FACTS),
-        telemetry=[*subjects.events(NodeHeartbeat), topology.DISCONNECTS],
+        facts=facts,
+        telemetry=[*telemetry, topology.DISCONNECTS],
         translate=translate,
     )
 
@@ -102,9 +105,4 @@ async def watch_statistics(bus: Bus) -> None:
 
 def main() -> int:
     """Run the detector until it is told to stop; return the exit status."""
-    try:
-        settings = DetectorSettings.load()
-        return run_service(wiring(settings), settings, beside=watch_statistics)
-    except UnicronError as error:
-        print(f"detector: {error}", file=sys.stderr)  # noqa: T201 the one line a person gets
-        return 1
+    return run_service(DetectorSettings, wiring, beside=watch_statistics)

@@ -30,6 +30,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.queries import Curve, CurvePoint, GetCurve, GetPlan, PlanView, Query, Reply, TableRow, WhatIf
 from unicron.contracts.tasks import SlotRef
+from unicron.core import Core
 from unicron.errors import InvalidInputError
 from unicron_planner import estimates, lookup, nodes, throughput
 from unicron_planner.estimates import FAILURE, RESIZE, Options
@@ -46,7 +47,7 @@ def _no_time() -> float:
     return 0.0
 
 
-class Planner:
+class Planner(Core):
     """Keeps the plan optimal, and the next ones ready.
 
     Args:
@@ -61,7 +62,7 @@ class Planner:
         options: Options | None = None,
         stopwatch: Callable[[], float] = _no_time,
     ) -> None:
-        self.state = state or PlannerState()
+        self.state: PlannerState = state or PlannerState()
         self._options = options or Options()
         self._stopwatch = stopwatch
         self._table: dict[Effect, Row] = {}

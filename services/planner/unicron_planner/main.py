@@ -1,8 +1,8 @@
 """Wires the planner up: settings, core, and what it listens to."""
 
 import math
-import sys
 import time
+from typing import ClassVar
 
 from unicron import subjects
 from unicron.contracts.events import (
@@ -17,7 +17,7 @@ from unicron.contracts.events import (
     TaskStateChanged,
     TaskSubmitted,
 )
-from unicron.errors import InvalidInputError, UnicronError
+from unicron.errors import InvalidInputError
 from unicron.runner import run_service
 from unicron.service import Wiring
 from unicron.settings import PREFIX, Settings
@@ -51,6 +51,8 @@ class PlannerSettings(Settings, kw_only=True, frozen=True):
         spare_nodes: nodes that are kept free to take the place of lost ones.
     """
 
+    process: ClassVar[str] = "planner"
+
     transition_s: float = Options().transition_s
     prior_failures: float = Options().prior_failures
     prior_worker_hours: float = Options().prior_worker_s / 3600
@@ -79,21 +81,20 @@ def wiring(settings: PlannerSettings) -> Wiring:
         spare_nodes=settings.spare_nodes,
     )
     return Wiring(
-        name="planner",
+        name=settings.process,
         core=lambda state: Planner(state, options, time.perf_counter),
         state=PlannerState,
         facts=subjects.events(*FACTS),
         telemetry=subjects.events(IterationFinished),
-        answers=True,
     )
+
+
+def warm_wiring(settings: PlannerSettings) -> Wiring:
+    """Return `wiring`, with everything compiled that an answer would else wait for."""
+    warm_up()
+    return wiring(settings)
 
 
 def main() -> int:
     """Run the planner until it is told to stop; return the exit status."""
-    try:
-        settings = PlannerSettings.load()
-        warm_up()
-        return run_service(wiring(settings), settings)
-    except UnicronError as error:
-        print(f"planner: {error}", file=sys.stderr)  # noqa: T201
-        return 1
+    return run_service(PlannerSettings, warm_wiring)

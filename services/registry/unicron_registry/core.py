@@ -24,10 +24,11 @@ from unicron.contracts.events import (
     TaskStateChanged,
     TaskSubmitted,
 )
-from unicron.contracts.plans import Plan, TaskShare
-from unicron.contracts.queries import DrainNode, GetStatus, NodeView, Query, RemoveTask, Reply, Status, SubmitTask
+from unicron.contracts.plans import TaskShare
+from unicron.contracts.queries import DrainNode, GetStatus, NodeView, RemoveTask, Reply, Status, SubmitTask
 from unicron.contracts.queries import TaskView as View
-from unicron.contracts.tasks import NodeState, TaskSpec, TaskState
+from unicron.contracts.tasks import NodeState, TaskState
+from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
 from unicron_registry.state import RegistryState
 
@@ -37,57 +38,28 @@ PRESENT = {NodeState.UP, NodeState.DRAINING}
 """States of a node whose agent is held to be alive."""
 
 
-class Registry:
+class RegistryCore(Core):
     """The one truth about nodes, tasks and the plan in force."""
 
     def __init__(self, state: RegistryState | None = None) -> None:
-        self.state = state or RegistryState()
-
-    def handle(self, message: Message) -> list[Message]:
-        """Take a fact or a piece of telemetry in; return what follows from it."""
-        match message:
-            case NodeJoined():
-                return self._join(message)
-            case NodeAdmitted(node=node):
-                self._admitted(node, message.at)
-            case NodeLeft():
-                return self._leave(message)
-            case FailureDetected(severity=Severity.SEV1, node=node):
-                self._set_node(node, NodeState.LOST, message.at)
-            case PlanDecided(plan=plan):
-                self._plan(plan)
-            case TaskStateChanged():
-                self._change(message)
-            case TaskBroken(task=task) if task in self.state.tasks:
-                self._update(task, reason=message.reason, traceback=message.traceback)
-            case IterationFinished():
-                self._progress(message)
-            case StragglerDetected(drain=True, source="straggler", node=node) if node in self.state.nodes:
-                return self._drain(node, drain=True)[1]  # as if a user had said so
-        return []
-
-    def answer(self, query: Query) -> tuple[Reply, list[Message]]:
-        """Return the reply to a query or order, and the facts it makes; a refused order changes nothing."""
-        try:
-            return self._carry_out(query)
-        except InvalidInputError as error:
-            return Reply(error=str(error)), []
-
-    def _carry_out(self, query: Query) -> tuple[Reply, list[Message]]:
-        match query:
-            case GetStatus():
-                return Reply(status=self._status()), []
-            case SubmitTask(spec=spec):
-                return self._submit(spec)
-            case RemoveTask(task=task):
-                return self._remove(task)
-            case DrainNode(node=node, drain=drain):
-                return self._drain(node, drain=drain)
-            case _:
-                raise InvalidInputError(
-                    f"the registry does not answer {type(query).__name__}; "
-                    "it answers GetStatus, SubmitTask, RemoveTask and DrainNode"
-                )
+        self.state: RegistryState = state or RegistryState()
+        self.handlers: Handlers = {
+            NodeJoined: self._join,
+            NodeAdmitted: self._admitted,
+            NodeLeft: self._leave,
+            FailureDetected: self._failure,
+            PlanDecided: self._plan,
+            TaskStateChanged: self._change,
+            TaskBroken: self._broken,
+            IterationFinished: self._progress,
+            StragglerDetected: self._straggler,
+        }
+        self.answers: Answers = {
+            GetStatus: lambda _: (Reply(status=self._status()), []),
+            SubmitTask: self._submit,
+            RemoveTask: self._remove,
+            DrainNode: lambda query: self._drain(query.node, drain=query.drain),
+        }
 
     # --- nodes -------------------------------------------------------------------------------------------------------
 
@@ -122,11 +94,26 @@ class Registry:
         )
         return [admitted, NodeDrained(node=joined.node)] if drained else [admitted]
 
-    def _admitted(self, node: str, at: float) -> None:
-        """Read the own admission: to all others it is newer than a failure that was told since the node joined."""
-        view = self.state.nodes.get(node)
+    def _admitted(self, admitted: NodeAdmitted) -> list[Message]:
+        """Read the own admission back: in the journal it may follow a failure that was published after the joining.
+
+        All others read the failure first and the admission second, and use the node; so must the registry.
+        """
+        view = self.state.nodes.get(admitted.node)
         if view is not None and view.state == NodeState.LOST:
-            self._set_node(node, NodeState.DRAINING if node in self.state.drained else NodeState.UP, at)
+            up = NodeState.DRAINING if admitted.node in self.state.drained else NodeState.UP
+            self._set_node(admitted.node, up, admitted.at)
+        return []
+
+    def _failure(self, failure: FailureDetected) -> list[Message]:
+        if failure.severity is Severity.SEV1:
+            self._set_node(failure.node, NodeState.LOST, failure.at)
+        return []
+
+    def _straggler(self, detected: StragglerDetected) -> list[Message]:
+        """Drain the node of a straggler where the straggler service asks for it, as if a user had said so."""
+        wanted = detected.drain and detected.source == "straggler" and detected.node in self.state.nodes
+        return self._drain(detected.node, drain=True)[1] if wanted else []
 
     def _leave(self, left: NodeLeft) -> list[Message]:
         view = self.state.nodes.get(left.node)
@@ -160,7 +147,8 @@ class Registry:
 
     # --- tasks: orders -----------------------------------------------------------------------------------------------
 
-    def _submit(self, spec: TaskSpec) -> tuple[Reply, list[Message]]:
+    def _submit(self, query: SubmitTask) -> tuple[Reply, list[Message]]:
+        spec = query.spec
         check_task(spec)
         view = self.state.tasks.get(spec.name)
         if view is not None and view.state == TaskState.REMOVED:  # its end is not told yet, and would be the new one's
@@ -180,13 +168,14 @@ class Registry:
         self.state.tasks[spec.name] = View(spec=spec, state=TaskState.WAITING, reason=NO_PLAN_YET)
         return Reply(text=f"task {spec.name} submitted"), [TaskSubmitted(task=spec.name, spec=spec)]
 
-    def _remove(self, task: str) -> tuple[Reply, list[Message]]:
+    def _remove(self, query: RemoveTask) -> tuple[Reply, list[Message]]:
+        task = query.task
         view = self.state.tasks.get(task)
         if view is None:
             raise InvalidInputError(f"no task {task!r}; the known ones are {_names(self.state.tasks)}")
         if view.state.ended:
             del self.state.tasks[task]
-        else:  # kept in sight until the transition service says that its workers are gone
+        else:  # shown until the transition service says that its workers are gone
             self._update(task, state=TaskState.REMOVED, reason="removed by a user", waf=0.0)
         return Reply(text=f"task {task} removed"), [TaskRemoved(task=task)]
 
@@ -196,23 +185,30 @@ class Registry:
 
     # --- tasks: facts ------------------------------------------------------------------------------------------------
 
-    def _plan(self, plan: Plan) -> None:
+    def _plan(self, decided: PlanDecided) -> list[Message]:
+        plan = decided.plan
         if self.state.plan is not None and plan.number <= self.state.plan.number:
-            return
+            return []
         self.state.plan = plan
         for share in plan.shares:
             view = self.state.tasks.get(share.task)
             if view is not None and view.state == TaskState.WAITING:
                 self._update(share.task, reason=share.reason)
+        return []
 
-    def _change(self, change: TaskStateChanged) -> None:
+    def _broken(self, broken: TaskBroken) -> list[Message]:
+        if broken.task in self.state.tasks:
+            self._update(broken.task, reason=broken.reason, traceback=broken.traceback)
+        return []
+
+    def _change(self, change: TaskStateChanged) -> list[Message]:
         view = self.state.tasks.get(change.task)
         if view is None:
-            return
+            return []
         if view.state.ended:
             if view.state == TaskState.REMOVED and change.state.ended:
                 del self.state.tasks[change.task]  # it may have ended in another way just before
-            return  # what comes late from before the end changes nothing
+            return []  # what comes late from before the end changes nothing
         reason = change.reason
         if change.state == TaskState.WAITING:
             reason = reason or self._share(change.task).reason
@@ -229,13 +225,15 @@ class Registry:
         )
         if change.state == TaskState.FINISHED:  # telemetry of the last iteration may have been lost
             self._update(change.task, iteration=view.spec.iterations - 1)
+        return []
 
-    def _progress(self, done: IterationFinished) -> None:
+    def _progress(self, done: IterationFinished) -> list[Message]:
         view = self.state.tasks.get(done.task)
         if view is None or view.state.ended or view.state == TaskState.WAITING or done.epoch < view.epoch:
-            return  # not of this run of the task, or from a rank that missed a regroup
+            return []  # not of this run of the task, or from a rank that missed a regroup
         waf = view.spec.weight * view.spec.flops_per_iteration / done.seconds if done.seconds > 0 else 0.0
         self._update(done.task, iteration=done.iteration, loss=done.loss, iteration_s=done.seconds, waf=waf)
+        return []
 
     def _share(self, task: str) -> TaskShare:
         shares = self.state.plan.shares if self.state.plan else []

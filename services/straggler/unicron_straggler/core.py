@@ -18,21 +18,19 @@ from unicron.contracts.events import (
     TaskStateChanged,
     TaskSubmitted,
 )
-from unicron.contracts.queries import GetStraggler, Query, Reply, StragglerView, SwitchRecording
+from unicron.contracts.queries import GetStraggler, Reply, StragglerView, SwitchRecording
 from unicron.contracts.timings import DEFAULT_SHARE
+from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
 from unicron_straggler.collect import Collector
 from unicron_straggler.live import Verdict, judge
 from unicron_straggler.state import HISTORY, Limits, State, Task
 
-FACTS: list[type[Message]] = [TaskSubmitted, TaskStateChanged, TaskRemoved, NodeAdmitted]
-"""What the service reads from the journal."""
-
 MISSED = 10
 """How often in a row something recorded had to be left out, before a person is told."""
 
 
-class Straggler:
+class StragglerCore(Core):
     """Watches the tasks of a cluster.
 
     Args:
@@ -41,47 +39,43 @@ class Straggler:
     """
 
     def __init__(self, state: State | None = None, limits: Limits | None = None) -> None:
-        self.state = state or State()
+        self.state: State = state or State()
         self._limits = limits or Limits()
         self._collectors: dict[str, Collector] = {}
+        self.handlers: Handlers = {
+            TaskSubmitted: self._submitted,
+            TaskStateChanged: self._changed,
+            TaskRemoved: self._removed,
+            NodeAdmitted: self._repeat,
+            StepTimed: self._timed,
+        }
+        self.answers: Answers = {
+            SwitchRecording: self._switch,
+            GetStraggler: lambda query: (Reply(straggler=self._view(query.task)), []),
+        }
 
-    def handle(self, message: Message) -> list[Message]:
-        """Take a fact or a record in; return what follows from it."""
-        match message:
-            case StepTimed():
-                return self._timed(message)
-            case TaskSubmitted(task=task):
-                self.state.tasks.pop(task, None)
-                self._collectors.pop(task, None)
-                self.state.tasks[task] = Task(min_workers=message.spec.min_workers)
-            case TaskStateChanged(task=task, state=state) if state.ended and task in self.state.tasks:
-                self._end(task)
-            case TaskRemoved(task=task):
-                self.state.tasks.pop(task, None)
-                self._collectors.pop(task, None)
-            case NodeAdmitted():
-                return self._repeat()
+    def _submitted(self, submitted: TaskSubmitted) -> list[Message]:
+        self._removed(submitted)
+        self.state.tasks[submitted.task] = Task(min_workers=submitted.spec.min_workers)
         return []
 
-    def answer(self, query: Query) -> tuple[Reply, list[Message]]:
-        """Return the reply to a query, and the facts it makes."""
-        try:
-            match query:
-                case SwitchRecording(task=task, share=share):
-                    return self._switch(task, share)
-                case GetStraggler(task=task):
-                    return Reply(straggler=self._view(task)), []
-                case _:
-                    raise InvalidInputError(  # noqa: TRY301
-                        f"the straggler service does not answer {type(query).__name__}; "
-                        "it answers SwitchRecording and GetStraggler"
-                    )
-        except InvalidInputError as error:
-            return Reply(error=str(error)), []
+    def _removed(self, message: TaskSubmitted | TaskRemoved) -> list[Message]:
+        self.state.tasks.pop(message.task, None)
+        self._collectors.pop(message.task, None)
+        return []
+
+    def _changed(self, changed: TaskStateChanged) -> list[Message]:
+        task = self.state.tasks.get(changed.task)
+        if task is not None and changed.state.ended:
+            task.ended, task.alert, task.alert_cause = True, "", ""
+            self._collectors.pop(changed.task, None)
+            self.state.forget()
+        return []
 
     # --- what is recorded --------------------------------------------------------------------------------------------
 
-    def _switch(self, name: str, share: float) -> tuple[Reply, list[Message]]:
+    def _switch(self, query: SwitchRecording) -> tuple[Reply, list[Message]]:
+        name, share = query.task, query.share
         task = self._task(name)
         if problems := share_problems(share):
             raise InvalidInputError(str(problems[0]))
@@ -91,8 +85,8 @@ class Straggler:
         text = f"{name}: {share:.3g} of the iterations are recorded" if share else f"{name}: nothing is recorded"
         return Reply(text=text), [RecordingSwitched(task=name, share=share)]
 
-    def _repeat(self) -> list[Message]:
-        """Say again what was switched: the agent of a node that comes in knows nothing of it."""
+    def _repeat(self, _: NodeAdmitted) -> list[Message]:
+        """Publish again what was switched: the agent of a node that is new does not know it."""
         return [
             RecordingSwitched(task=name, share=task.share)
             for name, task in self.state.tasks.items()
@@ -115,12 +109,6 @@ class Straggler:
         if name not in self.state.tasks:
             raise InvalidInputError(f"no task {name!r}; the known ones are {', '.join(self.state.tasks) or 'none'}")
         return self.state.tasks[name]
-
-    def _end(self, name: str) -> None:
-        task = self.state.tasks[name]
-        task.ended, task.alert, task.alert_cause = True, "", ""
-        self._collectors.pop(name, None)
-        self.state.forget()
 
     # --- what was recorded -------------------------------------------------------------------------------------------
 

@@ -1,15 +1,15 @@
-"""Wires the straggler service up: settings, core, what it listens to, and the bus."""
+"""Wires the straggler service up: settings, core, and what it listens to."""
 
 import math
-import sys
+from functools import partial
+from typing import ClassVar
 
 from unicron import subjects
-from unicron.contracts.events import StepTimed
-from unicron.errors import InvalidInputError, UnicronError
+from unicron.errors import InvalidInputError
 from unicron.runner import run_service
 from unicron.service import Wiring
 from unicron.settings import PREFIX, Settings
-from unicron_straggler.core import FACTS, Straggler
+from unicron_straggler.core import StragglerCore
 from unicron_straggler.state import Limits, State
 
 
@@ -23,6 +23,8 @@ class StragglerSettings(Settings, kw_only=True, frozen=True):
         straggler_drain: whether the node of a slow worker is taken out of use, as `unicron drain` does, where the other
             nodes have workers enough for the task; never a second one before the task got well.
     """
+
+    process: ClassVar[str] = "straggler"
 
     straggler_window: int = Limits().window
     straggler_windows: int = Limits().windows
@@ -51,21 +53,17 @@ class StragglerSettings(Settings, kw_only=True, frozen=True):
 
 def wiring(settings: StragglerSettings) -> Wiring:
     """Return what the straggler service is made of."""
+    core = partial(StragglerCore, limits=settings.limits)
+    facts, telemetry = subjects.listened(core(None).handlers)
     return Wiring(
-        name="straggler",
-        core=lambda state: Straggler(state, settings.limits),
+        name=settings.process,
+        core=core,
         state=State,
-        facts=subjects.events(*FACTS),
-        telemetry=subjects.events(StepTimed),
-        answers=True,
+        facts=facts,
+        telemetry=telemetry,
     )
 
 
 def main() -> int:
     """Run the straggler service until it is told to stop; return the exit status."""
-    try:
-        settings = StragglerSettings.load()
-        return run_service(wiring(settings), settings)
-    except UnicronError as error:
-        print(f"straggler: {error}", file=sys.stderr)  # noqa: T201 the one line a person gets
-        return 1
+    return run_service(StragglerSettings, wiring)

@@ -1,7 +1,6 @@
 """The transition service's core: failures, plans and reports in; fenced commands out (paper section 6)."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from unicron.contracts.base import CancelTimer, Message, Started, TimerFired
 from unicron.contracts.commands import StopWorker
@@ -24,31 +23,17 @@ from unicron.contracts.events import (
     WorkerReady,
 )
 from unicron.contracts.tasks import SlotRef, TaskState, WorkerStatus
+from unicron.core import Core, Handlers
 from unicron_transition.reconcile import members_of, settle, stop
 from unicron_transition.state import NodeRun, TaskRun, TransitionState, WorkerRun
 
-FACTS: tuple[type[Message], ...] = (
-    CommandRefused,
-    FailureDetected,
-    NodeAdmitted,
-    NodeGone,
-    PlanDecided,
-    Regrouped,
-    TaskBroken,
-    TaskRemoved,
-    TaskSubmitted,
-    WorkerExited,
-    WorkerFinished,
-    WorkerReady,
-)
 
-
-class TransitionCore:
-    """One state machine a task; `handle` is its only way in."""
+class TransitionCore(Core):
+    """One state machine a task."""
 
     def __init__(self, state: TransitionState | None = None) -> None:
-        self.state = state or TransitionState()
-        self._handlers: dict[type[Message], Callable[[Any], list[Message]]] = {
+        self.state: TransitionState = state or TransitionState()
+        self.handlers: Handlers = {
             CommandRefused: self._refused,
             FailureDetected: self._failure,
             NodeAdmitted: self._admitted,
@@ -64,11 +49,6 @@ class TransitionCore:
             WorkerFinished: self._finished,
             WorkerReady: self._ready,
         }
-
-    def handle(self, message: Message) -> list[Message]:
-        """Take one message in; return the commands and facts that follow."""
-        handler = self._handlers.get(type(message))
-        return handler(message) if handler else []
 
     # --- the world ---------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from unicron.bus.server import free_port
-from unicron.cli.cluster import SERVICES, Cluster
+from unicron.cli.cluster import Cluster
+from unicron.services import SERVICES
 
 UNICRON = str(Path(sys.executable).with_name("unicron"))
 WAIT_S = 120.0

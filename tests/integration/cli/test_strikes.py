@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from unicron_registry.main import wiring
+from unicron_registry.main import RegistrySettings, wiring
 
 from unicron import codec, subjects
 from unicron.cli import strikes
@@ -78,7 +78,9 @@ class Scene:
 
 @pytest.fixture
 async def scene(nats_world):
-    service = asyncio.ensure_future(Service(wiring(), await nats_world.connect("registry"), SystemClock(), 0.4).run())
+    service = asyncio.ensure_future(
+        Service(wiring(RegistrySettings()), await nats_world.connect("registry"), SystemClock(), 0.4).run()
+    )
     scene = Scene(Client(await nats_world.connect("client")))
     agent = await nats_world.connect("agent")
     await agent.serve(subjects.rpc("node-1"), "agent-node-1", scene.inject)

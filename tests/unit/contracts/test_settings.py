@@ -43,7 +43,7 @@ def test_services_add_fields_of_their_own():
     ],
 )
 def test_a_value_that_does_not_fit_is_named_with_the_way_to_set_it(environ, named):
-    with pytest.raises(InvalidInputError, match=rf"\$\.{named}.*UNICRON_"):
+    with pytest.raises(InvalidInputError, match=rf"UNICRON_{named.upper()} '.*--{named.replace('_', '-')}"):
         Extended.load([], environ)
 
 

@@ -4,7 +4,7 @@ import msgspec
 from helpers.detector import RULES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unicron_detector.core import Detector
+from unicron_detector.core import DetectorCore
 from unicron_detector.state import State
 
 from unicron.contracts.base import BusReconnected, CancelTimer, ConnectionLost, SetTimer, Started, TimerFired
@@ -107,7 +107,7 @@ class World:
     """Runs a detector on a list of facts and checks after each what must always hold."""
 
     def __init__(self):
-        self.detector = Detector(None, RULES)
+        self.detector = DetectorCore(None, RULES)
         self.now, self.timers = 0.0, {}
         self.failed, self.broken, self.down = set(), set(), set()
         self.take(Started(token=1, at=0.0))
@@ -121,7 +121,7 @@ class World:
             data = msgspec.msgpack.encode(self.detector.state)
             state = msgspec.msgpack.decode(data, type=State)
             assert state == self.detector.state
-            self.detector = Detector(state, RULES)
+            self.detector = DetectorCore(state, RULES)
             fact = Started(token=2, at=self.now)
         elif isinstance(fact, BusReconnected):
             fact = msgspec.structs.replace(fact, at=self.now)

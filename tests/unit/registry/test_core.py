@@ -3,7 +3,7 @@ import re
 
 import msgspec
 import pytest
-from unicron_registry.core import NO_PLAN_YET, Registry
+from unicron_registry.core import NO_PLAN_YET, RegistryCore
 from unicron_registry.state import RegistryState
 
 from unicron.contracts.events import (
@@ -68,7 +68,7 @@ def changed(state, **fields):
 
 @pytest.fixture
 def registry():
-    return Registry()
+    return RegistryCore()
 
 
 @pytest.fixture
@@ -432,4 +432,4 @@ def test_the_state_survives_the_bus(running):
     running.handle(PlanDecided(plan=Plan(number=1, trigger="t", workers=2, shares=[TaskShare(task="gpt")])))
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(running.state), type=RegistryState)
     assert again == running.state
-    assert Registry(again).answer(GetStatus()) == running.answer(GetStatus())
+    assert RegistryCore(again).answer(GetStatus()) == running.answer(GetStatus())

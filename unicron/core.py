@@ -1,0 +1,42 @@
+"""What the cores of all services have in common: a table that says what is done about each message."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from unicron.contracts.base import Message
+from unicron.contracts.queries import Query, Reply
+from unicron.errors import InvalidInputError
+
+Handlers = Mapping[type[Message], Callable[[Any], list[Message]]]
+Answers = Mapping[type[Query], Callable[[Any], tuple[Reply, list[Message]]]]
+
+
+class Core:
+    """Decisions of a service: a function of messages. It opens nothing, awaits nothing and reads no clock.
+
+    Attributes:
+        state: everything it remembers, in a type that msgspec can encode.
+        handlers: what it does about each type of message. Its service listens to these types and to no others.
+        answers: what it does about each type of query.
+    """
+
+    state: Any
+    handlers: Handlers
+    answers: Answers = MappingProxyType({})
+
+    def handle(self, message: Message) -> list[Message]:
+        """Take one message in; return what follows from it."""
+        handler = self.handlers.get(type(message))
+        return handler(message) if handler else []
+
+    def answer(self, query: Query) -> tuple[Reply, list[Message]]:
+        """Return the reply to `query`, and what follows from it; a query that is refused changes nothing."""
+        answer = self.answers.get(type(query))
+        if answer is None:
+            known = ", ".join(kind.__name__ for kind in self.answers) or "no queries; ask the registry or the planner"
+            return Reply(error=f"this service does not answer {type(query).__name__}; it answers {known}"), []
+        try:
+            return answer(query)
+        except InvalidInputError as error:
+            return Reply(error=str(error)), []

@@ -1,0 +1,4 @@
+"""The services of a cluster, by name: in subjects, leases and fencing, and as `python -m unicron_NAME`."""
+
+SERVICES = ("registry", "detector", "planner", "transition", "straggler")
+"""In the order in which they are started; users and docs see them in it too."""
