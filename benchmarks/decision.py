@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
+from unicron_deploy.nats_server import NatsServer, free_port
 
 from benchmarks.output import as_json
 from unicron import codec, subjects
 from unicron.bus import nats, topology
-from unicron.bus.server import NatsServer, free_port
 from unicron.contracts.base import Message
 from unicron.contracts.events import Alert, FailureDetected, NodeAdmitted, PlanDecided, Severity, TaskSubmitted
 from unicron.contracts.tasks import Slot, TaskSpec

@@ -11,7 +11,7 @@ from unicron_simulator import comparison, experiments, parameters, plots, traces
 from unicron_simulator.economy import tariffs
 from unicron_simulator.transitions import Transition
 
-from unicron.megatron import catalogue
+from unicron.costmodel import catalogue
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

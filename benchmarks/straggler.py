@@ -28,11 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from unicron_straggler import measures, reader, synthetic, tensors
-from unicron_straggler.planting import Shape, SlowWorker
-from unicron_straggler.simulate import Scenario, step_times
+from unicron_straggler.analysis import measures, reader, tensors
+from unicron_straggler.analysis.simulate import Scenario, step_times
 
+from benchmarks import synthetic
 from benchmarks.output import as_json
+from benchmarks.planting import Shape, SlowWorker
 
 DATA = Path(os.environ.get("UNICRON_DATA") or Path(__file__).parents[2] / "shared/data") / "straggler"
 REFERENCE_S = {"AR": 2.43, "SE": 2.18}
@@ -49,7 +50,7 @@ def process_s(name: str, compiled: Path) -> tuple[float, float]:
     """
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = str(compiled)
-    command = [str(Path(sys.executable).with_name("unicron")), "straggler", "analyze", "--json"]
+    command = [sys.executable, "-m", "unicron_cli", "straggler", "analyze", "--json"]
     began, before = time.perf_counter(), processors_s()
     command.append(str(DATA / f"trace-{name}.parquet"))
     subprocess.run(command, stdout=subprocess.DEVNULL, env=environment, check=True)

@@ -17,10 +17,12 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from unicron_straggler.diagnosis import NONE, diagnose
-from unicron_straggler.measures import analyze
-from unicron_straggler.parts import LENGTHS, NETWORK, PAUSES, SLOW, STAGE
-from unicron_straggler.planting import (
+from unicron_straggler.analysis.diagnosis import NONE, diagnose
+from unicron_straggler.analysis.measures import analyze
+from unicron_straggler.analysis.parts import LENGTHS, NETWORK, PAUSES, SLOW, STAGE
+
+from benchmarks.output import as_json
+from benchmarks.planting import (
     Communication,
     GarbageCollection,
     Plant,
@@ -29,9 +31,7 @@ from unicron_straggler.planting import (
     SlowWorker,
     StageImbalance,
 )
-from unicron_straggler.synthetic import make, step_times
-
-from benchmarks.output import as_json
+from benchmarks.synthetic import make, step_times
 
 PLANTED = (SLOW, STAGE, LENGTHS, PAUSES, NETWORK)
 CASES = [(cause,) for cause in PLANTED] + list(combinations(PLANTED, 2))

@@ -29,10 +29,11 @@ from typing import Any
 
 import msgspec
 import torch
+from unicron_deploy.embedded import Cluster
+from unicron_deploy.nats_server import free_port
 
 from benchmarks.output import as_json
-from unicron.bus.server import free_port
-from unicron.cli.cluster import Cluster
+from unicron.bootstrap import connected_client
 from unicron.client import Client
 from unicron.contracts.events import IterationFinished, StepTimed
 from unicron.contracts.queries import StragglerWindow
@@ -197,7 +198,7 @@ async def measure(root: Path) -> tuple[dict[str, float], dict[str, object]]:
     try:
         await cluster.wait_until_ready(PATIENCE_S)
         settings = msgspec.structs.replace(Settings.load([]), nats_url=cluster.url)
-        async with await Client.connect(settings, "benchmark") as client:
+        async with connected_client(settings, "benchmark") as client:
             run = Run()
             listening = asyncio.create_task(run.listen(client))
             spec = TaskSpec(

@@ -1,6 +1,6 @@
 """Table 3 of the paper: six GPT-3 tasks on 128 GPUs, shared out by Unicron and by others (section 7.4, figure 10c).
 
-`python -m benchmarks.table3 [--json] [--plot FILE]`. T(t, x) is the closed-form model of `unicron.megatron`, strict:
+`python -m benchmarks.table3 [--json] [--plot FILE]`. T(t, x) is the closed-form model of `unicron.costmodel`, strict:
 only sizes that Megatron can run, on 16 servers of 8 A800. WAF is the sum over all tasks of weight times achieved
 FLOP/s.
 
@@ -22,7 +22,7 @@ from unicron_planner.program import Floats, Ints
 
 from benchmarks.output import as_json
 from unicron.contracts.tasks import ModelSpec
-from unicron.megatron import catalogue, formulas, planning
+from unicron.costmodel import catalogue, formulas, planning
 
 GPUS = 128
 ACCELERATOR = "A800"

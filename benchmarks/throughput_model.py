@@ -28,9 +28,9 @@ import numpy as np
 
 from benchmarks.output import as_json
 from unicron.contracts.tasks import ModelSpec
-from unicron.megatron import catalogue, costs, formulas, planning
-from unicron.megatron.catalogue import Accelerator
-from unicron.megatron.costs import Array, Constants, Layout
+from unicron.costmodel import catalogue, costs, formulas, planning
+from unicron.costmodel.catalogue import Accelerator
+from unicron.costmodel.costs import Array, Constants, Layout
 
 DATA = Path(os.environ.get("UNICRON_DATA") or Path(__file__).parents[2] / "shared/data") / "throughput"
 

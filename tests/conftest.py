@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from helpers.worlds import LocalWorld, NatsWorld, World
+from unicron_deploy.nats_server import NatsServer, free_port
 
 from unicron.bus.protocol import Bus
-from unicron.bus.server import NatsServer, free_port
 
 # a shell's background jobs ignore this signal, and so would the processes that tests start to interrupt them
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,11 +1,9 @@
 """A user's view of a running cluster: ask, order, listen. The command line, the demo and tests stand on it."""
 
 from collections.abc import AsyncIterator, Sequence
-from types import TracebackType
-from typing import Self
 
 from unicron import codec, subjects
-from unicron.bus import nats, topology
+from unicron.bus.protocol import Bus
 from unicron.contracts.base import Message
 from unicron.contracts.queries import (
     Curve,
@@ -27,7 +25,6 @@ from unicron.contracts.queries import (
 )
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError
-from unicron.settings import Settings
 
 ANSWER_S = 5.0
 """How long a service may take to answer."""
@@ -37,30 +34,13 @@ FAULTS = ("raise", "kill-worker", "stop-worker", "kill-node")
 
 
 class Client:
-    """A connection of a user to a cluster.
+    """What a user can do on a cluster, over any bus.
 
     Every method raises `BusUnavailableError` when nobody answers and `InvalidInputError` when an order is refused.
     """
 
-    def __init__(self, bus: nats.NatsBus) -> None:
+    def __init__(self, bus: Bus) -> None:
         self.bus = bus
-
-    @classmethod
-    async def connect(cls, settings: Settings, name: str = "unicron-cli") -> Self:
-        """Connect to the bus under `name`."""
-        return cls(await nats.connect(settings, name))
-
-    async def close(self) -> None:
-        """Release the connection."""
-        await self.bus.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     # --- queries and orders ------------------------------------------------------------------------------------------
 
@@ -117,10 +97,6 @@ class Client:
         if fault not in FAULTS:
             raise InvalidInputError(f"no fault {fault!r}; there are {', '.join(FAULTS)}")
         return (await self._ask(node, InjectFault(fault=fault, worker=worker))).text
-
-    async def provision(self) -> None:
-        """Make the streams and buckets, or bring them to what this version needs."""
-        await topology.provision(self.bus.jetstream)
 
     async def active(self, service: str) -> bool:
         """Return whether an instance of a control service holds its lease."""

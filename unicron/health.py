@@ -8,7 +8,7 @@ import asyncio
 import logging
 import sys
 
-from unicron.bus import nats
+from unicron.bootstrap import connected
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.services import SERVICES
 from unicron.settings import Settings
@@ -33,14 +33,11 @@ async def check(settings: Settings, owner: str) -> None:
     Raises:
         BusUnavailableError: it is not, or the bus is away.
     """
-    bus = await nats.connect(settings, "health")
-    try:
+    async with connected(settings, "health") as bus:
         if owner not in SERVICES:
             await bus.ask(f"$SRV.PING.agent-{owner}", b"", ANSWER_S)
         elif await bus.bucket("lease").get(owner) is None:
             raise BusUnavailableError(f"no instance of {owner} is active; see its log")
-    finally:
-        await bus.close()
 
 
 def main() -> int:

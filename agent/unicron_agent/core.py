@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
+from unicron.checks import share_problems
 from unicron.contracts.base import Message
-from unicron.contracts.checks import share_problems
 from unicron.contracts.commands import Command, Regroup
 from unicron.contracts.events import (
     CollectiveFailed,

@@ -3,7 +3,7 @@
 from msgspec import structs
 
 from unicron.contracts.tasks import ModelSpec, TaskSpec
-from unicron.megatron import catalogue, formulas
+from unicron.costmodel import catalogue, formulas
 
 BATCH = 1024
 """Sequences of a global batch; the paper names none."""

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unicron.cli.plot import check_path
 from unicron.errors import InvalidInputError
 from unicron_simulator.economy import Result
 from unicron_simulator.traces import DAY
@@ -30,9 +29,7 @@ def draw(results: Mapping[str, Result], title: str, path: Path) -> None:
 
     Raises:
         InvalidInputError: the file can't be written.
-        UnicronError: matplotlib is not installed.
     """
-    check_path(path)
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
     figure = Figure(figsize=(9, 9), layout="constrained")

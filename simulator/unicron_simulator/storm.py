@@ -1,14 +1,10 @@
 """A storm: the real services in virtual time while seeded faults strike them and the cluster."""
 
-import argparse
 import asyncio
 import contextlib
-import json
 import logging
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from unicron.clock import VirtualClock
@@ -117,36 +113,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run storms from the command line; return 1 where one broke an invariant."""
-    parser = argparse.ArgumentParser(prog="python -m unicron_simulator.storm", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=100, help="how many storms")
-    parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    asked = parser.parse_args(argv)
-    began, bad, virtual, messages = time.monotonic(), [], 0.0, 0
-    for seed in range(asked.seed, asked.seed + asked.seeds):
-        outcome = run(seed)
-        virtual, messages = virtual + outcome.virtual_s, messages + outcome.messages
-        if outcome.violation:
-            bad.append(outcome)
-            print(f"\nseed {seed}: {outcome.violation}\n{outcome.story}", flush=True)  # noqa: T201
-        elif sys.stderr.isatty() or (seed + 1 - asked.seed) % 50 == 0:
-            done = seed + 1 - asked.seed
-            print(f"{done} of {asked.seeds} storms, {len(bad)} with a violation", file=sys.stderr)  # noqa: T201
-    took = time.monotonic() - began
-    if asked.json:
-        figures = {"seeds": asked.seeds, "violations": len(bad), "wall_s": round(took, 1), "virtual_s": round(virtual)}
-        print(json.dumps({**figures, "messages": messages, "bad": [asdict(each) for each in bad]}))  # noqa: T201
-    else:
-        print(  # noqa: T201
-            f"{asked.seeds} storms, {virtual:.0f} virtual s, {messages} messages in {took:.0f} s: "
-            f"{len(bad)} with a violation"
-        )
-    return 1 if bad else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

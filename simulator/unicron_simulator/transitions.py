@@ -16,9 +16,9 @@ from unicron.contracts.base import Message
 from unicron.contracts.commands import Command
 from unicron.contracts.events import FailureDetected, PlanDecided, Regrouped, TaskRecovered
 from unicron.contracts.tasks import TaskSpec
+from unicron.costmodel import catalogue, formulas, planning
+from unicron.costmodel.planning import Configuration
 from unicron.errors import InvalidInputError, UnicronError
-from unicron.megatron import catalogue, formulas, planning
-from unicron.megatron.planning import Configuration
 from unicron_simulator import parameters
 from unicron_simulator.faults import CALM, FOREVER, LosePower, Scene
 from unicron_simulator.links import Commits

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from unicron_chaos.script import Fault, Rank
+from unicron_cli.demo import Demo
+from unicron_deploy.embedded import NATS
 
-from unicron.cli.cluster import NATS
-from unicron.cli.demo import Demo
-from unicron.cli.faults import Fault, Rank
 from unicron.contracts.events import FailureDetected, IterationFinished
 from unicron.services import SERVICES
 

@@ -1,4 +1,4 @@
-"""What a service writes down: newer forms of a state are reached step by step, and nothing is read that is not known."""
+"""What a service writes down: newer forms of a state are reached step by step; nothing is read that is not known."""
 
 import msgspec
 import pytest

@@ -9,9 +9,9 @@ import subprocess
 
 import nkeys
 import pytest
+from unicron_deploy.nats_server import NatsServer, free_port
 
 from unicron.bus import nats
-from unicron.bus.server import NatsServer, free_port
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron.settings import Settings
 
@@ -19,7 +19,9 @@ from unicron.settings import Settings
 @contextlib.contextmanager
 def serving(directory, monkeypatch, extra):
     """Run a server whose configuration is ours to write."""
-    monkeypatch.setattr("unicron.bus.server.config_text", lambda store, host, port, **_: f"port: {port}\n{extra}")
+    monkeypatch.setattr(
+        "unicron_deploy.nats_server.config_text", lambda store, host, port, **_: f"port: {port}\n{extra}"
+    )
     server = NatsServer(directory / "nats", free_port())
     server.start()
     try:

@@ -8,12 +8,12 @@ import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 
 import pytest
 from helpers import ROOT
+from unicron_deploy.nats_server import free_port
 
-from unicron.bus.server import free_port
+from unicron.bootstrap import connected_client
 from unicron.client import Client
 from unicron.contracts.queries import NodeView, Status, TaskView
 from unicron.contracts.tasks import NodeState, TaskState
@@ -66,7 +66,7 @@ class Cluster:
 
     def unicron(self, *words: str) -> str:
         """Run the command line on the host, as a user would."""
-        return self._run([str(Path(sys.executable).with_name("unicron")), *words, "--nats-url", self.url])
+        return self._run([sys.executable, "-m", "unicron_cli", *words, "--nats-url", self.url])
 
     def story(self) -> str:
         """Return what there is to read after a failure: the containers, their last lines, and the last events."""
@@ -109,7 +109,7 @@ def cluster() -> Iterator[Cluster]:
 
 @contextlib.asynccontextmanager
 async def connected(url: str) -> AsyncIterator[Client]:
-    async with await Client.connect(Settings(nats_url=url, connect_timeout_s=60)) as client:
+    async with connected_client(Settings(nats_url=url, connect_timeout_s=60), "test") as client:
         yield client
 
 

@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 
 from unicron.contracts.tasks import ModelSpec
-from unicron.megatron import catalogue, formulas
-from unicron.megatron.costs import Layout
+from unicron.costmodel import catalogue, formulas
+from unicron.costmodel.costs import Layout
 
 
 def gpt(size, **entries):

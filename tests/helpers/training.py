@@ -6,10 +6,10 @@ import textwrap
 import time
 
 import msgspec
+from unicron_deploy.embedded import Cluster
+from unicron_deploy.nats_server import free_port
 
-from unicron.bus.server import free_port
-from unicron.cli.cluster import Cluster
-from unicron.client import Client
+from unicron.bootstrap import connected_client
 from unicron.contracts.events import IterationFinished
 from unicron.contracts.tasks import TaskSpec
 from unicron.settings import Settings
@@ -103,7 +103,7 @@ async def running_cluster(root, nodes=3, slots=1):
     try:
         await cluster.wait_until_ready(120.0)
         settings = msgspec.structs.replace(Settings.load([]), nats_url=cluster.url)
-        async with await Client.connect(settings, "test") as client:
+        async with connected_client(settings, "test") as client:
             scene = Scene(cluster, client)
             jobs = [asyncio.create_task(scene.follow()), asyncio.create_task(scene.listen())]
             await asyncio.sleep(0.2)

@@ -96,7 +96,7 @@ class ModelSpec(Record, kw_only=True, frozen=True):
         sequence: tokens of a sequence.
         vocabulary: entries of the (padded) vocabulary.
         batch: sequences of a global batch.
-        accelerator: a name in unicron/megatron/accelerators.toml.
+        accelerator: a name in unicron/costmodel/accelerators.toml.
         gpus_per_node: GPUs of a node; tensor-parallel groups stay inside of one.
         anchor_workers: number of workers of the one measurement that scales the model; 0 where there is none.
         anchor_mfu: model FLOPs utilisation measured with them, from 0 to 1.

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 from msgspec import structs
 
+from unicron.checks import check_task
 from unicron.contracts.base import Message, SetTimer, Started, TimerFired
-from unicron.contracts.checks import check_task
 from unicron.contracts.events import (
     FailureDetected,
     IterationFinished,

@@ -9,7 +9,7 @@ import numpy as np
 
 from unicron.contracts.base import Record
 from unicron.contracts.tasks import ModelSpec, TaskSpec
-from unicron.megatron import planning
+from unicron.costmodel import planning
 from unicron_planner.program import Floats, Ints
 
 ENOUGH = 20

@@ -5,8 +5,8 @@ Facts keep the picture current; orders of users change it and go out as facts fo
 
 from msgspec.structs import asdict, replace
 
+from unicron.checks import check_task, node_problems
 from unicron.contracts.base import Message
-from unicron.contracts.checks import check_task, node_problems
 from unicron.contracts.events import (
     Alert,
     FailureDetected,

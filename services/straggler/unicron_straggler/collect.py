@@ -8,7 +8,7 @@ import numpy as np
 
 from unicron.contracts.events import StepTimed
 from unicron.contracts.timings import OPERATIONS
-from unicron_straggler.trace import CODES, COMMUNICATION, Floats, Integers, Meta, Trace
+from unicron_straggler.analysis.trace import CODES, COMMUNICATION, Floats, Integers, Meta, Trace
 
 OPEN = 4
 """Iterations that may wait for ranks at the same time; ranks are never further apart."""

@@ -6,8 +6,8 @@ of the active instance a window begins anew.
 
 from msgspec.structs import replace
 
+from unicron.checks import share_problems, timing_problems
 from unicron.contracts.base import Message
-from unicron.contracts.checks import share_problems, timing_problems
 from unicron.contracts.events import (
     Alert,
     NodeAdmitted,

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from unicron.contracts.queries import StragglerWindow
 from unicron.errors import InvalidInputError
+from unicron_straggler.analysis.diagnosis import NONE, Diagnosis, diagnose
+from unicron_straggler.analysis.measures import Analysis, analyze
+from unicron_straggler.analysis.parts import SLOW
+from unicron_straggler.analysis.trace import Trace
 from unicron_straggler.collect import RankStep, Step, as_fast_as_others, trace_of
-from unicron_straggler.diagnosis import NONE, Diagnosis, diagnose
-from unicron_straggler.measures import Analysis, analyze
-from unicron_straggler.parts import SLOW
-from unicron_straggler.trace import Trace
 
 UNKNOWN = "unknown"
 """What a slow window is called of which no cause explains enough."""

@@ -9,15 +9,14 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from unicron_deploy.embedded import Cluster
+from unicron_deploy.nats_server import free_port
 
-from unicron.bus.server import free_port
-from unicron.cli.cluster import Cluster
 from unicron.services import SERVICES
 
-UNICRON = str(Path(sys.executable).with_name("unicron"))
+UNICRON = [sys.executable, "-m", "unicron_cli"]
 WAIT_S = 120.0
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")} | {"COLUMNS": "200"}
 HASTY = {"UNICRON_CONNECT_TIMEOUT_S": "0.2"}
@@ -52,7 +51,7 @@ def call(command, environment=CLEAN, cwd=None):
 
 def unicron(*words, url=None, code=0, cwd=None):
     environment = CLEAN | ({"UNICRON_NATS_URL": url} if url else HASTY)
-    done = call([UNICRON, *words], environment, cwd)
+    done = call([*UNICRON, *words], environment, cwd)
     assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr
     return done.stderr if code else done.stdout
@@ -70,7 +69,7 @@ def data(*words, **options):
 )
 def test_help_needs_neither_torch_nor_a_bus(words):
     blocked = "import sys; sys.modules.update(torch=None, nats=None, numpy=None, faust=None, grpc=None); "
-    run = f"sys.argv = ['unicron', *{words!r}, '--help']; from unicron.cli.main import main; main()"
+    run = f"sys.argv = ['unicron', *{words!r}, '--help']; from unicron_cli.main import main; main()"
     done = call([sys.executable, "-c", blocked + run])
     assert (done.returncode, done.stderr) == (0, "")
     assert "Usage: unicron" in done.stdout
@@ -120,7 +119,7 @@ def test_without_a_bus_the_address_and_the_cure_are_named(words):
 
 def test_the_address_may_stand_before_the_command_or_in_the_environment():
     assert "127.0.0.1:2" in unicron("--nats-url", "nats://127.0.0.1:2", "status", code=1)
-    done = call([UNICRON, "status"], CLEAN | {"UNICRON_NATS_URL": "nats://127.0.0.1:2"} | HASTY)
+    done = call([*UNICRON, "status"], CLEAN | {"UNICRON_NATS_URL": "nats://127.0.0.1:2"} | HASTY)
     assert "127.0.0.1:2" in done.stderr
 
 
@@ -147,7 +146,7 @@ def test_up_refuses_a_port_that_is_taken_and_leaves_nothing_behind(tmp_path):
 
 
 def test_doctor_says_what_is_missing_and_how_to_mend_it():
-    done = call([UNICRON, "doctor", "--json", "--nats", "nats://127.0.0.1:1"])
+    done = call([*UNICRON, "doctor", "--json", "--nats", "nats://127.0.0.1:1"])
     found = json.loads(done.stdout)
     assert (done.returncode, found["ok"]) == (1, False)
     checks = {check["name"]: check for check in found["checks"]}
@@ -191,7 +190,7 @@ def task(url, folder):
     """A task that trains on both nodes."""
     (folder / "train.py").write_text(TRAIN)
     (folder / "task.yaml").write_text(TASK + "weight: 2.5\n")
-    done = call([UNICRON, "submit", str(folder / "task.yaml")], CLEAN | {"UNICRON_NATS_URL": url})
+    done = call([*UNICRON, "submit", str(folder / "task.yaml")], CLEAN | {"UNICRON_NATS_URL": url})
     assert (done.returncode, done.stdout) == (0, "task tiny submitted\n")
     assert "task.yaml:7: weight 2.5: 0.5 to 2.0 is recommended" in done.stderr
     await_task(url, workers=2, beyond=0)
@@ -274,7 +273,7 @@ def test_submitting_again_changes_nothing_and_another_spec_is_refused(url, task,
 
 
 def test_watching_goes_on_until_it_is_interrupted(url, task):
-    command = [UNICRON, "status", "--watch", "--json"]
+    command = [*UNICRON, "status", "--watch", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=CLEAN | {"UNICRON_NATS_URL": url}) as process:
         first, second = (json.loads(process.stdout.readline()) for _ in range(2))
         process.send_signal(signal.SIGINT)
@@ -283,7 +282,7 @@ def test_watching_goes_on_until_it_is_interrupted(url, task):
 
 
 def test_events_follow_until_interrupted_one_json_object_a_line(url, task):
-    command = [UNICRON, "events", "--follow", "--json"]
+    command = [*UNICRON, "events", "--follow", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=CLEAN | {"UNICRON_NATS_URL": url}) as process:
         found = []
         while not any(event["type"] == "NodeDrained" for event in found):

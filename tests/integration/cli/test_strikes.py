@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from unicron_chaos import strikes
+from unicron_chaos.script import Rank, parse
+from unicron_chaos.strikes import run_script, strike
 from unicron_registry.main import RegistrySettings, wiring
 
 from unicron import codec, subjects
-from unicron.cli import strikes
-from unicron.cli.faults import Rank, parse
-from unicron.cli.strikes import run_script, strike
 from unicron.client import Client
 from unicron.clock import SystemClock
 from unicron.contracts.events import IterationFinished, TaskStateChanged

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from unicron import codec, subjects
-from unicron.client import Client
+from unicron.bootstrap import connected_client
 from unicron.contracts.events import (
     Alert,
     DeadLetter,
@@ -43,7 +43,7 @@ def registry(world):
 
 @contextlib.asynccontextmanager
 async def connected(world):
-    async with await Client.connect(world.settings, "test") as client:
+    async with connected_client(world.settings, "test") as client:
         yield client
 
 

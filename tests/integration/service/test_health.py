@@ -4,9 +4,9 @@ import asyncio
 import sys
 
 import pytest
+from unicron_deploy.nats_server import NatsServer, free_port
 
 from unicron.bus import nats, topology
-from unicron.bus.server import NatsServer, free_port
 from unicron.settings import Settings
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from helpers.training import running_cluster, task, write_script
@@ -33,8 +32,7 @@ SLOW = """
 
 async def unicron(scene, *words):
     """Run `unicron straggler` against the cluster; return what it prints."""
-    program = str(Path(sys.executable).with_name("unicron"))
-    command = [program, "--nats", scene.cluster.url, "straggler", *words]
+    command = [sys.executable, "-m", "unicron_cli", "--nats", scene.cluster.url, "straggler", *words]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
     return done.stdout
 

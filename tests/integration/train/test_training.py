@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 import torch
 from helpers.training import TRAIN, running_cluster, task, write_script
+from unicron_deploy.processes import wait_until_gone
 
-from unicron.cli.processes import wait_until_gone
 from unicron.contracts.events import (
     FailureDetected,
     NodeGone,

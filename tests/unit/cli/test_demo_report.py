@@ -1,9 +1,9 @@
 """What the demo reports of its faults: the same iterations told late, twice, or truly done again."""
 
 import pytest
+from unicron_chaos.strikes import Strike
+from unicron_cli.report import fault_reports
 
-from unicron.cli.report import fault_reports
-from unicron.cli.strikes import Strike
 from unicron.contracts.events import IterationFinished
 
 

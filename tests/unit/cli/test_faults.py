@@ -1,9 +1,9 @@
 from pathlib import Path
 
 import pytest
+from unicron_chaos.script import FAULTS, Fault, Rank, load, parse, parse_target
+from unicron_chaos.strikes import find_member
 
-from unicron.cli.faults import FAULTS, Fault, Rank, load, parse, parse_target
-from unicron.cli.strikes import find_member
 from unicron.contracts.queries import Status, TaskView
 from unicron.contracts.tasks import Member, TaskSpec, TaskState
 from unicron.errors import InvalidInputError

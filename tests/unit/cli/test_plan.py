@@ -8,13 +8,13 @@ import pytest
 from helpers.planner import cluster, lost, submitted, tell
 from rich.console import Console
 from typer.testing import CliRunner
+from unicron_cli import plan as commands
+from unicron_cli.main import app
+from unicron_cli.narration.explain import changes, condition, explain, happened, span
+from unicron_cli.planviews import ROWS, bar, curve_view, lookup_view, places, plan_view, thinned, what_if_view
+from unicron_cli.plot import draw_curve
 
 from unicron import codec
-from unicron.cli import plan as commands
-from unicron.cli.explain import changes, condition, explain, happened, span
-from unicron.cli.main import app
-from unicron.cli.planviews import ROWS, bar, curve_view, lookup_view, places, plan_view, thinned, what_if_view
-from unicron.cli.plot import draw_curve
 from unicron.client import Client
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.queries import Curve, CurvePoint, PlanView, Reply, TableRow, WhatIf

@@ -5,9 +5,9 @@ import sys
 import threading
 
 import pytest
+from unicron_deploy.embedded import Cluster
+from unicron_deploy.processes import Started, wait_until_gone
 
-from unicron.cli.cluster import Cluster
-from unicron.cli.processes import Started, wait_until_gone
 from unicron.errors import InvalidInputError
 
 PARENT = """

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 from typer.testing import CliRunner
+from unicron_cli.main import app
 from unicron_simulator import traces
 
-from unicron.cli.main import app
 from unicron.errors import InvalidInputError, UnicronError
 
 TASKS = """

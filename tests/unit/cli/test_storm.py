@@ -1,5 +1,6 @@
-from chaos.storm import Choice, Storm
-from unicron.cli.faults import NODE_FAULTS, Rank
+from unicron_chaos.script import NODE_FAULTS, Rank
+from unicron_chaos.storm import Choice, Storm
+
 from unicron.contracts.queries import NodeView, Status, TaskView
 from unicron.contracts.tasks import Member, NodeState, TaskSpec, TaskState
 

@@ -1,9 +1,9 @@
 import msgspec
 import pytest
+from unicron_cli.narration.story import chain_of, describe, find_chain, line, story
+from unicron_cli.samples import sample
 
 from unicron import codec
-from unicron.cli.samples import sample
-from unicron.cli.story import chain_of, describe, find_chain, line, story
 from unicron.contracts.events import (
     Alert,
     FailureDetected,

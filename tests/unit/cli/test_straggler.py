@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
-from unicron_straggler import synthetic
-from unicron_straggler.planting import Shape, SlowWorker
-from unicron_straggler.trace import OPTYPES
+from unicron_cli.main import app
+from unicron_straggler.analysis.trace import OPTYPES
 
-from unicron.cli.main import app
+from benchmarks import synthetic
+from benchmarks.planting import Shape, SlowWorker
 from unicron.errors import InvalidInputError, UnicronError
 
 SHAPE = Shape(dp=3, pp=2, microbatches=4, steps=6)

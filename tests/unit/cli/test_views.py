@@ -1,7 +1,7 @@
 import pytest
 from rich.console import Console
+from unicron_cli.views import ago, percent, si, status_view
 
-from unicron.cli.views import ago, percent, si, status_view
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.queries import NodeView, Status, TaskView
 from unicron.contracts.tasks import Member, NodeState, Slot, SlotRef, TaskSpec, TaskState

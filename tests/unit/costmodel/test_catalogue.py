@@ -6,8 +6,8 @@ from importlib.resources import files
 import pytest
 
 from unicron.contracts.tasks import ModelSpec
+from unicron.costmodel import catalogue
 from unicron.errors import InvalidInputError
-from unicron.megatron import catalogue
 
 
 def test_the_catalogue_has_the_papers_gpus_and_sizes():
@@ -24,7 +24,7 @@ def test_figures_are_those_of_the_data_sheets():
 
 @pytest.mark.parametrize("name", ["accelerators.toml", "models.toml"])
 def test_every_entry_has_a_comment_that_names_its_source(name):
-    text = files("unicron.megatron").joinpath(name).read_text()
+    text = files("unicron.costmodel").joinpath(name).read_text()
     if name == "models.toml":
         assert "arXiv:2005.14165" in text
         return
@@ -42,7 +42,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(read, says):
 def test_task_files_and_checks_need_no_numpy():
     code = (
         "import sys; sys.modules['numpy'] = None\n"
-        "import unicron.contracts.checks, unicron.taskfile, unicron.megatron.formulas\n"
+        "import unicron.checks, unicron.taskfile, unicron.costmodel.formulas\n"
         "from pathlib import Path\n"
         "text = 'name: a\\ncommand: b\\nmodel: {size: 7B, batch: 8}'\n"
         "print(unicron.taskfile.parse(text, Path('/t.yaml')).spec.model.layers)\n"

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import throughput_model
-from unicron.megatron import costs
+from unicron.costmodel import costs
 
 pytestmark = pytest.mark.skipif(
     not throughput_model.DATA.is_dir(), reason=f"no folder {throughput_model.DATA}; set UNICRON_DATA"

@@ -1,8 +1,8 @@
 import pytest
 from helpers.costmodel import gpt, one
 
-from unicron.megatron import catalogue, costs, formulas
-from unicron.megatron.costs import FITTED, Constants
+from unicron.costmodel import catalogue, costs, formulas
+from unicron.costmodel.costs import FITTED, Constants
 
 A100 = catalogue.accelerator("A100")
 H, S, V = 12288, 2048, 51200

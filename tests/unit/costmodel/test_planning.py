@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 from helpers.costmodel import gpt, one
 
+from unicron.costmodel import catalogue, costs, formulas, planning
 from unicron.errors import InvalidInputError
-from unicron.megatron import catalogue, costs, formulas, planning
 
 A100 = catalogue.accelerator("A100")
 

@@ -5,10 +5,10 @@ import re
 import msgspec
 import pytest
 from helpers import ROOT
+from unicron_cli.docs import _fields, records, render, subject_of
+from unicron_cli.samples import sample
 
 from unicron import codec
-from unicron.cli.docs import _fields, records, render, subject_of
-from unicron.cli.samples import sample
 from unicron.contracts.base import Message
 
 PAGE = ROOT / "docs" / "events.md"

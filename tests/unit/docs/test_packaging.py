@@ -25,9 +25,11 @@ ROOMS = {
     "unicron_straggler": ["straggler"],
     "unicron_agent": ["agent", "train"],
     "unicron_simulator": ["planner", "train", "console"],
+    "unicron_deploy": ["console"],
+    "unicron_chaos": ["console"],
     "unicron.train": ["train"],
-    "unicron.megatron": ["planner"],
-    "unicron.cli": ["console"],
+    "unicron.costmodel": ["planner"],
+    "unicron_cli": ["console"],
 }
 """Packages, and the extras with which they must work."""
 
@@ -117,7 +119,7 @@ def test_constraints_pin_everything_that_setup_installs():
 def test_every_package_is_in_the_wheel_and_in_every_list():
     folders = sorted(
         str(path.parent.relative_to(ROOT))
-        for parent in ("services/*", "agent", "simulator")
+        for parent in ("services/*", "agent", "cli", "deploy", "chaos", "simulator")
         for path in ROOT.glob(f"{parent}/unicron_*/__init__.py")
     )
     roots = sorted(str(Path(folder).parent) for folder in folders)

@@ -14,10 +14,10 @@ import pytest
 import typer.main
 from helpers import ROOT
 from rich.console import Console
+from unicron_cli.main import app
+from unicron_cli.report import FaultReport, Report, TaskReport, report_view
 
 from unicron import taskfile
-from unicron.cli.main import app
-from unicron.cli.report import FaultReport, Report, TaskReport, report_view
 
 README, ARCHITECTURE, TRAINING = ROOT / "README.md", ROOT / "docs" / "architecture.md", ROOT / "docs" / "training.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from helpers.straggler import GC, records
 from unicron_straggler import collect
+from unicron_straggler.analysis.measures import analyze
 from unicron_straggler.collect import MISSING, REGROUPED, TOO_LARGE, Collector, as_fast_as_others, offsets, trace_of
-from unicron_straggler.measures import analyze
 
 from unicron.contracts.timings import Op
 

@@ -5,11 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from unicron_straggler import reader, synthetic
-from unicron_straggler.diagnosis import NONE, diagnose
-from unicron_straggler.measures import analyze
-from unicron_straggler.parts import COMPUTES, LENGTHS, NETWORK, PAUSES, SLOW, STAGE, parts, without
-from unicron_straggler.planting import (
+from unicron_straggler.analysis import reader
+from unicron_straggler.analysis.diagnosis import NONE, diagnose
+from unicron_straggler.analysis.measures import analyze
+from unicron_straggler.analysis.parts import COMPUTES, LENGTHS, NETWORK, PAUSES, SLOW, STAGE, parts, without
+from unicron_straggler.analysis.trace import Meta
+
+from benchmarks import straggler_diagnosis as benchmark
+from benchmarks import synthetic
+from benchmarks.planting import (
     Communication,
     GarbageCollection,
     SequenceLengths,
@@ -18,9 +22,6 @@ from unicron_straggler.planting import (
     StageImbalance,
     draw,
 )
-from unicron_straggler.trace import Meta
-
-from benchmarks import straggler_diagnosis as benchmark
 from benchmarks.straggler import DATA
 from unicron.train.balance import balance, round_robin
 

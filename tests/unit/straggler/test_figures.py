@@ -4,8 +4,8 @@ import json
 import math
 
 import pytest
-from unicron_straggler import measures, reader, tensors
-from unicron_straggler.trace import OPTYPES
+from unicron_straggler.analysis import measures, reader, tensors
+from unicron_straggler.analysis.trace import OPTYPES
 
 from benchmarks.straggler import DATA
 

@@ -7,12 +7,13 @@ from html.parser import HTMLParser
 
 import pytest
 from rich.console import Console
-from unicron_straggler import compare, pictures, report, synthetic
-from unicron_straggler.diagnosis import diagnose
-from unicron_straggler.measures import analyze
-from unicron_straggler.planting import Shape, SlowWorker
-from unicron_straggler.trace import Meta, Problem
+from unicron_straggler.analysis import compare, pictures, report
+from unicron_straggler.analysis.diagnosis import diagnose
+from unicron_straggler.analysis.measures import analyze
+from unicron_straggler.analysis.trace import Meta, Problem
 
+from benchmarks import synthetic
+from benchmarks.planting import Shape, SlowWorker
 from unicron.errors import InvalidInputError
 
 SHAPE = Shape(dp=4, pp=2, microbatches=4, steps=30)

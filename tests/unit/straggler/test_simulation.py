@@ -4,12 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
-from unicron_straggler import measures, simulate, synthetic, tensors
-from unicron_straggler.planting import Shape, SlowWorker
-from unicron_straggler.reader import from_rows
-from unicron_straggler.simulate import Scenario
-from unicron_straggler.trace import CODES, Meta, Trace
+from unicron_straggler.analysis import measures, simulate, tensors
+from unicron_straggler.analysis.reader import from_rows
+from unicron_straggler.analysis.simulate import Scenario
+from unicron_straggler.analysis.trace import CODES, Meta, Trace
 
+from benchmarks import synthetic
+from benchmarks.planting import Shape, SlowWorker
 from unicron.errors import InvalidInputError
 
 

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
-from unicron_straggler import synthetic
-from unicron_straggler.measures import analyze
-from unicron_straggler.planting import (
+from unicron_straggler.analysis.measures import analyze
+from unicron_straggler.analysis.trace import CODES
+
+from benchmarks import synthetic
+from benchmarks.planting import (
     Communication,
     GarbageCollection,
     SequenceLengths,
@@ -12,7 +14,6 @@ from unicron_straggler.planting import (
     SlowWorker,
     StageImbalance,
 )
-from unicron_straggler.trace import CODES
 
 SMALL = Shape(dp=3, pp=4, microbatches=6, steps=3)
 PLANTS = [

@@ -1,0 +1,110 @@
+"""A storm of random faults on a running cluster: the same seed and the same answers of the cluster, the same faults."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from unicron.client import Client
+from unicron.contracts.queries import Status
+from unicron.contracts.tasks import NodeState, TaskState
+from unicron.errors import UnicronError
+from unicron_chaos.script import WORKER_FAULTS, Rank
+from unicron_chaos.strikes import Restart, Strike, strike
+
+WHOLE_S = 120.0
+"""How long the cluster may take to be whole again after the last fault."""
+
+
+class Choice(NamedTuple):
+    """A fault and whom it strikes."""
+
+    fault: str
+    target: Rank | str
+
+
+class Storm:
+    """Chooses faults; knows which nodes it took down, and where it raised last."""
+
+    def __init__(self, seed: int, *, nodes: bool) -> None:
+        self._random = random.Random(seed)
+        self._nodes = nodes
+        self._raised: dict[str, int] = {}
+        self.down: list[str] = []
+
+    def choose(self, status: Status) -> Choice | None:
+        """Return the next fault for a cluster in this state, or None where nothing can be struck now.
+
+        A task gets no second exception in an iteration: that would rightly be taken for an error of its own.
+        """
+        found = [Choice("restart-node", node) for node in self.down]
+        up = sorted(view.node for view in status.nodes if view.state == NodeState.UP)
+        if self._nodes and not self.down and len(up) > 1:
+            found.append(Choice("kill-node", self._random.choice(up)))
+        for view in status.tasks:
+            if view.state != TaskState.RUNNING or len(view.members) < 2:
+                continue
+            target = Rank(task=view.spec.name, rank=self._random.randrange(len(view.members)))
+            fresh = view.iteration > self._raised.get(target.task, -2) + 1
+            found += [Choice(fault, target) for fault in WORKER_FAULTS if fault != "raise" or fresh]
+        return self._random.choice(found) if found else None
+
+    def wait_s(self, mean_s: float) -> float:
+        """Return how long it stays calm: faults come at a constant rate."""
+        return self._random.expovariate(1 / mean_s)
+
+    def struck(self, choice: Choice, status: Status) -> None:
+        """Remember a fault that was carried out."""
+        if choice.fault == "kill-node":
+            self.down.append(str(choice.target))
+        elif choice.fault == "restart-node":
+            self.down.remove(str(choice.target))
+        elif choice.fault == "raise" and isinstance(choice.target, Rank):
+            name = choice.target.task
+            self._raised[name] = next(view.iteration for view in status.tasks if view.spec.name == name)
+
+
+async def rage(
+    client: Client, storm: Storm, duration_s: float, mean_s: float, restart: Restart | None
+) -> AsyncIterator[Strike | UnicronError]:
+    """Strike for `duration_s`, then bring back what was killed; yield what was done.
+
+    Where a fault can't be carried out, yield why: its target went away, or a service is just coming back.
+    """
+    end = time.monotonic() + duration_s
+    while (calm := storm.wait_s(mean_s)) < end - time.monotonic():
+        await asyncio.sleep(calm)
+        try:
+            status = await client.status()
+            if (choice := storm.choose(status)) is None:
+                continue
+            made = await strike(client, choice.fault, choice.target, restart)
+        except UnicronError as error:
+            yield error
+            continue
+        storm.struck(choice, status)
+        yield made
+    for node in list(storm.down):
+        yield await strike(client, "restart-node", node, restart)
+        storm.down.remove(node)
+
+
+async def troubles(client: Client, killed: set[str]) -> list[str]:
+    """Wait until the nodes in `killed` are back and every task runs or is through; return what is still wrong then."""
+    deadline = time.monotonic() + WHOLE_S
+    while True:
+        try:
+            status = await client.status()
+            down = [view for view in status.nodes if view.node in killed and view.state != NodeState.UP]
+            found = [f"{view.node} is {view.state}" for view in down]
+            found += [
+                f"{view.spec.name} is {view.state}: {view.reason}"
+                for view in status.tasks
+                if view.state not in {TaskState.RUNNING, TaskState.FINISHED}
+            ]
+        except UnicronError as error:
+            found = [str(error)]
+        if not found or time.monotonic() > deadline:
+            return found
+        await asyncio.sleep(0.5)

@@ -1,0 +1,167 @@
+"""Carries faults out on a running cluster, at once or when a task reaches an iteration."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from unicron.client import Client
+from unicron.contracts.base import Record
+from unicron.contracts.events import IterationFinished
+from unicron.contracts.queries import Status
+from unicron.contracts.tasks import Member
+from unicron.errors import BusUnavailableError, InvalidInputError
+from unicron_chaos.script import Fault, Rank
+
+POLL_S = 0.2
+"""How often the registry is asked for what telemetry may have failed to tell."""
+
+TARGET_S = 60.0
+"""How long a fault waits for its target: a task that heals from the one before may be short of ranks."""
+
+Restart = Callable[[str], Awaitable[None]]
+"""Brings a killed node back; only who started its agent can."""
+
+
+class Strike(Record, kw_only=True, frozen=True):
+    """A fault that was carried out.
+
+    Attributes:
+        target: as it was given, TASK:RANK or a node.
+        node, worker: whom it hit; no worker for a whole node.
+        at: Unix seconds just before it was ordered.
+        text: what was done, for a person.
+    """
+
+    fault: str
+    target: str
+    node: str
+    worker: str = ""
+    at: float
+    text: str
+
+
+async def strike(client: Client, fault: str, target: Rank | str, restart: Restart | None = None) -> Strike:
+    """Carry `fault` out now.
+
+    Raises:
+        InvalidInputError: there is no such target, its agent refuses, or nobody here can bring a node back.
+        BusUnavailableError: nobody answers.
+    """
+    member = find_member(await client.status(), target) if isinstance(target, Rank) else None
+    if isinstance(target, Rank) == fault.endswith("-node"):
+        raise InvalidInputError(f"{fault} takes {'NODE' if fault.endswith('-node') else 'TASK:RANK'}, not {target}")
+    node, worker = (member.node, member.worker) if member else (str(target), "")
+    at = time.time()
+    if fault == "restart-node":
+        if restart is None:
+            raise InvalidInputError("restart-node needs an embedded cluster; name its folder with --dir")
+        await restart(node)
+        text = f"{node} was started again"
+    else:
+        text = await client.inject(node, fault, worker)
+    return Strike(fault=fault, target=str(target), node=node, worker=worker, at=at, text=text)
+
+
+def find_member(status: Status, target: Rank) -> Member:
+    """Return the worker that has the rank `target` now.
+
+    Raises:
+        InvalidInputError: there is no such task, or it has no such rank just now.
+    """
+    view = next((view for view in status.tasks if view.spec.name == target.task), None)
+    if view is None:
+        known = ", ".join(view.spec.name for view in status.tasks) or "none"
+        raise InvalidInputError(f"no task {target.task!r}; the known ones are {known}")
+    if target.rank >= len(view.members):
+        ranks = f"it has ranks 0 to {len(view.members) - 1}" if view.members else "it has no workers now"
+        raise InvalidInputError(f"no rank {target.rank} in task {target.task}, which is {view.state}; {ranks}")
+    return view.members[target.rank]
+
+
+async def run_script(
+    client: Client, faults: Sequence[Fault], restart: Restart | None, on_strike: Callable[[Strike], None]
+) -> None:
+    """Let each fault strike while its task computes its iteration; return after the last one.
+
+    Faults whose time has come strike in the order of the script, one after the other.
+
+    Raises:
+        InvalidInputError: a task ended before a fault's iteration, or task or target did not appear in `TARGET_S`.
+    """
+    if restart is None and any(fault.fault == "restart-node" for fault in faults):
+        raise InvalidInputError("the script has a restart-node, which needs an embedded cluster; name it with --dir")
+    computing: dict[str, int] = {}
+    news = asyncio.Event()
+    jobs = [
+        asyncio.ensure_future(_listen(client, computing, news)),
+        asyncio.ensure_future(_poll(client, computing, news, waiting := list(faults))),
+    ]
+    try:
+        while waiting:
+            due = next((fault for fault in waiting if computing.get(fault.task, -1) >= fault.iteration), None)
+            if due is not None:
+                on_strike(await _insist(client, due, restart))
+                waiting.remove(due)
+                continue
+            news.clear()
+            either = asyncio.ensure_future(news.wait())
+            await asyncio.wait([either, *jobs], return_when=asyncio.FIRST_COMPLETED)
+            either.cancel()
+            for job in jobs:
+                if job.done():
+                    job.result()
+    finally:
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+
+
+async def _listen(client: Client, computing: dict[str, int], news: asyncio.Event) -> None:
+    async for done in client.telemetry(IterationFinished):
+        if isinstance(done, IterationFinished):
+            computing[done.task] = done.iteration + 1
+            news.set()
+
+
+async def _poll(client: Client, computing: dict[str, int], news: asyncio.Event, waiting: list[Fault]) -> None:
+    """Learn from the registry what telemetry did not tell; refuse to wait for what can't come."""
+    deadline = time.monotonic() + TARGET_S
+    while True:
+        with contextlib.suppress(BusUnavailableError):  # faults may strike services too
+            views = (await client.status()).tasks
+            unknown = {fault.task for fault in waiting} - {view.spec.name for view in views}
+            if unknown and time.monotonic() > deadline:
+                raise InvalidInputError(f"no task {min(unknown)!r} was submitted in {TARGET_S:.0f} s; submit it first")
+            for view in views:
+                name = view.spec.name
+                if view.members or view.iteration >= 0:
+                    computing[name] = max(computing.get(name, -1), view.iteration + 1)
+                late = next((fault for fault in waiting if fault.task == name), None)
+                if view.state.ended and late is not None and computing.get(name, -1) < late.iteration:
+                    raise InvalidInputError(
+                        f"task {name} is {view.state} and did not reach iteration {late.iteration} for {late.fault} "
+                        f"{late.target}; let the fault strike earlier"
+                    )
+            news.set()
+        await asyncio.sleep(POLL_S)
+
+
+async def _ended(client: Client, target: Rank | str) -> bool:
+    """Return whether the target is a rank of a task that is over."""
+    with contextlib.suppress(BusUnavailableError):
+        views = (await client.status()).tasks
+        return any(isinstance(target, Rank) and view.spec.name == target.task and view.state.ended for view in views)
+    return False
+
+
+async def _insist(client: Client, fault: Fault, restart: Restart | None) -> Strike:
+    """Strike as soon as the target is there."""
+    deadline = time.monotonic() + TARGET_S
+    while True:
+        try:
+            return await strike(client, fault.fault, fault.target, restart)
+        except (InvalidInputError, BusUnavailableError):
+            if time.monotonic() > deadline or await _ended(client, fault.target):
+                raise
+        await asyncio.sleep(POLL_S)

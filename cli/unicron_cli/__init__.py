@@ -1,0 +1,1 @@
+"""The command `unicron`: the one place where rooms meet."""

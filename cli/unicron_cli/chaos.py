@@ -1,0 +1,137 @@
+"""The commands `unicron chaos`: break something of a running cluster, now or by a script."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unicron.errors import UnicronError
+from unicron_cli.output import FOLDER, Folder, Json, Nats, done, print_json, warn, with_client
+
+if TYPE_CHECKING:
+    from unicron_chaos.strikes import Restart, Strike
+
+    from unicron.client import Client
+
+app = typer.Typer(no_args_is_help=True, help="Break something of a running cluster, to see it heal.")
+
+Worker = Annotated[str, typer.Argument(metavar="TASK:RANK", help="The worker that has this rank now.")]
+Node = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")]
+
+
+@app.command("kill-worker")
+def kill_worker(target: Worker, nats: Nats = None, as_json: Json = False) -> None:
+    """End a worker with SIGKILL."""
+    _strike("kill-worker", target, nats, as_json)
+
+
+@app.command("stop-worker")
+def stop_worker(target: Worker, nats: Nats = None, as_json: Json = False) -> None:
+    """Stop a worker with SIGSTOP: it hangs and says nothing."""
+    _strike("stop-worker", target, nats, as_json)
+
+
+@app.command("raise")
+def raise_in_worker(target: Worker, nats: Nats = None, as_json: Json = False) -> None:
+    """Raise an exception in a worker's next step."""
+    _strike("raise", target, nats, as_json)
+
+
+@app.command("kill-node")
+def kill_node(target: Node, nats: Nats = None, as_json: Json = False) -> None:
+    """End an agent with all its workers with SIGKILL, as if the machine had lost power."""
+    _strike("kill-node", target, nats, as_json)
+
+
+@app.command("restart-node")
+def restart_node(target: Node, folder: Folder = FOLDER, nats: Nats = None, as_json: Json = False) -> None:
+    """Bring a killed node of the embedded cluster back."""
+    _strike("restart-node", target, nats, as_json, restarter(folder))
+
+
+@app.command("run")
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A fault script (YAML).")],
+    folder: Folder = FOLDER,
+    nats: Nats = None,
+    as_json: Json = False,
+) -> None:
+    """Let the faults of FILE strike when their tasks reach their iterations; end after the last one."""
+    from unicron_chaos.script import load  # noqa: PLC0415
+    from unicron_chaos.strikes import run_script  # noqa: PLC0415
+
+    faults = load(file)
+    restart = restarter(folder) if any(fault.fault == "restart-node" for fault in faults) else None
+
+    with_client(nats, lambda client: run_script(client, faults, restart, print_json if as_json else _print_line))
+
+
+@app.command("storm")
+def storm(
+    minutes: Annotated[float, typer.Option(min=0, help="How long faults strike.")] = 5.0,
+    seed: Annotated[int, typer.Option(help="The same seed and the same cluster give the same faults.")] = 0,
+    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Mean time between faults.")] = 10.0,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Folder of the embedded cluster; only with it nodes are killed too.")
+    ] = None,
+    nats: Nats = None,
+    as_json: Json = False,
+) -> None:
+    """Let random faults strike, bring killed nodes back, and exit with 1 if the cluster is not whole again."""
+    from unicron_chaos.storm import Storm, rage, troubles  # noqa: PLC0415
+
+    restart = restarter(folder) if folder else None
+
+    async def run(client: "Client") -> "tuple[list[Strike], list[str]]":
+        done = []
+        async for made in rage(client, Storm(seed, nodes=restart is not None), minutes * 60, every, restart):
+            if isinstance(made, UnicronError):
+                warn(f"no strike: {made}")
+                continue
+            done.append(made)
+            if not as_json:
+                _print_line(made)
+        return done, await troubles(client, {made.node for made in done if made.fault == "kill-node"})
+
+    done, wrong = with_client(nats, run)
+    if as_json:
+        print_json({"ok": not wrong, "seed": seed, "strikes": done, "troubles": wrong})
+    else:
+        typer.echo(f"{len(done)} faults; " + (f"not whole: {'; '.join(wrong)}" if wrong else "the cluster is whole"))
+    raise typer.Exit(1 if wrong else 0)
+
+
+def restarter(folder: Path) -> "Restart":
+    """Return what brings nodes of the embedded cluster in `folder` back.
+
+    Raises:
+        InvalidInputError: there is no cluster.
+    """
+    import asyncio  # noqa: PLC0415
+
+    from unicron_deploy.embedded import Cluster  # noqa: PLC0415
+
+    cluster = Cluster.load(folder)
+
+    async def restart(node: str) -> None:
+        await asyncio.to_thread(cluster.start_process, node)
+
+    return restart
+
+
+def _strike(fault: str, target: str, nats: str | None, as_json: bool, restart: "Restart | None" = None) -> None:
+    from msgspec import to_builtins  # noqa: PLC0415
+    from unicron_chaos.script import parse_target  # noqa: PLC0415
+    from unicron_chaos.strikes import strike  # noqa: PLC0415
+
+    aim = parse_target(target)
+    made = with_client(nats, lambda client: strike(client, fault, aim, restart))
+    if as_json:
+        done(made.text, as_json, **{name: value for name, value in to_builtins(made).items() if name != "text"})
+    else:
+        _print_line(made)
+
+
+def _print_line(strike: "Strike") -> None:
+    hit = f" ({strike.worker} on {strike.node})" if strike.worker else ""
+    typer.echo(f"{strike.fault} {strike.target}{hit}: {strike.text}")

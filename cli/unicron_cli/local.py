@@ -1,0 +1,83 @@
+"""Commands about this machine: up, down, demo, doctor."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unicron_cli.output import FOLDER, Folder, Json, Nats, console, done, print_json, settings
+
+READY_S = 90.0
+"""How long `up` waits for the cluster; importing torch alone takes seconds on a small machine."""
+
+
+def up(
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes.")] = 3,
+    slots: Annotated[int, typer.Option(min=1, max=64, help="Worker slots of each node.")] = 2,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the message bus.")] = 4222,
+    folder: Folder = FOLDER,
+    as_json: Json = False,
+) -> None:
+    """Start an embedded cluster on this machine, in the background; return when it is ready."""
+    import asyncio  # noqa: PLC0415
+
+    from unicron_deploy.embedded import PORT, Cluster  # noqa: PLC0415
+
+    cluster = Cluster(folder, nodes, slots, port)
+    with _progress("starting the cluster") as tell:
+        cluster.start(tell)
+        try:
+            asyncio.run(cluster.wait_until_ready(READY_S, tell))
+        except BaseException:
+            cluster.stop(tell)
+            raise
+    processes = {name: process.pid for name, process in cluster.processes.items()}
+    text = f"the cluster runs at {cluster.url} with {nodes} nodes of {slots} slots; logs in {cluster.logs}"
+    if port != PORT:
+        text += f"\nexport UNICRON_NATS_URL={cluster.url}   # for the other commands"
+    done(text, as_json, url=cluster.url, dir=str(cluster.root), processes=processes)
+
+
+def down(folder: Folder = FOLDER, as_json: Json = False) -> None:
+    """Stop the embedded cluster; its journal stays, so that `up` goes on where it was."""
+    from unicron_deploy.embedded import Cluster  # noqa: PLC0415
+
+    cluster = Cluster.load(folder)
+    running = cluster.alive()
+    with _progress("stopping the cluster") as tell:
+        cluster.stop(tell)
+    done(f"stopped {', '.join(running) or 'nothing: no process was running'}", as_json, stopped=running)
+
+
+def demo(
+    json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report as data.")] = None,
+    corpus: Annotated[Path | None, typer.Option(metavar="DIR", help="Train on the text files in this folder.")] = None,
+) -> None:
+    """Train two models on an embedded cluster while faults strike it, and report how it healed."""
+    from unicron_cli.demo import run_demo  # noqa: PLC0415
+
+    raise typer.Exit(run_demo(json_path, corpus))
+
+
+def doctor(nats: Nats = None, as_json: Json = False) -> None:
+    """Say what is missing on this machine or in the cluster, and how to mend it."""
+    import asyncio  # noqa: PLC0415
+
+    from unicron_cli.doctor import examine, table  # noqa: PLC0415
+
+    checks = asyncio.run(examine(settings(nats)))
+    ok = all(check.state != "missing" for check in checks)
+    if as_json:
+        print_json({"ok": ok, "checks": checks})
+    else:
+        console().print(table(checks))
+    raise typer.Exit(0 if ok else 1)
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[Callable[[str], None]]:
+    """Show a spinner on stderr with what is being done; say nothing where that is no terminal."""
+    with console(err=True).status(title) as spinner:
+        yield spinner.update

@@ -1,0 +1,68 @@
+"""The command `unicron`. Everything heavy is imported by the command that needs it."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+
+import typer
+
+from unicron.errors import UnicronError
+from unicron_cli import chaos, local, orders, plan, simulate, straggler, straggler_live, watch
+from unicron_cli.output import Nats
+
+app = typer.Typer(
+    name="unicron",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _root(nats: Nats = None) -> None:
+    """Train large models on machines that fail: see, order and break a Unicron cluster."""
+    if nats:
+        os.environ["UNICRON_NATS_URL"] = nats
+
+
+_COMMANDS: list[Callable[..., None]] = [
+    local.demo,
+    local.up,
+    local.down,
+    orders.provision,
+    orders.submit,
+    orders.remove,
+    watch.status,
+    watch.tasks,
+    watch.nodes,
+    orders.drain,
+    watch.events,
+    local.doctor,
+]
+for _command in _COMMANDS:
+    app.command()(_command)
+app.add_typer(plan.app, name="plan")
+app.add_typer(chaos.app, name="chaos")
+app.add_typer(simulate.app, name="simulate")
+app.add_typer(straggler.app, name="straggler")
+straggler_live.mount(straggler.app)
+
+
+@app.command(hidden=True)
+def docs() -> None:
+    """Print docs/events.md, made from the contracts."""
+    from unicron_cli.docs import render  # noqa: PLC0415
+
+    typer.echo(render(), nl=False)
+
+
+def main() -> None:
+    """Run the command line; errors that a person can mend are one line each, without a traceback."""
+    logging.getLogger().addHandler(logging.NullHandler())  # what the bus logs, the errors say too
+    try:
+        app(prog_name="unicron")
+    except UnicronError as error:
+        typer.echo(f"unicron: {error}", err=True)
+        sys.exit(1)

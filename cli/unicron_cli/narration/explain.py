@@ -1,0 +1,171 @@
+"""A plan in a person's words: what happened, what was decided, who pays, what it was decided by."""
+
+from collections.abc import Mapping
+
+from unicron.contracts.plans import Plan, TaskShare
+from unicron.contracts.queries import PlanView, WhatIf
+from unicron_cli.views import known, percent, si
+
+NO_PLAN = "no plan yet: submit a task with `unicron submit FILE`"
+
+NAMED = 8
+"""Tasks that a sentence names before it only counts them."""
+
+TIE = 1e-9
+"""Part of a reward below which a difference is none."""
+
+_HAPPENED = {
+    "node_lost": "node {} was lost",
+    "nodes_lost": "nodes {} were lost",
+    "node_left": "node {} left",
+    "node_joined": "node {} joined",
+    "node_drained": "node {} was taken out of use",
+    "node_undrained": "node {} was put back into use",
+    "worker_failed": "a worker of {} failed",
+    "task_submitted": "task {} was submitted",
+    "task_launched": "task {} was launched",
+    "task_removed": "task {} was removed",
+    "task_failed": "task {} failed",
+    "task_finished": "task {} finished",
+}
+_KINDS = {"failure": "after it lost a worker", "resize": "when it is only resized"}
+
+
+def explain(view: PlanView) -> list[tuple[str, str]]:
+    """Return a few pairs of a label and a sentence on the plan in `view`, without jargon where there is a word."""
+    plan = view.plan
+    if plan is None:
+        return [("plan", NO_PLAN)]
+    pairs = [
+        ("what happened", f"{happened(plan.trigger)}; {_count(plan.workers, 'healthy slot')} can be used"),
+        ("decision", _decision(plan)),
+        ("effect", _effect(plan)),
+        ("runner-up", _runner_up(view, plan)),
+        ("who waits", _waiting(plan)),
+        ("beliefs", _beliefs(view, plan)),
+    ]
+    return [pair for pair in pairs if pair[1]]
+
+
+def happened(trigger: str) -> str:
+    """Return the trigger of a plan in words: "node_lost:node-3" is "node node-3 was lost"."""
+    kind, _, whom = trigger.partition(":")
+    words = _HAPPENED.get(kind)
+    return words.format(whom.replace(",", " and ")) if words and whom else trigger
+
+
+def condition(query: WhatIf) -> str:
+    """Return what a `WhatIf` asks about, as it follows an "if"."""
+    parts = []
+    if query.lose:
+        parts.append(f"{' and '.join(query.lose)} {'is' if len(query.lose) == 1 else 'are'} lost")
+    if query.join:
+        parts.append(f"{_count(query.join, 'node')} of the usual size {'joins' if query.join == 1 else 'join'}")
+    if query.finish:
+        parts.append(f"{' and '.join(query.finish)} {'finishes' if len(query.finish) == 1 else 'finish'}")
+    if query.submit is not None:
+        parts.append(f"{query.submit.name} is submitted")
+    return ", ".join(parts)
+
+
+def changes(before: Mapping[str, int], after: Mapping[str, int]) -> str:
+    """Return whose number of workers changes: "gpt-a 4 -> 3, gpt-b 2 -> 3"; empty where none does."""
+    found = [f"{task} {before.get(task, 0)} -> {size}" for task, size in after.items() if size != before.get(task, 0)]
+    more = f" and {len(found) - NAMED} tasks more" if len(found) > NAMED else ""
+    return ", ".join(found[:NAMED]) + more
+
+
+def span(seconds: float) -> str:
+    """Return a duration in a unit that leaves a readable number."""
+    for size, unit in ((86400 * 2, "days"), (3600 * 2, "hours"), (120, "minutes")):
+        if seconds >= size:
+            return f"{seconds / {'days': 86400, 'hours': 3600, 'minutes': 60}[unit]:.3g} {unit}"
+    if seconds >= 1 or seconds <= 0:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+
+
+def _decision(plan: Plan) -> str:
+    after = {share.task: len(share.slots) for share in plan.shares}
+    moved = changes({share.task: share.before for share in plan.shares}, after)
+    kept = [f"{share.task} keeps {len(share.slots)}" for share in plan.shares if len(share.slots) == share.before > 0]
+    rest = ", ".join(kept) if len(kept) <= NAMED else f"the other {len(kept)} tasks keep theirs"
+    ready = "it lay ready in the lookup table" if plan.prepared else "it was computed when it was needed"
+    took = f" ({span(plan.lookup_s)})" if plan.lookup_s else ""
+    return f"workers: {'; '.join(filter(None, (moved, rest))) or 'none for any task'}. {ready.capitalize()}{took}"
+
+
+def _effect(plan: Plan) -> str:
+    if not plan.shares:
+        return ""
+    if not known(plan):
+        return (
+            "nothing is known of the tasks' FLOP/s, so workers were counted, times weight; "
+            "give flops_per_iteration, throughput or model in the task files"
+        )
+    moved = sorted((share for share in plan.shares if share.waf != share.waf_before), key=_gain)
+    texts = [f"{share.task} {_difference(_gain(share), share.waf_before)}" for share in moved[:NAMED]]
+    if len(moved) > NAMED:
+        rest = sum(map(_gain, moved[NAMED:]))
+        texts.append(f"{len(moved) - NAMED} tasks more together {_difference(rest, 0.0)}")
+    before = sum(share.waf_before for share in plan.shares)
+    change = plan.waf - before
+    sign = "a gain" if change > 0 else "a loss"
+    part = f" ({percent(abs(change) / before)})" if before else ""
+    total = f"in all {sign} of {si(abs(change), 'FLOP/s')}{part}" if change else "in all no change"
+    total += f", {si(plan.waf, 'FLOP/s')} (weighted) expected"
+    return f"{', '.join(texts) or 'no task gains or loses'}; {total}"
+
+
+def _runner_up(view: PlanView, plan: Plan) -> str:
+    other = view.runner_up
+    if other is None:
+        return ""
+    sizes = {share.task: len(share.slots) for share in plan.shares}
+    before = {share.task: share.before for share in plan.shares}
+    instead = {task: other.changes.get(task, before[task]) for task in sizes}
+    differs = [f"{task} {size} (not {sizes[task]})" for task, size in instead.items() if size != sizes[task]]
+    more = f" and {len(differs) - NAMED} tasks more" if len(differs) > NAMED else ""
+    behind = plan.reward - other.reward
+    if abs(behind) <= TIE * abs(plan.reward):
+        how = "as good; of equals the one that moves fewer workers is taken"
+    else:
+        part = f" ({percent(behind / abs(plan.reward))})" if plan.reward else ""
+        what = f"{si(behind, 'FLOP')}{part}" if known(plan) else f"{percent(behind / (abs(plan.reward) or behind))}"
+        how = f"would earn {what} less until the next failure"
+    return f"{', '.join(differs[:NAMED])}{more}: {how}"
+
+
+def _waiting(plan: Plan) -> str:
+    found = [f"{share.task} {share.reason or 'has no workers'}" for share in plan.shares if not share.slots]
+    more = [f"{len(found) - NAMED} tasks more"] if len(found) > NAMED else []
+    return "; ".join([*found[:NAMED], *more])
+
+
+def _beliefs(view: PlanView, plan: Plan) -> str:
+    parts = []
+    if view.failure_rate > 0:
+        every = 1 / (view.failure_rate * max(plan.workers, 1))
+        parts.append(
+            f"one node failure every {span(every)} among {_count(plan.workers, 'worker')} "
+            f"({view.failures} seen; {view.failure_rate * 86400:.2g} a worker and day)"
+        )
+    stands = [f"{span(seconds)} {_KINDS.get(kind, f'({kind})')}" for kind, seconds in view.transitions.items()]
+    if stands:
+        parts.append(f"a task earns nothing for {', '.join(stands)}")
+    return "; ".join(parts)
+
+
+def _gain(share: TaskShare) -> float:
+    return share.waf - share.waf_before
+
+
+def _difference(gain: float, before: float) -> str:
+    if not gain:
+        return "neither gains nor loses"
+    part = f" ({percent(abs(gain) / before)})" if before else ""
+    return f"{'gains' if gain > 0 else 'loses'} {si(abs(gain), 'FLOP/s')}{part}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,58 @@
+"""Commands that change a cluster: provision, submit, remove, drain."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unicron_cli.output import Json, Nats, done, settings, warn, with_client
+
+
+def provision(nats: Nats = None, as_json: Json = False) -> None:
+    """Make the streams and buckets on the bus, or bring them to what this version needs."""
+    import asyncio  # noqa: PLC0415
+
+    from unicron.bootstrap import connected  # noqa: PLC0415
+    from unicron.bus import topology  # noqa: PLC0415
+
+    async def make() -> None:
+        async with connected(settings(nats), "unicron-cli") as bus:
+            await topology.provision(bus.jetstream)
+
+    asyncio.run(make())
+    names = [stream.name for stream in topology.streams()]
+    done(f"ready: {', '.join(map(str, names))}", as_json, streams=names)
+
+
+def submit(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A task file (YAML).")],
+    nats: Nats = None,
+    as_json: Json = False,
+) -> None:
+    """Launch the task that FILE describes; the same file again changes nothing."""
+    from unicron.taskfile import load  # noqa: PLC0415
+
+    spec, warnings = load(file)
+    for warning in warnings:
+        warn(warning)
+    text = with_client(nats, lambda client: client.submit(spec))
+    done(text, as_json, task=spec.name, warnings=warnings)
+
+
+def remove(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.")],
+    nats: Nats = None,
+    as_json: Json = False,
+) -> None:
+    """Stop a task and forget it."""
+    done(with_client(nats, lambda client: client.remove(task)), as_json, task=task)
+
+
+def drain(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Put the node back into use.")] = False,
+    nats: Nats = None,
+    as_json: Json = False,
+) -> None:
+    """Take a node out of use: its workers move away, and it gets no more work until --undo."""
+    done(with_client(nats, lambda client: client.drain(node, drain=not undo)), as_json, node=node, drained=not undo)

@@ -1,0 +1,103 @@
+"""How the commands speak: tables for people, JSON for programs, and the connection they share."""
+
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from unicron.errors import UnicronError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from unicron.client import Client
+    from unicron.settings import Settings
+
+T = TypeVar("T")
+
+Nats = Annotated[
+    str | None,
+    typer.Option("--nats", "--nats-url", envvar="UNICRON_NATS_URL", metavar="URL", help="Where the message bus is."),
+]
+Folder = Annotated[Path, typer.Option("--dir", help="Folder of the embedded cluster.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+FOLDER = Path(".unicron")
+
+CONNECT_S = "3"
+"""How long a command waits for the bus, unless the environment says otherwise."""
+
+PLAIN_WIDTH = 160
+"""Columns of tables that go to a file or a pipe."""
+
+
+def settings(nats: str | None) -> "Settings":
+    """Return the settings of a command: `--nats` over the environment over defaults."""
+    from unicron.settings import PREFIX, Settings  # noqa: PLC0415
+
+    given = {PREFIX + "CONNECT_TIMEOUT_S": CONNECT_S, **os.environ}
+    return Settings.load([], given | ({PREFIX + "NATS_URL": nats} if nats else {}))
+
+
+def with_client(nats: str | None, job: "Callable[[Client], Awaitable[T]]") -> T:
+    """Run `job` on a connection to the cluster."""
+    import asyncio  # noqa: PLC0415 - slow to import, and --help needs none of it
+
+    from unicron.bootstrap import connected_client  # noqa: PLC0415 - likewise
+
+    async def main() -> T:
+        async with connected_client(settings(nats), "unicron-cli") as client:
+            return await job(client)
+
+    return asyncio.run(main())
+
+
+@contextmanager
+def needs(command: str, extras: str) -> Iterator[None]:
+    """Import what `command` needs, which not every installation has.
+
+    Raises:
+        UnicronError: it is not installed; it says how to.
+    """
+    try:
+        yield
+    except ImportError as error:
+        cure = f"pip install 'unicron[{extras}]'"
+        raise UnicronError(f"{command} needs {error.name}, which is not installed: {cure}") from error
+
+
+def to_json(value: Any) -> str:
+    """Return `value` as one line of JSON; numbers that JSON lacks become null, bytes base64."""
+    import msgspec  # noqa: PLC0415
+
+    return msgspec.json.encode(value).decode()
+
+
+def print_json(value: Any) -> None:
+    """Print `value` as one line of JSON."""
+    typer.echo(to_json(value))
+
+
+def console(*, err: bool = False) -> "Console":
+    """Return where tables go; in a pipe they keep their full width."""
+    from rich.console import Console  # noqa: PLC0415
+
+    stream = sys.stderr if err else sys.stdout
+    return Console(stderr=err, highlight=False, width=None if stream.isatty() else PLAIN_WIDTH)
+
+
+def done(text: str, as_json: bool, **fields: Any) -> None:
+    """Say that an order was carried out."""
+    if as_json:
+        print_json({"ok": True, "text": text, **fields})
+    else:
+        typer.echo(text)
+
+
+def warn(text: str) -> None:
+    """Say on stderr what a person should look at."""
+    typer.echo(f"warning: {text}", err=True)

@@ -1,0 +1,126 @@
+"""The command group `unicron plan`: what the planner decided, why, and what it would decide."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unicron_cli.output import Json, Nats, console, print_json, warn, with_client
+
+if TYPE_CHECKING:
+    from unicron.client import Client
+    from unicron.contracts.plans import Plan
+    from unicron.contracts.queries import PlanView, WhatIf
+
+app = typer.Typer(no_args_is_help=True, help="What the planner decided, why, and what it would decide.")
+
+
+@app.command()
+def show(nats: Nats = None, as_json: Json = False) -> None:
+    """Show the plan in force: who has which slots, and what that is expected to bring."""
+    view = with_client(nats, lambda client: client.plan())
+    if as_json:
+        print_json(view)
+    else:
+        from unicron_cli.planviews import plan_view  # noqa: PLC0415
+
+        console().print(plan_view(view))
+
+
+@app.command()
+def explain(nats: Nats = None, as_json: Json = False) -> None:
+    """Tell in words what happened, what was decided, who gains and loses, and what that rests on."""
+    from unicron_cli.narration.explain import explain as explained  # noqa: PLC0415
+
+    view = with_client(nats, lambda client: client.plan())
+    pairs = explained(view)
+    if as_json:
+        print_json(_fields(view) | {"words": dict(pairs)})
+    else:
+        from unicron_cli.planviews import words  # noqa: PLC0415
+
+        console().print(words(pairs))
+
+
+@app.command("what-if")
+def what_if(
+    lose: Annotated[
+        list[str] | None, typer.Option("--lose", metavar="NODE", help="This node is lost; repeat it.")
+    ] = None,
+    join: Annotated[int, typer.Option("--join", min=0, metavar="N", help="N nodes of the usual size join.")] = 0,
+    finish: Annotated[list[str] | None, typer.Option(metavar="TASK", help="This task ends; repeat it.")] = None,
+    submit: Annotated[Path | None, typer.Option(metavar="FILE", help="The task of this file is launched.")] = None,
+    nats: Nats = None,
+    as_json: Json = False,
+) -> None:
+    """Show the plan that would follow if all of this happened at once, beside the one in force; nothing is done."""
+    from unicron.contracts.queries import WhatIf  # noqa: PLC0415
+    from unicron_cli.narration.explain import condition  # noqa: PLC0415
+    from unicron_cli.narration.explain import explain as explained  # noqa: PLC0415
+
+    if not (lose or join or finish or submit):
+        raise typer.BadParameter("say what happens: --lose NODE, --join N, --finish TASK or --submit FILE")
+    spec = None
+    if submit is not None:
+        from unicron.taskfile import load  # noqa: PLC0415
+
+        spec, warnings = load(submit)
+        for warning in warnings:
+            warn(warning)
+    query = WhatIf(lose=lose or [], join=join, finish=finish or [], submit=spec)
+    view, in_force = with_client(nats, lambda client: _beside(client, query))
+    if as_json:
+        print_json(_fields(view) | {"in_force": in_force, "words": dict(explained(view))})
+    else:
+        from unicron_cli.planviews import what_if_view  # noqa: PLC0415
+
+        console().print(what_if_view(view, in_force, condition(query)))
+
+
+@app.command()
+def table(nats: Nats = None, as_json: Json = False) -> None:
+    """Show the lookup table: what will be done if this event comes next."""
+    view = with_client(nats, lambda client: client.plan())
+    if as_json:
+        print_json(view.table)
+    else:
+        from unicron_cli.planviews import lookup_view  # noqa: PLC0415
+
+        console().print(lookup_view(view))
+
+
+@app.command()
+def curve(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.")],
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw it into FILE (.png or .svg) as well.")
+    ] = None,
+    nats: Nats = None,
+    as_json: Json = False,
+) -> None:
+    """Show what is believed of a task's throughput over its number of workers, and where that comes from."""
+    if plot is not None:
+        from unicron_cli.plot import check_path, draw_curve  # noqa: PLC0415
+
+        check_path(plot)
+    found = with_client(nats, lambda client: client.curve(task))
+    if plot is not None:
+        draw_curve(found, plot)
+    if as_json:
+        print_json(found)
+    else:
+        from unicron_cli.planviews import curve_view  # noqa: PLC0415
+
+        console().print(curve_view(found))
+
+
+async def _beside(client: "Client", query: "WhatIf") -> "tuple[PlanView, Plan | None]":
+    """Return the plan that would be, and the one in force."""
+    view = await client.what_if(lose=query.lose, join=query.join, finish=query.finish, submit=query.submit)
+    return view, (await client.plan()).plan
+
+
+def _fields(view: "PlanView") -> dict[str, Any]:
+    import msgspec  # noqa: PLC0415
+
+    return dict(msgspec.structs.asdict(view))

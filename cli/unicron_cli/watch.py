@@ -1,0 +1,132 @@
+"""Commands that show a cluster: status, tasks, nodes, events."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unicron_cli.output import Json, Nats, console, print_json, to_json, with_client
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from unicron.client import Client
+    from unicron.contracts.base import Message
+
+WATCH_S = 1.0
+"""How often `status --watch` asks."""
+
+RECENT = 10
+"""Events that `events --follow` shows before the new ones."""
+
+
+def status(
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second, until Ctrl-C.")] = False,
+    nats: Nats = None,
+    as_json: Json = False,
+) -> None:
+    """Show nodes, tasks and the plan in force."""
+    if watch:
+        try:
+            with_client(nats, lambda client: _watch(client, as_json))
+        except KeyboardInterrupt:
+            return
+    found = with_client(nats, lambda client: client.status())
+    if as_json:
+        print_json(found)
+    else:
+        from unicron_cli.views import status_view  # noqa: PLC0415
+
+        console().print(status_view(found))
+
+
+async def _watch(client: "Client", as_json: bool) -> None:
+    import asyncio  # noqa: PLC0415
+
+    from rich.live import Live  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    from unicron.errors import BusUnavailableError  # noqa: PLC0415
+    from unicron_cli.views import status_view  # noqa: PLC0415
+
+    screen = console()
+    with Live(console=screen, auto_refresh=False, transient=False) as live:
+        while True:
+            shown: RenderableType
+            try:
+                found = await client.status()
+            except BusUnavailableError as error:
+                shown, line = Text(str(error), "red"), to_json({"error": str(error)})
+            else:
+                shown, line = status_view(found), to_json(found)
+            if as_json:
+                typer.echo(line)
+            else:
+                live.update(shown, refresh=True)
+            await asyncio.sleep(WATCH_S)
+
+
+def tasks(nats: Nats = None, as_json: Json = False) -> None:
+    """List the tasks."""
+    found = with_client(nats, lambda client: client.status())
+    if as_json:
+        print_json(found.tasks)
+    else:
+        from unicron_cli.views import tasks_table  # noqa: PLC0415
+
+        console().print(tasks_table(found))
+
+
+def nodes(nats: Nats = None, as_json: Json = False) -> None:
+    """List the nodes and what runs on their slots."""
+    found = with_client(nats, lambda client: client.status())
+    if as_json:
+        print_json(found.nodes)
+    else:
+        from unicron_cli.views import nodes_table  # noqa: PLC0415
+
+        console().print(nodes_table(found))
+
+
+def events(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new ones, until Ctrl-C.")] = False,
+    chain: Annotated[str, typer.Option(metavar="ID", help="Tell the story of one failure, from any id in it.")] = "",
+    nats: Nats = None,
+    as_json: Json = False,
+) -> None:
+    """List facts and commands in the order in which they happened."""
+    if follow and chain:
+        raise typer.BadParameter("--chain tells what is over, --follow what comes: use one of them")
+    try:
+        with_client(nats, lambda client: _story(client, chain, as_json) if chain else _list(client, follow, as_json))
+    except KeyboardInterrupt:
+        return
+
+
+async def _list(client: "Client", follow: bool, as_json: bool) -> None:
+    from unicron_cli.narration.story import line  # noqa: PLC0415
+
+    tail = await client.tail()
+    after, until = (max(0, tail - RECENT), None) if follow else (0, tail)
+    async for sequence, message in client.follow(after, until):
+        typer.echo(to_json(_with_place(sequence, message)) if as_json else line(message))
+
+
+async def _story(client: "Client", wanted: str, as_json: bool) -> None:
+    from unicron_cli.narration.story import chain_of, find_chain, story  # noqa: PLC0415
+
+    found = [pair async for pair in client.follow(0, await client.tail())]
+    chain = find_chain((message for _, message in found), wanted)
+    if as_json:
+        for sequence, message in found:
+            if chain_of(message) == chain_of(chain[0]):
+                typer.echo(to_json(_with_place(sequence, message)))
+        return
+    typer.echo(f"chain {chain_of(chain[0])}: {len(chain)} messages in {chain[-1].at - chain[0].at:.3f} s")
+    for text in story(chain):
+        typer.echo(text)
+
+
+def _with_place(sequence: int, message: "Message") -> dict[str, Any]:
+    import msgspec  # noqa: PLC0415
+
+    return {"sequence": sequence, **msgspec.to_builtins(message)}

@@ -1,0 +1,1 @@
+"""Provisioners: what brings a cluster up and takes it down. The embedded one runs on this machine."""

@@ -1,0 +1,277 @@
+"""The embedded cluster: a real NATS server, the five services and some agents, as processes of this machine.
+
+Each process leads a session of its own, writes to `ROOT/logs/NAME.log`, and stands in `ROOT/cluster.json`, so that
+another command can find the cluster and stop it.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from unicron.bootstrap import connected_client
+from unicron.client import Client
+from unicron.contracts.tasks import NodeState
+from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
+from unicron.services import SERVICES
+from unicron.settings import Settings
+from unicron_deploy.nats_server import NatsServer
+from unicron_deploy.processes import Started, wait_until_gone
+
+NATS = "nats"
+PORT = 4222
+"""Port of the NATS server, and the one that the other commands try first."""
+
+GRACE_S = 10.0
+"""How long processes may take to end in an orderly way, before they are killed."""
+
+SHARED_CORES = {"UNICRON_USE_MEASURED": "false"}
+"""All workers share this machine's cores, so one more of them seems to bring nothing; the environment outranks it."""
+
+DYING_S = 2.0
+"""How long a process that is to start again may take to end; it may have been killed just now."""
+
+MODULES = {name: f"unicron_{name}" for name in SERVICES}
+
+
+class Layout(msgspec.Struct, kw_only=True):
+    """What `cluster.json` holds.
+
+    Attributes:
+        nodes: number of agents.
+        slots: worker slots of each.
+        port: of the NATS server.
+        processes: by name.
+    """
+
+    nodes: int
+    slots: int
+    port: int
+    processes: dict[str, Started] = {}
+
+
+Step = Callable[[str], None]
+"""Told what is being done, for a progress display."""
+
+
+def _silent(_: str) -> None:
+    """Tell nobody."""
+
+
+class Cluster:
+    """A cluster in `root`; `start` makes a new one, `load` finds a running one again.
+
+    Attributes:
+        url: address of its NATS server.
+        names: its processes in the order in which they start: nats, services, node-1 and so on.
+    """
+
+    def __init__(self, root: Path, nodes: int = 3, slots: int = 2, port: int = PORT) -> None:
+        self.root = root.resolve()
+        self.logs = self.root / "logs"
+        self._file = self.root / "cluster.json"
+        self._layout = Layout(nodes=nodes, slots=slots, port=port)
+        self._server = NatsServer(self.root / "nats", port)
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self.url = self._server.url
+        self.nodes = [f"node-{number}" for number in range(1, nodes + 1)]
+        self.names = [NATS, *SERVICES, *self.nodes]
+
+    @classmethod
+    def load(cls, root: Path) -> Self:
+        """Return the cluster that was started in `root`.
+
+        Raises:
+            InvalidInputError: none was, or its record can't be read.
+        """
+        path = root / "cluster.json"
+        try:
+            layout = msgspec.json.decode(path.read_bytes(), type=Layout)
+        except FileNotFoundError as error:
+            raise InvalidInputError(
+                f"no cluster in {root.resolve()}; start one there with `unicron up`, or name its folder with --dir"
+            ) from error
+        except msgspec.MsgspecError as error:
+            raise InvalidInputError(f"{path}: not a record of a cluster: {error}; remove it") from error
+        cluster = cls(root, layout.nodes, layout.slots, layout.port)
+        cluster._layout = layout
+        return cluster
+
+    @property
+    def processes(self) -> dict[str, Started]:
+        """The processes started last under each name, dead or alive."""
+        return dict(self._layout.processes)
+
+    def alive(self) -> list[str]:
+        """Return the names of the processes that run."""
+        self._reap()
+        return [name for name in self.names if name in self._layout.processes and self._layout.processes[name].alive()]
+
+    # --- start -------------------------------------------------------------------------------------------------------
+
+    def start(self, on_step: Step = _silent) -> None:
+        """Start every process; `wait_until_ready` tells when they work.
+
+        Raises:
+            InvalidInputError: a cluster runs in this folder already, or the port is taken.
+            BusUnavailableError: the NATS server does not come up.
+        """
+        self._refuse_a_second()
+        self.logs.mkdir(parents=True, exist_ok=True)
+        try:
+            for name in self.names:
+                on_step(f"starting {name}")
+                self.start_process(name)
+        except BaseException:
+            self.stop()
+            raise
+
+    def start_process(self, name: str) -> None:
+        """Start the process `name`, the first time or again.
+
+        Raises:
+            InvalidInputError: there is no such process, it runs already, or the port is taken.
+            BusUnavailableError: the NATS server does not come up.
+        """
+        self._check(name)
+        if name in self.alive() and wait_until_gone([self._layout.processes[name]], DYING_S):
+            raise InvalidInputError(f"{name} runs already (process {self._layout.processes[name].pid})")
+        if name == NATS:
+            self._server = NatsServer(self.root / "nats", self._layout.port)
+            self._server.start()
+            pid = self._server.pid or 0
+        else:
+            with (self.logs / f"{name}.log").open("ab") as log:
+                child = subprocess.Popen(
+                    self._command(name),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    env={**SHARED_CORES, **os.environ, "UNICRON_NATS_URL": self.url, "PYTHONUNBUFFERED": "1"},
+                )
+            self._children[name], pid = child, child.pid
+        self._layout.processes[name] = Started.of(pid)
+        self._save()
+
+    def _command(self, name: str) -> list[str]:
+        if name in MODULES:
+            return [sys.executable, "-m", MODULES[name]]
+        run_dir = str(self.root / "nodes" / name)
+        flags = {"--node": name, "--slots": str(self._layout.slots), "--run-dir": run_dir, "--chaos": "true"}
+        return [sys.executable, "-m", "unicron_agent", *(word for pair in flags.items() for word in pair)]
+
+    def _refuse_a_second(self) -> None:
+        if self._file.exists():
+            running = type(self).load(self.root).alive()
+            if running:
+                raise InvalidInputError(
+                    f"a cluster runs in {self.root} already ({', '.join(running)}); stop it with "
+                    f"`unicron down --dir {self.root}`, or start another one with --dir and --port"
+                )
+
+    async def wait_until_ready(self, timeout_s: float = 60.0, on_step: Step = _silent) -> None:
+        """Wait until every service is active and every node admitted.
+
+        Raises:
+            BusUnavailableError: a process ended, or it took longer than `timeout_s`; says what is missing.
+        """
+        deadline = time.monotonic() + timeout_s
+        settings = msgspec.structs.replace(Settings.load([]), nats_url=self.url)
+        async with connected_client(settings, "unicron-cluster") as client:
+            while missing := await self._missing(client):
+                on_step(f"waiting for {', '.join(missing)}")
+                dead = sorted(set(self._layout.processes) - set(self.alive()))
+                if dead:
+                    raise BusUnavailableError(f"{dead[0]} ended: {self.last_line(dead[0])}; see {self.log(dead[0])}")
+                if time.monotonic() > deadline:
+                    raise BusUnavailableError(
+                        f"not ready after {timeout_s:g} s: {', '.join(missing)}; see the logs in {self.logs}"
+                    )
+                await asyncio.sleep(0.1)
+
+    async def _missing(self, client: Client) -> list[str]:
+        try:
+            idle = [name for name in SERVICES if not await client.active(name)]
+            if idle:
+                return idle
+            status = await client.status()
+        except UnicronError:  # streams and services come up at their own pace
+            return ["registry"]
+        up = {view.node for view in status.nodes if view.state in {NodeState.UP, NodeState.DRAINING}}
+        return [name for name in self.nodes if name not in up]
+
+    # --- end ---------------------------------------------------------------------------------------------------------
+
+    def kill(self, name: str) -> None:
+        """End the process `name` alone with SIGKILL; workers of an agent live on."""
+        self._known(name).signal(signal.SIGKILL)
+        self._await_end(name)
+
+    def kill_node(self, name: str) -> None:
+        """End an agent with all its workers with SIGKILL, as if its machine had lost power."""
+        if name not in self.nodes:
+            raise InvalidInputError(f"no node {name!r}; there are {', '.join(self.nodes)}")
+        self._known(name).kill_session()
+        self._await_end(name)
+
+    def stop(self, on_step: Step = _silent) -> None:
+        """Stop agents, then services, then NATS, each in an orderly way; kill what remains."""
+        for group in (self.nodes, list(SERVICES), [NATS]):
+            started = {name: self._layout.processes[name] for name in group if name in self._layout.processes}
+            if not started:
+                continue
+            on_step(f"stopping {', '.join(started)}")
+            for process in started.values():
+                process.signal(signal.SIGTERM)
+            wait_until_gone(list(started.values()), GRACE_S)
+            for process in started.values():
+                process.kill_session()
+            self._reap()
+        self._layout.processes.clear()
+        if self.root.exists():
+            self._save()
+
+    def _await_end(self, name: str) -> None:
+        wait_until_gone([self._layout.processes[name]], GRACE_S)
+        self._reap()
+
+    def _reap(self) -> None:
+        """Collect the exit statuses of our own children."""
+        for child in self._children.values():
+            child.poll()
+        _ = self._server.pid
+
+    # --- record ------------------------------------------------------------------------------------------------------
+
+    def log(self, name: str) -> Path:
+        """Return the path of the log of the process `name`."""
+        return self._server.log_path if name == NATS else self.logs / f"{name}.log"
+
+    def last_line(self, name: str) -> str:
+        """Return the last line that the process `name` wrote."""
+        path = self.log(name)
+        lines = path.read_text(errors="replace").split("\n") if path.exists() else []
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
+
+    def _check(self, name: str) -> None:
+        if name not in self.names:
+            raise InvalidInputError(f"no process {name!r}; there are {', '.join(self.names)}")
+
+    def _known(self, name: str) -> Started:
+        self._check(name)
+        if name not in self._layout.processes:
+            raise InvalidInputError(f"{name} was not started")
+        return self._layout.processes[name]
+
+    def _save(self) -> None:
+        scratch = self._file.with_suffix(".new")
+        scratch.write_bytes(msgspec.json.format(msgspec.json.encode(self._layout)))
+        scratch.replace(self._file)

@@ -1,0 +1,115 @@
+"""Why a job is slow: which causes can be seen, what each costs, and what to do about it."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from unicron_straggler.analysis import cures, simulate
+from unicron_straggler.analysis.measures import Analysis
+from unicron_straggler.analysis.parts import LEAST_SLOW, LENGTHS, NETWORK, PAUSES, SLOW, STAGE, Parts, parts, without
+from unicron_straggler.analysis.trace import CODES, Floats
+
+NONE = "none"
+CAUSES = (SLOW, STAGE, LENGTHS, PAUSES, NETWORK, NONE)
+
+LEAST_GAIN = 0.02
+"""A cause that costs less than this share of a step is not told."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One cause of slowness.
+
+    Attributes:
+        cause: one of `CAUSES`.
+        share: of the waste that it explains. What it costs is the mean of what goes when it alone is cured, and of what
+            comes when it alone is left of all causes found; the waste is the simulated time less the ideal one, or less
+            that with all causes cured where that is shorter (a slow worker among few slows the ideal down too).
+        gain: mean step time as it is over that with the cause cured; 1.25 says a quarter more steps.
+        evidence: the figures it rests on, ready for JSON.
+        cure: what to do, in a sentence.
+        ranks: global ranks of the culprits, worst first; empty where it is nobody in particular.
+    """
+
+    cause: str
+    share: float
+    gain: float
+    evidence: Mapping[str, Any]
+    cure: str
+    ranks: tuple[int, ...] = ()
+
+
+def diagnose(analysis: Analysis, *, layers: int = 0) -> list[Diagnosis]:
+    """Return the causes found, that which explains most of the waste first; "none" alone if there is none.
+
+    Args:
+        analysis: of the job.
+        layers: of each stage, so that the cure of a stage that has too much to do can be told in layers; 0: not known.
+    """
+    what_if = WhatIf(analysis)
+    causes = what_if.suspects()
+    best = what_if.seconds(without(analysis, what_if.found, causes))
+    most = what_if.as_is - min(best, analysis.ideal_mean_s)
+    worth = {cause: what_if.worth(cause, causes, best) for cause in causes}
+    told = []
+    for cause, (saved, seconds) in sorted(worth.items(), key=lambda each: -each[1][0]):
+        if saved <= LEAST_GAIN * what_if.as_is:
+            continue
+        evidence, cure, ranks = cures.of(cause, what_if, seconds, layers)
+        told.append(Diagnosis(cause, saved / most, what_if.as_is / seconds, evidence, cure, ranks))
+    return told or [_nothing(analysis)]
+
+
+class WhatIf:
+    """How long a step takes, on average, without some of the causes."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self.analysis = analysis
+        self.found: Parts = parts(analysis)
+        self.as_is = analysis.simulated_mean_s
+        self._ideal = {CODES[op]: seconds for op, seconds in analysis.ideal_values.items()}
+
+    def suspects(self) -> list[str]:
+        """Return the causes that there are signs of."""
+        found, durations = self.found, self.analysis.durations
+        recorded = bool(np.nan_to_num(durations["gc"]).any()) if "gc" in durations else False
+        stages = cures.stage_times(found)
+        signs = {
+            SLOW: found.slowness.any(),
+            STAGE: stages.max() > (1 + LEAST_SLOW) * stages.mean(),
+            LENGTHS: found.content.any(),
+            PAUSES: found.pauses.any() or recorded,
+            NETWORK: True,
+        }
+        return [cause for cause, sign in signs.items() if sign]
+
+    def worth(self, cause: str, causes: Collection[str], best: float) -> tuple[float, float]:
+        """Return the seconds of a step that `cause` costs, and those a step takes with only that cured.
+
+        Args:
+            cause: one of `causes`.
+            causes: all that there are signs of.
+            best: seconds of a step with all of them cured.
+        """
+        cured = self.seconds(without(self.analysis, self.found, [cause]))
+        others = [each for each in causes if each != cause]
+        left = self.seconds(without(self.analysis, self.found, others))
+        return ((self.as_is - cured) + (left - best)) / 2, cured
+
+    def seconds(self, durations: Mapping[str, Floats]) -> float:
+        """Return the mean seconds of a step with these durations."""
+        coded = {CODES[op]: each for op, each in durations.items()}
+        times = simulate.step_times(self.analysis.graph, coded, self._ideal, [simulate.Scenario()])
+        return float(times.mean())
+
+
+def _nothing(analysis: Analysis) -> Diagnosis:
+    lost = f"{100 * analysis.waste:.1f} % of the time is lost to stragglers"
+    if analysis.slowdown < 1.1:
+        cure = f"Nothing to be done: {lost}, as chance has it."
+    else:
+        cure = f"{lost}, but no cause that is known here explains it; look at the pictures of workers and steps."
+    evidence = {"slowdown": analysis.slowdown, "forward_variation": analysis.forward_variation}
+    return Diagnosis(NONE, 0.0, 1.0, evidence, cure)

@@ -1,0 +1,30 @@
+"""Where the parts that touch the network are put together: the real bus, and a user's client on it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from unicron.bus import nats
+from unicron.client import Client
+from unicron.settings import Settings
+
+
+@asynccontextmanager
+async def connected(settings: Settings, name: str) -> AsyncIterator[nats.NatsBus]:
+    """Connect to the bus as `name`, and say goodbye at the end.
+
+    Raises:
+        BusUnavailableError: no server answers at the address that `settings` name.
+        InvalidInputError: credentials or TLS files can't be used.
+    """
+    bus = await nats.connect(settings, name)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+@asynccontextmanager
+async def connected_client(settings: Settings, name: str) -> AsyncIterator[Client]:
+    """Connect a user's client as `name`; raises as `connected` does."""
+    async with connected(settings, name) as bus:
+        yield Client(bus)

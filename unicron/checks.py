@@ -1,0 +1,221 @@
+"""What a task, a node or a record of an iteration must be like to be taken in: one set of rules for all who take it."""
+
+import math
+from typing import Any, NamedTuple
+
+from unicron import subjects
+from unicron.contracts.events import NodeJoined, StepTimed
+from unicron.contracts.tasks import ModelSpec, TaskSpec
+from unicron.contracts.timings import MOST_OPS, OPERATIONS
+from unicron.costmodel import catalogue
+from unicron.errors import InvalidInputError
+from unicron.services import SERVICES
+
+RECOMMENDED_WEIGHT = (0.5, 2.0)
+"""Weights outside of it starve other tasks or the task itself (paper section 5)."""
+
+RESERVED = frozenset({*SERVICES, "console"})
+"""Names of services: a node under one of them would answer its queries."""
+
+MOST_WORKERS = 100_000
+"""Most workers of one task."""
+
+MOST_PROBLEMS = 5
+"""Problems of one record that are told."""
+
+MOST_US = 86_400 * 10**6
+"""Longest record of one iteration, in microseconds."""
+
+_LIMITS = {
+    "min_workers": MOST_WORKERS,
+    "max_workers": MOST_WORKERS,
+    "unit": 100_000,
+    "microbatches": 10**9,
+    "iterations": 10**9,
+}
+
+_MODEL_LIMITS = {
+    "layers": 1_000,
+    "hidden": 10**6,
+    "heads": 10_000,
+    "sequence": 10**7,
+    "vocabulary": 10**7,
+    "batch": 100_000,
+    "gpus_per_node": 1_000,
+}
+
+
+class Problem(NamedTuple):
+    """A field that can't be used.
+
+    Attributes:
+        field: its name, with the key after a dot for a row of a map.
+        value: what was given.
+        allowed: what it must be.
+    """
+
+    field: str
+    value: Any
+    allowed: str
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.value!r}: {self.allowed}"
+
+
+def task_problems(spec: TaskSpec) -> list[Problem]:
+    """Return everything that keeps `spec` from being run."""
+    found = _text_problems(spec)
+    for field, most in _LIMITS.items():
+        if not 1 <= getattr(spec, field) <= most:
+            found.append(Problem(field, getattr(spec, field), f"must be a whole number from 1 to {most}"))
+    for field in ("weight", "flops_per_iteration"):
+        if not _positive(getattr(spec, field)):
+            hint = " (0.5 to 2.0 recommended)" if field == "weight" else ""
+            found.append(Problem(field, getattr(spec, field), f"must be a finite number above 0{hint}"))
+    for workers, flops in spec.throughput.items():
+        if not 1 <= workers <= _LIMITS["max_workers"]:
+            found.append(Problem("throughput", workers, "its keys are numbers of workers, from 1"))
+        if not _positive(flops):
+            found.append(Problem(f"throughput.{workers}", flops, "must be a finite number of FLOP/s above 0"))
+    if spec.model is not None:
+        found += _model_problems(spec.model)
+    return found or _size_problems(spec)
+
+
+def task_warnings(spec: TaskSpec) -> list[Problem]:
+    """Return what is allowed but rarely meant."""
+    found = []
+    low, high = RECOMMENDED_WEIGHT
+    if not low <= spec.weight <= high:
+        found.append(Problem("weight", spec.weight, f"{low} to {high} is recommended"))
+    if spec.microbatches < spec.max_workers:
+        found.append(
+            Problem("microbatches", spec.microbatches, f"fewer than max_workers {spec.max_workers}: some will idle")
+        )
+    return found
+
+
+def check_task(spec: TaskSpec) -> None:
+    """Refuse a spec that can't be run.
+
+    Raises:
+        InvalidInputError: it names every field that is wrong, its value and what is allowed.
+    """
+    problems = task_problems(spec)
+    if problems:
+        raise InvalidInputError(f"task {spec.name!r}: " + "; ".join(map(str, problems)))
+
+
+def node_problems(joined: NodeJoined) -> list[Problem]:
+    """Return everything that keeps a node from being taken in."""
+    found = []
+    if not _is_token(joined.node) or joined.node in RESERVED:
+        found.append(Problem("node", joined.node, "use 1 to 64 letters, digits, '-' or '_', and no service's name"))
+    if joined.source != joined.node:
+        found.append(Problem("source", joined.source, f"only {joined.node!r} itself can join as {joined.node!r}"))
+    found += [
+        Problem(field, "", "must not be empty") for field in ("incarnation", "host") if not getattr(joined, field)
+    ]
+    indices = [slot.index for slot in joined.slots]
+    if not indices:
+        found.append(Problem("slots", [], "a node needs at least one"))
+    if len(set(indices)) < len(indices) or any(index < 0 for index in indices):
+        found.append(Problem("slots", indices, "each needs an index of its own, from 0"))
+    for slot in joined.slots:
+        if slot.kind not in {"gpu", "cpu"}:
+            found.append(Problem(f"slots.{slot.index}.kind", slot.kind, "must be 'gpu' or 'cpu'"))
+    devices = [slot.device for slot in joined.slots if slot.device]
+    if len(set(devices)) < len(devices):
+        found.append(Problem("slots", devices, "each device can stand in one slot only"))
+    strays = sorted({worker.slot for worker in joined.workers} - set(indices))
+    if strays:
+        found.append(Problem("workers", strays, f"they live in slots that the node does not have; it has {indices}"))
+    return found
+
+
+def share_problems(share: float) -> list[Problem]:
+    """Return what keeps `share` from being the share of iterations to record."""
+    return [] if 0 <= share <= 1 else [Problem("share", share, "must be a number from 0 (none) to 1 (each iteration)")]
+
+
+def timing_problems(timed: StepTimed) -> list[Problem]:
+    """Return what keeps a rank's record of an iteration from being used."""
+    found = []
+    if not 1 <= timed.world_size <= MOST_WORKERS:
+        found.append(Problem("world_size", timed.world_size, f"must be from 1 to {MOST_WORKERS}"))
+    if not 0 <= timed.rank < timed.world_size:
+        found.append(Problem("rank", timed.rank, f"must be from 0 to {timed.world_size - 1}"))
+    if timed.epoch < 0 or timed.iteration < 0:
+        found.append(Problem("iteration", timed.iteration, f"it and the epoch {timed.epoch} count from 0"))
+    if not math.isfinite(timed.began):
+        found.append(Problem("began", timed.began, "must be a finite number of Unix seconds"))
+    if not 1 <= len(timed.ops) <= MOST_OPS:
+        found.append(Problem("ops", len(timed.ops), f"must be 1 to {MOST_OPS} operations"))
+    for op in timed.ops:
+        if not (0 <= op.kind < len(OPERATIONS) and op.microbatch >= -1):
+            found.append(
+                Problem("ops", op, f"its kind must be from 0 to {len(OPERATIONS) - 1}, its microbatch from -1")
+            )
+        elif not (0 <= op.start_us <= MOST_US and 0 <= op.duration_us <= MOST_US):
+            found.append(Problem("ops", op, f"start and duration must be from 0 to {MOST_US} microseconds"))
+        if len(found) >= MOST_PROBLEMS:
+            break
+    return found
+
+
+def _text_problems(spec: TaskSpec) -> list[Problem]:
+    found = []
+    if not _is_token(spec.name):
+        found.append(Problem("name", spec.name, "use 1 to 64 letters, digits, '-' or '_'"))
+    if not spec.command or not spec.command[0]:
+        found.append(Problem("command", spec.command, "must name a program, then its arguments"))
+    if any("\0" in word for word in spec.command):
+        found.append(Problem("command", spec.command, "must not hold NUL characters"))
+    for name, value in spec.env.items():
+        if not name or "=" in name or "\0" in name + value:
+            found.append(Problem(f"env.{name}", value, "names must not be empty nor hold '=', and nothing holds NUL"))
+    return found
+
+
+def _model_problems(model: ModelSpec) -> list[Problem]:
+    found = [
+        Problem(f"model.{field}", getattr(model, field), f"must be a whole number from 1 to {most}")
+        for field, most in _MODEL_LIMITS.items()
+        if not 1 <= getattr(model, field) <= most
+    ]
+    if not found and model.hidden % model.heads:
+        found.append(Problem("model.heads", model.heads, f"must divide the hidden size {model.hidden}"))
+    if model.accelerator not in catalogue.accelerators():
+        known = ", ".join(catalogue.accelerators())
+        found.append(Problem("model.accelerator", model.accelerator, f"known are {known}"))
+    if not 0 <= model.anchor_workers <= MOST_WORKERS:
+        allowed = f"must be a whole number from 1 to {MOST_WORKERS}, or 0 without a measurement"
+        found.append(Problem("model.anchor_workers", model.anchor_workers, allowed))
+    if not 0 <= model.anchor_mfu < 1:
+        hint = "model FLOP/s over the peak, from 0 to 1; 45 % is 0.45"
+        found.append(Problem("model.anchor_mfu", model.anchor_mfu, hint))
+    elif (model.anchor_workers > 0) != (model.anchor_mfu > 0):
+        allowed = "anchor_workers and anchor_mfu are given together: the MFU measured on so many"
+        found.append(Problem("model.anchor_mfu", model.anchor_mfu, allowed))
+    return found
+
+
+def _size_problems(spec: TaskSpec) -> list[Problem]:
+    if spec.min_workers > spec.max_workers:
+        return [Problem("min_workers", spec.min_workers, f"must not be above max_workers {spec.max_workers}")]
+    if not spec.sizes:
+        between = f"min_workers {spec.min_workers} and max_workers {spec.max_workers}"
+        return [Problem("unit", spec.unit, f"no multiple of it lies between {between}")]
+    return []
+
+
+def _positive(number: float) -> bool:
+    return math.isfinite(number) and number > 0
+
+
+def _is_token(text: str) -> bool:
+    try:
+        subjects.token(text)
+    except InvalidInputError:
+        return False
+    return True

@@ -1,0 +1,186 @@
+"""Reads a task file: its fields to a `TaskSpec`, its problems with file and line."""
+
+import difflib
+import shlex
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import yaml
+
+from unicron.checks import Problem, task_problems, task_warnings
+from unicron.contracts.tasks import TaskSpec
+from unicron.costmodel import formulas
+from unicron.errors import InvalidInputError
+from unicron.taskfile import fields
+from unicron.taskfile.fields import BadValueError, items, whole, within, word
+from unicron.taskfile.model import TABLE, read_model, read_table
+
+REQUIRED = ("name", "command")
+FIELDS = tuple(field.name for field in msgspec.structs.fields(TaskSpec) if field.name != "layout")
+
+
+class TaskFile(NamedTuple):
+    """A task file that can be submitted.
+
+    Attributes:
+        warnings: what is allowed but rarely meant, one line each, with file and line.
+    """
+
+    spec: TaskSpec
+    warnings: list[str]
+
+
+def load(path: Path) -> TaskFile:
+    """Read the task file at `path`.
+
+    A relative `workdir` starts at the file's folder, which is also the default.
+
+    Raises:
+        InvalidInputError: one line for each problem: file, line, field, value, and what is allowed.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidInputError(f"{path}: can't be read ({error.strerror}); give the path of a task file") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"{path}: not UTF-8 text (byte {error.start}); task files are YAML") from error
+    return parse(text, path)
+
+
+def parse(text: str, path: Path) -> TaskFile:
+    """Make a spec of `text`; `path` is where it came from.
+
+    Raises:
+        InvalidInputError: as for `load`.
+    """
+    values, lines = read_mapping(text, path)
+    problems = [Problem(field, values[field], _suggestion(field)) for field in values if field not in FIELDS] + [
+        Problem(field, None, "is required") for field in REQUIRED if values.get(field) is None
+    ]
+    given: dict[str, Any] = {}
+    readers: dict[str, Callable[[Any], Any]] = {**_READERS, "throughput": partial(_throughput, path.parent)}
+    elsewhere: list[str] = []  # problems in other files, which name their own place
+    for field, value in values.items():
+        if field in FIELDS and value is not None:
+            try:
+                given[field] = readers[field](value)
+            except BadValueError as bad:
+                name = f"{field}.{bad.key}" if bad.key else field
+                problems.append(Problem(name, value if bad.value is None else bad.value, bad.allowed))
+            except InvalidInputError as error:
+                elsewhere.append(str(error))
+    if not problems and not elsewhere:
+        given["workdir"] = str((path.absolute().parent / given.get("workdir", "")).resolve())
+        spec = TaskSpec(**given)
+        problems = task_problems(spec)
+    if problems or elsewhere:
+        raise InvalidInputError("\n".join([*(_place(problem, path, lines) for problem in problems), *elsewhere]))
+    if spec.model is not None and "flops_per_iteration" not in given:
+        spec = msgspec.structs.replace(spec, flops_per_iteration=formulas.iteration_flops(spec.model))
+    return TaskFile(spec, [_place(warning, path, lines) for warning in task_warnings(spec)])
+
+
+def read_mapping(text: str, path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the mapping that `text` holds, and the line of each of its keys.
+
+    Raises:
+        InvalidInputError: broken YAML (with line and column), no mapping, or the same key twice, also further in.
+    """
+    node = compose(text, path)
+    if not isinstance(node, yaml.MappingNode):
+        raise InvalidInputError(f"{path}: expected 'field: value' lines, as in 'name: gpt'")
+    lines = _lines(node, path)
+    for _, inner in node.value:
+        if isinstance(inner, yaml.MappingNode):
+            _lines(inner, path)
+    values = yaml.safe_load(text)
+    return {str(key): value for key, value in values.items()}, lines
+
+
+def _lines(node: yaml.MappingNode, path: Path) -> dict[str, int]:
+    """Return the line of each key of `node`, none of which may stand there twice."""
+    lines: dict[str, int] = {}
+    for key, _ in node.value:
+        line = key.start_mark.line + 1
+        if str(key.value) in lines:
+            raise InvalidInputError(
+                f"{path}:{line}: {key.value} stands there twice; line {lines[str(key.value)]} has it too"
+            )
+        lines[str(key.value)] = line
+    return lines
+
+
+def compose(text: str, path: Path) -> yaml.Node | None:
+    """Return the YAML nodes of `text`, all of which plain types can hold.
+
+    Raises:
+        InvalidInputError: it is not YAML; file, line and column are named.
+    """
+    try:
+        yaml.safe_load(text)  # composing alone would let unknown tags through
+        return yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else f"{path}"
+        raise InvalidInputError(f"{place}: not valid YAML: {error.problem or error.context}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date
+        raise InvalidInputError(f"{path}: not valid YAML: {error}") from error
+
+
+def _place(problem: Problem, path: Path, lines: dict[str, int]) -> str:
+    line = lines.get(problem.field.partition(".")[0])
+    place = f"{path}:{line}" if line else f"{path}"
+    value = "" if problem.value is None else f" {problem.value!r}"
+    return f"{place}: {problem.field}{value}: {problem.allowed}"
+
+
+def _suggestion(field: str) -> str:
+    near = difflib.get_close_matches(field.lower().replace("-", "_"), FIELDS, n=1, cutoff=0.5)
+    if near:
+        return f"no such field; did you mean {near[0]!r}?"
+    return f"no such field; a task has {', '.join(FIELDS)}"
+
+
+# --- readers: one for each kind of field -----------------------------------------------------------------------------
+
+
+def _command(value: Any) -> list[str]:
+    if isinstance(value, str):
+        try:
+            return shlex.split(value)
+        except ValueError as error:
+            raise BadValueError(f"can't be split into words: {error}") from error
+    if isinstance(value, list):
+        return [within(f"{place}", word, each) for place, each in enumerate(value)]
+    raise BadValueError("must be text or a list of words")
+
+
+def _env(value: Any) -> dict[str, str]:
+    rows = items(value, "NAME: value")
+    return {within(str(name), fields.text, name): within(str(name), word, each) for name, each in rows}
+
+
+def _throughput(folder: Path, value: Any) -> dict[int, float]:
+    if isinstance(value, str):
+        return read_table(folder / value)
+    rows = items(value, TABLE)
+    return {within(str(workers), whole, workers): within(str(workers), fields.number, flops) for workers, flops in rows}
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "name": fields.text,
+    "command": _command,
+    "weight": fields.number,
+    "min_workers": whole,
+    "max_workers": whole,
+    "unit": whole,
+    "microbatches": whole,
+    "iterations": whole,
+    "workdir": fields.text,
+    "env": _env,
+    "flops_per_iteration": fields.number,
+    "model": read_model,
+}
