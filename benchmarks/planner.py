@@ -23,6 +23,7 @@ from unicron_planner import lookup
 from unicron_planner.lookup import Event, Row, Situation, Standing, effect
 
 from benchmarks.output import as_json
+from unicron.contracts.plans import Trigger, TriggerKind
 
 NODE = 8
 """GPUs of a node."""
@@ -31,6 +32,8 @@ FAILURE_RATE = 3 / (128 * 7 * 86400)
 """A second and GPU: three a week among 128."""
 
 PATIENCE_S = 60.0
+
+NONE = Trigger(TriggerKind.WHAT_IF)
 
 
 def instance(tasks: int, workers: int, unit: int, sizes: int, seed: int) -> Situation:
@@ -44,7 +47,7 @@ def instance(tasks: int, workers: int, unit: int, sizes: int, seed: int) -> Situ
         waf = random.uniform(0.5, 2.0) * 1e14 * feasible ** random.uniform(0.7, 0.98) * dips
         standings[f"task-{number}"] = Standing(feasible.astype(np.int64), waf, 0, 0.0)
     empty = Situation(standings, FAILURE_RATE, 15.0, 30.0)
-    best = lookup.answer(empty, Event("", workers)).sizes
+    best = lookup.answer(empty, Event(NONE, workers)).sizes
     return Situation(
         {
             name: Standing(task.sizes, task.waf, best[name], float(task.waf[task.sizes == best[name]][0]))
@@ -58,19 +61,22 @@ def instance(tasks: int, workers: int, unit: int, sizes: int, seed: int) -> Situ
 
 def next_events(given: Situation, workers: int) -> list[Event]:
     """Return all next events; neighbours in the order of the tasks share a node."""
-    events = [Event("node_joined", workers + NODE)]
+    events = [Event(Trigger(TriggerKind.NODE_JOINED), workers + NODE)]
     running = [name for name, task in given.tasks.items() if task.held]
     for name, other in zip(running, [*running[1:], running[0]], strict=True):
         held = given.tasks[name].held
         events += [
-            Event(f"worker_failed:{name}", workers, {name: 1}),
-            Event(f"node_lost:{name}", workers - NODE, {name: min(held, NODE)}),
-            Event(f"two_nodes_lost:{name}", workers - 2 * NODE, {name: min(held, 2 * NODE)}),
-            Event(f"task_finished:{name}", workers, ended=name),
+            Event(Trigger.of(TriggerKind.WORKER_FAILED, [name]), workers, {name: 1}),
+            Event(Trigger.of(TriggerKind.NODE_LOST, [name]), workers - NODE, {name: min(held, NODE)}),
+            Event(Trigger.of(TriggerKind.TWO_NODES_LOST, [name]), workers - 2 * NODE, {name: min(held, 2 * NODE)}),
+            Event(Trigger.of(TriggerKind.TASK_FINISHED, [name]), workers, ended=name),
         ]
         if other != name and list(given.tasks).index(other) > list(given.tasks).index(name):
-            events.append(Event(f"shared_node_lost:{name}", workers - NODE, {name: NODE // 2, other: NODE // 2}))
-    events += [Event(f"task_launched:{name}", workers, launched=name) for name in given.tasks if name not in running]
+            shared = Trigger.of(TriggerKind.NODE_LOST, [name, other])
+            events.append(Event(shared, workers - NODE, {name: NODE // 2, other: NODE // 2}))
+    for name in given.tasks:
+        if name not in running:
+            events.append(Event(Trigger.of(TriggerKind.TASK_LAUNCHED, [name]), workers, launched=name))
     return events
 
 
@@ -164,7 +170,7 @@ def measure(given: Situation, workers: int, repeats: int, *, others: bool) -> di
     touched_s = timed(lambda: lookup.table(next(turns), events, kept), repeats + 1)
     keys = [effect(event) for event in events]
     lookup_s = timed(lambda: [table[key] for key in keys], 100) / len(keys)
-    case = next(event for event in events if event.name.startswith("node_lost"))
+    case = next(event for event in events if event.trigger.kind is TriggerKind.NODE_LOST)
     figures: dict[str, Any] = {
         "refresh_ms": round(refresh_s * 1e3, 3),
         "refresh_one_task_ms": round(touched_s * 1e3, 3),

@@ -96,7 +96,7 @@ def lookup_view(view: PlanView) -> Group:
         column.justify = "right"
     kinds: dict[str, list[TableRow]] = {}
     for row in view.table:
-        kinds.setdefault(row.event.partition(":")[0], []).append(row)
+        kinds.setdefault(row.trigger.kind, []).append(row)
     for rows in kinds.values():
         for names, row in _alike(rows):
             table.add_row(
@@ -221,16 +221,15 @@ def _alike(rows: Iterable[TableRow]) -> list[tuple[str, TableRow]]:
     for row in rows:
         answer = (row.workers, tuple(sorted(row.changes.items())), row.reward)
         groups.setdefault(answer, []).append(row)
-    return [(_events([row.event for row in alike]), alike[0]) for alike in groups.values()]
+    return [(_events(alike), alike[0]) for alike in groups.values()]
 
 
-def _events(events: Sequence[str]) -> str:
-    kind = events[0].partition(":")[0]
-    if len(events) == 1:
-        return events[0]
-    names = [event.partition(":")[2] for event in events]
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{kind}: {', '.join(names[:NAMED])}{more}"
+def _events(rows: Sequence[TableRow]) -> str:
+    if len(rows) == 1:
+        return rows[0].event
+    whom = ", ".join(row.trigger.names for row in rows[:NAMED])
+    more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
+    return f"{rows[0].trigger.kind}: {whom}{more}"
 
 
 def _each(point: CurvePoint) -> float:

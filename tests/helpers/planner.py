@@ -114,8 +114,9 @@ def table(planner: Planner) -> dict[str, Row]:
     rows = {}
     assert len(reply.plan.table) == len(planner._table)
     for row in planner._table.values():
-        kind, _, names = row.event.partition(":")
-        rows.update(dict.fromkeys([f"{kind}:{name}" for name in names.split(",")] if names else [kind], row))
+        kind, whom = row.trigger
+        names = [f"{kind}:{name}" for each in whom for name in each.named]
+        rows.update(dict.fromkeys(names or [str(kind)], row))
     return rows
 
 

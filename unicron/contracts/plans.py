@@ -1,7 +1,87 @@
 """Plans: which task runs where, and why."""
 
-from unicron.contracts.base import Record
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from unicron.contracts.base import Record, Word
 from unicron.contracts.tasks import ParallelLayout, SlotRef
+
+NAMED = 4
+"""Names that a trigger gives; further ones are only counted."""
+
+
+class TriggerKind(Word):
+    """What can happen to a cluster, as far as a plan answers it."""
+
+    NODE_LOST = "node_lost"
+    TWO_NODES_LOST = "two_nodes_lost"
+    NODE_LEFT = "node_left"
+    NODE_JOINED = "node_joined"
+    """One, or several shortly after one another."""
+    NODE_DRAINED = "node_drained"
+    NODE_UNDRAINED = "node_undrained"
+    WORKER_FAILED = "worker_failed"
+    """Its process starts anew in its slot."""
+    TASK_SUBMITTED = "task_submitted"
+    TASK_LAUNCHED = "task_launched"
+    """A task that waits must run."""
+    TASK_REMOVED = "task_removed"
+    TASK_FAILED = "task_failed"
+    TASK_FINISHED = "task_finished"
+    WHAT_IF = "what_if"
+    """Nothing happened; somebody asks what would be."""
+    UNKNOWN = "unknown"
+
+
+class Names(NamedTuple):
+    """Nodes that are alike, or a task.
+
+    Attributes:
+        named: the first `NAMED` of them.
+        more: how many there are beyond.
+    """
+
+    named: tuple[str, ...]
+    more: int = 0
+
+    def __str__(self) -> str:
+        return ",".join(self.named) + (f" and {self.more} more" if self.more else "")
+
+
+class Trigger(NamedTuple):
+    """What a plan answers, or a line of the lookup table would. It travels as text: `str` makes it, `parse` reads it.
+
+    Attributes:
+        kind: what happened, or may happen next.
+        whom: to which node or task; in the lookup table to any one of nodes that are alike. Where two nodes are lost
+            that are not alike, the second entry holds those that are like the second node.
+    """
+
+    kind: TriggerKind
+    whom: tuple[Names, ...] = ()
+
+    @classmethod
+    def of(cls, kind: TriggerKind, *whom: Sequence[str]) -> "Trigger":
+        """Return the trigger `kind` of these nodes or this task."""
+        return cls(kind, tuple(Names(tuple(names[:NAMED]), max(0, len(names) - NAMED)) for names in whom))
+
+    @classmethod
+    def parse(cls, text: str) -> "Trigger":
+        """Return the trigger that `text` tells; `UNKNOWN` where this version knows none such."""
+        kind, _, rest = text.partition(":")
+        whom = []
+        for names in rest.split("+") if rest else ():
+            named, _, more = names.removesuffix(" more").partition(" and ")
+            whom.append(Names(tuple(named.split(",")), int(more) if more.isdecimal() else 0))
+        return cls(TriggerKind(kind), tuple(whom))
+
+    @property
+    def names(self) -> str:
+        """Whom it is about; empty where that is nobody in particular."""
+        return "+".join(map(str, self.whom))
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.names}" if self.whom else str(self.kind)
 
 
 class TaskShare(Record, kw_only=True, frozen=True):
@@ -30,7 +110,7 @@ class Plan(Record, kw_only=True, frozen=True):
 
     Attributes:
         number: counts plans; a higher one replaces a lower one.
-        trigger: the event it answers, for instance "node_lost:node-3".
+        trigger: what it answers: its `TriggerKind`, and after a colon whom it hits, for instance "node_lost:node-3".
         workers: n', the healthy slots it could use.
         shares: one entry for each task that is not ended.
         waf: expected sum of F over all tasks.
@@ -53,3 +133,8 @@ class Plan(Record, kw_only=True, frozen=True):
     prepared: bool = False
     lookup_s: float = 0.0
     refresh_s: float = 0.0
+
+    @property
+    def cause(self) -> Trigger:
+        """What it answers."""
+        return Trigger.parse(self.trigger)

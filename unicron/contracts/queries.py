@@ -1,7 +1,7 @@
 """Queries and orders, answered over NATS micro services: one request, one reply."""
 
 from unicron.contracts.base import Record
-from unicron.contracts.plans import Plan
+from unicron.contracts.plans import Plan, Trigger
 from unicron.contracts.tasks import Member, NodeState, Slot, TaskSpec, TaskState
 
 
@@ -129,6 +129,7 @@ class TableRow(Record, kw_only=True, frozen=True):
     """One line of the planner's lookup table: what it will do if `event` comes next.
 
     Attributes:
+        event: its `TriggerKind`, and after a colon whom it hits: "node_lost:node-3,node-4" stands for either.
         workers: n' after the event.
         changes: workers of each task whose number changes, ended tasks left out.
         reward: sum of G (equation 3), in weighted FLOP.
@@ -138,6 +139,11 @@ class TableRow(Record, kw_only=True, frozen=True):
     workers: int
     changes: dict[str, int] = {}
     reward: float
+
+    @property
+    def trigger(self) -> Trigger:
+        """What would have to come next."""
+        return Trigger.parse(self.event)
 
 
 class PlanView(Record, kw_only=True, frozen=True):

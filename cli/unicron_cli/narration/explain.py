@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from unicron.contracts.plans import Plan, TaskShare
+from unicron.contracts.plans import Plan, TaskShare, TriggerKind
 from unicron.contracts.queries import PlanView, WhatIf
 from unicron_cli.views import known, percent, si
 
@@ -15,18 +15,15 @@ TIE = 1e-9
 """Part of a reward below which a difference is none."""
 
 _HAPPENED = {
-    "node_lost": "node {} was lost",
-    "nodes_lost": "nodes {} were lost",
-    "node_left": "node {} left",
-    "node_joined": "node {} joined",
-    "node_drained": "node {} was taken out of use",
-    "node_undrained": "node {} was put back into use",
-    "worker_failed": "a worker of {} failed",
-    "task_submitted": "task {} was submitted",
-    "task_launched": "task {} was launched",
-    "task_removed": "task {} was removed",
-    "task_failed": "task {} failed",
-    "task_finished": "task {} finished",
+    TriggerKind.NODE_LOST: "node {} was lost",
+    TriggerKind.NODE_LEFT: "node {} left",
+    TriggerKind.NODE_JOINED: "node{s} {} joined",
+    TriggerKind.NODE_DRAINED: "node {} was taken out of use",
+    TriggerKind.NODE_UNDRAINED: "node {} was put back into use",
+    TriggerKind.TASK_SUBMITTED: "task {} was submitted",
+    TriggerKind.TASK_REMOVED: "task {} was removed",
+    TriggerKind.TASK_FAILED: "task {} failed",
+    TriggerKind.TASK_FINISHED: "task {} finished",
 }
 _KINDS = {"failure": "after it lost a worker", "resize": "when it is only resized"}
 
@@ -37,7 +34,7 @@ def explain(view: PlanView) -> list[tuple[str, str]]:
     if plan is None:
         return [("plan", NO_PLAN)]
     pairs = [
-        ("what happened", f"{happened(plan.trigger)}; {_count(plan.workers, 'healthy slot')} can be used"),
+        ("what happened", f"{happened(plan)}; {_count(plan.workers, 'healthy slot')} can be used"),
         ("decision", _decision(plan)),
         ("effect", _effect(plan)),
         ("runner-up", _runner_up(view, plan)),
@@ -47,11 +44,13 @@ def explain(view: PlanView) -> list[tuple[str, str]]:
     return [pair for pair in pairs if pair[1]]
 
 
-def happened(trigger: str) -> str:
-    """Return the trigger of a plan in words: "node_lost:node-3" is "node node-3 was lost"."""
-    kind, _, whom = trigger.partition(":")
-    words = _HAPPENED.get(kind)
-    return words.format(whom.replace(",", " and ")) if words and whom else trigger
+def happened(plan: Plan) -> str:
+    """Return what a plan answers in words: "node_lost:node-3" is "node node-3 was lost"."""
+    kind, whom = plan.cause
+    if kind not in _HAPPENED or not whom:
+        return plan.trigger
+    names = [*whom[0].named, *([f"{whom[0].more} more"] if whom[0].more else [])]
+    return _HAPPENED[kind].format(" and ".join(names), s="s" if len(names) > 1 else "")
 
 
 def condition(query: WhatIf) -> str:

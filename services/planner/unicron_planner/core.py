@@ -28,9 +28,10 @@ from unicron.contracts.events import (
     TaskStateChanged,
     TaskSubmitted,
 )
+from unicron.contracts.plans import Trigger, TriggerKind
 from unicron.contracts.queries import Curve, CurvePoint, GetCurve, GetPlan, PlanView, Query, Reply, TableRow, WhatIf
-from unicron.contracts.tasks import SlotRef
 from unicron.core import Core
+from unicron.contracts.tasks import SlotRef, TaskState
 from unicron.errors import InvalidInputError
 from unicron_planner import estimates, lookup, nodes, throughput
 from unicron_planner.estimates import FAILURE, RESIZE, Options
@@ -41,6 +42,12 @@ from unicron_planner.throughput import Estimate, Measured
 
 REFRESH = SetTimer(name="refresh", after_s=0.02)
 """Not at once: a plan on its way shall not have to share a core with this, and a burst of events makes one table."""
+
+ENDS = {
+    TaskState.FINISHED: TriggerKind.TASK_FINISHED,
+    TaskState.FAILED: TriggerKind.TASK_FAILED,
+    TaskState.REMOVED: TriggerKind.TASK_REMOVED,
+}
 
 
 def _no_time() -> float:
@@ -116,10 +123,10 @@ class Planner(Core):
             case NodeDrained():
                 return self._drain(message)
             case NodeGone(node=node) if self._is_up(node):
-                return self._take_out([node], f"node_left:{node}")
+                return self._take_out([node], Trigger.of(TriggerKind.NODE_LEFT, [node]))
             case FailureDetected(severity=Severity.SEV1, node=node):
                 was_up = self._is_up(node)
-                out = self._take_out([node], f"node_lost:{node}", owed=True)
+                out = self._take_out([node], Trigger.of(TriggerKind.NODE_LOST, [node]), owed=True)
                 self.state.failures += was_up  # only now: a prepared and a computed answer come from the same rate
                 return out
             case FailureDetected(task=task) if task in self.state.tasks:
@@ -131,7 +138,7 @@ class Planner(Core):
         if self.state.nodes.get(name) == node:
             return []  # its agent was started again
         self.state.nodes[name] = node
-        return self._decide(f"{nodes.JOINED}:{name}")
+        return self._decide(Trigger.of(TriggerKind.NODE_JOINED, [name]))
 
     def _drain(self, message: NodeDrained) -> list[Message]:
         name, drain = message.node, message.drain
@@ -142,10 +149,10 @@ class Planner(Core):
         if not self._is_up(name):
             return []
         if drain:
-            return self._decide(f"node_drained:{name}", lost=nodes.lost_with([name], held))
-        return self._decide(f"node_undrained:{name}")
+            return self._decide(Trigger.of(TriggerKind.NODE_DRAINED, [name]), lost=nodes.lost_with([name], held))
+        return self._decide(Trigger.of(TriggerKind.NODE_UNDRAINED, [name]))
 
-    def _take_out(self, names: list[str], trigger: str, *, owed: bool = False) -> list[Message]:
+    def _take_out(self, names: list[str], trigger: Trigger, *, owed: bool = False) -> list[Message]:
         """Take nodes out of use; whoever cures a failure waits for an answer, even if nothing changes."""
         for name in names:
             if self._is_up(name):
@@ -164,11 +171,11 @@ class Planner(Core):
             case TaskRecovered(task=task, seconds=seconds) if math.isfinite(seconds) and seconds >= 0:
                 estimates.observe(self.state, task, seconds)
             case TaskRemoved(task=task):
-                return self._end(task, "removed")
+                return self._end(task, TriggerKind.TASK_REMOVED)
             case TaskBroken(task=task):
-                return self._end(task, "failed")
+                return self._end(task, TriggerKind.TASK_FAILED)
             case TaskStateChanged(task=task, state=state) if state.ended:
-                return self._end(task, state.value)
+                return self._end(task, ENDS[state])
         return []
 
     def _submit(self, submitted: TaskSubmitted) -> list[Message]:
@@ -179,14 +186,14 @@ class Planner(Core):
         self._forget(submitted.task)
         self.state.tasks[submitted.task] = submitted.spec
         self._table = {}  # nothing in it foresaw this task
-        return self._decide(f"task_submitted:{submitted.task}")
+        return self._decide(Trigger.of(TriggerKind.TASK_SUBMITTED, [submitted.task]))
 
-    def _end(self, task: str, how: str) -> list[Message]:
+    def _end(self, task: str, how: TriggerKind) -> list[Message]:
         if task not in self.state.tasks:
             return []
         del self.state.tasks[task]
         self._forget(task)
-        return self._decide(f"task_{how}:{task}", ended=task)
+        return self._decide(Trigger.of(how, [task]), ended=task)
 
     def _forget(self, task: str) -> None:
         """Forget what was measured: it holds for one configuration."""
@@ -211,7 +218,7 @@ class Planner(Core):
     # --- plans -------------------------------------------------------------------------------------------------------
 
     def _decide(
-        self, trigger: str, *, lost: Mapping[str, int] | None = None, ended: str = "", owed: bool = False
+        self, trigger: Trigger, *, lost: Mapping[str, int] | None = None, ended: str = "", owed: bool = False
     ) -> list[Message]:
         """Answer a change of the cluster. A plan that says nothing new is not sent, unless somebody is `owed` one."""
         began, before, there = self._stopwatch(), self.state.plan, self._usable()
@@ -350,7 +357,9 @@ class Planner(Core):
             throughput.check(query.submit)
             copy.state.tasks[query.submit.name] = query.submit
         copy._decide(
-            "what_if", lost={task: count for task, count in lost.items() if task in copy.state.tasks}, owed=True
+            Trigger(TriggerKind.WHAT_IF),
+            lost={task: count for task, count in lost.items() if task in copy.state.tasks},
+            owed=True,
         )
         copy._find_runner_up()
         return copy._view(table=False)
@@ -384,4 +393,4 @@ class Planner(Core):
 
 def _line(row: Row, held: Mapping[str, int]) -> TableRow:
     changes = {task: size for task, size in row.sizes.items() if size != held.get(task, 0)}
-    return TableRow(event=row.event, workers=row.workers, changes=changes, reward=row.reward)
+    return TableRow(event=str(row.trigger), workers=row.workers, changes=changes, reward=row.reward)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from unicron.contracts.plans import Trigger, TriggerKind
 from unicron_planner import program
 from unicron_planner.program import Floats, Ints, Passes, Scores, Tasks
 
@@ -15,13 +16,13 @@ class Row(NamedTuple):
     """One answer of the lookup table.
 
     Attributes:
-        event: what it is the answer to, for instance "node_lost:node-3".
+        trigger: what it is the answer to.
         workers: n' after that event.
         sizes: workers of each task that is left after it.
         reward: sum of G (equation 3).
     """
 
-    event: str
+    trigger: Trigger
     workers: int
     sizes: dict[str, int]
     reward: float
@@ -72,14 +73,14 @@ class Event:
     """Something that may come next.
 
     Attributes:
-        name: for instance "node_lost:node-3".
+        trigger: what it is called.
         workers: n' after it.
         lost: workers that it takes from tasks; these are hit.
         ended: task that it ends.
         launched: waiting task that must run after it.
     """
 
-    name: str
+    trigger: Trigger
     workers: int
     lost: Mapping[str, int] = field(default_factory=dict)
     ended: str = ""
@@ -153,8 +154,9 @@ def warm_up() -> None:
     """Have everything compiled, before somebody waits for an answer."""
     task = Standing(np.arange(3), np.arange(3.0), 1, 1.0)
     given = Situation({"a": task, "b": task}, 1.0, 1.0, 1.0)
-    event = Event("", 4)
-    table(given, [event, Event("", 3, {"a": 1}), Event("", 3, {"a": 1, "b": 1})])
+    none = Trigger(TriggerKind.WHAT_IF)
+    event = Event(none, 4)
+    table(given, [event, Event(none, 3, {"a": 1}), Event(none, 3, {"a": 1, "b": 1})])
     runner_up(given, event, answer(given, event))
 
 
@@ -220,4 +222,4 @@ class _Problem:
         earned = program.reward(self._tasks, sizes, lost, running_s, given.resize_s, given.failure_s)
         there = zip(self._names, (sizes * self.unit).tolist(), lost.tolist(), strict=True)
         kept = {task: size for task, size, how in there if how != program.ENDED}
-        return Row(event.name, event.workers, kept, earned)
+        return Row(event.trigger, event.workers, kept, earned)

@@ -4,20 +4,16 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations_with_replacement
 
+from unicron.contracts.plans import Trigger, TriggerKind
 from unicron.contracts.tasks import SlotRef
 from unicron_planner.lookup import Event
 from unicron_planner.state import PlannerState
-
-JOINED = "node_joined"
 
 PAIRS = 128
 """Pairs of kinds of nodes up to which every two nodes that are lost at once have their line in the table."""
 
 MIXED = 256
 """Kinds of nodes with workers of several tasks, the most frequent, whose loss has its line in the table."""
-
-NAMED = 4
-"""Nodes named in a line that holds for several alike."""
 
 Slots = dict[str, list[int]]
 
@@ -70,25 +66,21 @@ def next_events(
     # what hits one task falls off the passes; what hits several costs a step for each task between the first and last
     mixed = sorted((kind for kind in alike if len(kind[1]) > 1), key=lambda kind: -len(alike[kind]))[MIXED:]
     kinds = [(kind, names) for kind, names in alike.items() if kind not in set(mixed)]
-    events = [Event(f"node_lost:{_names(names)}", left(count, 1), dict(hit)) for (count, hit), names in kinds]
+    lost_one = TriggerKind.NODE_LOST
+    events = [Event(Trigger.of(lost_one, names), left(count, 1), dict(hit)) for (count, hit), names in kinds]
     few = len(kinds) * (len(kinds) + 1) <= 2 * PAIRS
     pairs = combinations_with_replacement(kinds, 2) if few else zip(kinds, kinds, strict=True)
     for ((one, hit), names), ((other, hits), others) in pairs:
         if names is not others or len(names) > 1:
             both = Counter(dict(hit)) + Counter(dict(hits))
-            title = _names(names) if names is others else f"{_names(names)}+{_names(others)}"
-            events.append(Event(f"two_nodes_lost:{title}", left(one + other, 2), both))
+            whom = [names] if names is others else [names, others]
+            events.append(Event(Trigger.of(TriggerKind.TWO_NODES_LOST, *whom), left(one + other, 2), both))
     if state.nodes:
-        events.append(Event(JOINED, workers + usual))
+        events.append(Event(Trigger(TriggerKind.NODE_JOINED), workers + usual))
     for task in state.tasks:
         if held.get(task):
-            events.append(Event(f"worker_failed:{task}", workers, {task: 1}))
-            events.append(Event(f"task_finished:{task}", workers, ended=task))
+            events.append(Event(Trigger.of(TriggerKind.WORKER_FAILED, [task]), workers, {task: 1}))
+            events.append(Event(Trigger.of(TriggerKind.TASK_FINISHED, [task]), workers, ended=task))
         else:
-            events.append(Event(f"task_launched:{task}", workers, launched=task))
+            events.append(Event(Trigger.of(TriggerKind.TASK_LAUNCHED, [task]), workers, launched=task))
     return events
-
-
-def _names(names: Sequence[str]) -> str:
-    more = len(names) - NAMED
-    return ",".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -47,7 +47,7 @@ def make_plan(
         )
     return Plan(
         number=before.number + 1 if before else 1,
-        trigger=event.name,
+        trigger=str(event.trigger),
         workers=row.workers,
         shares=shares,
         waf=sum(share.waf for share in shares),

@@ -202,6 +202,8 @@ def test_many_tasks_are_counted_and_not_listed():
     ("trigger", "words"),
     [
         ("node_joined:n1", "node n1 joined"),
+        ("node_joined:n1,n2", "nodes n1 and n2 joined"),
+        ("node_joined:n1,n2,n3,n4 and 12 more", "nodes n1 and n2 and n3 and n4 and 12 more joined"),
         ("node_drained:n1", "node n1 was taken out of use"),
         ("task_submitted:gpt", "task gpt was submitted"),
         ("something:new", "something:new"),
@@ -209,7 +211,7 @@ def test_many_tasks_are_counted_and_not_listed():
     ],
 )
 def test_triggers_are_told_in_words_where_they_are_known(trigger, words):
-    assert happened(trigger) == words
+    assert happened(Plan(number=1, trigger=trigger, workers=4)) == words
 
 
 def test_conditions_durations_and_changes_read_well():

@@ -11,6 +11,10 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from unicron_planner import lookup
 from unicron_planner.lookup import Event, Situation, Standing, effect
 
+from unicron.contracts.plans import Trigger, TriggerKind
+
+NONE = Trigger(TriggerKind.WHAT_IF)
+
 
 def standing(sizes, waf, held):
     sizes = np.array([0, *sizes], np.int64)
@@ -41,22 +45,26 @@ def random_situation(rng: random.Random, workers: int, *, ties: bool, most=4, la
 
 def next_events(rng: random.Random, given: Situation, workers: int) -> list[Event]:
     """Return every kind of event; nodes of two slots hold workers of any tasks."""
-    events = [Event("node_joined", workers + 2)]
-    for name, nodes in (("node_lost:1", 1), ("node_lost:2", 1), ("two_nodes_lost", 2)):
+    events = [Event(Trigger(TriggerKind.NODE_JOINED), workers + 2)]
+    for kind, nodes in ((TriggerKind.NODE_LOST, 1), (TriggerKind.NODE_LOST, 1), (TriggerKind.TWO_NODES_LOST, 2)):
         lost, room = {}, min(2 * nodes, workers)
         for task, one in given.tasks.items():
             taken = rng.randint(0, min(one.held, room))
             room -= taken
             lost |= {task: taken} if taken else {}
-        events.append(Event(name, max(0, workers - 2 * nodes), lost))
+        events.append(Event(Trigger(kind), max(0, workers - 2 * nodes), lost))
     for task, one in given.tasks.items():
         if one.held:
-            events.append(Event(f"worker_failed:{task}", workers, {task: 1}))
-            events.append(Event(f"node_lost:{task}", max(0, workers - 2), {task: min(2, one.held)}))
-            events.append(Event(f"two_nodes_lost:{task}", max(0, workers - 4), {task: min(4, one.held)}))
-            events.append(Event(f"task_finished:{task}", workers, ended=task))
+            events.append(Event(Trigger.of(TriggerKind.WORKER_FAILED, [task]), workers, {task: 1}))
+            events.append(
+                Event(Trigger.of(TriggerKind.NODE_LOST, [task]), max(0, workers - 2), {task: min(2, one.held)})
+            )
+            events.append(
+                Event(Trigger.of(TriggerKind.TWO_NODES_LOST, [task]), max(0, workers - 4), {task: min(4, one.held)})
+            )
+            events.append(Event(Trigger.of(TriggerKind.TASK_FINISHED, [task]), workers, ended=task))
         else:
-            events.append(Event(f"task_launched:{task}", workers, launched=task))
+            events.append(Event(Trigger.of(TriggerKind.TASK_LAUNCHED, [task]), workers, launched=task))
     return events
 
 
@@ -113,7 +121,7 @@ def test_every_row_of_the_table_is_optimal_and_ties_move_the_fewest_workers(ties
         table = lookup.table(given, events)
         for event in events:
             check(given, event, table.get(effect(event)), exact=ties)
-            rows |= {event.name.partition(":")[0]} if effect(event) in table else set()
+            rows |= {event.trigger.kind} if effect(event) in table else set()
     assert len(rows) == 6, "every kind of event was answered"
 
 
@@ -173,47 +181,47 @@ def test_larger_instances_agree_with_an_integer_program():
             continue
         events = next_events(rng, given, 64)
         table = lookup.table(given, events)
-        event = min(events, key=lambda event: kinds.get(event.name.partition(":")[0], 0))
-        kinds[event.name.partition(":")[0]] = kinds.get(event.name.partition(":")[0], 0) + 1
+        event = min(events, key=lambda event: kinds.get(event.trigger.kind, 0))
+        kinds[event.trigger.kind] = kinds.get(event.trigger.kind, 0) + 1
         assert table[effect(event)].reward == pytest.approx(by_integer_program(given, event), rel=1e-6)
     assert min(kinds.values()) >= 7
 
 
 def test_what_cannot_be_launched_is_not_in_the_table():
     given = situation({"big": standing([8], [1.0], 0)})
-    assert lookup.table(given, [Event("task_launched:big", 6, launched="big")]) == {}
+    assert lookup.table(given, [Event(Trigger.of(TriggerKind.TASK_LAUNCHED, ["big"]), 6, launched="big")]) == {}
     with pytest.raises(ValueError, match="big can't run on 6 workers"):
-        lookup.answer(given, Event("task_launched:big", 6, launched="big"))
+        lookup.answer(given, Event(Trigger.of(TriggerKind.TASK_LAUNCHED, ["big"]), 6, launched="big"))
 
 
 def test_a_task_that_earns_next_to_nothing_still_gets_what_nobody_needs():
     rich = standing([1, 2], [1e15, 2e15], 2)
     poor = standing([1, 2, 3, 4], [1.0, 2.0, 3.0, 4.0], 0)
-    assert lookup.answer(situation({"rich": rich, "poor": poor}, 1e-8), Event("", 3)).sizes == {"rich": 2, "poor": 1}
+    assert lookup.answer(situation({"rich": rich, "poor": poor}, 1e-8), Event(NONE, 3)).sizes == {"rich": 2, "poor": 1}
 
 
 def test_where_failures_are_frequent_fewer_tasks_are_disturbed():
     tasks = {"a": standing([2, 3], [2.0, 2.2], 2)}
-    assert lookup.answer(situation(tasks, 1e-6), Event("", 3)).sizes == {"a": 3}
-    assert lookup.answer(situation(tasks, 0.01), Event("", 3)).sizes == {"a": 2}
+    assert lookup.answer(situation(tasks, 1e-6), Event(NONE, 3)).sizes == {"a": 3}
+    assert lookup.answer(situation(tasks, 0.01), Event(NONE, 3)).sizes == {"a": 2}
 
 
 def test_who_is_hit_may_change_its_size_for_nothing():
     tasks = {"a": standing([2, 3], [2.0, 2.2], 2)}
     given = situation(tasks, 0.01)
-    (row,) = lookup.table(given, [Event("", 3, {"a": 1})]).values()
+    (row,) = lookup.table(given, [Event(NONE, 3, {"a": 1})]).values()
     assert row.sizes == {"a": 3}
 
 
 def test_equal_tasks_share_alike():
     given = situation({name: standing([1, 2, 3, 4, 5], [1, 2, 3, 4, 5], 0) for name in "ab"})
-    assert lookup.answer(given, Event("", 6)).sizes == {"a": 3, "b": 3}
-    assert sorted(lookup.answer(given, Event("", 5)).sizes.values()) == [2, 3]
+    assert lookup.answer(given, Event(NONE, 6)).sizes == {"a": 3, "b": 3}
+    assert sorted(lookup.answer(given, Event(NONE, 5)).sizes.values()) == [2, 3]
 
 
 def test_tasks_that_come_in_whole_nodes_are_planned_in_whole_nodes():
     given = situation({name: standing([8, 16, 24], [1.0, 1.9, 2.7], 8) for name in "ab"})
-    assert lookup.answer(given, Event("", 39)).sizes == {"a": 16, "b": 16}
+    assert lookup.answer(given, Event(NONE, 39)).sizes == {"a": 16, "b": 16}
     assert lookup._Problem(given).unit == 8
 
 
@@ -229,7 +237,7 @@ def tasks(draw):
 def test_no_plan_breaks_a_rule_and_no_single_move_gains(standings, workers, hit):
     given = situation({f"t{index}": task for index, task in enumerate(standings)}, 1e-3)
     lost = {name: 1 for index, (name, task) in enumerate(given.tasks.items()) if index in hit and task.held}
-    event = Event("", workers, lost)
+    event = Event(NONE, workers, lost)
     (row,) = lookup.table(given, [event]).values()
     assert sum(row.sizes.values()) <= workers
     assert all(size in given.tasks[name].sizes for name, size in row.sizes.items())
