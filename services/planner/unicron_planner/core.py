@@ -30,8 +30,8 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.plans import Trigger, TriggerKind
 from unicron.contracts.queries import Curve, CurvePoint, GetCurve, GetPlan, PlanView, Query, Reply, TableRow, WhatIf
-from unicron.core import Core
 from unicron.contracts.tasks import SlotRef, TaskState
+from unicron.core import Core
 from unicron.errors import InvalidInputError
 from unicron_planner import estimates, lookup, nodes, throughput
 from unicron_planner.estimates import FAILURE, RESIZE, Options
