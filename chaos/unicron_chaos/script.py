@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from unicron_taskfile import compose
 
 from unicron.contracts.base import Record
 from unicron.errors import InvalidInputError
 from unicron.subjects import token
-from unicron.taskfile import compose
 
 WORKER_FAULTS = ("raise", "kill-worker", "stop-worker")
 NODE_FAULTS = ("kill-node", "restart-node")

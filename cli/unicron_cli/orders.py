@@ -30,7 +30,7 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Launch the task that FILE describes; the same file again changes nothing."""
-    from unicron.taskfile import load  # noqa: PLC0415
+    from unicron_taskfile import load  # noqa: PLC0415
 
     spec, warnings = load(file)
     for warning in warnings:

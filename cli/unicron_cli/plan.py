@@ -62,7 +62,7 @@ def what_if(
         raise typer.BadParameter("say what happens: --lose NODE, --join N, --finish TASK or --submit FILE")
     spec = None
     if submit is not None:
-        from unicron.taskfile import load  # noqa: PLC0415
+        from unicron_taskfile import load  # noqa: PLC0415
 
         spec, warnings = load(submit)
         for warning in warnings:

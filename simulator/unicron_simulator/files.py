@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unicron import taskfile
+import unicron_taskfile as taskfile
+
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError
 from unicron_simulator import experiments, traces

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 from helpers import ROOT
 from unicron_deploy.nats_server import free_port
+from unicron_taskfile import load
 
 from unicron.bootstrap import connected_client
 from unicron.client import Client
@@ -19,7 +20,6 @@ from unicron.contracts.queries import NodeView, Status, TaskView
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import UnicronError
 from unicron.settings import Settings
-from unicron.taskfile import load
 
 TASK_FILE = ROOT / "examples" / "gpt" / "task.yaml"
 NODES = ("node-1", "node-2", "node-3")

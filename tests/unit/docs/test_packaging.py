@@ -30,6 +30,7 @@ ROOMS = {
     "unicron.train": ["train"],
     "unicron.costmodel": ["planner"],
     "unicron_cli": ["console"],
+    "unicron_taskfile": ["console"],
 }
 """Packages, and the extras with which they must work."""
 
@@ -122,7 +123,7 @@ def test_every_package_is_in_the_wheel_and_in_every_list():
         for parent in ("services/*", "agent", "cli", "deploy", "chaos", "simulator")
         for path in ROOT.glob(f"{parent}/unicron_*/__init__.py")
     )
-    roots = sorted(str(Path(folder).parent) for folder in folders)
+    roots = sorted({str(Path(folder).parent) for folder in folders})
     build = PROJECT["tool"]["hatch"]["build"]
     assert sorted(build["targets"]["wheel"]["packages"]) == sorted(["unicron", *folders])
     assert sorted(build["dev-mode-dirs"]) == sorted([".", *roots])

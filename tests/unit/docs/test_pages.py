@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 import typer.main
+import unicron_taskfile as taskfile
 from helpers import ROOT
 from rich.console import Console
 from unicron_cli.main import app
 from unicron_cli.report import FaultReport, Report, TaskReport, report_view
-
-from unicron import taskfile
 
 README, ARCHITECTURE, TRAINING = ROOT / "README.md", ROOT / "docs" / "architecture.md", ROOT / "docs" / "training.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from unicron_taskfile import FIELDS, load, parse
 
 from unicron.errors import InvalidInputError
-from unicron.taskfile import FIELDS, load, parse
 
 FULL = """\
 name: gpt

@@ -13,7 +13,7 @@ from unicron.checks import MOST_WORKERS
 from unicron.contracts.tasks import ModelSpec
 from unicron.costmodel import catalogue
 from unicron.errors import InvalidInputError
-from unicron.taskfile.fields import BadValueError, items, number, text, truth, whole, within
+from unicron_taskfile.fields import BadValueError, items, number, text, truth, whole, within
 
 COLUMNS = ("workers", "flops")
 TABLE = "'workers: FLOP/s', or the path of a CSV file with the columns workers,flops"

@@ -14,9 +14,9 @@ from unicron.checks import Problem, task_problems, task_warnings
 from unicron.contracts.tasks import TaskSpec
 from unicron.costmodel import formulas
 from unicron.errors import InvalidInputError
-from unicron.taskfile import fields
-from unicron.taskfile.fields import BadValueError, items, whole, within, word
-from unicron.taskfile.model import TABLE, read_model, read_table
+from unicron_taskfile import fields
+from unicron_taskfile.fields import BadValueError, items, whole, within, word
+from unicron_taskfile.model import TABLE, read_model, read_table
 
 REQUIRED = ("name", "command")
 FIELDS = tuple(field.name for field in msgspec.structs.fields(TaskSpec) if field.name != "layout")
