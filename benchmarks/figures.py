@@ -64,7 +64,7 @@ def figure_3b(seeds: int) -> dict[str, Spread]:
         at = np.sort(np.random.default_rng(seed).uniform(0, drawn.duration_s, 10))
         nodes = np.random.default_rng(seed + 1000).integers(0, 8, 10)
         faults = tuple(
-            traces.Fault(float(when), drawn.nodes[node], "sev1", FIGURE_3B_REPAIR_S)
+            traces.Failure(float(when), drawn.nodes[node], "sev1", FIGURE_3B_REPAIR_S)
             for when, node in zip(at, nodes, strict=True)
         )
         trace = traces.Trace("figure-3b", drawn.nodes, drawn.duration_s, faults)

@@ -92,11 +92,11 @@ def plain_loop(job: tensors.Job) -> list[float]:
     found = []
     for step in range(len(job.steps)):
         ends: dict[tuple[int, int], float] = {}
-        for group in job.graph.groups:
-            starts = [max((ends[wait, dp] for wait in group.waits), default=0.0) for dp in range(dp_size)]
+        for wave in job.graph.waves:
+            starts = [max((ends[wait, dp] for wait in wave.waits), default=0.0) for dp in range(dp_size)]
             for dp in range(dp_size):
-                start = max(starts) if group.synchronous else starts[dp]
-                for place in group.members:
+                start = max(starts) if wave.synchronous else starts[dp]
+                for place in wave.members:
                     code, seq, stage = job.graph.keys[place]
                     ends[place, dp] = start + durations[code][step][seq][stage][dp]
         found.append(max(ends.values()))

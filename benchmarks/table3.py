@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec import structs
 from unicron_planner import program
-from unicron_planner.policies import Job, Policy, equally, sized, weighted
+from unicron_planner.policies import Demand, Policy, equally, sized, weighted
 from unicron_planner.program import Floats, Ints
 
 from benchmarks.output import as_json
@@ -51,10 +51,10 @@ class Contender(NamedTuple):
     """A task of the table.
 
     Attributes:
-        waf: F(t, x) at each size of the job; where a task runs faster on fewer workers, it leaves the others idle.
+        waf: F(t, x) at each size of its demand; where a task runs faster on fewer workers, it leaves the others idle.
     """
 
-    job: Job
+    demand: Demand
     waf: Floats
 
 
@@ -70,8 +70,8 @@ def contenders(models: Sequence[str], weights: Sequence[float]) -> list[Contende
     found = []
     for number, (name, weight) in enumerate(zip(models, weights, strict=True), start=1):
         sizes, flops, parameters = known(name)
-        job = Job(f"{number}:{name}", sizes, weight=weight, parameters=parameters)
-        found.append(Contender(job, weight * np.maximum.accumulate(flops)))
+        demand = Demand(f"{number}:{name}", sizes, weight=weight, parameters=parameters)
+        found.append(Contender(demand, weight * np.maximum.accumulate(flops)))
     return found
 
 
@@ -88,26 +88,28 @@ def planned(tasks: Sequence[Contender], workers: int, *, all_run: bool = False) 
     Raises:
         ValueError: not all tasks can run at once.
     """
-    jobs = [task.job for task in tasks]
+    demands = [task.demand for task in tasks]
     nothing = [0] * len(tasks)
-    packed = program.pack([job.sizes for job in jobs], [task.waf for task in tasks], nothing, [0.0] * len(tasks))
+    packed = program.pack(
+        [demand.sizes for demand in demands], [task.waf for task in tasks], nothing, [0.0] * len(tasks)
+    )
     scores = program.score(packed, workers, running_s=RUNNING_S, resize_s=0.0, failure_s=0.0)
     sizes = program.solve(scores, np.full(len(tasks), program.LAUNCHED if all_run else 0.0), workers)
     if sizes is None:
         raise ValueError(f"not all of {len(tasks)} tasks can run on {workers} workers")
-    return {job.name: size for job, size in zip(jobs, sizes.tolist(), strict=True)}
+    return {demand.name: size for demand, size in zip(demands, sizes.tolist(), strict=True)}
 
 
 def results(tasks: Sequence[Contender], workers: int = GPUS) -> dict[str, Result]:
     """Return how each policy fares."""
     shares = {PLAN: planned(tasks, workers), ALL_RUN: planned(tasks, workers, all_run=True)}
-    shares |= {name: policy([task.job for task in tasks], workers) for name, policy in OTHERS.items()}
+    shares |= {name: policy([task.demand for task in tasks], workers) for name, policy in OTHERS.items()}
     return {name: Result(sizes, waf(tasks, sizes)) for name, sizes in shares.items()}
 
 
 def waf(tasks: Sequence[Contender], sizes: dict[str, int]) -> float:
     """Return the WAF of an assignment."""
-    return float(sum(task.waf[np.searchsorted(task.job.sizes, sizes[task.job.name])] for task in tasks))
+    return float(sum(task.waf[np.searchsorted(task.demand.sizes, sizes[task.demand.name])] for task in tasks))
 
 
 def ratios(found: dict[str, Result], plan: str = PLAN) -> dict[str, float]:

@@ -44,7 +44,7 @@ SELENE = msgspec.structs.replace(A100, node_bandwidth=200e9)
 """The machine of both Megatron papers: DGX A100 with eight ports of 200 Gb/s."""
 
 
-class Group(NamedTuple):
+class Measurements(NamedTuple):
     """Measured configurations of one model; `names` say what to call them."""
 
     model: ModelSpec
@@ -71,7 +71,7 @@ def group_of(
     microbatch: Sequence[int] = (),
     recompute: int = formulas.FULL,
     chunks: int = 1,
-) -> Group:
+) -> Measurements:
     """Return rows of one model and batch as a group; `microbatch` stands for a column that is empty."""
     first = rows[0]
     model = ModelSpec(
@@ -88,10 +88,10 @@ def group_of(
     degrees = tensor, pipeline, data, sizes, kinds
     on = Layout(*degrees, distributed=np.array(False), chunks=chunks, summed_bytes=FLOAT16_BYTES)
     names = ["/".join(map(str, each)) for each in zip(tensor, pipeline, data, sizes, strict=True)]
-    return Group(model, gpu, on, np.array(seconds), names)
+    return Measurements(model, gpu, on, np.array(seconds), names)
 
 
-def vtrain() -> dict[str, Group]:
+def vtrain() -> dict[str, Measurements]:
     """Return the measured rows of vTrain (Megatron-DeepSpeed, full recompute) by model."""
     rows = rows_of("vtrain_multi.csv")
     found = {}
@@ -101,12 +101,12 @@ def vtrain() -> dict[str, Group]:
     return found
 
 
-def sc21() -> dict[str, list[Group]]:
+def sc21() -> dict[str, list[Measurements]]:
     """Return both tables of Narayanan et al.; each row is a group of its own, as each has its own model or batch.
 
     Table 1 does not say the microbatch: the model's best is taken. Neither says the interleaving: none is assumed.
     """
-    found: dict[str, list[Group]] = {}
+    found: dict[str, list[Measurements]] = {}
     known = {row["model_params_b"]: row for row in rows_of("megatron_sc21.csv") if row["layers"]}
     known["174.6"] = {"layers": "96", "hidden": "12288", "heads": "96"}
     for row in rows_of("megatron_sc21.csv"):
@@ -125,9 +125,9 @@ def sc21() -> dict[str, list[Group]]:
     return found
 
 
-def seqpar() -> dict[str, list[Group]]:
+def seqpar() -> dict[str, list[Measurements]]:
     """Return table 5 of Korthikanti et al., by kind of recompute; each row is a group of its own."""
-    found: dict[str, list[Group]] = {}
+    found: dict[str, list[Measurements]] = {}
     for row in rows_of("megatron_seqpar_mlsys23.csv"):
         kind = formulas.FULL if row["mode"] == "full_recompute" else formulas.SELECTIVE
         given = group_of([row], SELENE, [float(row["iter_s"])], recompute=kind, chunks=int(row["interleave"]))
@@ -138,12 +138,12 @@ def seqpar() -> dict[str, list[Group]]:
 # --- fitting ----------------------------------------------------------------------------------------------------------
 
 
-def predicted(group: Group, constants: Constants = costs.FITTED) -> Array:
+def predicted(group: Measurements, constants: Constants = costs.FITTED) -> Array:
     """Return the seconds that the model says."""
     return costs.iteration_s(group.model, group.gpu, group.on, constants)
 
 
-def fitted(groups: Sequence[Group]) -> Constants:
+def fitted(groups: Sequence[Measurements]) -> Constants:
     """Fit the constants: the least sum of absolute relative errors, each group counting as one.
 
     Time is linear in 1/efficiency, touches and overhead, so this is a linear programme; it is solved by weighting
@@ -170,7 +170,7 @@ def fitted(groups: Sequence[Group]) -> Constants:
 # --- judging ----------------------------------------------------------------------------------------------------------
 
 
-def judged(group: Group, constants: Constants) -> dict[str, Any]:
+def judged(group: Measurements, constants: Constants) -> dict[str, Any]:
     """Return how good the model is on a group; errors in percent of the measured seconds."""
     said = predicted(group, constants)
     errors = []
@@ -194,7 +194,7 @@ def judged(group: Group, constants: Constants) -> dict[str, Any]:
     }
 
 
-def checked(groups: Sequence[Group]) -> dict[str, Any]:
+def checked(groups: Sequence[Measurements]) -> dict[str, Any]:
     """Return errors on rows that have different models: anchored on the first, and without an anchor."""
     ratios = np.array([float(predicted(group)[0] / group.seconds[0]) for group in groups])
     anchored = np.abs(ratios[1:] / ratios[0] - 1)

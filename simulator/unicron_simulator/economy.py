@@ -17,7 +17,7 @@ from unicron_planner import throughput
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError
 from unicron_simulator.parameters import Costs
-from unicron_simulator.traces import Fault, Trace
+from unicron_simulator.traces import Failure, Trace
 
 ITERATION_S = 60.0
 """An iteration of a task that says nothing of its FLOPs: "typically within 1 minute" (table 2)."""
@@ -204,7 +204,7 @@ class Cluster:
 
     # --- what happens to tasks ---------------------------------------------------------------------------------------
 
-    def _strike(self, fault: Fault) -> None:
+    def _strike(self, fault: Failure) -> None:
         if fault.node in self.out:
             return  # what is out can't fail
         if fault.kind != "sev1":

@@ -115,7 +115,7 @@ class Unicron(Cluster):
         self._planner.handle(TimerFired(name="refresh", at=EPOCH + self.ledger.at))
 
 
-class Job:
+class Holding:
     """A task of a system that knows nothing of the others.
 
     Attributes:
@@ -140,45 +140,45 @@ class RepairHit(Cluster):
 
     def __init__(self, trace: Trace, gpus: int, tariff: dict[str, Tariff], costs: Costs, sizes: dict[str, int]) -> None:
         super().__init__(trace, gpus, tariff, costs)
-        self._jobs = {task: Job() for task in tariff}
+        self._holdings = {task: Holding() for task in tariff}
         self._sizes = sizes
         self._free: Counter[str] = Counter(dict.fromkeys(trace.nodes, gpus))
         self._waiting: list[str] = []
 
     def start(self) -> dict[str, float]:
         """Fill node after node, the largest task first."""
-        for task in sorted(self._jobs, key=lambda task: -self._sizes[task]):
-            self._jobs[task].owed = self._sizes[task]
+        for task in sorted(self._holdings, key=lambda task: -self._sizes[task]):
+            self._holdings[task].owed = self._sizes[task]
             self._supply(task)
-            self._jobs[task].size = self._sizes[task]
-        return {task: self._rate(task) for task in self._jobs}
+            self._holdings[task].size = self._sizes[task]
+        return {task: self._rate(task) for task in self._holdings}
 
     def tasks_on(self, node: str) -> list[str]:
         """Return the tasks with workers on a node."""
-        return [task for task, job in self._jobs.items() if job.workers[node]]
+        return [task for task, held in self._holdings.items() if held.workers[node]]
 
     def worker_at(self, node: str, slot: int) -> str:
         """Return the task that has a slot; empty where none has."""
-        for task, job in self._jobs.items():
-            if slot < job.workers[node]:
+        for task, held in self._holdings.items():
+            if slot < held.workers[node]:
                 return task
-            slot -= job.workers[node]
+            slot -= held.workers[node]
         return ""
 
     def size(self, task: str) -> int:
         """Return how many workers compute for a task."""
-        return self._jobs[task].size
+        return self._holdings[task].size
 
     def _rate(self, task: str) -> float:
-        return self.costs.efficiency * self.tariff[task].at(self._jobs[task].size)
+        return self.costs.efficiency * self.tariff[task].at(self._holdings[task].size)
 
     def lost(self, node: str) -> None:
         """Take the node's workers from their tasks; whoever lost some shrinks or waits."""
         self._free.pop(node, None)
         for task in self.tasks_on(node):
-            job = self._jobs[task]
-            job.owed += job.workers.pop(node)
-            job.size = 0
+            held = self._holdings[task]
+            held.owed += held.workers.pop(node)
+            held.size = 0
             if task not in self._waiting:
                 self._waiting.append(task)
             self._supply(task)
@@ -193,27 +193,27 @@ class RepairHit(Cluster):
 
     def _supply(self, task: str) -> int:
         """Give a task free workers up to what it is owed; return how many."""
-        job, given = self._jobs[task], 0
-        while job.owed and self._free:
+        held, given = self._holdings[task], 0
+        while held.owed and self._free:
             node = next(iter(self._free))
-            count = min(job.owed, self._free[node])
-            job.workers[node] += count
-            job.owed -= count
+            count = min(held.owed, self._free[node])
+            held.workers[node] += count
+            held.owed -= count
             given += count
             self._free[node] -= count
             if not self._free[node]:
                 del self._free[node]
-        if not job.owed and task in self._waiting:
+        if not held.owed and task in self._waiting:
             self._waiting.remove(task)
         return given
 
     def _resize(self, task: str, kind: str) -> None:
         """Let a task compute on what it has; nothing happens where that brings it nothing."""
-        job = self._jobs[task]
-        has = job.workers.total()
-        size = self._sizes[task] if not job.owed else self.tariff[task].largest(has) if self.costs.shrinks else 0
-        if size != job.size or not size:
-            job.size = size
+        held = self._holdings[task]
+        has = held.workers.total()
+        size = self._sizes[task] if not held.owed else self.tariff[task].largest(has) if self.costs.shrinks else 0
+        if size != held.size or not size:
+            held.size = size
             self.recover(task, self._rate(task), self.costs.recover[kind])
 
 

@@ -21,7 +21,7 @@ KINDS = ("sev1", "sev2", "sev3")
 DAY = 86400.0
 
 
-class Fault(NamedTuple):
+class Failure(NamedTuple):
     """One failure.
 
     Attributes:
@@ -49,7 +49,7 @@ class Trace(NamedTuple):
     name: str
     nodes: tuple[str, ...]
     duration_s: float
-    faults: tuple[Fault, ...]
+    faults: tuple[Failure, ...]
 
     def count(self, kind: str) -> int:
         """Return how many faults are of this kind."""
@@ -108,7 +108,7 @@ def generate(name: str, seed: int, nodes: int = 0, days: float = 0.0) -> Trace:
             node = random.choice(names)  # what is out already can't fail
         repair_s = random.uniform(low, high) * DAY if kind == "sev1" else 0.0
         back[node] = max(back[node], at + repair_s)
-        faults.append(Fault(at, node, kind, repair_s))
+        faults.append(Failure(at, node, kind, repair_s))
     return Trace(name, names, days * DAY, tuple(faults))
 
 
@@ -197,7 +197,7 @@ def parse(text: str, path: Path, nodes: Sequence[str], duration_s: float = 0.0) 
         problems += [f"{path}:{line}: column {column}: {problem}" for column, problem in found]
         if not found:
             repair_s = float(cells["repair_s"] or 0)
-            faults.append(Fault(float(cells["time_s"]), cells["node"], cells["kind"], repair_s))
+            faults.append(Failure(float(cells["time_s"]), cells["node"], cells["kind"], repair_s))
             before = faults[-1].at, line
     last = faults[-1].at if faults else 0.0
     if duration_s and last > duration_s:

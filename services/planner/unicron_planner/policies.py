@@ -15,8 +15,8 @@ from unicron.errors import InvalidInputError
 from unicron_planner.program import Ints
 
 
-class Job(NamedTuple):
-    """A task as the policies see it.
+class Demand(NamedTuple):
+    """What a task asks for, as the policies see it.
 
     Attributes:
         name: unique.
@@ -35,16 +35,16 @@ class Job(NamedTuple):
     hit: bool = False
 
 
-Policy = Callable[[Sequence[Job], int], dict[str, int]]
+Policy = Callable[[Sequence[Demand], int], dict[str, int]]
 """(tasks, workers) -> workers of each task by name."""
 
 
-def equally(tasks: Sequence[Job], workers: int) -> dict[str, int]:
+def equally(tasks: Sequence[Demand], workers: int) -> dict[str, int]:
     """Share `workers` out evenly among all tasks."""
     return share_out(tasks, [1.0] * len(tasks), workers)
 
 
-def weighted(tasks: Sequence[Job], workers: int) -> dict[str, int]:
+def weighted(tasks: Sequence[Demand], workers: int) -> dict[str, int]:
     """Share `workers` out in proportion to the tasks' weights.
 
     Raises:
@@ -53,7 +53,7 @@ def weighted(tasks: Sequence[Job], workers: int) -> dict[str, int]:
     return share_out(tasks, [task.weight for task in tasks], workers)
 
 
-def sized(tasks: Sequence[Job], workers: int) -> dict[str, int]:
+def sized(tasks: Sequence[Demand], workers: int) -> dict[str, int]:
     """Share `workers` out in proportion to the sizes of the tasks' models.
 
     Raises:
@@ -62,7 +62,7 @@ def sized(tasks: Sequence[Job], workers: int) -> dict[str, int]:
     return share_out(tasks, [task.parameters for task in tasks], workers)
 
 
-def repair_hit(tasks: Sequence[Job], workers: int) -> dict[str, int]:
+def repair_hit(tasks: Sequence[Demand], workers: int) -> dict[str, int]:
     """Let every task that was not hit keep its workers, and give those that were hit what is left.
 
     A task that was hit gets the largest feasible size up to what it had; `tasks` come in the order in which they were
@@ -79,7 +79,7 @@ POLICIES: dict[str, Policy] = {"equally": equally, "weighted": weighted, "sized"
 """All of them, by the names of the paper."""
 
 
-def share_out(tasks: Sequence[Job], shares: Sequence[float], workers: int) -> dict[str, int]:
+def share_out(tasks: Sequence[Demand], shares: Sequence[float], workers: int) -> dict[str, int]:
     """Give each task its share of `workers`, rounded to feasible sizes.
 
     Each share is first rounded down to the largest feasible size. Of what is left over, the task that is furthest below

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unicron_planner.policies import POLICIES, Job, equally, repair_hit, sized, weighted
+from unicron_planner.policies import POLICIES, Demand, equally, repair_hit, sized, weighted
 
 from unicron.errors import InvalidInputError
 
 
 def job(name, sizes, **fields):
-    return Job(name, np.array([0, *sizes], np.int64), **fields)
+    return Demand(name, np.array([0, *sizes], np.int64), **fields)
 
 
 EVERY = range(1, 129)

@@ -110,11 +110,11 @@ def test_the_graph_is_the_published_one(name, trace):
     for group, waits in together.items():
         waits.update(wait for op in group for wait in expected["dep_on"][op])
     found = {
-        frozenset(names[place] for place in group.members): {names[place] for place in group.waits}
-        for group in graph.groups
+        frozenset(names[place] for place in wave.members): {names[place] for place in wave.waits}
+        for wave in graph.waves
     }
     assert found == together
-    synchronous = {names[place] for group in graph.groups if group.synchronous for place in group.members}
+    synchronous = {names[place] for wave in graph.waves if wave.synchronous for place in wave.members}
     assert synchronous == set(expected["need_dp_sync"])
 
 

@@ -57,14 +57,14 @@ class StageOps:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Wave:
     """Operations that start together: when all that any of them waits for is over.
 
     Attributes:
         members: places of the operations in `Graph.keys`.
         waits: places of what they wait for.
         synchronous: whether all data-parallel ranks start together too.
-        done: places whose end nobody needs once this group has ended.
+        done: places whose end nobody needs once this wave has ended.
     """
 
     members: tuple[int, ...]
@@ -75,17 +75,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The operations of a step, in groups that can be computed in their order.
+    """The operations of a step, in waves that can be computed in their order.
 
     Attributes:
         keys: the operations.
-        groups: in an order in which everything waited for comes first.
+        waves: in an order in which everything waited for comes first.
         pairs: places of a send and the recv it starts together with.
         last: places of operations for which none waits; the step ends with the latest.
     """
 
     keys: tuple[Key, ...]
-    groups: tuple[Group, ...]
+    waves: tuple[Wave, ...]
     pairs: tuple[tuple[int, int], ...]
     last: tuple[int, ...]
 
@@ -100,7 +100,7 @@ def build(meta: Meta, stages: Sequence[StageOps]) -> Graph:
 
 
 class _Builder:
-    """Collects operations, what each waits for, and the groups."""
+    """Collects operations, what each waits for, and the waves."""
 
     def __init__(self, meta: Meta, stages: Sequence[StageOps]) -> None:
         self._meta = meta
@@ -215,17 +215,17 @@ class _Builder:
 def _ordered(
     keys: tuple[Key, ...],
     waits: Sequence[Sequence[int]],
-    groups: Sequence[tuple[tuple[int, ...], bool]],
+    waves: Sequence[tuple[tuple[int, ...], bool]],
     pairs: tuple[tuple[int, int], ...],
 ) -> Graph:
-    """Sort groups so that each comes after all it waits for."""
-    group_of = {place: at for at, (members, _) in enumerate(groups) for place in members}
-    needs = [sorted({wait for place in members for wait in waits[place]}) for members, _ in groups]
-    missing = [len({group_of[wait] for wait in need}) for need in needs]
-    unlocks: list[set[int]] = [set() for _ in groups]
+    """Sort waves so that each comes after all it waits for."""
+    wave_of = {place: at for at, (members, _) in enumerate(waves) for place in members}
+    needs = [sorted({wait for place in members for wait in waits[place]}) for members, _ in waves]
+    missing = [len({wave_of[wait] for wait in need}) for need in needs]
+    unlocks: list[set[int]] = [set() for _ in waves]
     for at, need in enumerate(needs):
         for wait in need:
-            unlocks[group_of[wait]].add(at)
+            unlocks[wave_of[wait]].add(at)
     free = deque(at for at, count in enumerate(missing) if not count)
     order: list[int] = []
     while free:
@@ -234,8 +234,8 @@ def _ordered(
             missing[at] -= 1
             if not missing[at]:
                 free.append(at)
-    if len(order) < len(groups):
-        stuck = [OPTYPES[keys[place][0]] for at, count in enumerate(missing) if count for place in groups[at][0]]
+    if len(order) < len(waves):
+        stuck = [OPTYPES[keys[place][0]] for at, count in enumerate(missing) if count for place in waves[at][0]]
         raise InvalidInputError(
             f"the operations of the first step wait for one another in a circle ({len(stuck)} of them, such as "
             f"{', '.join(sorted(set(stuck))[:3])}): no pipeline has the order of the trace; check the clocks"
@@ -246,7 +246,7 @@ def _ordered(
         done.setdefault(at, []).append(wait)
     return Graph(
         keys=keys,
-        groups=tuple(Group(groups[at][0], tuple(needs[at]), groups[at][1], tuple(done.get(at, ()))) for at in order),
+        waves=tuple(Wave(waves[at][0], tuple(needs[at]), waves[at][1], tuple(done.get(at, ()))) for at in order),
         pairs=pairs,
         last=tuple(place for place in range(len(keys)) if place not in last_use),
     )

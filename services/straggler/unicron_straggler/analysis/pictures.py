@@ -184,9 +184,9 @@ def ideal_bars(analysis: Analysis) -> Bars:
     kinds = {name: kind for kind, (name, _) in KINDS.items()}
     found: Bars = {kind: [[] for _ in range(analysis.meta.pp_size)] for kind in KINDS}
     ends: dict[int, float] = {}
-    for group in analysis.graph.groups:
-        start = max((ends[wait] for wait in group.waits), default=0.0)
-        for place in group.members:
+    for wave in analysis.graph.waves:
+        start = max((ends[wait] for wait in wave.waits), default=0.0)
+        for place in wave.members:
             code, _, stage = analysis.graph.keys[place]
             seconds = analysis.ideal_values[OPTYPES[code]]
             ends[place] = start + seconds

@@ -65,9 +65,9 @@ def alone_times(
 def ideal_time(graph: Graph, ideal: Mapping[int, float]) -> float:
     """Return the seconds that a step takes with every operation at its ideal."""
     ends: dict[int, float] = {}
-    for group in graph.groups:
-        start = max((ends[wait] for wait in group.waits), default=0.0)
-        for place in group.members:
+    for wave in graph.waves:
+        start = max((ends[wait] for wait in wave.waits), default=0.0)
+        for place in wave.members:
             ends[place] = start + ideal[graph.keys[place][0]]
     return max(ends[place] for place in graph.last)
 
@@ -116,13 +116,13 @@ class _Together:
         self._shape = (len(self._scenarios), steps, dp)
         self._spare: list[Floats] = []
         ends: dict[int, Floats] = {}
-        for group in self._graph.groups:
-            start = self._start([ends[wait] for wait in group.waits])
-            if group.synchronous and group.waits:  # what waits for nothing starts everywhere with the step
+        for wave in self._graph.waves:
+            start = self._start([ends[wait] for wait in wave.waits])
+            if wave.synchronous and wave.waits:  # what waits for nothing starts everywhere with the step
                 start[:] = start.max(-1, keepdims=True)
-            for place in group.members:
+            for place in wave.members:
                 ends[place] = self._end(start, self._graph.keys[place], durations)
-            self._spare += [ends.pop(wait) for wait in group.done]
+            self._spare += [ends.pop(wait) for wait in wave.done]
             self._spare.append(start)
         latest = ends.pop(self._graph.last[0])
         for place in self._graph.last[1:]:
@@ -171,19 +171,19 @@ class _Alone(_Together):
         self._spare = []
         ends: dict[int, Floats] = {}
         others: dict[int, Floats | float] = {}
-        for group in self._graph.groups:
-            start = self._start([ends[wait] for wait in group.waits])
+        for wave in self._graph.waves:
+            start = self._start([ends[wait] for wait in wave.waits])
             beside: Floats | float = 0.0
-            for wait in group.waits:
+            for wait in wave.waits:
                 beside = _later(beside, others[wait])
-            if group.synchronous and group.waits:
+            if wave.synchronous and wave.waits:
                 np.maximum(start, beside, out=start)
                 beside = start.copy()
-            for place in group.members:
+            for place in wave.members:
                 key = self._graph.keys[place]
                 ends[place] = self._end(start, key, durations)
                 others[place] = beside + self._ideal[key[0]]
-            self._spare += [ends.pop(wait) for wait in group.done]
+            self._spare += [ends.pop(wait) for wait in wave.done]
             self._spare.append(start)
         latest: Floats | float = 0.0
         for place in self._graph.last:
