@@ -1,6 +1,6 @@
 # Every target makes what it needs first. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test compose-test lint
+.PHONY: help setup demo test test-quick coverage compose-test lint
 
 # The first of these that is Python 3.11 to 3.13 makes the virtual environment.
 PYTHON ?= python3 python3.13 python3.12 python3.11
@@ -16,7 +16,9 @@ help:
 	@echo 'make setup    make .venv with everything in it (the other targets do it when it is missing)'
 	@echo 'make demo     train two models on an embedded cluster while faults strike it'
 	@echo '              JSON=FILE writes the report as data; CORPUS=DIR trains on other text'
-	@echo 'make test     run all tests but the compose test; ARGS="-k name" goes to pytest'
+	@echo 'make test     run all tests but the compose test, in parallel; ARGS="-k name" goes to pytest'
+	@echo 'make test-quick   the same without those marked slow: all rules and formats, and some real processes'
+	@echo 'make coverage     run all tests but the compose test, and list the lines that none of them reaches'
 	@echo 'make compose-test   the same cluster in containers: build, train, kill a node, down'
 	@echo 'make lint     check format, style, types and the rules of imports'
 	@echo
@@ -44,8 +46,17 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/unicron demo $(if $(JSON),--json $(JSON)) $(if $(CORPUS),--corpus $(CORPUS))
 
+# Most tests wait for processes: there are more workers than cores. A module with a cluster of its own stays together.
+PARALLEL := -n auto --dist loadgroup
+
 test: $(STAMP)
-	$(BIN)/python -m pytest -m 'not compose' $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not compose' $(ARGS)
+
+test-quick: $(STAMP)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not compose and not slow' $(ARGS)
+
+coverage: $(STAMP)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not compose' --cov --cov-report=term-missing:skip-covered $(ARGS)
 
 compose-test: $(STAMP)
 	$(BIN)/python -m pytest -m compose tests/e2e/test_compose.py $(ARGS)

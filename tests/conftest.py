@@ -1,5 +1,6 @@
 """A real nats-server for the whole run, one of their own for tests that kill it, and worlds to run both buses in."""
 
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,6 +16,20 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PATIENT_PING_S = 10.0
 """Tests share the machine with others: no client that merely waits for its turn is to be cut off."""
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return how many run with `-n auto`: one more than there are cores, since many tests wait for processes."""
+    return (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep tests that share what their module made, a cluster say, on one worker."""
+    for item in items:
+        fixtures = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else []
+        if any(definitions[-1].scope == "module" for definitions in fixtures):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 @pytest.fixture(scope="session")

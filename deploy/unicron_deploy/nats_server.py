@@ -1,6 +1,8 @@
 """The embedded bus: a real nats-server as a child process."""
 
+import contextlib
 import json
+import random
 import shutil
 import signal
 import socket
@@ -14,6 +16,10 @@ from unicron.errors import BusUnavailableError, InvalidInputError
 
 START_S = 10.0
 """How long a starting server may take to answer."""
+
+
+QUIET_PORTS = (15_000, 32_000)
+"""Linux gives outgoing connections ports from 32768 on."""
 
 
 def find_binary() -> str:
@@ -92,10 +98,15 @@ no_auth_user: unicron
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nobody listens on right now.
+
+    It is none that the kernel gives to outgoing connections: one of them could take it before the server does.
+    """
+    while True:
+        port = random.randrange(*QUIET_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return port
 
 
 class NatsServer:

@@ -212,7 +212,7 @@ async def test_outcomes_come_once_and_in_order_while_processes_and_server_are_ki
 
     def start():
         return subprocess.Popen(
-            [sys.executable, Path(tally.__file__), "--nats-url", private_server.url, "--lease-ttl-s", "0.2"]
+            [sys.executable, Path(tally.__file__), "--nats-url", private_server.url, "--lease-ttl-s", str(LEASE_TTL_S)]
         )
 
     process = start()

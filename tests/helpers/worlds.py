@@ -12,7 +12,8 @@ from unicron.bus.protocol import Bus
 from unicron.clock import SystemClock
 from unicron.settings import Settings
 
-LEASE_TTL_S = 0.4
+LEASE_TTL_S = 1.0
+"""Short, so that a takeover is soon; and long enough that nobody loses a lease who only waits for a turn on a core."""
 
 
 class World(Protocol):

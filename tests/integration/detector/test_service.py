@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from helpers.worlds import LEASE_TTL_S
 from msgspec.structs import replace
 
 from unicron import codec, subjects
@@ -55,7 +56,7 @@ async def client(url, name):
 
 
 def start_detector(world):
-    return start("-m", "unicron_detector", "--nats-url", world.settings.nats_url, "--lease-ttl-s", "0.4")
+    return start("-m", "unicron_detector", "--nats-url", world.settings.nats_url, "--lease-ttl-s", str(LEASE_TTL_S))
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import time
 
 import msgspec
 import pytest
+from helpers.worlds import LEASE_TTL_S
 
 from unicron import codec, subjects
 from unicron.bootstrap import connected_client
@@ -32,7 +33,7 @@ SPEC = TaskSpec(name="gpt", command=["train.py"], max_workers=2, microbatches=4,
 
 @contextlib.contextmanager
 def registry(world):
-    command = ["-m", "unicron_registry", "--nats-url", world.settings.nats_url, "--lease-ttl-s", "0.4"]
+    command = ["-m", "unicron_registry", "--nats-url", world.settings.nats_url, "--lease-ttl-s", str(LEASE_TTL_S)]
     process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True)
     try:
         yield process
@@ -178,4 +179,4 @@ def test_without_a_bus_it_says_so_in_one_line():
     )
     assert ended.returncode == 1
     assert ended.stderr.startswith("registry: ")
-    assert "lease_ttl_s" in ended.stderr
+    assert "--lease-ttl-s" in ended.stderr

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from helpers.planner import STEEPER, admitted, iteration, lost, sizes, submitted
+from helpers.worlds import LEASE_TTL_S
 from msgspec.structs import replace
 from unicron_planner.main import PlannerSettings, wiring
 
@@ -17,7 +18,6 @@ from unicron.contracts.queries import GetPlan, GetStatus, Reply
 from unicron.errors import BusUnavailableError
 from unicron.service import Service
 
-LEASE_TTL_S = 0.4
 PATIENCE_S = 60
 
 

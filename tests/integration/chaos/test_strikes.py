@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from helpers.worlds import LEASE_TTL_S
 from unicron_chaos import strikes
 from unicron_chaos.script import Rank, parse
 from unicron_chaos.strikes import run_script, strike
@@ -79,7 +80,7 @@ class Scene:
 @pytest.fixture
 async def scene(nats_world):
     service = asyncio.ensure_future(
-        Service(wiring(RegistrySettings()), await nats_world.connect("registry"), SystemClock(), 0.4).run()
+        Service(wiring(RegistrySettings()), await nats_world.connect("registry"), SystemClock(), LEASE_TTL_S).run()
     )
     scene = Scene(Client(await nats_world.connect("client")))
     agent = await nats_world.connect("agent")
