@@ -27,6 +27,7 @@ from unicron import codec, subjects
 from unicron.bus import nats, topology
 from unicron.contracts.base import Message
 from unicron.contracts.events import Alert, FailureDetected, NodeAdmitted, PlanDecided, Severity, TaskSubmitted
+from unicron.contracts.failures import DetectionMethod, FailureStatus
 from unicron.contracts.tasks import Slot, TaskSpec
 from unicron.settings import Settings
 
@@ -101,7 +102,8 @@ async def rounds(told: Told, count: int) -> dict[str, object]:
     for turn in range(count):
         name = f"node-{turn % NODES}"
         await asyncio.sleep(REST_S)
-        failed = FailureDetected(severity=Severity.SEV1, method="node_health", status="lost_connection", node=name)
+        method, status = DetectionMethod.NODE_HEALTH, FailureStatus.LOST_CONNECTION
+        failed = FailureDetected(severity=Severity.SEV1, method=method, status=status, node=name)
         began = await told.send(failed)
         at, decided = await told.plan(f"node_lost:{name}")
         taken.append((at - began) * 1e3)

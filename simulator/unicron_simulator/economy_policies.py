@@ -13,6 +13,7 @@ from unicron_planner.state import Node, PlannerState
 
 from unicron.contracts.base import Message, SetTimer, TimerFired
 from unicron.contracts.events import FailureDetected, NodeAdmitted, PlanDecided, Severity, TaskRecovered, TaskSubmitted
+from unicron.contracts.failures import DetectionMethod, FailureStatus
 from unicron.contracts.plans import Plan
 from unicron.contracts.tasks import Slot, SlotRef
 from unicron_simulator.economy import Cluster, Ledger, Phase, Result, Tariff
@@ -72,7 +73,8 @@ class Unicron(Cluster):
     def lost(self, node: str) -> None:
         """Tell the planner, and do what it says."""
         self._hit = set(self.tasks_on(node))
-        lost = FailureDetected(severity=Severity.SEV1, method="node_health", status="lost_connection", node=node)
+        method, status = DetectionMethod.NODE_HEALTH, FailureStatus.LOST_CONNECTION
+        lost = FailureDetected(severity=Severity.SEV1, method=method, status=status, node=node)
         self._change(lost)
 
     def joined(self, node: str) -> None:
@@ -83,7 +85,8 @@ class Unicron(Cluster):
 
     def noticed(self, task: str, kind: str) -> None:
         """Tell the planner that a task is disturbed; it changes no plan."""
-        self._tell(FailureDetected(severity=Severity(int(kind[-1])), method="", status=kind, task=task))
+        method, status = DetectionMethod.PROCESS_SUPERVISION, FailureStatus.EXITED_ABNORMALLY
+        self._tell(FailureDetected(severity=Severity(int(kind[-1])), method=method, status=status, task=task))
 
     def recovered(self, task: str, seconds: float) -> None:
         """Tell the planner how long it took, which is its next estimate of D_transition."""

@@ -16,7 +16,7 @@ from unicron.contracts.events import (
     WorkerRaised,
     WorkerStalled,
 )
-from unicron.contracts.tasks import WorkerStatus
+from unicron.contracts.tasks import Breakage, WorkerStatus
 
 RULES = rules.load()
 
@@ -105,6 +105,11 @@ class Scene:
 
     def collective(self, worker, epoch=0, error="Connection closed by peer"):
         return self.say(CollectiveFailed(**self.places[worker], epoch=epoch, iteration=3, error=error))
+
+    def stateless(self, worker, epoch=0, error="no source of the state answers"):
+        """Let a worker report that nobody could hand it the state it needs."""
+        fact = CollectiveFailed(**self.places[worker], epoch=epoch, iteration=3, error=error, broke=Breakage.STATE)
+        return self.say(fact)
 
     def stall(self, worker, epoch=0, phase="compute", responsive=True):
         fact = WorkerStalled(

@@ -5,6 +5,7 @@ from enum import IntEnum
 import msgspec
 
 from unicron.contracts.base import Message
+from unicron.contracts.failures import Cure, DetectionMethod, FailureStatus
 from unicron.contracts.plans import Plan
 from unicron.contracts.tasks import Breakage, Member, Slot, TaskSpec, TaskState, WorkerPhase, WorkerStatus
 from unicron.contracts.timings import Op
@@ -266,8 +267,8 @@ class FailureDetected(Message, kw_only=True, frozen=True):
 
     Attributes:
         severity: what it will take to cure it.
-        method: node_health, process_supervision, exception_propagation or online_statistics.
-        status: for instance lost_connection, exited_abnormally, task_hang, connection_reset.
+        method: how it was found.
+        status: what kind of failure it is.
         task, node, slot, worker: whom it hit; empty or -1 where not applicable.
         reason: one line for a person.
         escalated: severity before it was raised, None where it was not.
@@ -276,8 +277,8 @@ class FailureDetected(Message, kw_only=True, frozen=True):
     """
 
     severity: Severity
-    method: str
-    status: str
+    method: DetectionMethod
+    status: FailureStatus
     task: str = ""
     node: str = ""
     slot: int = -1
@@ -337,11 +338,11 @@ class AttemptFailed(Message, kw_only=True, frozen=True):
     """A cure did not work; the detector climbs the ladder.
 
     Attributes:
-        action: "reattempt", "restart" or "regroup".
+        action: what was tried.
     """
 
     task: str
-    action: str
+    action: Cure
     reason: str
     node: str = ""
     slot: int = -1

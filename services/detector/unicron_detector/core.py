@@ -26,6 +26,8 @@ from unicron.contracts.events import (
     WorkerReady,
     WorkerStalled,
 )
+from unicron.contracts.failures import Cure, DetectionMethod, FailureStatus
+from unicron.contracts.tasks import WorkerPhase
 from unicron.core import Core, Handlers
 from unicron_detector.memberships import Memberships
 from unicron_detector.nodes import TICK_S, Nodes
@@ -33,8 +35,7 @@ from unicron_detector.processes import Processes
 from unicron_detector.report import Reporter
 from unicron_detector.rules import Rules
 from unicron_detector.state import Limits, State
-
-TICK = "tick"
+from unicron_detector.timers import Timer, TimerKind
 
 STALL_S = 2.0
 """A timer this much later than the one before it means that the detector itself was held up."""
@@ -82,26 +83,29 @@ class DetectorCore(Core):
         """Grant everybody a fresh wait: what was silent while we were away means nothing."""
         self.state.now = message.at
         self._nodes.forgive()
-        return [SetTimer(name=TICK, after_s=TICK_S), *self._nodes.renew(), *self._memberships.renew()]
+        return [
+            SetTimer(name=str(Timer(TimerKind.TICK)), after_s=TICK_S),
+            *self._nodes.renew(),
+            *self._memberships.renew(),
+        ]
 
     def _fired(self, fired: TimerFired) -> list[Message]:
         held_up = fired.at - self.state.now > STALL_S
         self.state.now = fired.at
-        kind, _, rest = fired.name.partition(":")
-        out: list[Message] = [SetTimer(name=TICK, after_s=TICK_S)] if kind == TICK else []
+        timer = Timer.read(fired.name)
+        out: list[Message] = [SetTimer(name=fired.name, after_s=TICK_S)] if timer.kind is TimerKind.TICK else []
         if held_up:  # what came in meanwhile may still be on its way here
             out += [*self._nodes.renew(), *self._memberships.renew()]
-        if kind == TICK:
-            self.state.forget(self._reporter.limits.window_s)
+        if timer.kind is TimerKind.TICK:
+            self._reporter.forget()
             return out + self._nodes.tick()  # a stall makes one tick only, so the count of silence survives it
-        about = rest.rpartition(":")[0]
-        ended = self._nodes.grace_ended if kind == "grace" else self._memberships.hold_ended
-        return out + ended(about, fired.name)
+        ended = self._nodes.grace_ended if timer.kind is TimerKind.GRACE else self._memberships.hold_ended
+        return out + ended(timer.about, fired.name)
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
     def _stalled(self, stalled: WorkerStalled) -> list[Message]:
-        if stalled.responsive and stalled.phase == "reduce":
+        if stalled.responsive and stalled.phase == WorkerPhase.REDUCE:
             return self._memberships.waits(stalled)
         return self._processes.hangs(stalled)
 
@@ -110,9 +114,12 @@ class DetectorCore(Core):
         task = self._reporter.task(failed.task)
         if task.closed:
             return []
-        restart = failed.action == "restart"
+        restart = failed.action == Cure.RESTART
         last = task.last or FailureDetected(
-            severity=Severity.SEV3, method="online_statistics", status="task_hang", task=failed.task
+            severity=Severity.SEV3,
+            method=DetectionMethod.ONLINE_STATISTICS,
+            status=FailureStatus.TASK_HANG,
+            task=failed.task,
         )
         failure = replace(
             last,
@@ -127,7 +134,7 @@ class DetectorCore(Core):
         )
         if not (failure.node if restart else failure.worker):
             return [Alert(text=f"task {failed.task}: {failure.reason}; on whom to act is not known", task=failed.task)]
-        if restart and self._reporter.gone(failure.worker):
+        if restart and self._reporter.books.gone(failure.worker):
             failure = replace(failure, worker="", slot=-1)  # this is about the node; the process was reported before
         else:
             self._reporter.expect(failure.worker)

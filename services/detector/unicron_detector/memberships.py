@@ -1,4 +1,4 @@
-"""Broken collectives: usually the consequence of a failure that somebody else will name in a moment."""
+"""Broken collectives and failed state transfers: usually consequences of a failure that is reported a moment later."""
 
 from unicron.contracts.base import CancelTimer, Message
 from unicron.contracts.events import (
@@ -10,9 +10,12 @@ from unicron.contracts.events import (
     TaskSubmitted,
     WorkerStalled,
 )
+from unicron.contracts.failures import DetectionMethod, FailureStatus
+from unicron.contracts.tasks import Breakage
 from unicron_detector.processes import how_it_stalled
 from unicron_detector.report import Reporter
 from unicron_detector.state import Pending, Task
+from unicron_detector.timers import TimerKind
 
 STALE = "Stale Connection"
 """The server's reason where a client did not answer its pings; a process that ends is another reason."""
@@ -54,11 +57,15 @@ class Memberships:
         return self._reporter.drop_pending(task) if overtaken else []
 
     def broke(self, failed: CollectiveFailed) -> list[Message]:
-        """Hold a broken collective, unless it settles the fate of a suspect node."""
+        """Hold a broken collective or a failed state transfer, unless it settles the fate of a suspect node.
+
+        The other workers form a new membership, in which the one without a state asks all that have it again.
+        """
+        of_state = failed.broke is Breakage.STATE
         failure = FailureDetected(
             severity=Severity.SEV3,
-            method="exception_propagation",
-            status="connection_reset",
+            method=DetectionMethod.EXCEPTION_PROPAGATION,
+            status=FailureStatus.STATE_TRANSFER_FAILED if of_state else FailureStatus.CONNECTION_RESET,
             task=failed.task,
             node=failed.node,
             slot=failed.slot,
@@ -66,14 +73,14 @@ class Memberships:
             reason=failed.error,
             epoch=failed.epoch,
         )
-        return self._hold(failure, failed.epoch, collective=True)
+        return self._hold(failure, failed.epoch, collective=not of_state)
 
     def waits(self, stalled: WorkerStalled) -> list[Message]:
-        """Hold the report of a worker that waits in a collective: for whom, others will tell."""
+        """Hold the report of a worker that waits in a collective: the one it waits for is reported by others."""
         failure = FailureDetected(
             severity=Severity.SEV3,
-            method="online_statistics",
-            status="nccl_timeout",
+            method=DetectionMethod.ONLINE_STATISTICS,
+            status=FailureStatus.NCCL_TIMEOUT,
             task=stalled.task,
             node=stalled.node,
             slot=stalled.slot,
@@ -85,16 +92,21 @@ class Memberships:
 
     def _hold(self, failure: FailureDetected, epoch: int, *, collective: bool) -> list[Message]:
         task = self._reporter.task(failure.task)
-        if task.closed or epoch < task.epoch or epoch <= task.failed_epoch or self._reporter.gone(failure.worker):
+        if task.closed or epoch < task.epoch or epoch <= task.failed_epoch or self._reporter.books.gone(failure.worker):
             return []
         out = self._advance(task, epoch)
         pending = task.pending
         if pending is None:
-            timer = self._reporter.arm(out, f"hold:{failure.task}", self._reporter.limits.collective_hold_s)
+            timer = self._held(out, failure.task)
             task.pending = Pending(failure=failure, epoch=epoch, timer=timer, collective=collective)
-        elif collective and (not pending.collective or pending.failure.node in self._state.suspects(failure.task)):
+        elif collective and (
+            not pending.collective or pending.failure.node in self._reporter.books.suspects(failure.task)
+        ):
             pending.failure, pending.collective = failure, True
         return out + self.settle(failure.task)
+
+    def _held(self, out: list[Message], task: str) -> str:
+        return self._reporter.arm(out, TimerKind.HOLD, task, self._reporter.limits.collective_hold_s)
 
     def settle(self, name: str) -> list[Message]:
         """Report a suspect node as lost if it alone explains the task's broken collective.
@@ -106,7 +118,7 @@ class Memberships:
         task = self._reporter.task(name)
         if task.pending is None or not task.pending.collective:
             return []
-        suspects = self._state.suspects(name)
+        suspects = self._reporter.books.suspects(name)
         if len(suspects) != 1 or task.pending.failure.node in suspects:
             return []
         node = suspects.pop()
@@ -124,9 +136,9 @@ class Memberships:
         task = self._state.tasks.get(name)
         if task is None or task.pending is None or task.pending.timer != timer:
             return []
-        if self._state.suspects(name):
+        if self._reporter.books.suspects(name):
             out: list[Message] = []
-            task.pending.timer = self._reporter.arm(out, f"hold:{name}", self._reporter.limits.collective_hold_s)
+            task.pending.timer = self._held(out, name)
             return out
         failure, task.pending = task.pending.failure, None
         return self._reporter.fail(failure)
@@ -137,12 +149,16 @@ class Memberships:
         for name, task in self._state.tasks.items():
             if task.pending:
                 out.append(CancelTimer(name=task.pending.timer))
-                task.pending.timer = self._reporter.arm(out, f"hold:{name}", self._reporter.limits.collective_hold_s)
+                task.pending.timer = self._held(out, name)
         return out
 
 
 def lost_connection(node: str, reason: str) -> FailureDetected:
     """Return the failure of a node."""
     return FailureDetected(
-        severity=Severity.SEV1, method="node_health", status="lost_connection", node=node, reason=reason
+        severity=Severity.SEV1,
+        method=DetectionMethod.NODE_HEALTH,
+        status=FailureStatus.LOST_CONNECTION,
+        node=node,
+        reason=reason,
     )

@@ -6,6 +6,7 @@ from unicron_detector.memberships import Memberships, lost_connection
 from unicron_detector.processes import Processes
 from unicron_detector.report import Reporter
 from unicron_detector.state import Node
+from unicron_detector.timers import TimerKind
 
 TICK_S = 0.5
 """Period at which silence is counted."""
@@ -17,6 +18,7 @@ class Nodes:
     def __init__(self, reporter: Reporter, processes: Processes, memberships: Memberships) -> None:
         self._reporter = reporter
         self._state = reporter.state
+        self._books = reporter.books
         self._processes = processes
         self._memberships = memberships
 
@@ -30,13 +32,13 @@ class Nodes:
         known = self._state.nodes.get(name)
         self._state.lost.pop(name, None)
         if known is None or known.incarnation != joined.incarnation:
+            out += self._books.trust(name)
             self._state.nodes[name] = Node(incarnation=joined.incarnation)
-            out += [CancelTimer(name=known.suspect)] if known and known.suspect else []
             out += self._processes.missing(name, {status.worker for status in joined.workers}) if known else []
         for status in joined.workers:
             worker = self._state.workers.get(status.worker)
             if worker and known is None and not worker.failed:
-                del self._state.workers[status.worker]  # it outlived the loss of its node and is watched again
+                self._books.remove(status.worker)  # it outlived the loss of its node and is watched again
             self._reporter.worker(status.worker, status.task, name, status.slot)
         return out
 
@@ -54,8 +56,8 @@ class Nodes:
         node = self._state.nodes.get(heartbeat.node)
         if node is None:
             return []
-        timer, node.silent, node.suspect = node.suspect, 0, ""
-        return [CancelTimer(name=timer)] if timer else []
+        node.silent = 0
+        return self._books.trust(heartbeat.node)
 
     def connection_lost(self, lost: ConnectionLost) -> list[Message]:
         """Suspect a node.
@@ -66,7 +68,7 @@ class Nodes:
         if node is None or node.suspect:
             return []
         node.reason = lost.reason or "the server gave no reason"
-        node.suspect = self._reporter.arm(out, f"grace:{lost.node}", self._reporter.limits.grace_s)
+        self._books.suspect(lost.node, self._grace(out, lost.node))
         return out + self._memberships.settle_all()
 
     def grace_ended(self, name: str, timer: str) -> list[Message]:
@@ -93,8 +95,11 @@ class Nodes:
         for name, node in self._state.nodes.items():
             if node.suspect:
                 out.append(CancelTimer(name=node.suspect))
-                node.suspect = self._reporter.arm(out, f"grace:{name}", self._reporter.limits.grace_s)
+                node.suspect = self._grace(out, name)
         return out
+
+    def _grace(self, out: list[Message], node: str) -> str:
+        return self._reporter.arm(out, TimerKind.GRACE, node, self._reporter.limits.grace_s)
 
     def forgive(self) -> None:
         """Count all silence from now on."""

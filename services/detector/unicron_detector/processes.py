@@ -15,8 +15,9 @@ from unicron.contracts.events import (
     WorkerReady,
     WorkerStalled,
 )
+from unicron.contracts.failures import DetectionMethod, FailureStatus
 from unicron_detector.report import Reporter
-from unicron_detector.rules import OTHER_SOFTWARE, Rules
+from unicron_detector.rules import Rules
 from unicron_detector.state import Worker
 
 SIGNATURES = 64
@@ -49,9 +50,9 @@ class Processes:
     def missing(self, node: str, living: set[str]) -> list[Message]:
         """Report the workers that an agent which came back did not find: nobody saw them exit."""
         out: list[Message] = []
-        for name, worker in list(self._state.workers.items()):
-            if worker.node == node and worker.gone_at is None and name not in living:
-                out += self._abnormal(name, worker, "was gone when its node's agent came back")
+        for name in self._reporter.books.watched_on(node):
+            if name not in living:
+                out += self._abnormal(name, self._state.workers[name], "was gone when its node's agent came back")
         return out
 
     def exited(self, exited: WorkerExited) -> list[Message]:
@@ -61,12 +62,12 @@ class Processes:
             return []  # its exception, say, was reported already
         how = how_it_ended(exited)
         if exited.expected or exited.finished or worker.finished:
-            worker.gone_at = self._state.now
+            self._reporter.books.close(exited.worker)
             if exited.expected or exited.exit_code == 0:
                 return []
             return [Alert(text=f"{exited.worker} {how}, after its last iteration", node=exited.node, task=exited.task)]
         tail = "\n".join(exited.stderr)
-        if own_fault(exited) and self._rules.classify("", tail).status == OTHER_SOFTWARE:
+        if own_fault(exited) and self._rules.classify("", tail).status is FailureStatus.OTHER_SOFTWARE_ERROR:
             code = f"signal {exited.signal}" if exited.signal else f"exit code {exited.exit_code}"
             broken = self._user_error(exited, code, f"{exited.worker} {how}", tail)
             if broken:
@@ -77,8 +78,8 @@ class Processes:
         return self._reporter.fail(
             FailureDetected(
                 severity=Severity.SEV2,
-                method="process_supervision",
-                status="exited_abnormally",
+                method=DetectionMethod.PROCESS_SUPERVISION,
+                status=FailureStatus.EXITED_ABNORMALLY,
                 task=worker.task,
                 node=worker.node,
                 slot=worker.slot,
@@ -96,14 +97,14 @@ class Processes:
             return []
         verdict = self._rules.classify(raised.exception, raised.text)
         what = f"{raised.exception}: {raised.text}"
-        if verdict.status == OTHER_SOFTWARE:
+        if verdict.status is FailureStatus.OTHER_SOFTWARE_ERROR:
             broken = self._user_error(raised, what, f"{raised.worker} raised {what}", raised.traceback)
             if broken:
                 return broken
         return self._reporter.fail(
             FailureDetected(
                 severity=min(verdict.severity, Severity.SEV2),
-                method="exception_propagation",
+                method=DetectionMethod.EXCEPTION_PROPAGATION,
                 status=verdict.status,
                 task=raised.task,
                 node=raised.node,
@@ -136,8 +137,8 @@ class Processes:
         return self._reporter.fail(
             FailureDetected(
                 severity=Severity.SEV2,
-                method="online_statistics",
-                status="task_hang",
+                method=DetectionMethod.ONLINE_STATISTICS,
+                status=FailureStatus.TASK_HANG,
                 task=stalled.task,
                 node=stalled.node,
                 slot=stalled.slot,

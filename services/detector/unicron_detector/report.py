@@ -1,24 +1,25 @@
-"""What is said, and said once: every failure goes out through here.
+"""Reports failures, each of them once.
 
 Most of what is heard after a failure is its consequence. So a worker process fails once, a node fails once until it
 joins again, a membership of a task breaks once, and a task whose own program is at fault is not spoken of again.
 """
 
-from collections.abc import Iterable
-
 from msgspec.structs import replace
 
 from unicron.contracts.base import CancelTimer, Message, SetTimer
 from unicron.contracts.events import FailureDetected, Severity, TaskBroken
+from unicron_detector.books import Books
 from unicron_detector.state import Limits, Lost, State, Task, Worker
+from unicron_detector.timers import Timer, TimerKind
 
 
 class Reporter:
-    """Turns findings into messages and keeps the books on what has been said."""
+    """Turns findings into messages, and remembers what has been reported."""
 
     def __init__(self, state: State, limits: Limits) -> None:
         self.state = state
         self.limits = limits
+        self.books = Books(state)
 
     def task(self, name: str) -> Task:
         """Return the record of a task, made if there is none."""
@@ -30,21 +31,21 @@ class Reporter:
         if found is None:
             over = node in self.state.lost or self.task(task).closed
             found = Worker(task=task, node=node, slot=slot, gone_at=self.state.now if over else None)
-            self.state.workers[name] = found
+            self.books.add(name, found)
         return found
 
-    def arm(self, out: list[Message], prefix: str, after_s: float) -> str:
+    def arm(self, out: list[Message], kind: TimerKind, about: str, after_s: float) -> str:
         """Add a request for a timer to `out`, under a name never used before; return the name."""
         self.state.timers += 1
-        timer = SetTimer(name=f"{prefix}:{self.state.timers}", after_s=after_s)
-        out.append(timer)
-        return timer.name
+        name = str(Timer(kind, about, self.state.timers))
+        out.append(SetTimer(name=name, after_s=after_s))
+        return name
 
     def fail(self, failure: FailureDetected) -> list[Message]:
         """Report the failure of a worker, at the severity to which its predecessors have raised it."""
         now, window_s, attempts = self.state.now, self.limits.window_s, self.limits.attempts
         task = self.task(failure.task)
-        if task.closed or failure.node in self.state.lost or self.gone(failure.worker):
+        if task.closed or failure.node in self.state.lost or self.books.gone(failure.worker):
             return []
         climbed = False
         if failure.severity is Severity.SEV3:
@@ -66,17 +67,17 @@ class Reporter:
         return self.report(failure)
 
     def report(self, failure: FailureDetected) -> list[Message]:
-        """Say it, and take whatever follows from it as said."""
+        """Report a failure, and note that its consequences need no report of their own."""
         state = self.state
         touched = {failure.task} if failure.task else set()
         out: list[Message] = [failure]
         if failure.severity is Severity.SEV1:
-            touched |= {w.task for w in state.workers.values() if w.node == failure.node and w.gone_at is None}
+            touched |= self.books.tasks_on(failure.node)
             state.lost[failure.node] = Lost(at=state.now)
             out += self.drop_node(failure.node)
         if failure.severity is not Severity.SEV3 and failure.worker:
-            worker = self.worker(failure.worker, failure.task, failure.node, failure.slot)
-            worker.failed, worker.gone_at = True, state.now
+            self.worker(failure.worker, failure.task, failure.node, failure.slot).failed = True
+            self.books.close(failure.worker)
         for name in sorted(touched):
             task = self.task(name)
             task.failed_epoch = max(task.failed_epoch, task.epoch)
@@ -84,7 +85,7 @@ class Reporter:
         return out
 
     def break_task(self, name: str, reason: str, traceback: str = "") -> list[Message]:
-        """Say that the task's own program is at fault; nothing more will be said about it."""
+        """Report that the task's own program is at fault; nothing more is reported about it."""
         task = self.task(name)
         task.broken, task.seen = True, {}
         self.drop_workers(name)
@@ -92,13 +93,19 @@ class Reporter:
 
     def drop_node(self, name: str) -> list[Message]:
         """Forget a node; nothing more is expected of its workers."""
-        node = self.state.nodes.pop(name, None)
-        self._all_gone(worker for worker in self.state.workers.values() if worker.node == name)
-        return [CancelTimer(name=node.suspect)] if node and node.suspect else []
+        out = self.books.trust(name)
+        self.state.nodes.pop(name, None)
+        self.books.close_all(self.books.watched_on(name))
+        return out
 
     def drop_workers(self, task: str) -> None:
         """Expect nothing more of the workers of a task."""
-        self._all_gone(worker for worker in self.state.workers.values() if worker.task == task)
+        self.books.close_all(self.books.watched_of(task))
+
+    def forget(self) -> None:
+        """Drop what lies before the window in which attempts are counted."""
+        self.books.forget(self.state.now - self.limits.window_s)
+        self.state.forget(self.limits.window_s)
 
     def drop_pending(self, task: Task) -> list[Message]:
         """Forget a broken collective that has found its explanation."""
@@ -106,17 +113,7 @@ class Reporter:
         return [CancelTimer(name=pending.timer)] if pending else []
 
     def expect(self, worker: str) -> None:
-        """Take back that nothing is expected of a process that was never reported: somebody waits for it."""
+        """Watch a process again whose failure was never reported: somebody waits for it."""
         found = self.state.workers.get(worker)
         if found is not None and not found.failed:
-            found.gone_at = None
-
-    def gone(self, worker: str) -> bool:
-        """Return whether everything has been said about this process."""
-        found = self.state.workers.get(worker)
-        return found is not None and found.gone_at is not None
-
-    def _all_gone(self, workers: Iterable[Worker]) -> None:
-        for worker in workers:
-            if worker.gone_at is None:
-                worker.gone_at = self.state.now
+            self.books.reopen(worker)

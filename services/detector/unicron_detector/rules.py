@@ -8,10 +8,8 @@ import msgspec
 
 from unicron.contracts.base import Record
 from unicron.contracts.events import Severity
+from unicron.contracts.failures import FailureStatus
 from unicron.errors import InvalidInputError
-
-OTHER_SOFTWARE = "other_software_error"
-"""Status of what may be the user's own error: neither hardware, CUDA nor network."""
 
 _XID = re.compile(r"\bXid\b\s*(?:\([^)]*\))?\s*:?\s*(\d{1,3})\b")
 
@@ -19,24 +17,32 @@ _XID = re.compile(r"\bXid\b\s*(?:\([^)]*\))?\s*:?\s*(\d{1,3})\b")
 class Verdict(Record, kw_only=True, frozen=True):
     """A row of table 1: an error status and its severity."""
 
-    status: str
+    status: FailureStatus
     severity: Severity
 
 
-class _Rule(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
+class _Row(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
     status: str
     severity: Severity
+
+    def verdict(self, name: str) -> Verdict:
+        status = FailureStatus(self.status)
+        if status is FailureStatus.UNKNOWN:
+            known = ", ".join(each for each in FailureStatus if each is not FailureStatus.UNKNOWN)
+            raise InvalidInputError(f"{name}: there is no status {self.status!r}; use one of {known}")
+        return Verdict(status=status, severity=self.severity)
+
+
+class _Rule(_Row, kw_only=True, frozen=True, forbid_unknown_fields=True):
     match: str
 
 
-class _Xid(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    status: str
-    severity: Severity
+class _Xid(_Row, kw_only=True, frozen=True, forbid_unknown_fields=True):
     codes: list[int]
 
 
 class _File(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    default: Verdict
+    default: _Row
     rule: list[_Rule] = []
     xid: list[_Xid] = []
 
@@ -53,11 +59,9 @@ class Rules:
             file = msgspec.convert(tomllib.loads(text), _File)
         except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
             raise InvalidInputError(f"{name}: {error}; mend that entry") from error
-        self._default = file.default
-        self._rules = [
-            (_pattern(rule, name), Verdict(status=rule.status, severity=rule.severity)) for rule in file.rule
-        ]
-        self._xids = {code: Verdict(status=xid.status, severity=xid.severity) for xid in file.xid for code in xid.codes}
+        self._default = file.default.verdict(name)
+        self._rules = [(_pattern(rule, name), rule.verdict(name)) for rule in file.rule]
+        self._xids = {code: xid.verdict(name) for xid in file.xid for code in xid.codes}
 
     def classify(self, exception: str, text: str) -> Verdict:
         """Return what an exception of class `exception` with the message `text` stands for."""

@@ -24,7 +24,7 @@ class Limits(msgspec.Struct, kw_only=True, frozen=True):
     attempts: int = 3
 
 
-class Node(msgspec.Struct, kw_only=True):
+class Node(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A node that is held to be up.
 
     Attributes:
@@ -49,7 +49,7 @@ class Lost(msgspec.Struct, kw_only=True):
     at: float
 
 
-class Worker(msgspec.Struct, kw_only=True):
+class Worker(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A worker process.
 
     Attributes:
@@ -116,7 +116,7 @@ class State(msgspec.Struct, kw_only=True):
 
     Attributes:
         now: Unix seconds of the detector's own clock, as of the last timer.
-        timers: how many timers were asked for; makes their names unique, so that a stale one is told apart.
+        timers: how many timers were asked for; their names hold it, so that each is different.
     """
 
     now: float = 0.0
@@ -126,20 +126,10 @@ class State(msgspec.Struct, kw_only=True):
     workers: dict[str, Worker] = {}
     tasks: dict[str, Task] = {}
 
-    def suspects(self, task: str) -> set[str]:
-        """Return the nodes with workers of the task whose connection is lost and whose grace runs."""
-        suspects = {name for name, node in self.nodes.items() if node.suspect}
-        if not suspects:
-            return suspects  # the usual case, asked by each of thousands of workers at once
-        return suspects & {each.node for each in self.workers.values() if each.task == task and each.gone_at is None}
-
     def forget(self, window_s: float) -> None:
-        """Drop what lies before the window."""
+        """Drop what lies before the window, but for workers: their records are the books' to drop."""
         since = self.now - window_s
         self.lost = {name: lost for name, lost in self.lost.items() if lost.at >= since}
-        self.workers = {
-            name: worker for name, worker in self.workers.items() if worker.gone_at is None or worker.gone_at >= since
-        }
         self.tasks = {
             name: task for name, task in self.tasks.items() if task.ended_at is None or task.ended_at >= since
         }

@@ -22,6 +22,7 @@ from unicron.contracts.events import (
     WorkerFinished,
     WorkerReady,
 )
+from unicron.contracts.failures import Cure
 from unicron.contracts.tasks import SlotRef, TaskState, WorkerStatus
 from unicron.core import Core, Handlers
 from unicron_transition.reconcile import members_of, settle, stop
@@ -292,7 +293,7 @@ class TransitionCore(Core):
         run = self.state.tasks.get(refused.task)
         if run is None or refused.worker not in run.workers or run.workers[refused.worker].phase != "starting":
             return []
-        return [self._attempt_failed(run, "restart", refused.worker, refused.reason)]
+        return [self._attempt_failed(run, Cure.RESTART, refused.worker, refused.reason)]
 
     def _timer(self, fired: TimerFired) -> list[Message]:
         kind, _, rest = fired.name.partition(".")
@@ -301,14 +302,14 @@ class TransitionCore(Core):
         if run is None or run.state.ended:
             return []
         if kind == "start" and worker in run.workers and run.workers[worker].phase == "starting":
-            return [self._attempt_failed(run, "restart", worker, "its model was not built in time")]
+            return [self._attempt_failed(run, Cure.RESTART, worker, "its model was not built in time")]
         missing = [name for name in run.group if name not in run.joined and name in run.workers]
         if kind == "regroup" and missing:
             reason = f"{', '.join(missing)} did not join epoch {run.epoch} in time"
-            return [self._attempt_failed(run, "regroup", missing[0], reason)]
+            return [self._attempt_failed(run, Cure.REGROUP, missing[0], reason)]
         return []
 
-    def _attempt_failed(self, run: TaskRun, action: str, name: str, reason: str) -> AttemptFailed:
+    def _attempt_failed(self, run: TaskRun, action: Cure, name: str, reason: str) -> AttemptFailed:
         place = run.workers[name].place
         return AttemptFailed(
             task=run.spec.name, action=action, reason=reason, node=place.node, slot=place.slot, worker=name

@@ -33,6 +33,38 @@ def test_an_unexplained_broken_collective_is_severity_3(scene):
     ]
 
 
+def test_a_state_that_nobody_could_hand_over_is_tried_again_in_place(scene):
+    assert scene.stateless("w1") == []
+    (failure,) = scene.wait(0.4)
+    assert brief([failure]) == [(3, "state_transfer_failed", "w1")]
+    assert failure.reason == "no source of the state answers"
+    assert scene.wait(10) == []
+
+
+def test_a_state_that_can_never_be_had_climbs_the_ladder(scene):
+    for epoch in range(3):
+        scene.run(epoch=epoch, w1="n1", w2="n2")
+        scene.stateless("w2", epoch=epoch)
+        assert brief(scene.wait(1)) == [(3, "state_transfer_failed", "w2")]
+    scene.run(epoch=3, w1="n1", w2="n2")
+    scene.stateless("w2", epoch=3)
+    (failure,) = scene.wait(1)
+    assert brief([failure]) == [(2, "state_transfer_failed", "w2")]
+    assert failure.escalated is Severity.SEV3
+
+
+def test_a_failed_state_transfer_does_not_prove_that_a_suspect_node_is_lost(scene):
+    scene.disconnect("n1")  # its agent, which serves the states, is started again; its workers live on
+    assert scene.stateless("w2") == []
+    assert brief(scene.wait(1)) == [(3, "state_transfer_failed", "w2")]
+
+
+def test_a_collective_that_breaks_as_well_is_the_better_account(scene):
+    scene.stateless("w1")
+    scene.collective("w2")
+    assert brief(scene.wait(1)) == [(3, "connection_reset", "w2")]
+
+
 def test_several_broken_collectives_of_an_epoch_are_one_failure(scene):
     scene.collective("w1")
     scene.collective("w2")

@@ -4,6 +4,7 @@ import msgspec
 from helpers.detector import RULES
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unicron_detector.books import Books
 from unicron_detector.core import DetectorCore
 from unicron_detector.state import State
 
@@ -160,6 +161,8 @@ class World:
         waits |= {task.pending.timer for task in state.tasks.values() if task.pending}
         assert waits | {"tick"} == set(self.timers), "a wait without an end, or a timer for nothing"
         assert not set(state.nodes) & set(state.lost)
+        books, anew = self.detector._reporter.books, Books(state)
+        assert {**vars(books), "_gone": set(books._gone)} == {**vars(anew), "_gone": set(anew._gone)}
 
 
 @settings(max_examples=400, deadline=None)

@@ -5,6 +5,7 @@ from unicron_detector.rules import Rules, load
 
 from unicron.errors import InvalidInputError
 
+DEFAULT = "default = { status = 'task_hang', severity = 2 }"
 RULES = load()
 
 
@@ -78,17 +79,21 @@ def test_of_several_xids_the_worst_counts():
 
 def test_the_first_rule_that_matches_decides():
     rules = Rules("""
-        default = { status = "z", severity = 2 }
+        default = { status = "task_hang", severity = 2 }
         [[rule]]
-        status = "a"
+        status = "ecc_error"
         severity = 3
         match = "one"
         [[rule]]
-        status = "b"
+        status = "cuda_error"
         severity = 1
         match = "one|two"
     """)
-    assert [rules.classify("", text).status for text in ("ONE", "two", "three")] == ["a", "b", "z"]
+    assert [rules.classify("", text).status for text in ("ONE", "two", "three")] == [
+        "ecc_error",
+        "cuda_error",
+        "task_hang",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -97,8 +102,11 @@ def test_the_first_rule_that_matches_decides():
         ("default = ", "mine.toml"),
         ("[[rule]]\nstatus = 'a'", "rule[0]"),
         ("default = { status = 'z', severity = 4 }", "default.severity"),
-        ("default = { status = 'z', severity = 2 }\nrules = []", "rules"),
-        ("default = { status = 'z', severity = 2 }\n[[rule]]\nstatus = 'a'\nseverity = 1\nmatch = '('", "'a'"),
+        (f"{DEFAULT}\nrules = []", "rules"),
+        (f"{DEFAULT}\n[[rule]]\nstatus = 'ecc_error'\nseverity = 1\nmatch = '('", "'ecc_error'"),
+        (f"{DEFAULT}\n[[rule]]\nstatus = 'ecc_eror'\nseverity = 1\nmatch = 'x'", "no status 'ecc_eror'; use one of"),
+        (f"{DEFAULT}\n[[xid]]\nstatus = 'unknown'\nseverity = 1\ncodes = [1]", "no status 'unknown'; use one of"),
+        ("default = { status = 'broken', severity = 2 }", "no status 'broken'; use one of"),
     ],
 )
 def test_bad_rules_are_named(text, says):

@@ -1,0 +1,53 @@
+"""The words of failures: how they were found, what they are, and what was tried against them (paper table 1)."""
+
+from unicron.contracts.base import Word
+
+
+class DetectionMethod(Word):
+    """How a failure was found (paper section 4.1)."""
+
+    NODE_HEALTH = "node_health"
+    """The connection or the heartbeats of a node ended."""
+    PROCESS_SUPERVISION = "process_supervision"
+    """A process ended."""
+    EXCEPTION_PROPAGATION = "exception_propagation"
+    """A process said why it can't go on."""
+    ONLINE_STATISTICS = "online_statistics"
+    """A process made no progress for much longer than usual."""
+    UNKNOWN = "unknown"
+
+
+class FailureStatus(Word):
+    """What kind of failure it is."""
+
+    LOST_CONNECTION = "lost_connection"
+    EXITED_ABNORMALLY = "exited_abnormally"
+    TASK_HANG = "task_hang"
+    STATE_TRANSFER_FAILED = "state_transfer_failed"
+    """No source could hand over the state that a worker needs."""
+    CONNECTION_REFUSED = "connection_refused"
+    CONNECTION_RESET = "connection_reset"
+    NCCL_TIMEOUT = "nccl_timeout"
+    LINK_FLAPPING = "link_flapping"
+    OTHER_NETWORK_ERROR = "other_network_error"
+    ECC_ERROR = "ecc_error"
+    NVLINK_ERROR = "nvlink_error"
+    INVALID_DMA_MAPPING = "invalid_dma_mapping"
+    GPU_DRIVER_ERROR = "gpu_driver_error"
+    ILLEGAL_MEMORY_ACCESS = "illegal_memory_access"
+    CUDA_ERROR = "cuda_error"
+    OTHER_SOFTWARE_ERROR = "other_software_error"
+    """Neither hardware nor CUDA nor network: maybe the user's own error."""
+    UNKNOWN = "unknown"
+
+
+class Cure(Word):
+    """What was tried against a failure."""
+
+    REATTEMPT = "reattempt"
+    """The same members form a new membership."""
+    RESTART = "restart"
+    """A new process in the slot of the failed one."""
+    REGROUP = "regroup"
+    """Other members form a new membership."""
+    UNKNOWN = "unknown"
