@@ -22,6 +22,7 @@ from unicron_chaos.script import Fault, load
 from unicron_chaos.strikes import Strike, run_script
 from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
+from unicron_narration.story import story
 
 from unicron.bootstrap import connected_client
 from unicron.client import Client
@@ -31,7 +32,6 @@ from unicron.contracts.queries import Status
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.settings import Settings
-from unicron_cli.narration import story
 from unicron_cli.output import console
 from unicron_cli.report import Report, TaskReport, fault_reports, is_ok, report_view
 from unicron_cli.views import status_view
@@ -218,7 +218,7 @@ class Demo:
             return []
         chain = [message for message in self.journal if message.correlation == cause.correlation]
         shown = [message for message in chain if not isinstance(message, (Alert, DeadLetter, TimerFired))]
-        return story.story(shown)[:CHAIN_LINES]
+        return story(shown)[:CHAIN_LINES]
 
     # --- the result --------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ from collections import defaultdict
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
+from unicron_narration.units import KNOWN_FLOPS, ago, expected, si
 
-from unicron.contracts.plans import Plan
 from unicron.contracts.queries import NodeView, Status, TaskView
 from unicron.contracts.tasks import NodeState, Slot, TaskState
 
@@ -19,31 +19,6 @@ _TASK_STYLES = {
     TaskState.FAILED: "red",
     TaskState.REMOVED: "dim",
 }
-_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
-
-KNOWN_FLOPS = 1e3
-"""FLOP/s below which a number is none: where nothing is known of any task, a worker counts as 1 FLOP/s."""
-
-
-def si(number: float, unit: str) -> str:
-    """Return `number` with the prefix that leaves one to three digits before the point."""
-    step = 0
-    while abs(number) >= 999.5 and step < len(_PREFIXES) - 1:
-        number, step = number / 1000, step + 1
-    return f"{number:.3g} {_PREFIXES[step]}{unit}"
-
-
-def percent(part: float) -> str:
-    """Return a share of 1 in percent, with at least two digits where it is small."""
-    return f"{100 * part:.0f} %" if abs(part) >= 0.095 else f"{100 * part:.2g} %"
-
-
-def ago(seconds: float) -> str:
-    """Return a duration in its largest unit."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
 
 
 def nodes_table(status: Status, now: float | None = None) -> Table:
@@ -92,19 +67,6 @@ def status_view(status: Status, now: float | None = None) -> Group:
     failed = [view for view in status.tasks if view.state == TaskState.FAILED and view.traceback]
     traces = [Text(f"\n{view.spec.name} failed:\n{view.traceback.rstrip()}", "red") for view in failed]
     return Group(nodes_table(status, now), Text(), tasks_table(status), *traces, Text(), Text("; ".join(lines), "dim"))
-
-
-def known(plan: Plan) -> bool:
-    """Return whether the FLOP/s that the plan expects mean anything: nothing may be known of any task."""
-    runs = any(share.slots or share.before for share in plan.shares)
-    return not runs or max([plan.waf, *(share.waf_before for share in plan.shares)]) >= KNOWN_FLOPS
-
-
-def expected(plan: Plan) -> str:
-    """Return what the plan is expected to achieve, in a few words."""
-    if not any(share.slots for share in plan.shares):
-        return "no task runs"
-    return f"{si(plan.waf, 'FLOP/s')} expected" if known(plan) else "nothing is known of the tasks' FLOP/s"
 
 
 def plain_table(*columns: str) -> Table:

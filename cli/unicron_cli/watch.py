@@ -103,7 +103,7 @@ def events(
 
 
 async def _list(client: "Client", follow: bool, as_json: bool) -> None:
-    from unicron_cli.narration.story import line  # noqa: PLC0415
+    from unicron_narration.story import line  # noqa: PLC0415
 
     tail = await client.tail()
     after, until = (max(0, tail - RECENT), None) if follow else (0, tail)
@@ -112,7 +112,7 @@ async def _list(client: "Client", follow: bool, as_json: bool) -> None:
 
 
 async def _story(client: "Client", wanted: str, as_json: bool) -> None:
-    from unicron_cli.narration.story import chain_of, find_chain, story  # noqa: PLC0415
+    from unicron_narration.story import chain_of, find_chain, story  # noqa: PLC0415
 
     found = [pair async for pair in client.follow(0, await client.tail())]
     chain = find_chain((message for _, message in found), wanted)

@@ -2,31 +2,19 @@
 
 from collections.abc import Callable, Iterator
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
+from unicron_narration.story import describe
 
 from unicron.contracts.base import Message
+from unicron.contracts.events import TaskStateChanged
 from unicron_simulator.faults import CALM, Scene
 from unicron_simulator.world import START, World
 
 LINES = 60
 """Of the story at most, the last ones."""
 
-TELLING = (
-    "severity",
-    "status",
-    "task",
-    "worker",
-    "node",
-    "epoch",
-    "iteration",
-    "state",
-    "incarnation",
-    "token",
-    "trigger",
-    "drain",
-    "reason",
-)
-"""Fields that a line names."""
+IDS = ("epoch", "incarnation", "token")
+"""Fields that a line names besides what it says in words: most violations turn on one of them."""
 
 
 def shrunk(scene: Scene, violation: Callable[[Scene], str]) -> Scene:
@@ -64,11 +52,12 @@ def told(scene: Scene, world: World) -> str:
 
 def line(message: Message) -> str:
     """Return one line about a message."""
-    fields = asdict(message)
+    said = describe(message)
     if plan := getattr(message, "plan", None):
         shares = "; ".join(f"{share.task}: {' '.join(map(str, share.slots)) or 'waits'}" for share in plan.shares)
-        return f"{message.source}: plan {plan.number} ({plan.trigger}) {shares}"
-    if members := fields.get("members"):
-        fields["reason"] = "members " + " ".join(member.worker for member in members)
-    said = ", ".join(f"{name} {fields[name]}" for name in TELLING if fields.get(name) not in {None, "", -1})
-    return f"{message.source}: {type(message).__name__} {said}"
+        said = f"plan {plan.number} after {plan.trigger}: {shares}"
+    elif isinstance(message, TaskStateChanged):
+        said += f"; members {' '.join(member.worker for member in message.members) or 'none'}"
+    given = {name: getattr(message, name, "") for name in IDS}
+    ids = ", ".join(f"{name} {value}" for name, value in given.items() if value not in {"", -1})
+    return f"{message.source}: {type(message).__name__} {said}" + (f" ({ids})" if ids else "")

@@ -1,4 +1,4 @@
-"""Fault scripts on the real bus and the real registry; only the agent is a stand-in that notes what it is asked."""
+"""Fault scripts and storms on the real bus and registry; only the agent is a stand-in that notes what it is asked."""
 
 import asyncio
 import contextlib
@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from helpers.worlds import LEASE_TTL_S
-from unicron_chaos import strikes
+from unicron_chaos import storm, strikes
 from unicron_chaos.script import Rank, parse
+from unicron_chaos.storm import Storm, rage, troubles
 from unicron_chaos.strikes import run_script, strike
 from unicron_registry.main import RegistrySettings, wiring
 
@@ -38,6 +39,7 @@ class Scene:
     def __init__(self, client):
         self.client = client
         self.asked = []
+        self.refusal = ""
         self._count = 0
 
     async def changes(self, state, *workers):
@@ -69,7 +71,7 @@ class Scene:
     async def inject(self, data):
         query = codec.decode_query(data)
         self.asked.append((query.fault, query.worker))
-        return codec.encode(Reply(text="done"))
+        return codec.encode(Reply(text="done", error=self.refusal))
 
     async def has_been_asked(self, count):
         async with asyncio.timeout(LIMIT_S):
@@ -197,6 +199,24 @@ async def test_a_script_that_nobody_can_finish_does_not_begin(scene):
     with pytest.raises(InvalidInputError, match="--dir"):
         await strike(scene.client, "restart-node", "node-1")
     assert scene.asked == []
+
+
+async def test_a_storm_strikes_workers_only_and_says_what_could_not_be_done(scene):
+    await scene.changes(TaskState.RUNNING, "w0", "w1")
+    made = [each async for each in rage(scene.client, Storm(1, nodes=False), 1.0, 0.05, None)]
+    assert [(each.fault, each.worker) for each in made] == scene.asked
+    assert {each.worker for each in made} == {"w0", "w1"}
+    scene.refusal = "start it with UNICRON_CHAOS=true"
+    refused = [each async for each in rage(scene.client, Storm(1, nodes=False), 0.5, 0.05, None)]
+    assert {str(each) for each in refused} == {scene.refusal}
+
+
+async def test_a_storm_is_over_when_its_nodes_are_back_and_tasks_run(scene, monkeypatch):
+    monkeypatch.setattr(storm, "WHOLE_S", 0.5)
+    await scene.changes(TaskState.RUNNING, "w0")
+    assert await troubles(scene.client, set()) == []
+    await scene.changes(TaskState.WAITING)
+    assert await troubles(scene.client, set()) == ["gpt is waiting: "]
 
 
 async def test_a_refusal_of_the_agent_is_told(scene):

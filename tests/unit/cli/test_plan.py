@@ -10,9 +10,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 from unicron_cli import plan as commands
 from unicron_cli.main import app
-from unicron_cli.narration.explain import changes, condition, explain, happened, span
 from unicron_cli.planviews import ROWS, bar, curve_view, lookup_view, places, plan_view, thinned, what_if_view
 from unicron_cli.plot import draw_curve
+from unicron_narration.explain import changes, condition, explain, happened
+from unicron_narration.units import span
 
 from unicron import codec
 from unicron.client import Client

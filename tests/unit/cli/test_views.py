@@ -1,6 +1,7 @@
 import pytest
 from rich.console import Console
-from unicron_cli.views import ago, percent, si, status_view
+from unicron_cli.views import status_view
+from unicron_narration.units import ago, percent, si
 
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.queries import NodeView, Status, TaskView

@@ -30,6 +30,7 @@ ROOMS = {
     "unicron.train": ["train"],
     "unicron.costmodel": ["planner"],
     "unicron_cli": ["console"],
+    "unicron_narration": [],
     "unicron_taskfile": ["console"],
 }
 """Packages, and the extras with which they must work."""

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
-from unicron_cli.narration.story import chain_of, describe, find_chain, line, story
 from unicron_cli.samples import sample
+from unicron_narration.story import chain_of, describe, find_chain, line, story
 
 from unicron import codec
 from unicron.contracts.events import (

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from unicron.contracts.plans import Plan, TaskShare, TriggerKind
 from unicron.contracts.queries import PlanView, WhatIf
-from unicron_cli.views import known, percent, si
+from unicron_narration.units import known, percent, si, span
 
 NO_PLAN = "no plan yet: submit a task with `unicron submit FILE`"
 
@@ -72,16 +72,6 @@ def changes(before: Mapping[str, int], after: Mapping[str, int]) -> str:
     found = [f"{task} {before.get(task, 0)} -> {size}" for task, size in after.items() if size != before.get(task, 0)]
     more = f" and {len(found) - NAMED} tasks more" if len(found) > NAMED else ""
     return ", ".join(found[:NAMED]) + more
-
-
-def span(seconds: float) -> str:
-    """Return a duration in a unit that leaves a readable number."""
-    for size, unit in ((86400 * 2, "days"), (3600 * 2, "hours"), (120, "minutes")):
-        if seconds >= size:
-            return f"{seconds / {'days': 86400, 'hours': 3600, 'minutes': 60}[unit]:.3g} {unit}"
-    if seconds >= 1 or seconds <= 0:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
 
 
 def _decision(plan: Plan) -> str:
