@@ -228,14 +228,14 @@ def rows(found: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
     )
     tables.append(
         (
-            ["on the bus, GPUs", "messages", "of them commands", "kB", "states written", "largest value, kB"],
+            ["on the bus, GPUs", "messages", "of them commands", "kB", "values written", "largest value, kB"],
             [
                 [
                     f"{gpus:,}",
                     f"{bar.played.messages:,}",
                     f"{bar.played.commands:,}",
                     f"{bar.played.kilobytes:,.0f}",
-                    f"{bar.played.commits}",
+                    f"{bar.played.writes}",
                     f"{bar.played.largest_kilobytes:,.0f}",
                 ]
                 for gpus, bar in bars.items()

@@ -1,5 +1,10 @@
-"""Messages to bytes and back: msgpack maps with string keys, checked against their type while decoding."""
+"""Messages to bytes and back: msgpack maps with string keys, checked against their type while decoding.
 
+What is large is compressed with zlib, after a byte with which no msgpack begins: a plan for a hundred thousand workers
+would else be more than a server takes.
+"""
+
+import zlib
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,13 +28,23 @@ MESSAGES: dict[str, type[Message]] = {
 }
 QUERIES: tuple[type[queries.Query], ...] = tuple(queries.Query.__subclasses__())
 
+COMPRESSED = b"\xc1"
+"""First byte of what is compressed; msgpack never uses it."""
+
+LARGE = 64 * 1024
+"""Bytes from which on a value is compressed."""
+
+MOST = 128 * 1024 * 1024
+"""Bytes that a compressed value may expand to."""
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder()
 
 
 def encode(record: Record) -> bytes:
     """Return `record` as msgpack; the keys of its maps are strings, as every reader of msgpack expects."""
-    return _encoder.encode(msgspec.to_builtins(record, builtin_types=(bytes,), str_keys=True))
+    data = _encoder.encode(msgspec.to_builtins(record, builtin_types=(bytes,), str_keys=True))
+    return data if len(data) < LARGE else COMPRESSED + zlib.compress(data, 1)
 
 
 def decode(data: bytes, kind: type[R]) -> R:
@@ -61,9 +76,19 @@ def decode_query(data: bytes) -> queries.Query:
 
 def _decode(data: bytes, kind: Any, name: str) -> Any:
     try:
+        if data.startswith(COMPRESSED):
+            data = _expanded(data[1:])
         return msgspec.convert(_decoder.decode(data), kind, builtin_types=(bytes,), str_keys=True)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, zlib.error) as error:
         raise InvalidInputError(f"not a valid {name} ({len(data)} bytes): {error}") from error
+
+
+def _expanded(data: bytes) -> bytes:
+    expander = zlib.decompressobj()
+    expanded = expander.decompress(data, MOST)
+    if not expander.eof:
+        raise zlib.error(f"compressed, and cut off or of more than {MOST} bytes")
+    return expanded
 
 
 def _union(kinds: Any) -> Any:

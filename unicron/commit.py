@@ -1,15 +1,12 @@
 """What a service writes down at each decision, in one compare-and-set, and how older forms of it are read."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from unicron import codec
-from unicron.aio import insist
-from unicron.bus.protocol import Bucket
 from unicron.contracts.base import Record
-from unicron.errors import ConflictError, InvalidInputError
+from unicron.errors import InvalidInputError
 
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 """Turns a state of one version, as plain maps and lists, into one of the next."""
@@ -31,6 +28,13 @@ class Outgoing(Record, kw_only=True, frozen=True):
     data: bytes
 
 
+class Part(NamedTuple):
+    """Where a piece of a large commit is kept: in a numbered value beside it, which it was written to as `revision`."""
+
+    number: int
+    revision: int
+
+
 class Commit(Record, kw_only=True, frozen=True):
     """The one value that a service writes.
 
@@ -40,6 +44,9 @@ class Commit(Record, kw_only=True, frozen=True):
         outbox: messages to send.
         state: the core's, encoded.
         version: of the form of `state`.
+        head: where this commit is too large for one value: the parts that make up a commit with its timers and outbox.
+        parts: likewise, those that make up `state`.
+        writer: instance that wrote it; no two commits of different instances are equal.
     """
 
     sequence: int = 0
@@ -47,6 +54,9 @@ class Commit(Record, kw_only=True, frozen=True):
     outbox: list[Outgoing] = []
     state: bytes = b"\xc0"
     version: int = 1
+    head: list[Part] = []
+    parts: list[Part] = []
+    writer: str = ""
 
     def restored(self, name: str, kind: Any, migrations: Sequence[Migration] = ()) -> Any:
         """Return the state as today's `kind`; None where none was ever written.
@@ -75,33 +85,3 @@ class Commit(Record, kw_only=True, frozen=True):
             return msgspec.msgpack.decode(state, type=kind | None)
         except (msgspec.ValidationError, LookupError, TypeError, AttributeError) as error:
             raise InvalidInputError(f"the stored state of {name} is not of this version: {error}; {cure}") from error
-
-
-class Ledger:
-    """The commits of one service, the newest of which is kept."""
-
-    def __init__(self, bucket: Bucket, name: str) -> None:
-        self._bucket = bucket
-        self._name = name
-        self._revision = 0
-
-    async def read(self) -> Commit:
-        """Return the newest commit; from now on, `write` is about to replace this very one."""
-        stored = await insist(lambda: self._bucket.get(self._name), "reading the state")
-        self._revision = stored.revision if stored else 0
-        return codec.decode(stored.value, Commit) if stored else Commit()
-
-    async def write(self, commit: Commit) -> None:
-        """Replace the commit read or written last; a try without an answer may have arrived: the next one finds out.
-
-        Raises:
-            ConflictError: somebody else wrote in between.
-        """
-        value = codec.encode(commit)
-        try:
-            self._revision = await insist(lambda: self._bucket.update(self._name, value, self._revision), "committing")
-        except ConflictError:
-            stored = await insist(lambda: self._bucket.get(self._name), "reading the state")
-            if stored is None or stored.value != value:
-                raise
-            self._revision = stored.revision

@@ -1,7 +1,7 @@
 """The shell around a pure core: it feeds messages in, commits state and outcomes together, and publishes the outcomes.
 
-A commit is one compare-and-set of one value that holds the core's state, the position in the journal up to which it
-has been applied, the pending timers, and the messages to send (the outbox). After it, the outbox is published under
+A commit is one compare-and-set: of the core's state, the position in the journal up to which it has been applied, the
+pending timers, and the messages to send (the outbox). After it, the outbox is published under
 ids derived from what caused it, so a crash at any point neither loses an outcome nor doubles it: the next instance
 publishes the outbox again and reads the journal on from the committed position.
 """
@@ -24,12 +24,13 @@ from unicron.aio import insist, together, unhurried
 from unicron.bus.lease import Lease
 from unicron.bus.protocol import Bus, Heard
 from unicron.clock import Clock
-from unicron.commit import Commit, Ledger, Migration, Outgoing, Timer
+from unicron.commit import Commit, Migration, Outgoing, Timer
 from unicron.contracts.base import BusReconnected, CancelTimer, Message, SetTimer, Started, TimerFired
 from unicron.contracts.events import Alert, DeadLetter
 from unicron.contracts.queries import Query, Reply
 from unicron.core import Core
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
+from unicron.ledger import Ledger, Sizes
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class Service:
         clock: what the time is.
         lease_ttl_s: how long the lease outlives its last renewal, in seconds.
         fresh_id: makes ids for what has none: queries, foreign telemetry. A simulation gives a repeatable one.
+        sizes: how large commits are cut.
     """
 
     def __init__(
@@ -117,13 +119,15 @@ class Service:
         clock: Clock,
         lease_ttl_s: float = 2.0,
         fresh_id: Callable[[], str] = lambda: uuid.uuid4().hex[:16],
+        sizes: Sizes | None = None,
     ) -> None:
         self._wiring = wiring
         self._fresh_id = fresh_id
         self._bus = bus
         self._clock = clock
-        self._ledger = Ledger(bus.bucket("state"), wiring.name)
-        self._lease = Lease(bus.bucket("lease"), wiring.name, f"{os.getpid()}-{fresh_id()}", lease_ttl_s)
+        instance = fresh_id()
+        self._ledger = Ledger(bus.bucket("state"), wiring.name, instance, sizes)
+        self._lease = Lease(bus.bucket("lease"), wiring.name, f"{os.getpid()}-{instance}", lease_ttl_s)
         self._inputs: asyncio.Queue[_Input] = asyncio.Queue(WAITING)
         self._asked: set[asyncio.Future[Reply]] = set()
         self._active = False
@@ -345,11 +349,9 @@ class Service:
     # --- commit ------------------------------------------------------------------------------------------------------
 
     async def _commit(self, outbox: list[Outgoing]) -> None:
-        state = msgspec.msgpack.encode(self._core.state)
         version = len(self._wiring.migrations) + 1
-        commit = Commit(sequence=self._sequence, timers=dict(self._timers), outbox=outbox, state=state, version=version)
-        await self._ledger.write(commit)
-        self._committed = commit
+        commit = Commit(sequence=self._sequence, timers=dict(self._timers), outbox=outbox, version=version)
+        self._committed = await self._ledger.write(commit, self._core.state)
         self._uncommitted = []
         await self._publish(outbox)
 

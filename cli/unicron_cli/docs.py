@@ -24,6 +24,7 @@ Everything that happens in a cluster is a message on NATS, and any program with 
 `examples/subscriber.py` is 50 lines without any import of Unicron.
 
 - The payload is one msgpack map with string keys; `type` names the message. The examples are the same maps as JSON.
+  One of 64 KiB or more is compressed: a byte 0xc1, with which no msgpack begins, then the map as zlib packs it.
 - Fields are only ever added, with defaults. Ignore those you don't know.
 - Facts and commands are kept in the JetStream stream `UNICRON`, in one order for all; telemetry is core NATS, may be
   lost, and is not kept.

@@ -72,7 +72,6 @@ def config_text(
     return f"""\
 server_name: unicron
 listen: {json.dumps(f"{host}:{port}")}
-max_payload: 8MB
 ping_interval: "{ping_s * 1000:.0f}ms"
 ping_max: 2
 jetstream {{

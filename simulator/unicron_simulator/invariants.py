@@ -127,9 +127,8 @@ class Invariants:
 
     # --- commits -----------------------------------------------------------------------------------------------------
 
-    def committed(self, service: str, value: bytes) -> None:
+    def committed(self, service: str, commit: Commit) -> None:
         """Check what a service wrote down."""
-        commit = codec.decode(value, Commit)
         self._committed.update(outgoing.id for outgoing in commit.outbox)
         self.check(
             commit.sequence >= self._sequences[service],

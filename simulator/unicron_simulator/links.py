@@ -5,11 +5,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from random import Random
 from typing import TypeVar
 
+from unicron import codec
 from unicron.bus.memory import MemoryBucket, MemoryBus, MemoryWorld, matches
 from unicron.bus.protocol import Entry, Handler, Heard, Revisioned
 from unicron.clock import VirtualClock
+from unicron.commit import Commit
 from unicron.contracts.base import Record
 from unicron.errors import BusUnavailableError
+from unicron.ledger import joined
 
 T = TypeVar("T")
 
@@ -55,13 +58,13 @@ class Journal(list[Entry]):
 
 
 class Commits(MemoryBucket):
-    """The bucket of states; whoever watches is told of each write at once.
+    """The bucket of states; whoever watches is told of each write at once, and of the commit that it completes.
 
     Attributes:
         compares: whether it does compare before it sets; a broken one does not.
     """
 
-    def __init__(self, clock: VirtualClock, watch: Callable[[str, bytes], None]) -> None:
+    def __init__(self, clock: VirtualClock, watch: Callable[[str, bytes, Commit | None], None]) -> None:
         super().__init__("state", clock, None)
         self._told = watch
         self.compares = True
@@ -72,7 +75,12 @@ class Commits(MemoryBucket):
             stored = self._current(key)
             last = stored.revision if stored else 0
         revision = await super().update(key, value, last)
-        self._told(key, value)
+        commit = None
+        if "-" not in key:  # the others are parts of commits
+            root = codec.decode(value, Commit)
+            parts = [self._current(f"{key}-{part.number}") for part in root.head + root.parts]
+            commit = joined(root, [part.value for part in parts if part])
+        self._told(key, value, commit)
         return revision
 
 

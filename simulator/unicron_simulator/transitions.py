@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from unicron.clock import VirtualClock
+from unicron.commit import Commit
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Command
 from unicron.contracts.events import FailureDetected, PlanDecided, Regrouped, TaskRecovered
@@ -50,7 +51,7 @@ class Transition(NamedTuple):
         iteration_s: of an iteration before.
         messages, commands: in the journal, from the loss to the end of the transition; commands are among them.
         kilobytes: of all of these.
-        commits: states that services wrote meanwhile.
+        writes: values that services wrote meanwhile: commits, and parts of large ones.
         largest_kilobytes: of one value on the bus.
     """
 
@@ -66,7 +67,7 @@ class Transition(NamedTuple):
     messages: int
     commands: int
     kilobytes: float
-    commits: int
+    writes: int
     largest_kilobytes: float
 
     @property
@@ -157,13 +158,14 @@ class _Play:
         pace = Pace(meet=self.meet_s + self.move_s, microbatch=(self.micro_s, self.micro_s))
         for machine in self.world.machines.values():
             machine.pace = pace
-        self.world.memory.buckets["state"] = Commits(self.clock, self._committed)
-        self.commits: list[tuple[float, int]] = []
+        self.world.memory.buckets["state"] = Commits(self.clock, self._wrote)
+        self.writes: list[tuple[float, int]] = []
         self.computing: list[Trainer] = []
 
-    def _committed(self, service: str, value: bytes) -> None:
-        self.world.invariants.committed(service, value)
-        self.commits.append((self.clock.now(), len(value)))
+    def _wrote(self, service: str, value: bytes, commit: Commit | None) -> None:
+        if commit is not None:
+            self.world.invariants.committed(service, commit)
+        self.writes.append((self.clock.now(), len(value)))
 
     async def run(self) -> None:
         world = self.world
@@ -196,7 +198,7 @@ class _Play:
         lost_at, over = START + self.lost_at, messages[recovered].at
         during = [at for at, each in enumerate(messages[: recovered + 1]) if each.at >= lost_at]
         sizes = [len(self.world.memory.journal[at].data) for at in during]
-        commits = [size for at, size in self.commits if lost_at <= at <= over]
+        writes = [size for at, size in self.writes if lost_at <= at <= over]
         reports = [each for at in during if isinstance(each := messages[at], Regrouped)]
         members = {each.worker for each in reports if each.epoch == reports[-1].epoch}
         again = sum(worker.done for worker in self.computing if worker.name not in members)
@@ -213,6 +215,6 @@ class _Play:
             messages=len(during),
             commands=sum(isinstance(messages[at], Command) for at in during),
             kilobytes=sum(sizes) / 1000,
-            commits=len(commits),
-            largest_kilobytes=max(sizes + commits) / 1000,
+            writes=len(writes),
+            largest_kilobytes=max(sizes + writes) / 1000,
         )

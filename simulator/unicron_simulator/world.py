@@ -27,9 +27,11 @@ from unicron.bus import topology
 from unicron.bus.memory import MemoryWorld
 from unicron.bus.protocol import Entry
 from unicron.clock import VirtualClock
+from unicron.commit import Commit
 from unicron.contracts.commands import Command
 from unicron.contracts.queries import DrainNode, GetStatus, Query, RemoveTask, Reply, Status, SubmitTask
 from unicron.errors import BusUnavailableError, InvalidInputError
+from unicron.ledger import Sizes
 from unicron.service import Service, Wiring
 from unicron_simulator import faults
 from unicron_simulator.faults import CALM, Fault, Scene
@@ -42,6 +44,9 @@ START = 1_700_000_000.0
 LEASE_TTL_S = 2.0
 OPTIONS = Options(use_measured=False)
 """Tables are believed: what a planner that is started afresh does can then be compared."""
+
+CUT_SMALL = Sizes(whole=600, segment=200, most=400)
+"""Half of the storms keep their little states in parts, as a large cluster's are kept."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ class World:
         self._parts = parts
         self.memory = MemoryWorld(clock, LEASE_TTL_S)
         self.memory.journal = Journal(self._entered)
-        commits = Commits(clock, self.invariants.committed)
+        commits = Commits(clock, self._wrote)
         commits.compares = parts.compares
         self.memory.buckets["state"] = commits
         if not parts.remembers:
@@ -113,6 +118,10 @@ class World:
         self.specs = {task.name: task for task in scene.tasks}
         self._late: list[tuple[int, dict[str, Entry]]] = []
         self._last: dict[str, tuple[int, Entry]] = {}
+
+    def _wrote(self, key: str, _: bytes, commit: Commit | None) -> None:
+        if commit is not None:
+            self.invariants.committed(key, commit)
 
     def _entered(self, entry: Entry) -> None:
         self.invariants.entered(entry)
@@ -164,8 +173,9 @@ class World:
 
     def _start(self, name: str) -> None:
         instance = _Instance(name, self.network.link(name))
+        sizes = None if self.scene.seed % 2 else CUT_SMALL
         service = self._parts.service(
-            self._wirings[name], instance.link, self.clock, LEASE_TTL_S, partial(self._fresh_id, name)
+            self._wirings[name], instance.link, self.clock, LEASE_TTL_S, partial(self._fresh_id, name), sizes
         )
         instance.task = asyncio.ensure_future(self._watched(name, service.run()))
         self._instances[name].append(instance)

@@ -9,6 +9,7 @@ from unicron_agent.core import AgentCore
 from unicron_simulator import storm
 from unicron_simulator.world import Parts
 
+from unicron.ledger import Ledger
 from unicron.service import Service
 
 SEEDS = 200
@@ -69,6 +70,22 @@ class Hasty(Service):
         await super()._commit(outbox)
 
 
+class Careless(Ledger):
+    """A ledger that writes over parts of the commit in force."""
+
+    async def _keep(self, wanted):
+        self._kept = {}
+        return await super()._keep(wanted)
+
+
+class Overwriting(Service):
+    """A service with such a ledger."""
+
+    def __init__(self, wiring, bus, clock, lease_ttl_s, fresh_id, sizes):
+        super().__init__(wiring, bus, clock, lease_ttl_s, fresh_id, sizes)
+        self._ledger = Careless(bus.bucket("state"), wiring.name, "", sizes)
+
+
 def found(parts, seeds=100):
     for seed in range(seeds):
         violation = storm.run(seed, parts, shrink=False).violation
@@ -84,10 +101,18 @@ def found(parts, seeds=100):
         (Parts(agent=Obedient), "took effect with token"),
         (Parts(agent=Forgetting), "took effect for incarnation"),
         (Parts(service=Hasty), "without a commit"),
+        (Parts(service=Overwriting), "lacks its part"),
         (Parts(compares=False), ""),
         (Parts(remembers=False), "stands in the journal twice"),
     ],
-    ids=["no-token-check", "no-incarnation-check", "publish-first", "no-compare", "no-duplicate-window"],
+    ids=[
+        "no-token-check",
+        "no-incarnation-check",
+        "publish-first",
+        "parts-overwritten",
+        "no-compare",
+        "no-duplicate-window",
+    ],
 )
 def test_a_planted_bug_is_found_within_100_storms(parts, words):
     violation = found(parts)

@@ -1,13 +1,11 @@
-"""What a service writes down: newer forms of a state are reached step by step; nothing is read that is not known."""
+"""What a service writes down: newer forms of a state are reached step by step, and what is not known is not read."""
 
 import msgspec
 import pytest
 
 from unicron import codec
-from unicron.bus.memory import MemoryWorld
-from unicron.clock import VirtualClock
-from unicron.commit import Commit, Ledger
-from unicron.errors import ConflictError, InvalidInputError
+from unicron.commit import Commit
+from unicron.errors import InvalidInputError
 
 
 class Ages(msgspec.Struct):
@@ -56,19 +54,3 @@ def test_a_state_that_can_not_be_read_is_refused_with_the_cure(state, version, e
         InvalidInputError, match=rf"stored state of ages .*{error}.*run the version.*delete the key ages"
     ):
         commit(state, version).restored("ages", Ages, MIGRATIONS)
-
-
-@pytest.fixture
-def bucket():
-    return MemoryWorld(VirtualClock()).connect().bucket("state")
-
-
-async def test_who_has_not_read_the_newest_commit_can_not_replace_it(bucket):
-    first, second = Ledger(bucket, "ages"), Ledger(bucket, "ages")
-    assert await first.read() == await second.read() == Commit()
-    await first.write(Commit(sequence=1))
-    with pytest.raises(ConflictError):
-        await second.write(Commit(sequence=2))
-    assert await second.read() == Commit(sequence=1)
-    await second.write(Commit(sequence=2))
-    assert await first.read() == Commit(sequence=2)

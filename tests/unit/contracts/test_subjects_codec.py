@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import zlib
 
 import msgpack
 import pytest
@@ -12,7 +13,7 @@ from unicron import codec, subjects
 from unicron.bus.memory import matches
 from unicron.contracts.base import LOCAL, Started
 from unicron.contracts.commands import StopWorker
-from unicron.contracts.events import IterationFinished, NodeHeartbeat, NodeJoined, WorkerExited
+from unicron.contracts.events import Alert, IterationFinished, NodeHeartbeat, NodeJoined, WorkerExited
 from unicron.contracts.queries import GetStatus
 from unicron.contracts.tasks import WorkerStatus
 from unicron.errors import InvalidInputError
@@ -175,3 +176,28 @@ def test_outcomes_descend_from_their_cause_with_repeatable_and_different_ids():
     ]
     assert len({message.id for message in (first, *others)}) == 4
     assert others[2].correlation == "c"
+
+
+# --- what is large ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1000, 65_000, 65_536, 5_000_000])
+def test_what_is_large_is_compressed_as_documented_and_read_again(size):
+    alert = Alert(text="many words " * (size // 11))
+    data = codec.encode(alert)
+    assert codec.decode_message(data) == alert
+    assert len(data) < 70_000
+    if size > 65_000:
+        assert data[0] == 0xC1
+        data = zlib.decompress(data[1:])
+    assert msgpack.unpackb(data)["text"] == alert.text
+
+
+def test_what_is_compressed_and_spoilt_or_boundless_is_refused(monkeypatch):
+    data = codec.encode(Alert(text="x" * 100_000))
+    for spoilt in (data[:50], data[:20] + b"?" + data[21:], b"\xc1"):
+        with pytest.raises(InvalidInputError, match="not a valid message"):
+            codec.decode_message(spoilt)
+    monkeypatch.setattr(codec, "MOST", 99_000)
+    with pytest.raises(InvalidInputError, match="of more than 99000 bytes"):
+        codec.decode_message(data)
