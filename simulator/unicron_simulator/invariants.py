@@ -190,15 +190,10 @@ class Invariants:
         if established or not self.steps.get(worker.spec.name) or worker.spec != self._specs[worker.spec.name]:
             return
         there = self._there()
-        stopped = {message.worker for message in self.messages if isinstance(message, StopWorker)}
         holders = [
             each.name
             for each in self._living.values()
-            if each.living
-            and each.iteration
-            and each.spec == worker.spec
-            and each.host.name in there
-            and each.name not in stopped
+            if each.living and each.iteration and each.spec == worker.spec and each.host.name in there
         ]
         self.check(
             not holders,

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable
 
-from unicron.contracts.base import CancelTimer, Message, Started, TimerFired
-from unicron.contracts.commands import StopWorker
+from unicron.contracts.base import Message, Started, TimerFired
 from unicron.contracts.events import (
     AttemptFailed,
     CommandRefused,
@@ -16,17 +15,19 @@ from unicron.contracts.events import (
     TaskBroken,
     TaskRecovered,
     TaskRemoved,
-    TaskStateChanged,
     TaskSubmitted,
     WorkerExited,
     WorkerFinished,
     WorkerReady,
 )
 from unicron.contracts.failures import Cure
-from unicron.contracts.tasks import SlotRef, TaskState, WorkerStatus
+from unicron.contracts.tasks import SlotRef, WorkerStatus
 from unicron.core import Core, Handlers
-from unicron_transition.reconcile import members_of, settle, stop
-from unicron_transition.state import NodeRun, TaskRun, TransitionState, WorkerRun
+from unicron_transition.deadlines import Deadline, Wait
+from unicron_transition.membership import WorkerRun, WorkerStage
+from unicron_transition.moves import Cause, move
+from unicron_transition.reconcile import settle, stop, stop_order
+from unicron_transition.state import NodeRun, TaskRun, TransitionState
 
 
 class TransitionCore(Core):
@@ -42,8 +43,8 @@ class TransitionCore(Core):
             PlanDecided: self._plan,
             Regrouped: self._regrouped,
             Started: self._activated,
-            TaskBroken: lambda broken: self._end(broken.task, TaskState.FAILED, broken.reason, broken.traceback),
-            TaskRemoved: lambda removed: self._end(removed.task, TaskState.REMOVED, "removed by its user"),
+            TaskBroken: lambda broken: self._end(broken.task, Cause.OWN_FAULT, broken.reason, broken.traceback),
+            TaskRemoved: lambda removed: self._end(removed.task, Cause.USER, "removed by its user"),
             TaskSubmitted: self._submitted,
             TimerFired: self._timer,
             WorkerExited: self._exited,
@@ -72,49 +73,50 @@ class TransitionCore(Core):
         )
         alive = {status.worker: status for status in node.workers}
         for run in self.state.tasks.values():
-            for worker in [worker for worker in run.workers.values() if worker.place.node == node.node]:
+            run.states.only(node.node, alive)
+            for worker in [worker for worker in run.workers.values() if worker.slot.node == node.node]:
                 status = alive.pop(worker.worker, None)
                 if status is None:
                     self._lose_worker(run, worker.worker, node.at)
                 else:
-                    self._catch_up(run, status)
+                    self._catch_up(run, worker, status)
         unknown = [status for status in alive.values() if not self._take_back(node.node, status)]
+        reason = "the node was held to be lost, and its place in the membership is taken"
         out: list[Message] = [
-            StopWorker(
-                node=node.node,
-                token=self.state.token,
-                incarnation=node.incarnation,
-                slot=status.slot,
-                worker=status.worker,
-                task=status.task,
-                reason="the node was held to be lost, and its place in the membership is taken",
-            )
-            for status in unknown
+            stop_order(self.state, status.task, _worker(node.node, status), reason) for status in unknown
         ]
         # a task without a slot waits for the plan that this node's coming brings: it may have a worker here
         return out + self._settle(name for name, run in self.state.tasks.items() if run.target)
 
-    def _catch_up(self, run: TaskRun, status: WorkerStatus) -> None:
+    def _catch_up(self, run: TaskRun, worker: WorkerRun, status: WorkerStatus) -> None:
         """A worker outlived its agent: see what was said on either side while the agent was away."""
-        worker = run.workers[status.worker]
-        if status.ready and worker.phase == "starting":
-            worker.phase = "ready"
-        worker.computed = worker.computed or status.epoch >= 0
-        if status.worker in run.group and status.epoch != run.epoch:
-            run.broken = True
+        if status.ready and worker.stage is WorkerStage.STARTING:
+            worker.stage = WorkerStage.READY
+        place = self._place(run, status)
+        if place is not None:
+            run.states.hold(status.worker, place, status.iteration, worker.slot.node)
+        if status.worker in run.membership.group and status.epoch != run.membership.epoch:
+            run.membership.broken = True
 
     def _take_back(self, node: str, status: WorkerStatus) -> bool:
-        """Take in a worker that was given up with its node, where nobody else has its task's state any more."""
+        """Take in a worker that was given up with its node, where nobody else has its part of the state any more."""
         run = self.state.tasks.get(status.task)
-        if run is None or run.state.ended or not (status.ready and status.epoch >= 0):
+        if run is None or run.state.ended or not status.ready:
             return False
         number = status.worker.rpartition("-")[2]
         earlier = not number.isdecimal() or int(number) <= run.before
-        if earlier or any(worker.computed for worker in run.workers.values()):
+        place, worker = self._place(run, status), _worker(node, status)
+        if earlier or place is None or worker.slot in self.state.occupied or place in run.states.places(run.workers):
             return False
-        place = SlotRef(node=node, slot=status.slot)
-        run.workers[status.worker] = WorkerRun(worker=status.worker, place=place, phase="ready", computed=True)
+        self.state.add(run, worker)
+        run.states.hold(status.worker, place, status.iteration, node)
         return True
+
+    def _place(self, run: TaskRun, status: WorkerStatus) -> int | None:
+        """Return whose place's state a worker has that its agent names, None where it has none."""
+        if status.epoch < 0:
+            return None
+        return 0 if run.spec.layout.replica_workers == 1 else run.states.place(status.worker)
 
     def _lose_node(self, name: str, at: float) -> list[Message]:
         node = self.state.nodes.get(name)
@@ -122,16 +124,16 @@ class TransitionCore(Core):
             return []
         out: list[Message] = []
         for run in self.state.tasks.values():
-            for worker in [worker for worker in run.workers.values() if worker.place.node == name]:
-                out += stop(self.state, run, worker, f"{name} is taken out of use")
+            for worker in [worker for worker in run.workers.values() if worker.slot.node == name]:
+                if node.alive:
+                    out.append(stop_order(self.state, run.spec.name, worker, f"{name} is taken out of use"))
                 self._lose_worker(run, worker.worker, at)
         node.alive = False
         return out + self._settle_all()
 
     def _lose_worker(self, run: TaskRun, name: str, at: float) -> None:
-        run.workers.pop(name, None)
-        if name in run.group:
-            run.broken = True
+        self.state.drop(run, name)
+        run.membership.lose(name)
         if run.failed_at is None:
             run.failed_at = at
 
@@ -139,30 +141,31 @@ class TransitionCore(Core):
 
     def _failure(self, failure: FailureDetected) -> list[Message]:
         if failure.severity is Severity.SEV1 and failure.node:
-            changed = [
-                run
-                for run in self.state.tasks.values()
-                if any(worker.place.node == failure.node for worker in run.workers.values())
-            ]
-            out = self._lose_node(failure.node, failure.at)
-            return out + [
-                message for run in changed for message in self._moved(run, TaskState.RECOVERING, failure.reason)
-            ]
+            return self._node_failure(failure)
         run = self.state.tasks.get(failure.task)
         if run is None or run.state.ended:
             return []
         out = []
         if failure.severity is Severity.SEV3:
-            if 0 <= failure.epoch < run.epoch:
+            if 0 <= failure.epoch < run.membership.epoch:
                 return []  # what broke was given up meanwhile: its members were told to form a new one
-            run.broken = True  # reattempt in place: the same members, a new epoch
+            run.membership.broken = True  # reattempt in place: the same members, a new epoch
         elif failure.worker in run.workers:
             out += stop(self.state, run, run.workers[failure.worker], failure.reason)
-        elif failure.worker not in run.group:
+        elif failure.worker not in run.membership.group:
             return []  # that process was replaced already
         if run.failed_at is None:
             run.failed_at = failure.at
-        return out + self._settle([failure.task]) + self._moved(run, TaskState.RECOVERING, failure.reason)
+        return out + self._settle([failure.task]) + move(self.state, run, Cause.FAILURE, failure.reason)
+
+    def _node_failure(self, failure: FailureDetected) -> list[Message]:
+        hit = [
+            run
+            for run in self.state.tasks.values()
+            if any(worker.slot.node == failure.node for worker in run.workers.values())
+        ]
+        out = self._lose_node(failure.node, failure.at)
+        return out + [message for run in hit for message in move(self.state, run, Cause.FAILURE, failure.reason)]
 
     def _plan(self, decided: PlanDecided) -> list[Message]:
         if decided.plan.number <= self.state.plan:
@@ -176,26 +179,22 @@ class TransitionCore(Core):
             run.target = list(share.slots)
             if run.failed_at is None:
                 run.failed_at = decided.at
-            changed.append((run, share.reason))
+            changed.append((run, share.reason or decided.plan.trigger))
         out = self._settle_all()
         for run, reason in changed:
             if self._as_wanted(run):  # an earlier plan is taken back before anybody moved
                 out += self._complete(run, decided.at)
-                continue
-            state = TaskState.WAITING if not run.target else TaskState.RECONFIGURING
-            if run.epoch < 0 and run.target:
-                state = TaskState.STARTING
-            if run.state is not TaskState.RECOVERING or not run.target:
-                out += self._moved(run, state, reason or decided.plan.trigger)
+            else:
+                out += move(self.state, run, Cause.SLOTS if run.target else Cause.NO_SLOTS, reason)
         return out
 
-    def _end(self, task: str, state: TaskState, reason: str, traceback: str = "") -> list[Message]:
+    def _end(self, task: str, cause: Cause, reason: str, traceback: str = "") -> list[Message]:
         run = self.state.tasks.get(task)
         if run is None or run.state.ended:
             return []
-        out = self._moved(run, state, reason, traceback)
-        run.target, run.group = [], []
-        return out + settle(self.state, [task]) + [CancelTimer(name=f"regroup.{task}")]
+        out = move(self.state, run, cause, reason, traceback)
+        run.target = []
+        return out + settle(self.state, [task]) + [Deadline(Wait.REGROUP, task).cancel()]
 
     # --- reports of workers ------------------------------------------------------------------------------------------
 
@@ -203,84 +202,79 @@ class TransitionCore(Core):
         run = self.state.tasks.get(ready.task)
         if run is None or ready.worker not in run.workers:
             return []
-        run.workers[ready.worker].phase = "ready"
-        timer = CancelTimer(name=f"start.{ready.task}.{ready.worker}")
-        return [timer, *self._settle([ready.task])]
+        run.workers[ready.worker].stage = WorkerStage.READY
+        return [Deadline(Wait.START, ready.task, ready.worker).cancel(), *self._settle([ready.task])]
 
     def _regrouped(self, report: Regrouped) -> list[Message]:
         run = self.state.tasks.get(report.task)
-        if run is not None and report.worker in run.workers:
-            run.workers[report.worker].computed = True
-        if run is None or report.epoch != run.epoch or report.worker not in run.group:
+        if run is None or report.worker not in run.workers:
             return []
-        run.joined.add(report.worker)
-        run.met = run.group
-        if run.broken or not self._all_joined(run):
+        membership = run.membership
+        if report.epoch != membership.epoch or report.worker not in membership.group:
+            place = run.spec.layout.seat(report.rank).place
+            run.states.hold(report.worker, place, report.iteration, report.node)
+            return []
+        if not membership.joined:  # the first one tells that all have met, and whoever had no state has taken it
+            for rank, name in enumerate(membership.group):
+                if worker := run.workers.get(name):
+                    place = membership.layout.seat(rank).place
+                    run.states.hold(name, place, report.iteration, worker.slot.node)
+        membership.join(report.worker)
+        if membership.broken or not membership.complete:
             return []
         return self._complete(run, report.at) + settle(self.state, [report.task])
 
     def _complete(self, run: TaskRun, at: float) -> list[Message]:
         """Say that the newest membership computes, and whether it is all that the plan wants."""
-        out: list[Message] = [CancelTimer(name=f"regroup.{run.spec.name}")]
-        out += self._moved(run, TaskState.RUNNING, f"{len(run.group)} workers in epoch {run.epoch}")
-        if run.failed_at is not None and len(run.group) >= len(run.target):
+        task, epoch, size = run.spec.name, run.membership.epoch, len(run.membership.group)
+        out: list[Message] = [Deadline(Wait.REGROUP, task).cancel()]
+        out += move(self.state, run, Cause.COMPLETE, f"{size} workers in epoch {epoch}")
+        if run.failed_at is not None and size >= len(run.target):
             seconds = max(0.0, at - run.failed_at)
             run.failed_at = None
-            out.append(TaskRecovered(task=run.spec.name, epoch=run.epoch, workers=len(run.group), seconds=seconds))
+            out.append(TaskRecovered(task=task, epoch=epoch, workers=size, seconds=seconds))
         return out
 
     def _as_wanted(self, run: TaskRun) -> bool:
         """Whether the newest membership computes in the very slots of the plan."""
-        if run.broken or not run.group or not self._all_joined(run):
+        membership = run.membership
+        if not membership.has_met or not membership.complete:
             return False
-        places = [run.workers[name].place for name in run.group if name in run.workers]
-        return len(places) == len(run.group) and set(places) == set(run.target)
+        slots = [run.workers[name].slot for name in membership.group if name in run.workers]
+        return len(slots) == len(membership.group) and set(slots) == set(run.target)
 
     def _finished(self, finished: WorkerFinished) -> list[Message]:
         run = self.state.tasks.get(finished.task)
         if run is None or finished.worker not in run.workers:
             return []
-        run.workers[finished.worker].phase = "finished"
-        run.through.add(finished.worker)
+        run.workers[finished.worker].stage = WorkerStage.FINISHED
+        run.membership.through.add(finished.worker)
         return self._after_the_end(run)
 
     def _after_the_end(self, run: TaskRun) -> list[Message]:
         """A member is through, and maybe gone: whoever missed the end of the last iteration must finish it without."""
-        needed = run.broken or not self._all_joined(run) or self._is_over(run)
+        membership = run.membership
+        needed = membership.broken or not membership.complete or membership.over(run.workers)
         return self._settle([run.spec.name]) if needed else []
-
-    def _is_over(self, run: TaskRun) -> bool:
-        """Whether the last iteration is done and no living member of the newest membership can still be busy with it.
-
-        A member that is gone can't be replaced any more: whoever has the state is through, and on its way out.
-        """
-        if not run.through:
-            return False
-        left = {name for name in run.group if name in run.workers} - run.through
-        # through before they could join the newest membership: who was not in the one before waits there in vain
-        in_vain = not run.through & run.joined and left.isdisjoint(run.met)
-        return not left or in_vain
 
     def _finish(self, run: TaskRun) -> list[Message]:
         """End the task; those that are through may still be writing their results: let them go, and stop the rest."""
-        silent = [name for name in run.group if name not in run.workers and name not in run.through]
-        for name in run.through & run.workers.keys():
-            del run.workers[name]
+        group, through = run.membership.group, run.membership.through
+        silent = [name for name in group if name not in run.workers and name not in through]
+        for name in through & run.workers.keys():
+            self.state.drop(run, name)
         reason = f"all {run.spec.iterations} iterations are done"
         if silent:
             reason += f"; {', '.join(silent)} ended without saying so: what it was to write then may be missing"
-        return self._end(run.spec.name, TaskState.FINISHED, reason)
-
-    def _all_joined(self, run: TaskRun) -> bool:
-        return run.joined.issuperset(run.group)
+        return self._end(run.spec.name, Cause.DONE, reason)
 
     def _exited(self, exited: WorkerExited) -> list[Message]:
         """A process is gone. Whether that is a failure is for the detector to say; an expected end frees the slot."""
         run = self.state.tasks.get(exited.task)
         if run is None or exited.worker not in run.workers:
             return []
-        if exited.worker in run.through:
-            del run.workers[exited.worker]
+        if exited.worker in run.membership.through:
+            self.state.drop(run, exited.worker)
             return self._after_the_end(run)
         if not exited.expected:
             return []
@@ -291,53 +285,45 @@ class TransitionCore(Core):
 
     def _refused(self, refused: CommandRefused) -> list[Message]:
         run = self.state.tasks.get(refused.task)
-        if run is None or refused.worker not in run.workers or run.workers[refused.worker].phase != "starting":
+        worker = run.workers.get(refused.worker) if run else None
+        if worker is None or worker.stage is not WorkerStage.STARTING:
             return []
-        return [self._attempt_failed(run, Cure.RESTART, refused.worker, refused.reason)]
+        return [_attempt_failed(refused.task, Cure.RESTART, worker, refused.reason)]
 
     def _timer(self, fired: TimerFired) -> list[Message]:
-        kind, _, rest = fired.name.partition(".")
-        task, _, worker = rest.partition(".")
-        run = self.state.tasks.get(task)
+        deadline = Deadline.read(fired.name)
+        run = self.state.tasks.get(deadline.task)
         if run is None or run.state.ended:
             return []
-        if kind == "start" and worker in run.workers and run.workers[worker].phase == "starting":
-            return [self._attempt_failed(run, Cure.RESTART, worker, "its model was not built in time")]
-        missing = [name for name in run.group if name not in run.joined and name in run.workers]
-        if kind == "regroup" and missing:
-            reason = f"{', '.join(missing)} did not join epoch {run.epoch} in time"
-            return [self._attempt_failed(run, Cure.REGROUP, missing[0], reason)]
-        return []
-
-    def _attempt_failed(self, run: TaskRun, action: Cure, name: str, reason: str) -> AttemptFailed:
-        place = run.workers[name].place
-        return AttemptFailed(
-            task=run.spec.name, action=action, reason=reason, node=place.node, slot=place.slot, worker=name
-        )
+        if deadline.wait is Wait.START:
+            late = run.workers.get(deadline.worker)
+            if late is None or late.stage is not WorkerStage.STARTING:
+                return []
+            return [_attempt_failed(deadline.task, Cure.RESTART, late, "its model was not built in time")]
+        membership = run.membership
+        missing = [name for name in membership.group if name not in membership.joined and name in run.workers]
+        if not missing:
+            return []
+        reason = f"{', '.join(missing)} did not join epoch {membership.epoch} in time"
+        return [_attempt_failed(deadline.task, Cure.REGROUP, run.workers[missing[0]], reason)]
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _settle(self, names: Iterable[str]) -> list[Message]:
         """Return what brings these tasks nearer to their targets, or to their end."""
         runs = [run for name in names if not (run := self.state.tasks[name]).state.ended]
-        out = [message for run in runs if self._is_over(run) for message in self._finish(run)]
+        out = [message for run in runs if run.membership.over(run.workers) for message in self._finish(run)]
         return out + settle(self.state, [run.spec.name for run in runs if not run.state.ended])
 
     def _settle_all(self) -> list[Message]:
         return self._settle(self.state.tasks)
 
-    def _moved(self, run: TaskRun, state: TaskState, reason: str, traceback: str = "") -> list[Message]:
-        """Note a new state of the task, and say so."""
-        if run.state.ended or (state is TaskState.WAITING and run.state is state):
-            return []
-        run.state = state
-        return [
-            TaskStateChanged(
-                task=run.spec.name,
-                state=state,
-                epoch=run.epoch,
-                members=members_of(self.state, run),
-                reason=reason,
-                traceback=traceback,
-            )
-        ]
+
+def _worker(node: str, status: WorkerStatus) -> WorkerRun:
+    """Return a worker as its agent names it."""
+    return WorkerRun(worker=status.worker, slot=SlotRef(node=node, slot=status.slot), stage=WorkerStage.READY)
+
+
+def _attempt_failed(task: str, action: Cure, worker: WorkerRun, reason: str) -> AttemptFailed:
+    slot = worker.slot
+    return AttemptFailed(task=task, action=action, reason=reason, node=slot.node, slot=slot.slot, worker=worker.worker)

@@ -7,7 +7,7 @@ from unicron.runner import run_service
 from unicron.service import Wiring
 from unicron.settings import Settings
 from unicron_transition.core import TransitionCore
-from unicron_transition.state import TransitionState
+from unicron_transition.state import TransitionState, migrate_1
 
 
 class TransitionSettings(Settings, kw_only=True, frozen=True):
@@ -25,6 +25,7 @@ def wiring(settings: TransitionSettings) -> Wiring:
         state=TransitionState,
         facts=facts,
         telemetry=telemetry,
+        migrations=(migrate_1,),
     )
 
 

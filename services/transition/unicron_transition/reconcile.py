@@ -4,100 +4,91 @@ They are level-triggered: they look at what is wanted and what is there, not at 
 was lost or came twice changes nothing that the next look would not put right.
 """
 
-from unicron.contracts.base import Message, SetTimer
+from collections.abc import Iterable
+
+from unicron.contracts.base import Message
 from unicron.contracts.commands import Regroup, StartWorker, StopWorker
-from unicron.contracts.tasks import Member, SlotRef, TaskState
-from unicron_transition.state import TaskRun, TransitionState, WorkerRun
+from unicron_transition.deadlines import Deadline, Wait
+from unicron_transition.membership import WorkerRun, WorkerStage
+from unicron_transition.replicas import choose, lost_places
+from unicron_transition.state import TaskRun, TransitionState
+from unicron_transition.swaps import knot, to_give_up
 
-START_TIMEOUT_S = 180.0
-"""How long a worker may take from its start until its model is built."""
-
-REGROUP_TIMEOUT_S = 30.0
-"""How long the members may take to meet in a new membership, states included."""
+GIVEN_UP = "its slot is no longer the task's"
 
 
-def settle(state: TransitionState, names: list[str]) -> list[Message]:
+def settle(state: TransitionState, names: Iterable[str]) -> list[Message]:
     """Return the commands that bring the tasks `names` nearer to their targets."""
+    names = list(names)
     out: list[Message] = []
     for name in names:
         out += _regroup(state, state.tasks[name])
         out += _stop_unwanted(state, state.tasks[name])
-    # a slot that one task gives up is what another may be waiting for; the stop goes out before the start
-    freed = any(isinstance(message, StopWorker) for message in out)
-    for name in sorted(state.tasks) if freed else names:
+    out += _untie(state, names)
+    for name in names:
         out += _start_missing(state, state.tasks[name])
+    # a slot that one task has given up is what another may be waiting for; the stop has gone out before the start
+    freed = state.freed - state.occupied.keys()
+    state.freed.clear()
+    for run in state.tasks.values() if freed else ():
+        if not freed.isdisjoint(run.target):
+            out += _start_missing(state, run)
     return out
 
 
 def stop(state: TransitionState, run: TaskRun, worker: WorkerRun, reason: str) -> list[Message]:
-    """Forget a worker, and have it killed if its node is there."""
-    run.workers.pop(worker.worker, None)
-    if worker.worker in run.group:
-        run.broken = True
-    node = state.nodes.get(worker.place.node)
+    """Count on a worker no more, and have it killed if its node is there."""
+    state.drop(run, worker.worker)
+    run.membership.lose(worker.worker)
+    node = state.nodes.get(worker.slot.node)
     if node is None or not node.alive:
         return []
-    return [
-        StopWorker(
-            node=worker.place.node,
-            token=state.token,
-            incarnation=node.incarnation,
-            slot=worker.place.slot,
-            worker=worker.worker,
-            task=run.spec.name,
-            reason=reason,
-        )
-    ]
+    run.states.forget(worker.worker)
+    return [stop_order(state, run.spec.name, worker, reason)]
 
 
-def _wanted(state: TransitionState, run: TaskRun) -> list[SlotRef]:
-    if run.state.ended:
-        return []
-    return [place for place in run.target if place.node in state.nodes and state.nodes[place.node].alive]
+def stop_order(state: TransitionState, task: str, worker: WorkerRun, reason: str) -> StopWorker:
+    """Return the command that ends a worker."""
+    return StopWorker(
+        node=worker.slot.node,
+        token=state.token,
+        incarnation=state.nodes[worker.slot.node].incarnation,
+        slot=worker.slot.slot,
+        worker=worker.worker,
+        task=task,
+        reason=reason,
+    )
+
+
+# --- memberships -----------------------------------------------------------------------------------------------------
 
 
 def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
     """Order a new membership where the present one is not the best that the living workers can form."""
-    wanted = _wanted(state, run)
-    by_place = {worker.place: worker for worker in run.workers.values()}
-    present = [by_place[place] for place in wanted if place in by_place and by_place[place].phase == "ready"]
+    usable = [] if run.state.ended else state.usable(run)
+    there = run.in_slots(usable)
+    present = [worker.worker for worker in there.values() if worker.stage is WorkerStage.READY]
     # a slot that another task still holds is not waited for: that task may be waiting for one of this task's
-    foreign = {worker.place for other in state.tasks.values() if other is not run for worker in other.workers.values()}
-    awaited = [
-        place
-        for place in wanted
-        if (by_place[place].phase == "starting" if place in by_place else place not in foreign)
-    ]
-    intact = bool(run.group) and not run.broken and all(_takes_part(run, name) for name in run.group)
-    if awaited and (intact or not _survivors(run)):
+    awaited = any(
+        there[slot].stage is WorkerStage.STARTING if slot in there else slot not in state.occupied for slot in usable
+    )
+    intact = run.membership.intact(run.workers)
+    if awaited and (intact or not run.membership.survivors(run.workers)):
         return []  # those that compute go on until the new ones are ready; those that start wait for one another
-    ranks = {name: rank for rank, name in enumerate(run.group)}
-    present.sort(key=lambda worker: ranks.get(worker.worker, len(ranks)))  # stable: members keep their order
-    size = max((size for size in run.spec.sizes if size <= len(present)), default=0)
-    chosen = [worker.worker for worker in present[:size]]
-    if chosen and not any(run.workers[name].computed for name in chosen):
-        # none of them has the task's state yet: one who has comes along, and leaves when they have it
-        chosen = sorted(_holders(run), key=lambda name: ranks.get(name, len(ranks)))[:1] + chosen
-    if not chosen or (intact and chosen == run.group):
+    chosen = choose(run, present, final=not (awaited or intact))
+    if not chosen or (intact and set(chosen) == set(run.membership.group)):
         return []
-    run.epoch += 1
-    run.group, run.joined, run.broken = chosen, set(), False
+    if lost := lost_places(run):
+        reason = f"nobody has place {min(lost)} of the state any more: the task begins anew"
+        return _stop_all(
+            state, run, [run.workers[name] for name in run.states.by_worker if name in run.workers], reason
+        )
+    run.membership = run.membership.next(chosen, run.spec.layout.with_workers(len(chosen)))
     return _order(state, run)
 
 
-def _takes_part(run: TaskRun, name: str) -> bool:
-    """Whether a member is in the newest membership, or can still come: who is through with its work can't."""
-    return name in run.workers and (name in run.joined or run.workers[name].phase == "ready")
-
-
-def _survivors(run: TaskRun) -> list[str]:
-    """Members of the newest membership that live and still compute."""
-    return [name for name in run.group if name in run.workers and run.workers[name].phase == "ready"]
-
-
 def _order(state: TransitionState, run: TaskRun) -> list[Message]:
-    members = members_of(state, run)
-    task = run.spec.name
+    members = state.members(run)
     on: dict[str, list[int]] = {}
     for rank, member in enumerate(members):
         on.setdefault(member.node, []).append(rank)
@@ -106,72 +97,74 @@ def _order(state: TransitionState, run: TaskRun) -> list[Message]:
             node=node,
             token=state.token,
             incarnation=state.nodes[node].incarnation,
-            task=task,
-            epoch=run.epoch,
+            task=run.spec.name,
+            epoch=run.membership.epoch,
             rendezvous=state.nodes[members[0].node].rendezvous,
             rendezvous_id=members[0].worker,
             world_size=len(members),
             members=[members[rank] for rank in ranks],
             ranks=ranks,
+            layout=run.membership.layout,
         )
         for node, ranks in on.items()
     ]
-    return [*orders, SetTimer(name=f"regroup.{task}", after_s=REGROUP_TIMEOUT_S)]
+    return [*orders, Deadline(Wait.REGROUP, run.spec.name).set()]
 
 
-def members_of(state: TransitionState, run: TaskRun) -> list[Member]:
-    """Return the newest membership in rank order, without members that are gone."""
-    return [
-        Member(
-            worker=name,
-            node=run.workers[name].place.node,
-            slot=run.workers[name].place.slot,
-            state_server=state.nodes[run.workers[name].place.node].state_server,
-        )
-        for name in run.group
-        if name in run.workers
-    ]
+# --- slots -----------------------------------------------------------------------------------------------------------
 
 
 def _stop_unwanted(state: TransitionState, run: TaskRun) -> list[Message]:
-    wanted = set(_wanted(state, run))
-    if not wanted:
-        run.group = []
-    unwanted = [
-        worker for worker in run.workers.values() if worker.place not in wanted and worker.worker not in run.group
-    ]
-    holders = _holders(run)
-    if wanted and holders and all(run.workers[name] in unwanted for name in holders):
-        unwanted.remove(run.workers[holders[0]])  # who stays does not have the task's state yet
-    return [message for worker in unwanted for message in stop(state, run, worker, "its slot is no longer the task's")]
+    """Stop the workers whose slots are no longer the task's.
+
+    Who has its state stays until those that go on have met: they may be dying unseen.
+    """
+    if run.state.ended or not run.target:
+        run.membership.group = []
+        return _stop_all(state, run, list(run.workers.values()), GIVEN_UP)
+    kept, group = set(run.target), set(run.membership.group)
+    unwanted = [worker for name, worker in run.workers.items() if worker.slot not in kept and name not in group]
+    if not run.membership.has_met:
+        unwanted = [worker for worker in unwanted if run.states.place(worker.worker) is None]
+    return _stop_all(state, run, unwanted, GIVEN_UP)
 
 
-def _holders(run: TaskRun) -> list[str]:
-    """Return the living workers that have the task's state."""
-    return [worker.worker for worker in run.workers.values() if worker.phase == "ready" and worker.computed]
+def _stop_all(state: TransitionState, run: TaskRun, workers: list[WorkerRun], reason: str) -> list[Message]:
+    return [message for worker in workers for message in stop(state, run, worker, reason)]
+
+
+def _untie(state: TransitionState, names: list[str]) -> list[Message]:
+    """Let a task give slots up where each of several waits for slots that another of them computes in."""
+    out: list[Message] = []
+    if not any(state.occupied.get(slot, name) != name for name in names for slot in state.usable(state.tasks[name])):
+        return out
+    while tied := knot(state):
+        run, workers, reason = to_give_up(state, tied)
+        if not workers:
+            break  # a state is being handed over; then there is more to give up
+        out += _stop_all(state, run, workers, reason)
+        out += _regroup(state, run)
+    return out
 
 
 def _start_missing(state: TransitionState, run: TaskRun) -> list[Message]:
-    taken = {worker.place for other in state.tasks.values() for worker in other.workers.values()}
     out: list[Message] = []
-    for place in _wanted(state, run):
-        if place in taken:
+    for slot in [] if run.state.ended else state.usable(run):
+        if slot in state.occupied:
             continue
         run.started += 1
-        name = f"{run.spec.name}-{run.started}"
-        run.workers[name] = WorkerRun(worker=name, place=place)
-        if run.state is TaskState.WAITING:
-            run.state = TaskState.STARTING
+        worker = WorkerRun(worker=f"{run.spec.name}-{run.started}", slot=slot)
+        state.add(run, worker)
         out.append(
             StartWorker(
-                node=place.node,
+                node=slot.node,
                 token=state.token,
-                incarnation=state.nodes[place.node].incarnation,
-                slot=place.slot,
-                worker=name,
+                incarnation=state.nodes[slot.node].incarnation,
+                slot=slot.slot,
+                worker=worker.worker,
                 task=run.spec.name,
                 spec=run.spec,
             )
         )
-        out.append(SetTimer(name=f"start.{run.spec.name}.{name}", after_s=START_TIMEOUT_S))
+        out.append(Deadline(Wait.START, run.spec.name, worker.worker).set())
     return out

@@ -1,67 +1,58 @@
 """What the transition service remembers: for each task who should compute, who does, and how far a change has come."""
 
+from functools import cached_property
+from typing import Any
+
 import msgspec
 
-from unicron.contracts.tasks import SlotRef, TaskSpec, TaskState
+from unicron.contracts.tasks import Member, SlotRef, TaskSpec, TaskState
+from unicron_transition.holders import StateMap
+from unicron_transition.membership import Membership, WorkerRun, WorkerStage
 
 
 class NodeRun(msgspec.Struct, kw_only=True):
     """A node as far as commands are concerned; `incarnation` is the one it last joined under."""
 
     incarnation: str = ""
-
     rendezvous: str = msgspec.field(name="store", default="")
     state_server: str = ""
     alive: bool = True
-
-
-class WorkerRun(msgspec.Struct, kw_only=True):
-    """A worker process from its StartWorker to its end.
-
-    Attributes:
-        phase: "starting", "ready" (waits for a membership or is in one) or "finished".
-        computed: it has been in a membership, so it has its task's state.
-    """
-
-    worker: str
-    place: SlotRef
-    phase: str = "starting"
-    computed: bool = False
 
 
 class TaskRun(msgspec.Struct, kw_only=True):
     """One task's state machine.
 
     Attributes:
-        epoch: of the newest membership ordered, -1 before the first.
         started: counts worker processes, for their names.
         before: how many of them were an earlier task's of this name.
         target: slots that the newest plan gives it, in rank order.
-        workers: living worker processes by name.
-        group: workers of the newest membership in rank order.
-        joined: those of them that have reported that they compute in it.
-        met: workers of the newest membership that somebody has joined, so that all of them have met.
-        through: workers that have said they are through with the last iteration, living or not.
-        broken: the membership must be formed anew even if it stays the same.
+        workers: living worker processes by name; `TransitionState.add` and `drop` change it.
+        membership: the newest one ordered.
+        states: who holds which part of its state.
         failed_at: Unix seconds of the failure or plan being carried out; None while nothing is.
     """
 
     spec: TaskSpec
     state: TaskState = TaskState.WAITING
-    epoch: int = -1
     started: int = 0
     before: int = 0
     target: list[SlotRef] = []
     workers: dict[str, WorkerRun] = {}
-    group: list[str] = []
-    joined: set[str] = set()
-    met: list[str] = []
-    through: set[str] = set()
-    broken: bool = False
+    membership: Membership = msgspec.field(default_factory=Membership)
+    states: StateMap = msgspec.field(default_factory=StateMap)
     failed_at: float | None = None
 
+    def ready(self) -> list[str]:
+        """Return the workers that compute or could."""
+        return [name for name, worker in self.workers.items() if worker.stage is WorkerStage.READY]
 
-class TransitionState(msgspec.Struct, kw_only=True):
+    def in_slots(self, slots: list[SlotRef]) -> dict[SlotRef, WorkerRun]:
+        """Return the workers in `slots`, in their order."""
+        by_slot = {worker.slot: worker for worker in self.workers.values()}
+        return {slot: by_slot[slot] for slot in slots if slot in by_slot}
+
+
+class TransitionState(msgspec.Struct, kw_only=True, dict=True):
     """All of it.
 
     Attributes:
@@ -73,3 +64,74 @@ class TransitionState(msgspec.Struct, kw_only=True):
     plan: int = 0
     nodes: dict[str, NodeRun] = {}
     tasks: dict[str, TaskRun] = {}
+
+    @cached_property
+    def occupied(self) -> dict[SlotRef, str]:
+        """The task whose worker is in a slot; not stored, since the workers tell it."""
+        return {worker.slot: name for name, run in self.tasks.items() for worker in run.workers.values()}
+
+    @cached_property
+    def freed(self) -> set[SlotRef]:
+        """Slots that workers have left and that nobody has looked at since; not stored, either."""
+        return set()
+
+    def add(self, run: TaskRun, worker: WorkerRun) -> None:
+        """Take a worker process in."""
+        run.workers[worker.worker] = worker
+        self.occupied[worker.slot] = run.spec.name
+
+    def drop(self, run: TaskRun, name: str) -> None:
+        """Take a worker process out."""
+        worker = run.workers.pop(name, None)
+        if worker is not None:
+            self.occupied.pop(worker.slot, None)
+            self.freed.add(worker.slot)
+
+    def usable(self, run: TaskRun) -> list[SlotRef]:
+        """Return the slots of the task's target whose nodes are there."""
+        return [slot for slot in run.target if slot.node in self.nodes and self.nodes[slot.node].alive]
+
+    def members(self, run: TaskRun) -> list[Member]:
+        """Return the newest membership in rank order, without members that are gone."""
+        there = [run.workers[name] for name in run.membership.group if name in run.workers]
+        return [
+            Member(
+                worker=worker.worker,
+                node=worker.slot.node,
+                slot=worker.slot.slot,
+                state_server=self.nodes[worker.slot.node].state_server,
+            )
+            for worker in there
+        ]
+
+
+def migrate_1(old: dict[str, Any]) -> dict[str, Any]:
+    """Return what version 1 stored, as plain values, in the form of version 2.
+
+    Version 1 knew of a worker only whether it had computed, and all workers held the whole state.
+    """
+    return {**old, "tasks": {name: _migrated(run) for name, run in old.get("tasks", {}).items()}}
+
+
+def _migrated(run: dict[str, Any]) -> dict[str, Any]:
+    workers = run.get("workers", {})
+    group = run.get("group", [])
+    moved = ("epoch", "group", "joined", "met", "through", "broken")
+    return {
+        **{field: value for field, value in run.items() if field not in moved},
+        "membership": {
+            **{field: run[field] for field in moved if field in run},
+            "layout": {"replicas": len(group)},
+        },
+        "workers": {
+            name: {"worker": name, "slot": worker["place"], "stage": worker.get("phase", "starting")}
+            for name, worker in workers.items()
+        },
+        "states": {
+            "by_worker": {
+                name: {"place": 0, "iteration": 0, "node": worker["place"]["node"]}
+                for name, worker in workers.items()
+                if worker.get("computed")
+            }
+        },
+    }

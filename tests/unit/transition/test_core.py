@@ -4,6 +4,7 @@ import itertools
 
 import msgspec
 import pytest
+from helpers.transition import failure, of, slot
 from unicron_transition.core import TransitionCore
 from unicron_transition.state import TransitionState
 
@@ -12,7 +13,6 @@ from unicron.contracts.commands import Regroup, StartWorker, StopWorker
 from unicron.contracts.events import (
     AttemptFailed,
     CommandRefused,
-    FailureDetected,
     NodeAdmitted,
     PlanDecided,
     Regrouped,
@@ -27,12 +27,7 @@ from unicron.contracts.events import (
     WorkerReady,
 )
 from unicron.contracts.plans import Plan, TaskShare
-from unicron.contracts.tasks import Slot, SlotRef, TaskSpec, TaskState, WorkerStatus
-
-
-def place(text):
-    node, slot = text.split(":")
-    return SlotRef(node=node, slot=int(slot))
+from unicron.contracts.tasks import Slot, TaskSpec, TaskState, WorkerStatus
 
 
 class Scene:
@@ -66,7 +61,7 @@ class Scene:
         )
 
     def plan(self, at=0.0, **places):
-        shares = [TaskShare(task=task, slots=[place(text) for text in texts]) for task, texts in places.items()]
+        shares = [TaskShare(task=task, slots=[slot(text) for text in texts]) for task, texts in places.items()]
         plan = Plan(number=next(self.numbers), trigger="test", workers=6, shares=shares)
         return self.tell(PlanDecided(plan=plan, at=at))
 
@@ -76,23 +71,23 @@ class Scene:
     def ready(self, task, *workers):
         out = []
         for worker in workers or list(self.run(task).workers):
-            at = self.run(task).workers[worker].place
+            at = self.run(task).workers[worker].slot
             out = self.tell(WorkerReady(node=at.node, slot=at.slot, task=task, worker=worker, pid=1))
         return out
 
     def join(self, task, at=0.0):
         run, out = self.run(task), []
-        for rank, worker in enumerate(run.group):
-            where = run.workers[worker].place
+        for rank, worker in enumerate(run.membership.group):
+            where = run.workers[worker].slot
             out = self.tell(
                 Regrouped(
                     node=where.node,
                     slot=where.slot,
                     task=task,
                     worker=worker,
-                    epoch=run.epoch,
+                    epoch=run.membership.epoch,
                     rank=rank,
-                    world_size=len(run.group),
+                    world_size=len(run.membership.group),
                     iteration=5,
                     at=at,
                 )
@@ -105,14 +100,6 @@ class Scene:
             self.ready(task)
             self.join(task)
         return self
-
-
-def of(kind, out):
-    return [message for message in out if isinstance(message, kind)]
-
-
-def failure(severity, **fields):
-    return FailureDetected(severity=severity, method="m", status="s", **fields)
 
 
 def members(out):
@@ -210,20 +197,22 @@ def test_workers_of_a_node_that_was_given_up_are_stopped_when_it_comes_back():
     assert [(stop.node, stop.worker) for stop in of(StopWorker, out)] == [("n2", "a-2")]
 
 
-def status(worker, task="a", slot=0, epoch=3):
-    return WorkerStatus(worker=worker, task=task, slot=slot, pid=1, epoch=epoch, iteration=8, ready=True)
+def status(worker, task="a", index=0, epoch=3):
+    return WorkerStatus(worker=worker, task=task, slot=index, pid=1, epoch=epoch, iteration=8, ready=True)
 
 
 def test_a_worker_given_up_with_its_node_is_taken_back_where_nobody_else_has_the_state():
     scene = Scene(a={}, b={}).running(a=["n1:0", "n1:1"])
     scene.tell(failure(Severity.SEV1, node="n1"))
     scene.plan(a=["n2:0", "n3:0"])
-    out = scene.tell(scene.admitted("n1", [status("a-1"), status("a-2", slot=1)], "second"))
+    out = scene.tell(scene.admitted("n1", [status("a-1"), status("a-2", index=1)], "second"))
     assert [order.worker for order in of(StopWorker, out)] == ["a-2"], "one is enough"
     assert of(StopWorker, scene.plan(b=["n1:0"], a=["n2:0", "n3:0"])) == []
     assert members(scene.ready("a", "a-3", "a-4")) == ["a-1", "a-3", "a-4"]
     out = scene.join("a")
     assert members([message for message in out if getattr(message, "task", "") == "a"]) == ["a-3", "a-4"]
+    assert of(StopWorker, out) == [], "the two could be dying unseen"
+    out = scene.join("a")
     assert [order.worker for order in of(StopWorker, out)] == ["a-1"]
     assert [order.worker for order in of(StartWorker, out)] == ["b-1"], "in the slot that it leaves"
 
@@ -279,14 +268,35 @@ def test_what_was_ordered_before_a_node_joined_anew_is_ordered_again():
     assert members(scene.ready("a", "a-4")) == ["a-1", "a-4"]
 
 
-def test_a_slot_goes_from_one_task_to_another_stop_before_start():
+def test_a_slot_goes_from_one_task_to_another_when_those_that_stay_have_met_stop_before_start():
     scene = Scene(a={}, b={}).running(a=["n1:0"], b=["n1:1", "n2:0"])
     out = scene.plan(a=["n1:0", "n2:0"], b=["n1:1"])
+    assert members(out) == ["b-1"]
+    assert of(StopWorker, out) == of(StartWorker, out) == [], "b-1 may be dying unseen, and b-2 has the state too"
+    out = scene.join("b")
     kinds = [
         (type(message).__name__, message.worker) for message in out if isinstance(message, StartWorker | StopWorker)
     ]
     assert kinds == [("StopWorker", "b-2"), ("StartWorker", "a-2")]
-    assert members(out) == ["b-1"]
+
+
+def test_what_a_shrinking_task_gives_up_saves_its_state_when_those_that_stay_are_gone():
+    scene = Scene(a={}, b={}).running(a=["n1:0", "n2:0"], b=["n3:0"])
+    scene.plan(a=["n1:0"], b=["n3:0", "n2:0"])
+    out = scene.tell(failure(Severity.SEV2, task="a", node="n1", slot=0, worker="a-1"))
+    assert [start.worker for start in of(StartWorker, out)] == ["a-3"]
+    assert members(scene.ready("a", "a-3")) == ["a-2", "a-3"], "a-2 hands the state over"
+    assert members(scene.join("a")) == ["a-3"]
+    out = scene.join("a")
+    assert [order.worker for order in of(StopWorker, out)] == ["a-2"]
+    assert [start.slot for start in of(StartWorker, out)] == [0]
+    assert [start.task for start in of(StartWorker, out)] == ["b"]
+
+
+def test_what_has_no_state_is_stopped_at_once_when_its_slot_is_given_up():
+    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
+    scene.plan(a=["n1:0", "n2:0", "n3:0"])
+    assert [order.worker for order in of(StopWorker, scene.plan(a=["n1:0", "n2:0"]))] == ["a-3"]
 
 
 def test_below_its_minimum_a_task_waits_for_the_restart():
@@ -367,11 +377,11 @@ def test_who_sat_the_last_membership_out_does_not_keep_a_finished_task_alive():
     scene = Scene(a={"min_workers": 2, "unit": 2}).running(a=["n1:0", "n2:0", "n1:1", "n3:0"])
     scene.tell(failure(Severity.SEV2, task="a", node="n3", slot=0, worker="a-4"))
     scene.join("a")
-    assert scene.run("a").group == ["a-1", "a-2"], "a-3 waits for another: they come in twos"
+    assert scene.run("a").membership.group == ["a-1", "a-2"], "a-3 waits for another: they come in twos"
     scene.ready("a", "a-5")
     through = [WorkerFinished(node=f"n{n}", slot=0, task="a", worker=f"a-{n}", iterations=9) for n in (1, 2)]
     scene.tell(through[0])
-    assert "a-3" in scene.run("a").group, "the newest membership has one who was in an older one"
+    assert "a-3" in scene.run("a").membership.group, "the newest membership has one who was in an older one"
     (end,) = of(TaskStateChanged, scene.tell(through[1]))
     assert end.state is TaskState.FINISHED
 
@@ -414,7 +424,7 @@ def test_a_refused_start_is_an_attempt_that_failed():
 
 def test_an_older_plan_changes_nothing():
     scene = Scene(a={}).running(a=["n1:0"])
-    old = Plan(number=1, trigger="late", workers=6, shares=[TaskShare(task="a", slots=[place("n3:1")])])
+    old = Plan(number=1, trigger="late", workers=6, shares=[TaskShare(task="a", slots=[slot("n3:1")])])
     assert scene.tell(PlanDecided(plan=old)) == []
 
 
@@ -437,12 +447,12 @@ def test_a_task_whose_members_were_through_before_a_new_worker_came_is_finished(
     scene = Scene(gpt={}).running(gpt=["n1:0", "n2:0"])
     scene.plan(gpt=["n1:0", "n2:0", "n3:0"])
     old, other, new = scene.run("gpt").workers
-    where = scene.run("gpt").workers[old].place
+    where = scene.run("gpt").workers[old].slot
     scene.tell(WorkerFinished(node="n2", slot=0, task="gpt", worker=other, iterations=1))
     # the news of the first is late: it is ordered into a membership with the new worker, and can't come
-    scene.run("gpt").broken = True
+    scene.run("gpt").membership.broken = True
     scene.ready("gpt", new)
-    assert scene.run("gpt").group == [old, new]
+    assert scene.run("gpt").membership.group == [old, new]
     out = scene.tell(WorkerFinished(node=where.node, slot=where.slot, task="gpt", worker=old, iterations=1))
     assert [change.state for change in of(TaskStateChanged, out)] == [TaskState.FINISHED]
     assert [order.worker for order in of(StopWorker, out)] == [new]
@@ -453,13 +463,13 @@ def test_two_tasks_that_wait_for_each_others_slots_both_get_them():
     scene.plan(a=["n1:0", "n2:1"], b=["n2:0", "n1:1"])
     for _ in range(3):
         for task in "ab":
-            for worker in [each.worker for each in scene.run(task).workers.values() if each.phase == "starting"]:
+            for worker in [each.worker for each in scene.run(task).workers.values() if each.stage == "starting"]:
                 scene.ready(task, worker)
             scene.join(task)
             scene.tell(scene.admitted("n3"))
     for task, places in {"a": ["n1:0", "n2:1"], "b": ["n2:0", "n1:1"]}.items():
-        assert sorted(str(worker.place) for worker in scene.run(task).workers.values()) == sorted(places)
-        assert len(scene.run(task).group) == 2
+        assert sorted(str(worker.slot) for worker in scene.run(task).workers.values()) == sorted(places)
+        assert len(scene.run(task).membership.group) == 2
 
 
 def test_a_task_that_moves_to_other_slots_altogether_takes_its_state_along():
@@ -469,6 +479,7 @@ def test_a_task_that_moves_to_other_slots_altogether_takes_its_state_along():
     assert members(scene.ready("a", "a-2")) == ["a-1", "a-2"], "the old one gives its state"
     out = scene.join("a")
     assert members(out) == ["a-2"]
+    out = scene.join("a")
     assert [stop.worker for stop in of(StopWorker, out)] == ["a-1"]
-    assert of(Regroup, scene.join("a")) == []
+    assert of(Regroup, out) == []
     assert scene.run("a").state is TaskState.RUNNING

@@ -1,0 +1,46 @@
+"""What may not take for ever: the timers of this service, made and read in one place."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from unicron.contracts.base import CancelTimer, SetTimer
+
+
+class Wait(StrEnum):
+    """What is waited for."""
+
+    START = "start"
+    """A worker, from its start until its model is built."""
+    REGROUP = "regroup"
+    """The members of a new membership, until all compute in it, states included."""
+
+
+TIMEOUT_S = {Wait.START: 180.0, Wait.REGROUP: 30.0}
+"""How long each may take."""
+
+
+class Deadline(NamedTuple):
+    """The end of a wait; `worker` is empty where it is the whole task's."""
+
+    wait: Wait
+    task: str
+    worker: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of its timer; no part of it has a dot in it."""
+        return f"{self.wait}.{self.task}.{self.worker}".rstrip(".")
+
+    def set(self) -> SetTimer:
+        """Return the request for its timer."""
+        return SetTimer(name=self.name, after_s=TIMEOUT_S[self.wait])
+
+    def cancel(self) -> CancelTimer:
+        """Return that it is no longer waited for."""
+        return CancelTimer(name=self.name)
+
+    @classmethod
+    def read(cls, name: str) -> "Deadline":
+        """Return the deadline whose timer has this name."""
+        wait, task, worker = [*name.split("."), ""][:3]
+        return cls(Wait(wait), task, worker)

@@ -1,0 +1,61 @@
+"""Who holds which part of a task's state, as far as reports tell."""
+
+from collections.abc import Collection, Iterable
+
+import msgspec
+
+
+class Holding(msgspec.Struct, kw_only=True):
+    """What one worker holds.
+
+    Attributes:
+        place: in the replica, whose part of the state it is.
+        iteration: of the state, at least: it was this one when the worker last said so.
+        node: on which the worker is.
+    """
+
+    place: int
+    iteration: int
+    node: str
+
+
+class StateMap(msgspec.Struct, kw_only=True):
+    """Who holds place p of a task's state.
+
+    A worker whose node is given up may still live and come back with its state. So it is asked with the workers that
+    count, and forgets a worker only when that is known to have ended.
+
+    Attributes:
+        by_worker: what each worker holds; who is not in it has no state.
+    """
+
+    by_worker: dict[str, Holding] = {}
+
+    def hold(self, worker: str, place: int, iteration: int, node: str) -> None:
+        """Note that `worker` has the state of `place`."""
+        self.by_worker[worker] = Holding(place=place, iteration=iteration, node=node)
+
+    def forget(self, worker: str) -> None:
+        """Note that a worker has ended, or is told to."""
+        self.by_worker.pop(worker, None)
+
+    def only(self, node: str, workers: Collection[str]) -> None:
+        """Note that no other workers than these live on `node`."""
+        gone = [name for name, held in self.by_worker.items() if held.node == node and name not in workers]
+        for name in gone:
+            del self.by_worker[name]
+
+    def place(self, worker: str) -> int | None:
+        """Return the place whose state `worker` holds, None where it has none."""
+        held = self.by_worker.get(worker)
+        return None if held is None else held.place
+
+    def places(self, workers: Iterable[str]) -> set[int]:
+        """Return the places of which any of `workers` holds the state."""
+        return {held.place for name in workers if (held := self.by_worker.get(name))}
+
+    def holders(self, place: int, workers: Iterable[str], iteration: int = 0) -> list[str]:
+        """Return those of `workers` that hold `place` of at least `iteration`, the furthest first."""
+        held = [(name, found) for name in workers if (found := self.by_worker.get(name))]
+        fit = [(name, found) for name, found in held if found.place == place and found.iteration >= iteration]
+        return [name for name, _ in sorted(fit, key=lambda each: -each[1].iteration)]

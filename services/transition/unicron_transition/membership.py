@@ -1,0 +1,101 @@
+"""Who computes together: one worker process, and the newest membership that was ordered of them."""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from unicron.contracts.tasks import ParallelLayout, SlotRef
+
+
+class WorkerStage(StrEnum):
+    """How far a worker process has come."""
+
+    STARTING = "starting"
+    """It builds its model."""
+    READY = "ready"
+    """It waits for a membership or is in one."""
+    FINISHED = "finished"
+    """It is through the last iteration."""
+
+
+class WorkerRun(msgspec.Struct, kw_only=True):
+    """A worker process from its StartWorker to its end."""
+
+    worker: str
+    slot: SlotRef
+    stage: WorkerStage = WorkerStage.STARTING
+
+
+class Membership(msgspec.Struct, kw_only=True):
+    """The newest membership ordered of a task's workers.
+
+    Attributes:
+        epoch: its number, -1 before the first.
+        layout: how its workers share the model and the data.
+        group: its workers in rank order; empty where the task has no slots.
+        joined: those of them that have reported that they compute in it.
+        met: workers of the newest membership that anybody has joined, this one or one before it.
+        through: workers that have said they are through with the last iteration, in any membership, living or not.
+        broken: it must be formed anew even if its workers stay the same.
+    """
+
+    epoch: int = -1
+    layout: ParallelLayout = ParallelLayout(replicas=0)
+    group: list[str] = []
+    joined: set[str] = set()
+    met: list[str] = []
+    through: set[str] = set()
+    broken: bool = False
+
+    def next(self, group: Sequence[str], layout: ParallelLayout) -> "Membership":
+        """Return the membership of the next epoch."""
+        return Membership(
+            epoch=self.epoch + 1, layout=layout, group=list(group), met=self.met, through=set(self.through)
+        )
+
+    def join(self, worker: str) -> None:
+        """Note that a member computes in it, so that all of them have met."""
+        self.joined.add(worker)
+        self.met = self.group
+
+    def lose(self, worker: str) -> None:
+        """Note that a worker is gone, or going."""
+        self.broken = self.broken or worker in self.group
+
+    @property
+    def complete(self) -> bool:
+        """Whether all members compute in it."""
+        return bool(self.group) and self.joined.issuperset(self.group)
+
+    @property
+    def has_met(self) -> bool:
+        """Whether its members have met and exchanged states: each of them has its task's state."""
+        return bool(self.joined) and not self.broken
+
+    def intact(self, workers: Mapping[str, WorkerRun]) -> bool:
+        """Return whether every member lives and computes in it, or can still come: who is through can't."""
+        return (
+            bool(self.group)
+            and not self.broken
+            and all(
+                name in workers and (name in self.joined or workers[name].stage is WorkerStage.READY)
+                for name in self.group
+            )
+        )
+
+    def survivors(self, workers: Mapping[str, WorkerRun]) -> list[str]:
+        """Return the members that live and still compute."""
+        return [name for name in self.group if name in workers and workers[name].stage is WorkerStage.READY]
+
+    def over(self, workers: Mapping[str, WorkerRun]) -> bool:
+        """Return whether the last iteration is done and no living member can still be busy with it.
+
+        A member that is gone can't be replaced any more: whoever has the state is through, and on its way out.
+        """
+        if not self.through:
+            return False
+        left = {name for name in self.group if name in workers} - self.through
+        # through before they could join this membership: who was not in the one before waits there in vain
+        in_vain = not self.through & self.joined and left.isdisjoint(self.met)
+        return not left or in_vain

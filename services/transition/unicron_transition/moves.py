@@ -1,0 +1,63 @@
+"""The moves of a task's state: from which state what leads to which."""
+
+from enum import StrEnum
+
+from unicron.contracts.base import Message
+from unicron.contracts.events import TaskStateChanged
+from unicron.contracts.tasks import TaskState
+from unicron_transition.state import TaskRun, TransitionState
+
+
+class Cause(StrEnum):
+    """What moves a task."""
+
+    SLOTS = "slots"
+    """A plan gives it other slots."""
+    NO_SLOTS = "no_slots"
+    """A plan takes all slots from it."""
+    FAILURE = "failure"
+    """Something failed that it needs."""
+    COMPLETE = "complete"
+    """All members of its newest membership compute."""
+    DONE = "done"
+    """Its last iteration is done."""
+    OWN_FAULT = "own_fault"
+    """Its own program is at fault."""
+    USER = "user"
+    """Its user removed it."""
+
+
+_ENDS = {Cause.DONE: TaskState.FINISHED, Cause.OWN_FAULT: TaskState.FAILED, Cause.USER: TaskState.REMOVED}
+_WITH_SLOTS = {
+    **_ENDS,
+    Cause.NO_SLOTS: TaskState.WAITING,
+    Cause.FAILURE: TaskState.RECOVERING,
+    Cause.COMPLETE: TaskState.RUNNING,
+}
+
+MOVES: dict[TaskState, dict[Cause, TaskState]] = {
+    TaskState.WAITING: {**_ENDS, Cause.SLOTS: TaskState.STARTING},
+    TaskState.STARTING: {**_WITH_SLOTS, Cause.SLOTS: TaskState.STARTING},
+    TaskState.RUNNING: {**_WITH_SLOTS, Cause.SLOTS: TaskState.RECONFIGURING},
+    TaskState.RECONFIGURING: {**_WITH_SLOTS, Cause.SLOTS: TaskState.RECONFIGURING},
+    TaskState.RECOVERING: _WITH_SLOTS,  # from a failure it recovers in whatever slots
+}
+"""What is not in it moves nothing, and nothing is said; the ends are final. A move to the same state is told again."""
+
+
+def move(state: TransitionState, run: TaskRun, cause: Cause, reason: str, traceback: str = "") -> list[Message]:
+    """Move a task, and say so."""
+    moved = MOVES.get(run.state, {}).get(cause)
+    if moved is None:
+        return []
+    run.state = moved
+    return [
+        TaskStateChanged(
+            task=run.spec.name,
+            state=moved,
+            epoch=run.membership.epoch,
+            members=state.members(run),
+            reason=reason,
+            traceback=traceback,
+        )
+    ]

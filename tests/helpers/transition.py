@@ -1,0 +1,227 @@
+"""An honest cluster around the core of the transition service: it obeys at once, and answers when told to go on."""
+
+from dataclasses import dataclass
+
+import msgspec
+from unicron_transition.core import TransitionCore
+from unicron_transition.moves import MOVES
+from unicron_transition.state import TransitionState
+
+from unicron.contracts.base import Started
+from unicron.contracts.commands import Regroup, StartWorker, StopWorker
+from unicron.contracts.events import (
+    FailureDetected,
+    NodeAdmitted,
+    PlanDecided,
+    Regrouped,
+    Severity,
+    TaskStateChanged,
+    TaskSubmitted,
+    WorkerReady,
+)
+from unicron.contracts.plans import Plan, TaskShare
+from unicron.contracts.tasks import Slot, SlotRef, TaskSpec, TaskState, WorkerStatus
+
+TOKEN = 7
+
+
+def slot(text):
+    node, index = text.split(":")
+    return SlotRef(node=node, slot=int(index))
+
+
+def of(kind, out):
+    return [message for message in out if isinstance(message, kind)]
+
+
+def failure(severity, **fields):
+    return FailureDetected(severity=severity, method="m", status="s", **fields)
+
+
+@dataclass
+class Process:
+    """A worker process; `place` is the one whose state it has."""
+
+    name: str
+    task: str
+    slot: SlotRef
+    ready: bool = False
+    place: int | None = None
+    epoch: int = -1
+    living: bool = True
+
+
+class Cluster:
+    """Checks every command and every fact of the core against what there is.
+
+    Attributes:
+        anew: tasks that had a state, and lost it.
+    """
+
+    def __init__(self, nodes, specs):
+        self.core = TransitionCore()
+        self.specs = {spec.name: spec for spec in specs}
+        self.slots = nodes
+        self.up = set()
+        self.processes = {}
+        self.orders = {}
+        self.said = dict.fromkeys(self.specs, TaskState.WAITING)
+        self.progress = set()
+        self.anew = set()
+        self.plans = 0
+        self.tell(Started(token=TOKEN))
+        for node in nodes:
+            self.join(node)
+        for name, spec in self.specs.items():
+            self.tell(TaskSubmitted(task=name, spec=spec))
+
+    def tell(self, message):
+        """Hand the core a message, after a restart, and do what it says."""
+        stored = msgspec.msgpack.encode(self.core.state)
+        self.core = TransitionCore(msgspec.msgpack.decode(stored, type=TransitionState))
+        out = self.core.handle(message)
+        for each in out:
+            self.take(each)
+        return out
+
+    def take(self, message):
+        match message:
+            case StopWorker(worker=name) if name in self.processes:
+                self.end(self.processes[name])
+            case StartWorker():
+                self.start(message)
+            case Regroup(task=task, epoch=epoch):
+                newest = self.orders.get(task)
+                assert newest is None or epoch >= newest[0].epoch
+                self.orders[task] = [*(newest if newest and newest[0].epoch == epoch else []), message]
+            case TaskStateChanged(task=task, state=state):
+                assert state in MOVES[self.said[task]].values(), f"{task} went from {self.said[task]} to {state}"
+                self.said[task] = state
+
+    def start(self, order):
+        at = SlotRef(node=order.node, slot=order.slot)
+        assert order.node in self.up
+        assert not [each for each in self.processes.values() if each.slot == at and each.living], f"{at} is in use"
+        assert order.worker not in self.processes, "a name used twice"
+        self.processes[order.worker] = Process(order.worker, order.task, at)
+
+    def end(self, process):
+        process.living, process.place = False, None
+
+    # --- what the cluster does ---------------------------------------------------------------------------------------
+
+    def join(self, node):
+        self.up.add(node)
+        living = [each for each in self.processes.values() if each.slot.node == node and each.living]
+        workers = [
+            WorkerStatus(worker=p.name, task=p.task, slot=p.slot.slot, epoch=p.epoch, iteration=p.epoch, ready=p.ready)
+            for p in living
+        ]
+        slots = [Slot(index=index) for index in range(self.slots[node])]
+        return self.tell(
+            NodeAdmitted(node=node, incarnation="x", host=node, slots=slots, rendezvous=f"{node}:1", workers=workers)
+        )
+
+    def plan(self, **slots):
+        self.plans += 1
+        shares = [TaskShare(task=task, slots=slots.get(task, [])) for task in self.specs]
+        return self.tell(PlanDecided(plan=Plan(number=self.plans, trigger="test", workers=9, shares=shares)))
+
+    def lose(self, node, *, alive=False):
+        self.up.discard(node)
+        for process in [each for each in self.processes.values() if each.slot.node == node]:
+            if not alive:
+                self.end(process)
+        stopped = {name for name, each in self.processes.items() if each.slot.node == node and each.living}
+        keep = {name: (self.processes[name].living, self.processes[name].place) for name in stopped}
+        out = self.tell(failure(Severity.SEV1, node=node))
+        for name, (living, place) in keep.items():  # the orders did not reach it
+            self.processes[name].living, self.processes[name].place = living, place
+        return out
+
+    def report(self, name):
+        """Tell that a process died."""
+        process = self.processes[name]
+        return self.tell(
+            failure(Severity.SEV2, task=process.task, node=process.slot.node, slot=process.slot.slot, worker=name)
+        )
+
+    def step(self):
+        """Let one thing happen that is under way; return whether there was any."""
+        for process in self.processes.values():
+            if process.living and not process.ready and process.slot.node in self.up:
+                process.ready = True
+                at = process.slot
+                self.tell(WorkerReady(node=at.node, slot=at.slot, task=process.task, worker=process.name, pid=1))
+                return True
+        return any(self.meet(task) for task in self.orders)
+
+    def meet(self, task):
+        """Let the members of the newest membership meet, if they can, and the next of them say so."""
+        orders = self.orders[task]
+        first = orders[0]
+        ranks = {rank: m.worker for order in orders for rank, m in zip(order.ranks, order.members, strict=True)}
+        assert sorted(ranks) == list(range(first.world_size))
+        group = [self.processes[ranks[rank]] for rank in range(first.world_size)]
+        if not all(each.living and each.ready for each in group):
+            return False
+        if all(each.epoch < first.epoch for each in group):
+            self.exchange(task, first, group)
+        rank = next((rank for rank, each in enumerate(group) if each.epoch < first.epoch), None)
+        if rank is None:
+            return False
+        process = group[rank]
+        process.epoch = first.epoch
+        self.tell(
+            Regrouped(
+                node=process.slot.node,
+                slot=process.slot.slot,
+                task=task,
+                worker=process.name,
+                epoch=first.epoch,
+                rank=rank,
+                world_size=len(group),
+                iteration=first.epoch,
+            )
+        )
+        return True
+
+    def exchange(self, task, order, group):
+        """Hand states over: by place, and each replica is whole."""
+        layout = order.layout
+        assert (layout.workers, layout.replica_workers) == (len(group), self.specs[task].layout.replica_workers)
+        held = {process.place for process in group} - {None}
+        if held:
+            assert held == set(range(layout.replica_workers)), "a part of the state is missing"
+        elif task in self.progress:
+            there = [each for each in self.processes.values() if each.task == task and each.slot.node in self.up]
+            others = [each.name for each in there if each.place is not None]
+            assert not others, f"{task} begins anew though {others} has its state"
+            self.anew.add(task)
+        self.progress.add(task)
+        for rank, process in enumerate(group):
+            place = layout.seat(rank).place
+            assert process.place in {None, place}, f"{process.name} changed its place"
+            process.place = place
+
+    def rest(self):
+        """Let everything happen that is under way."""
+        for _ in range(2000):
+            if not self.step():
+                return
+        raise AssertionError("it never comes to rest")
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def run(self, task):
+        return self.core.state.tasks[task]
+
+    def group(self, task):
+        return self.run(task).membership.group
+
+    def places(self, task):
+        return sorted(str(worker.slot) for worker in self.run(task).workers.values())
+
+
+def spec(name, **fields):
+    return TaskSpec(name=name, command=["python", "t.py"], **{"max_workers": 4, "microbatches": 8, **fields})

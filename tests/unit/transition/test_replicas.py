@@ -1,0 +1,81 @@
+"""Workers of replicas of several: whole replicas compute, the rest wait, and nobody changes its place."""
+
+from helpers.transition import Cluster, of, slot, spec
+
+from unicron.contracts.commands import Regroup, StartWorker, StopWorker
+from unicron.contracts.tasks import ParallelLayout
+
+SLOTS = [slot(text) for text in ("n1:0", "n1:1", "n2:0", "n2:1")]
+
+
+def pairs(slots=SLOTS, **fields):
+    """Return a cluster whose task computes in replicas of two."""
+    task = spec("a", **{"min_workers": 2, "layout": ParallelLayout(tensor=2), **fields})
+    cluster = Cluster({"n1": 2, "n2": 2, "n3": 2}, [task])
+    cluster.plan(a=list(slots))
+    cluster.rest()
+    return cluster
+
+
+def lose(cluster, *workers):
+    out = []
+    for worker in workers:
+        cluster.end(cluster.processes[worker])
+        out += cluster.report(worker)
+    return out
+
+
+def test_each_order_tells_the_layout():
+    cluster = pairs()
+    assert {order.layout for order in cluster.orders["a"]} == {ParallelLayout(tensor=2, replicas=2)}
+    assert [cluster.processes[name].place for name in cluster.group("a")] == [0, 1, 0, 1]
+
+
+def test_the_whole_replica_goes_on_alone_and_the_broken_one_joins_again_when_it_is_whole():
+    cluster = pairs()
+    out = lose(cluster, "a-2")
+    assert cluster.group("a") == ["a-3", "a-4"]
+    assert {order.layout.replicas for order in of(Regroup, out)} == {1}
+    assert [order.worker for order in of(StopWorker, out)] == ["a-2"], "a-1 is a spare"
+    cluster.rest()
+    assert cluster.group("a") == ["a-3", "a-4", "a-1", "a-5"]
+    assert cluster.processes["a-5"].place == 1
+
+
+def test_two_half_replicas_make_a_whole_one_where_places_fit():
+    cluster = pairs()
+    cluster.end(cluster.processes["a-2"])
+    lose(cluster, "a-3", "a-2")
+    assert cluster.group("a") == ["a-1", "a-4"]
+
+
+def test_two_halves_with_the_same_place_wait_for_the_other():
+    cluster = pairs([*SLOTS, slot("n3:0"), slot("n3:1")], max_workers=6)
+    lose(cluster, "a-6")
+    lose(cluster, "a-4")
+    assert cluster.group("a") == ["a-1", "a-2"]
+
+
+def test_a_task_begins_anew_where_a_place_of_its_state_is_lost():
+    cluster = pairs(SLOTS[:2])
+    lose(cluster, "a-2")
+    cluster.rest()
+    assert cluster.anew == {"a"}
+    assert set(cluster.group("a")) == {"a-3", "a-4"}, "what a-1 had is of no use alone"
+
+
+def test_a_task_that_moves_takes_a_whole_replica_along():
+    cluster = pairs(SLOTS[:2])
+    cluster.plan(a=[slot("n3:0"), slot("n3:1")])
+    cluster.rest()
+    assert cluster.anew == set()
+    assert cluster.places("a") == ["n3:0", "n3:1"]
+
+
+def test_sizes_are_whole_replicas_in_multiples_of_the_unit():
+    cluster = pairs(unit=4, min_workers=4)
+    out = lose(cluster, "a-2")
+    assert of(Regroup, out) == []
+    assert len(of(StartWorker, out)) == 1
+    cluster.rest()
+    assert len(cluster.group("a")) == 4

@@ -1,0 +1,125 @@
+"""The small values of the transition service: who holds a state, deadlines, and what an older version stored."""
+
+import msgspec
+import pytest
+from unicron_transition.deadlines import TIMEOUT_S, Deadline, Wait
+from unicron_transition.holders import StateMap
+from unicron_transition.membership import Membership, WorkerRun, WorkerStage
+from unicron_transition.state import TransitionState, migrate_1
+
+from unicron.contracts.tasks import ParallelLayout, SlotRef, TaskState
+
+SLOT = SlotRef(node="n1", slot=0)
+
+
+def states():
+    found = StateMap()
+    for worker, place, iteration, node in [("a", 0, 5, "n1"), ("b", 0, 7, "n2"), ("c", 1, 7, "n2")]:
+        found.hold(worker, place, iteration, node)
+    return found
+
+
+def test_holders_of_a_place_are_asked_for_the_furthest_first():
+    assert states().holders(0, "abcd") == ["b", "a"]
+    assert states().holders(0, "abcd", 6) == ["b"]
+    assert states().holders(0, "ac") == ["a"], "of those that count"
+    assert states().holders(2, "abcd") == []
+
+
+def test_places_are_those_that_somebody_holds():
+    assert states().places("abcd") == {0, 1}
+    assert states().places("ad") == {0}
+    assert [states().place(worker) for worker in "acd"] == [0, 1, None]
+
+
+def test_who_ended_holds_nothing_and_who_is_away_still_does():
+    found = states()
+    found.forget("a")
+    found.only("n2", ["c"])
+    assert found.places("abc") == {1}
+    found.only("n1", [])
+    assert found.place("c") == 1
+
+
+@pytest.mark.parametrize("deadline", [Deadline(Wait.START, "my-task_1", "my-task_1-3"), Deadline(Wait.REGROUP, "gpt")])
+def test_a_deadline_is_read_from_the_name_of_its_timer(deadline):
+    assert Deadline.read(deadline.name) == deadline
+    assert (deadline.set().name, deadline.set().after_s) == (deadline.name, TIMEOUT_S[deadline.wait])
+    assert deadline.cancel().name == deadline.name
+
+
+def workers(*names, through=()):
+    return {
+        name: WorkerRun(worker=name, slot=SLOT, stage=WorkerStage.FINISHED if name in through else WorkerStage.READY)
+        for name in names
+    }
+
+
+def test_a_membership_is_met_by_the_first_and_complete_with_the_last():
+    found = Membership().next(["a", "b"], ParallelLayout(replicas=2))
+    assert (found.epoch, found.has_met, found.complete, found.met) == (0, False, False, [])
+    found.join("b")
+    assert (found.has_met, found.complete, found.met) == (True, False, ["a", "b"])
+    found.join("a")
+    assert found.complete
+    later = found.next(["a"], ParallelLayout(replicas=1))
+    assert (later.epoch, later.joined, later.met) == (1, set(), ["a", "b"])
+
+
+def test_a_membership_is_intact_while_all_live_and_none_was_lost():
+    found = Membership().next(["a", "b"], ParallelLayout(replicas=2))
+    assert found.intact(workers("a", "b"))
+    assert not found.intact(workers("a"))
+    assert not found.intact(workers("a", "b", through="b")), "who is through can't come any more"
+    found.join("b")
+    assert found.intact(workers("a", "b", through="b"))
+    found.lose("c")
+    assert found.intact(workers("a", "b"))
+    found.lose("a")
+    assert not found.intact(workers("a", "b"))
+    assert not found.has_met
+    assert found.survivors(workers("b")) == ["b"]
+
+
+def test_what_version_1_stored_is_read():
+    spec = {"name": "gpt", "command": ["x"], "max_workers": 4}
+    old = {
+        "token": 3,
+        "plan": 2,
+        "nodes": {"n1": {"incarnation": "i", "store": "h:1", "state_server": "h:2", "alive": True}},
+        "tasks": {
+            "gpt": {
+                "spec": spec,
+                "state": "running",
+                "epoch": 4,
+                "started": 3,
+                "before": 1,
+                "target": [{"node": "n1", "slot": 0}, {"node": "n1", "slot": 1}],
+                "workers": {
+                    "gpt-2": {
+                        "worker": "gpt-2",
+                        "place": {"node": "n1", "slot": 0},
+                        "phase": "ready",
+                        "computed": True,
+                    },
+                    "gpt-3": {"worker": "gpt-3", "place": {"node": "n1", "slot": 1}, "phase": "starting"},
+                },
+                "group": ["gpt-2"],
+                "joined": ["gpt-2"],
+                "met": ["gpt-2"],
+                "through": [],
+                "broken": True,
+                "failed_at": 9.0,
+            }
+        },
+    }
+    state = msgspec.convert(migrate_1(old), TransitionState)
+    run = state.tasks["gpt"]
+    assert (state.token, state.plan, state.nodes["n1"].rendezvous) == (3, 2, "h:1")
+    assert (run.state, run.started, run.before, run.failed_at) == (TaskState.RUNNING, 3, 1, 9.0)
+    assert run.membership == Membership(
+        epoch=4, layout=ParallelLayout(), group=["gpt-2"], joined={"gpt-2"}, met=["gpt-2"], broken=True
+    )
+    assert [worker.stage for worker in run.workers.values()] == [WorkerStage.READY, WorkerStage.STARTING]
+    assert (run.states.place("gpt-2"), run.states.place("gpt-3")) == (0, None)
+    assert state.occupied == {SLOT: "gpt", SlotRef(node="n1", slot=1): "gpt"}
