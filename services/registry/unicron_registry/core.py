@@ -34,6 +34,9 @@ from unicron_registry.state import RegistryState
 
 NO_PLAN_YET = "the planner has not planned for it yet"
 
+NAMED = 10
+"""Nodes or tasks that an error names at most."""
+
 PRESENT = {NodeState.UP, NodeState.DRAINING}
 """States of a node whose agent is held to be alive."""
 
@@ -244,4 +247,6 @@ class RegistryCore(Core):
 
 
 def _names(known: dict[str, NodeView] | dict[str, View]) -> str:
-    return ", ".join(sorted(known)) or "none"
+    names = sorted(known)
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return (", ".join(names[:NAMED]) or "none") + more

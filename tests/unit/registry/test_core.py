@@ -3,6 +3,7 @@ import re
 
 import msgspec
 import pytest
+from helpers.unwalked import Unwalked
 from unicron_registry.core import NO_PLAN_YET, RegistryCore
 from unicron_registry.state import RegistryState
 
@@ -234,6 +235,23 @@ def test_draining_an_unknown_node_names_the_known_ones(registry):
     registry.handle(joined())
     registry.handle(joined("node-2"))
     refused(registry, DrainNode(node="node-7"), r"node-7.*node-1, node-2")
+
+
+def test_what_happens_to_a_node_costs_no_walk_through_all_nodes(registry):
+    registry.state.nodes = Unwalked()
+    assert registry.handle(joined()) == [admitted()]
+    registry.handle(admitted())
+    registry.handle(lost("node-1"))
+    assert node(registry).state == NodeState.LOST
+    assert registry.handle(joined(incarnation="b")) == [admitted(incarnation="b")]
+    assert registry.handle(NodeLeft(node="node-1", incarnation="b")) == [NodeGone(node="node-1")]
+
+
+def test_an_unknown_node_of_a_large_cluster_is_told_with_a_few_of_the_known_ones(registry):
+    for number in range(30):
+        registry.handle(joined(f"node-{number:02}"))
+    known = ", ".join(f"node-{number:02}" for number in range(10))
+    refused(registry, DrainNode(node="node-99"), f"no node 'node-99'; the known ones are {known} and 20 more")
 
 
 # --- orders about tasks
