@@ -80,7 +80,7 @@ class DetectorCore(Core):
     # --- time --------------------------------------------------------------------------------------------------------
 
     def _renew(self, message: Started | BusReconnected) -> list[Message]:
-        """Grant everybody a fresh wait: what was silent while we were away means nothing."""
+        """Start all waits anew: silence while this service was away says nothing about a node."""
         self.state.now = message.at
         self._nodes.forgive()
         return [
@@ -94,11 +94,11 @@ class DetectorCore(Core):
         self.state.now = fired.at
         timer = Timer.read(fired.name)
         out: list[Message] = [SetTimer(name=fired.name, after_s=TICK_S)] if timer.kind is TimerKind.TICK else []
-        if held_up:  # what came in meanwhile may still be on its way here
+        if held_up:  # facts of the time that it missed may still be on their way here
             out += [*self._nodes.renew(), *self._memberships.renew()]
         if timer.kind is TimerKind.TICK:
             self._reporter.forget()
-            return out + self._nodes.tick()  # a stall makes one tick only, so the count of silence survives it
+            return out + self._nodes.tick()  # however long the stall was, it counts as one tick of silence
         ended = self._nodes.grace_ended if timer.kind is TimerKind.GRACE else self._memberships.hold_ended
         return out + ended(timer.about, fired.name)
 
@@ -110,7 +110,7 @@ class DetectorCore(Core):
         return self._processes.hangs(stalled)
 
     def _attempt_failed(self, failed: AttemptFailed) -> list[Message]:
-        """Climb: the failure that the attempt was to cure is reported again, one severity higher."""
+        """Report the failure that the attempt was to cure again, one severity higher."""
         task = self._reporter.task(failed.task)
         if task.closed:
             return []

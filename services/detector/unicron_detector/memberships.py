@@ -27,6 +27,7 @@ class Memberships:
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._state = reporter.state
+        self._books = reporter.books
 
     def regrouped(self, regrouped: Regrouped) -> list[Message]:
         """Note where a worker computes and in which epoch."""
@@ -92,16 +93,14 @@ class Memberships:
 
     def _hold(self, failure: FailureDetected, epoch: int, *, collective: bool) -> list[Message]:
         task = self._reporter.task(failure.task)
-        if task.closed or epoch < task.epoch or epoch <= task.failed_epoch or self._reporter.books.gone(failure.worker):
+        if task.closed or epoch < task.epoch or epoch <= task.failed_epoch or self._books.gone(failure.worker):
             return []
         out = self._advance(task, epoch)
         pending = task.pending
         if pending is None:
             timer = self._held(out, failure.task)
             task.pending = Pending(failure=failure, epoch=epoch, timer=timer, collective=collective)
-        elif collective and (
-            not pending.collective or pending.failure.node in self._reporter.books.suspects(failure.task)
-        ):
+        elif collective and (not pending.collective or pending.failure.node in self._books.suspects(failure.task)):
             pending.failure, pending.collective = failure, True
         return out + self.settle(failure.task)
 
@@ -118,7 +117,7 @@ class Memberships:
         task = self._reporter.task(name)
         if task.pending is None or not task.pending.collective:
             return []
-        suspects = self._reporter.books.suspects(name)
+        suspects = self._books.suspects(name)
         if len(suspects) != 1 or task.pending.failure.node in suspects:
             return []
         node = suspects.pop()
@@ -136,7 +135,7 @@ class Memberships:
         task = self._state.tasks.get(name)
         if task is None or task.pending is None or task.pending.timer != timer:
             return []
-        if self._reporter.books.suspects(name):
+        if self._books.suspects(name):
             out: list[Message] = []
             task.pending.timer = self._held(out, name)
             return out

@@ -25,8 +25,8 @@ class Nodes:
     def admitted(self, joined: NodeAdmitted) -> list[Message]:
         """Take a node in, or back, with the workers that its agent found alive.
 
-        Not yet when its agent says that it joined: a failure told in between would be older news than the admission to
-        everybody else, who would use a node that is not watched.
+        The admission counts, not the `NodeJoined` before it. A failure reported between the two would stand before the
+        admission in the journal: all others would use the node, and nobody would watch it.
         """
         name, out = joined.node, list[Message]()
         known = self._state.nodes.get(name)

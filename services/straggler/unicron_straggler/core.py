@@ -35,7 +35,7 @@ class StragglerCore(Core):
 
     Args:
         state: what an earlier instance remembered, None at the very first start.
-        limits: when to speak.
+        limits: when a cause is reported.
     """
 
     def __init__(self, state: State | None = None, limits: Limits | None = None) -> None:
@@ -138,7 +138,7 @@ class StragglerCore(Core):
         return out
 
     def _missed(self, name: str, task: Task, why: str) -> list[Message]:
-        """Tell, once, that nothing comes out of a task's records."""
+        """Alert, once, that a task's records can't be used."""
         task.missed += 1
         if task.missed != MISSED:
             return []
@@ -146,7 +146,7 @@ class StragglerCore(Core):
         return [Alert(text=text, task=name)]
 
     def _judged(self, name: str, task: Task, verdict: Verdict) -> list[Message]:
-        """Speak when a cause lasts; fall silent until it is over."""
+        """Report a cause that lasts, once; the next report comes after its end or with another cause."""
         window = verdict.window
         task.history = [*task.history, window][-HISTORY:]
         cause = f"{window.diagnosis} {window.worker}" if window.slow else ""
@@ -177,7 +177,7 @@ class StragglerCore(Core):
         culprit = verdict.culprit
         if culprit is None:
             return [detected]
-        # never a second node before things got better: then it was not the node, and the next would follow
+        # where draining one node did not help, it was not the node: drain no second one before the task is well again
         drain = self._limits.drain and not task.drained and verdict.elsewhere >= task.min_workers
         task.drained = task.drained or drain
         return [replace(detected, node=culprit.node, slot=culprit.slot, worker=culprit.worker, drain=drain)]

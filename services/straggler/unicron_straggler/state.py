@@ -12,7 +12,7 @@ ENDED = 50
 
 
 class Limits(msgspec.Struct, kw_only=True, frozen=True):
-    """When the service speaks.
+    """When a cause is reported, and what is done about it.
 
     Attributes:
         window: recorded iterations that are looked at together.
