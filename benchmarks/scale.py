@@ -1,0 +1,382 @@
+"""What one lost node costs on a very large cluster: bytes of messages and values, and CPU seconds of each service.
+
+    python -m benchmarks.scale --json
+
+The real services, shells and stores included, on the bus in memory in virtual time. By default 131,072 GPUs in 16,384
+nodes and 64 tasks that fill them. There are no workers: a script answers each command at once as agents would. It lets
+all nodes join, has the tasks submitted, and once all of them compute it loses one node, and lets it join again.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Coroutine, Generator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any
+
+from msgspec.structs import replace
+from unicron_simulator.world import wirings
+
+from benchmarks.output import as_json
+from unicron import codec, subjects
+from unicron.bus import topology
+from unicron.bus.memory import MemoryBucket, MemoryWorld
+from unicron.bus.protocol import Entry, Heard
+from unicron.clock import VirtualClock
+from unicron.contracts.base import Message
+from unicron.contracts.commands import Regroup, StartWorker, StopWorker
+from unicron.contracts.events import (
+    FailureDetected,
+    NodeAdmitted,
+    NodeHeartbeat,
+    NodeJoined,
+    Regrouped,
+    TaskRecovered,
+    WorkerExited,
+    WorkerReady,
+)
+from unicron.contracts.queries import GetStatus, Query, Reply, SubmitTask
+from unicron.contracts.tasks import Slot, TaskSpec
+from unicron.service import Service
+
+SLOTS = 8
+START = 1_700_000_000.0
+ANSWER_S = 0.1
+"""Virtual seconds that agents take to carry a command out; what services say to one another takes none."""
+
+HEARTBEAT_S = 0.5
+"""As agents do unless they are told otherwise."""
+
+owner: ContextVar[str] = ContextVar("owner", default="script")
+"""For whom the running task works."""
+
+
+@dataclass
+class Counted:
+    """What went over the bus and what it cost, since the last `cut`."""
+
+    messages: int = 0
+    bytes: int = 0
+    largest: Counter[str] = field(default_factory=Counter)
+    written: int = 0
+    written_bytes: int = 0
+    largest_value: int = 0
+    cpu_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def cut(self) -> "Counted":
+        """Return what was counted so far, and begin anew."""
+        taken = Counted(**vars(self))
+        vars(self).update(vars(Counted()))
+        return taken
+
+
+class Timed(Coroutine[Any, Any, Any]):
+    """A coroutine whose CPU time is counted for its owner."""
+
+    def __init__(self, job: Coroutine[Any, Any, Any], counted: Counted) -> None:
+        self._job, self._counted = job, counted
+
+    def send(self, value: Any) -> Any:
+        """Go on to the next wait."""
+        began = time.thread_time()
+        try:
+            return self._job.send(value)
+        finally:
+            self._counted.cpu_s[owner.get()] += time.thread_time() - began
+
+    def throw(self, *error: Any) -> Any:
+        """Go on to the next wait, with an error."""
+        return self._job.throw(*error)
+
+    def close(self) -> None:
+        """End it."""
+        self._job.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._job.__await__()
+
+
+class Journal(list[Entry]):
+    """A journal that counts."""
+
+    def __init__(self, counted: Counted) -> None:
+        super().__init__()
+        self._counted = counted
+
+    def append(self, entry: Entry) -> None:
+        """Add an entry."""
+        super().append(entry)
+        kind = entry.subject.split(".")[4]
+        self._counted.messages += 1
+        self._counted.bytes += len(entry.data)
+        self._counted.largest[kind] = max(self._counted.largest[kind], len(entry.data))
+
+
+class Bucket(MemoryBucket):
+    """A bucket of states that counts."""
+
+    def __init__(self, clock: VirtualClock, counted: Counted) -> None:
+        super().__init__("state", clock, None)
+        self._counted = counted
+
+    async def update(self, key: str, value: bytes, last: int) -> int:
+        """Write over revision `last`."""
+        self._counted.written += 1
+        self._counted.written_bytes += len(value)
+        self._counted.largest_value = max(self._counted.largest_value, len(value))
+        return await super().update(key, value, last)
+
+
+class Stage:
+    """A cluster without workers.
+
+    Attributes:
+        computing: workers of each task that recovered last.
+        admitted: how often a node was.
+        lost: the node that is not there.
+    """
+
+    def __init__(self, nodes: int, tasks: int) -> None:
+        self.nodes, self.tasks = nodes, tasks
+        self.clock = VirtualClock(START)
+        self.counted = Counted()
+        self.memory = MemoryWorld(self.clock, 60.0)
+        self.memory.journal = Journal(self.counted)
+        self.memory.buckets["state"] = Bucket(self.clock, self.counted)
+        self.bus = self.memory.connect()
+        self.computing: dict[str, int] = {}
+        self.admitted = 0
+        self.lost = ""
+        self._numbers = count()
+        self._told: dict[type[Message], asyncio.Event] = {}
+        self._orders: list[StartWorker | StopWorker | Regroup] = []
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Let services and agents run."""
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(lambda loop, job, **more: asyncio.Task(Timed(job, self.counted), loop=loop, **more))
+        jobs = [
+            loop.create_task(self._agents()),
+            loop.create_task(self._answer()),
+            loop.create_task(self._heartbeats()),
+        ]
+        for name, wiring in wirings().items():
+            owner.set(name)
+            ids = (f"{name}-{number}" for number in count())
+            jobs.append(loop.create_task(Service(wiring, self.memory.connect(), self.clock, 60.0, ids.__next__).run()))
+        owner.set("script")
+        try:
+            yield
+        finally:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+
+    # --- what agents and the server say ------------------------------------------------------------------------------
+
+    async def say(self, fact: Message, node: str) -> None:
+        """Put a fact of a node's agent into the journal."""
+        fact = replace(fact, id=f"fact-{next(self._numbers)}", at=self.clock.now(), source=node)
+        await self.bus.append(subjects.of(fact), codec.encode(fact), fact.id)
+
+    async def join(self, number: int) -> None:
+        """Let a node join."""
+        name = f"node-{number}"
+        address = f"10.{number >> 8}.{number & 255}.1"
+        slots = [Slot(index=index, kind="gpu", device=f"GPU-{number:08x}-{index}") for index in range(SLOTS)]
+        await self.say(
+            NodeJoined(
+                node=name,
+                incarnation=f"incarnation-{next(self._numbers)}",
+                host=address,
+                slots=slots,
+                rendezvous=f"{address}:29400",
+                state_server=f"{address}:29500",
+            ),
+            name,
+        )
+
+    def disconnect(self, name: str) -> None:
+        """Say what the server says when the connection of an agent ends."""
+        self.lost = name
+        advisory = {
+            "id": "advisory",
+            "timestamp": datetime.fromtimestamp(self.clock.now(), UTC).isoformat(),
+            "client": {"name": f"agent.{name}"},
+            "reason": "Client Closed",
+        }
+        for filters, inbox in self.memory.hearers:
+            if topology.DISCONNECTS in filters:
+                inbox.put_nowait(Heard(topology.DISCONNECTS, json.dumps(advisory).encode()))
+
+    async def _heartbeats(self) -> None:
+        while True:
+            for number in range(self.nodes):
+                name = f"node-{number}"
+                if name != self.lost:
+                    beat = NodeHeartbeat(node=name, incarnation="", source=name)
+                    await self.bus.tell(subjects.of(beat), codec.encode(beat))
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _agents(self) -> None:
+        async for entry in self.bus.follow(subjects.JOURNAL, 0):
+            message = codec.decode_message(entry.data)
+            self._told.setdefault(type(message), asyncio.Event()).set()
+            if isinstance(message, StartWorker | StopWorker | Regroup) and message.node != self.lost:
+                self._orders.append(message)
+            elif isinstance(message, NodeAdmitted):
+                self.admitted += 1
+            elif isinstance(message, TaskRecovered):
+                self.computing[message.task] = message.workers
+
+    async def _answer(self) -> None:
+        while True:
+            await asyncio.sleep(ANSWER_S)
+            orders, self._orders = self._orders, []
+            for order in orders:
+                await self._obey(order)
+
+    async def _obey(self, command: StartWorker | StopWorker | Regroup) -> None:
+        place: dict[str, Any] = {"node": command.node, "task": command.task}
+        match command:
+            case StartWorker(slot=slot, worker=worker):
+                answers: list[Message] = [WorkerReady(**place, slot=slot, worker=worker, pid=1)]
+            case StopWorker(slot=slot, worker=worker):
+                answers = [WorkerExited(**place, slot=slot, worker=worker, signal=9, expected=True)]
+            case Regroup(members=members, ranks=ranks, epoch=epoch, world_size=size):
+                answers = [
+                    Regrouped(
+                        **place,
+                        slot=member.slot,
+                        worker=member.worker,
+                        epoch=epoch,
+                        rank=rank,
+                        world_size=size,
+                        iteration=epoch + 1,
+                    )
+                    for member, rank in zip(members, ranks, strict=True)
+                ]
+        for answer in answers:
+            await self.say(answer, command.node)
+
+    # --- what is waited for ------------------------------------------------------------------------------------------
+
+    async def told(self, kind: type[Message]) -> None:
+        """Wait for a message of a kind."""
+        event = self._told[kind] = asyncio.Event()
+        await event.wait()
+
+    async def until_all_compute(self, workers: int) -> None:
+        """Wait until all tasks together have so many workers."""
+        while sum(self.computing.values()) != workers:
+            await asyncio.sleep(0.05)
+
+    async def ask(self, query: Query) -> bytes:
+        """Ask the registry."""
+        data = await self.bus.ask(subjects.rpc("registry"), codec.encode(query), 1e6)
+        reply = codec.decode(data, Reply)
+        if reply.error:
+            raise SystemExit(reply.error)
+        return data
+
+
+def task(number: int, workers: int) -> TaskSpec:
+    """Return a task that is content with any number of nodes from half of `workers` on."""
+    return TaskSpec(
+        name=f"task-{number}",
+        command=["python", "train.py", "--config", "large.toml"],
+        weight=0.5 + 0.02 * number,
+        min_workers=workers // 2,
+        max_workers=workers,
+        unit=SLOTS,
+        microbatches=4 * workers,
+        iterations=100_000,
+    )
+
+
+async def play(stage: Stage) -> dict[str, Counted]:
+    """Fill the cluster, lose a node and get it back; return what each took."""
+    workers, found = stage.nodes * SLOTS, {}
+    async with stage.running():
+        for number in range(stage.nodes):
+            await stage.join(number)
+        while stage.admitted < stage.nodes:
+            await asyncio.sleep(0.1)
+        found["join_all"] = stage.counted.cut()
+        for number in range(stage.tasks):
+            await stage.ask(SubmitTask(spec=task(number, workers // stage.tasks)))
+        await stage.until_all_compute(workers)
+        await asyncio.sleep(1.0)  # the table
+        found["start_all"] = stage.counted.cut()
+        await asyncio.sleep(10.0)
+        found["rest_10_s"] = stage.counted.cut()
+        stage.disconnect("node-1")
+        await stage.told(FailureDetected)
+        found["detect"] = stage.counted.cut()
+        await asyncio.sleep(ANSWER_S / 10)
+        found["decide"] = stage.counted.cut()
+        await stage.until_all_compute(workers - SLOTS)
+        await asyncio.sleep(1.0)
+        found["recover"] = stage.counted.cut()
+        stage.lost = ""
+        await stage.join(1)
+        await stage.until_all_compute(workers)
+        await asyncio.sleep(1.0)
+        found["rejoin"] = stage.counted.cut()
+        stage.counted.largest["Reply"] = len(await stage.ask(GetStatus()))
+        found["status"] = stage.counted.cut()
+    return found
+
+
+def figures(stage: Stage, found: dict[str, Counted]) -> dict[str, object]:
+    """Return what is worth a line."""
+    lost = [found["detect"], found["decide"], found["recover"]]
+    largest: Counter[str] = Counter()
+    for each in found.values():
+        largest |= each.largest
+    services = list(wirings())
+    return {
+        "gpus": stage.nodes * SLOTS,
+        "nodes": stage.nodes,
+        "tasks": stage.tasks,
+        "largest_message_kb": round(max(largest.values()) / 1000, 1),
+        "largest_value_kb": round(max(each.largest_value for each in found.values()) / 1000, 1),
+        "decision_cpu_ms": round(1e3 * sum(found["decide"].cpu_s[name] for name in services)),
+        "lost_messages": sum(each.messages for each in lost),
+        "lost_kb": round(sum(each.bytes for each in lost) / 1000),
+        "lost_written_kb": round(sum(each.written_bytes for each in lost) / 1000),
+        "joined_messages": found["rejoin"].messages,
+        "joined_kb": round(found["rejoin"].bytes / 1000),
+        "joined_written_kb": round(found["rejoin"].written_bytes / 1000),
+        **{f"lost_{name}_cpu_s": round(sum(each.cpu_s[name] for each in lost), 2) for name in services},
+        **{f"joined_{name}_cpu_s": round(found["rejoin"].cpu_s[name], 2) for name in services},
+        **{f"rest_{name}_cpu_share": round(found["rest_10_s"].cpu_s[name] / 10, 3) for name in services},
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--nodes", type=int, default=16384, help="of eight GPUs each")
+    parser.add_argument("--tasks", type=int, default=64, help="which share the nodes out evenly")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    logging.disable(logging.CRITICAL)
+    stage = Stage(options.nodes, options.tasks)
+    found = stage.clock.run(play(stage))
+    shown = figures(stage, found)
+    details = {name: vars(each) for name, each in found.items()}
+    text = "\n".join(f"{name:26} {value}" for name, value in shown.items())
+    print(as_json("scale", shown, details=details) if options.json else text)
+
+
+if __name__ == "__main__":
+    main()
