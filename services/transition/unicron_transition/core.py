@@ -248,7 +248,7 @@ class TransitionCore(Core):
         if run is None or finished.worker not in run.workers:
             return []
         run.workers[finished.worker].stage = WorkerStage.FINISHED
-        run.membership.through.add(finished.worker)
+        run.membership.through[finished.worker] = None
         return self._after_the_end(run)
 
     def _after_the_end(self, run: TaskRun) -> list[Message]:
@@ -261,7 +261,7 @@ class TransitionCore(Core):
         """End the task; those that are through may still be writing their results: let them go, and stop the rest."""
         group, through = run.membership.group, run.membership.through
         silent = [name for name in group if name not in run.workers and name not in through]
-        for name in through & run.workers.keys():
+        for name in through.keys() & run.workers.keys():
             self.state.drop(run, name)
         reason = f"all {run.spec.iterations} iterations are done"
         if silent:

@@ -30,6 +30,8 @@ class WorkerRun(msgspec.Struct, kw_only=True):
 class Membership(msgspec.Struct, kw_only=True):
     """The newest membership ordered of a task's workers.
 
+    Maps stand in for sets, as they keep an order: equal states are stored as equal bytes.
+
     Attributes:
         epoch: its number, -1 before the first.
         layout: how its workers share the model and the data.
@@ -43,20 +45,20 @@ class Membership(msgspec.Struct, kw_only=True):
     epoch: int = -1
     layout: ParallelLayout = ParallelLayout(replicas=0)
     group: list[str] = []
-    joined: set[str] = set()
+    joined: dict[str, None] = {}
     met: list[str] = []
-    through: set[str] = set()
+    through: dict[str, None] = {}
     broken: bool = False
 
     def next(self, group: Sequence[str], layout: ParallelLayout) -> "Membership":
         """Return the membership of the next epoch."""
         return Membership(
-            epoch=self.epoch + 1, layout=layout, group=list(group), met=self.met, through=set(self.through)
+            epoch=self.epoch + 1, layout=layout, group=list(group), met=self.met, through=dict(self.through)
         )
 
     def join(self, worker: str) -> None:
         """Note that a member computes in it, so that all of them have met."""
-        self.joined.add(worker)
+        self.joined[worker] = None
         self.met = self.group
 
     def lose(self, worker: str) -> None:
@@ -66,7 +68,7 @@ class Membership(msgspec.Struct, kw_only=True):
     @property
     def complete(self) -> bool:
         """Whether all members compute in it."""
-        return bool(self.group) and self.joined.issuperset(self.group)
+        return bool(self.group) and self.joined.keys() >= set(self.group)
 
     @property
     def has_met(self) -> bool:
@@ -95,7 +97,7 @@ class Membership(msgspec.Struct, kw_only=True):
         """
         if not self.through:
             return False
-        left = {name for name in self.group if name in workers} - self.through
+        left = {name for name in self.group if name in workers} - self.through.keys()
         # through before they could join this membership: who was not in the one before waits there in vain
-        in_vain = not self.through & self.joined and left.isdisjoint(self.met)
+        in_vain = not self.through.keys() & self.joined.keys() and left.isdisjoint(self.met)
         return not left or in_vain

@@ -121,6 +121,7 @@ def _migrated(run: dict[str, Any]) -> dict[str, Any]:
         **{field: value for field, value in run.items() if field not in moved},
         "membership": {
             **{field: run[field] for field in moved if field in run},
+            **{field: dict.fromkeys(run.get(field, ())) for field in ("joined", "through")},
             "layout": {"replicas": len(group)},
         },
         "workers": {

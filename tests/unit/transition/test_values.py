@@ -63,7 +63,7 @@ def test_a_membership_is_met_by_the_first_and_complete_with_the_last():
     found.join("a")
     assert found.complete
     later = found.next(["a"], ParallelLayout(replicas=1))
-    assert (later.epoch, later.joined, later.met) == (1, set(), ["a", "b"])
+    assert (later.epoch, later.joined, later.met) == (1, {}, ["a", "b"])
 
 
 def test_a_membership_is_intact_while_all_live_and_none_was_lost():
@@ -118,7 +118,7 @@ def test_what_version_1_stored_is_read():
     assert (state.token, state.plan, state.nodes["n1"].rendezvous) == (3, 2, "h:1")
     assert (run.state, run.started, run.before, run.failed_at) == (TaskState.RUNNING, 3, 1, 9.0)
     assert run.membership == Membership(
-        epoch=4, layout=ParallelLayout(), group=["gpt-2"], joined={"gpt-2"}, met=["gpt-2"], broken=True
+        epoch=4, layout=ParallelLayout(), group=["gpt-2"], joined={"gpt-2": None}, met=["gpt-2"], broken=True
     )
     assert [worker.stage for worker in run.workers.values()] == [WorkerStage.READY, WorkerStage.STARTING]
     assert (run.states.place("gpt-2"), run.states.place("gpt-3")) == (0, None)
