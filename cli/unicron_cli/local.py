@@ -26,12 +26,12 @@ def up(
     from unicron_deploy.embedded import PORT, Cluster  # noqa: PLC0415
 
     cluster = Cluster(folder, nodes, slots, port)
-    with _progress("starting the cluster") as tell:
-        cluster.start(tell)
+    with _progress("starting the cluster") as on_step:
+        cluster.start(on_step)
         try:
-            asyncio.run(cluster.wait_until_ready(READY_S, tell))
+            asyncio.run(cluster.wait_until_ready(READY_S, on_step))
         except BaseException:
-            cluster.stop(tell)
+            cluster.stop(on_step)
             raise
     processes = {name: process.pid for name, process in cluster.processes.items()}
     text = f"the cluster runs at {cluster.url} with {nodes} nodes of {slots} slots; logs in {cluster.logs}"
@@ -46,8 +46,8 @@ def down(folder: Folder = FOLDER, as_json: Json = False) -> None:
 
     cluster = Cluster.load(folder)
     running = cluster.alive()
-    with _progress("stopping the cluster") as tell:
-        cluster.stop(tell)
+    with _progress("stopping the cluster") as on_step:
+        cluster.stop(on_step)
     done(f"stopped {', '.join(running) or 'nothing: no process was running'}", as_json, stopped=running)
 
 

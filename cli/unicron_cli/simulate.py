@@ -37,7 +37,7 @@ def simulate(
     json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write all as JSON; - prints it.")] = "",
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it (.svg or .png).")] = None,
 ) -> None:
-    """Run policies through failures in virtual time; tell what each earns and what failures cost it."""
+    """Run policies through failures in virtual time; show what each earns and what failures cost it."""
     if context.invoked_subcommand:
         return
     if plot is not None:
@@ -51,13 +51,7 @@ def simulate(
     else:
         names = [name.strip() for name in policies.split(",") if name.strip()]
         found = report.compared(trace, names, tasks, seed=seed, nodes=nodes, gpus=gpus, days=days, costs=costs)
-    if json_file != "-":
-        typer.echo(_table(found))
-    _write_json(found, json_file)
-    if plot is not None:
-        from unicron_simulator import plots  # noqa: PLC0415
-
-        plots.draw(found["results"], f"{found['trace']['name']}, {', '.join(found['tasks'])}", plot)
+    _show(found, json_file, plot)
 
 
 @app.command()
@@ -86,6 +80,17 @@ def storm(
         summary = f"{seeds} storms, {virtual:.0f} virtual s, {messages} messages in {took:.0f} s"
         typer.echo(f"{summary}: {len(bad)} with a violation")
     raise typer.Exit(1 if bad else 0)
+
+
+def _show(report: dict[str, Any], json_file: str, plot: Path | None) -> None:
+    """Print the report as a table, and write and draw it where that is asked for."""
+    from unicron_simulator import plots  # noqa: PLC0415
+
+    if json_file != "-":
+        typer.echo(_table(report))
+    _write_json(report, json_file)
+    if plot is not None:
+        plots.draw(report["results"], f"{report['trace']['name']}, {', '.join(report['tasks'])}", plot)
 
 
 def _table(report: dict[str, Any]) -> str:

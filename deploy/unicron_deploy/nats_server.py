@@ -43,6 +43,29 @@ quicker to notice a stopped node (here within 1.5 s), and cuts off clients that 
 """
 
 
+ACCOUNTS = f"""\
+accounts {{
+  SYS {{
+    exports: [
+      {{ stream: "$SYS.ACCOUNT.*.CONNECT", account_token_position: 3 }}
+      {{ stream: "$SYS.ACCOUNT.*.DISCONNECT", account_token_position: 3 }}
+    ]
+  }}
+  {ACCOUNT} {{
+    jetstream: enabled
+    users: [ {{ user: unicron, password: unicron }} ]
+    imports: [
+      {{ stream: {{ account: SYS, subject: "$SYS.ACCOUNT.{ACCOUNT}.CONNECT" }} }}
+      {{ stream: {{ account: SYS, subject: "$SYS.ACCOUNT.{ACCOUNT}.DISCONNECT" }} }}
+    ]
+  }}
+}}
+system_account: SYS
+no_auth_user: unicron
+"""
+"""The application account hears of its own connections from the system account."""
+
+
 def config_text(
     store_dir: str,
     host: str = "0.0.0.0",
@@ -50,10 +73,7 @@ def config_text(
     sync_always: bool = True,
     ping_s: float = PING_S,
 ) -> str:
-    """Return the server's configuration.
-
-    The application account hears of its own connections from the system account, and pings are frequent, so that a
-    client that was stopped or cut off is noticed soon.
+    """Return the server's configuration: pings are frequent, so that a client that was stopped is noticed soon.
 
     Args:
         store_dir: where JetStream keeps its files.
@@ -62,12 +82,6 @@ def config_text(
         sync_always: write through to the disk before every acknowledgement: safe when the machine itself goes down.
         ping_s: seconds between pings; see `PING_S`.
     """
-    advisories = [f"$SYS.ACCOUNT.*.{kind}" for kind in ("CONNECT", "DISCONNECT")]
-    exports = "\n".join(f"      {{ stream: {json.dumps(each)}, account_token_position: 3 }}" for each in advisories)
-    imports = "\n".join(
-        f"      {{ stream: {{ account: SYS, subject: {json.dumps(each.replace('*', ACCOUNT))} }} }}"
-        for each in advisories
-    )
     sync = "\n  sync_interval: always" if sync_always else ""
     return f"""\
 server_name: unicron
@@ -77,23 +91,7 @@ ping_max: 2
 jetstream {{
   store_dir: {json.dumps(store_dir)}{sync}
 }}
-accounts {{
-  SYS {{
-    exports: [
-{exports}
-    ]
-  }}
-  {ACCOUNT} {{
-    jetstream: enabled
-    users: [ {{ user: unicron, password: unicron }} ]
-    imports: [
-{imports}
-    ]
-  }}
-}}
-system_account: SYS
-no_auth_user: unicron
-"""
+{ACCOUNTS}"""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
