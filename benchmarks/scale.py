@@ -22,12 +22,12 @@ from itertools import count
 from typing import Any
 
 from msgspec.structs import replace
+from unicron_simulator.bus import MemoryBucket, MemoryWorld
 from unicron_simulator.world import wirings
 
 from benchmarks.output import as_json
 from unicron import codec, subjects
 from unicron.bus import topology
-from unicron.bus.memory import MemoryBucket, MemoryWorld
 from unicron.bus.protocol import Entry, Heard
 from unicron.clock import VirtualClock
 from unicron.contracts.base import Message

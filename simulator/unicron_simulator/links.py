@@ -6,13 +6,13 @@ from random import Random
 from typing import TypeVar
 
 from unicron import codec
-from unicron.bus.memory import MemoryBucket, MemoryBus, MemoryWorld, matches
 from unicron.bus.protocol import Entry, Handler, Heard, Revisioned
 from unicron.clock import VirtualClock
 from unicron.commit import Commit
 from unicron.contracts.base import Record
 from unicron.errors import BusUnavailableError
 from unicron.ledger import joined
+from unicron_simulator.bus import MemoryBucket, MemoryBus, MemoryWorld, matches
 
 T = TypeVar("T")
 

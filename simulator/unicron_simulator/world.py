@@ -24,7 +24,6 @@ from unicron_transition.main import wiring as transition_wiring
 
 from unicron import codec, subjects
 from unicron.bus import topology
-from unicron.bus.memory import MemoryWorld
 from unicron.bus.protocol import Entry
 from unicron.clock import VirtualClock
 from unicron.commit import Commit
@@ -34,6 +33,7 @@ from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron.ledger import Sizes
 from unicron.service import Service, Wiring
 from unicron_simulator import faults
+from unicron_simulator.bus import MemoryWorld
 from unicron_simulator.faults import CALM, Fault, Scene
 from unicron_simulator.invariants import SERVICES, Invariants
 from unicron_simulator.links import Commits, CrashedError, Journal, Link, Network

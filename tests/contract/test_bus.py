@@ -7,9 +7,9 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 from unicron_deploy.nats_server import NatsServer, config_text, free_port
+from unicron_simulator.bus import MemoryWorld
 
 from unicron.bus import journal, nats, topology
-from unicron.bus.memory import MemoryWorld
 from unicron.clock import VirtualClock
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
 from unicron.settings import Settings

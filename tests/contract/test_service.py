@@ -14,9 +14,9 @@ import pytest
 from helpers import tally
 from helpers.worlds import LEASE_TTL_S
 from unicron_deploy.nats_server import free_port
+from unicron_simulator.bus import MemoryWorld
 
 from unicron import aio, codec, subjects
-from unicron.bus.memory import MemoryWorld
 from unicron.clock import SystemClock, VirtualClock
 from unicron.commit import Commit
 from unicron.contracts import queries

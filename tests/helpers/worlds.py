@@ -4,10 +4,10 @@ import contextlib
 from typing import Protocol
 
 from nats.js.errors import NotFoundError
+from unicron_simulator.bus import MemoryWorld
 
 from unicron.aio import insist
 from unicron.bus import nats, topology
-from unicron.bus.memory import MemoryWorld
 from unicron.bus.protocol import Bus
 from unicron.clock import SystemClock
 from unicron.settings import Settings

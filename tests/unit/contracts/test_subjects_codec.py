@@ -8,9 +8,9 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from unicron_simulator.bus import matches
 
 from unicron import codec, subjects
-from unicron.bus.memory import matches
 from unicron.contracts.base import LOCAL, Started
 from unicron.contracts.commands import StopWorker
 from unicron.contracts.events import Alert, IterationFinished, NodeHeartbeat, NodeJoined, WorkerExited
