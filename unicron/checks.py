@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from unicron import subjects
 from unicron.contracts.events import NodeJoined, StepTimed
-from unicron.contracts.tasks import ModelSpec, TaskSpec
+from unicron.contracts.tasks import ModelSpec, ParallelLayout, TaskSpec
 from unicron.contracts.timings import MOST_OPS, OPERATIONS
 from unicron.costmodel import catalogue
 from unicron.errors import InvalidInputError
@@ -79,6 +79,7 @@ def task_problems(spec: TaskSpec) -> list[Problem]:
             found.append(Problem(f"throughput.{workers}", flops, "must be a finite number of FLOP/s above 0"))
     if spec.model is not None:
         found += _model_problems(spec.model)
+    found += _layout_problems(spec.layout)
     return found or _size_problems(spec)
 
 
@@ -200,13 +201,26 @@ def _model_problems(model: ModelSpec) -> list[Problem]:
     return found
 
 
+def _layout_problems(layout: ParallelLayout) -> list[Problem]:
+    return [
+        Problem(f"layout.{field}", getattr(layout, field), f"must be a whole number from 1 to {MOST_WORKERS}")
+        for field in ("tensor", "pipeline", "shard")
+        if not 1 <= getattr(layout, field) <= MOST_WORKERS
+    ]
+
+
 def _size_problems(spec: TaskSpec) -> list[Problem]:
     if spec.min_workers > spec.max_workers:
         return [Problem("min_workers", spec.min_workers, f"must not be above max_workers {spec.max_workers}")]
+    found, each = [], spec.layout.replica_workers
+    if each > 1:
+        allowed = "leave all its degrees at 1: training with more than one worker a replica is not there yet"
+        found.append(Problem("layout", f"{each} workers a replica", allowed))
     if not spec.sizes:
+        whole = f" that makes whole replicas of {each} workers" if each > 1 else ""
         between = f"min_workers {spec.min_workers} and max_workers {spec.max_workers}"
-        return [Problem("unit", spec.unit, f"no multiple of it lies between {between}")]
-    return []
+        found.append(Problem("unit", spec.unit, f"no multiple of it{whole} lies between {between}"))
+    return found
 
 
 def _positive(number: float) -> bool:

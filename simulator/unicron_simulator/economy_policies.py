@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 from unicron_planner import program
-from unicron_planner.core import Planner
+from unicron_planner.core import ADMISSIONS, REFRESH, Planner
 from unicron_planner.estimates import Options
 from unicron_planner.state import Node, PlannerState
 
-from unicron.contracts.base import Message, SetTimer, TimerFired
+from unicron.contracts.base import Message, TimerFired
 from unicron.contracts.events import FailureDetected, NodeAdmitted, PlanDecided, Severity, TaskRecovered, TaskSubmitted
 from unicron.contracts.failures import DetectionMethod, FailureStatus
 from unicron.contracts.plans import Plan
@@ -108,7 +108,9 @@ class Unicron(Cluster):
     def _tell(self, message: Message) -> list[Plan]:
         at = EPOCH + self.ledger.at
         out = self._planner.handle(replace(message, at=at))
-        if any(isinstance(each, SetTimer) for each in out) and not self._asked and math.isfinite(self._every_s):
+        if ADMISSIONS in out:  # days go by here: a moment is nothing
+            out += self._planner.handle(TimerFired(name=ADMISSIONS.name, at=at))
+        if REFRESH in out and not self._asked and math.isfinite(self._every_s):
             self._asked = True
             self.later(max(self.ledger.at, self._refreshed + self._every_s), self._refresh)
         return [each.plan for each in out if isinstance(each, PlanDecided)]

@@ -123,7 +123,7 @@ class Invariants:
     def _planned(self, plan: Plan) -> None:
         before = self.plan.number if self.plan else 0
         self.check(plan.number > before, f"plan {plan.number} was decided after plan {before}")
-        self.plan = plan
+        self.plan = plan.whole(self.plan)
 
     # --- commits -----------------------------------------------------------------------------------------------------
 

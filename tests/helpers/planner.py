@@ -72,15 +72,22 @@ def measure(planner, task, workers, seconds, count=25, epoch=0):
         tell(planner, iteration(task, workers, seconds, epoch, number))
 
 
-def tell(planner: Planner, *messages: Message) -> list[Plan]:
-    """Feed messages in and let the timers fire, as the shell does; return the plans that came out."""
+def tell(planner: Planner, *messages: Message, prepared=True) -> list[Plan]:
+    """Feed messages in and let the timers fire, as the shell does; return the plans that came out, whole.
+
+    Without `prepared`, the lookup table is thrown away before each.
+    """
     plans = []
     for message in messages:
-        out = planner.handle(message)
-        plans += [found.plan for found in out if isinstance(found, PlanDecided)]
-        for timer in out:
-            if not isinstance(timer, PlanDecided):
-                assert planner.handle(TimerFired(name=timer.name)) == []
+        before = planner.state.plan
+        if not prepared:
+            planner._table, planner._situation = {}, None
+        for found in planner.handle(message):
+            if isinstance(found, PlanDecided):
+                plans.append(found.plan.whole(before))
+                assert plans[-1] == planner.state.plan
+            else:
+                plans += tell(planner, TimerFired(name=found.name), prepared=prepared)
     return plans
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from unicron.contracts.base import Record, Word
 from unicron.contracts.tasks import ParallelLayout, SlotRef
 
@@ -104,6 +106,15 @@ class TaskShare(Record, kw_only=True, frozen=True):
     reason: str = ""
     layout: ParallelLayout = ParallelLayout(replicas=0)
 
+    @property
+    def given(self) -> tuple[list[SlotRef], ParallelLayout, str]:
+        """What it tells the task: where its workers run, in which layout, and why they don't."""
+        return self.slots, self.layout, self.reason
+
+    def kept(self) -> "TaskShare":
+        """Return the share of a task that a later plan leaves as it is."""
+        return replace(self, before=len(self.slots), waf_before=self.waf)
+
 
 class Plan(Record, kw_only=True, frozen=True):
     """An answer of the planner to one event (paper section 5).
@@ -112,7 +123,7 @@ class Plan(Record, kw_only=True, frozen=True):
         number: counts plans; a higher one replaces a lower one.
         trigger: what it answers: its `TriggerKind`, and after a colon whom it hits, for instance "node_lost:node-3".
         workers: n', the healthy slots it could use.
-        shares: one entry for each task that is not ended.
+        shares: one entry for each task that is not ended; in a message without those that are as in the plan before.
         waf: expected sum of F over all tasks.
         reward: value of the objective, sum of G (equation 3), in weighted FLOP.
         running_s: D_running(n'), the expected seconds until the next failure.
@@ -120,6 +131,7 @@ class Plan(Record, kw_only=True, frozen=True):
         prepared: whether the answer lay ready in the lookup table.
         lookup_s: seconds from the event to this answer, inside the planner.
         refresh_s: seconds that the lookup table took when it was last made.
+        tasks: all tasks that are not ended, in order of submission; empty where `shares` holds one for each.
     """
 
     number: int
@@ -133,8 +145,22 @@ class Plan(Record, kw_only=True, frozen=True):
     prepared: bool = False
     lookup_s: float = 0.0
     refresh_s: float = 0.0
+    tasks: list[str] = []
 
     @property
     def cause(self) -> Trigger:
         """What it answers."""
         return Trigger.parse(self.trigger)
+
+    def news(self, before: "Plan | None") -> "Plan":
+        """Return the plan without the shares that say nothing new after `before`."""
+        known = {share.task: share.given for share in before.shares} if before else {}
+        return replace(self, shares=[share for share in self.shares if share.given != known.get(share.task)])
+
+    def whole(self, before: "Plan | None") -> "Plan":
+        """Return the plan with the shares that were left out because they are as in `before`."""
+        shares = {share.task: share.kept() for share in before.shares} if before else {}
+        shares |= {share.task: share for share in self.shares}
+        return replace(
+            self, shares=[shares[task] for task in self.tasks if task in shares] if self.tasks else self.shares
+        )

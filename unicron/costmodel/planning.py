@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unicron.contracts.tasks import ModelSpec
+from unicron.contracts.tasks import ModelSpec, ParallelLayout
 from unicron.costmodel import catalogue, costs, formulas
 from unicron.costmodel.catalogue import Accelerator
 from unicron.costmodel.costs import Layout
@@ -42,6 +42,11 @@ class Configuration(NamedTuple):
             f"{self.recompute} recompute{optimizer}"
         )
 
+    @property
+    def layout(self) -> ParallelLayout:
+        """How its workers share the model and the data."""
+        return ParallelLayout(tensor=self.tensor, pipeline=self.pipeline, replicas=self.data)
+
 
 class Curve(NamedTuple):
     """T(t, x) at all feasible x, ascending; arrays of the same length.
@@ -66,14 +71,20 @@ class Curve(NamedTuple):
         )
 
 
-def curve(model: ModelSpec, most: int) -> Curve:
+def curve(model: ModelSpec, most: int, shape: ParallelLayout | None = None) -> Curve:
     """Return T(t, x) for every feasible x up to `most`; empty where none is.
+
+    Args:
+        model: what is trained.
+        most: GPUs.
+        shape: of one replica, where it is not to be chosen. Ranks that share a replica out (FSDP) are taken for
+            data-parallel ones with a distributed optimizer, the nearest thing that Megatron has.
 
     Raises:
         InvalidInputError: the accelerator is unknown, or the anchor's size can't be run.
     """
     gpu = catalogue.accelerator(model.accelerator)
-    found = _search(model, gpu, max(most, model.anchor_workers))
+    found = _search(model, gpu, max(most, model.anchor_workers), shape)
     if model.anchor_workers:
         found = _anchored(found, model, gpu)
     reached = found.sizes <= most
@@ -126,11 +137,11 @@ def why_not(model: ModelSpec, workers: int) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _search(model: ModelSpec, gpu: Accelerator, most: int) -> Curve:
+def _search(model: ModelSpec, gpu: Accelerator, most: int, shape: ParallelLayout | None = None) -> Curve:
     """Return the best configuration of every feasible size up to `most`, without the anchor."""
     best = np.full(most + 1, np.inf)
     choices = np.zeros((most + 1, 6), np.int64)
-    for on in _layouts(model, most):
+    for on in _layouts(model, most, shape):
         seconds = np.where(_allowed(model, gpu, on), costs.iteration_s(model, gpu, on), np.inf)
         column = seconds.argmin(axis=1)
         least = seconds[np.arange(len(column)), column]
@@ -146,11 +157,12 @@ def _search(model: ModelSpec, gpu: Accelerator, most: int) -> Curve:
     return Curve(sizes, formulas.iteration_flops(model) / seconds, seconds, choices[sizes])
 
 
-def _layouts(model: ModelSpec, most: int) -> Iterator[Layout]:
-    """Yield for each (tensor, pipeline) all data degrees (rows) times all other choices (columns)."""
+def _layouts(model: ModelSpec, most: int, shape: ParallelLayout | None = None) -> Iterator[Layout]:
+    """Yield for each (tensor, pipeline), or for that of `shape`, all data degrees (rows) times all other choices."""
+    shard = 1 if shape is None else shape.shard
     options = [
         (microbatch, recompute, distributed)
-        for distributed in (False, True)
+        for distributed in ((False, True) if shard == 1 else (True,))
         for recompute in range(len(formulas.RECOMPUTE))
         for microbatch in MICROBATCHES
     ]
@@ -159,7 +171,9 @@ def _layouts(model: ModelSpec, most: int) -> Iterator[Layout]:
         for pipeline in range(1, min(model.layers, most // tensor) + 1):
             if model.heads % tensor or not (model.padded or model.layers % pipeline == 0):
                 continue
-            data = np.arange(1, min(most // (tensor * pipeline), model.batch) + 1)
+            if shape is not None and (tensor, pipeline) != (shape.tensor, shape.pipeline):
+                continue
+            data = np.arange(shard, min(most // (tensor * pipeline), model.batch) + 1, shard)
             data = data if model.padded else data[model.batch % data == 0]
             if data.size:
                 degrees = np.array(tensor), np.array(pipeline), data[:, None]

@@ -11,6 +11,12 @@ from unicron.contracts.plans import Trigger, TriggerKind
 from unicron_planner import program
 from unicron_planner.program import Floats, Ints, Passes, Scores, Tasks
 
+MIXED = 256
+"""Most rows for events that hit several tasks."""
+
+STEPS = 2e9
+"""Additions that such rows may take, all together: about a second."""
+
 
 class Row(NamedTuple):
     """One answer of the lookup table.
@@ -37,14 +43,14 @@ class Standing:
         waf: F(t, x') for each of them.
         held: x, the workers it has.
         held_waf: F(t, x).
-        groups: workers that belong into one node, for each size.
+        tensor: workers that belong into one node, for each size; None where that is the same at all of them.
     """
 
     sizes: Ints
     waf: Floats
     held: int
     held_waf: float
-    groups: Ints | None = None
+    tensor: Ints | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,16 @@ def runner_up(situation: Situation, event: Event, best: Row) -> Row | None:
     return None if other is None else problem.row(event, other, lost)
 
 
+def mixed_rows(situation: Situation, workers: int) -> int:
+    """Return how many events that hit several tasks the table shall have answers for.
+
+    Each costs up to a step of the program for every task. In a large cluster the table has no time for many: while it
+    is made, the next event waits.
+    """
+    problem = _Problem(situation)
+    return min(MIXED, int(STEPS / (problem.units(workers) * problem.choices + 1)))
+
+
 def warm_up() -> None:
     """Have everything compiled, before somebody waits for an answer."""
     task = Standing(np.arange(3), np.arange(3.0), 1, 1.0)
@@ -188,6 +204,10 @@ class _Problem:
             [task.held // self.unit for task in standings],
             [task.held_waf for task in standings],
         )
+
+    @property
+    def choices(self) -> int:
+        return len(self._tasks.sizes)
 
     def units(self, workers: int) -> int:
         return workers // self.unit

@@ -5,18 +5,6 @@ import time
 from typing import ClassVar
 
 from unicron import subjects
-from unicron.contracts.events import (
-    FailureDetected,
-    IterationFinished,
-    NodeAdmitted,
-    NodeDrained,
-    NodeGone,
-    TaskBroken,
-    TaskRecovered,
-    TaskRemoved,
-    TaskStateChanged,
-    TaskSubmitted,
-)
 from unicron.errors import InvalidInputError
 from unicron.runner import run_service
 from unicron.service import Wiring
@@ -25,18 +13,6 @@ from unicron_planner.core import Planner
 from unicron_planner.estimates import Options
 from unicron_planner.lookup import warm_up
 from unicron_planner.state import PlannerState
-
-FACTS = (
-    NodeAdmitted,
-    NodeDrained,
-    NodeGone,
-    FailureDetected,
-    TaskSubmitted,
-    TaskRemoved,
-    TaskBroken,
-    TaskRecovered,
-    TaskStateChanged,
-)
 
 
 class PlannerSettings(Settings, kw_only=True, frozen=True):
@@ -80,12 +56,13 @@ def wiring(settings: PlannerSettings) -> Wiring:
         use_measured=settings.use_measured,
         spare_nodes=settings.spare_nodes,
     )
+    facts, telemetry = subjects.listened(Planner().handlers)
     return Wiring(
         name=settings.process,
         core=lambda state: Planner(state, options, time.perf_counter),
         state=PlannerState,
-        facts=subjects.events(*FACTS),
-        telemetry=subjects.events(IterationFinished),
+        facts=facts,
+        telemetry=telemetry,
     )
 
 

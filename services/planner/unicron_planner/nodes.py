@@ -1,34 +1,31 @@
 """Which slots can be used, and what can happen to them next. Pure functions on `state`."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations_with_replacement
 
 from unicron.contracts.plans import Trigger, TriggerKind
-from unicron.contracts.tasks import SlotRef
+from unicron_planner.holdings import Holdings, Slots
 from unicron_planner.lookup import Event
 from unicron_planner.state import PlannerState
 
 PAIRS = 128
 """Pairs of kinds of nodes up to which every two nodes that are lost at once have their line in the table."""
 
-MIXED = 256
-"""Kinds of nodes with workers of several tasks, the most frequent, whose loss has its line in the table."""
-
-Slots = dict[str, list[int]]
+Kind = tuple[int, frozenset[tuple[str, int]]]
+"""What the loss of a node takes: its slots, and workers of which tasks. Nodes of one kind are alike."""
 
 
-def usable(state: PlannerState, held: Mapping[str, Sequence[SlotRef]], spare_nodes: int) -> Slots:
+def usable(state: PlannerState, held: Holdings, spare_nodes: int) -> Slots:
     """Return the slots that plans may use, by node: no lost, drained or spare ones.
 
     As many nodes as there are lost ones come out of reserve. Spare are those with the fewest workers.
     """
-    there = {name: node.slots for name, node in state.nodes.items() if node.up and name not in state.drained}
+    drained = set(state.drained)
+    there = {name: node.slots for name, node in state.nodes.items() if node.up and name not in drained}
     spare = spare_nodes - sum(not node.up for node in state.nodes.values())
     if spare <= 0:
         return there
-    busy = Counter(slot.node for slots in held.values() for slot in slots)
-    resting = set(sorted(there, key=lambda name: (-busy[name], name))[-spare:])
+    resting = set(sorted(there, key=lambda name: (-len(held.on.get(name, ())), name))[-spare:])
     return {name: slots for name, slots in there.items() if name not in resting}
 
 
@@ -38,34 +35,28 @@ def usual_slots(state: PlannerState) -> int:
     return max(counts, key=lambda size: (counts[size], size), default=0)
 
 
-def lost_with(nodes: Collection[str], held: Mapping[str, Sequence[SlotRef]]) -> dict[str, int]:
-    """Return how many workers each task loses with `nodes`."""
-    lost = {task: sum(slot.node in nodes for slot in slots) for task, slots in held.items()}
-    return {task: count for task, count in lost.items() if count}
+def next_events(state: PlannerState, there: Slots, held: Holdings, spare_nodes: int, mixed: int) -> list[Event]:
+    """Return all that may come next: a node or two are lost, a worker faults, one joins, a task ends or is launched.
 
-
-def next_events(
-    state: PlannerState, there: Slots, held: Mapping[str, Sequence[SlotRef]], spare_nodes: int
-) -> list[Event]:
-    """Return all that may come next: a node or two are lost, a worker faults, one joins, a task ends or is launched."""
+    Args:
+        state: of the planner.
+        there: slots that plans may use.
+        held: who has which.
+        spare_nodes: that are kept free.
+        mixed: kinds of nodes with workers of several tasks, the most frequent, whose loss has its line in the table.
+    """
     workers, usual = sum(map(len, there.values())), usual_slots(state)
     lost = sum(not node.up for node in state.nodes.values())
     reserve = max(0, min(spare_nodes - lost, len(state.nodes) - lost - len(state.drained)))
-    on: dict[str, Counter[str]] = {}
-    for task, slots in held.items():
-        for slot in slots:
-            on.setdefault(slot.node, Counter())[task] += 1
-    alike: dict[tuple[int, frozenset[tuple[str, int]]], list[str]] = {}
-    for name, indexes in sorted(there.items()):
-        alike.setdefault((len(indexes), frozenset(on.get(name, Counter()).items())), []).append(name)
 
     def left(lost_slots: int, nodes: int) -> int:
         """Return n' after nodes are lost; spare ones take their places."""
         return workers - lost_slots + min(nodes, reserve) * usual
 
     # what hits one task falls off the passes; what hits several costs a step for each task between the first and last
-    mixed = sorted((kind for kind in alike if len(kind[1]) > 1), key=lambda kind: -len(alike[kind]))[MIXED:]
-    kinds = [(kind, names) for kind, names in alike.items() if kind not in set(mixed)]
+    alike = _kinds(there, held)
+    rare = set(sorted((kind for kind in alike if len(kind[1]) > 1), key=lambda kind: -len(alike[kind]))[mixed:])
+    kinds = [(kind, names) for kind, names in alike.items() if kind not in rare]
     lost_one = TriggerKind.NODE_LOST
     events = [Event(Trigger.of(lost_one, names), left(count, 1), dict(hit)) for (count, hit), names in kinds]
     few = len(kinds) * (len(kinds) + 1) <= 2 * PAIRS
@@ -78,9 +69,21 @@ def next_events(
     if state.nodes:
         events.append(Event(Trigger(TriggerKind.NODE_JOINED), workers + usual))
     for task in state.tasks:
-        if held.get(task):
+        if held.of(task):
             events.append(Event(Trigger.of(TriggerKind.WORKER_FAILED, [task]), workers, {task: 1}))
             events.append(Event(Trigger.of(TriggerKind.TASK_FINISHED, [task]), workers, ended=task))
         else:
             events.append(Event(Trigger.of(TriggerKind.TASK_LAUNCHED, [task]), workers, launched=task))
     return events
+
+
+def _kinds(there: Slots, held: Holdings) -> dict[Kind, list[str]]:
+    """Return the nodes by kind."""
+    found: dict[Kind, list[str]] = {}
+    known: dict[tuple[int, tuple[str, ...]], list[str]] = {}
+    for name, slots in sorted(there.items()):
+        what = len(slots), tuple(held.on.get(name, {}).values())
+        if what not in known:  # counting what stands on each of thousands of nodes would take most of the time
+            known[what] = found.setdefault((what[0], frozenset(Counter(what[1]).items())), [])
+        known[what].append(name)
+    return found

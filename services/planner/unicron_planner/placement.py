@@ -6,18 +6,21 @@ one node, where links are fast, and whole nodes before parts of them; its data-p
 """
 
 import math
+from bisect import insort
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from operator import neg
 
-from unicron.contracts.tasks import SlotRef
+from unicron.contracts.tasks import ParallelLayout, SlotRef
+from unicron_planner.holdings import Holdings
 
 
 def place(
-    usable: Mapping[str, Collection[int]],
-    held: Mapping[str, Sequence[SlotRef]],
+    usable: Mapping[str, Sequence[int]],
+    held: Holdings,
     sizes: Mapping[str, int],
-    groups: Mapping[str, int] | None = None,
+    shapes: Mapping[str, ParallelLayout] | None = None,
 ) -> dict[str, list[SlotRef]]:
     """Return the slots of each task, in rank order.
 
@@ -27,36 +30,38 @@ def place(
     A task that shrinks gives up slots where most of its workers are. A new worker starts on the node with the fewest
     workers of its own task; among these on the node with most free slots, then the first by name.
 
-    A task with groups keeps those that are whole. A further group starts on a node that holds a part of one, then on
-    one that the task uses already, then on whole nodes while it needs one, and last on the node whose free slots fit
-    best. Only when no node has room for one more does a group span nodes. If it shrinks, it leaves the nodes where it
-    has the fewest workers.
+    A task whose replicas have several workers keeps those that are whole. A further replica starts on a node that holds
+    a part of one, then on one that the task uses already, then on whole nodes while it needs one, and last on the node
+    whose free slots fit best. Only when no node has room for a whole one does a replica span nodes, and only when none
+    has room for its tensor-parallel ranks do these. If the task shrinks, it leaves the nodes where it has the fewest
+    workers.
 
     Args:
         usable: slot numbers that may be used, by node; lost and draining nodes are not in it.
-        held: slots that each task has now, in rank order.
+        held: slots that each of these tasks has now, in rank order; nobody else has any.
         sizes: workers that each task gets, in order of submission; their sum is at most the number of usable slots.
-        groups: how many consecutive ranks form a tensor-parallel group; 1 for tasks that aren't in it.
+        shapes: of one replica, where that is more than one worker.
     """
-    groups = groups or {}
-    free = {node: set(slots) for node, slots in usable.items()}
-    placed = {task: _living(free, held.get(task, ())) for task in sizes}
-    changed = [task for task, size in sizes.items() if not len(placed[task]) == len(held.get(task, ())) == size]
-    grouped = [task for task in changed if groups.get(task, 1) > 1]
-    spread = [task for task in changed if groups.get(task, 1) <= 1]
+    shapes = {task: shape for task, shape in (shapes or {}).items() if shape.replica_workers > 1}
+    displaced = held.displaced(usable)
+    changed = [task for task, size in sizes.items() if task in displaced or len(held.of(task)) != size]
+    placed = {task: _living(usable, held.of(task)) if task in changed else held.of(task) for task in sizes}
+    spread = [task for task in changed if task not in shapes]
+    grouped = [task for task in changed if task in shapes]
     growing = [task for task in changed if len(placed[task]) < sizes[task]]
     shrinking = [task for task in spread if len(placed[task]) > sizes[task]]
 
     wanted = Counter(slot.node for task in growing for slot in placed[task]) if shrinking else Counter[str]()
+    pool = _Pool(held.free(usable) if growing or grouped else {})
     for task in shrinking:
         placed[task], dropped = _shrunk(placed[task], sizes[task], wanted)
-        for slot in dropped:
-            free[slot.node].add(slot.slot)
+        pool.give(dropped)
 
-    pool = _Pool(free) if growing or grouped else _Pool({})
-    # Those that shrink make room first; then wide groups choose before narrow ones, which fit anywhere.
-    for task in sorted(grouped, key=lambda task: (task in growing, -groups[task])):
-        placed[task] = _Grouped(pool, placed[task], held.get(task, ()), groups[task]).resized(sizes[task])
+    # Those that shrink make room first; then wide replicas choose before narrow ones, which fit anywhere.
+    for task in sorted(grouped, key=lambda task: (task in growing, -shapes[task].replica_workers)):
+        shape = shapes[task]
+        replicas = _Grouped(pool, placed[task], held.of(task), shape.replica_workers, shape.tensor)
+        placed[task] = replicas.resized(sizes[task])
     narrow = [task for task in growing if task in spread]
     for task in narrow:  # who is not spread over nodes yet chooses before those that can live anywhere
         if sizes[task] > 1:
@@ -66,6 +71,11 @@ def place(
     return placed
 
 
+def _living(usable: Mapping[str, Sequence[int]], slots: Iterable[SlotRef]) -> list[SlotRef]:
+    """Return those of `slots` that can still be used."""
+    return [slot for slot in slots if slot.slot in usable.get(slot.node, ())]
+
+
 class _Pool:
     """The free slots. Nodes stand in one heap for each number of free slots; entries that are out of date are skipped.
 
@@ -73,29 +83,27 @@ class _Pool:
     """
 
     def __init__(self, free: Mapping[str, Iterable[int]]) -> None:
-        self.free = {node: sorted(slots, reverse=True) for node, slots in free.items()}
+        self._free = {node: sorted(slots, reverse=True) for node, slots in free.items()}
         self._listed: dict[str, int] = {}
         self._heaps: dict[int, list[str]] = defaultdict(list)
-        for node, slots in self.free.items():
-            if slots:
-                self._heaps[len(slots)].append(node)
-                self._listed[node] = len(slots)
+        for node, slots in self._free.items():
+            self._heaps[len(slots)].append(node)
+            self._listed[node] = len(slots)
         for heap in self._heaps.values():
             heapify(heap)
 
     def count(self, node: str) -> int:
         """Return how many slots of `node` are free."""
-        return len(self.free[node])
+        return len(self._free.get(node, ()))
 
     def take(self, node: str, number: int = 1) -> list[SlotRef]:
         """Return the first `number` free slots of `node`."""
-        slots = self.free[node]
-        return [SlotRef(node=node, slot=slots.pop()) for _ in range(number)]
+        return [SlotRef(node=node, slot=self._free[node].pop()) for _ in range(number)]
 
     def give(self, slots: Iterable[SlotRef]) -> None:
         """Make slots free again."""
         for slot in slots:
-            self.free[slot.node] = sorted([*self.free[slot.node], slot.slot], reverse=True)
+            insort(self._free.setdefault(slot.node, []), slot.slot, key=neg)
             self.push(slot.node)
 
     def push(self, node: str) -> None:
@@ -126,28 +134,27 @@ class _Pool:
 
 
 class _Grouped:
-    """A task with groups while it gets its new slots.
+    """A task while its new slots are found in groups: its replicas, or the tensor-parallel ranks of what is left over.
 
     Attributes:
         chosen: groups it has so far.
         loose: living slots that are in none of them, by node, in rank order.
     """
 
-    def __init__(self, pool: _Pool, living: Sequence[SlotRef], held: Sequence[SlotRef], width: int) -> None:
-        self._pool, self._width = pool, width
+    def __init__(
+        self, pool: _Pool, living: Sequence[SlotRef], held: Sequence[SlotRef], width: int, tensor: int
+    ) -> None:
+        self._pool, self._held, self._width, self._tensor = pool, held, width, tensor
         self._own = Counter(slot.node for slot in living)
-        self._rank = {slot: rank for rank, slot in enumerate(held)}
         self.chosen: list[list[SlotRef]] = []
         there, whole = set(living), set[SlotRef]()
         for first in range(0, len(held) - width + 1, width):
             group = list(held[first : first + width])
-            if there.issuperset(group) and len({slot.node for slot in group}) == 1:
+            if there.issuperset(group) and self._is_close(group):
                 self.chosen.append(group)
                 whole.update(group)
         self.loose: dict[str, list[SlotRef]] = defaultdict(list)
-        for slot in living:
-            if slot not in whole:
-                self.loose[slot.node].append(slot)
+        self._loosen(slot for slot in living if slot not in whole)
 
     def resized(self, size: int) -> list[SlotRef]:
         """Return the slots for `size` workers, and give those back that are not needed."""
@@ -155,12 +162,29 @@ class _Grouped:
         self._leave(len(self.chosen) - count)
         self._complete(count)
         self._start(count)
-        rest = self._remaining(size - self._width * len(self.chosen))
+        rest = self._rest(size - self._width * len(self.chosen))
+        rank = {slot: rank for rank, slot in enumerate(self._held)}
+        self.chosen.sort(key=lambda group: min(rank.get(slot, len(rank)) for slot in group))
+        return [slot for group in self.chosen for slot in group] + rest
+
+    def _is_close(self, group: list[SlotRef]) -> bool:
+        """Return whether the tensor-parallel ranks of a group are on one node each."""
+        ranks = (group[first : first + self._tensor] for first in range(0, len(group), self._tensor))
+        return all(len({slot.node for slot in each}) == 1 for each in ranks)
+
+    def _loosen(self, slots: Iterable[SlotRef]) -> None:
+        for slot in slots:
+            self.loose[slot.node].append(slot)
+
+    def _rest(self, number: int) -> list[SlotRef]:
+        """Return `number` slots for the ranks that are in no whole group, and give the loose ones back."""
+        if self._tensor < self._width:
+            living = [slot for slots in self.loose.values() for slot in slots]
+            return _Grouped(self._pool, living, self._held, self._tensor, self._tensor).resized(number)
+        rest = self._remaining(number)
         for slots in self.loose.values():
             self._pool.give(slots)
-        newest = len(self._rank)
-        self.chosen.sort(key=lambda group: min(self._rank.get(slot, newest) for slot in group))
-        return [slot for group in self.chosen for slot in group] + rest
+        return rest
 
     def _leave(self, number: int) -> None:
         """Break up `number` groups: where the task has the fewest workers, the highest ranks first."""
@@ -169,8 +193,7 @@ class _Grouped:
         by_use = sorted(range(len(self.chosen)), key=lambda index: (self._own[self.chosen[index][0].node], -index))
         left = set(by_use[:number])
         for index in left:
-            group = self.chosen[index]
-            self.loose[group[0].node] += group
+            self._loosen(self.chosen[index])
         self.chosen = [group for index, group in enumerate(self.chosen) if index not in left]
 
     def _complete(self, count: int) -> None:
@@ -203,7 +226,7 @@ class _Grouped:
             self.chosen.append(self._pool.take(node, self._width))
 
     def _remaining(self, number: int) -> list[SlotRef]:
-        """Return `number` slots for the ranks that are in no whole group: on one node, where that is possible."""
+        """Return `number` slots: on one node, where that is possible."""
         nodes = sorted(self._own, key=lambda node: -len(self.loose.get(node, ())))
         fitting = [node for node in nodes if len(self.loose.get(node, ())) + self._pool.count(node) >= number]
         nodes = fitting[:1] or nodes
@@ -222,17 +245,6 @@ class _Grouped:
             found += self._pool.take(other, min(number - len(found), self._pool.count(other)))
             self._pool.push(other)
         return found
-
-
-def _living(free: Mapping[str, set[int]], slots: Iterable[SlotRef]) -> list[SlotRef]:
-    """Return those of `slots` that can be used, and take them out of `free`."""
-    living = []
-    for slot in slots:
-        there = free.get(slot.node)
-        if there is not None and slot.slot in there:
-            there.remove(slot.slot)
-            living.append(slot)
-    return living
 
 
 def _shrunk(slots: Sequence[SlotRef], size: int, wanted: Mapping[str, int]) -> tuple[list[SlotRef], list[SlotRef]]:

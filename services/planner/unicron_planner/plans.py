@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from unicron.contracts.plans import Plan, TaskShare
-from unicron.contracts.tasks import SlotRef, TaskSpec
+from unicron.contracts.tasks import ParallelLayout, TaskSpec
 from unicron_planner import throughput
+from unicron_planner.holdings import Holdings
 from unicron_planner.lookup import Event, Row, Situation, Standing
 from unicron_planner.placement import place
 
@@ -14,24 +15,25 @@ from unicron_planner.placement import place
 def make_plan(
     event: Event,
     row: Row,
-    before: Plan | None,
+    number: int,
     tasks: Mapping[str, TaskSpec],
+    held: Holdings,
     usable: Mapping[str, Sequence[int]],
     situation: Situation,
 ) -> Plan:
-    """Return the plan that follows `before`.
+    """Return the plan that carries out `row`.
 
     Args:
         event: what it answers.
         row: how many workers each task gets.
-        before: the plan in force.
+        number: of the plan.
         tasks: in order of submission.
+        held: which slots each task has now.
         usable: slots that may be used, by node.
         situation: what the row was made from.
     """
-    held = slots_of(before)
-    groups = {task: _group(situation.tasks[task], row.sizes[task]) for task in tasks}
-    placed = place(usable, held, {task: row.sizes[task] for task in tasks}, groups)
+    shapes = {task: _shape(spec, situation.tasks[task], row.sizes[task]) for task, spec in tasks.items()}
+    placed = place(usable, held, {task: row.sizes[task] for task in tasks}, shapes)
     shares = []
     for task, spec in tasks.items():
         standing, size = situation.tasks[task], len(placed[task])
@@ -40,13 +42,14 @@ def make_plan(
                 task=task,
                 slots=placed[task],
                 waf=float(standing.waf[np.searchsorted(standing.sizes, size)]),
-                before=len(held.get(task, ())),
+                before=len(held.of(task)),
                 waf_before=standing.held_waf,
                 reason="" if size else waiting_reason(spec, tasks, row),
+                layout=spec.layout.with_workers(size),
             )
         )
     return Plan(
-        number=before.number + 1 if before else 1,
+        number=number,
         trigger=str(event.trigger),
         workers=row.workers,
         shares=shares,
@@ -54,21 +57,14 @@ def make_plan(
         reward=row.reward,
         running_s=situation.running_s(row.workers),
         transition_s=situation.failure_s if event.lost else situation.resize_s,
+        tasks=list(tasks),
     )
-
-
-def slots_of(plan: Plan | None) -> dict[str, list[SlotRef]]:
-    """Return the slots that `plan` gives each task."""
-    return {share.task: share.slots for share in plan.shares} if plan else {}
 
 
 def differs(plan: Plan, before: Plan | None) -> bool:
     """Return whether `plan` says anything new: another slot, another task, or another reason to wait."""
-
-    def gist(given: Plan | None) -> list[tuple[str, list[SlotRef], str]]:
-        return [(share.task, share.slots, share.reason) for share in given.shares] if given else []
-
-    return gist(plan) != gist(before)
+    tasks = [share.task for share in before.shares] if before else []
+    return [share.task for share in plan.shares] != tasks or bool(plan.news(before).shares)
 
 
 def waiting_reason(spec: TaskSpec, tasks: Mapping[str, TaskSpec], row: Row) -> str:
@@ -90,6 +86,8 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _group(standing: Standing, size: int) -> int:
-    """Return how many workers of the task belong into one node at `size`."""
-    return 1 if standing.groups is None else int(standing.groups[np.searchsorted(standing.sizes, size)])
+def _shape(spec: TaskSpec, standing: Standing, size: int) -> ParallelLayout:
+    """Return which workers belong together at `size`: replicas, or the tensor-parallel groups that its model needs."""
+    if standing.tensor is None:
+        return spec.layout
+    return ParallelLayout(tensor=int(standing.tensor[np.searchsorted(standing.sizes, size)]))

@@ -1,5 +1,7 @@
 """What the planner remembers."""
 
+from copy import copy
+
 import msgspec
 
 from unicron.contracts.base import Record
@@ -41,6 +43,7 @@ class PlannerState(msgspec.Struct, kw_only=True):
         nodes: by name, lost ones included.
         drained: nodes that a user took out of use; holds over their loss and return.
         tasks: those that are not ended, in order of submission.
+        joined: nodes that are to be planned for together, in a moment.
         plan: the last one that was sent out.
         measured: iteration times by task and size.
         epochs: membership epoch of each task's last iteration.
@@ -56,6 +59,7 @@ class PlannerState(msgspec.Struct, kw_only=True):
     nodes: dict[str, Node] = {}
     drained: list[str] = []
     tasks: dict[str, TaskSpec] = {}
+    joined: list[str] = []
     plan: Plan | None = None
     measured: dict[str, dict[int, Measured]] = {}
     epochs: dict[str, int] = {}
@@ -66,3 +70,8 @@ class PlannerState(msgspec.Struct, kw_only=True):
     exposed: int = 0
     believed_rate: float = 0.0
     clock: float = 0.0
+
+    def copy(self) -> "PlannerState":
+        """Return one whose nodes, tasks and lists can be changed without changing this one's."""
+        fields = msgspec.structs.asdict(self)
+        return PlannerState(**{name: copy(value) for name, value in fields.items()})

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from unicron.contracts.base import Record
-from unicron.contracts.tasks import ModelSpec, TaskSpec
+from unicron.contracts.tasks import ModelSpec, ParallelLayout, TaskSpec
 from unicron.costmodel import planning
 from unicron_planner.program import Floats, Ints
 
@@ -136,7 +136,7 @@ def check(spec: TaskSpec) -> None:
         InvalidInputError: its model names what is not known, or its anchor can't be run.
     """
     if spec.model is not None:
-        _curve(spec.model, max(spec.min_workers, spec.model.anchor_workers))
+        _curve(spec.model, max(spec.min_workers, spec.model.anchor_workers), spec.layout.with_workers(0))
 
 
 def least(spec: TaskSpec) -> tuple[int, str]:
@@ -160,14 +160,16 @@ def _feasible(spec: TaskSpec, limit: int) -> tuple[Ints, planning.Curve | None]:
     sizes = np.arange(allowed.start, min(allowed.stop, limit + 1), allowed.step, dtype=np.int64)
     if spec.model is None:
         return sizes, None
-    curve = _curve(spec.model, spec.max_workers if limit >= spec.max_workers else 1 << (limit - 1).bit_length())
+    most = spec.max_workers if limit >= spec.max_workers else 1 << (limit - 1).bit_length()
+    curve = _curve(spec.model, most, spec.layout.with_workers(0))
     _, _, at = np.intersect1d(sizes, curve.sizes, assume_unique=True, return_indices=True)
     return curve.sizes[at], planning.Curve(curve.sizes[at], curve.flops[at], curve.seconds[at], curve.choices[at])
 
 
 @lru_cache(maxsize=1024)
-def _curve(model: ModelSpec, most: int) -> planning.Curve:
-    return planning.curve(model, most)
+def _curve(model: ModelSpec, most: int, shape: ParallelLayout) -> planning.Curve:
+    """Return the model's curve, of any shape of a replica where the task declares none."""
+    return planning.curve(model, most, shape if shape.replica_workers > 1 else None)
 
 
 def _modelled(spec: TaskSpec, sizes: Ints, curve: planning.Curve | None, nominal: float) -> Floats:

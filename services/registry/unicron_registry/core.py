@@ -189,10 +189,10 @@ class RegistryCore(Core):
     # --- tasks: facts ------------------------------------------------------------------------------------------------
 
     def _plan(self, decided: PlanDecided) -> list[Message]:
-        plan = decided.plan
-        if self.state.plan is not None and plan.number <= self.state.plan.number:
+        before = self.state.plan
+        if before is not None and decided.plan.number <= before.number:
             return []
-        self.state.plan = plan
+        self.state.plan = plan = decided.plan.whole(before)
         for share in plan.shares:
             view = self.state.tasks.get(share.task)
             if view is not None and view.state == TaskState.WAITING:

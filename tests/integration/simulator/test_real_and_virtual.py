@@ -1,6 +1,7 @@
 """The same history of faults on a real cluster and in virtual time: the same plans come of it."""
 
 import asyncio
+import itertools
 import signal
 
 import msgspec
@@ -39,7 +40,10 @@ def specs(script):
 
 def plans(journal):
     """Return each plan that was decided on, from the first task on: why, for how many slots, and who gets which."""
-    decided = [message.plan for message in journal if isinstance(message, PlanDecided)]
+    decided = itertools.accumulate(
+        (message.plan for message in journal if isinstance(message, PlanDecided)),
+        lambda before, plan: plan.whole(before),
+    )
     told = [
         (plan.trigger, plan.workers, {share.task: [str(slot) for slot in share.slots] for share in plan.shares})
         for plan in decided
@@ -71,8 +75,9 @@ class Real:
 
     async def planned(self, trigger):
         """Wait for the plan, and until all its tasks compute as it says."""
-        decided = await self.scene.until(lambda: [m for m in self.scene.of(PlanDecided) if m.plan.trigger == trigger])
-        wanted = {share.task: sorted(map(str, share.slots)) for share in decided[-1].plan.shares if share.slots}
+        await self.scene.until(lambda: [m for m in self.scene.of(PlanDecided) if m.plan.trigger == trigger])
+        *_, (_, _, slots) = [plan for plan in plans(self.scene.journal) if plan[0] == trigger]
+        wanted = {task: sorted(given) for task, given in slots.items() if given}
         async with asyncio.timeout(60):
             while await self.found() != wanted:
                 await asyncio.sleep(0.05)

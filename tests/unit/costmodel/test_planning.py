@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 from helpers.costmodel import gpt, one
 
+from unicron.contracts.tasks import ParallelLayout
 from unicron.costmodel import catalogue, costs, formulas, planning
 from unicron.errors import InvalidInputError
 
@@ -136,3 +137,21 @@ def test_tensor_groups_stay_inside_nodes_of_any_size():
 @pytest.mark.parametrize("most", [0, 1])
 def test_no_gpus_are_an_empty_curve(most):
     assert planning.curve(gpt("7B"), most).sizes.tolist() == []
+
+
+def test_a_declared_shape_leaves_only_its_configurations():
+    free = planning.curve(gpt("7B"), 128)
+    for shape in (ParallelLayout(tensor=2, pipeline=4), ParallelLayout(tensor=8)):
+        curve = planning.curve(gpt("7B"), 128, shape)
+        layouts = [curve.configuration(index).layout for index in range(len(curve.sizes))]
+        assert layouts
+        assert layouts == [shape.with_workers(size) for size in curve.sizes.tolist()]
+        best = dict(zip(free.sizes.tolist(), free.seconds.tolist(), strict=True))
+        assert all(seconds >= best[size] for size, seconds in zip(curve.sizes.tolist(), curve.seconds, strict=True))
+
+
+def test_ranks_that_share_a_replica_out_are_data_parallel_with_a_distributed_optimizer():
+    curve = planning.curve(gpt("7B"), 64, ParallelLayout(shard=8))
+    found = [curve.configuration(index) for index in range(len(curve.sizes))]
+    assert found
+    assert all(one.distributed and one.data % 8 == 0 and one.tensor == one.pipeline == 1 for one in found)

@@ -25,6 +25,7 @@ from helpers.planner import (
     table,
     tell,
 )
+from msgspec import structs
 from unicron_planner.core import REFRESH, Planner
 from unicron_planner.main import PlannerSettings, wiring
 from unicron_planner.state import PlannerState
@@ -41,7 +42,7 @@ from unicron.contracts.events import (
     TaskSubmitted,
 )
 from unicron.contracts.queries import GetPlan, GetStatus
-from unicron.contracts.tasks import TaskState
+from unicron.contracts.tasks import ParallelLayout, TaskState
 from unicron.errors import InvalidInputError
 
 # --- the example: three nodes of two slots, weights 1.0 and 2.0 ------------------------------------------------------
@@ -313,7 +314,7 @@ def test_the_table_is_there_for_whoever_asks_before_it_was_made():
 
 def test_the_planner_answers_only_for_its_plan():
     reply, out = Planner().answer(GetStatus())
-    assert (reply.error, out) == ("the planner does not answer GetStatus; it answers GetPlan, WhatIf and GetCurve", [])
+    assert (reply.error, out) == ("this service does not answer GetStatus; it answers GetPlan, WhatIf, GetCurve", [])
 
 
 def storm(rng):
@@ -347,8 +348,7 @@ def test_in_a_storm_prepared_answers_equal_computed_ones_and_every_rule_holds():
         quick, slow = Planner(), Planner()
         for message in storm(rng):
             plans = tell(quick, message)
-            slow._table, slow._situation = {}, None
-            answers = [found.plan for found in slow.handle(message) if isinstance(found, PlanDecided)]
+            answers = tell(slow, message, prepared=False)
             assert [slots(plan) for plan in plans] == [slots(plan) for plan in answers]
             assert [plan.reward for plan in plans] == pytest.approx([plan.reward for plan in answers])
             assert not any(plan.prepared for plan in answers)
@@ -416,3 +416,24 @@ def test_settings_reach_the_core():
     assert core._situate().failure_rate == pytest.approx(2 / 3600)
     measure(core, "a", 2, 1.0)
     assert core.state.measured == {}
+
+
+# --- layouts ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_layout_of_a_share_counts_its_replicas():
+    planner = cluster(*TWO)
+    layouts = {share.task: share.layout for share in planner.state.plan.shares}
+    assert layouts == {"a": ParallelLayout(replicas=2), "b": ParallelLayout(replicas=4)}
+
+
+def test_a_task_of_a_declared_shape_gets_whole_replicas_of_it():
+    planner = cluster()
+    pairs = structs.replace(spec("b", most=6, throughput={}), layout=ParallelLayout(tensor=2))
+    planner.state.tasks["b"] = pairs  # submitting it is refused as long as nobody can train it
+    (plan,) = tell(planner, admitted("n4"), prepared=False)
+    (share,) = plan.shares
+    assert share.layout == ParallelLayout(tensor=2, replicas=3)
+    assert [slot.node for slot in share.slots] == ["n1", "n1", "n2", "n2", "n3", "n3"]
+    with pytest.raises(InvalidInputError, match="not there yet"):
+        planner.handle(TaskSubmitted(task="b", spec=pairs))

@@ -4,9 +4,24 @@ from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unicron_planner.placement import place
+from unicron_planner import placement
+from unicron_planner.holdings import Holdings
 
-from unicron.contracts.tasks import SlotRef
+from unicron.contracts.tasks import ParallelLayout, SlotRef
+
+
+def place(usable, held, sizes, groups=None):
+    """Place tasks, some of them in tensor-parallel groups of so many workers."""
+    return place_shapes(
+        usable, held, sizes, {task: ParallelLayout(tensor=width) for task, width in (groups or {}).items()}
+    )
+
+
+def place_shapes(usable, held, sizes, shapes):
+    holdings = Holdings(held)
+    for task in held.keys() - sizes.keys():
+        holdings.drop(task)
+    return placement.place(usable, holdings, sizes, shapes)
 
 
 def refs(*texts):
@@ -225,3 +240,68 @@ def test_as_many_groups_are_inside_a_node_as_space_allows(cluster):
     formed = [slots[first : first + width] for first in range(0, size - width + 1, width)]
     room = sum(count // width for count in space.values())
     assert sum(map(inside, formed)) >= min(size // width, room)
+
+
+# --- replicas of several tensor-parallel groups -----------------------------------------------------------------------
+
+TWO_BY_TWO = ParallelLayout(tensor=2, pipeline=2)
+
+
+def replicas(slots, shape=TWO_BY_TWO):
+    each = shape.replica_workers
+    return [slots[first : first + each] for first in range(0, len(slots), each)]
+
+
+def tensor_groups(slots, shape=TWO_BY_TWO):
+    return [slots[first : first + shape.tensor] for first in range(0, len(slots), shape.tensor)]
+
+
+def test_each_replica_is_on_one_node_where_that_is_possible():
+    placed = place_shapes(FOUR, {}, {"a": 12}, {"a": TWO_BY_TWO})["a"]
+    assert all(map(inside, replicas(placed)))
+
+
+def test_a_replica_that_fits_on_no_node_keeps_its_tensor_ranks_together():
+    three = {f"n{number}": [0, 1, 2] for number in range(1, 5)}
+    placed = place_shapes(three, {}, {"a": 8}, {"a": TWO_BY_TWO})["a"]
+    assert len(set(placed)) == 8
+    assert all(map(inside, tensor_groups(placed)))
+    wide = ParallelLayout(tensor=4, pipeline=2)
+    placed = place_shapes(FOUR, {}, {"a": 16}, {"a": wide})["a"]
+    assert all(map(inside, tensor_groups(placed, wide)))
+
+
+def test_replicas_that_are_whole_stay_in_their_order_and_the_rest_of_a_broken_one_comes_last():
+    wide = ParallelLayout(tensor=4, pipeline=2)
+    held = {"a": [SlotRef(node=node, slot=slot) for node in ("n3", "n1", "n2", "n4") for slot in range(4)]}
+    left = {node: slots for node, slots in FOUR.items() if node != "n1"} | {"n5": [0, 1, 2, 3]}
+    placed = place_shapes(left, held, {"a": 16}, {"a": wide})["a"]
+    assert placed[:8] == held["a"][8:], "a replica over two nodes is whole"
+    assert placed[8:12] == held["a"][:4], "what is left of the broken one is used again"
+    assert {slot.node for slot in placed[12:]} == {"n5"}
+    assert place_shapes(left, held, {"a": 8}, {"a": wide})["a"] == held["a"][8:], "it makes way first"
+
+
+@settings(max_examples=300, deadline=None)
+@given(clusters(), st.integers(1, 3), st.integers(1, 3))
+def test_replicas_that_are_whole_are_never_torn_apart(cluster, tensor, pipeline):
+    usable, held, sizes = cluster
+    shape = ParallelLayout(tensor=tensor, pipeline=pipeline)
+    each = shape.replica_workers
+    sizes = {name: size // each * each for name, size in sizes.items()}
+    held = {name: slots[: len(slots) // each * each] for name, slots in held.items()}
+    placed = place_shapes(usable, held, sizes, dict.fromkeys(sizes, shape))
+    assert {name: len(slots) for name, slots in placed.items()} == sizes
+    used = Counter(slot for slots in placed.values() for slot in slots)
+    assert set(used.values()) <= {1}
+    assert all(slot.slot in usable.get(slot.node, ()) for slot in used)
+    for name, slots in placed.items():
+        whole = [
+            one
+            for one in replicas(held[name], shape)
+            if all(slot.slot in usable.get(slot.node, ()) for slot in one)
+            and all(map(inside, tensor_groups(one, shape)))
+        ]
+        kept = [one for one in replicas(slots, shape) if one in whole]
+        assert len(kept) >= min(len(whole), sizes[name] // each)
+        assert kept == [one for one in whole if one in kept], "in their order"

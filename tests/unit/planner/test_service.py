@@ -92,6 +92,7 @@ async def test_a_lost_node_is_answered_from_the_table_and_a_restart_goes_on_wher
         back = await found(bus, PlanDecided, lambda message: message.plan.trigger == "node_joined:n2")
         assert sizes(back.plan) == sizes(whole.plan)
         assert back.plan.number == plan.plan.number + 1
+        assert back.correlation == "fact-20", "a plan that waited for more nodes is of the chain of the first"
 
 
 async def test_a_task_that_cannot_be_weighed_is_put_aside_and_the_planner_lives_on(world):

@@ -27,7 +27,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.queries import DrainNode, GetPlan, GetStatus, RemoveTask, SubmitTask
-from unicron.contracts.tasks import Member, NodeState, Slot, SlotRef, TaskSpec, TaskState, WorkerStatus
+from unicron.contracts.tasks import Member, NodeState, ParallelLayout, Slot, SlotRef, TaskSpec, TaskState, WorkerStatus
 
 SLOTS = [Slot(index=0), Slot(index=1)]
 SPEC = TaskSpec(
@@ -302,12 +302,21 @@ def test_the_name_of_an_ended_task_may_be_used_again(running, end):
         {"flops_per_iteration": math.inf},
         {"throughput": {2: -1.0}},
         {"env": {"A=B": "1"}},
+        {"layout": ParallelLayout(tensor=2)},
+        {"layout": ParallelLayout(pipeline=0)},
     ],
 )
 def test_a_spec_that_can_not_run_is_refused(registry, fields):
     [(field, value)] = list(fields.items())[-1:]
     refused(registry, SubmitTask(spec=msgspec.structs.replace(SPEC, **fields)), field)
     assert registry.state.tasks == {}, value
+
+
+def test_a_layout_that_makes_no_whole_replicas_says_so(registry):
+    spec = msgspec.structs.replace(SPEC, min_workers=5, max_workers=7, layout=ParallelLayout(tensor=2, pipeline=2))
+    error = registry.answer(SubmitTask(spec=spec))[0].error
+    assert "training with more than one worker a replica is not there yet" in error
+    assert "no multiple of it that makes whole replicas of 4 workers lies between" in error
 
 
 def test_a_node_given_up_between_its_joining_and_its_admission_is_up_as_it_is_to_all_others(registry):
@@ -366,6 +375,16 @@ def test_a_waiting_task_tells_the_plans_reason(registry):
     place = TaskShare(task="gpt", slots=[SlotRef(node="node-1", slot=0)])
     registry.handle(PlanDecided(plan=Plan(number=3, trigger="node_joined:node-2", workers=4, shares=[place])))
     assert task(registry).reason == ""
+
+
+def test_the_status_shows_the_whole_plan_though_only_what_is_new_travels(registry):
+    shares = [TaskShare(task=name, slots=[SlotRef(node=name, slot=0)], before=1) for name in ("a", "b")]
+    whole = Plan(number=1, trigger="node_joined:n1", workers=2, shares=shares, tasks=["a", "b"])
+    registry.handle(PlanDecided(plan=whole))
+    news = msgspec.structs.replace(whole, number=2, shares=[msgspec.structs.replace(shares[1], slots=[])])
+    registry.handle(PlanDecided(plan=news))
+    plan = registry.answer(GetStatus())[0].status.plan
+    assert (plan.number, plan.shares) == (2, [shares[0], *news.shares])
 
 
 def test_an_older_plan_changes_nothing(registry):

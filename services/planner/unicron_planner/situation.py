@@ -1,0 +1,75 @@
+"""What the program needs to know: how each task stands, and what is believed of it. Pure functions on `state`."""
+
+import numpy as np
+
+from unicron.contracts.queries import Curve, CurvePoint
+from unicron_planner import estimates, nodes, throughput
+from unicron_planner.estimates import FAILURE, RESIZE, Options
+from unicron_planner.holdings import Holdings
+from unicron_planner.lookup import Situation, Standing
+from unicron_planner.state import PlannerState
+from unicron_planner.throughput import Estimate
+
+
+def situate(state: PlannerState, held: Holdings, options: Options) -> Situation:
+    """Return the cluster as it is."""
+    reach = _reach(state)
+    nominal = _nominal(state, reach)
+    return Situation(
+        tasks={task: _standing(state, task, len(held.of(task)), nominal, reach) for task in state.tasks},
+        failure_rate=estimates.failure_rate(state, options),
+        resize_s=estimates.transition_s(state, options, RESIZE),
+        failure_s=estimates.transition_s(state, options, FAILURE),
+    )
+
+
+def curve(state: PlannerState, task: str, held: int) -> Curve:
+    """Return what is believed of a task that has `held` workers."""
+    reach = _reach(state)
+    known, measured = _estimate(state, task, _nominal(state, reach), reach), state.measured.get(task, {})
+    points = [
+        CurvePoint(
+            workers=size,
+            flops=flops,
+            waf=state.tasks[task].weight * flops,
+            source=source,
+            spread=measured[size].spread if source == throughput.MEASURED else 0.0,
+            text="" if known.curve is None else str(known.curve.configuration(at)),
+        )
+        for at, (size, flops, source) in enumerate(
+            zip(known.sizes.tolist(), known.flops.tolist(), known.sources, strict=True)
+        )
+    ]
+    return Curve(task=task, held=held, points=points)
+
+
+def _standing(state: PlannerState, task: str, held: int, nominal: float, reach: int) -> Standing:
+    spec, known = state.tasks[task], _estimate(state, task, nominal, max(held, reach))
+    waf = np.concatenate([[0.0], spec.weight * known.flops])
+    sizes = np.concatenate([[0], known.sizes])
+    at = int(np.searchsorted(sizes, held))
+    held_waf = float(waf[at]) if at < len(sizes) and sizes[at] == held else 0.0
+    tensor = None
+    if known.curve is not None and spec.layout.replica_workers == 1:  # it declares none, so the model's choice holds
+        tensor = np.concatenate([[1], known.curve.choices[:, 0]])
+    return Standing(sizes, waf, held, held_waf, tensor)
+
+
+def _reach(state: PlannerState) -> int:
+    """Return the slots of all nodes that were ever here, and of one more."""
+    return sum(len(node.slots) for node in state.nodes.values()) + nodes.usual_slots(state)
+
+
+def _estimate(state: PlannerState, task: str, nominal: float, limit: int) -> Estimate:
+    """Return T(t, x) for all feasible x up to `limit`."""
+    return throughput.estimate(state.tasks[task], state.measured.get(task, {}), limit, nominal)
+
+
+def _nominal(state: PlannerState, reach: int) -> float:
+    """Return the FLOP/s per worker to assume where nothing is known: the median of what the known tasks achieve."""
+    found = []
+    for task, spec in state.tasks.items():
+        if throughput.known(spec, state.measured.get(task, {})):
+            first = _estimate(state, task, 1.0, reach)
+            found += [first.flops[0] / first.sizes[0]] if len(first.sizes) else []
+    return float(np.median(found)) if found else 1.0

@@ -1,0 +1,44 @@
+"""What travels of a plan: the shares that say something new, and how the whole is made of them again."""
+
+from unicron.contracts.plans import Plan, TaskShare
+from unicron.contracts.tasks import ParallelLayout, SlotRef
+
+
+def share(task, *nodes, **fields):
+    slots = [SlotRef(node=node, slot=0) for node in nodes]
+    return TaskShare(task=task, slots=slots, layout=ParallelLayout(replicas=len(nodes)), **fields)
+
+
+def plan(number, *shares):
+    return Plan(
+        number=number, trigger="node_lost:n1", workers=4, shares=list(shares), tasks=[one.task for one in shares]
+    )
+
+
+FIRST = plan(1, share("a", "n1", waf=2.0), share("b", "n2", "n3", waf=3.0), share("c", reason="needs 9 workers"))
+
+
+def test_a_first_plan_travels_whole():
+    assert FIRST.news(None) == FIRST
+    assert FIRST.whole(None) == FIRST
+
+
+def test_only_what_is_new_travels_and_the_reader_has_the_whole_again():
+    ready = share("c", reason="needs 8 workers")
+    second = plan(2, share("b", "n2", "n3", before=2, waf=3.0, waf_before=3.0), ready, share("d", "n4"))
+    news = second.news(FIRST)
+    assert [one.task for one in news.shares] == ["c", "d"]
+    assert news.whole(FIRST) == second
+
+
+def test_a_share_that_was_kept_has_what_it_had():
+    second = plan(2, share("a", "n1", before=1, waf=2.0, waf_before=2.0), share("b", "n2", before=2, waf=1.0))
+    third = plan(3, *(one.kept() for one in second.shares))
+    assert third.news(second).shares == []
+    assert third.news(second).whole(second) == third
+    assert [(one.before, one.waf_before) for one in third.shares] == [(1, 2.0), (1, 1.0)]
+
+
+def test_a_plan_from_before_there_were_left_out_shares_is_whole():
+    old = Plan(number=2, trigger="node_lost:n1", workers=4, shares=[share("b", "n2")])
+    assert old.whole(FIRST) == old
