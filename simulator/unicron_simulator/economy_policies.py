@@ -100,6 +100,7 @@ class Unicron(Cluster):
 
     def _adopt(self, plan: Plan) -> list[str]:
         """Take a plan over; return the tasks that it changes."""
+        plan = plan.whole(self.plans[-1] if self.plans else None)
         self.plans.append(plan)
         changed = [share.task for share in plan.shares if share.slots != self._slots[share.task]]
         self._slots |= {share.task: share.slots for share in plan.shares}
