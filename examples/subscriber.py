@@ -26,7 +26,7 @@ def describe(event: dict[str, Any]) -> str:
         return f"{clock} FAILURE sev{event['severity']} {event['status']} {where}: {event.get('reason', '')}"
     plan = event["plan"]
     workers = ", ".join(f"{share['task']} {len(share.get('slots', []))}" for share in plan.get("shares", []))
-    return f"{clock} PLAN {plan['number']} after {plan['trigger']}: {workers or 'nothing moves'} of {plan['workers']} slots"
+    return f"{clock} PLAN {plan['number']} after {plan['trigger']}: {workers or 'no change'} of {plan['workers']} slots"
 
 
 async def main(url: str) -> None:
