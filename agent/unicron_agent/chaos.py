@@ -6,26 +6,21 @@ import os
 import signal
 from collections.abc import Callable
 
-from unicron.contracts import worker as wire
 from unicron.contracts.queries import InjectFault
+from unicron.contracts.worker import RaiseFault, ToWorker
 from unicron.errors import InvalidInputError
 from unicron_agent.core import AgentCore
-from unicron_agent.settings import AgentSettings
 from unicron_agent.supervisor import Supervisor
 
-Tell = Callable[[str, wire.ToWorker], None]
+Send = Callable[[str, ToWorker], None]
 
 
-def break_something(
-    query: InjectFault, settings: AgentSettings, core: AgentCore, supervisor: Supervisor, tell: Tell
-) -> str:
+def break_something(query: InjectFault, core: AgentCore, supervisor: Supervisor, send: Send) -> str:
     """Carry the fault out; return what was done, for a person.
 
     Raises:
-        InvalidInputError: chaos is not allowed here, or there is no such worker or fault.
+        InvalidInputError: there is no such worker or fault.
     """
-    if not settings.chaos:
-        raise InvalidInputError(f"{core.node} injects no faults: start its agent with UNICRON_CHAOS=true")
     if query.fault == "kill-node":
         asyncio.get_running_loop().call_later(0.02, _die)
         return f"{core.node} kills itself with all its workers"
@@ -37,7 +32,7 @@ def break_something(
         case "stop-worker":
             supervisor.signal(query.worker, signal.SIGSTOP)
         case "raise":
-            tell(query.worker, wire.RaiseFault())
+            send(query.worker, RaiseFault())
         case _:
             raise InvalidInputError(f"fault {query.fault!r}: use kill-worker, stop-worker, raise or kill-node")
     return f"{query.fault} {query.worker} on {core.node}"

@@ -1,17 +1,22 @@
-"""The agent's decisions, pure: which commands to carry out, what a worker's words mean, who has stalled."""
+"""The agent's decisions, pure: stimuli go in, facts for the bus and effects for the shell come out."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from unicron import codec, subjects
 from unicron.checks import share_problems
 from unicron.contracts.base import Message
-from unicron.contracts.commands import Command, Regroup
+from unicron.contracts.commands import Command, Regroup, StartWorker, StopWorker
 from unicron.contracts.events import (
     CollectiveFailed,
+    CommandRefused,
+    DeadLetter,
     FailureDetected,
     IterationFinished,
+    NodeHeartbeat,
+    NodeJoined,
+    NodeLeft,
     RecordingSwitched,
     Regrouped,
     StepTimed,
@@ -19,25 +24,43 @@ from unicron.contracts.events import (
     WorkerFinished,
     WorkerRaised,
     WorkerReady,
-    WorkerStalled,
 )
-from unicron.contracts.tasks import WorkerPhase, WorkerStatus
 from unicron.contracts.timings import period_of
 from unicron.contracts.worker import (
     Broken,
+    FetchState,
     Finished,
     Hello,
     Iterated,
     Joined,
     Membership,
-    Progress,
+    Ping,
     Raised,
     Ready,
     Sample,
     Timed,
     ToAgent,
 )
-from unicron.errors import InvalidInputError, StaleTokenError
+from unicron.errors import InvalidInputError, StaleTokenError, UnicronError
+from unicron_agent.stimuli import (
+    Adopted,
+    Effect,
+    EntryRead,
+    Kill,
+    Leave,
+    ObtainState,
+    ProcessExited,
+    ProcessStarted,
+    Published,
+    Reconnected,
+    SendToWorker,
+    StartProcess,
+    Stimulus,
+    StoreToken,
+    Tick,
+    WorkerSaid,
+)
+from unicron_agent.workers import StallLimits, Worker
 
 REPORTS: dict[type[ToAgent], type[Message]] = {
     Ready: WorkerReady,
@@ -50,84 +73,176 @@ REPORTS: dict[type[ToAgent], type[Message]] = {
 }
 """What a worker says, and the fact that the agent makes of it: the same fields, and where it came from."""
 
+PING_S = 0.2
+"""How long a worker may be quiet before it is asked whether it is there."""
 
-BUSY = frozenset({WorkerPhase.COMPUTE, WorkerPhase.REDUCE, WorkerPhase.STEP})
-"""Phases in which a worker is to make progress."""
+ADOPTION_S = 0.5
+"""How long adopted workers have to say where they are; they knock ten times a second."""
 
-
-@dataclass(frozen=True)
-class StallLimits:
-    """How long a worker may be silent, in seconds.
-
-    Attributes:
-        factor: of the mean of its own microbatches (paper section 4.1 says 3, of an iteration).
-        unresponsive_s: floor for a process whose control thread does not answer: it is stopped, or starved.
-        hang_s: floor for one that answers; its script may be busy with something that is no microbatch.
-    """
-
-    factor: float = 3.0
-    unresponsive_s: float = 0.7
-    hang_s: float = 20.0
+Out = list[Message | Effect]
 
 
-@dataclass
-class Worker:
-    """A worker process as this agent knows it. Times are monotonic seconds of the agent.
-
-    Attributes:
-        interval_s: running mean of the time between two signs of progress while computing; None before the first.
-        reported: the epoch and iteration for which a stall was reported already.
-    """
-
-    worker: str
-    task: str
-    slot: int
-    pid: int
-    correlation: str = ""
-    epoch: int = -1
-    iteration: int = -1
-    rank: int = -1
-    ready: bool = False
-    phase: WorkerPhase = WorkerPhase.STARTING
-    done: int = 0
-    moved_at: float = 0.0
-    heard_at: float = 0.0
-    interval_s: float | None = None
-    stopping: bool = False
-    finished: bool = False
-    reported: tuple[int, int] | None = None
-
-    def status(self) -> WorkerStatus:
-        """Return what the registry and the transition service are told of it."""
-        return WorkerStatus(
-            worker=self.worker,
-            task=self.task,
-            slot=self.slot,
-            pid=self.pid,
-            epoch=self.epoch,
-            iteration=self.iteration,
-            ready=self.ready,
-        )
-
-
-@dataclass
 class AgentCore:
-    """Everything the agent knows about its workers; messages in, facts out.
+    """Everything the agent knows and decides.
+
+    Facts come out with the correlation of their cause where they have one; the shell fills in the rest.
 
     Attributes:
-        joined: place in the journal at which the node joined last; None until that is known.
+        incarnation: under which the node joined last; each time another, so that commands to an earlier one are told
+            apart. Empty before the first time.
+        joined: place in the journal at which it did; None until that is known.
         given_up: place of the newest fact that gives this node up for its silence, -1 where there is none.
+        token: highest fencing token seen.
         samples: by task, what its workers are to record, where somebody has switched that.
     """
 
-    node: str
-    incarnation: str = ""
-    joined: int | None = None
-    given_up: int = -1
-    limits: StallLimits = field(default_factory=StallLimits)
-    token: int = 0
-    workers: dict[str, Worker] = field(default_factory=dict)
-    samples: dict[str, Sample] = field(default_factory=dict)
+    def __init__(
+        self,
+        card: NodeJoined,
+        boot: str,
+        token: int = 0,
+        limits: StallLimits = StallLimits(),  # noqa: B008 it is frozen
+        heartbeat_s: float = 0.5,
+    ) -> None:
+        """Make the core of a node's agent.
+
+        Args:
+            card: what the node joins with, but for incarnation and workers.
+            boot: a name for this start of the agent, unlike that of any other.
+            token: that an earlier agent of this node stored.
+            limits: for workers without progress.
+            heartbeat_s: seconds between signs of life.
+        """
+        self.node = card.node
+        self.incarnation = ""
+        self.joined: int | None = None
+        self.given_up = -1
+        self.token = token
+        self.workers: dict[str, Worker] = {}
+        self.samples: dict[str, Sample] = {}
+        self._card, self._boot, self._limits, self._heartbeat_s = card, boot, limits, heartbeat_s
+        self._joins = 0
+        self._awaited: set[str] = set()
+        self._join_by = self._beat_at = 0.0
+        self._left = False
+
+    def handle(self, stimulus: Stimulus, now: float) -> Out:
+        """Take a stimulus in at `now`, in monotonic seconds; return facts and effects, each kind in its order."""
+        match stimulus:
+            case WorkerSaid(name, message):
+                return self._said(name, message, now)
+            case ProcessStarted(name, pid):
+                return self._started(name, pid)
+            case ProcessExited():
+                return self._exited(stimulus)
+        return [] if self._left else self._handle_unless_left(stimulus, now)
+
+    def _handle_unless_left(self, stimulus: Stimulus, now: float) -> Out:
+        out: Out = []
+        match stimulus:
+            case EntryRead():
+                out = self._read(stimulus)
+            case Tick():
+                out = self._tick(now)
+            case Published(fact, sequence):
+                out = self._published(fact, sequence)
+            case Adopted():
+                out = self._adopt(stimulus, now)
+            case Reconnected() if self.incarnation:  # the others may hold this node to be lost
+                out = self._join()
+            case Leave():
+                out = self._leave()
+        return out
+
+    # --- joining and leaving -----------------------------------------------------------------------------------------
+
+    def _adopt(self, adopted: Adopted, now: float) -> Out:
+        """Take over the workers of an earlier agent; the node joins when they have said where they are."""
+        for each in adopted.found:
+            self.workers[each.worker] = Worker(
+                worker=each.worker,
+                task=each.task,
+                slot=each.slot,
+                pid=each.pid,
+                correlation=each.correlation,
+                moved_at=now,
+                heard_at=now,
+            )
+        self._awaited, self._join_by = set(self.workers), now + ADOPTION_S
+        return [] if self._awaited else self._join()
+
+    def _no_longer_awaited(self, name: str) -> Out:
+        """Join for the first time once every adopted worker has spoken or is gone."""
+        self._awaited.discard(name)
+        return [] if self._awaited or self.incarnation or self._left else self._join()
+
+    def _join(self) -> Out:
+        """Say what there is on this node, each time under a new name: commands to the old one are out of date."""
+        self._joins += 1
+        self.incarnation, self.joined = f"{self._boot}.{self._joins}", None
+        present = [worker.status() for worker in self.workers.values() if not worker.stopping]
+        return [msgspec.structs.replace(self._card, incarnation=self.incarnation, workers=present)]
+
+    def _published(self, fact: Message, sequence: int) -> Out:
+        if isinstance(fact, NodeJoined) and fact.incarnation == self.incarnation:
+            self.joined = sequence
+        return self._rejoin_if_given_up()
+
+    def _rejoin_if_given_up(self) -> Out:
+        """Join again where this node was given up for its silence after it joined.
+
+        That fact may be late: of a connection that ended long before, or of an earlier agent.
+        """
+        return self._join() if self.joined is not None and self.given_up > self.joined else []
+
+    def _leave(self) -> Out:
+        """Say goodbye before any worker ends: whoever hears them end must know why."""
+        out: Out = [NodeLeft(node=self.node, incarnation=self.incarnation)]
+        for name in list(self.workers):
+            out += self._stop(name)
+        self._left = True
+        return out
+
+    # --- the journal -------------------------------------------------------------------------------------------------
+
+    def _read(self, entry: EntryRead) -> Out:
+        try:
+            message = codec.decode_message(entry.data)
+            if subjects.of(message) != entry.subject:
+                raise InvalidInputError(f"{type(message).__name__} does not belong on {entry.subject}")  # noqa: TRY301
+            if isinstance(message, RecordingSwitched):
+                return self._switch(message)
+        except InvalidInputError as error:
+            return [DeadLetter(subject=entry.subject, error=str(error), payload=entry.data[:4096])]
+        if isinstance(message, Command):
+            return self._obey(message)
+        if isinstance(message, FailureDetected) and (message.node, message.method) == (self.node, "node_health"):
+            self.given_up = entry.sequence  # for what happens on it, a node is not to come back by itself
+        return self._rejoin_if_given_up()
+
+    def _switch(self, switched: RecordingSwitched) -> Out:
+        """Have the workers of a task record another share of their iterations."""
+        if problems := share_problems(switched.share):
+            raise InvalidInputError(f"RecordingSwitched of task {switched.task!r}: {problems[0]}")
+        sample = self.samples[switched.task] = Sample(period=period_of(switched.share))
+        return [SendToWorker(name, sample) for name, worker in self.workers.items() if worker.task == switched.task]
+
+    def _obey(self, command: Command) -> Out:
+        before, out = self.token, Out()
+        try:
+            if self.admit(command):
+                out = self._carry_out(command)
+        except UnicronError as error:
+            refused = CommandRefused(
+                node=self.node,
+                command=command.id,
+                reason=str(error),
+                task=getattr(command, "task", ""),
+                worker=getattr(command, "worker", ""),
+                correlation=command.correlation,
+            )
+            out = [refused]
+        return [StoreToken(self.token), *out] if self.token > before else out
 
     def admit(self, command: Command) -> bool:
         """Return whether to carry a command out: not one that was meant for the node before it joined anew.
@@ -144,142 +259,137 @@ class AgentCore:
         self.token = command.token
         return command.incarnation in {"", self.incarnation}
 
-    @property
-    def wrongly_given_up(self) -> bool:
-        """Whether this node was given up for its silence after it joined, so that it must join again.
+    def _carry_out(self, command: Command) -> Out:
+        match command:
+            case StartWorker():
+                return self._start(command)
+            case StopWorker(worker=name):
+                return self._stop(name)
+            case Regroup():
+                return self._regroup(command)
+        return []
 
-        That fact may be late: of a connection that ended long before, or of an earlier agent.
-        """
-        return self.joined is not None and self.given_up > self.joined
+    # --- workers -----------------------------------------------------------------------------------------------------
 
-    def read(self, message: Message, sequence: int) -> None:
-        """Note what `message` in the journal says of this node.
+    def _start(self, command: StartWorker) -> Out:
+        """Take the worker in at once, so that a StopWorker right behind finds it; its process comes when it can."""
+        if command.worker in self.workers:
+            return []  # heard before
+        if command.slot not in {slot.index for slot in self._card.slots}:
+            last = len(self._card.slots) - 1
+            raise InvalidInputError(f"slot {command.slot}: {self.node} has slots 0 to {last}")
+        others = self._in_slot(command.slot)
+        taken = next((other.worker for other in others if not (other.stopping or other.finished)), None)
+        if taken is not None:
+            raise InvalidInputError(f"slot {command.slot} is taken by worker {taken}")
+        self.workers[command.worker] = Worker(
+            worker=command.worker,
+            task=command.task,
+            slot=command.slot,
+            correlation=command.correlation,
+            queued=command if others else None,
+        )
+        return [] if others else [StartProcess(command)]
 
-        A node given up because of what happens on it is not to come back by itself.
-        """
-        if isinstance(message, FailureDetected) and (message.node, message.method) == (self.node, "node_health"):
-            self.given_up = sequence
+    def _in_slot(self, slot: int) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.slot == slot]
 
-    def switch(self, switched: RecordingSwitched) -> list[str]:
-        """Remember what the workers of a task are to record; return those that live and have to be told.
-
-        Raises:
-            InvalidInputError: the share is none.
-        """
-        if problems := share_problems(switched.share):
-            raise InvalidInputError(f"RecordingSwitched of task {switched.task!r}: {problems[0]}")
-        self.samples[switched.task] = Sample(period=period_of(switched.share))
-        return [name for name, worker in self.workers.items() if worker.task == switched.task]
-
-    def sample_of(self, name: str) -> Sample | None:
-        """Return what worker `name` has to be told when it connects; None where the usual holds."""
-        worker = self.workers.get(name)
-        return self.samples.get(worker.task) if worker else None
-
-    def memberships(self, order: Regroup) -> list[Membership]:
-        """Return the place in the new epoch of each worker here that takes part."""
-        return [
-            Membership(
-                epoch=order.epoch,
-                rendezvous=order.rendezvous,
-                rendezvous_id=order.rendezvous_id,
-                rank=rank,
-                world_size=order.world_size,
-                member=member,
-                layout=order.layout,
-            )
-            for member, rank in zip(order.members, order.ranks, strict=False)
-            if member.worker in self.workers
-        ]
-
-    def said(self, name: str, message: ToAgent, now: float) -> list[Message]:
-        """Take in what worker `name` said at `now`; return the facts for the bus."""
+    def _started(self, name: str, pid: int) -> Out:
         worker = self.workers.get(name)
         if worker is None:
             return []
-        worker.heard_at = now
-        _note(worker, message, now)
+        worker.pid = pid
+        return [Kill(name)] if worker.stopping else []
+
+    def _stop(self, name: str) -> Out:
+        worker = self.workers.get(name)
+        if worker is None:
+            return []
+        worker.stopping = True
+        return [Kill(name)] if worker.queued is None else self._exited(ProcessExited(name))
+
+    def _exited(self, exited: ProcessExited) -> Out:
+        """A process is gone; its slot's next one, if that waits, can start."""
+        worker = self.workers.pop(exited.worker, None)
+        if worker is None:
+            return []
+        fact = WorkerExited(
+            node=self.node,
+            slot=worker.slot,
+            task=worker.task,
+            worker=worker.worker,
+            exit_code=exited.exit_code,
+            signal=exited.signal,
+            expected=worker.stopping,
+            finished=worker.finished,
+            iteration=worker.iteration,
+            microbatches_done=worker.done,
+            stderr=list(exited.stderr),
+        )
+        return [fact, *self._start_queued(worker.slot), *self._no_longer_awaited(worker.worker)]
+
+    def _start_queued(self, slot: int) -> Out:
+        match self._in_slot(slot):
+            case [Worker(queued=StartWorker() as command) as waiting]:
+                waiting.queued = None
+                return [StartProcess(command)]
+        return []
+
+    def _regroup(self, order: Regroup) -> Out:
+        """Send each worker here that takes part its place in the new epoch, now and when it connects again."""
+        out: Out = []
+        for member, rank in zip(order.members, order.ranks, strict=False):
+            worker = self.workers.get(member.worker)
+            if worker is not None:
+                worker.correlation = order.correlation
+                worker.membership = Membership(
+                    epoch=order.epoch,
+                    rendezvous=order.rendezvous,
+                    rendezvous_id=order.rendezvous_id,
+                    rank=rank,
+                    world_size=order.world_size,
+                    member=member,
+                    layout=order.layout,
+                )
+                out.append(SendToWorker(worker.worker, worker.membership))
+        return out
+
+    def _said(self, name: str, message: ToAgent, now: float) -> Out:
+        worker = self.workers.get(name)
+        if worker is None:
+            return []
+        worker.note(message, now)
+        match message:
+            case Hello():
+                remembered = (worker.membership, self.samples.get(worker.task))
+                return [SendToWorker(name, each) for each in remembered if each] + self._no_longer_awaited(name)
+            case FetchState(ref=ref):
+                return [ObtainState(name, ref)]
+            case Iterated(rank=rank) if rank:  # one is enough
+                return []
+        return self._report(worker, message)
+
+    def _report(self, worker: Worker, message: ToAgent) -> Out:
+        """Return the fact that a worker's message makes."""
         kind = REPORTS.get(type(message))
-        if kind is None or (isinstance(message, Iterated) and message.rank):
+        if kind is None:
             return []
         fields: dict[str, Any] = {**msgspec.structs.asdict(worker.status()), **msgspec.structs.asdict(message)}
         fields["node"] = self.node
+        if isinstance(message, (Ready, Joined)):  # what it was told to do; the rest begins a chain
+            fields["correlation"] = worker.correlation
         return [kind(**{field: value for field, value in fields.items() if field in kind.__struct_fields__})]
 
-    def exited(self, name: str, exit_code: int | None, signal: int | None, stderr: list[str]) -> list[Message]:
-        """A worker process is gone; return the fact."""
-        worker = self.workers.pop(name, None)
-        if worker is None:
-            return []
-        return [
-            WorkerExited(
-                node=self.node,
-                slot=worker.slot,
-                task=worker.task,
-                worker=name,
-                exit_code=exit_code,
-                signal=signal,
-                expected=worker.stopping,
-                finished=worker.finished,
-                iteration=worker.iteration,
-                microbatches_done=worker.done,
-                stderr=stderr,
-            )
-        ]
-
-    def stalled(self, now: float) -> list[Message]:
-        """Return a fact for each worker that has made no progress for too long, once an iteration."""
-        facts: list[Message] = []
-        for worker in self.workers.values():
-            if worker.stopping or worker.interval_s is None or worker.phase not in BUSY:
-                continue
-            waited, silent = now - worker.moved_at, now - worker.heard_at
-            usual = self.limits.factor * worker.interval_s
-            quiet = max(self.limits.unresponsive_s, usual)
-            responsive = silent < quiet
-            limit = max(self.limits.hang_s, usual) if responsive else quiet
-            place = (worker.epoch, worker.iteration)
-            if waited < limit or worker.reported == place:
-                continue
-            worker.reported = place
-            facts.append(
-                WorkerStalled(
-                    node=self.node,
-                    slot=worker.slot,
-                    task=worker.task,
-                    worker=worker.worker,
-                    epoch=worker.epoch,
-                    iteration=worker.iteration,
-                    phase=worker.phase if worker.phase == WorkerPhase.REDUCE else WorkerPhase.COMPUTE,
-                    waited_s=waited,
-                    limit_s=limit,
-                    responsive=responsive,
-                )
-            )
-        return facts
-
-
-def _note(worker: Worker, message: ToAgent, now: float) -> None:
-    """Keep what the message says of the worker's whereabouts."""
-    match message:
-        case Hello():
-            worker.epoch, worker.iteration, worker.ready = message.epoch, message.iteration, message.ready
-            worker.moved_at = now
-        case Ready():
-            worker.ready, worker.phase = True, WorkerPhase.WAITING
-        case Progress():
-            _move(worker, message, now)
-        case Joined():
-            worker.epoch, worker.iteration, worker.rank = message.epoch, message.iteration, message.rank
-            worker.phase, worker.moved_at = WorkerPhase.COMPUTE, now
-        case Finished():
-            worker.finished, worker.phase = True, WorkerPhase.FINISHED
-
-
-def _move(worker: Worker, message: Progress, now: float) -> None:
-    """Note progress, and how long it took where that was a microbatch."""
-    if message.phase == worker.phase == WorkerPhase.COMPUTE and message.done > worker.done:
-        took = now - worker.moved_at
-        worker.interval_s = took if worker.interval_s is None else 0.9 * worker.interval_s + 0.1 * took
-    worker.phase, worker.iteration, worker.done = message.phase, message.iteration, message.done
-    worker.moved_at = now
+    def _tick(self, now: float) -> Out:
+        """Say that this node lives, ask the quiet workers whether they do, and report those that have stalled."""
+        out: Out = []
+        if not self.incarnation and now >= self._join_by:
+            out += self._join()
+        if self.incarnation and now >= self._beat_at:
+            self._beat_at = now + self._heartbeat_s
+            out.append(NodeHeartbeat(node=self.node, incarnation=self.incarnation))
+        for name, worker in self.workers.items():
+            if worker.pid and now - worker.heard_at > PING_S:
+                out.append(SendToWorker(name, Ping()))
+            out += worker.stalled(self.node, self._limits, now)
+        return out

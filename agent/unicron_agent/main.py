@@ -3,7 +3,7 @@
 from unicron.bus.nats import connect
 from unicron.clock import SystemClock
 from unicron.runner import run_process
-from unicron_agent.agent import Agent
+from unicron_agent.node import Node
 from unicron_agent.settings import AgentSettings
 from unicron_agent.slots import find_slots
 
@@ -12,7 +12,7 @@ async def _run(settings: AgentSettings) -> None:
     slots = find_slots(settings.slots)
     bus = await connect(settings, f"agent.{settings.node}")
     try:
-        await Agent(settings, bus, SystemClock(), slots).run()
+        await Node(settings, bus, SystemClock(), slots).run()
     finally:
         await bus.close()
 

@@ -14,37 +14,19 @@ from typing import Any
 
 import msgspec
 
-from unicron.contracts.base import Record
+from unicron.contracts.commands import StartWorker
 from unicron.errors import UnicronError
+from unicron_agent.stimuli import ProcessExited, Running
 
 PR_SET_CHILD_SUBREAPER = 36
 TAIL_LINES = 30
 TAIL_BYTES = 64 * 1024
 
-Exited = Callable[[str, int | None, int | None, list[str]], None]
-"""Called with a worker's name, exit code, signal (both None where unknown) and last lines of output."""
-
-
-class Running(Record, kw_only=True, frozen=True):
-    """What is written down of a worker, so that an agent that comes back finds it.
-
-    Attributes:
-        started: start time of the process in clock ticks since boot, which tells a reused process id.
-    """
-
-    worker: str
-    task: str
-    slot: int
-    pid: int
-    started: int
-    log: str
-    correlation: str = ""
-
 
 class Supervisor:
     """Starts, watches and ends worker processes."""
 
-    def __init__(self, run_dir: Path, environment: dict[str, str], on_exit: Exited) -> None:
+    def __init__(self, run_dir: Path, environment: dict[str, str], on_exit: Callable[[ProcessExited], None]) -> None:
         self._run_dir = run_dir
         self._environment = environment
         self._on_exit = on_exit
@@ -91,27 +73,26 @@ class Supervisor:
         found = json.loads(line)
         return dict(found)
 
-    async def start_worker(
-        self, name: str, task: str, slot: int, command: list[str], cwd: Path, env: dict[str, str], correlation: str
-    ) -> int:
-        """Start `command` as worker `name`; return its process id.
+    async def start_worker(self, command: StartWorker, env: dict[str, str]) -> int:
+        """Start the process of a worker; return its process id.
 
         A Python script, or a module (`python -m`), is forked from the warm standby; anything else starts afresh.
 
         Raises:
             OSError: the program or its folder is not there.
+            UnicronError: the standby is dead.
         """
+        name, spec = command.worker, command.spec
         log = self._run_dir / "logs" / f"{name}.log"
-        cwd = cwd.resolve(strict=True)
-        script = _python_script(command)
+        cwd = Path(spec.workdir or ".").resolve(strict=True)
+        script = _python_script(spec.command)
         if script is not None:
             module, argv = script
-            request = {"argv": argv, "module": module, "cwd": str(cwd), "env": env, "log": str(log)}
-            pid = await self.fork(request)
+            pid = await self.fork({"argv": argv, "module": module, "cwd": str(cwd), "env": env, "log": str(log)})
         else:
             with log.open("ab") as output:
                 process = subprocess.Popen(  # noqa: ASYNC220 returns at once
-                    command,
+                    spec.command,
                     cwd=cwd,
                     env={**os.environ, **self._environment, **env},
                     stdin=subprocess.DEVNULL,
@@ -122,33 +103,41 @@ class Supervisor:
                 pid = process.pid
         running = Running(
             worker=name,
-            task=task,
-            slot=slot,
+            task=command.task,
+            slot=command.slot,
             pid=pid,
             started=_start_time(pid) or 0,
             log=str(log),
-            correlation=correlation,
+            correlation=command.correlation,
         )
-        self._record(name).write_bytes(msgspec.json.encode(running))
         self._watch(running)
+        try:
+            self._record(name).write_bytes(msgspec.json.encode(running))
+        except OSError:  # no later agent would find it
+            self.kill(name)
+            raise
         return pid
 
-    def adopt(self) -> tuple[list[Running], list[Running]]:
-        """Find the workers of an earlier agent; return those that live, now watched, and those that are gone."""
-        living, gone = [], []
+    def adopt(self) -> list[Running]:
+        """Find and watch the workers of an earlier agent; `on_exit` tells soon which of them are gone."""
+        found = []
         for path in sorted((self._run_dir / "workers").glob("*.json")):
             try:
                 running = msgspec.json.decode(path.read_bytes(), type=Running)
             except msgspec.MsgspecError:  # written half when the machine went down
                 path.unlink()
                 continue
+            found.append(running)
             if _start_time(running.pid) == running.started:
-                living.append(running)
                 self._watch(running)
             else:
-                gone.append(running)
-                path.unlink()
-        return living, gone
+                asyncio.get_running_loop().call_soon(self._gone, running, None)
+        return found
+
+    @property
+    def watching(self) -> bool:
+        """Whether there is a process of a worker."""
+        return bool(self._running)
 
     def kill(self, name: str) -> None:
         """Kill the worker at once, stopped ones too; `on_exit` tells when it is gone."""
@@ -160,13 +149,6 @@ class Supervisor:
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to the worker."""
         os.kill(self._running[name].pid, number)
-
-    def tail(self, log: str) -> list[str]:
-        """Return the last lines that a worker wrote."""
-        with contextlib.suppress(OSError), Path(log).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return file.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
-        return []
 
     async def stop(self) -> None:
         """Kill all workers and the standby, and wait for the workers to be gone."""
@@ -208,7 +190,15 @@ class Supervisor:
         if process := self._fresh.pop(running.worker, None):
             process.returncode = 0  # its status was collected above; it must not be waited for again
         self._record(running.worker).unlink(missing_ok=True)
-        self._on_exit(running.worker, code, number, self.tail(running.log))
+        self._on_exit(ProcessExited(running.worker, code, number, _tail(running.log)))
+
+
+def _tail(log: str) -> tuple[str, ...]:
+    """Return the last lines that a worker wrote."""
+    with contextlib.suppress(OSError), Path(log).open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return tuple(file.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
+    return ()
 
 
 def _python_script(command: list[str]) -> tuple[bool, list[str]] | None:

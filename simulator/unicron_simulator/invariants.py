@@ -59,6 +59,7 @@ class Invariants:
         self._living: dict[str, Trainer] = {}
         self._sequences: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
+        self._numbers: Counter[str] = Counter()
         self._started: set[str] = set()
         self._at: dict[str, int] = {}
         self._joins: Counter[str] = Counter()
@@ -91,6 +92,8 @@ class Invariants:
             self.check(
                 message.id in self._committed, f"{message.source} published {kind} {message.id} without a commit"
             )
+        if message.source not in SERVICES:
+            self._in_order(message)
         match message:
             case DeadLetter(subject=subject, error=error):
                 self.check(False, f"{message.source} could not use a message on {subject}: {error}")
@@ -108,6 +111,14 @@ class Invariants:
                 self.ended[task] = TaskState.FAILED
             case TaskStateChanged(task=task, state=state) if state.ended:
                 self.ended[task] = state
+
+    def _in_order(self, fact: Message) -> None:
+        """Check that an agent's facts stand in the order in which it made them, which their ids tell."""
+        boot, _, number = fact.id.rpartition("-")
+        self.check(
+            int(number) > self._numbers[boot], f"{type(fact).__name__} {fact.id} stands behind facts made after it"
+        )
+        self._numbers[boot] = int(number)
 
     def _failure(self, failure: FailureDetected) -> None:
         if failure.severity is Severity.SEV1:
@@ -164,17 +175,16 @@ class Invariants:
 
     # --- nodes and workers -------------------------------------------------------------------------------------------
 
-    def admitted(self, command: Command, incarnation: str) -> None:
-        """Check a command that an agent is about to obey as `incarnation`."""
+    def commanded(self, command: Command, incarnation: str, *, refused: bool, obeyed: bool) -> None:
+        """Check what an agent made of a command that it read as `incarnation`."""
         what = f"{type(command).__name__} {command.id} to {command.node}"
+        newest = self._tokens[command.node]
+        self.check(refused or command.token >= newest, f"{what} took effect with token {command.token} after {newest}")
         self.check(
-            command.token >= self._tokens[command.node],
-            f"{what} took effect with token {command.token} after {self._tokens[command.node]}",
+            not obeyed or command.incarnation in {"", incarnation},
+            f"{what} took effect for incarnation {command.incarnation}",
         )
-        self.check(
-            command.incarnation in {"", incarnation}, f"{what} took effect for incarnation {command.incarnation}"
-        )
-        self._tokens[command.node] = max(command.token, self._tokens[command.node])
+        self._tokens[command.node] = max(command.token, newest)
 
     def started(self, command: StartWorker, others: list[str]) -> None:
         """Check a process that starts."""

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 from unicron_agent.core import AgentCore
+from unicron_agent.outbox import Outbox
 from unicron_detector.main import DetectorSettings
 from unicron_detector.main import wiring as detector_wiring
 from unicron_planner.core import Planner
@@ -55,6 +56,7 @@ class Parts:
 
     service: type[Service] = Service
     agent: type[AgentCore] = AgentCore
+    outbox: type[Outbox] = Outbox
     compares: bool = True
     remembers: bool = True
 
@@ -109,7 +111,7 @@ class World:
             name: Machine(name, slots, clock, self.network, self.invariants) for name, slots in scene.slots.items()
         }
         for machine in self.machines.values():
-            machine.machines, machine.make_core = self.machines, parts.agent
+            machine.machines, machine.make_core, machine.make_outbox = self.machines, parts.agent, parts.outbox
         self._instances: dict[str, list[_Instance]] = {name: [] for name in SERVICES}
         self._wirings = wirings()
         self._ids = 0

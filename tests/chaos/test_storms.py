@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from unicron_agent.core import AgentCore
+from unicron_agent.outbox import Outbox
 from unicron_simulator import storm
 from unicron_simulator.world import Parts
 
+from unicron.contracts.events import NodeJoined
 from unicron.ledger import Ledger
 from unicron.service import Service
 
@@ -62,6 +65,22 @@ class Forgetting(AgentCore):
         return True
 
 
+class Amnesiac(AgentCore):
+    """An agent that takes over no worker of the one before it."""
+
+    def _adopt(self, adopted, now):
+        return super()._adopt(replace(adopted, found=[]), now)
+
+
+class Impatient(Outbox):
+    """An outbox in which joining, as after a reconnect, goes before the facts that wait."""
+
+    def put(self, fact):
+        super().put(fact)
+        if isinstance(fact, NodeJoined):
+            self._facts._queue.rotate(1)
+
+
 class Hasty(Service):
     """A service that publishes before it commits."""
 
@@ -100,6 +119,8 @@ def found(parts, seeds=100):
     [
         (Parts(agent=Obedient), "took effect with token"),
         (Parts(agent=Forgetting), "took effect for incarnation"),
+        (Parts(agent=Amnesiac), "was started in"),
+        (Parts(outbox=Impatient), "behind facts made after it"),
         (Parts(service=Hasty), "without a commit"),
         (Parts(service=Overwriting), "lacks its part"),
         (Parts(compares=False), ""),
@@ -108,6 +129,8 @@ def found(parts, seeds=100):
     ids=[
         "no-token-check",
         "no-incarnation-check",
+        "no-adoption",
+        "joins-first",
         "publish-first",
         "parts-overwritten",
         "no-compare",

@@ -1,14 +1,40 @@
-"""The agent's decisions: fencing, what a worker's words become, and who has stalled."""
+"""The agent's decisions: what it obeys, starts, ends and joins with, what a worker's words become, and who stalls."""
 
+import msgspec
 import pytest
-from unicron_agent.core import AgentCore, StallLimits, Worker
+from unicron_agent.core import ADOPTION_S, AgentCore
+from unicron_agent.stimuli import (
+    Adopted,
+    EntryRead,
+    Kill,
+    Leave,
+    ObtainState,
+    ProcessExited,
+    ProcessStarted,
+    Published,
+    Reconnected,
+    Running,
+    SendToWorker,
+    StartProcess,
+    StoreToken,
+    Tick,
+    WorkerSaid,
+)
+from unicron_agent.workers import StallLimits
 
+from unicron import codec, subjects
 from unicron.contracts import worker as wire
-from unicron.contracts.commands import StopWorker
+from unicron.contracts.base import Message
+from unicron.contracts.commands import Regroup, StartWorker, StopWorker
 from unicron.contracts.events import (
     CollectiveFailed,
+    CommandRefused,
+    DeadLetter,
     FailureDetected,
     IterationFinished,
+    NodeHeartbeat,
+    NodeJoined,
+    NodeLeft,
     RecordingSwitched,
     Regrouped,
     Severity,
@@ -18,115 +44,385 @@ from unicron.contracts.events import (
     WorkerReady,
     WorkerStalled,
 )
+from unicron.contracts.states import StateLocation, StateRef
+from unicron.contracts.tasks import Member, Slot, TaskSpec
 from unicron.contracts.timings import Op
-from unicron.errors import InvalidInputError, StaleTokenError
 
 PLACE = {"node": "n1", "slot": 1, "task": "gpt", "worker": "gpt-1"}
+CARD = NodeJoined(node="n1", incarnation="", host="h", slots=[Slot(index=0), Slot(index=1)], rendezvous="h:1", pid=7)
+
+
+class Scene:
+    """An agent's core, and a clock that a test sets."""
+
+    def __init__(self, *found, token=0):
+        self.core = AgentCore(CARD, "b", token, StallLimits(factor=3, unresponsive_s=0.5, hang_s=20))
+        self.now, self.sequence = 0.0, 0
+        self.first = self.hear(Adopted([running(name) for name in found]))
+
+    def hear(self, stimulus):
+        return self.core.handle(stimulus, self.now)
+
+    def read(self, message, source="transition", subject=None):
+        self.sequence += 1
+        message = msgspec.structs.replace(message, source=source, id="m1", correlation="chain")
+        return self.hear(EntryRead(self.sequence, subject or subjects.of(message), codec.encode(message)))
+
+    def say(self, message, name="gpt-1"):
+        return self.hear(WorkerSaid(name, message))
+
+    def run(self, name="gpt-1", slot=1):
+        """Start a worker, as far as its first words."""
+        [effect] = self.read(start(name, slot))
+        assert isinstance(effect, StartProcess)
+        assert self.hear(ProcessStarted(name, 42)) == []
+        assert self.say(hello(name), name) == []
+
+    def compute(self, *times, done=1):
+        """Let the worker finish a microbatch at each of `times`."""
+        for offset, self.now in enumerate(times):
+            self.say(wire.Progress(iteration=3, phase="compute", done=done + offset))
+
+    def stalled(self, now):
+        self.now = now
+        return [fact for fact in self.hear(Tick()) if isinstance(fact, WorkerStalled)]
+
+
+def running(name, slot=1):
+    return Running(worker=name, task="gpt", slot=slot, pid=41, correlation="before")
+
+
+def hello(name="gpt-1", **where):
+    return wire.Hello(worker=name, pid=42, **where)
+
+
+def start(name="gpt-1", slot=1, token=0, **fields):
+    return StartWorker(
+        node="n1", token=token, slot=slot, worker=name, task="gpt", spec=TaskSpec(name="gpt", command=["x"]), **fields
+    )
+
+
+def stop(name="gpt-1", token=0, node="n1", **fields):
+    return StopWorker(node=node, token=token, slot=1, worker=name, task="gpt", **fields)
+
+
+def regroup(*names, epoch=2):
+    members = [Member(worker=name, node="n1", slot=1) for name in names]
+    return Regroup(
+        node="n1", task="gpt", epoch=epoch, rendezvous="h:1", members=members, world_size=5, ranks=[3, 4][: len(names)]
+    )
+
+
+def refusal(out):
+    [fact] = [each for each in out if isinstance(each, CommandRefused)]
+    assert (fact.command, fact.correlation, fact.task, fact.worker) == ("m1", "chain", "gpt", "gpt-1")
+    return fact.reason
 
 
 @pytest.fixture
-def core():
-    core = AgentCore(node="n1", limits=StallLimits(factor=3, unresponsive_s=0.5, hang_s=20))
-    core.workers["gpt-1"] = Worker(worker="gpt-1", task="gpt", slot=1, pid=42)
-    return core
+def scene():
+    scene = Scene()
+    scene.run()
+    return scene
 
 
-def compute(core, *times, done=1):
-    """Let the worker finish a microbatch at each of `times`."""
-    for offset, time in enumerate(times):
-        core.said("gpt-1", wire.Progress(iteration=3, phase="compute", done=done + offset), time)
+# --- which commands are obeyed ---------------------------------------------------------------------------------------
 
 
-def stop(token, node="n1"):
-    return StopWorker(node=node, token=token, slot=1, worker="gpt-1", task="gpt")
+def test_a_command_with_an_older_token_is_refused_and_the_newest_token_is_to_be_stored(scene):
+    assert scene.read(stop(token=5)) == [StoreToken(5), Kill("gpt-1")]
+    assert scene.read(stop(token=5)) == [Kill("gpt-1")]
+    assert scene.read(stop(token=7)) == [StoreToken(7), Kill("gpt-1")]
+    out = scene.read(stop(token=6))
+    assert "token 6; 7" in refusal(out)
+    assert len(out) == 1
 
 
-def test_a_command_with_an_older_token_is_refused(core):
-    core.admit(stop(5))
-    core.admit(stop(5))
-    core.admit(stop(7))
-    with pytest.raises(StaleTokenError, match="token 6; 7"):
-        core.admit(stop(6))
-    assert core.token == 7
+def test_a_token_that_an_earlier_agent_stored_counts():
+    assert "token 3; 4" in refusal(Scene(token=4).read(start(token=3)))
 
 
-def test_a_command_for_another_node_is_refused_and_its_token_forgotten(core):
-    with pytest.raises(StaleTokenError, match="'n2'"):
-        core.admit(stop(9, node="n2"))
-    assert core.token == 0
+def test_a_command_for_another_node_is_refused_and_its_token_forgotten(scene):
+    command = msgspec.structs.replace(stop(token=9, node="n2"), source="t", id="m1", correlation="chain")
+    [fact] = scene.hear(EntryRead(9, subjects.of(command), codec.encode(command)))
+    assert "'n2'" in refusal([fact])
+    assert scene.read(stop(token=1)) == [StoreToken(1), Kill("gpt-1")]
+
+
+def test_a_command_from_before_the_node_joined_anew_passes_without_effect(scene):
+    [old] = scene.first
+    [new] = scene.hear(Reconnected())
+    assert scene.read(stop(incarnation=old.incarnation)) == []
+    assert scene.read(stop(incarnation=new.incarnation)) == [Kill("gpt-1")]
+    assert scene.read(stop()) == [Kill("gpt-1")]
+
+
+def test_what_can_not_be_read_becomes_a_dead_letter(scene):
+    [fact] = scene.hear(EntryRead(1, "unicron.v1.cmd.n1.StopWorker.gpt", b"\xc1"))
+    assert fact == DeadLetter(subject="unicron.v1.cmd.n1.StopWorker.gpt", error=fact.error, payload=b"\xc1")
+    [fact] = scene.read(stop(), subject="unicron.v1.cmd.n1.StopWorker.bert")
+    assert "StopWorker does not belong on" in fact.error
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_command_to_start_a_worker_that_is_repeated_starts_one_process():
+    scene = Scene()
+    assert [type(each) for each in scene.read(start())] == [StartProcess]
+    assert scene.read(start()) == []
+    assert scene.hear(ProcessStarted("gpt-1", 42)) == []
+    assert scene.read(start()) == []
+
+
+def test_a_slot_that_is_taken_or_not_there_is_refused(scene):
+    [fact] = scene.read(start("gpt-2", 1))
+    assert fact.reason == "slot 1 is taken by worker gpt-1"
+    [fact] = scene.read(start("gpt-2", 2))
+    assert fact.reason == "slot 2: n1 has slots 0 to 1"
+
+
+@pytest.mark.parametrize("ending", ["ordered", "finished"])
+def test_a_worker_waits_until_the_last_process_in_its_slot_is_gone(scene, ending):
+    scene.read(stop()) if ending == "ordered" else scene.say(wire.Finished(iterations=9))
+    assert scene.read(start("gpt-2")) == []
+    fact, effect = scene.hear(ProcessExited("gpt-1", 0))
+    assert (fact.worker, fact.expected, fact.finished) == ("gpt-1", ending == "ordered", ending == "finished")
+    assert isinstance(effect, StartProcess)
+    assert effect.command.worker == "gpt-2"
+
+
+def test_a_worker_that_is_stopped_while_it_waits_for_its_slot_never_starts(scene):
+    scene.read(stop())
+    scene.read(start("gpt-2"))
+    [fact] = scene.read(stop("gpt-2"))
+    assert (type(fact), fact.worker, fact.expected) == (WorkerExited, "gpt-2", True)
+    assert [type(each) for each in scene.hear(ProcessExited("gpt-1", 0))] == [WorkerExited]
+
+
+def test_a_worker_that_is_stopped_while_its_process_starts_is_killed_when_it_is_there():
+    scene = Scene()
+    scene.read(start())
+    assert scene.read(stop()) == [Kill("gpt-1")]
+    assert scene.hear(ProcessStarted("gpt-1", 42)) == [Kill("gpt-1")]
+
+
+def test_an_exit_carries_where_the_worker_was(scene):
+    scene.compute(10.0, 10.1)
+    gone = ProcessExited("gpt-1", None, 9, ("last words",))
+    assert scene.hear(gone) == [
+        WorkerExited(
+            **PLACE, exit_code=None, signal=9, iteration=3, microbatches_done=2, stderr=["last words"], expected=False
+        )
+    ]
+    assert scene.core.workers == {}
+    assert scene.hear(gone) == []
+    assert scene.read(stop()) == []
+
+
+# --- joining and leaving ---------------------------------------------------------------------------------------------
+
+
+def test_a_node_without_workers_joins_at_once_and_then_beats():
+    scene = Scene()
+    assert scene.first == [msgspec.structs.replace(CARD, incarnation="b.1")]
+    beats = []
+    for scene.now in (0.0, 0.1, 0.4, 0.5, 0.6, 1.1):
+        beats += [(scene.now, each.incarnation) for each in scene.hear(Tick()) if isinstance(each, NodeHeartbeat)]
+    assert beats == [(0.0, "b.1"), (0.5, "b.1"), (1.1, "b.1")]
+
+
+def test_adopted_workers_say_where_they_are_before_the_node_joins():
+    scene = Scene("gpt-1", "gpt-2")
+    assert scene.first == []
+    assert scene.say(hello("gpt-1", epoch=2, iteration=7, ready=True)) == []
+    [joined] = scene.say(hello("gpt-2", epoch=2, iteration=7, ready=True), "gpt-2")
+    assert [(each.worker, each.epoch, each.iteration, each.ready) for each in joined.workers] == [
+        ("gpt-1", 2, 7, True),
+        ("gpt-2", 2, 7, True),
+    ]
+
+
+def test_the_end_of_an_adopted_worker_is_told_before_the_node_joins():
+    scene = Scene("gpt-1")
+    exited, joined = scene.hear(ProcessExited("gpt-1"))
+    assert (exited.worker, exited.exit_code, exited.signal) == ("gpt-1", None, None)
+    assert joined.workers == []
+
+
+def test_a_node_does_not_wait_for_ever_for_an_adopted_worker_that_says_nothing():
+    scene = Scene("gpt-1")
+    assert scene.hear(Reconnected()) == []
+    scene.now = ADOPTION_S - 0.01
+    assert not [each for each in scene.hear(Tick()) if isinstance(each, Message)]
+    scene.now = ADOPTION_S
+    [joined, _beat] = [each for each in scene.hear(Tick()) if isinstance(each, Message)]
+    assert [worker.worker for worker in joined.workers] == ["gpt-1"]
+    assert scene.say(hello()) == [], "it joins once"
+
+
+def test_a_node_joins_again_with_its_living_workers_after_the_bus_was_away(scene):
+    scene.read(start("gpt-2", 0))
+    scene.read(stop("gpt-2"))
+    [joined] = scene.hear(Reconnected())
+    assert joined.incarnation == "b.2"
+    assert [worker.worker for worker in joined.workers] == ["gpt-1"]
+
+
+def failure(method="node_health", node="n1"):
+    return FailureDetected(severity=Severity.SEV1, method=method, status="lost_connection", node=node)
 
 
 @pytest.mark.parametrize(
-    ("method", "node", "joined", "sequence", "rejoins"),
+    ("method", "joined", "sequence", "rejoins"),
     [
-        pytest.param("node_health", "n1", 7, 8, True, id="given up after it joined"),
-        pytest.param("node_health", "n1", 7, 6, False, id="joined since"),
-        pytest.param("node_health", "n1", None, 8, False, id="joining already"),
-        pytest.param("process_supervision", "n1", 7, 8, False, id="given up for what happens on it"),
-        pytest.param("node_health", "n2", 7, 8, False, id="another node, or a task of the same name"),
+        pytest.param("node_health", 7, 8, True, id="given up after it joined"),
+        pytest.param("node_health", 7, 6, False, id="joined since"),
+        pytest.param("node_health", None, 8, False, id="joining already"),
+        pytest.param("process_supervision", 7, 8, False, id="given up for what happens on it"),
     ],
 )
-def test_a_node_that_lives_joins_again_when_it_is_given_up_for_its_silence(
-    core, method, node, joined, sequence, rejoins
-):
-    core.joined = joined
-    core.read(FailureDetected(severity=Severity.SEV1, method=method, status="lost_connection", node=node), sequence)
-    assert core.wrongly_given_up == rejoins
+def test_a_node_that_lives_joins_again_when_it_is_given_up_for_its_silence(method, joined, sequence, rejoins):
+    scene = Scene()
+    [first] = scene.first
+    if joined is not None:
+        assert scene.hear(Published(first, joined)) == []
+    scene.sequence = sequence - 1
+    out = scene.read(failure(method), source="detector")
+    assert [each.incarnation for each in out] == (["b.2"] if rejoins else [])
 
 
-def test_a_node_given_up_before_it_knows_where_it_joined_joins_again_when_it_does(core):
-    core.read(FailureDetected(severity=Severity.SEV1, method="node_health", status="s", node="n1"), 8)
-    assert not core.wrongly_given_up
-    core.joined = 9
-    assert not core.wrongly_given_up
-    core.joined = 7
-    assert core.wrongly_given_up
+def test_a_node_is_not_given_up_with_a_task_of_its_name():
+    scene = Scene()
+    scene.hear(Published(scene.first[0], 7))
+    scene.sequence = 8
+    assert scene.read(msgspec.structs.replace(failure(node="n2"), task="n1"), source="detector") == []
 
 
-def test_a_command_from_before_the_node_joined_anew_passes_without_effect(core):
-    core.incarnation = "new"
-    assert core.admit(StopWorker(node="n1", token=1, incarnation="new", slot=1, worker="gpt-1", task="gpt"))
-    assert core.admit(stop(1))
-    assert not core.admit(StopWorker(node="n1", token=1, incarnation="old", slot=1, worker="gpt-1", task="gpt"))
+def test_a_node_given_up_before_it_knows_where_it_joined_joins_again_when_it_does():
+    scene = Scene()
+    scene.sequence = 7
+    assert scene.read(failure(), source="detector") == []
+    [again] = scene.hear(Published(scene.first[0], 7))
+    assert again.incarnation == "b.2"
+    assert scene.hear(Published(scene.first[0], 9)) == [], "it is not that one that counts any more"
+    assert scene.hear(Published(again, 9)) == []
 
 
-def test_what_a_worker_says_becomes_a_fact_with_its_place(core):
-    assert core.said("gpt-1", wire.Ready(), 1.0) == [WorkerReady(**PLACE, pid=42)]
+def test_a_leaving_node_says_so_before_its_workers_end_and_then_does_nothing_more(scene):
+    scene.read(start("gpt-2", 0))
+    left, *kills = scene.hear(Leave())
+    assert left == NodeLeft(node="n1", incarnation="b.1")
+    assert kills == [Kill("gpt-1"), Kill("gpt-2")]
+    scene.now = 9.0
+    assert scene.hear(Tick()) == scene.hear(Reconnected()) == scene.read(start("gpt-3", 0)) == []
+    [exited] = scene.hear(ProcessExited("gpt-1", None, 9))
+    assert exited.expected
+    assert scene.hear(ProcessStarted("gpt-2", 43)) == [Kill("gpt-2")]
+
+
+# --- what workers are sent -------------------------------------------------------------------------------------------
+
+
+def test_a_membership_goes_to_the_members_here_at_once_and_again_when_they_connect_anew(scene):
+    [sent] = scene.read(regroup("gpt-1", "gone"))
+    assert sent == SendToWorker(
+        "gpt-1",
+        wire.Membership(
+            epoch=2,
+            rendezvous="h:1",
+            rendezvous_id="",
+            rank=3,
+            world_size=5,
+            member=Member(worker="gpt-1", node="n1", slot=1),
+        ),
+    )
+    assert scene.say(hello()) == [sent]
+
+
+def test_workers_are_told_what_to_record_now_and_when_they_connect_later(scene):
+    quarter = wire.Sample(period=4)
+    switch = RecordingSwitched(task="gpt", share=0.25)
+    assert scene.read(switch, "straggler") == [SendToWorker("gpt-1", quarter)]
+    assert scene.read(RecordingSwitched(task="bert", share=0.0), "straggler") == []
+    scene.read(start("gpt-2", 0))
+    assert scene.say(hello("gpt-2"), "gpt-2") == [SendToWorker("gpt-2", quarter)]
+    [fact] = scene.read(RecordingSwitched(task="gpt", share=2.0), "straggler")
+    assert isinstance(fact, DeadLetter)
+    assert "share 2" in fact.error
+    assert scene.say(hello("gpt-2"), "gpt-2") == [SendToWorker("gpt-2", quarter)]
+
+
+def test_a_worker_that_asks_for_a_state_gets_it_from_the_shell(scene):
+    location = StateLocation(node="n2", worker="gpt-9", name="gpt-9.3.state")
+    ref = StateRef(task="gpt", iteration=3, place=0, location=location, size=1, checksum=b"c")
+    assert scene.say(wire.FetchState(ref=ref)) == [ObtainState("gpt-1", ref)]
+
+
+def test_a_quiet_worker_is_asked_whether_it_is_there(scene):
+    def asked(now):
+        scene.now = now
+        return SendToWorker("gpt-1", wire.Ping()) in scene.hear(Tick())
+
+    assert [asked(0.1), asked(0.3)] == [False, True]
+    scene.say(wire.Pong())
+    assert [asked(0.4), asked(0.6)] == [False, True]
+
+
+# --- what workers say ------------------------------------------------------------------------------------------------
+
+
+def test_what_a_worker_says_becomes_a_fact_with_its_place(scene):
+    assert scene.say(wire.Ready()) == [WorkerReady(**PLACE, pid=42, correlation="chain")]
     joined = wire.Joined(
         epoch=2, rank=0, world_size=3, iteration=7, kept=4, recomputed=2, state_from="gpt-2", seconds=0.1
     )
-    assert core.said("gpt-1", joined, 2.0) == [
-        Regrouped(
-            **PLACE, epoch=2, rank=0, world_size=3, iteration=7, kept=4, recomputed=2, state_from="gpt-2", seconds=0.1
-        )
-    ]
-    assert core.said("gpt-1", wire.Broken(epoch=2, iteration=7, error="reset"), 3.0) == [
+    [fact] = scene.say(joined)
+    fields = {"epoch": 2, "rank": 0, "world_size": 3, "iteration": 7, "kept": 4, "recomputed": 2, "seconds": 0.1}
+    assert fact == Regrouped(**PLACE, **fields, state_from="gpt-2", correlation="chain")
+    assert scene.say(wire.Broken(epoch=2, iteration=7, error="reset")) == [
         CollectiveFailed(**PLACE, epoch=2, iteration=7, error="reset")
     ]
     raised = wire.Raised(iteration=7, exception="ValueError", text="no", traceback="...")
-    assert core.said("gpt-1", raised, 4.0) == [
-        WorkerRaised(**PLACE, iteration=7, exception="ValueError", text="no", traceback="...")
-    ]
+    assert scene.say(raised) == [WorkerRaised(**PLACE, iteration=7, exception="ValueError", text="no", traceback="...")]
 
 
-def test_only_rank_0_tells_of_iterations(core):
+def test_a_new_membership_belongs_to_the_chain_of_its_command_and_not_to_that_of_the_start():
+    scene = Scene("gpt-1")
+    scene.say(hello())
+    assert scene.say(wire.Ready())[0].correlation == "before"
+    scene.read(regroup("gpt-1"))
+    joined = wire.Joined(epoch=2, rank=0, world_size=3, iteration=7, kept=4, recomputed=2, state_from="", seconds=0.1)
+    assert scene.say(joined)[0].correlation == "chain"
+
+
+def test_only_rank_0_tells_of_iterations(scene):
     def iterated(rank):
         return wire.Iterated(iteration=7, epoch=2, rank=rank, world_size=3, seconds=0.5, loss=2.5)
 
-    assert core.said("gpt-1", iterated(1), 1.0) == []
-    assert core.said("gpt-1", iterated(0), 1.0) == [
+    assert scene.say(iterated(1)) == []
+    assert scene.say(iterated(0)) == [
         IterationFinished(**PLACE, epoch=2, iteration=7, world_size=3, seconds=0.5, loss=2.5)
     ]
 
 
-def test_a_worker_nobody_knows_says_nothing(core):
-    assert core.said("gpt-9", wire.Ready(), 1.0) == []
+def test_what_a_worker_recorded_is_passed_on_of_every_rank(scene):
+    op = Op(kind=1, microbatch=3, start_us=10, duration_us=20)
+    fields = {"epoch": 2, "iteration": 20, "rank": 1, "world_size": 3, "began": 5.5, "ops": [op]}
+    assert scene.say(wire.Timed(**fields)) == [StepTimed(**PLACE, **fields)]
 
 
-def test_a_silent_worker_stalls_after_three_times_its_microbatch(core):
-    compute(core, 10.0, 10.4, 10.8, 11.2)
-    assert core.stalled(12.3) == []
-    [fact] = core.stalled(12.5)
+def test_a_worker_nobody_knows_says_nothing(scene):
+    assert scene.say(wire.Ready(), "gpt-9") == []
+
+
+# --- who stalls ------------------------------------------------------------------------------------------------------
+
+
+def test_a_silent_worker_stalls_after_three_times_its_microbatch(scene):
+    scene.compute(10.0, 10.4, 10.8, 11.2)
+    assert scene.stalled(12.3) == []
+    [fact] = scene.stalled(12.5)
     assert fact == WorkerStalled(
         **PLACE,
         epoch=-1,
@@ -136,62 +432,35 @@ def test_a_silent_worker_stalls_after_three_times_its_microbatch(core):
         limit_s=pytest.approx(1.2),
         responsive=False,
     )
-    assert core.stalled(12.6) == []  # once an iteration
+    assert scene.stalled(12.6) == []  # once an iteration
 
 
-def test_a_worker_that_answers_is_given_longer(core):
-    compute(core, 10.0, 10.1, 10.2)
-    core.said("gpt-1", wire.Pong(), 30.0)
-    assert core.stalled(30.1) == []
-    core.said("gpt-1", wire.Pong(), 30.4)
-    [fact] = core.stalled(30.5)
+def test_a_worker_that_answers_is_given_longer(scene):
+    scene.compute(10.0, 10.1, 10.2)
+    scene.now = 30.0
+    scene.say(wire.Pong())
+    assert scene.stalled(30.1) == []
+    scene.now = 30.4
+    scene.say(wire.Pong())
+    [fact] = scene.stalled(30.5)
     assert fact.responsive
     assert fact.limit_s == 20
 
 
-def test_what_a_worker_recorded_is_passed_on_of_every_rank(core):
-    op = Op(kind=1, microbatch=3, start_us=10, duration_us=20)
-    timed = wire.Timed(iteration=20, epoch=2, rank=1, world_size=3, began=5.5, ops=[op])
-    fields = {"epoch": 2, "iteration": 20, "rank": 1, "world_size": 3, "began": 5.5, "ops": [op]}
-    assert core.said("gpt-1", timed, 1.0) == [StepTimed(**PLACE, **fields)]
+def test_who_waits_for_others_is_on_its_way_out_or_has_not_begun_does_not_stall(scene):
+    assert scene.stalled(1000.0) == []
+    scene.compute(10.0, 10.1)
+    scene.now = 10.2
+    scene.say(wire.Progress(iteration=3, phase="waiting", done=2))
+    assert scene.stalled(1000.0) == []
+    scene.compute(1000.0)
+    scene.read(stop())
+    assert scene.stalled(2000.0) == []
 
 
-def test_workers_are_told_what_to_record_now_and_when_they_connect_later(core):
-    assert core.sample_of("gpt-1") is None
-    assert core.switch(RecordingSwitched(task="gpt", share=0.25)) == ["gpt-1"]
-    assert core.switch(RecordingSwitched(task="bert", share=0.0)) == []
-    core.workers["gpt-2"] = Worker(worker="gpt-2", task="gpt", slot=0, pid=43)
-    core.workers["bert-1"] = Worker(worker="bert-1", task="bert", slot=2, pid=44)
-    assert [core.sample_of(name) for name in ("gpt-2", "bert-1", "gone")] == [
-        wire.Sample(period=4),
-        wire.Sample(period=0),
-        None,
-    ]
-    with pytest.raises(InvalidInputError, match="share 2"):
-        core.switch(RecordingSwitched(task="gpt", share=2.0))
-    assert core.sample_of("gpt-2") == wire.Sample(period=4)
-
-
-def test_who_waits_for_others_or_has_not_begun_does_not_stall(core):
-    assert core.stalled(1000.0) == []
-    compute(core, 10.0, 10.1)
-    core.said("gpt-1", wire.Progress(iteration=3, phase="waiting", done=2), 10.2)
-    assert core.stalled(1000.0) == []
-
-
-def test_the_first_microbatch_after_a_wait_is_no_measure(core):
-    compute(core, 10.0, 10.1)
-    core.said("gpt-1", wire.Progress(iteration=3, phase="reduce", done=2), 10.2)
-    compute(core, 50.0, 50.1, done=0)
-    assert core.workers["gpt-1"].interval_s == pytest.approx(0.1)
-
-
-def test_an_exit_carries_where_the_worker_was(core):
-    compute(core, 10.0, 10.1)
-    assert core.exited("gpt-1", None, 9, ["last words"]) == [
-        WorkerExited(
-            **PLACE, exit_code=None, signal=9, iteration=3, microbatches_done=2, stderr=["last words"], expected=False
-        )
-    ]
-    assert core.workers == {}
-    assert core.exited("gpt-1", None, 9, []) == []
+def test_the_first_microbatch_after_a_wait_is_no_measure(scene):
+    scene.compute(10.0, 10.1)
+    scene.now = 10.2
+    scene.say(wire.Progress(iteration=3, phase="reduce", done=2))
+    scene.compute(50.0, 50.1, done=0)
+    assert scene.core.workers["gpt-1"].interval_s == pytest.approx(0.1)

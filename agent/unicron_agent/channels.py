@@ -1,0 +1,62 @@
+"""The agent's ends of its workers' channels: connections on a unix socket."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from unicron.contracts.worker import LENGTH, Hello, ToAgent, ToWorker, frame, length_of, to_agent
+from unicron.errors import InvalidInputError
+
+log = logging.getLogger(__name__)
+
+
+class Channels:
+    """Workers that are connected, by name."""
+
+    def __init__(self, known: Callable[[str], bool], said: Callable[[str, ToAgent], object]) -> None:
+        """Make it.
+
+        Args:
+            known: whether a worker is this agent's.
+            said: is called with the name of a worker and what it says.
+        """
+        self._known, self._said = known, said
+        self._writers: dict[str, asyncio.StreamWriter] = {}
+
+    async def serve(self, path: Path) -> asyncio.Server:
+        """Take connections on the socket `path`."""
+        return await asyncio.start_unix_server(self._attend, path)
+
+    def send(self, worker: str, message: ToWorker) -> None:
+        """Send a message to a worker; one that is not connected gets nothing."""
+        writer = self._writers.get(worker)
+        if writer is not None and not writer.is_closing():
+            writer.write(frame(message))
+
+    async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Hear one worker until it is gone."""
+        name = ""
+        try:
+            hello = await _read(reader)
+            if not isinstance(hello, Hello) or not self._known(hello.worker):
+                log.warning("an unknown worker knocked: %s", hello)
+                return
+            name = hello.worker
+            self._writers[name] = writer
+            self._said(name, hello)
+            while True:
+                self._said(name, await _read(reader))
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+            pass  # it ended, or the agent does
+        except InvalidInputError as error:
+            log.warning("worker %s: %s", name or "unknown", error)
+        finally:
+            if self._writers.get(name) is writer:
+                del self._writers[name]
+            writer.close()
+
+
+async def _read(reader: asyncio.StreamReader) -> ToAgent:
+    length = length_of(await reader.readexactly(LENGTH.size))
+    return to_agent(await reader.readexactly(length))

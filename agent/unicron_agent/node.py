@@ -1,0 +1,217 @@
+"""The agent's node: carries out on real processes, sockets and files what the agent decides."""
+
+import asyncio
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Coroutine
+from pathlib import Path
+
+from unicron import codec, subjects
+from unicron.aio import insist
+from unicron.bus.protocol import Bus
+from unicron.clock import Clock
+from unicron.contracts.commands import StartWorker
+from unicron.contracts.events import NodeJoined
+from unicron.contracts.queries import InjectFault, Reply
+from unicron.contracts.states import StateRef
+from unicron.contracts.tasks import Slot
+from unicron.contracts.worker import StateFetched
+from unicron.errors import BusUnavailableError, InvalidInputError, StateTransferError, UnicronError
+from unicron_agent import state_server
+from unicron_agent.agent import Agent
+from unicron_agent.channels import Channels
+from unicron_agent.chaos import break_something
+from unicron_agent.core import AgentCore
+from unicron_agent.network import interface_of, memory_dir, own_address
+from unicron_agent.outbox import Outbox
+from unicron_agent.rendezvous import RendezvousServer
+from unicron_agent.settings import AgentSettings
+from unicron_agent.state_sources import source_of
+from unicron_agent.stimuli import (
+    Adopted,
+    Effect,
+    Kill,
+    ObtainState,
+    ProcessExited,
+    ProcessStarted,
+    SendToWorker,
+    StartProcess,
+    Stimulus,
+    StoreToken,
+    WorkerSaid,
+)
+from unicron_agent.supervisor import Supervisor
+from unicron_agent.workers import StallLimits
+
+log = logging.getLogger(__name__)
+
+
+class Node:
+    """This machine, and the agent on it. `run` returns when cancelled, after the agent has said goodbye."""
+
+    def __init__(self, settings: AgentSettings, bus: Bus, clock: Clock, slots: list[Slot]) -> None:
+        self._settings, self._bus, self._clock, self._slots = settings, bus, clock, slots
+        self._name = subjects.token(settings.node, "node")
+        self._run_dir = Path(settings.run_dir).resolve()
+        self._memory = memory_dir(self._run_dir)
+        self._token_file = self._run_dir / "token"
+        self._host = settings.host or own_address(settings.nats_url)
+        self._supervisor = Supervisor(self._run_dir, self._common_environment(), self._handle)
+        self._channels = Channels(
+            known=lambda worker: worker in self._agent.core.workers,
+            said=lambda worker, message: self._handle(WorkerSaid(worker, message)),
+        )
+        self._jobs: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Adopt what lives, join, and serve until cancelled."""
+        position = await self._journal_end()
+        rendezvous, rendezvous_address = await RendezvousServer().serve(self._host)
+        states, states_address = await state_server.serve(self._host, self._memory)
+        self._agent = self._make_agent(rendezvous_address, states_address)
+        self._adopt()
+        socket = await self._channels.serve(self._memory / "agent.sock")
+        await self._supervisor.start()
+        await self._bus.serve(subjects.rpc(self._name), f"agent-{self._name}", self._on_query)
+        running = asyncio.create_task(self._agent.run(position))
+        try:
+            await asyncio.shield(running)  # its loops are needed for the goodbye
+        finally:
+            await self._agent.leave()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await self._supervisor.stop()
+            await states.stop(0)
+            socket.close()
+            rendezvous.close()
+            shutil.rmtree(self._memory, ignore_errors=True)
+
+    async def _journal_end(self) -> int:
+        """Return from where on commands are for this agent; the control services make the journal when they start.
+
+        Raises:
+            BusUnavailableError: they did not in time.
+        """
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout_s):
+                return await insist(self._bus.tail, "waiting for the journal")
+        except TimeoutError as error:
+            raise BusUnavailableError(
+                f"no journal within {self._settings.connect_timeout_s:g} s: start the control services, or run "
+                "`unicron provision`"
+            ) from error
+
+    def _make_agent(self, rendezvous: str, states: str) -> Agent:
+        boot = uuid.uuid4().hex[:12]
+        card = NodeJoined(
+            node=self._name,
+            incarnation="",
+            host=self._host,
+            slots=self._slots,
+            rendezvous=rendezvous,
+            state_server=states,
+            pid=os.getpid(),
+        )
+        token = int(self._token_file.read_text()) if self._token_file.exists() else 0
+        limits = StallLimits(hang_s=self._settings.hang_s)
+        core = AgentCore(card, boot, token, limits, self._settings.heartbeat_s)
+        return Agent(core, self._bus, Outbox(self._bus, self._clock, self._name, boot), self._carry_out)
+
+    def _adopt(self) -> None:
+        """Give the agent the workers that outlived an earlier one."""
+        found = self._supervisor.adopt()
+        if not self._supervisor.watching:  # what lies there is of workers that are no more
+            for path in self._memory.iterdir():
+                path.unlink()
+        (self._memory / "agent.sock").unlink(missing_ok=True)
+        self._handle(Adopted(found))
+
+    def _handle(self, stimulus: Stimulus) -> None:
+        self._agent.handle(stimulus)
+
+    # --- effects -----------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case StartProcess(command):
+                self._begin(self._start(command))
+            case Kill(worker):
+                self._supervisor.kill(worker)
+            case SendToWorker(worker, message):
+                self._channels.send(worker, message)
+            case StoreToken(token):
+                self._store(token)
+            case ObtainState(worker, ref):
+                self._begin(self._obtain(worker, ref))
+
+    def _store(self, token: int) -> None:
+        unfinished = self._token_file.with_suffix(".part")
+        try:
+            unfinished.write_text(str(token))
+            unfinished.rename(self._token_file)
+        except OSError as error:  # no reason to end the workers
+            log.error("token %d can't be stored in %s: %s; make room there", token, self._run_dir, error)  # noqa: TRY400
+
+    def _begin(self, job: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(job)
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
+
+    async def _start(self, command: StartWorker) -> None:
+        spec = command.spec
+        try:
+            pid = await self._supervisor.start_worker(command, {**spec.env, **self._environment_of(command)})
+        except (OSError, UnicronError) as error:
+            reason = f"{self._name} can't start {spec.command[0]!r} in {spec.workdir!r}: {error}"
+            self._handle(ProcessExited(command.worker, 127, stderr=(reason,)))
+        else:
+            self._handle(ProcessStarted(command.worker, pid))
+
+    async def _obtain(self, worker: str, ref: StateRef) -> None:
+        source = source_of(ref, self._name, self._memory)
+        try:
+            path = await source.obtain(ref, self._memory / f"{worker}.fetched")
+            answer = StateFetched(name=ref.location.name, path=str(path), own=True)
+        except StateTransferError as error:
+            log.warning("worker %s gets no state: %s", worker, error)
+            answer = StateFetched(name=ref.location.name, error=str(error))
+        self._channels.send(worker, answer)
+
+    def _common_environment(self) -> dict[str, str]:
+        found = {
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            "UNICRON_NODE": self._name,
+            "UNICRON_WORKER_SOCKET": str(self._memory / "agent.sock"),
+            "UNICRON_STATE_DIR": str(self._memory),
+        }
+        if interface := interface_of(self._host):
+            found |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+        return found
+
+    def _environment_of(self, command: StartWorker) -> dict[str, str]:
+        slot = next(slot for slot in self._slots if slot.index == command.slot)
+        return {
+            "UNICRON_WORKER": command.worker,
+            "UNICRON_TASK": command.task,
+            "UNICRON_SLOT": str(command.slot),
+            "UNICRON_ITERATIONS": str(command.spec.iterations),
+            "UNICRON_MICROBATCHES": str(command.spec.microbatches),
+            "CUDA_VISIBLE_DEVICES": slot.device,
+        }
+
+    # --- chaos -------------------------------------------------------------------------------------------------------
+
+    async def _on_query(self, data: bytes) -> bytes:
+        try:
+            query = codec.decode_query(data)
+            if not isinstance(query, InjectFault):
+                raise InvalidInputError(f"an agent answers InjectFault, not {type(query).__name__}")
+            if not self._settings.chaos:
+                raise InvalidInputError(f"{self._name} injects no faults: start its agent with UNICRON_CHAOS=true")
+            text = break_something(query, self._agent.core, self._supervisor, self._channels.send)
+            return codec.encode(Reply(text=text))
+        except UnicronError as error:
+            return codec.encode(Reply(error=str(error)))

@@ -1,0 +1,65 @@
+"""What an agent has to say, on its way to the bus."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from unicron import codec, subjects
+from unicron.aio import insist
+from unicron.bus.protocol import Bus
+from unicron.clock import Clock
+from unicron.contracts.base import Message
+from unicron.errors import BusUnavailableError
+
+
+class Outbox:
+    """Facts go to the journal one after the other, in the order in which they were put in.
+
+    While the bus is away they wait. Telemetry does not stand behind them, and may be lost.
+
+    Attributes:
+        unpublished: how many facts the bus has not taken yet.
+    """
+
+    def __init__(self, bus: Bus, clock: Clock, node: str, boot: str) -> None:
+        self._bus, self._clock, self._node, self._boot = bus, clock, node, boot
+        self._facts: asyncio.Queue[Message] = asyncio.Queue()
+        self._telemetry: asyncio.Queue[Message] = asyncio.Queue()
+        self._count = 0
+        self.unpublished = 0
+
+    def put(self, fact: Message) -> None:
+        """Take a fact or telemetry; it begins a chain of its own where it has no correlation."""
+        self._count += 1
+        identity = f"{self._boot}-{self._count}"
+        stamped = msgspec.structs.replace(
+            fact,
+            id=identity,
+            at=self._clock.now(),
+            source=self._node,
+            correlation=fact.correlation or identity,
+        )
+        if isinstance(fact, subjects.TELEMETRY):
+            self._telemetry.put_nowait(stamped)
+        else:
+            self.unpublished += 1
+            self._facts.put_nowait(stamped)
+
+    async def publish(self, published: Callable[[Message, int], object]) -> None:
+        """Publish facts until cancelled; `published` is called with each and its place in the journal."""
+        while True:
+            fact = await self._facts.get()
+            append = partial(self._bus.append, subjects.of(fact), codec.encode(fact), fact.id)
+            sequence = await insist(append, f"publishing {type(fact).__name__}")
+            self.unpublished -= 1
+            published(fact, sequence)
+
+    async def send_telemetry(self) -> None:
+        """Send telemetry until cancelled: a heartbeat that waited until the journal answers is a node given up."""
+        while True:
+            telemetry = await self._telemetry.get()
+            with contextlib.suppress(BusUnavailableError):
+                await self._bus.tell(subjects.of(telemetry), codec.encode(telemetry))

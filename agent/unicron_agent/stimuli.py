@@ -1,0 +1,138 @@
+"""What the agent's core hears, and what it has its shell do: the whole interface between the two."""
+
+from dataclasses import dataclass
+
+from unicron.contracts.base import Message, Record
+from unicron.contracts.commands import StartWorker
+from unicron.contracts.states import StateRef
+from unicron.contracts.worker import ToAgent, ToWorker
+
+# --- in --------------------------------------------------------------------------------------------------------------
+
+
+class Running(Record, kw_only=True, frozen=True):
+    """What is written down of a worker process, so that an agent that comes back finds it.
+
+    Attributes:
+        started: start time of the process in clock ticks since boot, which tells a reused process id.
+        log: the file that it writes to.
+        correlation: chain of the command that it was started by.
+    """
+
+    worker: str
+    task: str
+    slot: int
+    pid: int
+    started: int = 0
+    log: str = ""
+    correlation: str = ""
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """The first stimulus: the workers that an earlier agent has written down. `ProcessExited` follows for dead ones."""
+
+    found: list[Running]
+
+
+@dataclass(frozen=True)
+class EntryRead:
+    """The journal holds `data` on `subject`."""
+
+    sequence: int
+    subject: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class WorkerSaid:
+    """A worker sent a message."""
+
+    worker: str
+    message: ToAgent
+
+
+@dataclass(frozen=True)
+class ProcessStarted:
+    """What `StartProcess` asked for was done."""
+
+    worker: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class ProcessExited:
+    """A worker's process is gone, or could not be started; code and signal are None where unknown."""
+
+    worker: str
+    exit_code: int | None = None
+    signal: int | None = None
+    stderr: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Published:
+    """The bus has taken a fact of this agent into the journal."""
+
+    fact: Message
+    sequence: int
+
+
+@dataclass(frozen=True)
+class Reconnected:
+    """The bus was away, and is back."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Some time has passed."""
+
+
+@dataclass(frozen=True)
+class Leave:
+    """The agent is to end, with all its workers."""
+
+
+Stimulus = Adopted | EntryRead | WorkerSaid | ProcessStarted | ProcessExited | Published | Reconnected | Tick | Leave
+
+# --- out -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StartProcess:
+    """Start the worker's process; its slot is free. `ProcessStarted` or `ProcessExited` is the answer."""
+
+    command: StartWorker
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Kill the process, if it is there."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class SendToWorker:
+    """Send a message to the worker, if it is connected."""
+
+    worker: str
+    message: ToWorker
+
+
+@dataclass(frozen=True)
+class StoreToken:
+    """Write the token down where a later agent of this node finds it."""
+
+    token: int
+
+
+@dataclass(frozen=True)
+class ObtainState:
+    """Obtain a state, and send the worker a `StateFetched`."""
+
+    worker: str
+    ref: StateRef
+
+
+Effect = StartProcess | Kill | SendToWorker | StoreToken | ObtainState

@@ -1,0 +1,122 @@
+"""A worker as its agent knows it: where it is, and whether it has stalled."""
+
+from dataclasses import dataclass
+
+from unicron.contracts.commands import StartWorker
+from unicron.contracts.events import WorkerStalled
+from unicron.contracts.tasks import WorkerPhase, WorkerStatus
+from unicron.contracts.worker import Finished, Hello, Joined, Membership, Progress, Ready, ToAgent
+
+BUSY = frozenset({WorkerPhase.COMPUTE, WorkerPhase.REDUCE, WorkerPhase.STEP})
+"""Phases in which a worker is to make progress."""
+
+
+@dataclass(frozen=True)
+class StallLimits:
+    """How long a worker may be silent, in seconds.
+
+    Attributes:
+        factor: of the mean of its own microbatches (paper section 4.1 says 3, of an iteration).
+        unresponsive_s: floor for a process whose control thread does not answer: it is stopped, or starved.
+        hang_s: floor for one that answers; its script may be busy with something that is no microbatch.
+    """
+
+    factor: float = 3.0
+    unresponsive_s: float = 0.7
+    hang_s: float = 20.0
+
+
+@dataclass
+class Worker:
+    """A worker as this agent knows it. Times are monotonic seconds of the agent.
+
+    Attributes:
+        correlation: chain of the command that the worker obeyed last.
+        queued: the command to start it, as long as the slot's last process is not gone.
+        membership: the newest that it was sent.
+        interval_s: running mean of the time between two signs of progress while computing; None before the first.
+        reported: the epoch and iteration for which a stall was reported already.
+    """
+
+    worker: str
+    task: str
+    slot: int
+    pid: int = 0
+    correlation: str = ""
+    queued: StartWorker | None = None
+    membership: Membership | None = None
+    epoch: int = -1
+    iteration: int = -1
+    ready: bool = False
+    phase: WorkerPhase = WorkerPhase.STARTING
+    done: int = 0
+    moved_at: float = 0.0
+    heard_at: float = 0.0
+    interval_s: float | None = None
+    stopping: bool = False
+    finished: bool = False
+    reported: tuple[int, int] | None = None
+
+    def status(self) -> WorkerStatus:
+        """Return what the registry and the transition service are told of it."""
+        return WorkerStatus(
+            worker=self.worker,
+            task=self.task,
+            slot=self.slot,
+            pid=self.pid,
+            epoch=self.epoch,
+            iteration=self.iteration,
+            ready=self.ready,
+        )
+
+    def note(self, message: ToAgent, now: float) -> None:
+        """Keep what the worker said of its whereabouts."""
+        self.heard_at = now
+        match message:
+            case Hello():
+                self.epoch, self.iteration, self.ready = message.epoch, message.iteration, message.ready
+                self.moved_at = now
+            case Ready():
+                self.ready, self.phase = True, WorkerPhase.WAITING
+            case Progress():
+                self._move(message, now)
+            case Joined():
+                self.epoch, self.iteration = message.epoch, message.iteration
+                self.phase, self.moved_at = WorkerPhase.COMPUTE, now
+            case Finished():
+                self.finished, self.phase = True, WorkerPhase.FINISHED
+
+    def _move(self, message: Progress, now: float) -> None:
+        """Note progress, and how long it took where that was a microbatch."""
+        if message.phase == self.phase == WorkerPhase.COMPUTE and message.done > self.done:
+            took = now - self.moved_at
+            self.interval_s = took if self.interval_s is None else 0.9 * self.interval_s + 0.1 * took
+        self.phase, self.iteration, self.done = message.phase, message.iteration, message.done
+        self.moved_at = now
+
+    def stalled(self, node: str, limits: StallLimits, now: float) -> list[WorkerStalled]:
+        """Return the fact that it has made no progress for too long, once an iteration."""
+        if self.stopping or self.interval_s is None or self.phase not in BUSY:
+            return []
+        usual = limits.factor * self.interval_s
+        quiet = max(limits.unresponsive_s, usual)
+        responsive = now - self.heard_at < quiet
+        limit = max(limits.hang_s, usual) if responsive else quiet
+        place = (self.epoch, self.iteration)
+        if now - self.moved_at < limit or self.reported == place:
+            return []
+        self.reported = place
+        return [
+            WorkerStalled(
+                node=node,
+                slot=self.slot,
+                task=self.task,
+                worker=self.worker,
+                epoch=self.epoch,
+                iteration=self.iteration,
+                phase=self.phase if self.phase == WorkerPhase.REDUCE else WorkerPhase.COMPUTE,
+                waited_s=now - self.moved_at,
+                limit_s=limit,
+                responsive=responsive,
+            )
+        ]

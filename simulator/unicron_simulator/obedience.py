@@ -1,0 +1,47 @@
+"""The real agent in a storm; what it makes of each command is checked."""
+
+import asyncio
+from collections.abc import Callable
+
+from unicron_agent.agent import Agent
+from unicron_agent.core import AgentCore, Out
+from unicron_agent.outbox import Outbox
+from unicron_agent.stimuli import Effect, EntryRead, Stimulus, StoreToken
+
+from unicron import codec
+from unicron.contracts.base import Message
+from unicron.contracts.commands import Command
+from unicron.contracts.events import CommandRefused
+from unicron_simulator.invariants import Invariants
+from unicron_simulator.links import Link
+
+
+class WatchedAgent(Agent):
+    """An agent.
+
+    Attributes:
+        link: its connection to the bus.
+        connected: workers that have greeted it.
+        task: in which it runs.
+    """
+
+    task: asyncio.Future[None]
+
+    def __init__(
+        self, core: AgentCore, link: Link, outbox: Outbox, carry_out: Callable[[Effect], None], invariants: Invariants
+    ) -> None:
+        super().__init__(core, link, outbox, carry_out)
+        self.link = link
+        self.connected: set[str] = set()
+        self._invariants = invariants
+
+    def handle(self, stimulus: Stimulus) -> Out:
+        """Do what an agent does, and look at what it did."""
+        incarnation, workers = self.core.incarnation, set(self.core.workers)
+        out = super().handle(stimulus)
+        if isinstance(stimulus, EntryRead) and isinstance(command := codec.decode_message(stimulus.data), Command):
+            refused = any(isinstance(each, CommandRefused) for each in out)
+            effects = [each for each in out if not isinstance(each, Message | StoreToken)]
+            obeyed = bool(effects) or set(self.core.workers) != workers
+            self._invariants.commanded(command, incarnation, refused=refused, obeyed=obeyed)
+        return out
