@@ -93,6 +93,7 @@ class AgentCore:
         joined: place in the journal at which it did; None until that is known.
         given_up: place of the newest fact that gives this node up for its silence, -1 where there is none.
         token: highest fencing token seen.
+        left: it has said goodbye, and reads nothing more.
         samples: by task, what its workers are to record, where somebody has switched that.
     """
 
@@ -124,7 +125,7 @@ class AgentCore:
         self._joins = 0
         self._awaited: set[str] = set()
         self._join_by = self._beat_at = 0.0
-        self._left = False
+        self.left = False
 
     def handle(self, stimulus: Stimulus, now: float) -> Out:
         """Take a stimulus in at `now`, in monotonic seconds; return facts and effects, each kind in its order."""
@@ -135,7 +136,7 @@ class AgentCore:
                 return self._started(name, pid)
             case ProcessExited():
                 return self._exited(stimulus)
-        return [] if self._left else self._handle_unless_left(stimulus, now)
+        return [] if self.left else self._handle_unless_left(stimulus, now)
 
     def _handle_unless_left(self, stimulus: Stimulus, now: float) -> Out:
         out: Out = []
@@ -174,7 +175,7 @@ class AgentCore:
     def _no_longer_awaited(self, name: str) -> Out:
         """Join for the first time once every adopted worker has spoken or is gone."""
         self._awaited.discard(name)
-        return [] if self._awaited or self.incarnation or self._left else self._join()
+        return [] if self._awaited or self.incarnation or self.left else self._join()
 
     def _join(self) -> Out:
         """Say what there is on this node, each time under a new name: commands to the old one are out of date."""
@@ -200,7 +201,7 @@ class AgentCore:
         out: Out = [NodeLeft(node=self.node, incarnation=self.incarnation)]
         for name in list(self.workers):
             out += self._stop(name)
-        self._left = True
+        self.left = True
         return out
 
     # --- the journal -------------------------------------------------------------------------------------------------
