@@ -39,10 +39,11 @@ class WatchedAgent(Agent):
         """Do what an agent does, and look at what it did."""
         incarnation, workers = self.core.incarnation, set(self.core.workers)
         out = super().handle(stimulus)
-        reads = isinstance(stimulus, EntryRead) and not self.core.left
-        if reads and isinstance(command := codec.decode_message(stimulus.data), Command):
-            refused = any(isinstance(each, CommandRefused) for each in out)
-            effects = [each for each in out if not isinstance(each, Message | StoreToken)]
-            obeyed = bool(effects) or set(self.core.workers) != workers
-            self._invariants.commanded(command, incarnation, refused=refused, obeyed=obeyed)
+        if isinstance(stimulus, EntryRead) and not self.core.left:
+            command = codec.decode_message(stimulus.data)
+            if isinstance(command, Command):
+                refused = any(isinstance(each, CommandRefused) for each in out)
+                effects = [each for each in out if not isinstance(each, Message | StoreToken)]
+                obeyed = bool(effects) or set(self.core.workers) != workers
+                self._invariants.commanded(command, incarnation, refused=refused, obeyed=obeyed)
         return out
