@@ -17,10 +17,13 @@ from unicron.service import Service
 
 SEEDS = 200
 BATCH = 20
+CHUNKS = [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(BATCH, SEEDS, BATCH))]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(BATCH, SEEDS, BATCH))]
+)
 def test_nothing_that_must_not_be_happens_in_a_storm(first):
     for seed in range(first, first + BATCH):
         outcome = storm.run(seed)
@@ -31,6 +34,7 @@ def test_nothing_that_must_not_be_happens_in_a_storm(first):
 TELL = "import sys; from unicron_simulator import storm; print([storm.run(int(s)).digest for s in sys.argv[1:]])"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_seed_has_one_history_byte_for_byte():
     def histories(hashing):
@@ -113,6 +117,7 @@ def found(parts, seeds=100):
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("parts", "words"),

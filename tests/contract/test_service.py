@@ -206,6 +206,7 @@ async def test_outcomes_come_once_and_in_order_wherever_the_process_is_cut_off(w
     assert [message.correlation for message in found] == [f"fact-{number}" for number in range(facts)]
 
 
+@pytest.mark.slow
 async def test_outcomes_come_once_and_in_order_while_processes_and_server_are_killed(private_world, private_server):
     bus = await private_world.connect()
     facts = 300

@@ -31,6 +31,9 @@ T = TypeVar("T")
 ANSWER_S = 2.0
 """How long a call waits for the server before it raises."""
 
+CLOSE_S = 2.0
+"""How long a connection may take to close."""
+
 RECONNECT_S = 0.1
 """Pause between attempts to reach a server that went away."""
 
@@ -108,7 +111,7 @@ class NatsBus:
             if not dialling.done():
                 await self._hang_up()
                 dialling.cancel()
-                await asyncio.gather(dialling, return_exceptions=True)
+                await asyncio.wait({dialling}, timeout=CLOSE_S)
         self.jetstream = self._nc.jetstream(timeout=ANSWER_S)
 
     async def _hang_up(self) -> None:
@@ -116,8 +119,11 @@ class NatsBus:
         self._closing = True
         # An attempt to connect may swallow its cancellation (asyncio.wait_for before Python 3.12); this ends the next.
         self._nc.options["max_reconnect_attempts"] = 1
-        # Gathered, since what it waits for may have been cancelled, which would look as if we were.
-        await asyncio.gather(self._nc.close(), return_exceptions=True)
+        # A task, since what it waits for may have been cancelled, which would look as if we were. And not for ever:
+        # before Python 3.12 asyncio may never see the end of a TLS connection that the server refused.
+        closing = asyncio.ensure_future(self._nc.close())
+        await asyncio.wait({closing}, timeout=CLOSE_S)
+        closing.cancel()
 
     # --- journal -----------------------------------------------------------------------------------------------------
 

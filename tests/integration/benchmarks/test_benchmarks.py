@@ -4,7 +4,10 @@ import json
 import subprocess
 import sys
 
+import pytest
 from helpers import ROOT
+
+pytestmark = pytest.mark.slow
 
 
 def run(*arguments):

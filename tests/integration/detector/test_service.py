@@ -24,6 +24,8 @@ from unicron.contracts.events import (
     WorkerExited,
 )
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 30.0
 
 CLIENT = """

@@ -13,6 +13,8 @@ from unicron_simulator.links import Weather
 from unicron.contracts.events import FailureDetected, NodeGone, PlanDecided, WorkerReady
 from unicron.contracts.tasks import TaskState
 
+pytestmark = pytest.mark.slow
+
 LONG = 1_000_000
 LAST = "task_removed:a"
 

@@ -43,7 +43,7 @@ def plain_run(script, out, **environment):
         [sys.executable, str(script)],
         check=True,
         env={**kept, "OMP_NUM_THREADS": "1", "OUT": str(out), **environment},
-        timeout=60,
+        timeout=180,
     )
     return torch.load(out, weights_only=True)
 
@@ -82,6 +82,7 @@ async def test_a_killed_worker_makes_no_difference_to_the_parameters(scene, tmp_
     assert healed["lr"] == plain["lr"], "a scheduler that is protected steps once an iteration too"
 
 
+@pytest.mark.slow
 async def test_with_float32_the_difference_is_that_of_another_number_of_workers(scene, tmp_path):
     script = write_script(tmp_path)
     plain = await asyncio.to_thread(plain_run, script, tmp_path / "plain.pt", ITERATIONS="16", ACCUMULATE="float32")
@@ -92,6 +93,7 @@ async def test_with_float32_the_difference_is_that_of_another_number_of_workers(
     assert difference(healed, plain) <= 2 * other_order  # a rounding or two more or less
 
 
+@pytest.mark.slow
 async def test_the_only_worker_of_a_task_takes_its_state_along_when_its_node_is_drained(scene, tmp_path):
     script, name, out = write_script(tmp_path), next(names), tmp_path / "moved.pt"
     env = {"OUT": str(out), "ACCUMULATE": "float64", "PACE": "0.02"}
@@ -113,6 +115,7 @@ async def test_the_only_worker_of_a_task_takes_its_state_along_when_its_node_is_
     assert difference(torch.load(out, weights_only=True), plain) <= 1e-5
 
 
+@pytest.mark.slow
 async def test_a_stopped_worker_is_replaced(scene, tmp_path):
     name = next(names)
     await scene.client.submit(task(write_script(tmp_path), name, iterations=400, env={"PACE": "0.02"}))
@@ -132,6 +135,7 @@ async def test_a_stopped_worker_is_replaced(scene, tmp_path):
     await scene.client.remove(name)
 
 
+@pytest.mark.slow
 async def test_a_script_that_raises_at_once_fails_with_its_own_traceback_and_nothing_loops(scene, tmp_path):
     script = write_script(tmp_path, 'raise ValueError("there is no such data set")\n')
     name = next(names)
@@ -144,6 +148,7 @@ async def test_a_script_that_raises_at_once_fails_with_its_own_traceback_and_not
     assert len([m for m in scene.journal if type(m).__name__ == "StartWorker" and m.task == name]) <= 6
 
 
+@pytest.mark.slow
 async def test_a_program_that_is_not_there_fails_the_task_and_says_so(scene, tmp_path):
     name = next(names)
     spec = task(tmp_path / "none.py", name)
@@ -152,6 +157,7 @@ async def test_a_program_that_is_not_there_fails_the_task_and_says_so(scene, tmp
     assert "no-such-program" in view.reason + view.traceback
 
 
+@pytest.mark.slow
 async def test_a_task_that_needs_more_workers_than_there_are_waits_and_says_why(scene, tmp_path):
     name = next(names)
     await scene.client.submit(task(write_script(tmp_path), name, min_workers=9, max_workers=9))
@@ -166,6 +172,7 @@ async def test_a_task_that_needs_more_workers_than_there_are_waits_and_says_why(
     await scene.client.remove(name)
 
 
+@pytest.mark.slow
 async def test_an_agent_that_crashes_finds_its_workers_again(scene, tmp_path):
     name = next(names)
     await scene.client.submit(task(write_script(tmp_path), name, iterations=400, env={"PACE": "0.02"}))
@@ -186,6 +193,7 @@ async def test_an_agent_that_crashes_finds_its_workers_again(scene, tmp_path):
     await scene.client.remove(name)
 
 
+@pytest.mark.slow
 async def test_an_agent_that_is_told_to_stop_leaves_and_its_tasks_go_on(scene, tmp_path):
     name = next(names)
     await scene.client.submit(task(write_script(tmp_path), name, iterations=600, env={"PACE": "0.02"}))
@@ -204,6 +212,7 @@ async def test_an_agent_that_is_told_to_stop_leaves_and_its_tasks_go_on(scene, t
     await scene.client.remove(name)
 
 
+@pytest.mark.slow
 async def test_a_node_that_is_back_before_it_is_missed_gets_new_workers(scene, tmp_path):
     name = next(names)
     await scene.client.submit(task(write_script(tmp_path), name, iterations=600, env={"PACE": "0.02"}))
@@ -218,6 +227,7 @@ async def test_a_node_that_is_back_before_it_is_missed_gets_new_workers(scene, t
     await scene.client.remove(name)
 
 
+@pytest.mark.slow
 async def test_a_node_that_was_given_up_though_it_lives_comes_back_by_itself(scene, tmp_path):
     name = next(names)
     await scene.client.submit(task(write_script(tmp_path), name, iterations=600, env={"PACE": "0.02"}))
@@ -238,6 +248,7 @@ async def test_a_node_that_was_given_up_though_it_lives_comes_back_by_itself(sce
     await scene.client.remove(name)
 
 
+@pytest.mark.slow
 async def test_a_task_whose_nodes_were_all_given_up_goes_on_where_it_was_when_they_are_back(scene, tmp_path):
     name = next(names)
     await scene.client.submit(task(write_script(tmp_path), name, iterations=2000, env={"PACE": "0.02"}))
@@ -276,6 +287,7 @@ MISSES_THE_END = """
 """
 
 
+@pytest.mark.slow
 async def test_a_rank_that_missed_the_end_of_an_iteration_takes_the_state_of_one_that_did_not(scene, tmp_path):
     script = write_script(tmp_path, MISSES_THE_END + TRAIN)
     name, out = next(names), tmp_path / "out.pt"

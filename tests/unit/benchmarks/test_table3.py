@@ -64,6 +64,7 @@ def test_waf_is_weight_times_the_model_and_never_falls_with_more_workers():
     assert (np.diff(task.waf) >= 0).all()
 
 
+@pytest.mark.slow
 def test_the_table_is_drawn(rows, tmp_path):
     draw(rows, tmp_path / "table.svg")
     text = (tmp_path / "table.svg").read_text()

@@ -255,6 +255,7 @@ def test_bars_are_drawn_to_an_eighth():
     assert (bar(1, 0, 8), bar(3, 4, 4), bar(1, 3, 2)) == ("", "███", "▋")
 
 
+@pytest.mark.slow
 def test_a_curve_is_drawn_as_png_and_svg(tmp_path):
     draw_curve(CURVE, tmp_path / "a.png")
     draw_curve(CURVE, tmp_path / "a.svg")

@@ -78,6 +78,7 @@ def test_json_holds_the_course_of_time(tmp_path):
     assert row["earned"] + row["detection"] + row["transition"] + row["sub_healthy"] == pytest.approx(row["ideal"])
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn(tmp_path):
     for name in ("out.svg", "out.png"):
         simulate("--policies", "unicron,oracle", "--plot", tmp_path / name)

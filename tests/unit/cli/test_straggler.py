@@ -60,6 +60,7 @@ def test_json_has_the_studys_names_and_the_diagnosis(folder):
     assert found["problems"] == []
 
 
+@pytest.mark.slow
 def test_pictures_and_a_report_are_written(folder, tmp_path):
     run("analyze", folder / "trace-after.parquet", "--plot", tmp_path / "plots", "--html", tmp_path / "report.html")
     names = {path.suffix for path in (tmp_path / "plots").iterdir()}

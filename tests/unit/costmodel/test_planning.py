@@ -32,6 +32,7 @@ def brute_force(model, workers):
     return min(found, default=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(("size", "batch"), [("1.3B", 96), ("13B", 48)])
 def test_the_curve_is_the_best_of_all_configurations(size, batch, padded):

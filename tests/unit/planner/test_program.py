@@ -110,6 +110,7 @@ def check(given: Situation, event: Event, row: lookup.Row | None, *, exact: bool
         assert (chosen**2).sum() == (best[moves == moves.min()] ** 2).sum(axis=1).min()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ties", [False, True])
 def test_every_row_of_the_table_is_optimal_and_ties_move_the_fewest_workers(ties):
     rng = random.Random(5 + ties)
@@ -125,6 +126,7 @@ def test_every_row_of_the_table_is_optimal_and_ties_move_the_fewest_workers(ties
     assert len(rows) == 6, "every kind of event was answered"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ties", [False, True])
 def test_a_computed_answer_is_as_good_as_one_from_the_table_and_its_runner_up_is_the_second_best(ties):
     rng = random.Random(7 + ties)
@@ -232,6 +234,7 @@ def tasks(draw):
     return standing(sizes, waf, draw(st.sampled_from([0, *sizes])))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(tasks(), min_size=1, max_size=6), st.integers(0, 30), st.sets(st.integers(0, 5)))
 def test_no_plan_breaks_a_rule_and_no_single_move_gains(standings, workers, hit):

@@ -4,6 +4,8 @@ import pytest
 
 from benchmarks import evaluation, figures
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def eleven():

@@ -186,6 +186,7 @@ def test_the_jobs_of_the_study(name, cause, ranks):
     assert first.share > 0.6
 
 
+@pytest.mark.slow
 def test_the_benchmark_counts_what_was_named_for_what():
     figures, details = benchmark.report(first=1_000_000, seeds=1, sound=3)
     assert sum(sum(told.values()) for told in details["confusion"].values()) == len(benchmark.CASES)

@@ -35,6 +35,7 @@ def sound():
     return run("sound")
 
 
+@pytest.mark.slow
 def test_all_pictures_are_written_and_say_who_is_slow(slow, tmp_path):
     trace, analysis, _ = slow
     names = {path.name for path in pictures.draw(trace, analysis, tmp_path / "new")}
@@ -71,6 +72,7 @@ def test_ideal_bars_end_with_the_ideal_step_and_traced_ones_with_the_traced(slow
         assert [len(spans) for spans in bars["forward"]] == [SHAPE.microbatches] * SHAPE.pp
 
 
+@pytest.mark.slow
 def test_a_file_where_the_folder_should_be_is_told(slow, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidInputError, match="file: pictures can't be written there"):
@@ -100,6 +102,7 @@ def page(slow, tmp_path_factory):
     return path.read_text()
 
 
+@pytest.mark.slow
 def test_the_report_needs_nothing_from_outside(page):
     links = Links()
     links.feed(page)
@@ -117,6 +120,7 @@ def test_the_report_tells_cause_cure_and_measures(slow, page):
     assert "<p>None.</p>" in page
 
 
+@pytest.mark.slow
 def test_the_report_tells_problems_and_doubt(slow):
     trace, analysis, diagnoses = slow
     problem = Problem("missing-ranks", "rank 3 is not there", 12, stands=False)

@@ -132,6 +132,7 @@ def train(iterations, **arguments):
         yield iteration
 
 
+@pytest.mark.slow
 def test_planned_collection_takes_the_place_of_python_s_own(collections):
     running = train(6, gc_every=3)
     assert next(running) == 0

@@ -1,0 +1,27 @@
+"""The command line, as a user types it: calls, and what they print."""
+
+import json
+import os
+import subprocess
+import sys
+
+UNICRON = [sys.executable, "-m", "unicron_cli"]
+WAIT_S = 120.0
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")} | {"COLUMNS": "200"}
+HASTY = {"UNICRON_CONNECT_TIMEOUT_S": "0.2"}
+
+
+def call(command, environment=CLEAN, cwd=None):
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=180, check=False)
+
+
+def unicron(*words, url=None, code=0, cwd=None):
+    environment = CLEAN | ({"UNICRON_NATS_URL": url} if url else HASTY)
+    done = call([*UNICRON, *words], environment, cwd)
+    assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done.stderr if code else done.stdout
+
+
+def data(*words, **options):
+    return json.loads(unicron(*words, "--json", **options))

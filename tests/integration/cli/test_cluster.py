@@ -1,0 +1,270 @@
+"""The command line, as a user types it, with a cluster that runs."""
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+from helpers.cli import CLEAN, UNICRON, WAIT_S, call, data, unicron
+from unicron_deploy.embedded import Cluster
+from unicron_deploy.nats_server import free_port
+
+from unicron.services import SERVICES
+
+pytestmark = pytest.mark.slow
+
+TRAIN = """
+import time
+import torch
+from unicron.train import Session
+
+model = torch.nn.Linear(4, 1)
+session = Session()
+session.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in session.iterations():
+    for _ in session.microbatches():
+        time.sleep(0.02)
+        session.backward(model(torch.rand(2, 4)).square().mean())
+    session.step()
+"""
+
+TASK = """
+name: tiny
+command: [python, train.py]
+max_workers: 2
+microbatches: 4
+iterations: 100000
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("cli")
+
+
+@pytest.fixture(scope="module")
+def url(folder):
+    """A running cluster of two nodes with one slot each."""
+    port = free_port()
+    words = ["--nodes", "2", "--slots", "1", "--port", str(port), "--dir", str(folder / "c")]
+    try:
+        up = data("up", *words)
+        assert set(up["processes"]) == {"nats", *SERVICES, "node-1", "node-2"}
+        yield up["url"]
+    finally:
+        with contextlib.suppress(Exception):
+            Cluster.load(folder / "c").stop()
+
+
+@pytest.fixture(scope="module")
+def task(url, folder):
+    """A task that trains on both nodes."""
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "task.yaml").write_text(TASK + "weight: 2.5\n")
+    done = call([*UNICRON, "submit", str(folder / "task.yaml")], CLEAN | {"UNICRON_NATS_URL": url})
+    assert (done.returncode, done.stdout) == (0, "task tiny submitted\n")
+    assert "task.yaml:7: weight 2.5: 0.5 to 2.0 is recommended" in done.stderr
+    await_task(url, workers=2, beyond=0)
+    return "tiny"
+
+
+def await_task(url, workers, beyond):
+    """Wait until the task runs on so many workers and has got beyond an iteration; return it."""
+    view = None
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        [view] = data("tasks", url=url)
+        members = {member["node"] for member in view["members"]}
+        if view["state"] == "running" and len(members) == workers and view["iteration"] > beyond:
+            return view
+        time.sleep(0.3)
+    pytest.fail(f"not {workers} workers beyond iteration {beyond} within {WAIT_S:g} s; last seen: {view}")
+
+
+def test_a_second_cluster_in_the_folder_or_on_the_port_is_refused(url, folder):
+    assert "runs in" in unicron("up", "--dir", str(folder / "c"), code=1)
+    port = url.rpartition(":")[2]
+    assert f"port {port}" in unicron("up", "--port", port, "--dir", str(folder / "other"), code=1)
+
+
+def test_doctor_finds_a_running_cluster_well(url):
+    found = data("doctor", url=url)
+    assert found["ok"]
+    states = {check["name"]: check["state"] for check in found["checks"]}
+    assert {states[name] for name in (*SERVICES, "NATS", "JetStream", "nodes")} == {"ok"}
+    assert "node-1, node-2 up" in unicron("doctor", url=url)
+
+
+def test_nodes_tasks_and_status_show_what_runs_where(url, task):
+    nodes = data("nodes", url=url)
+    assert [(node["node"], node["state"]) for node in nodes] == [("node-1", "up"), ("node-2", "up")]
+    status = data("status", url=url)
+    assert [view["spec"]["name"] for view in status["tasks"]] == [task]
+    assert status["plan"]["number"] >= 1
+    for words in (["status"], ["nodes"]):
+        text = unicron(*words, url=url)
+        assert "tiny:0" in text
+        assert "tiny:1" in text
+    assert "/100000" in unicron("tasks", url=url)
+
+
+def test_the_plan_has_an_answer_for_every_next_event(url, task):
+    view = data("plan", "show", url=url)
+    assert [share["task"] for share in view["plan"]["shares"]] == [task]
+    events = {row["event"] for row in view["table"]}
+    assert {"node_joined", "worker_failed:tiny", "task_finished:tiny"} <= events
+    assert {node for event in events if "node_lost" in event for node in event.partition(":")[2].split(",")} == {
+        *("node-1", "node-2")
+    }
+    assert "tiny" in unicron("plan", "show", url=url)
+    assert "worker_failed:tiny" in unicron("plan", "table", url=url)
+
+
+def test_the_planner_tells_what_it_would_do_and_what_it_believes(url, task, folder):
+    now = data("plan", "show", url=url)["plan"]
+    found = data("plan", "what-if", "--lose", "node-2", url=url)
+    assert found["in_force"]["shares"] == now["shares"]
+    assert [slot["node"] for slot in found["plan"]["shares"][0]["slots"]] == ["node-1"]
+    assert "tiny 2 -> 1" in unicron("plan", "what-if", "--lose", "node-2", url=url)
+    assert data("plan", "show", url=url)["plan"] == now
+    assert "decision" in unicron("plan", "explain", url=url)
+    curve = data("plan", "curve", task, "--plot", str(folder / "curve.png"), url=url)
+    assert ([point["workers"] for point in curve["points"]], curve["held"]) == ([1, 2], 2)
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "node-9" in unicron("plan", "what-if", "--lose", "node-9", url=url, code=1)
+    assert "nobody" in unicron("plan", "curve", "nobody", url=url, code=1)
+
+
+def test_submitting_again_changes_nothing_and_another_spec_is_refused(url, task, folder):
+    again = data("submit", str(folder / "task.yaml"), url=url)
+    assert (again["ok"], again["task"]) == (True, task)
+    assert "nothing changed" in again["text"]
+    (folder / "other.yaml").write_text(TASK)
+    assert "weight 2.5 -> 1.0" in unicron("submit", str(folder / "other.yaml"), url=url, code=1)
+
+
+def test_watching_goes_on_until_it_is_interrupted(url, task):
+    command = [*UNICRON, "status", "--watch", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=CLEAN | {"UNICRON_NATS_URL": url}) as process:
+        first, second = (json.loads(process.stdout.readline()) for _ in range(2))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    assert second["tasks"][0]["iteration"] > first["tasks"][0]["iteration"]
+
+
+def test_events_follow_until_interrupted_one_json_object_a_line(url, task):
+    command = [*UNICRON, "events", "--follow", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=CLEAN | {"UNICRON_NATS_URL": url}) as process:
+        found = []
+        while not any(event["type"] == "NodeDrained" for event in found):
+            if len(found) == 3:  # it listens
+                assert "no more work" in unicron("drain", "node-2", url=url)
+            found.append(json.loads(process.stdout.readline()))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    sequences = [event["sequence"] for event in found]
+    assert sequences == sorted(set(sequences))
+    await_task(url, workers=1, beyond=0)
+    assert data("drain", "node-2", "--undo", url=url)["drained"] is False
+    await_task(url, workers=2, beyond=0)
+
+
+def journal(url, *words):
+    return [json.loads(line) for line in unicron("events", "--json", *words, url=url).splitlines()]
+
+
+def test_a_killed_worker_makes_a_story(url, task):
+    strike = data("chaos", "kill-worker", f"{task}:1", url=url)
+    assert (strike["fault"], strike["target"]) == ("kill-worker", "tiny:1")
+    await_task(url, workers=2, beyond=await_task(url, workers=2, beyond=0)["iteration"] + 1)
+    failures = [fact for fact in journal(url) if fact["type"] == "FailureDetected"]
+    [failure] = [fact for fact in failures if fact["worker"] == strike["worker"]]
+    story = unicron("events", "--chain", failure["id"], url=url).splitlines()
+    assert story[0].startswith(f"chain {failure['correlation']}: {len(story) - 1} messages in ")
+    kinds = [line.split()[3] for line in story[1:]]
+    assert kinds[0] == "WorkerExited"
+    assert {"FailureDetected", "StartWorker", "Regroup", "TaskRecovered"} <= set(kinds)
+    assert [event["type"] for event in journal(url, "--chain", failure["id"])] == kinds
+    assert "in no message" in unicron("events", "--chain", "nothing", url=url, code=1)
+
+
+def test_a_stopped_worker_is_replaced(url, task):
+    text = unicron("chaos", "stop-worker", f"{task}:0", url=url)
+    worker = re.search(r"stop-worker tiny:0 \((\S+) on node-", text)[1]
+    deadline = time.monotonic() + WAIT_S
+    while worker in {member["worker"] for member in data("tasks", url=url)[0]["members"]}:
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
+    await_task(url, workers=2, beyond=0)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["kill-worker", "tiny:7"], "no rank 7"),
+        (["kill-worker", "bert:0"], "no task 'bert'"),
+        (["stop-worker", "tiny"], "takes TASK:RANK"),
+        (["raise", "tiny:x"], "expected TASK:RANK"),
+        (["kill-node", "tiny:0"], "takes NODE"),
+        (["kill-node", "node-9"], "is node-9 running"),
+    ],
+)
+def test_a_fault_without_a_target_says_so(url, task, words, says):
+    assert says in unicron("chaos", *words, url=url, code=1)
+
+
+def test_a_script_takes_a_node_down_and_brings_it_back(url, task, folder):
+    now = await_task(url, workers=2, beyond=0)["iteration"]
+    (folder / "faults.yaml").write_text(f"""
+- at: {{task: tiny, iteration: {now + 40}}}
+  fault: raise
+  target: {{task: tiny, rank: 0}}
+- at: {{task: tiny, iteration: {now + 100}}}
+  fault: kill-node
+  target: {{node: node-2}}
+- at: {{task: tiny, iteration: {now + 160}}}
+  fault: restart-node
+  target: {{node: node-2}}
+""")
+    where = ["--dir", str(folder / "c")]
+    out = unicron("chaos", "run", str(folder / "faults.yaml"), "--json", *where, url=url)
+    strikes = [json.loads(line) for line in out.splitlines()]
+    assert [strike["fault"] for strike in strikes] == ["raise", "kill-node", "restart-node"]
+    await_task(url, workers=2, beyond=now + 161)
+    facts = journal(url)
+    raised = [fact for fact in facts if fact["type"] == "WorkerRaised"]
+    assert [fact["worker"] for fact in raised] == [strikes[0]["worker"]]
+    assert any(
+        fact["type"] == "FailureDetected" and (fact["node"], fact["severity"]) == ("node-2", 1) for fact in facts
+    )
+    assert "runs already" in unicron("chaos", "restart-node", "node-1", *where, url=url, code=1)
+
+
+def test_a_script_does_not_wait_for_what_can_not_come(url, task, folder):
+    (folder / "late.yaml").write_text("- {at: {task: tiny, iteration: 0}, fault: restart-node, target: {node: node-1}}")
+    assert "unicron up" in unicron("chaos", "run", str(folder / "late.yaml"), "--dir", str(folder), url=url, code=1)
+
+
+def test_a_storm_that_is_over_says_whether_the_cluster_is_whole(url, task, folder):
+    found = data("chaos", "storm", "--minutes", "0", "--seed", "1", url=url)
+    assert found == {"ok": True, "seed": 1, "strikes": [], "troubles": []}
+    where = ["--dir", str(folder / "c")]
+    assert "the cluster is whole" in unicron("chaos", "storm", "--minutes", "0", *where, url=url)
+    assert "no cluster in" in unicron("chaos", "storm", "--minutes", "0", "--dir", str(folder), url=url, code=1)
+
+
+def test_a_removed_task_is_gone_and_down_leaves_no_process(url, task, folder):
+    assert unicron("remove", task, url=url) == "task tiny removed\n"
+    deadline = time.monotonic() + WAIT_S
+    while data("tasks", url=url) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert data("tasks", url=url) == []
+    cluster = Cluster.load(folder / "c")
+    started = cluster.processes
+    assert set(data("down", "--dir", str(folder / "c"))["stopped"]) == set(started)
+    assert [name for name, process in started.items() if process.session()] == []
+    assert "NodeLeft" not in cluster.last_line("node-1")
+    assert "nothing" in unicron("down", "--dir", str(folder / "c"))
