@@ -1,4 +1,4 @@
-"""A storm of random faults on a running cluster: the same seed and the same answers of the cluster, the same faults."""
+"""Random faults on a running cluster. A seed gives the same faults wherever the cluster's answers are the same."""
 
 import asyncio
 import random

@@ -14,7 +14,7 @@ from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron_chaos.script import Fault, Rank
 
 POLL_S = 0.2
-"""How often the registry is asked for what telemetry may have failed to tell."""
+"""Pause between two questions to the registry; it knows what is lost of the telemetry."""
 
 TARGET_S = 60.0
 """How long a fault waits for its target: a task that heals from the one before may be short of ranks."""
@@ -125,7 +125,7 @@ async def _listen(client: Client, computing: dict[str, int], news: asyncio.Event
 
 
 async def _poll(client: Client, computing: dict[str, int], news: asyncio.Event, waiting: list[Fault]) -> None:
-    """Learn from the registry what telemetry did not tell; refuse to wait for what can't come."""
+    """Ask the registry too, since telemetry may be lost; raise where a fault can't strike any more."""
     deadline = time.monotonic() + TARGET_S
     while True:
         with contextlib.suppress(BusUnavailableError):  # faults may strike services too

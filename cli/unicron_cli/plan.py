@@ -29,7 +29,7 @@ def show(nats: Nats = None, as_json: Json = False) -> None:
 
 @app.command()
 def explain(nats: Nats = None, as_json: Json = False) -> None:
-    """Tell in words what happened, what was decided, who gains and loses, and what that rests on."""
+    """Say in words what happened, what was decided, who gains and loses, and what that rests on."""
     from unicron_narration.explain import explain as explained  # noqa: PLC0415
 
     view = with_client(nats, lambda client: client.plan())

@@ -17,9 +17,7 @@ Meta = Annotated[
 ]
 
 
-Layers = Annotated[
-    int, typer.Option(min=0, help="Layers of a stage, so that a cure can be told in them; 0: not known.")
-]
+Layers = Annotated[int, typer.Option(min=0, help="Layers of a stage, so that a cure can name them; 0: not known.")]
 
 
 @app.command()
@@ -53,7 +51,7 @@ def compare(
     layers: Layers = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Tell what changed between two runs, which may differ in size unless --meta is given for both."""
+    """Show what changed between two runs, which may differ in size unless --meta is given for both."""
     with needs("unicron straggler", EXTRAS):
         from unicron_straggler.analysis import compare as comparing  # noqa: PLC0415
         from unicron_straggler.analysis import diagnosis, words  # noqa: PLC0415

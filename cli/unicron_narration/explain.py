@@ -29,7 +29,7 @@ _KINDS = {"failure": "after it lost a worker", "resize": "when it is only resize
 
 
 def explain(view: PlanView) -> list[tuple[str, str]]:
-    """Return a few pairs of a label and a sentence on the plan in `view`, without jargon where there is a word."""
+    """Return pairs of a label and a sentence in plain words about the plan in `view`."""
     plan = view.plan
     if plan is None:
         return [("plan", NO_PLAN)]

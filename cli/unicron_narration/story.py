@@ -17,6 +17,8 @@ _LONGEST = 160
 _WORDS: dict[type[Message], Callable[[Any], str]] = {
     events.NodeJoined: lambda m: f"{m.node} joined with {len(m.slots)} slots, {len(m.workers)} workers alive",
     events.NodeAdmitted: lambda m: f"{m.node} admitted with {len(m.slots)} slots" + " again" * m.returned,
+    events.WorkerReady: lambda m: f"{_where(m)} is ready",
+    events.WorkerFinished: lambda m: f"{_where(m)} has done all {m.iterations} iterations",
     events.WorkerExited: lambda m: (
         f"{_where(m)} ended by {f'signal {m.signal}' if m.signal else f'exit code {m.exit_code}'}"
         f"{', as it was told' * m.expected}, in iteration {m.iteration}"

@@ -5,7 +5,7 @@ from unicron.contracts.plans import Plan
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 
 KNOWN_FLOPS = 1e3
-"""FLOP/s below which a number is none: where nothing is known of any task, a worker counts as 1 FLOP/s."""
+"""Least FLOP/s that mean something: where nothing is known of any task, each worker counts as 1 FLOP/s."""
 
 
 def si(number: float, unit: str) -> str:

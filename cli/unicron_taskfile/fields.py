@@ -1,4 +1,4 @@
-"""Values in task files: YAML's own types are trusted as little as its users."""
+"""Reads single values of task files. YAML makes numbers, dates and truths of texts, so each value is checked."""
 
 import math
 from collections.abc import Callable

@@ -11,6 +11,8 @@ from unicron.contracts.events import (
     Severity,
     StragglerDetected,
     WorkerExited,
+    WorkerFinished,
+    WorkerReady,
 )
 from unicron.errors import InvalidInputError
 
@@ -35,6 +37,11 @@ def test_a_straggler_says_who_it_is_and_what_to_do():
     )
     assert "its node is drained" in describe(msgspec.structs.replace(found, drain=True))
     assert describe(sample(RecordingSwitched)) == "gpt: 0.1 of the iterations are recorded"
+
+
+def test_a_worker_that_is_ready_or_through_is_named_with_its_place():
+    assert describe(sample(WorkerReady)) == "gpt-w3 on node-1:1 is ready"
+    assert describe(sample(WorkerFinished)) == "gpt-w3 on node-1:1 has done all 50 iterations"
 
 
 def test_a_failure_says_what_a_person_wants_to_know():

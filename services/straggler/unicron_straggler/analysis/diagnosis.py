@@ -15,7 +15,7 @@ NONE = "none"
 CAUSES = (SLOW, STAGE, LENGTHS, PAUSES, NETWORK, NONE)
 
 LEAST_GAIN = 0.02
-"""A cause that costs less than this share of a step is not told."""
+"""A cause that costs less than this share of a step is left out."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +46,20 @@ def diagnose(analysis: Analysis, *, layers: int = 0) -> list[Diagnosis]:
 
     Args:
         analysis: of the job.
-        layers: of each stage, so that the cure of a stage that has too much to do can be told in layers; 0: not known.
+        layers: of each stage, so that the cure of a stage that has too much to do can name layers; 0: not known.
     """
     what_if = WhatIf(analysis)
     causes = what_if.suspects()
     best = what_if.seconds(without(analysis, what_if.found, causes))
     most = what_if.as_is - min(best, analysis.ideal_mean_s)
     worth = {cause: what_if.worth(cause, causes, best) for cause in causes}
-    told = []
+    found = []
     for cause, (saved, seconds) in sorted(worth.items(), key=lambda each: -each[1][0]):
         if saved <= LEAST_GAIN * what_if.as_is:
             continue
         evidence, cure, ranks = cures.of(cause, what_if, seconds, layers)
-        told.append(Diagnosis(cause, saved / most, what_if.as_is / seconds, evidence, cure, ranks))
-    return told or [_nothing(analysis)]
+        found.append(Diagnosis(cause, saved / most, what_if.as_is / seconds, evidence, cure, ranks))
+    return found or [_nothing(analysis)]
 
 
 class WhatIf:

@@ -41,22 +41,22 @@ def read_meta(path: Path) -> Meta:
     import yaml  # noqa: PLC0415
 
     try:
-        told = yaml.safe_load(path.read_text())
+        given = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InvalidInputError(f"{path} can't be read as YAML: {error}; name another with --meta") from error
-    if not isinstance(told, dict):
+    if not isinstance(given, dict):
         raise InvalidInputError(f"wrong meta: {path} is no mapping; give trial_name, dp_size, pp_size, ...")
     sizes = {}
     for name in ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size"):
-        size = told.get(name, 1 if name not in {"dp_size", "pp_size"} else None)
+        size = given.get(name, 1 if name not in {"dp_size", "pp_size"} else None)
         if not isinstance(size, int) or size < 1:
             raise InvalidInputError(f"wrong meta: {name} in {path} is {size!r}; give a whole number of at least 1")
         sizes[name] = size
-    numbers = {name: told.get(name, 0) for name in ("world_size", "run_id")}
+    numbers = {name: given.get(name, 0) for name in ("world_size", "run_id")}
     for name, number in numbers.items():
         if not isinstance(number, int) or number < 0:
             raise InvalidInputError(f"wrong meta: {name} in {path} is {number!r}; give a whole number, or leave it out")
-    return Meta(str(told.get("trial_name", path.stem)), **sizes, **numbers)
+    return Meta(str(given.get("trial_name", path.stem)), **sizes, **numbers)
 
 
 def read_parquet(path: Path, meta: Meta) -> Trace:

@@ -308,12 +308,12 @@ def _overlaps(starts: dict[int, Floats], durations: dict[int, Floats], stages: l
 
 def _left_out(name: str, which: Any, steps: Integers, a_step: int) -> Problem:
     """Return the problem of steps with operations twice, or overlapping; `a_step` operations of each are left out."""
-    told = f"{which.sum()} of {len(steps)} steps"
+    share = f"{which.sum()} of {len(steps)} steps"
     words = name.replace("-", " ")
     if not a_step:
-        text = f"{told} have {words} on one stream, and no other steps are left: kept, but their times can't be right"
+        text = f"{share} have {words} on one stream, and no other steps are left: kept, but their times can't be right"
         return Problem(name, text, 0, stands=False)
-    text = f"{told} are left out, for {words} on one stream in them: {_few(steps[which])}"
+    text = f"{share} are left out, for {words} on one stream in them: {_few(steps[which])}"
     return Problem(name, text, int(which.sum()) * a_step, stands=bool(which.mean() <= ENOUGH))
 
 

@@ -45,7 +45,7 @@ class Meta:
     dsp_size: int = 1
     vpp_size: int = 1
     world_size: int = 0
-    """0: not told."""
+    """0: not known."""
     run_id: int = 0
 
 
