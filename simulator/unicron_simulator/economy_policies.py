@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 from unicron_planner import program
-from unicron_planner.core import ADMISSIONS, REFRESH, Planner
+from unicron_planner.core import ADMISSIONS, REFRESH, PlannerCore
 from unicron_planner.estimates import Options
 from unicron_planner.state import Node, PlannerState
 
@@ -48,7 +48,7 @@ class Unicron(Cluster):
         nodes = {name: Node(slots=list(range(gpus))) for name in trace.nodes}
         specs = {task: one.spec for task, one in list(tariff.items())[:-1]}
         options = Options(transition_s=costs.recover["sev1"])
-        self._planner = Planner(PlannerState(nodes=nodes, tasks=specs), options)
+        self._planner = PlannerCore(PlannerState(nodes=nodes, tasks=specs), options)
 
     def start(self) -> dict[str, float]:
         """Submit the last task to a planner that knows the nodes and the others: all are planned at once."""

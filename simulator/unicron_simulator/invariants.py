@@ -24,6 +24,7 @@ from unicron.contracts.events import (
     TaskStateChanged,
     TaskSubmitted,
 )
+from unicron.contracts.failures import DetectionMethod
 from unicron.contracts.plans import Plan
 from unicron.contracts.tasks import SlotRef, TaskSpec, TaskState
 from unicron.contracts.worker import Joined
@@ -242,7 +243,9 @@ class Invariants:
         nodes: set[str] = set()
         for message in self.messages:
             match message:
-                case FailureDetected(severity=Severity.SEV1, node=node, method=method) if method != "node_health":
+                case FailureDetected(severity=Severity.SEV1, node=node, method=method) if (
+                    method is not DetectionMethod.NODE_HEALTH
+                ):
                     nodes.add(node)
                 case NodeAdmitted(node=node):
                     nodes.discard(node)

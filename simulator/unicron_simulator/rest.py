@@ -2,7 +2,7 @@
 
 from math import isclose
 
-from unicron_planner.core import Planner
+from unicron_planner.core import PlannerCore
 
 from unicron.contracts.events import NodeAdmitted, TaskSubmitted
 from unicron.contracts.plans import TaskShare
@@ -63,7 +63,7 @@ def _amiss(world: World, task: str, share: TaskShare | None, state: TaskState) -
 
 def _better_plan(world: World) -> str:
     """Return by how much a planner that is started afresh does better, empty where it does not."""
-    fresh = Planner(None, OPTIONS)
+    fresh = PlannerCore(None, OPTIONS)
     for name, machine in world.machines.items():
         if name in world.invariants.given_up():
             continue

@@ -14,7 +14,7 @@ from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
 from unicron_detector.main import DetectorSettings
 from unicron_detector.main import wiring as detector_wiring
-from unicron_planner.core import Planner
+from unicron_planner.core import PlannerCore
 from unicron_planner.estimates import Options
 from unicron_planner.main import PlannerSettings
 from unicron_planner.main import wiring as planner_wiring
@@ -63,7 +63,9 @@ class Parts:
 
 def wirings() -> dict[str, Wiring]:
     """Return the services' own wirings, the planner's without its stopwatch."""
-    planner = replace(planner_wiring(PlannerSettings(use_measured=False)), core=lambda state: Planner(state, OPTIONS))
+    planner = replace(
+        planner_wiring(PlannerSettings(use_measured=False)), core=lambda state: PlannerCore(state, OPTIONS)
+    )
     return {
         "registry": registry_wiring(RegistrySettings()),
         "detector": detector_wiring(DetectorSettings()),

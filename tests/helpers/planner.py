@@ -1,7 +1,7 @@
 """Messages and clusters that the planner's tests share."""
 
 import msgspec
-from unicron_planner.core import Planner
+from unicron_planner.core import PlannerCore
 from unicron_planner.lookup import Row
 
 from unicron.contracts.base import Message, TimerFired
@@ -72,7 +72,7 @@ def measure(planner, task, workers, seconds, count=25, epoch=0):
         tell(planner, iteration(task, workers, seconds, epoch, number))
 
 
-def tell(planner: Planner, *messages: Message, prepared=True) -> list[Plan]:
+def tell(planner: PlannerCore, *messages: Message, prepared=True) -> list[Plan]:
     """Feed messages in and let the timers fire, as the shell does; return the plans that came out, whole.
 
     Without `prepared`, the lookup table is thrown away before each.
@@ -91,9 +91,9 @@ def tell(planner: Planner, *messages: Message, prepared=True) -> list[Plan]:
     return plans
 
 
-def cluster(*more: Message, nodes=3) -> Planner:
+def cluster(*more: Message, nodes=3) -> PlannerCore:
     """Return a planner that knows `nodes` nodes of two slots and has heard `more`."""
-    planner = Planner()
+    planner = PlannerCore()
     tell(planner, *(admitted(f"n{number}") for number in range(1, nodes + 1)), *more)
     return planner
 
@@ -114,7 +114,7 @@ def reasons(plan: Plan) -> dict[str, str]:
     return {share.task: share.reason for share in plan.shares if share.reason}
 
 
-def table(planner: Planner) -> dict[str, Row]:
+def table(planner: PlannerCore) -> dict[str, Row]:
     """Return the rows that are ready by the name of each event; nodes that are alike share one."""
     reply, out = planner.answer(GetPlan())
     assert not out
@@ -127,7 +127,7 @@ def table(planner: Planner) -> dict[str, Row]:
     return rows
 
 
-def state(planner: Planner) -> bytes:
+def state(planner: PlannerCore) -> bytes:
     return msgspec.msgpack.encode(planner.state)
 
 

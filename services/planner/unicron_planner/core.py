@@ -68,7 +68,7 @@ def _no_time() -> float:
     return 0.0
 
 
-class Planner(Core):
+class PlannerCore(Core):
     """Keeps the plan optimal, and the next ones ready.
 
     Args:
@@ -325,7 +325,7 @@ class Planner(Core):
             throughput.check(query.submit)
             state.tasks[query.submit.name] = query.submit
         lost = self._held.lost_with(query.lose)
-        copy = Planner(state, self._options, self._stopwatch)
+        copy = PlannerCore(state, self._options, self._stopwatch)
         for task in query.finish:
             copy._held.drop(task)
             lost.pop(task, None)

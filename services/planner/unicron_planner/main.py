@@ -9,7 +9,7 @@ from unicron.errors import InvalidInputError
 from unicron.runner import run_service
 from unicron.service import Wiring
 from unicron.settings import PREFIX, Settings
-from unicron_planner.core import Planner
+from unicron_planner.core import PlannerCore
 from unicron_planner.estimates import Options
 from unicron_planner.lookup import warm_up
 from unicron_planner.state import PlannerState
@@ -56,10 +56,10 @@ def wiring(settings: PlannerSettings) -> Wiring:
         use_measured=settings.use_measured,
         spare_nodes=settings.spare_nodes,
     )
-    facts, telemetry = subjects.listened(Planner().handlers)
+    facts, telemetry = subjects.listened(PlannerCore().handlers)
     return Wiring(
         name=settings.process,
-        core=lambda state: Planner(state, options, time.perf_counter),
+        core=lambda state: PlannerCore(state, options, time.perf_counter),
         state=PlannerState,
         facts=facts,
         telemetry=telemetry,

@@ -2,7 +2,7 @@
 
 import msgspec
 from helpers.planner import admitted, cluster, lost, nodes, sizes, state, submitted, tell
-from unicron_planner.core import ADMISSIONS, Planner
+from unicron_planner.core import ADMISSIONS, PlannerCore
 from unicron_planner.state import PlannerState
 
 from unicron.contracts.base import TimerFired
@@ -68,7 +68,7 @@ def test_a_node_in_use_that_has_other_slots_now_is_planned_for_at_once():
 def test_nodes_that_wait_are_not_forgotten_over_a_restart():
     planner = cluster(WIDE)
     joining(planner, "n4", "n5")
-    again = Planner(msgspec.msgpack.decode(state(planner), type=PlannerState))
+    again = PlannerCore(msgspec.msgpack.decode(state(planner), type=PlannerState))
     assert joining(again, "n6") == [], "the shell has kept the timer"
     (plan,) = plans(again.handle(FIRED))
     assert (plan.trigger, sizes(plan)) == ("node_joined:n4,n5,n6", {"a": 12})

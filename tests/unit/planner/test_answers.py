@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from helpers.planner import CONCAVE, STEEPER, TWO, admitted, cluster, lost, measure, sizes, spec, submitted, tell
 from msgspec.structs import replace
-from unicron_planner.core import Planner
+from unicron_planner.core import PlannerCore
 from unicron_planner.estimates import Options
 
 from unicron.contracts.events import NodeDrained, TaskSubmitted
@@ -48,7 +48,7 @@ def test_a_plan_says_what_each_task_gains_and_loses():
 
 def test_a_plan_says_how_long_it_took_where_there_is_a_clock():
     ticks = iter(range(1000))
-    planner = Planner(stopwatch=lambda: float(next(ticks)))
+    planner = PlannerCore(stopwatch=lambda: float(next(ticks)))
     tell(planner, admitted("n1"), submitted("a"))
     (plan,) = tell(planner, admitted("n2"))
     assert (plan.lookup_s, plan.refresh_s) == (1.0, 1.0)
@@ -104,7 +104,7 @@ def test_a_curve_tells_where_each_point_comes_from():
 
 
 def test_a_spare_node_takes_the_place_of_a_lost_one():
-    planner = Planner(options=Options(spare_nodes=1))
+    planner = PlannerCore(options=Options(spare_nodes=1))
     tell(planner, *(admitted(f"n{number}") for number in (1, 2, 3, 4)))
     tell(planner, submitted("a", most=8, throughput={}))
     whole = planner.state.plan
@@ -120,7 +120,7 @@ def test_a_spare_node_takes_the_place_of_a_lost_one():
 
 
 def test_a_drained_node_is_no_spare():
-    planner = Planner(options=Options(spare_nodes=1))
+    planner = PlannerCore(options=Options(spare_nodes=1))
     tell(planner, *(admitted(f"n{number}") for number in (1, 2, 3)), submitted("a", most=8, throughput={}))
     assert planner.state.plan.workers == 4
     tell(planner, NodeDrained(node="n3", drain=True))
@@ -140,7 +140,7 @@ def test_a_task_that_fits_nowhere_waits_and_says_why():
 
 def test_tensor_parallel_groups_stay_inside_nodes():
     model = ModelSpec(layers=48, hidden=8192, heads=64, sequence=2048, vocabulary=51200, batch=1536)
-    planner = Planner()
+    planner = PlannerCore()
     tell(planner, *(admitted(f"n{number}", slots=8) for number in (1, 2, 3)))
     small = submitted("small", weight=9.0, most=3, throughput={1: 1e15, 3: 4e15})
     told = submitted("big", most=24, throughput={})

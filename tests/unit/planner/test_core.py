@@ -26,7 +26,7 @@ from helpers.planner import (
     tell,
 )
 from msgspec import structs
-from unicron_planner.core import REFRESH, Planner
+from unicron_planner.core import REFRESH, PlannerCore
 from unicron_planner.main import PlannerSettings, wiring
 from unicron_planner.state import PlannerState
 
@@ -245,7 +245,7 @@ def test_a_task_is_never_given_less_than_its_minimum_nor_a_part_of_a_unit():
 
 
 def test_a_task_may_come_before_any_node():
-    planner = Planner()
+    planner = PlannerCore()
     (plan,) = tell(planner, submitted("a"))
     assert reasons(plan) == {"a": "needs 1 worker, the cluster has 0 healthy slots"}
     (plan,) = tell(planner, admitted("n1"))
@@ -313,7 +313,7 @@ def test_the_table_is_there_for_whoever_asks_before_it_was_made():
 
 
 def test_the_planner_answers_only_for_its_plan():
-    reply, out = Planner().answer(GetStatus())
+    reply, out = PlannerCore().answer(GetStatus())
     assert (reply.error, out) == ("this service does not answer GetStatus; it answers GetPlan, WhatIf, GetCurve", [])
 
 
@@ -345,7 +345,7 @@ def storm(rng):
 def test_in_a_storm_prepared_answers_equal_computed_ones_and_every_rule_holds():
     rng, prepared = random.Random(11), 0
     for _ in range(60):
-        quick, slow = Planner(), Planner()
+        quick, slow = PlannerCore(), PlannerCore()
         for message in storm(rng):
             plans = tell(quick, message)
             answers = tell(slow, message, prepared=False)
@@ -373,7 +373,7 @@ def test_the_state_survives_a_restart():
     planner = cluster(*TWO)
     measure(planner, "a", 2, 0.5)
     tell(planner, lost("n1"))
-    restored = Planner(msgspec.msgpack.decode(state(planner), type=PlannerState))
+    restored = PlannerCore(msgspec.msgpack.decode(state(planner), type=PlannerState))
     assert state(restored) == state(planner)
     assert tell(restored, Started(token=2)) == []  # the table is made again
     for message in (admitted("n1"), ended("b")):

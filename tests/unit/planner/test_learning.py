@@ -19,7 +19,7 @@ from helpers.planner import (
     table,
     tell,
 )
-from unicron_planner.core import REFRESH, Planner
+from unicron_planner.core import REFRESH, PlannerCore
 from unicron_planner.estimates import Options
 
 from unicron.contracts.events import FailureDetected, NodeDrained, Severity, TaskRecovered
@@ -86,7 +86,7 @@ def test_an_ended_task_is_forgotten():
 
 
 def test_the_failure_rate_is_learned_from_failures_and_time():
-    planner = Planner(options=Options(prior_failures=1.0, prior_worker_s=1000.0))
+    planner = PlannerCore(options=Options(prior_failures=1.0, prior_worker_s=1000.0))
     assert planner._situate().failure_rate == pytest.approx(1 / 1000)
     tell(planner, admitted("n1", at=100.0), admitted("n2", at=100.0))
     tell(planner, NodeDrained(node="n9", at=350.0), admitted("n2", at=200.0))
@@ -101,7 +101,7 @@ def test_the_failure_rate_is_learned_from_failures_and_time():
 
 def test_a_longer_transition_keeps_more_tasks_undisturbed():
     def grown(transition_s):
-        planner = Planner(options=Options(transition_s=transition_s, prior_failures=1.0, prior_worker_s=1e4))
+        planner = PlannerCore(options=Options(transition_s=transition_s, prior_failures=1.0, prior_worker_s=1e4))
         tell(planner, admitted("n1"), submitted("a", most=4, throughput=CONCAVE), admitted("n2"))
         return sizes(planner.state.plan)["a"]
 

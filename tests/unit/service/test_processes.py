@@ -72,7 +72,7 @@ def wired(name):
     return module.wiring(kind())
 
 
-@pytest.mark.parametrize("name", [name for name in SERVICES if name != "planner"])
+@pytest.mark.parametrize("name", SERVICES)
 def test_a_service_is_wired_under_its_name_and_listens_to_what_its_core_handles(name):
     wiring = wired(name)
     core = wiring.core(None)
@@ -84,14 +84,14 @@ def test_a_service_is_wired_under_its_name_and_listens_to_what_its_core_handles(
     assert set(wiring.telemetry) >= set(subjects.events(*bus)) - facts
 
 
-@pytest.mark.parametrize("name", [name for name in SERVICES if name != "planner"])
+@pytest.mark.parametrize("name", SERVICES)
 def test_what_no_handler_is_for_changes_nothing(name):
     core = wired(name).core(None)
     assert core.handle(Alert(text="nobody handles this")) == []
     assert core.handle(Message()) == []
 
 
-@pytest.mark.parametrize("name", [name for name in SERVICES if name != "planner"])
+@pytest.mark.parametrize("name", SERVICES)
 def test_a_query_that_a_service_does_not_know_is_refused_with_those_that_it_does(name):
     core = wired(name).core(None)
     reply, out = core.answer(InjectFault(fault="x"))

@@ -1,0 +1,50 @@
+"""Facts of the straggler service."""
+
+from unicron.contracts.base import Message
+
+# --- from the straggler service --------------------------------------------------------------------------------------
+
+
+class RecordingSwitched(Message, kw_only=True, frozen=True):
+    """Workers of a task are to record another share of their iterations; said again for nodes that come later.
+
+    Attributes:
+        share: of the iterations, 0 (none) to 1 (each).
+    """
+
+    task: str
+    share: float
+
+
+class StragglerDetected(Message, kw_only=True, frozen=True):
+    """A task is slower than it could be, and stays so; told once, until it is over or has another cause.
+
+    Attributes:
+        first, last: iterations from which to which it was seen.
+        steps: recorded iterations among them that were looked at.
+        slowdown: S, mean iteration time as it is over that with every operation at its ideal.
+        waste: 1 - 1/S, share of the GPU time that stragglers cost.
+        diagnosis: kind of the cause, such as "slow-worker"; "unknown" where there is none to be told.
+        node, slot, worker: the culprit; empty or -1 where it is no single worker.
+        gain: mean iteration time as it is over that with the cause cured; 0 where that is not known.
+        evidence: the figures that the diagnosis rests on, as JSON.
+        cure: what to do about it.
+        drain: the registry takes the node out of use for it, as if a user had said so.
+    """
+
+    task: str
+    epoch: int
+    world_size: int
+    first: int
+    last: int
+    steps: int
+    slowdown: float
+    waste: float
+    diagnosis: str
+    node: str = ""
+    slot: int = -1
+    worker: str = ""
+    gain: float = 0.0
+    evidence: str = ""
+    cure: str = ""
+    drain: bool = False
