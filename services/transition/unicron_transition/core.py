@@ -72,7 +72,7 @@ class TransitionCore(Core):
             incarnation=node.incarnation, rendezvous=node.rendezvous, state_server=node.state_server
         )
         alive = {status.worker: status for status in node.workers}
-        for run in self.state.tasks.values():
+        for run in self.state.on(node.node):
             run.states.only(node.node, alive)
             for worker in [worker for worker in run.workers.values() if worker.slot.node == node.node]:
                 status = alive.pop(worker.worker, None)
@@ -86,7 +86,7 @@ class TransitionCore(Core):
             stop_order(self.state, status.task, _worker(node.node, status), reason) for status in unknown
         ]
         # a task without a slot waits for the plan that this node's coming brings: it may have a worker here
-        return out + self._settle(name for name, run in self.state.tasks.items() if run.target)
+        return out + self._settle(run.spec.name for run in self.state.on(node.node) if run.target)
 
     def _catch_up(self, run: TaskRun, worker: WorkerRun, status: WorkerStatus) -> None:
         """A worker outlived its agent: see what was said on either side while the agent was away."""
@@ -123,13 +123,14 @@ class TransitionCore(Core):
         if node is None:
             return []
         out: list[Message] = []
-        for run in self.state.tasks.values():
+        hit = self.state.on(name)
+        for run in hit:
             for worker in [worker for worker in run.workers.values() if worker.slot.node == name]:
                 if node.alive:
                     out.append(stop_order(self.state, run.spec.name, worker, f"{name} is taken out of use"))
                 self._lose_worker(run, worker.worker, at)
         node.alive = False
-        return out + self._settle_all()
+        return out + self._settle(run.spec.name for run in hit)
 
     def _lose_worker(self, run: TaskRun, name: str, at: float) -> None:
         self.state.drop(run, name)
@@ -161,7 +162,7 @@ class TransitionCore(Core):
     def _node_failure(self, failure: FailureDetected) -> list[Message]:
         hit = [
             run
-            for run in self.state.tasks.values()
+            for run in self.state.on(failure.node)
             if any(worker.slot.node == failure.node for worker in run.workers.values())
         ]
         out = self._lose_node(failure.node, failure.at)
@@ -176,11 +177,11 @@ class TransitionCore(Core):
             run = self.state.tasks.get(share.task)
             if run is None or run.state.ended or run.target == share.slots:
                 continue
-            run.target = list(share.slots)
+            self.state.aim(run, share.slots)
             if run.failed_at is None:
                 run.failed_at = decided.at
             changed.append((run, share.reason or decided.plan.trigger))
-        out = self._settle_all()
+        out = self._settle(run.spec.name for run, _ in changed)
         for run, reason in changed:
             if self._as_wanted(run):  # an earlier plan is taken back before anybody moved
                 out += self._complete(run, decided.at)
@@ -193,7 +194,7 @@ class TransitionCore(Core):
         if run is None or run.state.ended:
             return []
         out = move(self.state, run, cause, reason, traceback)
-        run.target = []
+        self.state.aim(run, [])
         return out + settle(self.state, [task]) + [Deadline(Wait.REGROUP, task).cancel()]
 
     # --- reports of workers ------------------------------------------------------------------------------------------
@@ -314,9 +315,6 @@ class TransitionCore(Core):
         runs = [run for name in names if not (run := self.state.tasks[name]).state.ended]
         out = [message for run in runs if run.membership.over(run.workers) for message in self._finish(run)]
         return out + settle(self.state, [run.spec.name for run in runs if not run.state.ended])
-
-    def _settle_all(self) -> list[Message]:
-        return self._settle(self.state.tasks)
 
 
 def _worker(node: str, status: WorkerStatus) -> WorkerRun:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 
-class Holding(msgspec.Struct, kw_only=True):
+class Holding(msgspec.Struct, kw_only=True, array_like=True):
     """What one worker holds.
 
     Attributes:

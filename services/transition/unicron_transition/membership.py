@@ -19,7 +19,7 @@ class WorkerStage(StrEnum):
     """It is through the last iteration."""
 
 
-class WorkerRun(msgspec.Struct, kw_only=True):
+class WorkerRun(msgspec.Struct, kw_only=True, array_like=True):
     """A worker process from its StartWorker to its end."""
 
     worker: str

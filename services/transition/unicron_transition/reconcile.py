@@ -12,7 +12,7 @@ from unicron_transition.deadlines import Deadline, Wait
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.replicas import choose, lost_places
 from unicron_transition.state import TaskRun, TransitionState
-from unicron_transition.swaps import knot, to_give_up
+from unicron_transition.swaps import knot, to_give_up, waits
 
 GIVEN_UP = "its slot is no longer the task's"
 
@@ -66,12 +66,14 @@ def stop_order(state: TransitionState, task: str, worker: WorkerRun, reason: str
 def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
     """Order a new membership where the present one is not the best that the living workers can form."""
     usable = [] if run.state.ended else state.usable(run)
-    there = run.in_slots(usable)
-    present = [worker.worker for worker in there.values() if worker.stage is WorkerStage.READY]
     # a slot that another task still holds is not waited for: that task may be waiting for one of this task's
-    awaited = any(
-        there[slot].stage is WorkerStage.STARTING if slot in there else slot not in state.occupied for slot in usable
-    )
+    awaited, present = False, list[str]()
+    for slot in usable:
+        other = state.occupied.get(slot)
+        worker = run.workers.get(other.worker) if other else None
+        awaited = awaited or other is None or (worker is not None and worker.stage is WorkerStage.STARTING)
+        if worker is not None and worker.stage is WorkerStage.READY:
+            present.append(worker.worker)
     intact = run.membership.intact(run.workers)
     if awaited and (intact or not run.membership.survivors(run.workers)):
         return []  # those that compute go on until the new ones are ready; those that start wait for one another
@@ -122,8 +124,10 @@ def _stop_unwanted(state: TransitionState, run: TaskRun) -> list[Message]:
     if run.state.ended or not run.target:
         run.membership.group = []
         return _stop_all(state, run, list(run.workers.values()), GIVEN_UP)
-    kept, group = set(run.target), set(run.membership.group)
-    unwanted = [worker for name, worker in run.workers.items() if worker.slot not in kept and name not in group]
+    group = set(run.membership.group)
+    outside = [worker for name, worker in run.workers.items() if name not in group]
+    kept = set(run.target) if outside else set()
+    unwanted = [worker for worker in outside if worker.slot not in kept]
     if not run.membership.has_met:
         unwanted = [worker for worker in unwanted if run.states.place(worker.worker) is None]
     return _stop_all(state, run, unwanted, GIVEN_UP)
@@ -136,7 +140,7 @@ def _stop_all(state: TransitionState, run: TaskRun, workers: list[WorkerRun], re
 def _untie(state: TransitionState, names: list[str]) -> list[Message]:
     """Let a task give slots up where each of several waits for slots that another of them computes in."""
     out: list[Message] = []
-    if not any(state.occupied.get(slot, name) != name for name in names for slot in state.usable(state.tasks[name])):
+    if not any(waits(state, state.tasks[name]) for name in names):
         return out
     while tied := knot(state):
         run, workers, reason = to_give_up(state, tied)

@@ -1,7 +1,8 @@
 """What the transition service remembers: for each task who should compute, who does, and how far a change has come."""
 
+from collections import defaultdict
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,7 +26,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
     Attributes:
         started: counts worker processes, for their names.
         before: how many of them were an earlier task's of this name.
-        target: slots that the newest plan gives it, in rank order.
+        target: slots that the newest plan gives it, in rank order; `TransitionState.aim` changes it.
         workers: living worker processes by name; `TransitionState.add` and `drop` change it.
         membership: the newest one ordered.
         states: who holds which part of its state.
@@ -46,10 +47,12 @@ class TaskRun(msgspec.Struct, kw_only=True):
         """Return the workers that compute or could."""
         return [name for name, worker in self.workers.items() if worker.stage is WorkerStage.READY]
 
-    def in_slots(self, slots: list[SlotRef]) -> dict[SlotRef, WorkerRun]:
-        """Return the workers in `slots`, in their order."""
-        by_slot = {worker.slot: worker for worker in self.workers.values()}
-        return {slot: by_slot[slot] for slot in slots if slot in by_slot}
+
+class Occupant(NamedTuple):
+    """Who is in a slot."""
+
+    task: str
+    worker: str
 
 
 class TransitionState(msgspec.Struct, kw_only=True, dict=True):
@@ -66,9 +69,13 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
     tasks: dict[str, TaskRun] = {}
 
     @cached_property
-    def occupied(self) -> dict[SlotRef, str]:
-        """The task whose worker is in a slot; not stored, since the workers tell it."""
-        return {worker.slot: name for name, run in self.tasks.items() for worker in run.workers.values()}
+    def occupied(self) -> dict[SlotRef, Occupant]:
+        """Who is in a slot; not stored, since the workers tell it."""
+        return {
+            worker.slot: Occupant(name, worker.worker)
+            for name, run in self.tasks.items()
+            for worker in run.workers.values()
+        }
 
     @cached_property
     def freed(self) -> set[SlotRef]:
@@ -78,7 +85,8 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
     def add(self, run: TaskRun, worker: WorkerRun) -> None:
         """Take a worker process in."""
         run.workers[worker.worker] = worker
-        self.occupied[worker.slot] = run.spec.name
+        self.occupied[worker.slot] = Occupant(run.spec.name, worker.worker)
+        self._seen[worker.slot.node].add(run.spec.name)
 
     def drop(self, run: TaskRun, name: str) -> None:
         """Take a worker process out."""
@@ -86,6 +94,26 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
         if worker is not None:
             self.occupied.pop(worker.slot, None)
             self.freed.add(worker.slot)
+
+    def aim(self, run: TaskRun, target: list[SlotRef]) -> None:
+        """Give a task other slots to be in."""
+        run.target = list(target)
+        for slot in target:
+            self._seen[slot.node].add(run.spec.name)
+
+    def on(self, node: str) -> list[TaskRun]:
+        """Return the tasks that have or are to have a worker on `node`; those that had one may be among them."""
+        return [run for name, run in self.tasks.items() if name in self._seen.get(node, ())]
+
+    @cached_property
+    def _seen(self) -> defaultdict[str, set[str]]:
+        found = defaultdict[str, set[str]](set)
+        for name, run in self.tasks.items():
+            for slot in (*run.target, *(worker.slot for worker in run.workers.values())):
+                found[slot.node].add(name)
+            for held in run.states.by_worker.values():
+                found[held.node].add(name)
+        return found
 
     def usable(self, run: TaskRun) -> list[SlotRef]:
         """Return the slots of the task's target whose nodes are there."""
@@ -124,15 +152,10 @@ def _migrated(run: dict[str, Any]) -> dict[str, Any]:
             **{field: dict.fromkeys(run.get(field, ())) for field in ("joined", "through")},
             "layout": {"replicas": len(group)},
         },
-        "workers": {
-            name: {"worker": name, "slot": worker["place"], "stage": worker.get("phase", "starting")}
-            for name, worker in workers.items()
-        },
+        "workers": {name: [name, worker["place"], worker.get("phase", "starting")] for name, worker in workers.items()},
         "states": {
             "by_worker": {
-                name: {"place": 0, "iteration": 0, "node": worker["place"]["node"]}
-                for name, worker in workers.items()
-                if worker.get("computed")
+                name: [0, 0, worker["place"]["node"]] for name, worker in workers.items() if worker.get("computed")
             }
         },
     }

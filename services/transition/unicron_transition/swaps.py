@@ -16,7 +16,7 @@ Waits = Mapping[str, Mapping[SlotRef, str]]
 
 def knot(state: TransitionState) -> Waits:
     """Return tasks each of which waits for slots of the next, and the last for those of the first; or none."""
-    waiting = {name: waits for name, run in state.tasks.items() if (waits := _waits(state, run))}
+    waiting = {name: found for name, run in state.tasks.items() if (found := waits(state, run))}
     while going := [name for name in waiting if _can_go_on(state, name, waiting)]:
         for name in going:
             del waiting[name]
@@ -28,6 +28,15 @@ def knot(state: TransitionState) -> Waits:
     return {each: waiting[each] for each in path[path.index(name) :]} if name else {}
 
 
+def waits(state: TransitionState, run: TaskRun) -> dict[SlotRef, str]:
+    """Return the slots that a task waits for; one that has too few even with them waits for another plan instead."""
+    usable = [] if run.state.ended else state.usable(run)
+    if len(usable) < run.spec.sizes.start:
+        return {}
+    there = ((slot, state.occupied.get(slot)) for slot in usable)
+    return {slot: other.task for slot, other in there if other and other.task != run.spec.name}
+
+
 def to_give_up(state: TransitionState, tied: Waits) -> tuple[TaskRun, list[WorkerRun], str]:
     """Return who of the tied tasks gives which workers up, and why; the least weighty task first.
 
@@ -35,7 +44,7 @@ def to_give_up(state: TransitionState, tied: Waits) -> tuple[TaskRun, list[Worke
     anybody, and nothing is on its way that could be, a task loses its state and begins anew.
     """
     runs = sorted((state.tasks[name] for name in tied), key=lambda run: (run.spec.weight, run.spec.name))
-    contested = {slot for waits in tied.values() for slot in waits}
+    contested = {slot for slots in tied.values() for slot in slots}
     for run in runs:
         if spare := _spare(run, contested):
             return run, spare, "another task waits for its slot, and this task can't compute before that goes on"
@@ -43,14 +52,6 @@ def to_give_up(state: TransitionState, tied: Waits) -> tuple[TaskRun, list[Worke
         return runs[0], [], ""
     last = [worker for worker in runs[0].workers.values() if worker.slot in contested]
     return runs[0], last, "tasks wait for each other's slots, and there is none through which a state could be handed"
-
-
-def _waits(state: TransitionState, run: TaskRun) -> dict[SlotRef, str]:
-    """Return the slots that a task waits for; one that has too few even with them waits for another plan instead."""
-    usable = [] if run.state.ended else state.usable(run)
-    if len(usable) < run.spec.sizes.start:
-        return {}
-    return {slot: other for slot in usable if (other := state.occupied.get(slot, run.spec.name)) != run.spec.name}
 
 
 def _can_go_on(state: TransitionState, name: str, waiting: Waits) -> bool:

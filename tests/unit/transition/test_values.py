@@ -122,4 +122,4 @@ def test_what_version_1_stored_is_read():
     )
     assert [worker.stage for worker in run.workers.values()] == [WorkerStage.READY, WorkerStage.STARTING]
     assert (run.states.place("gpt-2"), run.states.place("gpt-3")) == (0, None)
-    assert state.occupied == {SLOT: "gpt", SlotRef(node="n1", slot=1): "gpt"}
+    assert {slot.slot: worker for slot, (_, worker) in state.occupied.items()} == {0: "gpt-2", 1: "gpt-3"}
