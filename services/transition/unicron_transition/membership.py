@@ -57,7 +57,7 @@ class Membership(msgspec.Struct, kw_only=True):
         )
 
     def join(self, worker: str) -> None:
-        """Note that a member computes in it, so that all of them have met."""
+        """Note that a member computes in it, so that all of them have met; nobody else joins."""
         self.joined[worker] = None
         self.met = self.group
 
@@ -68,7 +68,7 @@ class Membership(msgspec.Struct, kw_only=True):
     @property
     def complete(self) -> bool:
         """Whether all members compute in it."""
-        return bool(self.group) and self.joined.keys() >= set(self.group)
+        return bool(self.group) and len(self.joined) == len(self.group)
 
     @property
     def has_met(self) -> bool:
