@@ -26,8 +26,8 @@ from benchmarks.output import as_json
 from unicron import codec, subjects
 from unicron.bus import nats, topology
 from unicron.contracts.base import Message
-from unicron.contracts.events import Alert, FailureDetected, NodeAdmitted, PlanDecided, Severity, TaskSubmitted
-from unicron.contracts.failures import DetectionMethod, FailureStatus
+from unicron.contracts.events import Alert, FailureDetected, NodeAdmitted, PlanDecided, TaskSubmitted
+from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.contracts.tasks import Slot, TaskSpec
 from unicron.settings import Settings
 

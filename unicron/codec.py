@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from unicron.contracts import commands, events, queries
+from unicron.contracts import commands, events, queries, stragglers
 from unicron.contracts.base import LOCAL, Message, Record
 from unicron.errors import InvalidInputError
 
@@ -24,7 +24,9 @@ def _leaves(base: type[Message]) -> list[type[Message]]:
 
 
 MESSAGES: dict[str, type[Message]] = {
-    kind.__name__: kind for kind in _leaves(Message) if kind.__module__ in {events.__name__, commands.__name__}
+    kind.__name__: kind
+    for kind in _leaves(Message)
+    if kind.__module__ in {module.__name__ for module in (events, stragglers, commands)}
 }
 QUERIES: tuple[type[queries.Query], ...] = tuple(queries.Query.__subclasses__())
 

@@ -10,13 +10,8 @@ from collections.abc import Iterable
 
 from unicron.contracts.base import LOCAL, Message
 from unicron.contracts.commands import Command
-from unicron.contracts.events import (
-    FailureDetected,
-    IterationFinished,
-    NodeHeartbeat,
-    RecordingSwitched,
-    StepTimed,
-)
+from unicron.contracts.events import FailureDetected, IterationFinished, NodeHeartbeat, StepTimed
+from unicron.contracts.stragglers import RecordingSwitched
 from unicron.errors import InvalidInputError
 
 ROOT = "unicron.v1"

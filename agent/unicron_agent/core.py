@@ -17,7 +17,6 @@ from unicron.contracts.events import (
     NodeHeartbeat,
     NodeJoined,
     NodeLeft,
-    RecordingSwitched,
     Regrouped,
     StepTimed,
     WorkerExited,
@@ -25,6 +24,8 @@ from unicron.contracts.events import (
     WorkerRaised,
     WorkerReady,
 )
+from unicron.contracts.failures import DetectionMethod
+from unicron.contracts.stragglers import RecordingSwitched
 from unicron.contracts.timings import period_of
 from unicron.contracts.worker import (
     Broken,
@@ -217,7 +218,10 @@ class AgentCore:
             return [DeadLetter(subject=entry.subject, error=str(error), payload=entry.data[:4096])]
         if isinstance(message, Command):
             return self._obey(message)
-        if isinstance(message, FailureDetected) and (message.node, message.method) == (self.node, "node_health"):
+        if isinstance(message, FailureDetected) and (message.node, message.method) == (
+            self.node,
+            DetectionMethod.NODE_HEALTH,
+        ):
             self.given_up = entry.sequence  # for what happens on it, a node is not to come back by itself
         return self._rejoin_if_given_up()
 

@@ -134,8 +134,8 @@ def subject_of(kind: type[Message | queries.Query]) -> str:
 def _chapters() -> Iterator[tuple[str, list[type[Message]]]]:
     """Yield each heading with its messages, in the order of the contracts."""
     facts = sorted(
-        (kind for kind in codec.MESSAGES.values() if kind.__module__ == events.__name__),
-        key=lambda kind: inspect.getsourcelines(kind)[1],
+        (kind for kind in codec.MESSAGES.values() if kind.__module__ != commands.__name__),
+        key=lambda kind: (kind.__module__, inspect.getsourcelines(kind)[1]),
     )
     for title in dict.fromkeys(origin(kind) for kind in facts):
         lead = "Telemetry" if title == "telemetry" else f"Facts {title}"

@@ -4,13 +4,14 @@ import enum
 import functools
 import inspect
 import re
+import sys
 import types
 import typing
 from typing import Any
 
 import msgspec
 
-from unicron.contracts import commands, events
+from unicron.contracts import commands
 from unicron.contracts.base import Message
 from unicron.services import SERVICES
 
@@ -154,7 +155,7 @@ def _source(kind: type[Message]) -> str:
 
 @functools.cache
 def origin(kind: type[Message]) -> str:
-    """Return in which part of events.py `kind` stands, by the comment above it: "from agents", "telemetry"."""
-    before = inspect.getsource(events).splitlines()[: inspect.getsourcelines(kind)[1]]
+    """Return in which part of the contracts `kind` stands, by the comment above it: "from agents", "telemetry"."""
+    before = inspect.getsource(sys.modules[kind.__module__]).splitlines()[: inspect.getsourcelines(kind)[1]]
     titles = [match[1] for line in before if (match := re.match(r"# --- ([\w ]+)", line))]
     return titles[-1].strip()

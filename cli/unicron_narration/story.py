@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import fields as fields_of
 
-from unicron.contracts import commands, events
+from unicron.contracts import commands, events, stragglers
 from unicron.contracts.base import Message
 from unicron.errors import InvalidInputError
 
@@ -44,11 +44,11 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
         f"{m.task} is {m.state}{f' on {len(m.members)} workers' if m.members else ''}{_after(': ', m.reason)}"
     ),
     events.TaskRecovered: lambda m: f"{m.task} is back at {m.workers} workers after {m.seconds:.2f} s",
-    events.StragglerDetected: lambda m: (
+    stragglers.StragglerDetected: lambda m: (
         f"{m.task} is {m.slowdown:.2f} times as slow as it could be: {m.diagnosis}"
         f"{f' {_where(m)}' if m.worker else ''}{', its node is drained' * m.drain}{_after(': ', m.cure)}"
     ),
-    events.RecordingSwitched: lambda m: f"{m.task}: {m.share:.3g} of the iterations are recorded",
+    stragglers.RecordingSwitched: lambda m: f"{m.task}: {m.share:.3g} of the iterations are recorded",
     events.DeadLetter: lambda m: f"on {m.subject}: {m.error} ({len(m.payload)} bytes put aside)",
     events.Alert: lambda m: str(m.text),
     commands.StartWorker: lambda m: f"start {_where(m)}",

@@ -12,8 +12,8 @@ from unicron_planner.estimates import Options
 from unicron_planner.state import Node, PlannerState
 
 from unicron.contracts.base import Message, TimerFired
-from unicron.contracts.events import FailureDetected, NodeAdmitted, PlanDecided, Severity, TaskRecovered, TaskSubmitted
-from unicron.contracts.failures import DetectionMethod, FailureStatus
+from unicron.contracts.events import FailureDetected, NodeAdmitted, PlanDecided, TaskRecovered, TaskSubmitted
+from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.contracts.plans import Plan
 from unicron.contracts.tasks import Slot, SlotRef
 from unicron_simulator.economy import Cluster, Ledger, Phase, Result, Tariff

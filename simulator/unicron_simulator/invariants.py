@@ -19,12 +19,11 @@ from unicron.contracts.events import (
     NodeGone,
     NodeJoined,
     PlanDecided,
-    Severity,
     TaskBroken,
     TaskStateChanged,
     TaskSubmitted,
 )
-from unicron.contracts.failures import DetectionMethod
+from unicron.contracts.failures import DetectionMethod, Severity
 from unicron.contracts.plans import Plan
 from unicron.contracts.tasks import SlotRef, TaskSpec, TaskState
 from unicron.contracts.worker import Joined

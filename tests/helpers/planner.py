@@ -10,10 +10,10 @@ from unicron.contracts.events import (
     IterationFinished,
     NodeAdmitted,
     PlanDecided,
-    Severity,
     TaskStateChanged,
     TaskSubmitted,
 )
+from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan
 from unicron.contracts.queries import GetPlan
 from unicron.contracts.tasks import Slot, TaskSpec, TaskState

@@ -14,11 +14,11 @@ from unicron.contracts.events import (
     NodeAdmitted,
     PlanDecided,
     Regrouped,
-    Severity,
     TaskStateChanged,
     TaskSubmitted,
     WorkerReady,
 )
+from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.tasks import Slot, SlotRef, TaskSpec, TaskState, WorkerStatus
 

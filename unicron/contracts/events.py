@@ -1,25 +1,12 @@
 """Facts, in the past tense: what agents saw and what services decided."""
 
-from enum import IntEnum
-
 import msgspec
 
 from unicron.contracts.base import Message
-from unicron.contracts.failures import Cure, DetectionMethod, FailureStatus
+from unicron.contracts.failures import Cure, DetectionMethod, FailureStatus, Severity
 from unicron.contracts.plans import Plan
 from unicron.contracts.tasks import Breakage, Member, Slot, TaskSpec, TaskState, WorkerPhase, WorkerStatus
 from unicron.contracts.timings import Op
-
-
-class Severity(IntEnum):
-    """Paper table 1: how bad a failure is, and so what cures it."""
-
-    SEV1 = 1
-    """Reconfigure the cluster without the node."""
-    SEV2 = 2
-    """Restart the process."""
-    SEV3 = 3
-    """Reattempt in place."""
 
 
 class WorkerFact(Message, kw_only=True, frozen=True):
@@ -360,54 +347,6 @@ class TaskRecovered(Message, kw_only=True, frozen=True):
     epoch: int
     workers: int
     seconds: float
-
-
-# --- from the straggler service --------------------------------------------------------------------------------------
-
-
-class RecordingSwitched(Message, kw_only=True, frozen=True):
-    """Workers of a task are to record another share of their iterations; said again for nodes that come later.
-
-    Attributes:
-        share: of the iterations, 0 (none) to 1 (each).
-    """
-
-    task: str
-    share: float
-
-
-class StragglerDetected(Message, kw_only=True, frozen=True):
-    """A task is slower than it could be, and stays so; told once, until it is over or has another cause.
-
-    Attributes:
-        first, last: iterations from which to which it was seen.
-        steps: recorded iterations among them that were looked at.
-        slowdown: S, mean iteration time as it is over that with every operation at its ideal.
-        waste: 1 - 1/S, share of the GPU time that stragglers cost.
-        diagnosis: kind of the cause, such as "slow-worker"; "unknown" where there is none to be told.
-        node, slot, worker: the culprit; empty or -1 where it is no single worker.
-        gain: mean iteration time as it is over that with the cause cured; 0 where that is not known.
-        evidence: the figures that the diagnosis rests on, as JSON.
-        cure: what to do about it.
-        drain: the registry takes the node out of use for it, as if a user had said so.
-    """
-
-    task: str
-    epoch: int
-    world_size: int
-    first: int
-    last: int
-    steps: int
-    slowdown: float
-    waste: float
-    diagnosis: str
-    node: str = ""
-    slot: int = -1
-    worker: str = ""
-    gain: float = 0.0
-    evidence: str = ""
-    cure: str = ""
-    drain: bool = False
 
 
 # --- from anybody ----------------------------------------------------------------------------------------------------

@@ -1,6 +1,19 @@
-"""The words of failures: how they were found, what they are, and what was tried against them (paper table 1)."""
+"""The words of failures: how bad they are, how they were found, what they are, and what was tried against them."""
+
+from enum import IntEnum
 
 from unicron.contracts.base import Word
+
+
+class Severity(IntEnum):
+    """Paper table 1: how bad a failure is, and so what cures it."""
+
+    SEV1 = 1
+    """Reconfigure the cluster without the node."""
+    SEV2 = 2
+    """Restart the process."""
+    SEV3 = 3
+    """Reattempt in place."""
 
 
 class DetectionMethod(Word):

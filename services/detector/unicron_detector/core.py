@@ -17,7 +17,6 @@ from unicron.contracts.events import (
     NodeHeartbeat,
     NodeLeft,
     Regrouped,
-    Severity,
     TaskStateChanged,
     TaskSubmitted,
     WorkerExited,
@@ -26,7 +25,7 @@ from unicron.contracts.events import (
     WorkerReady,
     WorkerStalled,
 )
-from unicron.contracts.failures import Cure, DetectionMethod, FailureStatus
+from unicron.contracts.failures import Cure, DetectionMethod, FailureStatus, Severity
 from unicron.contracts.tasks import WorkerPhase
 from unicron.core import Core, Handlers
 from unicron_detector.memberships import Memberships

@@ -5,12 +5,11 @@ from unicron.contracts.events import (
     CollectiveFailed,
     FailureDetected,
     Regrouped,
-    Severity,
     TaskStateChanged,
     TaskSubmitted,
     WorkerStalled,
 )
-from unicron.contracts.failures import DetectionMethod, FailureStatus
+from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.contracts.tasks import Breakage
 from unicron_detector.processes import how_it_stalled
 from unicron_detector.report import Reporter

@@ -8,14 +8,13 @@ from unicron.contracts.base import Message
 from unicron.contracts.events import (
     Alert,
     FailureDetected,
-    Severity,
     WorkerExited,
     WorkerFinished,
     WorkerRaised,
     WorkerReady,
     WorkerStalled,
 )
-from unicron.contracts.failures import DetectionMethod, FailureStatus
+from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron_detector.report import Reporter
 from unicron_detector.rules import Rules
 from unicron_detector.state import Worker

@@ -7,7 +7,8 @@ joins again, a membership of a task breaks once, and a task whose own program is
 from msgspec.structs import replace
 
 from unicron.contracts.base import CancelTimer, Message, SetTimer
-from unicron.contracts.events import FailureDetected, Severity, TaskBroken
+from unicron.contracts.events import FailureDetected, TaskBroken
+from unicron.contracts.failures import Severity
 from unicron_detector.books import Books
 from unicron_detector.state import Limits, Lost, State, Task, Worker
 from unicron_detector.timers import Timer, TimerKind

@@ -7,8 +7,7 @@ from importlib import resources
 import msgspec
 
 from unicron.contracts.base import Record
-from unicron.contracts.events import Severity
-from unicron.contracts.failures import FailureStatus
+from unicron.contracts.failures import FailureStatus, Severity
 from unicron.errors import InvalidInputError
 
 _XID = re.compile(r"\bXid\b\s*(?:\([^)]*\))?\s*:?\s*(\d{1,3})\b")

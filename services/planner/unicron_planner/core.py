@@ -20,13 +20,13 @@ from unicron.contracts.events import (
     NodeDrained,
     NodeGone,
     PlanDecided,
-    Severity,
     TaskBroken,
     TaskRecovered,
     TaskRemoved,
     TaskStateChanged,
     TaskSubmitted,
 )
+from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, Trigger, TriggerKind
 from unicron.contracts.queries import GetCurve, GetPlan, PlanView, Reply, TableRow, WhatIf
 from unicron.contracts.tasks import SlotRef, TaskState

@@ -17,16 +17,16 @@ from unicron.contracts.events import (
     NodeJoined,
     NodeLeft,
     PlanDecided,
-    Severity,
-    StragglerDetected,
     TaskBroken,
     TaskRemoved,
     TaskStateChanged,
     TaskSubmitted,
 )
+from unicron.contracts.failures import Severity
 from unicron.contracts.plans import TaskShare
 from unicron.contracts.queries import DrainNode, GetStatus, NodeView, RemoveTask, Reply, Status, SubmitTask
 from unicron.contracts.queries import TaskView as View
+from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError

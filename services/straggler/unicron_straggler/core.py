@@ -8,17 +8,9 @@ from msgspec.structs import replace
 
 from unicron.checks import share_problems, timing_problems
 from unicron.contracts.base import Message
-from unicron.contracts.events import (
-    Alert,
-    NodeAdmitted,
-    RecordingSwitched,
-    StepTimed,
-    StragglerDetected,
-    TaskRemoved,
-    TaskStateChanged,
-    TaskSubmitted,
-)
+from unicron.contracts.events import Alert, NodeAdmitted, StepTimed, TaskRemoved, TaskStateChanged, TaskSubmitted
 from unicron.contracts.queries import GetStraggler, Reply, StragglerView, SwitchRecording
+from unicron.contracts.stragglers import RecordingSwitched, StragglerDetected
 from unicron.contracts.timings import DEFAULT_SHARE
 from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError

@@ -11,7 +11,6 @@ from unicron.contracts.events import (
     NodeGone,
     PlanDecided,
     Regrouped,
-    Severity,
     TaskBroken,
     TaskRecovered,
     TaskRemoved,
@@ -20,7 +19,7 @@ from unicron.contracts.events import (
     WorkerFinished,
     WorkerReady,
 )
-from unicron.contracts.failures import Cure
+from unicron.contracts.failures import Cure, Severity
 from unicron.contracts.tasks import SlotRef, WorkerStatus
 from unicron.core import Core, Handlers
 from unicron_transition.deadlines import Deadline, Wait

@@ -7,7 +7,8 @@ import pytest
 from helpers import ROOT
 
 from unicron import codec, subjects
-from unicron.contracts.events import FailureDetected, NodeGone, PlanDecided, Severity
+from unicron.contracts.events import FailureDetected, NodeGone, PlanDecided
+from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.tasks import SlotRef
 

@@ -20,10 +20,10 @@ from unicron.contracts.events import (
     IterationFinished,
     NodeAdmitted,
     NodeJoined,
-    Severity,
     TaskStateChanged,
     TaskSubmitted,
 )
+from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import Member, NodeState, Slot, TaskSpec, TaskState
 from unicron.errors import BusUnavailableError, InvalidInputError
 

@@ -7,7 +7,8 @@ import sys
 import pytest
 from helpers.training import running_cluster, task, write_script
 
-from unicron.contracts.events import IterationFinished, RecordingSwitched, StepTimed, StragglerDetected
+from unicron.contracts.events import IterationFinished, StepTimed
+from unicron.contracts.stragglers import RecordingSwitched, StragglerDetected
 from unicron.contracts.tasks import TaskState
 from unicron.contracts.timings import OPERATIONS
 from unicron.errors import InvalidInputError

@@ -13,15 +13,8 @@ import torch
 from helpers.training import TRAIN, running_cluster, task, write_script
 from unicron_deploy.processes import wait_until_gone
 
-from unicron.contracts.events import (
-    FailureDetected,
-    NodeGone,
-    NodeJoined,
-    Regrouped,
-    Severity,
-    TaskStateChanged,
-    WorkerExited,
-)
+from unicron.contracts.events import FailureDetected, NodeGone, NodeJoined, Regrouped, TaskStateChanged, WorkerExited
+from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import NodeState, TaskState
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]

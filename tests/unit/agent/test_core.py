@@ -35,16 +35,16 @@ from unicron.contracts.events import (
     NodeHeartbeat,
     NodeJoined,
     NodeLeft,
-    RecordingSwitched,
     Regrouped,
-    Severity,
     StepTimed,
     WorkerExited,
     WorkerRaised,
     WorkerReady,
     WorkerStalled,
 )
+from unicron.contracts.failures import Severity
 from unicron.contracts.states import StateLocation, StateRef
+from unicron.contracts.stragglers import RecordingSwitched
 from unicron.contracts.tasks import Member, Slot, TaskSpec
 from unicron.contracts.timings import Op
 

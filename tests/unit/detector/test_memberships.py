@@ -4,7 +4,8 @@ import pytest
 from helpers.detector import Scene, brief
 
 from unicron.contracts.base import BusReconnected
-from unicron.contracts.events import AttemptFailed, FailureDetected, Severity, TaskStateChanged
+from unicron.contracts.events import AttemptFailed, FailureDetected, TaskStateChanged
+from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import TaskState
 
 

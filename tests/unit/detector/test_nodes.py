@@ -4,7 +4,8 @@ import pytest
 from helpers.detector import Scene, brief
 
 from unicron.contracts.base import BusReconnected, TimerFired
-from unicron.contracts.events import FailureDetected, NodeHeartbeat, NodeLeft, Severity, WorkerReady
+from unicron.contracts.events import FailureDetected, NodeHeartbeat, NodeLeft, WorkerReady
+from unicron.contracts.failures import Severity
 
 
 @pytest.fixture

@@ -7,14 +7,8 @@ from helpers.detector import Scene, brief
 from unicron_detector.processes import SIGNATURES
 from unicron_detector.state import Limits
 
-from unicron.contracts.events import (
-    FailureDetected,
-    Severity,
-    TaskStateChanged,
-    TaskSubmitted,
-    WorkerFinished,
-    WorkerReady,
-)
+from unicron.contracts.events import FailureDetected, TaskStateChanged, TaskSubmitted, WorkerFinished, WorkerReady
+from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import TaskSpec, TaskState
 
 SUBMITTED = TaskSubmitted(task="gpt", spec=TaskSpec(name="gpt", command=["train"]))

@@ -17,7 +17,6 @@ from unicron.contracts.events import (
     NodeHeartbeat,
     NodeLeft,
     Regrouped,
-    Severity,
     TaskBroken,
     TaskStateChanged,
     WorkerExited,
@@ -26,6 +25,7 @@ from unicron.contracts.events import (
     WorkerReady,
     WorkerStalled,
 )
+from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import TaskState, WorkerStatus
 
 NODES = ("n1", "n2", "n3")

@@ -4,16 +4,9 @@ from unicron_cli.samples import sample
 from unicron_narration.story import chain_of, describe, find_chain, line, story
 
 from unicron import codec
-from unicron.contracts.events import (
-    Alert,
-    FailureDetected,
-    RecordingSwitched,
-    Severity,
-    StragglerDetected,
-    WorkerExited,
-    WorkerFinished,
-    WorkerReady,
-)
+from unicron.contracts.events import Alert, FailureDetected, WorkerExited, WorkerFinished, WorkerReady
+from unicron.contracts.failures import Severity
+from unicron.contracts.stragglers import RecordingSwitched, StragglerDetected
 from unicron.errors import InvalidInputError
 
 

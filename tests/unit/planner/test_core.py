@@ -36,11 +36,11 @@ from unicron.contracts.events import (
     NodeDrained,
     NodeGone,
     PlanDecided,
-    Severity,
     TaskBroken,
     TaskRemoved,
     TaskSubmitted,
 )
+from unicron.contracts.failures import Severity
 from unicron.contracts.queries import GetPlan, GetStatus
 from unicron.contracts.tasks import ParallelLayout, TaskState
 from unicron.errors import InvalidInputError

@@ -22,7 +22,8 @@ from helpers.planner import (
 from unicron_planner.core import REFRESH, PlannerCore
 from unicron_planner.estimates import Options
 
-from unicron.contracts.events import FailureDetected, NodeDrained, Severity, TaskRecovered
+from unicron.contracts.events import FailureDetected, NodeDrained, TaskRecovered
+from unicron.contracts.failures import Severity
 
 
 def test_measured_iterations_change_the_next_plan_but_disturb_nobody():

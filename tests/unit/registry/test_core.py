@@ -17,16 +17,16 @@ from unicron.contracts.events import (
     NodeJoined,
     NodeLeft,
     PlanDecided,
-    Severity,
-    StragglerDetected,
     TaskBroken,
     TaskRemoved,
     TaskStateChanged,
     TaskSubmitted,
     WorkerReady,
 )
+from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.queries import DrainNode, GetPlan, GetStatus, RemoveTask, SubmitTask
+from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import Member, NodeState, ParallelLayout, Slot, SlotRef, TaskSpec, TaskState, WorkerStatus
 
 SLOTS = [Slot(index=0), Slot(index=1)]

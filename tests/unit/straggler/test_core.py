@@ -8,16 +8,9 @@ from unicron_straggler.core import MISSED, StragglerCore
 from unicron_straggler.main import StragglerSettings
 from unicron_straggler.state import ENDED, HISTORY, Limits, State
 
-from unicron.contracts.events import (
-    Alert,
-    NodeAdmitted,
-    RecordingSwitched,
-    StragglerDetected,
-    TaskRemoved,
-    TaskStateChanged,
-    TaskSubmitted,
-)
+from unicron.contracts.events import Alert, NodeAdmitted, TaskRemoved, TaskStateChanged, TaskSubmitted
 from unicron.contracts.queries import GetStatus, GetStraggler, SwitchRecording
+from unicron.contracts.stragglers import RecordingSwitched, StragglerDetected
 from unicron.contracts.tasks import TaskSpec, TaskState
 from unicron.contracts.timings import Op
 from unicron.errors import InvalidInputError

@@ -16,7 +16,6 @@ from unicron.contracts.events import (
     NodeAdmitted,
     PlanDecided,
     Regrouped,
-    Severity,
     TaskBroken,
     TaskRecovered,
     TaskRemoved,
@@ -26,6 +25,7 @@ from unicron.contracts.events import (
     WorkerFinished,
     WorkerReady,
 )
+from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.tasks import Slot, TaskSpec, TaskState, WorkerStatus
 
