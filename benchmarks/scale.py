@@ -22,6 +22,7 @@ from itertools import count
 from typing import Any
 
 from msgspec.structs import replace
+from unicron_simulator import experiments
 from unicron_simulator.bus import MemoryBucket, MemoryWorld
 from unicron_simulator.world import wirings
 
@@ -34,16 +35,15 @@ from unicron.contracts.base import Message
 from unicron.contracts.commands import Regroup, StartWorker, StopWorker
 from unicron.contracts.events import (
     FailureDetected,
-    NodeAdmitted,
     NodeHeartbeat,
     NodeJoined,
     Regrouped,
-    TaskRecovered,
+    TaskStateChanged,
     WorkerExited,
     WorkerReady,
 )
 from unicron.contracts.queries import GetStatus, Query, Reply, SubmitTask
-from unicron.contracts.tasks import Slot, TaskSpec
+from unicron.contracts.tasks import Slot, TaskSpec, TaskState
 from unicron.service import Service
 
 SLOTS = 8
@@ -64,6 +64,7 @@ class Counted:
 
     messages: int = 0
     bytes: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
     largest: Counter[str] = field(default_factory=Counter)
     written: int = 0
     written_bytes: int = 0
@@ -116,6 +117,7 @@ class Journal(list[Entry]):
         kind = entry.subject.split(".")[4]
         self._counted.messages += 1
         self._counted.bytes += len(entry.data)
+        self._counted.kinds[kind] += 1
         self._counted.largest[kind] = max(self._counted.largest[kind], len(entry.data))
 
 
@@ -138,8 +140,7 @@ class Stage:
     """A cluster without workers.
 
     Attributes:
-        computing: workers of each task that recovered last.
-        admitted: how often a node was.
+        states: of all tasks.
         lost: the node that is not there.
     """
 
@@ -151,8 +152,7 @@ class Stage:
         self.memory.journal = Journal(self.counted)
         self.memory.buckets["state"] = Bucket(self.clock, self.counted)
         self.bus = self.memory.connect()
-        self.computing: dict[str, int] = {}
-        self.admitted = 0
+        self.states: dict[str, TaskState] = {}
         self.lost = ""
         self._numbers = count()
         self._told: dict[type[Message], asyncio.Event] = {}
@@ -232,10 +232,8 @@ class Stage:
             self._told.setdefault(type(message), asyncio.Event()).set()
             if isinstance(message, StartWorker | StopWorker | Regroup) and message.node != self.lost:
                 self._orders.append(message)
-            elif isinstance(message, NodeAdmitted):
-                self.admitted += 1
-            elif isinstance(message, TaskRecovered):
-                self.computing[message.task] = message.workers
+            elif isinstance(message, TaskStateChanged):
+                self.states[message.task] = message.state
 
     async def _answer(self) -> None:
         while True:
@@ -274,10 +272,15 @@ class Stage:
         event = self._told[kind] = asyncio.Event()
         await event.wait()
 
-    async def until_all_compute(self, workers: int) -> None:
-        """Wait until all tasks together have so many workers."""
-        while sum(self.computing.values()) != workers:
-            await asyncio.sleep(0.05)
+    async def until_all_is_done(self) -> None:
+        """Wait until nothing more follows; then all tasks must compute."""
+        before = -1
+        while before != len(self.memory.journal):
+            before = len(self.memory.journal)
+            await asyncio.sleep(2.0)
+        bad = [name for name, state in self.states.items() if state is not TaskState.RUNNING]
+        if bad:
+            raise SystemExit(f"not all tasks compute: {', '.join(bad)}")
 
     async def ask(self, query: Query) -> bytes:
         """Ask the registry."""
@@ -289,32 +292,22 @@ class Stage:
 
 
 def task(number: int, workers: int) -> TaskSpec:
-    """Return a task that is content with any number of nodes from half of `workers` on."""
-    return TaskSpec(
-        name=f"task-{number}",
-        command=["python", "train.py", "--config", "large.toml"],
-        weight=0.5 + 0.02 * number,
-        min_workers=workers // 2,
-        max_workers=workers,
-        unit=SLOTS,
-        microbatches=4 * workers,
-        iterations=100_000,
-    )
+    """Return a task that keeps whole nodes busy: GPT-3 of 175 billion parameters."""
+    spec = experiments.gpt3(f"task-{number}", "175B", weight=0.5 + 0.02 * number, most=workers, batch=workers)
+    return replace(spec, iterations=100_000)
 
 
 async def play(stage: Stage) -> dict[str, Counted]:
     """Fill the cluster, lose a node and get it back; return what each took."""
-    workers, found = stage.nodes * SLOTS, {}
+    found = {}
     async with stage.running():
         for number in range(stage.nodes):
             await stage.join(number)
-        while stage.admitted < stage.nodes:
-            await asyncio.sleep(0.1)
+        await stage.until_all_is_done()
         found["join_all"] = stage.counted.cut()
         for number in range(stage.tasks):
-            await stage.ask(SubmitTask(spec=task(number, workers // stage.tasks)))
-        await stage.until_all_compute(workers)
-        await asyncio.sleep(1.0)  # the table
+            await stage.ask(SubmitTask(spec=task(number, stage.nodes * SLOTS // stage.tasks)))
+        await stage.until_all_is_done()
         found["start_all"] = stage.counted.cut()
         await asyncio.sleep(10.0)
         found["rest_10_s"] = stage.counted.cut()
@@ -323,13 +316,11 @@ async def play(stage: Stage) -> dict[str, Counted]:
         found["detect"] = stage.counted.cut()
         await asyncio.sleep(ANSWER_S / 10)
         found["decide"] = stage.counted.cut()
-        await stage.until_all_compute(workers - SLOTS)
-        await asyncio.sleep(1.0)
+        await stage.until_all_is_done()
         found["recover"] = stage.counted.cut()
         stage.lost = ""
         await stage.join(1)
-        await stage.until_all_compute(workers)
-        await asyncio.sleep(1.0)
+        await stage.until_all_is_done()
         found["rejoin"] = stage.counted.cut()
         stage.counted.largest["Reply"] = len(await stage.ask(GetStatus()))
         found["status"] = stage.counted.cut()

@@ -34,8 +34,8 @@ from unicron.ledger import Ledger, Sizes
 
 log = logging.getLogger(__name__)
 
-COMMIT_EVERY = 200
-"""Inputs without an outcome after which the position is committed all the same."""
+COMMIT_EVERY = 1000
+"""Positions in the journal after which the newest is committed though nothing followed from the facts in between."""
 
 BATCH = 500
 """Inputs that one commit takes in at most."""
@@ -284,7 +284,8 @@ class Service:
         """Apply `batch`, commit when that led to anything, then publish and answer."""
         self._uncommitted += batch
         outbox = self._apply_all(batch)
-        changed = outbox or self._timers != self._committed.timers or len(self._uncommitted) >= COMMIT_EVERY
+        far = self._sequence - self._committed.sequence >= COMMIT_EVERY or len(self._uncommitted) >= WAITING
+        changed = outbox or far or self._timers != self._committed.timers
         started = any(isinstance(item.message, Started) for item in batch)
         tidy = not batch and self._committed.outbox
         if changed or started or tidy:

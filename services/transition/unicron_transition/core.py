@@ -203,7 +203,11 @@ class TransitionCore(Core):
         if run is None or ready.worker not in run.workers:
             return []
         run.workers[ready.worker].stage = WorkerStage.READY
-        return [Deadline(Wait.START, ready.task, ready.worker).cancel(), *self._settle([ready.task])]
+        first_to_come = not run.membership.group and any(
+            worker.stage is WorkerStage.STARTING for worker in run.workers.values()
+        )  # those who begin a task wait for one another, and thousands of them need not each look at all
+        then = [] if first_to_come else self._settle([ready.task])
+        return [Deadline(Wait.START, ready.task, ready.worker).cancel(), *then]
 
     def _regrouped(self, report: Regrouped) -> list[Message]:
         run = self.state.tasks.get(report.task)
