@@ -97,14 +97,14 @@ class Ledger:
         Raises:
             ConflictError: somebody else wrote in between.
         """
-        body = list(segments(state, self._sizes))
-        commit = replace(commit, state=b"".join(body), writer=self._writer)
+        body = list(segments(state, self._sizes)) if self._kept else []  # costs more than encoding in one go
+        commit = replace(commit, state=b"".join(body) or _encode(state), writer=self._writer)
         small = not self._kept or len(commit.state) < self._sizes.whole // 2  # not to and fro at the limit
         if small and len(_encode(commit)) <= self._sizes.whole:
             await self._put_root(commit)
             self._kept = {}
         else:
-            await self._write_split(replace(commit, state=b""), body)
+            await self._write_split(replace(commit, state=b""), body or list(segments(state, self._sizes)))
         return commit
 
     async def _write_split(self, root: Commit, body: list[bytes]) -> None:
