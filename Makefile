@@ -18,7 +18,7 @@ help:
 	@echo '              JSON=FILE writes the report as data; CORPUS=DIR trains on other text'
 	@echo 'make test     run all tests but the compose test, in parallel; ARGS="-k name" goes to pytest'
 	@echo 'make test-quick   the same without those marked slow: all rules and formats, and some real processes'
-	@echo 'make coverage     run all tests but the compose test, and list the lines that none of them reaches'
+	@echo 'make coverage     all of make test, with the lines that no test reaches in its own process'
 	@echo 'make compose-test   the same cluster in containers: build, train, kill a node, down'
 	@echo 'make lint     check format, style, types and the rules of imports'
 	@echo

@@ -39,7 +39,9 @@ from unicron_cli.views import status_view
 CHECKOUT = Path(__file__).parents[2]
 SCRIPT = CHECKOUT / "examples" / "gpt" / "train.py"
 FAULTS = CHECKOUT / "chaos" / "main-job.yaml"
-ITERATIONS = 90
+ITERATIONS = 70
+"""The last fault strikes in iteration 34, and has been healed before iteration 60 or so."""
+
 MICROBATCHES = 8
 LIMIT_S = 600.0
 CHAIN_LINES = 14
@@ -238,10 +240,15 @@ class Demo:
                         stderr=subprocess.STDOUT,
                     )
                 )
-        for job, spec in zip(jobs, self._specs, strict=True):
-            if await job.wait():
-                text = (self._root / f"{spec.name}.undisturbed.log").read_text()[-2000:]
-                raise InvalidInputError(f"the failure-free run of {spec.name} failed:\n{text}")
+        try:
+            for job, spec in zip(jobs, self._specs, strict=True):
+                if await job.wait():
+                    text = (self._root / f"{spec.name}.undisturbed.log").read_text()[-2000:]
+                    raise InvalidInputError(f"the failure-free run of {spec.name} failed:\n{text}")
+        finally:
+            for job in jobs:
+                if job.returncode is None:
+                    job.kill()
 
     def _task_report(self, spec: TaskSpec) -> TaskReport:
         view = next((view for view in self._status.tasks if view.spec.name == spec.name), None)
