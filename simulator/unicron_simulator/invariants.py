@@ -203,7 +203,7 @@ class Invariants:
         holders = [
             each.name
             for each in self._living.values()
-            if each.living and each.iteration and each.spec == worker.spec and each.host.name in there
+            if each.living and each.core.iteration and each.spec == worker.spec and each.host.name in there
         ]
         self.check(
             not holders,
@@ -220,11 +220,11 @@ class Invariants:
             wrong = {number: count for number, count in ((whole | gradient) - (whole & gradient)).items() if count}
             self.check(
                 not wrong,
-                f"{worker.name} updated after iteration {iteration} in epoch {worker.epoch} with microbatches "
+                f"{worker.name} updated after iteration {iteration} in epoch {worker.core.epoch} with microbatches "
                 f"{sorted(gradient.elements())} instead of each of {worker.spec.microbatches} once",
             )
         if worker.spec == self._specs[worker.spec.name]:
-            self.steps.setdefault(worker.spec.name, {}).setdefault(iteration, worker.epoch)
+            self.steps.setdefault(worker.spec.name, {}).setdefault(iteration, worker.core.epoch)
 
     def _there(self) -> set[str]:
         """Return the nodes that are in use as far as the journal tells."""

@@ -15,6 +15,7 @@ from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
 from unicron.contracts.tasks import Slot
 from unicron.contracts.worker import Membership, Ping, Pong, ToAgent, ToWorker
+from unicron.train.iteration import WorkerCore
 from unicron_simulator.invariants import Invariants
 from unicron_simulator.links import CrashedError, Network
 from unicron_simulator.obedience import WatchedAgent
@@ -42,7 +43,7 @@ class Machine:
         self.running: dict[str, Running] = {}
         self.token = 0
         self.random = Random(f"{network.seed}:{name}")
-        self.make_core, self.make_outbox = AgentCore, Outbox
+        self.make_core, self.make_outbox, self.make_worker = AgentCore, Outbox, WorkerCore
         self.pace = STORM
         self.machines: dict[str, Machine] = {}
         self._network = network
@@ -75,11 +76,11 @@ class Machine:
             await agent.run(position)
 
     async def crash_agent(self) -> None:
-        """Kill the agent; the meeting places on it are gone."""
+        """Kill the agent; the rendezvous on it are gone."""
         agent, self.agent = self.agent, None
         for group in self._groups.values():
             if not group.complete:
-                group.end("the meeting place is gone")
+                group.end("the rendezvous is gone")
         self._groups = {}
         if agent is not None:
             await agent.link.crash()
@@ -119,7 +120,9 @@ class Machine:
         self.invariants.started(command, [each.name for each in self.processes.values() if each.slot == slot])
         self.running[name] = Running(worker=name, task=command.task, slot=slot, pid=1, correlation=command.correlation)
         random = Random(f"{self._network.seed}:{name}")
-        self.processes[name] = Trainer(name, command.spec, self, slot, self.invariants, random, self.pace)
+        self.processes[name] = Trainer(
+            name, command.spec, self, slot, self.invariants, random, self.pace, self.make_worker
+        )
         agent.handle(stimuli.ProcessStarted(name, 1))
         self._knock(agent, name)
 

@@ -20,7 +20,7 @@ def progress(world: World) -> dict[str, int]:
     """Return how far each task has come: iterations of its workers, in its newest epoch."""
     found: dict[str, int] = {}
     for trainer in world.trainers():
-        mark = trainer.epoch * 1_000_000 + trainer.iteration
+        mark = trainer.core.epoch * 1_000_000 + trainer.core.iteration
         found[trainer.spec.name] = max(found.get(trainer.spec.name, -1), mark)
     return found
 
@@ -53,10 +53,10 @@ def _amiss(world: World, task: str, share: TaskShare | None, state: TaskState) -
         return f"{task} has workers in {', '.join(places) or 'no slot'}; the plan says {', '.join(wanted) or 'none'}"
     if wanted and state is not TaskState.RUNNING:
         return f"{task} is {state} to the registry"
-    if len({trainer.epoch for trainer in mine}) > 1 or not all(trainer.computes for trainer in mine):
-        where = ", ".join(f"{trainer.name} in epoch {trainer.epoch}" for trainer in mine)
+    if len({trainer.core.epoch for trainer in mine}) > 1 or not all(trainer.computes for trainer in mine):
+        where = ", ".join(f"{trainer.name} in epoch {trainer.core.epoch}" for trainer in mine)
         return f"the workers of {task} do not compute together: {where}"
-    if any(trainer.size != len(wanted) or trainer.paused for trainer in mine):
+    if any(trainer.core.membership.world_size != len(wanted) or trainer.paused for trainer in mine):
         return f"{task} computes with other than {len(wanted)} workers"
     return ""
 

@@ -201,7 +201,7 @@ class _Play:
         writes = [size for at, size in self.writes if lost_at <= at <= over]
         reports = [each for at in during if isinstance(each := messages[at], Regrouped)]
         members = {each.worker for each in reports if each.epoch == reports[-1].epoch}
-        again = sum(worker.done for worker in self.computing if worker.name not in members)
+        again = sum(len(worker.core.done) for worker in self.computing if worker.name not in members)
         return Transition(
             gpus=self.gpus,
             left=len(members),

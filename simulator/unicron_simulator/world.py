@@ -33,6 +33,7 @@ from unicron.contracts.queries import DrainNode, GetStatus, Query, RemoveTask, R
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron.ledger import Sizes
 from unicron.service import Service, Wiring
+from unicron.train.iteration import WorkerCore
 from unicron_simulator import faults
 from unicron_simulator.bus import MemoryWorld
 from unicron_simulator.faults import CALM, Fault, Scene
@@ -57,6 +58,7 @@ class Parts:
     service: type[Service] = Service
     agent: type[AgentCore] = AgentCore
     outbox: type[Outbox] = Outbox
+    worker: type[WorkerCore] = WorkerCore
     compares: bool = True
     remembers: bool = True
 
@@ -114,6 +116,7 @@ class World:
         }
         for machine in self.machines.values():
             machine.machines, machine.make_core, machine.make_outbox = self.machines, parts.agent, parts.outbox
+            machine.make_worker = parts.worker
         self._instances: dict[str, list[_Instance]] = {name: [] for name in SERVICES}
         self._wirings = wirings()
         self._ids = 0

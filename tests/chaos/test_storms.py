@@ -14,6 +14,7 @@ from unicron_simulator.world import Parts
 from unicron.contracts.events import NodeJoined
 from unicron.ledger import Ledger
 from unicron.service import Service
+from unicron.train.iteration import Phase, WorkerCore
 
 SEEDS = 200
 BATCH = 20
@@ -109,6 +110,16 @@ class Overwriting(Service):
         self._ledger = Careless(bus.bucket("state"), wiring.name, "", sizes)
 
 
+class Keeping(WorkerCore):
+    """A worker that keeps its sum when it takes another's state."""
+
+    def _drop(self):
+        if self.phase is Phase.TAKEN:
+            self.done, self._reduced = set(), [False] * self._shell.buckets
+        else:
+            super()._drop()
+
+
 def found(parts, seeds=100):
     for seed in range(seeds):
         violation = storm.run(seed, parts, shrink=False).violation
@@ -129,6 +140,7 @@ def found(parts, seeds=100):
         (Parts(service=Hasty), "without a commit"),
         (Parts(service=Overwriting), "lacks its part"),
         (Parts(compares=False), ""),
+        (Parts(worker=Keeping), "instead of each of"),
         (Parts(remembers=False), "stands in the journal twice"),
     ],
     ids=[
@@ -139,6 +151,7 @@ def found(parts, seeds=100):
         "publish-first",
         "parts-overwritten",
         "no-compare",
+        "stale-sum-kept",
         "no-duplicate-window",
     ],
 )

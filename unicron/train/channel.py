@@ -25,19 +25,18 @@ from unicron.contracts.worker import (
     Membership,
     Ping,
     Pong,
-    Progress,
     Raised,
     RaiseFault,
     Sample,
     StateFetched,
-    Timed,
     ToAgent,
     ToWorker,
     frame,
     length_of,
     to_worker,
 )
-from unicron.errors import InvalidInputError
+from unicron.errors import GroupBrokenError, InvalidInputError
+from unicron.train.iteration import FORGOTTEN, greeting
 
 SOCKET_VARIABLE = "UNICRON_WORKER_SOCKET"
 
@@ -54,21 +53,23 @@ class Channel:
 
     def __init__(self, path: str, worker: str) -> None:
         self._path = path
-        self._worker = worker
         self._lock = threading.Lock()
         self._changed = threading.Condition()
         self._socket: socket.socket | None = None
         self._unsent: deque[bytes] = deque()
         self._membership = NOWHERE
         self._fetched: dict[str, StateFetched] = {}
-        self.epoch = -1
-        self.iteration = -1
-        self.ready = False
+        self._hello = Hello(worker=worker, pid=os.getpid())
         self.period = period_of(DEFAULT_SHARE)
         self.interrupt: Callable[[int], bool] = lambda _: False
         threading.Thread(target=self._run, name="unicron-channel", daemon=True).start()
 
     # --- from the main thread ----------------------------------------------------------------------------------------
+
+    @property
+    def iteration(self) -> int:
+        """The iteration that the agent was last told of; -1 before the first."""
+        return self._hello.iteration
 
     @property
     def newest(self) -> Membership:
@@ -79,6 +80,7 @@ class Channel:
         """Tell the agent. While it is away, progress and timings are forgotten and everything else is kept."""
         data = frame(message)
         with self._lock:
+            self._hello = greeting(self._hello, message)
             if self._socket is not None and not self._unsent:
                 try:
                     self._socket.sendall(data)
@@ -86,7 +88,7 @@ class Channel:
                     pass
                 else:
                     return
-            if not isinstance(message, (Progress, Timed)):
+            if not isinstance(message, FORGOTTEN):
                 self._unsent.append(data)
 
     def await_membership(self, above: int) -> Membership:
@@ -96,10 +98,17 @@ class Channel:
             return self._membership
 
     def await_state(self, name: str, epoch: int) -> StateFetched:
-        """Block until the agent has fetched the state `name`, or a membership newer than `epoch` makes it pointless."""
+        """Block until the agent has fetched the state `name`, or could not.
+
+        Raises:
+            GroupBrokenError: a membership newer than `epoch` came meanwhile.
+        """
         with self._changed:
             self._changed.wait_for(lambda: name in self._fetched or self._membership.epoch > epoch)
-            return self._fetched.pop(name, StateFetched(name=name, error="a newer membership came"))
+            fetched = self._fetched.pop(name, None)
+            if fetched is None or self._membership.epoch > epoch:
+                raise GroupBrokenError("interrupted by a newer membership")
+            return fetched
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
@@ -119,11 +128,8 @@ class Channel:
             time.sleep(0.1)
 
     def _greet(self, connection: socket.socket) -> None:
-        hello = Hello(
-            worker=self._worker, pid=os.getpid(), epoch=self.epoch, iteration=self.iteration, ready=self.ready
-        )
         with self._lock:
-            connection.sendall(frame(hello))
+            connection.sendall(frame(self._hello))
             while self._unsent:
                 connection.sendall(self._unsent[0])
                 self._unsent.popleft()

@@ -1,10 +1,10 @@
 """Gradients by microbatch: accumulated apart from `p.grad`, reduced in buckets, never in place.
 
 After a failure in the middle of a reduce the accumulated sums are still whole, and the buckets that were finished
-anywhere are kept (paper section 6.2, scenario 2).
+anywhere are kept (paper section 6.2, scenario 2). Which those are, the core knows (`unicron.train.iteration`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 
@@ -29,12 +29,15 @@ class Gradients:
         self._reduced = torch.empty_like(self._accumulated)
         step = max(1, BUCKET_BYTES // self._accumulated.element_size())
         self._slices = [slice(start, min(start + step, size)) for start in range(0, size, step)]
-        self.finished = [False] * len(self._slices)
 
-    def start(self) -> None:
-        """Begin a new iteration."""
+    @property
+    def buckets(self) -> int:
+        """In how many parts it is reduced."""
+        return len(self._slices)
+
+    def clear(self) -> None:
+        """Forget what was accumulated."""
         self._accumulated.zero_()
-        self.finished = [False] * len(self._slices)
 
     def accumulate(self, loss: torch.Tensor) -> None:
         """Add the gradients that a backward pass has left in `p.grad`, and its loss."""
@@ -47,32 +50,23 @@ class Gradients:
             offset = end
         self._accumulated[-1] += loss.detach()
 
-    def reduce(self, group: Group) -> None:
-        """Sum over all ranks what no bucket holds yet.
+    def reduce(self, group: Group, bucket: int) -> None:
+        """Sum a bucket over the replicas.
 
         Raises:
-            RuntimeError: the group broke; finished buckets stay.
+            GroupBrokenError: the group broke; what was accumulated stays.
         """
-        for index, bucket in enumerate(self._slices):
-            if not self.finished[index]:
-                self._reduced[bucket] = self._accumulated[bucket]
-                group.all_reduce(self._reduced[bucket])
-                self.finished[index] = True
+        part = self._slices[bucket]
+        self._reduced[part] = self._accumulated[part]
+        group.all_reduce(self._reduced[part])
 
-    def share(self, group: Group, bucket_from: Sequence[int | None]) -> None:
-        """Give each bucket that some rank has finished to all ranks.
-
-        Args:
-            group: of the ranks that share.
-            bucket_from: for each bucket the rank that has it, or None.
+    def share(self, group: Group, bucket: int, replica: int) -> None:
+        """Give a bucket that `replica` has reduced to all replicas.
 
         Raises:
-            RuntimeError: the group broke.
+            GroupBrokenError: the group broke.
         """
-        for index, (bucket, source) in enumerate(zip(self._slices, bucket_from, strict=True)):
-            if source is not None:
-                group.broadcast(self._reduced[bucket], source)
-            self.finished[index] = source is not None
+        group.broadcast(self._reduced[self._slices[bucket]], replica)
 
     def publish(self, microbatches: int) -> float:
         """Put the mean over the global batch into each `p.grad`; return the mean loss."""

@@ -1,8 +1,8 @@
-"""The process group of the current membership, and how to wake a rank that is blocked in it.
+"""The process groups of the current membership, and how to wake a rank that is blocked in one of them.
 
 gloo has no abort. What wakes every call that is blocked, whether its peer died or only stopped, is shutting down the
 group's own TCP connections from another thread. There is no interface that names them, so they are found as the
-sockets that appeared while the group was formed. NCCL has an abort of its own.
+sockets that appeared while the groups were formed. NCCL has an abort of its own.
 """
 
 import atexit
@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Work
 
+from unicron.contracts.tasks import ParallelLayout
+from unicron.contracts.worker import Membership
+from unicron.errors import GroupBrokenError
 from unicron.train.rendezvous import Rendezvous
 
 FOREVER = timedelta(minutes=30)
@@ -34,47 +38,60 @@ GIVE_UP_S = 0.15
 
 
 class Group:
-    """The one mutable context that holds the process group; a regroup swaps what is inside.
+    """The one mutable context that holds the process groups; a regroup swaps what is inside.
 
-    torch's default process group is left alone: it counts its groups by process, and those counts drift apart when
-    forming one fails on some ranks only.
+    There is a group of everybody, and one of the ranks that have this rank's place in their replicas; where a replica
+    is one worker, these are the same. torch's default process group is left alone: it counts its groups by process,
+    and those counts drift apart when forming one fails on some ranks only.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._lock = threading.Lock()
-        self._backend: Any = None
+        self._everybody: Any = None
+        self._replicas: Any = None
         self._aborted_at: float | None = None
         self._older: frozenset[str] = frozenset()
         self._own: frozenset[str] | None = frozenset()
-        self._rendezvous: Rendezvous | None = None
+        self._stores: list[Rendezvous] = []  # torch does not keep them
+        self._layout = ParallelLayout()
         self.epoch = -1
-        self.rank = 0
-        self.world_size = 1
         atexit.register(self._close)
 
-    def form(self, rendezvous: str, name: str, epoch: int, rank: int, world_size: int) -> None:
-        """Meet the other ranks of `name` at `rendezvous` (host:port) as `rank` of `world_size`.
+    def form(self, membership: Membership) -> None:
+        """Meet the other ranks of `membership` at its rendezvous.
 
         Raises:
-            RuntimeError: interrupted by `abort_below`, or the rendezvous or a peer was lost meanwhile.
+            GroupBrokenError: interrupted by `abort_below`, or the rendezvous or a peer was lost meanwhile.
         """
         self.leave()
         with self._lock:
-            self.epoch, self.rank, self.world_size = epoch, rank, world_size
+            self.epoch = membership.epoch
             self._older, self._own, self._aborted_at = frozenset(_sockets()), None, None
+        rank, address = membership.rank, membership.rendezvous
         # the name keeps tasks and epochs apart: a rank that was stopped and goes on meets nobody
+        name = f"{membership.rendezvous_id}-{membership.epoch}"
+        self._layout = membership.layout.with_workers(membership.world_size)
         try:
-            self._rendezvous = Rendezvous(rendezvous, f"{name}-{epoch}")
-            self._rendezvous.set(f"here-{rank}", "")
-            self._rendezvous.wait([f"here-{other}" for other in range(world_size)])
-            self._backend = self._connect(self._rendezvous)
+            store = self._meet(address, name)
+            store.set(f"here-{rank}", "")
+            store.wait([f"here-{other}" for other in range(membership.world_size)])
+            self._everybody = self._replicas = self._connect(store, rank, membership.world_size)
+            if self._layout.replica_workers > 1:
+                seat = self._layout.seat(rank)
+                store = self._meet(address, f"{name}-place-{seat.place}")
+                self._replicas = self._connect(store, seat.replica, self._layout.replicas)
         finally:
             with self._lock:
                 self._own = frozenset(_sockets()) - self._older
 
-    def _connect(self, rendezvous: Rendezvous) -> Any:
-        """Make the group in a thread that can be left behind.
+    def _meet(self, address: str, name: str) -> Rendezvous:
+        store = Rendezvous(address, name)
+        self._stores.append(store)
+        return store
+
+    def _connect(self, store: Rendezvous, rank: int, size: int) -> Any:
+        """Make a group in a thread that can be left behind.
 
         Who waits for a peer to connect has no connection yet that could be shut down: an interrupted rank goes on
         without it, and the thread ends with its timeout.
@@ -84,7 +101,7 @@ class Group:
 
         def make() -> None:
             try:
-                made.append(self._make(rendezvous, self.rank, self.world_size))
+                made.append(self._make(store, rank, size))
             except RuntimeError as error:
                 failed.append(error)
 
@@ -93,28 +110,29 @@ class Group:
         while thread.is_alive():
             thread.join(POLL.total_seconds() / 4)
             if self._aborted_at is not None:
-                raise RuntimeError("interrupted while the group was being formed")
+                raise GroupBrokenError("interrupted while the group was being formed")
         if failed:
-            raise failed[0]
+            raise GroupBrokenError(str(failed[0])) from failed[0]
         return made[0]
 
-    def _make(self, rendezvous: Rendezvous, rank: int, world_size: int) -> Any:
+    def _make(self, store: Rendezvous, rank: int, size: int) -> Any:
         if self._device.type == "cuda":
             from torch._C._distributed_c10d import ProcessGroupNCCL  # noqa: PLC0415 only builds with CUDA have it
 
             options = ProcessGroupNCCL.Options()
             options._timeout = FOREVER  # noqa: SLF001 torch has no other name for it
-            return ProcessGroupNCCL(rendezvous, rank, world_size, options)
-        group = ProcessGroupGloo(rendezvous, rank, world_size, timeout=CONNECT)
+            return ProcessGroupNCCL(store, rank, size, options)
+        group = ProcessGroupGloo(store, rank, size, timeout=CONNECT)
         group._set_default_timeout(FOREVER)  # noqa: SLF001 likewise
         return group
 
     def leave(self) -> None:
-        """Give up the group, whatever state it is in."""
-        self._backend = None
+        """Give up the groups, whatever state they are in."""
+        self._everybody = self._replicas = None
+        self._stores = []
 
     def _close(self) -> None:
-        """Give the group up before the interpreter ends: gloo's threads free Python's objects, so must end first."""
+        """Give the groups up before the interpreter ends: gloo's threads free Python's objects, so must end first."""
         self.abort_below(sys.maxsize)
         self.leave()
 
@@ -123,74 +141,71 @@ class Group:
         with self._lock:
             if self.epoch >= epoch:
                 return False
-            backend = self._backend
             self._aborted_at = self._aborted_at or time.monotonic()
-            if self._device.type == "cuda" and backend is not None:
-                with contextlib.suppress(RuntimeError):
-                    backend.abort()
+            if self._device.type == "cuda":
+                for backend in {self._everybody, self._replicas} - {None}:
+                    with contextlib.suppress(RuntimeError):
+                        backend.abort()
             for inode, descriptor in _sockets().items():
                 # while it forms nobody can tell which are its own; later the program may have opened others
                 if inode in self._own if self._own is not None else inode not in self._older:
                     _shut(descriptor)
             return True
 
-    def tell(self, key: str, value: bytes) -> None:
-        """Leave a value for the other ranks at the rendezvous.
-
-        Raises:
-            RuntimeError: it is gone, or there is no group.
-        """
-        self._met.set(key, value)
-
-    def ask(self, key: str) -> bytes:
-        """Wait for a value that another rank leaves at the rendezvous, and return it.
-
-        Raises:
-            RuntimeError: interrupted by `abort_below`, or the rendezvous is gone.
-        """
-        return self._met.get(key)
-
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Sum `tensor` over all ranks, in place.
+        """Sum `tensor` over the ranks with this rank's place, in place.
 
         Raises:
-            RuntimeError: the group broke.
+            GroupBrokenError: the group broke.
         """
-        if self.world_size > 1:
-            self._wait(self._group.allreduce([tensor]))
+        if self._layout.replicas > 1:
+            self._wait(self._replicas, lambda group: group.allreduce([tensor]))
 
-    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        """Fill `tensor` with what rank `source` has in it.
+    def broadcast(self, tensor: torch.Tensor, replica: int) -> None:
+        """Fill `tensor` with what the rank of `replica` with this rank's place has in it.
 
         Raises:
-            RuntimeError: the group broke.
+            GroupBrokenError: the group broke.
         """
-        if self.world_size > 1:
-            self._wait(self._group.broadcast(tensor, source))
+        if self._layout.replicas > 1:
+            self._wait(self._replicas, lambda group: group.broadcast(tensor, replica))
 
-    def all_gather(self, row: torch.Tensor) -> list[torch.Tensor]:
-        """Return the `row` (1-D, CPU) of every rank.
+    def gather(self, data: bytes) -> list[bytes]:
+        """Return the `data` of every rank of every replica.
 
         Raises:
-            RuntimeError: the group broke.
+            GroupBrokenError: the group broke.
         """
+        sizes = [int(row.item()) for row in self._all_gather(torch.tensor([len(data)]))]
+        row = torch.tensor([*data, *bytes(max(sizes) - len(data))], dtype=torch.uint8)
+        return [bytes(row[:size].tolist()) for row, size in zip(self._all_gather(row), sizes, strict=True)]
+
+    def _all_gather(self, row: torch.Tensor) -> list[torch.Tensor]:
         row = row.to(self._device)
-        rows = [torch.empty_like(row) for _ in range(self.world_size)]
-        self._wait(self._group.allgather(rows, row))
+        rows = [torch.empty_like(row) for _ in range(self._layout.workers)]
+        self._wait(self._everybody, lambda group: group.allgather(rows, row))
         return [other.cpu() for other in rows]
 
-    def _wait(self, work: Work) -> None:
-        """Wait for `work`; where it was interrupted and yet does not end, go on without it.
+    def _wait(self, group: Any, begin: Callable[[Any], Work]) -> None:
+        """Do a collective and wait for it; where it was interrupted and yet does not end, go on without it.
 
         gloo can lose a connection's end that coincides with a send, and would wait for its timeout then. The group is
         kept for good, because its destructor would wait as well; its connections are closed, so nothing of it moves.
         """
+        if group is None:
+            raise GroupBrokenError("there is no process group")
+        try:
+            work = begin(group)
+        except RuntimeError as error:
+            raise GroupBrokenError(str(error)) from error
         try:
             while not self._has_ended(work):
                 pass
-        except BaseException:
+        except BaseException as error:
             if not work.is_completed():
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+            if isinstance(error, RuntimeError):
+                raise GroupBrokenError(str(error)) from error
             raise
 
     def _has_ended(self, work: Work) -> bool:
@@ -204,18 +219,6 @@ class Group:
             else:
                 raise
         return True
-
-    @property
-    def _met(self) -> Rendezvous:
-        if self._rendezvous is None:
-            raise RuntimeError("there is no rendezvous")
-        return self._rendezvous
-
-    @property
-    def _group(self) -> Any:
-        if self._backend is None:
-            raise RuntimeError("there is no process group")
-        return self._backend
 
 
 def _sockets() -> dict[str, int]:

@@ -1,17 +1,23 @@
 """Who computes which microbatch, before and after a fault (paper section 6.2, equation 7). Pure functions.
 
-Every rank tells the others what it has; each then works out the same answer, so no coordinator takes part.
+Every rank tells the others what it has; each then works out the same answer, so no coordinator takes part. What
+computes a microbatch is a replica: its ranks all work at the same ones.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
 
-@dataclass(frozen=True)
-class Progress:
+from unicron.contracts.tasks import ParallelLayout
+from unicron.errors import StateTransferError
+
+
+class Standing(Struct, frozen=True, kw_only=True):
     """What one rank brings into a new membership.
 
     Attributes:
+        node: on which it runs.
         iteration: the iteration it is computing; its parameters are those from before that iteration's update.
         has_state: False for a worker that has just been started.
         done: microbatches of that iteration whose gradients it has accumulated.
@@ -19,6 +25,7 @@ class Progress:
         buckets: for each bucket of the gradient, whether the rank holds its reduced value.
     """
 
+    node: str
     iteration: int
     has_state: bool
     done: frozenset[int]
@@ -31,74 +38,121 @@ class Resumption:
     """How a membership goes on.
 
     Attributes:
+        established: somebody has a state; else the task begins.
         iteration: the iteration that all go on with.
-        todo: for each rank, the microbatches it is to compute.
+        todo: for each replica, the microbatches it is to compute.
         kept: microbatches that are not computed again.
         recomputed: microbatches taken over from ranks that are gone.
         sources: for each rank, the ranks from which it can take its state, best first; empty where it has its own.
-        bucket_from: for each bucket, the rank that gives its reduced value to all, or None where it is to be reduced.
+        bucket_from: for each place, for each bucket, the rank of that place that gives its reduced value to the
+            others, or None where it is to be reduced.
         stale: for each rank, whether it must drop the gradients it has accumulated: others have done its microbatches.
     """
 
+    established: bool
     iteration: int
     todo: tuple[tuple[int, ...], ...]
     kept: int
     recomputed: int
     sources: tuple[tuple[int, ...], ...]
-    bucket_from: tuple[int | None, ...]
+    bucket_from: tuple[tuple[int | None, ...], ...]
     stale: tuple[bool, ...]
 
 
-def resume(progress: Sequence[Progress], microbatches: int, nodes: Sequence[Hashable]) -> Resumption:
+def resume(standings: Sequence[Standing], microbatches: int, layout: ParallelLayout) -> Resumption:
     """Work out how the ranks that are left, and those that are new, finish the iteration.
 
-    The rank that is furthest ahead sets the iteration. A rank behind it, or without a state, takes the state of one
-    that is there: on its own node first, else spread over the holders so that they share the load. Microbatches that
-    the holders have done are kept, all others go round-robin over everybody. A rank that was left out of a membership
-    in between may have done what others did anew meanwhile; its sum can't be taken apart, so it counts for nothing.
+    The newest iteration whose state is there for every place is what all go on with. A rank behind it, or without a
+    state, takes the state of a rank of its place: on its own node first, else spread over the holders so that they
+    share the load. Microbatches that whole replicas have done are kept, all others go round-robin over the replicas. A
+    rank that was left out of a membership in between may have done what others did anew meanwhile; its sum can't be
+    taken apart, so it counts for nothing. Neither does a replica whose ranks have not all done the same.
 
     Args:
-        progress: one entry a rank.
+        standings: one entry a rank.
         microbatches: microbatches of a global batch.
-        nodes: the node of each rank, or whatever tells nodes apart.
+        layout: of the membership, as large as it is.
+
+    Raises:
+        StateTransferError: there are states, but not of all places from before the same update.
     """
-    front = max((entry.iteration for entry in progress if entry.has_state), default=0)
-    holders = [rank for rank, entry in enumerate(progress) if entry.has_state and entry.iteration == front] or [0]
-    established = progress[holders[0]].has_state
-    sources = tuple(() if rank in holders else _nearest(rank, holders, nodes) for rank in range(len(progress)))
-    kept = _disjoint(progress, holders) if established else []
-    stale = tuple(rank in holders and rank not in kept and bool(entry.done) for rank, entry in enumerate(progress))
-    count = len(progress[0].buckets)
-    bucket_from = tuple(
-        next((rank for rank in kept if progress[rank].buckets[bucket]), None) for bucket in range(count)
-    )
-    if count and None not in bucket_from:
-        everything = tuple(() for _ in progress)
-        return Resumption(front, everything, microbatches, 0, sources, bucket_from, stale)
-    done = frozenset[int]().union(*(progress[rank].done for rank in kept))
-    claimed = done.union(*(progress[rank].todo for rank in kept))
+    established = any(standing.has_state for standing in standings)
+    front, holders = _holders(standings, layout) if established else (0, list(range(layout.replica_workers)))
+    kept = _kept(standings, layout, set(holders)) if established else []
+    bucket_from = _bucket_from(standings, layout, kept)
+    finished = [source for of_place in bucket_from for source in of_place]
+    done = frozenset[int]().union(*(standings[ranks[0]].done for ranks in kept))
+    claimed = done.union(*(standings[rank].todo for ranks in kept for rank in ranks))
+    if finished and None not in finished:
+        done = claimed = frozenset(range(microbatches))
     remaining = [microbatch for microbatch in range(microbatches) if microbatch not in done]
+    holding, keeping = set(holders), {rank for ranks in kept for rank in ranks}
     return Resumption(
+        established=established,
         iteration=front,
-        todo=tuple(tuple(remaining[rank :: len(progress)]) for rank in range(len(progress))),
+        todo=tuple(tuple(remaining[replica :: layout.replicas]) for replica in range(layout.replicas)),
         kept=len(done),
         recomputed=microbatches - len(claimed) if established else 0,
-        sources=sources,
+        sources=_sources(standings, layout, holders),
         bucket_from=bucket_from,
-        stale=stale,
+        stale=tuple(
+            rank in holding and rank not in keeping and bool(standing.done) for rank, standing in enumerate(standings)
+        ),
     )
 
 
-def _disjoint(progress: Sequence[Progress], holders: Sequence[int]) -> list[int]:
-    """Return the holders whose accumulated gradients can be added up: no microbatch is in two of them."""
-    kept, done = list[int](), set[int]()
-    for rank in sorted(holders, key=lambda rank: -len(progress[rank].done)):
-        if done.isdisjoint(progress[rank].done):
-            kept.append(rank)
-            done |= progress[rank].done
-    return sorted(kept)
+def _holders(standings: Sequence[Standing], layout: ParallelLayout) -> tuple[int, list[int]]:
+    """Return the iteration that all go on with, and the ranks that have the state of it."""
+    held: list[set[int]] = [set() for _ in range(layout.replica_workers)]
+    for rank, standing in enumerate(standings):
+        if standing.has_state:
+            held[layout.seat(rank).place].add(standing.iteration)
+    common = set.intersection(*held)
+    if not common:
+        there = ", ".join(f"place {place} of {sorted(each) or 'none'}" for place, each in enumerate(held))
+        raise StateTransferError(f"no iteration has the states of all places; there are, by iteration: {there}")
+    front = max(common)
+    return front, [rank for rank, each in enumerate(standings) if each.has_state and each.iteration == front]
 
 
-def _nearest(rank: int, holders: Sequence[int], nodes: Sequence[Hashable]) -> tuple[int, ...]:
-    turned = [holders[(rank + step) % len(holders)] for step in range(len(holders))]
-    return tuple(sorted(turned, key=lambda holder: nodes[holder] != nodes[rank]))
+def _kept(standings: Sequence[Standing], layout: ParallelLayout, holding: set[int]) -> list[range]:
+    """Return the ranks of each replica whose gradients count: no microbatch is in two of them."""
+    size = layout.replica_workers
+    replicas = [range(replica * size, (replica + 1) * size) for replica in range(layout.replicas)]
+    whole = [
+        ranks for ranks in replicas if holding.issuperset(ranks) and len({standings[rank].done for rank in ranks}) == 1
+    ]
+    kept, done = list[range](), set[int]()
+    for ranks in sorted(whole, key=lambda ranks: -len(standings[ranks[0]].done)):
+        if done.isdisjoint(standings[ranks[0]].done):
+            kept.append(ranks)
+            done |= standings[ranks[0]].done
+    return sorted(kept, key=lambda ranks: ranks[0])
+
+
+def _bucket_from(
+    standings: Sequence[Standing], layout: ParallelLayout, kept: Sequence[range]
+) -> tuple[tuple[int | None, ...], ...]:
+    return tuple(
+        tuple(
+            next((ranks[place] for ranks in kept if standings[ranks[place]].buckets[bucket]), None)
+            for bucket in range(len(standings[place].buckets))
+        )
+        for place in range(layout.replica_workers)
+    )
+
+
+def _sources(
+    standings: Sequence[Standing], layout: ParallelLayout, holders: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
+    of_place: list[list[int]] = [[] for _ in range(layout.replica_workers)]
+    for holder in holders:
+        of_place[layout.seat(holder).place].append(holder)
+    found: list[tuple[int, ...]] = []
+    holding = set(holders)
+    for rank, standing in enumerate(standings):
+        replica, place = layout.seat(rank)
+        near = of_place[place]
+        turned = [] if rank in holding else [near[(replica + step) % len(near)] for step in range(len(near))]
+        found.append(tuple(sorted(turned, key=lambda holder: standings[holder].node != standing.node)))
+    return tuple(found)

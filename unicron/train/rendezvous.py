@@ -10,6 +10,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 
 from unicron.contracts.worker import LENGTH, Put, Take, ToRendezvous, frame, length_of, taken
+from unicron.errors import GroupBrokenError
 
 CONNECT_S = 5.0
 
@@ -20,7 +21,7 @@ class Rendezvous(Store):
     Shutting its socket down, from any thread, makes whatever waits in it raise.
 
     Raises:
-        RuntimeError: nobody is there, or the connection broke.
+        GroupBrokenError: nobody is there, or the connection broke.
     """
 
     def __init__(self, address: str, name: str) -> None:
@@ -30,7 +31,7 @@ class Rendezvous(Store):
         try:
             self._socket = socket.create_connection((host, int(port)), CONNECT_S)
         except OSError as error:
-            raise RuntimeError(f"the rendezvous {address} can't be reached: {error}") from error
+            raise GroupBrokenError(f"the rendezvous {address} can't be reached: {error}") from error
         self._socket.settimeout(None)
 
     def close(self) -> None:
@@ -58,7 +59,7 @@ class Rendezvous(Store):
         try:
             self._socket.sendall(frame(message))
         except OSError as error:
-            raise RuntimeError(f"the rendezvous was broken off: {error}") from error
+            raise GroupBrokenError(f"the rendezvous was broken off: {error}") from error
 
     def _receive(self, size: int) -> bytes:
         data = b""
@@ -66,8 +67,8 @@ class Rendezvous(Store):
             try:
                 part = self._socket.recv(size - len(data))
             except OSError as error:
-                raise RuntimeError(f"the rendezvous was broken off: {error}") from error
+                raise GroupBrokenError(f"the rendezvous was broken off: {error}") from error
             if not part:
-                raise RuntimeError("the rendezvous was broken off")
+                raise GroupBrokenError("the rendezvous was broken off")
             data += part
         return data

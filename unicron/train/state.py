@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from unicron.contracts.states import StateLocation, StateRef
-from unicron.contracts.tasks import Member
-from unicron.contracts.worker import FetchState
+from unicron.contracts.worker import FetchState, Membership
 from unicron.errors import StateTransferError
 from unicron.train.channel import Channel
 
@@ -24,58 +23,71 @@ def path_of(location: StateLocation) -> Path:
     return Path(os.environ["UNICRON_STATE_DIR"]) / location.name
 
 
-def export(
-    member: Member, epoch: int, place: int, iteration: int, protected: dict[str, Any], pending: dict[str, Any] | None
-) -> StateRef:
-    """Write the state from before the update of `iteration` to the node's memory; return what it is.
+def export(membership: Membership, place: int, found: dict[str, Any]) -> StateRef:
+    """Write a state to the node's memory, for the other members; return what it is.
 
     Args:
-        member: who hands it over.
-        epoch: of the membership that takes it.
+        membership: that takes it; it names who hands it over.
         place: in the replica.
-        iteration: the iteration that a taker goes on with.
-        protected: the objects whose `state_dict` makes up the state.
-        pending: a state that was taken but not applied yet; it is handed on as it is.
+        found: the state; `snapshot` makes one, and `fetch` returns one.
+
+    Raises:
+        StateTransferError: it can't be written; nothing of it is left.
     """
-    name = f"{member.worker}.{epoch}.state"
+    member = membership.member
+    name = f"{member.worker}.{membership.epoch}.state"
     location = StateLocation(node=member.node, worker=member.worker, name=name, address=member.state_server)
     path = path_of(location)
-    found = pending or {
-        "iteration": iteration,
-        "objects": {name: thing.state_dict() for name, thing in protected.items()},
-    }
     unfinished = path.with_suffix(".part")
-    torch.save(found, unfinished)
-    with unfinished.open("rb") as file:
-        checksum = hashlib.file_digest(file, lambda: blake2b(digest_size=16)).digest()
-    unfinished.rename(path)
+    try:
+        with unfinished.open("wb") as file:
+            torch.save(found, file)
+        with unfinished.open("rb") as file:
+            checksum = hashlib.file_digest(file, lambda: blake2b(digest_size=16)).digest()
+        unfinished.rename(path)
+        size = path.stat().st_size
+    except (OSError, RuntimeError) as error:  # torch makes a RuntimeError of some
+        unfinished.unlink(missing_ok=True)
+        raise StateTransferError(
+            f"worker {member.worker} can't write its state to {path.parent} on {member.node}: {error}; "
+            "make room there, the state of every worker of the node must fit once"
+        ) from error
     return StateRef(
         task=os.environ["UNICRON_TASK"],
         iteration=found["iteration"],
         place=place,
         location=location,
-        size=path.stat().st_size,
+        size=size,
         checksum=checksum,
     )
 
 
-def fetch(channel: Channel, ref: StateRef, epoch: int) -> dict[str, Any] | None:
-    """Have the agent fetch the state `ref`; return None where that failed.
+def fetch(channel: Channel, ref: StateRef, epoch: int) -> dict[str, Any]:
+    """Have the agent fetch the state `ref`.
 
     Raises:
-        StateTransferError: a membership newer than `epoch` came meanwhile.
+        StateTransferError: it can't be had.
+        GroupBrokenError: a membership newer than `epoch` came meanwhile.
     """
     channel.send(FetchState(ref=ref))
     fetched = channel.await_state(ref.location.name, epoch)
-    if channel.newest.epoch > epoch:
-        raise StateTransferError("interrupted by a newer membership")
     if fetched.error:
-        return None
+        raise StateTransferError(fetched.error)
     path = Path(fetched.path)
-    found = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise StateTransferError(f"state {ref.location.name} can't be read: {error}") from error
     if fetched.own:
         path.unlink()
-    return found if isinstance(found, dict) and {"iteration", "objects"} <= found.keys() else None
+    if not (isinstance(found, dict) and {"iteration", "objects"} <= found.keys()):
+        raise StateTransferError(f"state {ref.location.name} is none: it lacks its iteration or its objects")
+    return found
+
+
+def snapshot(iteration: int, protected: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of the protected objects, from before the update of `iteration`."""
+    return {"iteration": iteration, "objects": {name: thing.state_dict() for name, thing in protected.items()}}
 
 
 def apply(found: dict[str, Any], protected: dict[str, Any]) -> None:

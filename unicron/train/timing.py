@@ -72,8 +72,8 @@ class Recorder:
         self._marks = [] if period and iteration % period == 0 else None
 
     def start(self, kind: int, microbatch: int = -1) -> None:
-        """An operation begins, and the one before it has ended."""
-        if self._marks is not None:
+        """An operation begins, and the one before it has ended; one of the same kind and microbatch just goes on."""
+        if self._marks is not None and (not self._marks or self._marks[-1][:2] != (kind, microbatch)):
             self._marks.append(_Mark(kind, microbatch, self._clock.mark()))
 
     def stop(self) -> None:

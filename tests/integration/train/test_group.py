@@ -11,15 +11,26 @@ from unicron_agent.rendezvous import RendezvousServer
 
 pytestmark = pytest.mark.slow
 
+MEMBERSHIP = """
+    import sys
+    from msgspec.structs import replace
+    from unicron.contracts.tasks import ParallelLayout
+    from unicron.contracts.worker import NOWHERE
+
+    def membership(name, epoch, world, **fields):
+        fields = {"rendezvous": sys.argv[1], "rank": int(sys.argv[2]), **fields}
+        return replace(NOWHERE, rendezvous_id=name, epoch=epoch, world_size=world, **fields)
+"""
+"""What every rank's script begins with."""
+
 RANK = """
     import json, os, random, sys, threading, time
     import torch
     from unicron.train.group import Group
 
-    address = sys.argv[1]
     rank, world, epochs = map(int, sys.argv[2:5])
     first = Group(torch.device("cpu"))
-    first.form(address, "first", 0, rank, world)  # all are there: it can begin, by the clock of rank 0
+    first.form(membership("first", 0, world))  # all are there: it can begin, by the clock of rank 0
     start = torch.tensor([time.time() + 0.3 if rank == 0 else 0.0], dtype=torch.float64)
     first.all_reduce(start)
     first.leave()
@@ -46,14 +57,14 @@ RANK = """
             time.sleep(0.0005)
         epoch = newest[0]
         try:
-            group.form(address, "test", epoch, rank, world)
+            group.form(membership("test", epoch, world))
             formed += 1
             while newest[0] == epoch:
                 numbers = torch.full((100_000,), float(rank + 1))
                 group.all_reduce(numbers)
                 if epoch == epochs - 1:
                     print(json.dumps({"formed": formed, "sum": numbers[0].item()}), flush=True)
-                    group.all_gather(torch.zeros(1))
+                    group.gather(b"")
                     os._exit(0)  # as forked workers do: an abandoned group has a thread that never ends
         except RuntimeError:
             pass
@@ -63,7 +74,7 @@ RANK = """
 async def run_ranks(tmp_path, script, count, *arguments):
     """Run `count` processes of the script that meet at a real rendezvous; return what each printed."""
     path = tmp_path / "rank.py"
-    path.write_text(textwrap.dedent(script))
+    path.write_text(textwrap.dedent(MEMBERSHIP) + textwrap.dedent(script))
     server, address = await RendezvousServer().serve("127.0.0.1")
     processes = [
         await asyncio.create_subprocess_exec(
@@ -103,26 +114,27 @@ REDUCE = """
     from unicron.train.group import Group
 
     gradients.BUCKET_BYTES = 800  # 100 float64
-    address, rank = sys.argv[1], int(sys.argv[2])
+    rank = int(sys.argv[2])
     parameter = torch.nn.Parameter(torch.zeros(250))
     held = gradients.Gradients([parameter], torch.float64)
     group = Group(torch.device("cpu"))
-    group.form(address, "first", 0, rank, 3)
-    held.start()
+    group.form(membership("first", 0, 3))
+    held.clear()
+    assert held.buckets == 3
     parameter.grad = torch.full((250,), float(rank + 1))
     held.accumulate(torch.tensor(1.0))
-    held.reduce(group)
+    for bucket in range(3):
+        held.reduce(group, bucket)
     if rank == 2:
         print(json.dumps({}))  # lost, behind the reduce
         group.leave()
         sys.exit()
     if rank == 1:  # its reduce was cut off behind the first of three buckets, the second half overwritten
-        held.finished = [True, False, False]
         held._reduced[100:] = -7
-    group.form(address, "second", 1, rank, 2)
-    held.share(group, [0, 0, None])  # nobody is said to have the third bucket: it is reduced over those that are left
-    assert held.finished == [True, True, False]
-    held.reduce(group)
+    group.form(membership("second", 1, 2))
+    held.share(group, 0, 0)
+    held.share(group, 1, 0)
+    held.reduce(group, 2)  # nobody is said to have the third bucket: it is reduced over those that are left
     loss = held.publish(1)
     print(json.dumps({"grad": parameter.grad[[0, 99, 100, 199, 200, 249]].tolist(), "loss": loss}))
 """
@@ -140,9 +152,9 @@ LATE = """
     import torch
     from unicron.train import group as groups
 
-    address, rank = sys.argv[1], int(sys.argv[2])
+    rank = int(sys.argv[2])
     group = groups.Group(torch.device("cpu"))
-    group.form(address, "late", 0, rank, 2)
+    group.form(membership("late", 0, 2))
     failures = []
     for _ in range(200):
         if rank == 1:  # arrive when the other's poll is about to time out
@@ -171,12 +183,12 @@ OTHERS = """
     import torch
     from unicron.train.group import Group
 
-    address, rank = sys.argv[1], int(sys.argv[2])
+    rank = int(sys.argv[2])
     server = socket.create_server(("127.0.0.1", 0))
     pairs = [(socket.create_connection(server.getsockname()), server.accept()[0])]
     group = Group(torch.device("cpu"))
     group.abort_below(0)  # there is no group yet, and so nothing to shut
-    group.form(address, "others", 0, rank, 2)
+    group.form(membership("others", 0, 2))
     pairs.append((socket.create_connection(server.getsockname()), server.accept()[0]))
     threading.Timer(0.3, group.abort_below, [1]).start()
     woken = False
@@ -196,4 +208,45 @@ async def test_an_interrupted_group_leaves_the_program_s_own_connections_alone(t
     assert await run_ranks(tmp_path, OTHERS, 2) == [
         [True, "still there", "still there"],
         [False, "still there", "still there"],
+    ]
+
+
+PLACES = """
+    import json, threading
+    import torch
+    from unicron.errors import GroupBrokenError
+    from unicron.train.group import Group
+
+    layout = ParallelLayout(tensor=2, replicas=2)
+    group, told = Group(torch.device("cpu")), []
+    given = membership("places", 0, 4, layout=layout)
+    group.form(given)
+    told.append([text.decode() for text in group.gather(b"x" * given.rank)])
+    numbers = torch.tensor([10.0 ** given.rank])
+    group.all_reduce(numbers)
+    told.append(numbers.item())
+    numbers = torch.tensor([float(given.rank)])
+    group.broadcast(numbers, 1)
+    told.append(numbers.item())
+    threading.Timer(0.3, group.abort_below, [1]).start()
+    try:
+        if given.rank == 0:
+            group.all_reduce(numbers)  # rank 2, the other one with this place, does not come
+        elif given.rank == 1:
+            group.gather(b"")
+        else:
+            threading.Event().wait(1.0)
+    except GroupBrokenError:
+        told.append("woken")
+    print(json.dumps(told), flush=True)
+"""
+
+
+async def test_gradients_are_summed_over_the_replicas_place_by_place_and_one_abort_wakes_all(tmp_path):
+    everybody = ["", "x", "xx", "xxx"]
+    assert await run_ranks(tmp_path, PLACES, 4) == [
+        [everybody, 101.0, 2.0, "woken"],
+        [everybody, 1010.0, 3.0, "woken"],
+        [everybody, 101.0, 2.0],
+        [everybody, 1010.0, 3.0],
     ]

@@ -264,16 +264,16 @@ async def test_a_task_whose_nodes_were_all_given_up_goes_on_where_it_was_when_th
 
 MISSES_THE_END = """
     import os
+    from unicron.errors import GroupBrokenError
     from unicron.train.gradients import Gradients
 
     reduce, missed = Gradients.reduce, []
 
-    def reduce_but_miss_the_end_once(self, group):
-        reduce(self, group)
-        if group.rank == 1 and session.iteration == 5 and not missed:
+    def reduce_but_miss_the_end_once(self, group, bucket):
+        reduce(self, group, bucket)
+        if session.rank == 1 and session.iteration == 5 and bucket == self.buckets - 1 and not missed:
             missed.append(True)
-            self.finished = [False] * len(self.finished)
-            raise RuntimeError("the connection was reset behind the last bucket")
+            raise GroupBrokenError("the connection was reset behind the last bucket")
 
     if "UNICRON_WORKER" in os.environ:
         Gradients.reduce = reduce_but_miss_the_end_once

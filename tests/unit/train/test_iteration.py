@@ -1,0 +1,208 @@
+"""The core of a worker: phases, states that can't be had, and what the agent is told of it."""
+
+import asyncio
+import random
+from collections import defaultdict
+
+import pytest
+from unicron_simulator.training import Group, Trainer
+
+from unicron.clock import VirtualClock
+from unicron.contracts.tasks import Breakage, Member, ParallelLayout, TaskSpec
+from unicron.contracts.worker import NOWHERE, Broken, Iterated, Joined, Membership
+from unicron.errors import StateTransferError
+from unicron.train.iteration import MOVES, Move, Phase, WorkerCore
+
+SPEC = TaskSpec(name="t", command=["true"], microbatches=4, iterations=50)
+
+
+class Full(Trainer):
+    """A worker whose node has no room for its state."""
+
+    async def export(self, place, iteration, *, taken):
+        raise StateTransferError(f"no room on {self.host.name}")
+
+
+class Place:
+    """Nodes and their agents, as far as workers see them; also who is told of updates."""
+
+    def __init__(self):
+        self.groups, self.workers, self.said_by = {}, {}, defaultdict(list)
+        self.name = ""
+
+    def start(self, name, kind=Trainer):
+        host = Place()
+        host.__dict__.update(self.__dict__, name=f"node-of-{name}")
+        self.workers[name] = kind(name, SPEC, host, 0, self, random.Random(name))
+
+    def regroup(self, epoch, *names):
+        for rank, name in enumerate(names):
+            self.workers[name].tell(
+                Membership(
+                    epoch=epoch,
+                    rendezvous="node:1",
+                    rendezvous_id="t",
+                    rank=rank,
+                    world_size=len(names),
+                    member=Member(worker=name, node=f"node-of-{name}", slot=0),
+                )
+            )
+
+    def said(self, worker, message):
+        self.said_by[worker].append(message)
+        return True
+
+    def meeting(self, place, name, size):
+        return self.groups.setdefault(name, Group(size))
+
+    def hands_over(self, node):
+        return True
+
+    def exited(self, worker, exit_code, signal):
+        pass
+
+    def joined(self, worker, joined, *, established):
+        pass
+
+    def stepped(self, worker, iteration, gradients):
+        assert all(gradient == dict.fromkeys(range(SPEC.microbatches), 1) for gradient in gradients)
+
+    def of(self, worker, kind):
+        return [message for message in self.said_by[worker] if isinstance(message, kind)]
+
+
+def play(script):
+    """Run `script(place)` in virtual time; return the place."""
+    place = Place()
+
+    async def run():
+        await script(place)
+        for worker in place.workers.values():
+            worker.end(None, 9, silently=True)
+
+    VirtualClock(0.0).run(run())
+    return place
+
+
+async def two_at_work(place, *kinds):
+    for name, kind in zip("ab", kinds, strict=True):
+        place.start(name, kind)
+    await asyncio.sleep(1.0)
+    place.regroup(0, "a", "b")
+    await asyncio.sleep(2.0)
+
+
+def test_a_state_that_its_first_holder_can_t_lay_out_is_taken_from_the_next():
+    async def script(place):
+        await two_at_work(place, Trainer, Full)
+        place.start("c")  # rank 2 of 3 asks rank 0 first
+        place.start("d")  # rank 3 asks rank 1 first, which has no room
+        await asyncio.sleep(1.0)
+        place.regroup(1, "a", "b", "c", "d")
+        await asyncio.sleep(2.0)
+
+    place = play(script)
+    assert [place.of(name, Joined)[-1].state_from for name in "abcd"] == ["", "", "a", "a"]
+    assert place.of("d", Iterated), "and it goes on"
+
+
+def test_where_no_holder_can_lay_its_state_out_all_are_told_why_and_nobody_hangs():
+    async def script(place):
+        place.start("a", Full)
+        await asyncio.sleep(1.0)
+        place.regroup(0, "a")
+        place.start("b")
+        await asyncio.sleep(1.0)
+        place.regroup(1, "a", "b")
+        await asyncio.sleep(1.0)
+        for name in "ab":
+            [broken] = place.of(name, Broken)
+            assert (broken.epoch, broken.broke) == (1, Breakage.STATE)
+            assert broken.error == "no holder could hand its state to ranks [1]: no room on node-of-a"
+        place.regroup(2, "a")
+        await asyncio.sleep(1.0)
+
+    place = play(script)
+    assert [joined.epoch for joined in place.of("a", Joined)] == [0, 2], "without the one that lacks it all goes on"
+    assert place.of("a", Iterated)[-1].epoch == 2
+
+
+def test_a_group_that_breaks_is_told_unless_a_newer_membership_is_why():
+    async def script(place):
+        await two_at_work(place, Trainer, Trainer)
+        place.regroup(1, "a", "b")
+        await asyncio.sleep(1.0)
+        assert not place.of("a", Broken)
+        place.workers["b"].end(None, 9)
+        await asyncio.sleep(1.0)
+
+    [broken] = play(script).of("a", Broken)
+    assert broken.broke is Breakage.GROUP
+    assert "closed by peer" in broken.error
+
+
+# --- phases ----------------------------------------------------------------------------------------------------------
+
+
+class Recording:
+    """A shell that notes what it is asked for; there are no others."""
+
+    buckets = 1
+    newest = NOWHERE
+
+    def __init__(self):
+        self.calls = []
+
+    def now(self):
+        return 0.0
+
+    def say(self, message):
+        self.calls.append(type(message).__name__)
+
+    def __getattr__(self, name):
+        return lambda *_: self.calls.append(name)
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_only_a_whole_gradient_is_stepped_and_a_worker_that_fell_behind_skips_that(phase):
+    shell = Recording()
+    core = WorkerCore(shell, 10, 4)
+    core.phase = phase
+    if phase in {Phase.REDUCED, Phase.TAKEN}:
+        core.step()
+    else:
+        with pytest.raises(RuntimeError, match=r"session\.step\(\) in iteration 0 without its gradient"):
+            core.step()
+    assert ("update" in shell.calls) == (phase is Phase.REDUCED)
+    assert core.iteration == (phase is Phase.REDUCED)
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_a_taken_state_is_loaded_between_two_iterations_and_then_only(phase):
+    shell = Recording()
+    core = WorkerCore(shell, 10, 4)
+    core.phase = phase
+    assert core.enter()
+    assert shell.calls == (["load"] if phase is Phase.TAKEN else [])
+    assert core.phase is (Phase.OPEN if phase is Phase.TAKEN else phase)
+
+
+def test_from_every_phase_a_worker_comes_to_its_next_update_and_nothing_makes_it_new_again():
+    for phase in Phase:
+        reached, moved = {phase}, True
+        while moved:
+            after = reached | {to for (start, _), to in MOVES.items() if start in reached}
+            reached, moved = after, after != reached
+        assert {Phase.OPEN, Phase.REDUCED, Phase.BETWEEN, Phase.TAKEN} <= reached
+        assert (Phase.NEW in reached) == (phase is Phase.NEW)
+    assert {move for _, move in MOVES} == set(Move)
+    assert [start for start, move in MOVES if move is Move.UPDATE] == [Phase.REDUCED]
+
+
+def test_a_membership_from_before_layouts_counts_each_worker_as_a_replica():
+    async def script(place):
+        await two_at_work(place, Trainer, Trainer)
+
+    place = play(script)
+    assert place.workers["b"].core.seat == (1, 0)
+    assert place.workers["b"].core.membership.layout == ParallelLayout(replicas=2)

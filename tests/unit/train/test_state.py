@@ -1,0 +1,58 @@
+"""A worker's state on its way out of the process."""
+
+import msgspec
+import pytest
+import torch
+
+from unicron.contracts.tasks import Member, ParallelLayout
+from unicron.contracts.worker import Membership
+from unicron.errors import InvalidInputError, StateTransferError
+from unicron.train import state
+from unicron.train.shell import run
+from unicron.train.timing import PlannedCollection
+from unicron.train.torch_shell import TorchShell
+
+MEMBERSHIP = Membership(
+    epoch=3,
+    rendezvous="node-1:1",
+    rendezvous_id="t",
+    rank=0,
+    world_size=1,
+    member=Member(worker="t-1", node="node-1", slot=0),
+)
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNICRON_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("UNICRON_TASK", "t")
+    return tmp_path
+
+
+def snapshot():
+    return state.snapshot(7, {"model": torch.nn.Linear(400, 400)})
+
+
+def test_a_state_says_what_it_is(memory):
+    ref = state.export(MEMBERSHIP, 0, snapshot())
+    assert (ref.task, ref.iteration, ref.place, ref.location.worker) == ("t", 7, 0, "t-1")
+    assert state.path_of(ref.location).stat().st_size == ref.size
+    assert [path.name for path in memory.iterdir()] == ["t-1.3.state"]
+
+
+def test_a_full_memory_is_told_as_such_and_nothing_is_left_there(memory):
+    (memory / "t-1.3.part").symlink_to("/dev/full")
+    with pytest.raises(
+        StateTransferError, match=r"t-1 can't write its state to .* on node-1: .*No space left.*make room"
+    ):
+        state.export(MEMBERSHIP, 0, snapshot())
+    assert not list(memory.iterdir())
+
+
+def test_a_membership_of_replicas_with_several_workers_is_refused():
+    shell = TorchShell(None, None, 1, PlannedCollection(0))
+    sharded = msgspec.structs.replace(MEMBERSHIP, world_size=4, layout=ParallelLayout(tensor=2, replicas=2))
+    with pytest.raises(
+        InvalidInputError, match=r"layout of the membership: 2 x 1 x 1 .* set tensor, pipeline and shard"
+    ):
+        run(shell.form(sharded))

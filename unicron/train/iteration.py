@@ -1,0 +1,365 @@
+"""What a worker does in an iteration and between memberships: the core that real and modelled workers share.
+
+The core decides; its shell (`unicron.train.shell`) computes, meets other ranks, moves states and talks to the agent.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from unicron.contracts.states import StateRef
+from unicron.contracts.tasks import Breakage, Seat, WorkerPhase
+from unicron.contracts.worker import (
+    NOWHERE,
+    Broken,
+    Finished,
+    Hello,
+    Iterated,
+    Joined,
+    Progress,
+    Ready,
+    Timed,
+    ToAgent,
+)
+from unicron.errors import GroupBrokenError, StateTransferError
+from unicron.train import redistribute
+from unicron.train.redistribute import Resumption, Standing
+from unicron.train.shell import Shell
+
+FORGOTTEN = (Progress, Timed)
+"""What nobody needs to hear any more when it could not be said at once."""
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """What a rank hands over: its state, or why it can't; neither where nobody asks it."""
+
+    state: StateRef | None = None
+    error: str = ""
+
+
+class Phase(StrEnum):
+    """Where a worker stands.
+
+    Attributes:
+        NEW: its parameters are those that its script made.
+        TAKEN: it has taken another's state, which waits to be loaded until the script is between two iterations.
+        BETWEEN: its parameters are updated, and its next iteration has not begun.
+        OPEN: it has microbatches to compute, or the gradient to reduce.
+        REDUCED: the gradient is whole; the update comes next.
+    """
+
+    NEW = "new"
+    TAKEN = "taken"
+    BETWEEN = "between"
+    OPEN = "open"
+    REDUCED = "reduced"
+
+
+class Move(StrEnum):
+    """What takes a worker from one phase to the next."""
+
+    JOIN = "join"
+    TAKE = "take"
+    LOAD = "load"
+    BEGIN = "begin"
+    REDUCE = "reduce"
+    UPDATE = "update"
+
+
+MOVES = {
+    (Phase.NEW, Move.JOIN): Phase.OPEN,
+    (Phase.NEW, Move.TAKE): Phase.TAKEN,
+    (Phase.TAKEN, Move.JOIN): Phase.TAKEN,
+    (Phase.TAKEN, Move.TAKE): Phase.TAKEN,
+    (Phase.TAKEN, Move.LOAD): Phase.OPEN,
+    (Phase.BETWEEN, Move.BEGIN): Phase.OPEN,
+    (Phase.OPEN, Move.JOIN): Phase.OPEN,
+    (Phase.OPEN, Move.TAKE): Phase.TAKEN,
+    (Phase.OPEN, Move.REDUCE): Phase.REDUCED,
+    (Phase.REDUCED, Move.UPDATE): Phase.BETWEEN,
+}
+"""All moves that there are."""
+
+
+def greeting(hello: Hello, message: ToAgent) -> Hello:
+    """Return how a worker that greeted with `hello` greets its next agent, once it has said `message`."""
+    match message:
+        case Ready():
+            return msgspec.structs.replace(hello, ready=True)
+        case Joined(epoch=epoch, iteration=iteration):
+            return msgspec.structs.replace(hello, epoch=epoch, iteration=iteration)
+        case Iterated(iteration=iteration):
+            return msgspec.structs.replace(hello, iteration=iteration + 1)
+    return hello
+
+
+class WorkerCore:
+    """One worker of a task. A script enters an iteration, computes microbatches as long as there are any, and steps.
+
+    Args:
+        shell: does what the core wants done.
+        iterations: updates to make in all.
+        microbatches: of a global batch.
+        alone: there is no cluster; this process computes everything.
+
+    Attributes:
+        phase: where it stands; it changes by the table `MOVES` only.
+        iteration: that it computes, or has computed up to (exclusive).
+        membership: that it is in or last tried to join.
+        todo: microbatches of the iteration that it is to compute.
+        done: those that are in its accumulated gradient.
+        loss: mean over the last global batch.
+        established: when this membership was formed, somebody in it had a state.
+    """
+
+    def __init__(self, shell: Shell, iterations: int, microbatches: int, *, alone: bool = False) -> None:
+        self.phase = Phase.BETWEEN if alone else Phase.NEW
+        self.iteration = 0
+        self.membership = msgspec.structs.replace(NOWHERE, world_size=1)
+        self.todo: list[int] = []
+        self.done: set[int] = set()
+        self.loss = float("nan")
+        self.established = False
+        self._shell, self._iterations, self._microbatches = shell, iterations, microbatches
+        self._reduced: list[bool] = []
+        self._given: StateRef | None = None
+        self._began = 0.0
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it has the state of its task, loaded or not."""
+        return self.phase is not Phase.NEW
+
+    @property
+    def epoch(self) -> int:
+        """Of the membership that it is in or last tried to join; -1 before the first."""
+        return self.membership.epoch
+
+    @property
+    def seat(self) -> Seat:
+        """Its replica, and its place in there."""
+        return self.membership.layout.seat(self.membership.rank)
+
+    def _move(self, move: Move) -> None:
+        self.phase = MOVES[self.phase, move]
+
+    # --- in the order of a script ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Join the first membership, now that the model is built."""
+        self._shell.say(Ready())
+        self._drop()
+        await self._regroup(self._shell.now())
+
+    def enter(self) -> bool:
+        """Go to the next iteration, in the state of those that are ahead; return whether there is one."""
+        if self.phase is Phase.TAKEN:
+            self._shell.load()
+            self._move(Move.LOAD)
+        self._began = self._shell.now()
+        return self.iteration < self._iterations
+
+    async def next_microbatch(self) -> int | None:
+        """Return the microbatch to compute; None once the gradient is whole, or if this worker fell behind."""
+        if self.phase is Phase.BETWEEN:
+            self._begin()
+        while self.phase is Phase.OPEN:
+            if self._interrupted():
+                await self._regroup(self._shell.now())
+            elif self.todo:
+                return self.todo[0]
+            else:
+                await self._reduce()
+        return None
+
+    def computed(self) -> None:
+        """Note that the gradient of that microbatch is accumulated."""
+        self.done.add(self.todo.pop(0))
+        self._progress(WorkerPhase.COMPUTE)
+
+    def step(self) -> None:
+        """Update the parameters, and with that end the iteration; a worker that fell behind does nothing.
+
+        Raises:
+            RuntimeError: the gradient is not whole.
+        """
+        if self.phase is Phase.TAKEN:
+            return
+        if self.phase is not Phase.REDUCED:
+            raise RuntimeError(
+                f"session.step() in iteration {self.iteration} without its gradient: "
+                "let the loop over session.microbatches() run to its end, then call step() once"
+            )
+        self._progress(WorkerPhase.STEP)
+        self._shell.update()
+        self.iteration += 1
+        self._move(Move.UPDATE)
+        self._shell.say(
+            Iterated(
+                iteration=self.iteration - 1,
+                epoch=self.epoch,
+                rank=self.membership.rank,
+                world_size=self.membership.world_size,
+                seconds=self._shell.now() - self._began,
+                loss=self.loss,
+            )
+        )
+
+    def finish(self) -> None:
+        """Say that the last iteration is done."""
+        self._shell.say(Finished(iterations=self._iterations))
+
+    # --- within an iteration -----------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._drop()
+        self._move(Move.BEGIN)
+        self.todo = list(range(self.seat.replica, self._microbatches, self.membership.layout.replicas))
+        self._progress(WorkerPhase.COMPUTE)
+
+    def _drop(self) -> None:
+        """Forget what was accumulated and reduced."""
+        self._shell.clear()
+        self.done, self._reduced = set(), [False] * self._shell.buckets
+
+    async def _reduce(self) -> None:
+        self._progress(WorkerPhase.REDUCE)
+        try:
+            for bucket in range(self._shell.buckets):
+                if not self._reduced[bucket]:
+                    await self._shell.reduce(self.iteration, bucket)
+                    self._reduced[bucket] = True
+        except GroupBrokenError as error:
+            broke = self._shell.now()
+            self._report(error)
+            await self._regroup(broke)
+            return
+        self.loss = self._shell.publish()
+        self._move(Move.REDUCE)
+
+    def _interrupted(self) -> bool:
+        return self._shell.newest.epoch > self.epoch
+
+    def _progress(self, phase: WorkerPhase) -> None:
+        self._shell.say(Progress(iteration=self.iteration, phase=phase, done=len(self.done)))
+
+    def _report(self, error: GroupBrokenError | StateTransferError) -> None:
+        """Tell the agent what broke; where a newer membership is there already, that is why, and nothing is wrong."""
+        if self._interrupted():
+            return
+        broke = Breakage.STATE if isinstance(error, StateTransferError) else Breakage.GROUP
+        text = str(error).partition("\n")[0][:300]
+        self._shell.say(Broken(epoch=self.epoch, iteration=self.iteration, error=text, broke=broke))
+
+    # --- a new membership --------------------------------------------------------------------------------------------
+
+    async def _regroup(self, broke: float) -> None:
+        """Wait for a newer membership and go on in it, however many it takes; `broke`: when the last one ended."""
+        while True:
+            self._progress(WorkerPhase.WAITING)
+            membership = await self._shell.await_membership(self.epoch)
+            layout = membership.layout.with_workers(membership.world_size)
+            self.membership = msgspec.structs.replace(membership, layout=layout)
+            try:
+                joined = await self._join()
+            except (GroupBrokenError, StateTransferError) as error:
+                self._withdraw()
+                self._report(error)
+                continue
+            self._shell.say(msgspec.structs.replace(joined, seconds=self._shell.now() - broke))
+            self._progress(WorkerPhase.COMPUTE)
+            return
+
+    async def _join(self) -> Joined:
+        """Form the group, tell each other what everybody has, and take over what is missing."""
+        await self._shell.form(self.membership)
+        plan = self._plan(await self._shell.gather(self._standing()))
+        self.established = plan.established
+        state_from = await self._exchange_states(plan)
+        if plan.stale[self.membership.rank]:
+            self._drop()
+        for bucket, source in enumerate(plan.bucket_from[self.seat.place]):
+            if source is not None:
+                await self._shell.share(bucket, self.membership.layout.seat(source).replica)
+            self._reduced[bucket] = source is not None
+        self.todo = list(plan.todo[self.seat.replica])
+        self._move(Move.JOIN)
+        return Joined(
+            epoch=self.epoch,
+            rank=self.membership.rank,
+            world_size=self.membership.world_size,
+            iteration=plan.iteration,
+            kept=plan.kept,
+            recomputed=plan.recomputed,
+            state_from=state_from,
+            seconds=0.0,
+        )
+
+    def _plan(self, standings: list[Standing]) -> Resumption:
+        return redistribute.resume(standings, self._microbatches, self.membership.layout)
+
+    def _standing(self) -> Standing:
+        return Standing(
+            node=self.membership.member.node,
+            iteration=self.iteration,
+            has_state=self.has_state,
+            done=frozenset(self.done),
+            todo=tuple(self.todo),
+            buckets=tuple(self._reduced),
+        )
+
+    # --- states ------------------------------------------------------------------------------------------------------
+
+    async def _exchange_states(self, plan: Resumption) -> str:
+        """Hand the state to the ranks that lack it, nearest holder first; return the worker whose this rank took.
+
+        Raises:
+            StateTransferError: some rank could take it from none of its sources; all ranks raise this.
+        """
+        rank, attempt, taken_from, problem, problems = self.membership.rank, 0, "", "", list[str]()
+        missing = {each for each, sources in enumerate(plan.sources) if sources}
+        while missing:
+            asked = {each: plan.sources[each][attempt] for each in missing if attempt < len(plan.sources[each])}
+            if not asked:
+                why = problems[min(missing)]
+                raise StateTransferError(f"no holder could hand its state to ranks {sorted(missing)}: {why}")
+            offers = await self._shell.gather(await self._offer(plan, asked=rank in asked.values()))
+            if rank in asked:
+                taken_from, problem = await self._take(offers[asked[rank]], plan.iteration)
+            problems = await self._shell.gather(problem)
+            self._withdraw()
+            missing = {each for each in missing if problems[each]}
+            attempt += 1
+        return taken_from
+
+    async def _offer(self, plan: Resumption, *, asked: bool) -> Offer:
+        """Lay the state out for those who ask; one that can't be laid out is told to all, as they wait for it."""
+        if not asked:
+            return Offer()
+        self._progress(WorkerPhase.WAITING)
+        try:
+            self._given = await self._shell.export(self.seat.place, plan.iteration, taken=self.phase is Phase.TAKEN)
+        except StateTransferError as error:
+            return Offer(error=str(error))
+        return Offer(state=self._given)
+
+    async def _take(self, offer: Offer, iteration: int) -> tuple[str, str]:
+        """Take the state that is offered; return whose it was, and what went wrong."""
+        ref = offer.state
+        if ref is None:
+            return "", offer.error
+        if (ref.iteration, ref.place) != (iteration, self.seat.place):
+            return "", f"{ref.location.worker} offered iteration {ref.iteration} of place {ref.place}"
+        try:
+            await self._shell.take(ref)
+        except StateTransferError as error:
+            return "", str(error)
+        self._move(Move.TAKE)
+        self._drop()
+        self.todo, self.iteration = [], iteration
+        return ref.location.worker, ""
+
+    def _withdraw(self) -> None:
+        if self._given is not None:
+            self._shell.withdraw(self._given)
+            self._given = None

@@ -1,0 +1,88 @@
+"""What the worker's core has done for it, and how its flows are run.
+
+Flows of the core are coroutines, and the shell decides how they wait: a process blocks in each call and suspends
+nowhere (`run`), the simulator awaits virtual time.
+"""
+
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
+
+from unicron.contracts.states import StateRef
+from unicron.contracts.worker import Membership, ToAgent
+
+T = TypeVar("T")
+
+
+class Shell(Protocol):
+    """What the core has done for it.
+
+    Whatever concerns other ranks raises `GroupBrokenError` where the group broke or a newer membership interrupts.
+    """
+
+    @property
+    def buckets(self) -> int:
+        """How many there are of the gradient."""
+
+    @property
+    def newest(self) -> Membership:
+        """The newest membership that the agent has sent; `NOWHERE` before the first."""
+
+    def now(self) -> float:
+        """Return the seconds of a clock that only goes forward."""
+
+    def say(self, message: ToAgent) -> None:
+        """Tell the agent; while it is away, keep what is not `iteration.FORGOTTEN`."""
+
+    async def await_membership(self, above: int) -> Membership:
+        """Wait for a membership with an epoch greater than `above`."""
+
+    async def form(self, membership: Membership) -> None:
+        """Leave the group there is, and meet the other ranks of `membership`."""
+
+    async def gather(self, value: T) -> list[T]:
+        """Return what every rank gives; `value` is one that msgspec can encode."""
+
+    async def export(self, place: int, iteration: int, *, taken: bool) -> StateRef:
+        """Lay the state from before the update of `iteration` out for others: the one `taken`, or else one's own.
+
+        Raises:
+            StateTransferError: it can't be written.
+        """
+
+    def withdraw(self, ref: StateRef) -> None:
+        """Remove a state that was laid out."""
+
+    async def take(self, ref: StateRef) -> None:
+        """Fetch a state and keep it until `load`.
+
+        Raises:
+            StateTransferError: it can't be had.
+        """
+
+    def load(self) -> None:
+        """Put the state that was taken into the parameters."""
+
+    def clear(self) -> None:
+        """Set the accumulated gradient to zero."""
+
+    async def reduce(self, iteration: int, bucket: int) -> None:
+        """Sum a bucket of the accumulated gradient of `iteration` over the replicas."""
+
+    async def share(self, bucket: int, replica: int) -> None:
+        """Give the reduced bucket of `replica` to all replicas."""
+
+    def publish(self) -> float:
+        """Make the reduced gradient that of the parameters; return the mean loss."""
+
+    def update(self) -> None:
+        """Update the parameters."""
+
+
+def run(flow: Coroutine[Any, Any, T]) -> T:
+    """Run a flow of the core whose shell blocks instead of suspending."""
+    try:
+        flow.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise TypeError("the shell suspended a flow; one that is run like this must block")

@@ -1,0 +1,155 @@
+"""What the worker's core wants done, done by this process: torch, its process groups, and the line to the agent."""
+
+import time
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+
+from unicron.contracts.states import StateRef
+from unicron.contracts.worker import NOWHERE, Iterated, Membership, ToAgent
+from unicron.errors import InvalidInputError, StateTransferError
+from unicron.train import state
+from unicron.train.channel import Channel
+from unicron.train.gradients import Gradients
+from unicron.train.group import Group
+from unicron.train.timing import GC, OPTIMIZER, REDUCE, PlannedCollection, Recorder
+
+T = TypeVar("T")
+
+
+class TorchShell:
+    """The shell of a real worker. Its calls block, and none suspends. See `unicron.train.shell.Shell`.
+
+    Args:
+        channel: to the agent; None outside a cluster.
+        dtype: of the accumulated gradient; None means that of the parameters.
+        microbatches: of a global batch.
+        collection: of garbage.
+    """
+
+    gradients: Gradients
+    group: Group
+    recorder: Recorder
+
+    def __init__(
+        self, channel: Channel | None, dtype: torch.dtype | None, microbatches: int, collection: PlannedCollection
+    ) -> None:
+        self._channel, self._dtype = channel, dtype
+        self._microbatches, self._collection = microbatches, collection
+        self._membership = NOWHERE
+        self._taken: dict[str, Any] | None = None
+        self.protected: dict[str, Any] = {}
+
+    def protect(self, protected: dict[str, Any]) -> None:
+        """Take the objects that make up the state; "model" and "optimizer" are among them."""
+        parameters = list(protected["model"].parameters())
+        self.gradients = Gradients(parameters, self._dtype)
+        self.group, self.recorder = Group(parameters[0].device), Recorder(parameters[0].device)
+        self.protected = protected
+        if self._channel is not None:
+            self._channel.interrupt = self.group.abort_below
+
+    @property
+    def buckets(self) -> int:
+        """How many there are of the gradient."""
+        return self.gradients.buckets
+
+    # --- the agent ---------------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Return the monotonic seconds."""
+        return time.monotonic()
+
+    def say(self, message: ToAgent) -> None:
+        """Tell the agent; an iteration that was recorded is followed by its record."""
+        if self._channel is None:
+            return
+        self._channel.send(message)
+        if isinstance(message, Iterated) and (
+            timed := self.recorder.end(message.iteration, message.epoch, message.rank, message.world_size)
+        ):
+            self._channel.send(timed)
+
+    @property
+    def newest(self) -> Membership:
+        """The newest membership that the agent has sent."""
+        return self._channel.newest if self._channel is not None else NOWHERE
+
+    async def await_membership(self, above: int) -> Membership:
+        """Block until there is a membership newer than epoch `above`."""
+        self.recorder.drop()
+        if self._channel is None:
+            raise RuntimeError("a collective failed outside a cluster")
+        return self._channel.await_membership(above)
+
+    # --- other ranks -------------------------------------------------------------------------------------------------
+
+    async def form(self, membership: Membership) -> None:
+        """Build the process groups of `membership`."""
+        shape = membership.layout
+        if shape.replica_workers > 1:
+            raise InvalidInputError(
+                f"layout of the membership: {shape.tensor} x {shape.pipeline} x {shape.shard} workers share a replica, "
+                "but this worker trains a whole model; set tensor, pipeline and shard of the task's layout to 1"
+            )
+        self._membership = membership
+        self.group.form(membership)
+
+    async def gather(self, value: T) -> list[T]:
+        """Return what every rank gives."""
+        rows = self.group.gather(msgspec.msgpack.encode(value))
+        return [msgspec.msgpack.decode(row, type=type(value)) for row in rows]
+
+    # --- states ------------------------------------------------------------------------------------------------------
+
+    async def export(self, place: int, iteration: int, *, taken: bool) -> StateRef:
+        """Write the state to the node's memory."""
+        found = self._taken if taken else None
+        return state.export(self._membership, place, found or state.snapshot(iteration, self.protected))
+
+    def withdraw(self, ref: StateRef) -> None:
+        """Remove the file of a state."""
+        state.path_of(ref.location).unlink(missing_ok=True)
+
+    async def take(self, ref: StateRef) -> None:
+        """Fetch a state by the agent."""
+        if self._channel is None:
+            raise StateTransferError("there is no agent that could fetch a state")
+        self._taken = state.fetch(self._channel, ref, self._membership.epoch)
+
+    def load(self) -> None:
+        """Load the state that was taken."""
+        if self._taken is not None:
+            state.apply(self._taken, self.protected)
+            self._taken = None
+
+    # --- the gradient ------------------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Set the accumulated gradient to zero."""
+        self.gradients.clear()
+
+    async def reduce(self, iteration: int, bucket: int) -> None:
+        """Sum a bucket over the replicas; garbage is collected before: ranks that wait there anyway lose no time."""
+        if self._collection.due(iteration):
+            self.recorder.start(GC)
+            self._collection.collect(iteration)
+        self.recorder.start(REDUCE)
+        self.gradients.reduce(self.group, bucket)
+
+    async def share(self, bucket: int, replica: int) -> None:
+        """Give a reduced bucket to all replicas."""
+        self.gradients.share(self.group, bucket, replica)
+
+    def publish(self) -> float:
+        """Put the mean gradient into the parameters' `grad`."""
+        self.recorder.start(OPTIMIZER)  # what the script does until the update, such as clipping, counts to it
+        return self.gradients.publish(self._microbatches)
+
+    def update(self) -> None:
+        """Step the optimizer."""
+        optimizer = self.protected["optimizer"]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        self.recorder.stop()
