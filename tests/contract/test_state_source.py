@@ -16,7 +16,7 @@ NAME = "gpt-1.3.state"
 CONTENT = os.urandom(5 * 1024 * 1024 + 17)
 
 
-class Scene:
+class Holder:
     """A holder's directory, a taker's, and the source between them."""
 
     def __init__(self, source, held, taken, server, address):
@@ -55,9 +55,9 @@ async def scene(request, tmp_path):
     taken.mkdir()
     async with serving(held) as (server, address):
         if request.param == "peer":
-            yield Scene(Peer(), held, taken, server, address)
+            yield Holder(Peer(), held, taken, server, address)
         else:  # both are of one node
-            yield Scene(SharedMemory(held), held, held, server, address)
+            yield Holder(SharedMemory(held), held, held, server, address)
 
 
 async def test_a_state_arrives_whole_and_stays_when_its_holder_is_done_with_it(scene):

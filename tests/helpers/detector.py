@@ -21,7 +21,7 @@ from unicron.contracts.tasks import Breakage, WorkerStatus
 RULES = rules.load()
 
 
-class Scene:
+class DetectorHarness:
     """Feeds messages in, keeps timers as the shell does, and returns what is neither timer nor cancellation."""
 
     def __init__(self, limits=None):
@@ -31,9 +31,9 @@ class Scene:
         self.timers = {}
         self.beating = {}
         self.places = {}
-        self.say(Started(token=1, at=self.now))
+        self.feed(Started(token=1, at=self.now))
 
-    def say(self, *messages: Message) -> list[Message]:
+    def feed(self, *messages: Message) -> list[Message]:
         out = []
         for message in messages:
             for outcome in self.detector.handle(message):
@@ -56,17 +56,17 @@ class Scene:
             if self.now >= end:
                 return out
             if beat <= self.now:
-                out += self.say(*(NodeHeartbeat(node=n, incarnation=i) for n, i in self.beating.items()))
+                out += self.feed(*(NodeHeartbeat(node=n, incarnation=i) for n, i in self.beating.items()))
                 beat += 0.5
             for name in [name for name, at in self.timers.items() if at <= self.now]:
                 del self.timers[name]
-                out += self.say(TimerFired(name=name, at=self.now))
+                out += self.feed(TimerFired(name=name, at=self.now))
 
     def restart(self) -> list[Message]:
         """End the detector's process and start it again from its last commit; its timers are part of that."""
         state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.detector.state), type=State)
         self.detector = DetectorCore(state, RULES, self.limits)
-        return self.say(Started(token=2, at=self.now))
+        return self.feed(Started(token=2, at=self.now))
 
     # --- facts -------------------------------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class Scene:
         for node in nodes:
             self.beating[node] = incarnation
             status = [WorkerStatus(worker=w, task=t, slot=0) for w, t in workers]
-            out += self.say(NodeAdmitted(node=node, incarnation=incarnation, host="h", slots=[], workers=status))
+            out += self.feed(NodeAdmitted(node=node, incarnation=incarnation, host="h", slots=[], workers=status))
         return out
 
     def run(self, task="gpt", epoch=0, **places):
@@ -84,7 +84,7 @@ class Scene:
         for rank, (worker, node) in enumerate(places.items()):
             self.places[worker] = {"node": node, "slot": 0, "task": task, "worker": worker}
             joined = Regrouped(**self.places[worker], epoch=epoch, rank=rank, world_size=len(places), iteration=0)
-            out += self.say(joined)
+            out += self.feed(joined)
         return out
 
     def silence(self, node):
@@ -92,24 +92,24 @@ class Scene:
         del self.beating[node]
 
     def disconnect(self, node, reason="Client Closed"):
-        return self.say(ConnectionLost(node=node, reason=reason))
+        return self.feed(ConnectionLost(node=node, reason=reason))
 
     def exit(self, worker, **how):
-        return self.say(WorkerExited(**self.places[worker], **how))
+        return self.feed(WorkerExited(**self.places[worker], **how))
 
     def throw(self, worker, exception="ValueError", text="bad", iteration=3, traceback="Traceback ..."):
         fact = WorkerRaised(
             **self.places[worker], iteration=iteration, exception=exception, text=text, traceback=traceback
         )
-        return self.say(fact)
+        return self.feed(fact)
 
     def collective(self, worker, epoch=0, error="Connection closed by peer"):
-        return self.say(CollectiveFailed(**self.places[worker], epoch=epoch, iteration=3, error=error))
+        return self.feed(CollectiveFailed(**self.places[worker], epoch=epoch, iteration=3, error=error))
 
     def stateless(self, worker, epoch=0, error="no source of the state answers"):
         """Let a worker report that nobody could hand it the state it needs."""
         fact = CollectiveFailed(**self.places[worker], epoch=epoch, iteration=3, error=error, broke=Breakage.STATE)
-        return self.say(fact)
+        return self.feed(fact)
 
     def stall(self, worker, epoch=0, phase="compute", responsive=True):
         fact = WorkerStalled(
@@ -121,12 +121,12 @@ class Scene:
             limit_s=2.0,
             responsive=responsive,
         )
-        return self.say(fact)
+        return self.feed(fact)
 
     def give_up(self, action, worker, task="gpt", reason="in vain"):
         place = self.places[worker]
         fact = AttemptFailed(task=task, action=action, reason=reason, node=place["node"], slot=0, worker=worker)
-        return self.say(fact)
+        return self.feed(fact)
 
 
 def brief(messages):

@@ -69,10 +69,10 @@ def iteration(task, workers, seconds, epoch=0, number=0):
 def measure(planner, task, workers, seconds, count=25, epoch=0):
     """Let a task finish `count` iterations that count, after one that doesn't."""
     for number in range(count + 1):
-        tell(planner, iteration(task, workers, seconds, epoch, number))
+        feed(planner, iteration(task, workers, seconds, epoch, number))
 
 
-def tell(planner: PlannerCore, *messages: Message, prepared=True) -> list[Plan]:
+def feed(planner: PlannerCore, *messages: Message, prepared=True) -> list[Plan]:
     """Feed messages in and let the timers fire, as the shell does; return the plans that came out, whole.
 
     Without `prepared`, the lookup table is thrown away before each.
@@ -87,14 +87,14 @@ def tell(planner: PlannerCore, *messages: Message, prepared=True) -> list[Plan]:
                 plans.append(found.plan.whole(before))
                 assert plans[-1] == planner.state.plan
             else:
-                plans += tell(planner, TimerFired(name=found.name), prepared=prepared)
+                plans += feed(planner, TimerFired(name=found.name), prepared=prepared)
     return plans
 
 
 def cluster(*more: Message, nodes=3) -> PlannerCore:
     """Return a planner that knows `nodes` nodes of two slots and has heard `more`."""
     planner = PlannerCore()
-    tell(planner, *(admitted(f"n{number}") for number in range(1, nodes + 1)), *more)
+    feed(planner, *(admitted(f"n{number}") for number in range(1, nodes + 1)), *more)
     return planner
 
 

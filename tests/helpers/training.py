@@ -50,7 +50,7 @@ def task(script, name="t", **fields):
     return TaskSpec(name=name, command=["python", str(script)], workdir=str(script.parent), **fields)
 
 
-class Scene:
+class RunningCluster:
     """A running cluster, a client, and all that it was told."""
 
     def __init__(self, cluster, client):
@@ -104,7 +104,7 @@ async def running_cluster(root, nodes=3, slots=1):
         await cluster.wait_until_ready(120.0)
         settings = msgspec.structs.replace(Settings.load([]), nats_url=cluster.url)
         async with connected_client(settings, "test") as client:
-            scene = Scene(cluster, client)
+            scene = RunningCluster(cluster, client)
             jobs = [asyncio.create_task(scene.follow()), asyncio.create_task(scene.listen())]
             await asyncio.sleep(0.2)
             try:

@@ -33,7 +33,7 @@ def script(*faults):
     return parse("\n".join(lines), Path("faults.yaml"))
 
 
-class Scene:
+class ScriptedTask:
     """A task whose life the test tells."""
 
     def __init__(self, client):
@@ -84,7 +84,7 @@ async def scene(nats_world):
     service = asyncio.ensure_future(
         Service(wiring(RegistrySettings()), await nats_world.connect("registry"), SystemClock(), LEASE_TTL_S).run()
     )
-    scene = Scene(Client(await nats_world.connect("client")))
+    scene = ScriptedTask(Client(await nats_world.connect("client")))
     agent = await nats_world.connect("agent")
     await agent.serve(subjects.rpc("node-1"), "agent-node-1", scene.inject)
     async with asyncio.timeout(LIMIT_S):

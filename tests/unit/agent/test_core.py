@@ -52,30 +52,30 @@ PLACE = {"node": "n1", "slot": 1, "task": "gpt", "worker": "gpt-1"}
 CARD = NodeJoined(node="n1", incarnation="", host="h", slots=[Slot(index=0), Slot(index=1)], rendezvous="h:1", pid=7)
 
 
-class Scene:
+class AgentHarness:
     """An agent's core, and a clock that a test sets."""
 
     def __init__(self, *found, token=0):
         self.core = AgentCore(CARD, "b", token, StallLimits(factor=3, unresponsive_s=0.5, hang_s=20))
         self.now, self.sequence = 0.0, 0
-        self.first = self.hear(Adopted([running(name) for name in found]))
+        self.first = self.feed(Adopted([running(name) for name in found]))
 
-    def hear(self, stimulus):
+    def feed(self, stimulus):
         return self.core.handle(stimulus, self.now)
 
     def read(self, message, source="transition", subject=None):
         self.sequence += 1
         message = msgspec.structs.replace(message, source=source, id="m1", correlation="chain")
-        return self.hear(EntryRead(self.sequence, subject or subjects.of(message), codec.encode(message)))
+        return self.feed(EntryRead(self.sequence, subject or subjects.of(message), codec.encode(message)))
 
     def say(self, message, name="gpt-1"):
-        return self.hear(WorkerSaid(name, message))
+        return self.feed(WorkerSaid(name, message))
 
     def run(self, name="gpt-1", slot=1):
         """Start a worker, as far as its first words."""
         [effect] = self.read(start(name, slot))
         assert isinstance(effect, StartProcess)
-        assert self.hear(ProcessStarted(name, 42)) == []
+        assert self.feed(ProcessStarted(name, 42)) == []
         assert self.say(hello(name), name) == []
 
     def compute(self, *times, done=1):
@@ -85,7 +85,7 @@ class Scene:
 
     def stalled(self, now):
         self.now = now
-        return [fact for fact in self.hear(Tick()) if isinstance(fact, WorkerStalled)]
+        return [fact for fact in self.feed(Tick()) if isinstance(fact, WorkerStalled)]
 
 
 def running(name, slot=1):
@@ -121,7 +121,7 @@ def refusal(out):
 
 @pytest.fixture
 def scene():
-    scene = Scene()
+    scene = AgentHarness()
     scene.run()
     return scene
 
@@ -139,26 +139,26 @@ def test_a_command_with_an_older_token_is_refused_and_the_newest_token_is_to_be_
 
 
 def test_a_token_that_an_earlier_agent_stored_counts():
-    assert "token 3; 4" in refusal(Scene(token=4).read(start(token=3)))
+    assert "token 3; 4" in refusal(AgentHarness(token=4).read(start(token=3)))
 
 
 def test_a_command_for_another_node_is_refused_and_its_token_forgotten(scene):
     command = msgspec.structs.replace(stop(token=9, node="n2"), source="t", id="m1", correlation="chain")
-    [fact] = scene.hear(EntryRead(9, subjects.of(command), codec.encode(command)))
+    [fact] = scene.feed(EntryRead(9, subjects.of(command), codec.encode(command)))
     assert "'n2'" in refusal([fact])
     assert scene.read(stop(token=1)) == [StoreToken(1), Kill("gpt-1")]
 
 
 def test_a_command_from_before_the_node_joined_anew_passes_without_effect(scene):
     [old] = scene.first
-    [new] = scene.hear(Reconnected())
+    [new] = scene.feed(Reconnected())
     assert scene.read(stop(incarnation=old.incarnation)) == []
     assert scene.read(stop(incarnation=new.incarnation)) == [Kill("gpt-1")]
     assert scene.read(stop()) == [Kill("gpt-1")]
 
 
 def test_what_can_not_be_read_becomes_a_dead_letter(scene):
-    [fact] = scene.hear(EntryRead(1, "unicron.v1.cmd.n1.StopWorker.gpt", b"\xc1"))
+    [fact] = scene.feed(EntryRead(1, "unicron.v1.cmd.n1.StopWorker.gpt", b"\xc1"))
     assert fact == DeadLetter(subject="unicron.v1.cmd.n1.StopWorker.gpt", error=fact.error, payload=b"\xc1")
     [fact] = scene.read(stop(), subject="unicron.v1.cmd.n1.StopWorker.bert")
     assert "StopWorker does not belong on" in fact.error
@@ -168,10 +168,10 @@ def test_what_can_not_be_read_becomes_a_dead_letter(scene):
 
 
 def test_a_command_to_start_a_worker_that_is_repeated_starts_one_process():
-    scene = Scene()
+    scene = AgentHarness()
     assert [type(each) for each in scene.read(start())] == [StartProcess]
     assert scene.read(start()) == []
-    assert scene.hear(ProcessStarted("gpt-1", 42)) == []
+    assert scene.feed(ProcessStarted("gpt-1", 42)) == []
     assert scene.read(start()) == []
 
 
@@ -186,7 +186,7 @@ def test_a_slot_that_is_taken_or_not_there_is_refused(scene):
 def test_a_worker_waits_until_the_last_process_in_its_slot_is_gone(scene, ending):
     scene.read(stop()) if ending == "ordered" else scene.say(wire.Finished(iterations=9))
     assert scene.read(start("gpt-2")) == []
-    fact, effect = scene.hear(ProcessExited("gpt-1", 0))
+    fact, effect = scene.feed(ProcessExited("gpt-1", 0))
     assert (fact.worker, fact.expected, fact.finished) == ("gpt-1", ending == "ordered", ending == "finished")
     assert isinstance(effect, StartProcess)
     assert effect.command.worker == "gpt-2"
@@ -197,26 +197,26 @@ def test_a_worker_that_is_stopped_while_it_waits_for_its_slot_never_starts(scene
     scene.read(start("gpt-2"))
     [fact] = scene.read(stop("gpt-2"))
     assert (type(fact), fact.worker, fact.expected) == (WorkerExited, "gpt-2", True)
-    assert [type(each) for each in scene.hear(ProcessExited("gpt-1", 0))] == [WorkerExited]
+    assert [type(each) for each in scene.feed(ProcessExited("gpt-1", 0))] == [WorkerExited]
 
 
 def test_a_worker_that_is_stopped_while_its_process_starts_is_killed_when_it_is_there():
-    scene = Scene()
+    scene = AgentHarness()
     scene.read(start())
     assert scene.read(stop()) == [Kill("gpt-1")]
-    assert scene.hear(ProcessStarted("gpt-1", 42)) == [Kill("gpt-1")]
+    assert scene.feed(ProcessStarted("gpt-1", 42)) == [Kill("gpt-1")]
 
 
 def test_an_exit_carries_where_the_worker_was(scene):
     scene.compute(10.0, 10.1)
     gone = ProcessExited("gpt-1", None, 9, ("last words",))
-    assert scene.hear(gone) == [
+    assert scene.feed(gone) == [
         WorkerExited(
             **PLACE, exit_code=None, signal=9, iteration=3, microbatches_done=2, stderr=["last words"], expected=False
         )
     ]
     assert scene.core.workers == {}
-    assert scene.hear(gone) == []
+    assert scene.feed(gone) == []
     assert scene.read(stop()) == []
 
 
@@ -224,16 +224,16 @@ def test_an_exit_carries_where_the_worker_was(scene):
 
 
 def test_a_node_without_workers_joins_at_once_and_then_beats():
-    scene = Scene()
+    scene = AgentHarness()
     assert scene.first == [msgspec.structs.replace(CARD, incarnation="b.1")]
     beats = []
     for scene.now in (0.0, 0.1, 0.4, 0.5, 0.6, 1.1):
-        beats += [(scene.now, each.incarnation) for each in scene.hear(Tick()) if isinstance(each, NodeHeartbeat)]
+        beats += [(scene.now, each.incarnation) for each in scene.feed(Tick()) if isinstance(each, NodeHeartbeat)]
     assert beats == [(0.0, "b.1"), (0.5, "b.1"), (1.1, "b.1")]
 
 
 def test_adopted_workers_say_where_they_are_before_the_node_joins():
-    scene = Scene("gpt-1", "gpt-2")
+    scene = AgentHarness("gpt-1", "gpt-2")
     assert scene.first == []
     assert scene.say(hello("gpt-1", epoch=2, iteration=7, ready=True)) == []
     [joined] = scene.say(hello("gpt-2", epoch=2, iteration=7, ready=True), "gpt-2")
@@ -244,19 +244,19 @@ def test_adopted_workers_say_where_they_are_before_the_node_joins():
 
 
 def test_the_end_of_an_adopted_worker_is_told_before_the_node_joins():
-    scene = Scene("gpt-1")
-    exited, joined = scene.hear(ProcessExited("gpt-1"))
+    scene = AgentHarness("gpt-1")
+    exited, joined = scene.feed(ProcessExited("gpt-1"))
     assert (exited.worker, exited.exit_code, exited.signal) == ("gpt-1", None, None)
     assert joined.workers == []
 
 
 def test_a_node_does_not_wait_for_ever_for_an_adopted_worker_that_says_nothing():
-    scene = Scene("gpt-1")
-    assert scene.hear(Reconnected()) == []
+    scene = AgentHarness("gpt-1")
+    assert scene.feed(Reconnected()) == []
     scene.now = ADOPTION_S - 0.01
-    assert not [each for each in scene.hear(Tick()) if isinstance(each, Message)]
+    assert not [each for each in scene.feed(Tick()) if isinstance(each, Message)]
     scene.now = ADOPTION_S
-    [joined, _beat] = [each for each in scene.hear(Tick()) if isinstance(each, Message)]
+    [joined, _beat] = [each for each in scene.feed(Tick()) if isinstance(each, Message)]
     assert [worker.worker for worker in joined.workers] == ["gpt-1"]
     assert scene.say(hello()) == [], "it joins once"
 
@@ -264,7 +264,7 @@ def test_a_node_does_not_wait_for_ever_for_an_adopted_worker_that_says_nothing()
 def test_a_node_joins_again_with_its_living_workers_after_the_bus_was_away(scene):
     scene.read(start("gpt-2", 0))
     scene.read(stop("gpt-2"))
-    [joined] = scene.hear(Reconnected())
+    [joined] = scene.feed(Reconnected())
     assert joined.incarnation == "b.2"
     assert [worker.worker for worker in joined.workers] == ["gpt-1"]
 
@@ -283,42 +283,42 @@ def failure(method="node_health", node="n1"):
     ],
 )
 def test_a_node_that_lives_joins_again_when_it_is_given_up_for_its_silence(method, joined, sequence, rejoins):
-    scene = Scene()
+    scene = AgentHarness()
     [first] = scene.first
     if joined is not None:
-        assert scene.hear(Published(first, joined)) == []
+        assert scene.feed(Published(first, joined)) == []
     scene.sequence = sequence - 1
     out = scene.read(failure(method), source="detector")
     assert [each.incarnation for each in out] == (["b.2"] if rejoins else [])
 
 
 def test_a_node_is_not_given_up_with_a_task_of_its_name():
-    scene = Scene()
-    scene.hear(Published(scene.first[0], 7))
+    scene = AgentHarness()
+    scene.feed(Published(scene.first[0], 7))
     scene.sequence = 8
     assert scene.read(msgspec.structs.replace(failure(node="n2"), task="n1"), source="detector") == []
 
 
 def test_a_node_given_up_before_it_knows_where_it_joined_joins_again_when_it_does():
-    scene = Scene()
+    scene = AgentHarness()
     scene.sequence = 7
     assert scene.read(failure(), source="detector") == []
-    [again] = scene.hear(Published(scene.first[0], 7))
+    [again] = scene.feed(Published(scene.first[0], 7))
     assert again.incarnation == "b.2"
-    assert scene.hear(Published(scene.first[0], 9)) == [], "it is not that one that counts any more"
-    assert scene.hear(Published(again, 9)) == []
+    assert scene.feed(Published(scene.first[0], 9)) == [], "it is not that one that counts any more"
+    assert scene.feed(Published(again, 9)) == []
 
 
 def test_a_leaving_node_says_so_before_its_workers_end_and_then_does_nothing_more(scene):
     scene.read(start("gpt-2", 0))
-    left, *kills = scene.hear(Leave())
+    left, *kills = scene.feed(Leave())
     assert left == NodeLeft(node="n1", incarnation="b.1")
     assert kills == [Kill("gpt-1"), Kill("gpt-2")]
     scene.now = 9.0
-    assert scene.hear(Tick()) == scene.hear(Reconnected()) == scene.read(start("gpt-3", 0)) == []
-    [exited] = scene.hear(ProcessExited("gpt-1", None, 9))
+    assert scene.feed(Tick()) == scene.feed(Reconnected()) == scene.read(start("gpt-3", 0)) == []
+    [exited] = scene.feed(ProcessExited("gpt-1", None, 9))
     assert exited.expected
-    assert scene.hear(ProcessStarted("gpt-2", 43)) == [Kill("gpt-2")]
+    assert scene.feed(ProcessStarted("gpt-2", 43)) == [Kill("gpt-2")]
 
 
 # --- what workers are sent -------------------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ def test_a_worker_that_asks_for_a_state_gets_it_from_the_shell(scene):
 def test_a_quiet_worker_is_asked_whether_it_is_there(scene):
     def asked(now):
         scene.now = now
-        return SendToWorker("gpt-1", wire.Ping()) in scene.hear(Tick())
+        return SendToWorker("gpt-1", wire.Ping()) in scene.feed(Tick())
 
     assert [asked(0.1), asked(0.3)] == [False, True]
     scene.say(wire.Pong())
@@ -388,7 +388,7 @@ def test_what_a_worker_says_becomes_a_fact_with_its_place(scene):
 
 
 def test_a_new_membership_belongs_to_the_chain_of_its_command_and_not_to_that_of_the_start():
-    scene = Scene("gpt-1")
+    scene = AgentHarness("gpt-1")
     scene.say(hello())
     assert scene.say(wire.Ready())[0].correlation == "before"
     scene.read(regroup("gpt-1"))

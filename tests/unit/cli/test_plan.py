@@ -5,7 +5,7 @@ import json
 import sys
 
 import pytest
-from helpers.planner import cluster, lost, submitted, tell
+from helpers.planner import cluster, feed, lost, submitted
 from rich.console import Console
 from typer.testing import CliRunner
 from unicron_cli import plan as commands
@@ -311,7 +311,7 @@ def connected(planner, monkeypatch):
 def client(monkeypatch):
     """Three nodes of two slots, two tasks on them; then node n3 was lost."""
     planner = cluster(submitted("a"), submitted("b", weight=2.0))
-    tell(planner, lost("n3"))
+    feed(planner, lost("n3"))
     return connected(planner, monkeypatch)
 
 

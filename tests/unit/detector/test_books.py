@@ -1,7 +1,7 @@
 """What the detector remembers of workers and nodes is found without a walk through all of them."""
 
 import pytest
-from helpers.detector import Scene, brief
+from helpers.detector import DetectorHarness, brief
 from helpers.unwalked import Unwalked
 from unicron_detector.books import Books
 
@@ -12,7 +12,7 @@ from unicron.contracts.tasks import TaskState, WorkerStatus
 
 @pytest.fixture
 def scene():
-    scene = Scene()
+    scene = DetectorHarness()
     scene.join("n1", "n2", "n3")
     scene.run(w1="n1", w2="n2", w3="n3")
     scene.run(task="other", o1="n1", o2="n2")
@@ -25,7 +25,7 @@ def fire(scene):
     """Fire what is due, but for the tick."""
     name = next(name for name in scene.timers if name != "tick")
     del scene.timers[name]
-    return scene.say(TimerFired(name=name, at=scene.now))
+    return scene.feed(TimerFired(name=name, at=scene.now))
 
 
 def test_the_end_of_a_worker(scene):
@@ -47,17 +47,17 @@ def test_a_node_that_does_not_come_back(scene):
 def test_a_node_that_comes_back_without_a_worker(scene):
     alive = [WorkerStatus(worker="w1", task="gpt", slot=0)]
     back = NodeAdmitted(node="n1", incarnation="b", host="h", slots=[], workers=alive)
-    assert brief(scene.say(back)) == [(2, "exited_abnormally", "o1")]
+    assert brief(scene.feed(back)) == [(2, "exited_abnormally", "o1")]
 
 
 def test_a_task_that_ends(scene):
-    scene.say(TaskStateChanged(task="gpt", state=TaskState.FINISHED))
+    scene.feed(TaskStateChanged(task="gpt", state=TaskState.FINISHED))
     assert scene.exit("w1", signal=9) == []
     assert brief(scene.exit("o1", signal=9)) == [(2, "exited_abnormally", "o1")]
 
 
 def test_records_of_processes_that_are_gone_are_dropped_in_time_and_no_others():
-    scene = Scene()
+    scene = DetectorHarness()
     scene.join("n1", "n2")
     scene.run(w1="n1", w2="n1", w3="n2")
     scene.exit("w2", signal=9)

@@ -1,7 +1,7 @@
 """Broken collectives: held until explained, reported only where nothing explains them; and the ladder."""
 
 import pytest
-from helpers.detector import Scene, brief
+from helpers.detector import DetectorHarness, brief
 
 from unicron.contracts.base import BusReconnected
 from unicron.contracts.events import AttemptFailed, FailureDetected, TaskStateChanged
@@ -11,7 +11,7 @@ from unicron.contracts.tasks import TaskState
 
 @pytest.fixture
 def scene():
-    scene = Scene()
+    scene = DetectorHarness()
     scene.join("n1", "n2", "n3")
     scene.run(w1="n1", w2="n2", w3="n3")
     return scene
@@ -125,7 +125,7 @@ def test_a_higher_epoch_makes_it_a_thing_of_the_past(scene):
 
 def test_a_regrouping_that_was_decided_makes_it_a_thing_of_the_past(scene):
     scene.collective("w1")
-    scene.say(TaskStateChanged(task="gpt", state=TaskState.RECONFIGURING, epoch=1))
+    scene.feed(TaskStateChanged(task="gpt", state=TaskState.RECONFIGURING, epoch=1))
     assert scene.wait(10) == []
 
 
@@ -157,7 +157,7 @@ def test_the_hold_off_starts_anew_after_a_restart(scene):
 def test_the_hold_off_starts_anew_when_the_bus_is_back(scene):
     scene.collective("w1")
     scene.wait(0.2)
-    scene.say(BusReconnected(down_s=0.1, at=scene.now))
+    scene.feed(BusReconnected(down_s=0.1, at=scene.now))
     assert scene.wait(0.2) == []
     assert brief(scene.wait(0.2)) == [(3, "connection_reset", "w1")]
 
@@ -221,7 +221,7 @@ def test_deaths_are_counted_for_each_node_and_task(scene):
 
 
 def test_the_number_of_attempts_is_a_setting():
-    scene = Scene(limits=type(Scene().limits)(attempts=1))
+    scene = DetectorHarness(limits=type(DetectorHarness().limits)(attempts=1))
     scene.join("n1")
     assert [int(each.severity) for each in kill(scene, 2)] == [2, 1]
 
@@ -276,12 +276,12 @@ def test_a_reattempt_that_fails_costs_a_restart(scene):
 def test_a_reattempt_of_nobody_in_particular_falls_back_on_the_last_failure(scene):
     scene.collective("w2")
     scene.wait(1)
-    out = scene.say(AttemptFailed(task="gpt", action="reattempt", reason="no answer"))
+    out = scene.feed(AttemptFailed(task="gpt", action="reattempt", reason="no answer"))
     assert brief(out) == [(2, "connection_reset", "w2")]
 
 
 def test_an_attempt_on_nobody_known_alerts_a_person(scene):
-    assert brief(scene.say(AttemptFailed(task="gpt", action="reattempt", reason="no answer"))) == ["Alert"]
+    assert brief(scene.feed(AttemptFailed(task="gpt", action="reattempt", reason="no answer"))) == ["Alert"]
 
 
 def test_a_restart_that_fails_costs_the_node(scene):

@@ -1,7 +1,7 @@
 """Node health: what makes a node lost, and what doesn't."""
 
 import pytest
-from helpers.detector import Scene, brief
+from helpers.detector import DetectorHarness, brief
 
 from unicron.contracts.base import BusReconnected, TimerFired
 from unicron.contracts.events import FailureDetected, NodeHeartbeat, NodeLeft, WorkerReady
@@ -10,7 +10,7 @@ from unicron.contracts.failures import Severity
 
 @pytest.fixture
 def scene():
-    scene = Scene()
+    scene = DetectorHarness()
     scene.join("n1", "n2", "n3")
     scene.run(w1="n1", w2="n2")
     return scene
@@ -35,7 +35,7 @@ def test_a_node_whose_connection_ends_is_lost_after_the_grace(scene):
 
 
 def test_the_grace_is_a_setting():
-    scene = Scene(limits=type(Scene().limits)(grace_s=0.2))
+    scene = DetectorHarness(limits=type(DetectorHarness().limits)(grace_s=0.2))
     scene.join("n1")
     scene.silence("n1")
     scene.disconnect("n1")
@@ -73,7 +73,7 @@ def test_workers_that_died_with_an_agent_that_came_back_are_missed(scene):
 
 
 def test_a_worker_that_waits_for_its_first_membership_is_missed_too(scene):
-    scene.say(WorkerReady(node="n1", slot=1, task="gpt", worker="w4", pid=4))
+    scene.feed(WorkerReady(node="n1", slot=1, task="gpt", worker="w4", pid=4))
     out = scene.join("n1", incarnation="b", workers=[("w1", "gpt")])
     assert brief(out) == [(2, "exited_abnormally", "w4")]
 
@@ -101,9 +101,9 @@ def test_an_old_grace_timer_says_nothing_about_a_new_suspicion(scene):
     scene.silence("n1")
     scene.disconnect("n1")
     (old,) = [name for name in scene.timers if name.startswith("grace:n1")]
-    scene.say(NodeHeartbeat(node="n1", incarnation="a"))
+    scene.feed(NodeHeartbeat(node="n1", incarnation="a"))
     scene.disconnect("n1")
-    assert scene.say(TimerFired(name=old, at=scene.now)) == []
+    assert scene.feed(TimerFired(name=old, at=scene.now)) == []
 
 
 def test_a_silent_node_is_lost_without_any_advisory(scene):
@@ -125,7 +125,7 @@ def test_silence_while_the_detector_was_away_means_nothing(scene):
 def test_silence_while_the_bus_was_away_means_nothing(scene):
     scene.silence("n1")
     scene.wait(2.9)
-    scene.say(BusReconnected(down_s=2.0, at=scene.now))
+    scene.feed(BusReconnected(down_s=2.0, at=scene.now))
     assert scene.wait(2.9) == []
     assert brief(scene.wait(1.2)) == lost("n1")
 
@@ -134,7 +134,7 @@ def test_the_grace_starts_anew_when_the_bus_is_back(scene):
     scene.silence("n1")
     scene.disconnect("n1")
     scene.wait(0.9)
-    scene.say(BusReconnected(down_s=0.8, at=scene.now))
+    scene.feed(BusReconnected(down_s=0.8, at=scene.now))
     assert scene.wait(0.9) == []
     assert brief(scene.wait(0.2)) == lost("n1")
 
@@ -143,15 +143,15 @@ def test_a_detector_that_was_held_up_gives_everybody_another_grace(scene):
     scene.disconnect("n1")
     scene.now += 5  # the whole process stood still; heartbeats of that time have yet to be handled
     late = [name for name in scene.timers if name.startswith("grace:")]
-    assert scene.say(*(TimerFired(name=name, at=scene.now) for name in late)) == []
+    assert scene.feed(*(TimerFired(name=name, at=scene.now) for name in late)) == []
     assert scene.wait(5) == []
 
 
 def test_clocks_of_other_machines_do_not_matter(scene):
-    scene.say(NodeHeartbeat(node="n1", incarnation="a", at=9e9))
+    scene.feed(NodeHeartbeat(node="n1", incarnation="a", at=9e9))
     scene.silence("n1")
     assert brief(scene.wait(4)) == lost("n1")
-    scene.say(NodeHeartbeat(node="n2", incarnation="a", at=0.0))
+    scene.feed(NodeHeartbeat(node="n2", incarnation="a", at=0.0))
     assert scene.wait(4) == []
 
 
@@ -170,13 +170,13 @@ def test_a_lost_node_is_reported_once_until_it_joins_again(scene):
 def test_a_goodbye_is_no_failure(scene):
     scene.silence("n1")
     scene.disconnect("n1")
-    assert scene.say(NodeLeft(node="n1", incarnation="a")) == []
+    assert scene.feed(NodeLeft(node="n1", incarnation="a")) == []
     assert scene.wait(10) == []
 
 
 def test_the_goodbye_of_an_earlier_incarnation_says_nothing(scene):
     scene.join("n1", incarnation="b", workers=[("w1", "gpt")])
-    scene.say(NodeLeft(node="n1", incarnation="a"))
+    scene.feed(NodeLeft(node="n1", incarnation="a"))
     scene.silence("n1")
     assert brief(scene.wait(10)) == lost("n1")
 

@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from helpers.detector import Scene, brief
+from helpers.detector import DetectorHarness, brief
 from unicron_detector.processes import SIGNATURES
 from unicron_detector.state import Limits
 
@@ -16,7 +16,7 @@ SUBMITTED = TaskSubmitted(task="gpt", spec=TaskSpec(name="gpt", command=["train"
 
 @pytest.fixture
 def scene():
-    scene = Scene()
+    scene = DetectorHarness()
     scene.join("n1", "n2", "n3")
     scene.run(w1="n1", w2="n2")
     return scene
@@ -63,7 +63,7 @@ def test_the_exit_of_a_finished_worker_is_nothing(scene):
 
 
 def test_a_worker_that_said_it_was_finished_may_go(scene):
-    scene.say(WorkerFinished(**scene.places["w1"], iterations=10))
+    scene.feed(WorkerFinished(**scene.places["w1"], iterations=10))
     assert scene.exit("w1", exit_code=0) == []
 
 
@@ -83,7 +83,7 @@ def test_an_exit_told_twice_is_one_failure(scene):
 
 def test_a_late_ready_does_not_revive_a_dead_worker(scene):
     scene.exit("w1", signal=9)
-    scene.say(WorkerReady(**scene.places["w1"], pid=1))
+    scene.feed(WorkerReady(**scene.places["w1"], pid=1))
     assert scene.exit("w1", signal=9) == []
 
 
@@ -241,26 +241,26 @@ def test_a_task_is_broken_once_however_many_workers_raise(scene):
 def test_a_task_under_the_name_of_a_broken_one_starts_afresh(scene):
     scene.throw("w1")
     scene.throw("w2")
-    scene.say(TaskStateChanged(task="gpt", state=TaskState.RECOVERING))  # said before it heard of the verdict
-    scene.say(TaskStateChanged(task="gpt", state=TaskState.FAILED))
-    scene.say(SUBMITTED)
+    scene.feed(TaskStateChanged(task="gpt", state=TaskState.RECOVERING))  # said before it heard of the verdict
+    scene.feed(TaskStateChanged(task="gpt", state=TaskState.FAILED))
+    scene.feed(SUBMITTED)
     scene.run(v1="n1", v2="n2")
     assert brief(scene.throw("v1")) == [(2, "other_software_error", "v1")]
     assert brief(scene.throw("v2")) == ["TaskBroken"]
 
 
 def test_workers_are_watched_that_are_heard_of_before_their_tasks_state(scene):
-    scene.say(TaskStateChanged(task="gpt", state=TaskState.FINISHED, epoch=9))
-    scene.say(SUBMITTED)
+    scene.feed(TaskStateChanged(task="gpt", state=TaskState.FINISHED, epoch=9))
+    scene.feed(SUBMITTED)
     scene.run(v1="n1", v2="n2")
-    scene.say(TaskStateChanged(task="gpt", state=TaskState.STARTING))
+    scene.feed(TaskStateChanged(task="gpt", state=TaskState.STARTING))
     assert brief(scene.exit("v1", signal=9)) == [(2, "exited_abnormally", "v1")]
 
 
 def test_what_workers_of_an_earlier_task_say_late_does_not_touch_that_of_its_name(scene):
     scene.run(epoch=7, w1="n1", w2="n2")
-    scene.say(TaskStateChanged(task="gpt", state=TaskState.REMOVED, epoch=7))
-    scene.say(SUBMITTED)
+    scene.feed(TaskStateChanged(task="gpt", state=TaskState.REMOVED, epoch=7))
+    scene.feed(SUBMITTED)
     assert scene.collective("w1", epoch=7) == []
     scene.run(epoch=8, w2="n2")
     scene.run(epoch=0, v1="n1", v2="n2")
@@ -270,7 +270,7 @@ def test_what_workers_of_an_earlier_task_say_late_does_not_touch_that_of_its_nam
 
 def test_ended_tasks_are_forgotten(scene):
     scene.collective("w1")
-    scene.say(TaskStateChanged(task="gpt", state=TaskState.REMOVED))
+    scene.feed(TaskStateChanged(task="gpt", state=TaskState.REMOVED))
     assert scene.wait(1) == []
     assert scene.exit("w1", signal=9) == []
     assert scene.stall("w2") == []
@@ -280,7 +280,7 @@ def test_ended_tasks_are_forgotten(scene):
 
 
 def test_possible_user_errors_are_remembered_in_bounded_number():
-    scene = Scene(limits=Limits(attempts=1000))
+    scene = DetectorHarness(limits=Limits(attempts=1000))
     scene.join("n1")
     for number in range(200):
         scene.places["x"] = {"node": "n1", "slot": 0, "task": "gpt", "worker": f"x{number}"}

@@ -1,7 +1,7 @@
 """Nodes that join shortly after one another are planned for together; who loses something never waits."""
 
 import msgspec
-from helpers.planner import admitted, cluster, lost, nodes, sizes, state, submitted, tell
+from helpers.planner import admitted, cluster, feed, lost, nodes, sizes, state, submitted
 from unicron_planner.core import ADMISSIONS, PlannerCore
 from unicron_planner.state import PlannerState
 
@@ -56,7 +56,7 @@ def test_a_node_that_goes_again_before_it_was_planned_for_gets_no_worker():
         assert "n4" not in nodes(planner.state.plan, "a")
         assert "n5" in nodes(planner.state.plan, "a")
         assert plans(out)
-        tell(planner, lost("n5"), NodeDrained(node="n4", drain=False), lost("n4"))
+        feed(planner, lost("n5"), NodeDrained(node="n4", drain=False), lost("n4"))
 
 
 def test_a_node_in_use_that_has_other_slots_now_is_planned_for_at_once():

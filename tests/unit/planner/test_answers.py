@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from helpers.planner import CONCAVE, STEEPER, TWO, admitted, cluster, lost, measure, sizes, spec, submitted, tell
+from helpers.planner import CONCAVE, STEEPER, TWO, admitted, cluster, feed, lost, measure, sizes, spec, submitted
 from msgspec.structs import replace
 from unicron_planner.core import PlannerCore
 from unicron_planner.estimates import Options
@@ -38,7 +38,7 @@ def test_where_there_is_no_other_assignment_none_is_named():
 
 def test_a_plan_says_what_each_task_gains_and_loses():
     planner = cluster(*TWO)
-    (plan,) = tell(planner, lost("n1"))
+    (plan,) = feed(planner, lost("n1"))
     assert {share.task: (share.waf_before, share.waf) for share in plan.shares} == {
         "a": (pytest.approx(1.8e9), pytest.approx(1.0e9)),
         "b": (pytest.approx(5.6e9), pytest.approx(4.8e9)),
@@ -49,8 +49,8 @@ def test_a_plan_says_what_each_task_gains_and_loses():
 def test_a_plan_says_how_long_it_took_where_there_is_a_clock():
     ticks = iter(range(1000))
     planner = PlannerCore(stopwatch=lambda: float(next(ticks)))
-    tell(planner, admitted("n1"), submitted("a"))
-    (plan,) = tell(planner, admitted("n2"))
+    feed(planner, admitted("n1"), submitted("a"))
+    (plan,) = feed(planner, admitted("n2"))
     assert (plan.lookup_s, plan.refresh_s) == (1.0, 1.0)
 
 
@@ -60,7 +60,7 @@ def test_what_would_happen_is_what_happens(node):
     before = msgspec.msgpack.encode(planner.state)
     view = ask(planner, WhatIf(lose=[node])).plan
     assert msgspec.msgpack.encode(planner.state) == before, "asking changes nothing"
-    (plan,) = tell(planner, lost(node))
+    (plan,) = feed(planner, lost(node))
     assert [share.slots for share in view.plan.shares] == [share.slots for share in plan.shares]
     assert (view.plan.reward, view.plan.trigger) == (pytest.approx(plan.reward), "what_if")
     assert view.runner_up.reward < view.plan.reward
@@ -105,25 +105,25 @@ def test_a_curve_tells_where_each_point_comes_from():
 
 def test_a_spare_node_takes_the_place_of_a_lost_one():
     planner = PlannerCore(options=Options(spare_nodes=1))
-    tell(planner, *(admitted(f"n{number}") for number in (1, 2, 3, 4)))
-    tell(planner, submitted("a", most=8, throughput={}))
+    feed(planner, *(admitted(f"n{number}") for number in (1, 2, 3, 4)))
+    feed(planner, submitted("a", most=8, throughput={}))
     whole = planner.state.plan
     assert (whole.workers, sizes(whole)) == (6, {"a": 6})
-    (plan,) = tell(planner, lost("n1"))
+    (plan,) = feed(planner, lost("n1"))
     assert (plan.workers, sizes(plan), plan.prepared) == (6, {"a": 6}, True)
     assert "n4" in {slot.node for share in plan.shares for slot in share.slots}
-    (smaller,) = tell(planner, lost("n2"))
+    (smaller,) = feed(planner, lost("n2"))
     assert (smaller.workers, smaller.prepared) == (4, True)
-    tell(planner, admitted("n1"))
-    tell(planner, admitted("n2"))
+    feed(planner, admitted("n1"))
+    feed(planner, admitted("n2"))
     assert (planner.state.plan.workers, sizes(planner.state.plan)) == (6, {"a": 6})
 
 
 def test_a_drained_node_is_no_spare():
     planner = PlannerCore(options=Options(spare_nodes=1))
-    tell(planner, *(admitted(f"n{number}") for number in (1, 2, 3)), submitted("a", most=8, throughput={}))
+    feed(planner, *(admitted(f"n{number}") for number in (1, 2, 3)), submitted("a", most=8, throughput={}))
     assert planner.state.plan.workers == 4
-    tell(planner, NodeDrained(node="n3", drain=True))
+    feed(planner, NodeDrained(node="n3", drain=True))
     assert planner._usable() == {"n1": [0, 1]} or planner._usable() == {"n2": [0, 1]}
 
 
@@ -131,7 +131,7 @@ def test_a_task_that_fits_nowhere_waits_and_says_why():
     huge = ModelSpec(layers=96, hidden=12288, heads=96, sequence=2048, vocabulary=51200, batch=1024)
     planner = cluster(submitted("a"))
     told = submitted("big", most=6, throughput={})
-    (plan,) = tell(planner, TaskSubmitted(task="big", spec=replace(told.spec, model=huge)))
+    (plan,) = feed(planner, TaskSubmitted(task="big", spec=replace(told.spec, model=huge)))
     (waits,) = [share for share in plan.shares if share.task == "big"]
     assert waits.slots == []
     assert "no size is feasible" in waits.reason
@@ -141,10 +141,10 @@ def test_a_task_that_fits_nowhere_waits_and_says_why():
 def test_tensor_parallel_groups_stay_inside_nodes():
     model = ModelSpec(layers=48, hidden=8192, heads=64, sequence=2048, vocabulary=51200, batch=1536)
     planner = PlannerCore()
-    tell(planner, *(admitted(f"n{number}", slots=8) for number in (1, 2, 3)))
+    feed(planner, *(admitted(f"n{number}", slots=8) for number in (1, 2, 3)))
     small = submitted("small", weight=9.0, most=3, throughput={1: 1e15, 3: 4e15})
     told = submitted("big", most=24, throughput={})
-    tell(planner, small, TaskSubmitted(task="big", spec=replace(told.spec, model=model)))
+    feed(planner, small, TaskSubmitted(task="big", spec=replace(told.spec, model=model)))
     (share,) = [share for share in planner.state.plan.shares if share.task == "big"]
     (point,) = [one for one in ask(planner, GetCurve(task="big")).curve.points if one.workers == len(share.slots)]
     tensor = int(point.text.split()[1])

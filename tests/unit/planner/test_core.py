@@ -13,6 +13,7 @@ from helpers.planner import (
     admitted,
     cluster,
     ended,
+    feed,
     lost,
     measure,
     nodes,
@@ -23,7 +24,6 @@ from helpers.planner import (
     state,
     submitted,
     table,
-    tell,
 )
 from msgspec import structs
 from unicron_planner.core import REFRESH, PlannerCore
@@ -62,14 +62,14 @@ def test_the_heavier_task_gets_more_and_each_task_spans_nodes():
 def test_a_lost_node_is_answered_from_the_table_and_its_return_gives_the_same_plan_back(node):
     planner = cluster(*TWO)
     whole = planner.state.plan
-    (plan,) = tell(planner, lost(node))
+    (plan,) = feed(planner, lost(node))
     assert plan.prepared
     assert (plan.trigger, plan.workers, sizes(plan)) == (f"node_lost:{node}", 4, {"a": 1, "b": 3})
     assert node not in nodes(plan, "a") + nodes(plan, "b")
     assert {share.task: share.before for share in plan.shares} == {"a": 2, "b": 4}
     assert plan.number == whole.number + 1
 
-    (back,) = tell(planner, admitted(node, incarnation="2"))
+    (back,) = feed(planner, admitted(node, incarnation="2"))
     assert (back.trigger, back.prepared, sizes(back)) == (f"node_joined:{node}", True, sizes(whole))
     assert back.waf == pytest.approx(whole.waf)
     assert all(len(set(nodes(back, task))) > 1 for task in "ab")
@@ -80,7 +80,7 @@ def test_where_both_achieve_the_same_the_task_that_would_be_disturbed_less_wins(
     assert sizes(cluster(heavy, light).state.plan) == {"b": 4, "a": 2}
     assert sizes(cluster(light, heavy).state.plan) == {"a": 3, "b": 3}
     planner = cluster(heavy, light)
-    (shrunk, back) = tell(planner, lost("n1"), admitted("n1"))
+    (shrunk, back) = feed(planner, lost("n1"), admitted("n1"))
     assert sizes(shrunk) == {"b": 3, "a": 1}
     assert sizes(back) == {"b": 3, "a": 3}
 
@@ -88,18 +88,18 @@ def test_where_both_achieve_the_same_the_task_that_would_be_disturbed_less_wins(
 def test_a_node_whose_loss_moves_nobody_else_comes_back_to_the_same_slots():
     planner = cluster(submitted("a", least=2, most=6, throughput={}))
     whole = planner.state.plan
-    tell(planner, lost("n3"))
+    feed(planner, lost("n3"))
     assert sizes(planner.state.plan) == {"a": 4}
-    (back,) = tell(planner, admitted("n3", incarnation="2"))
+    (back,) = feed(planner, admitted("n3", incarnation="2"))
     assert slots(back) == slots(whole)
 
 
 def test_a_finished_task_leaves_its_workers_to_the_other():
     planner = cluster(*TWO)
-    (plan,) = tell(planner, ended("b"))
+    (plan,) = feed(planner, ended("b"))
     assert plan.prepared
     assert (plan.trigger, sizes(plan)) == ("task_finished:b", {"a": 4})
-    assert tell(planner, ended("b")) == []
+    assert feed(planner, ended("b")) == []
 
 
 @pytest.mark.parametrize(
@@ -112,15 +112,15 @@ def test_a_finished_task_leaves_its_workers_to_the_other():
     ],
 )
 def test_however_a_task_ends_its_workers_are_free(end, trigger):
-    (plan,) = tell(cluster(*TWO), end)
+    (plan,) = feed(cluster(*TWO), end)
     assert (plan.trigger, sizes(plan), plan.prepared) == (trigger, {"a": 4}, True)
 
 
 def test_the_end_of_a_removed_task_decides_nothing_more_and_its_name_can_be_used_again():
     planner = cluster(*TWO)
-    tell(planner, TaskRemoved(task="b"))
-    assert tell(planner, ended("b", TaskState.REMOVED)) == []
-    (again,) = tell(planner, TWO[1])
+    feed(planner, TaskRemoved(task="b"))
+    assert feed(planner, ended("b", TaskState.REMOVED)) == []
+    (again,) = feed(planner, TWO[1])
     assert sizes(again) == {"a": 2, "b": 4}
 
 
@@ -146,45 +146,45 @@ def test_an_agent_that_was_started_again_disturbs_nothing():
 
 def test_a_node_that_comes_back_smaller_is_planned_for_as_it_is():
     planner = cluster(*TWO)
-    (plan,) = tell(planner, admitted("n2", slots=1, incarnation="2"))
+    (plan,) = feed(planner, admitted("n2", slots=1, incarnation="2"))
     assert (plan.workers, plan.prepared) == (5, False)
     assert "n2:1" not in [slot for taken in slots(plan).values() for slot in taken]
 
 
 def test_a_node_of_unusual_size_is_computed_for():
     planner = cluster(submitted("a", most=16, throughput={}))
-    (usual,) = tell(planner, admitted("n4"))
+    (usual,) = feed(planner, admitted("n4"))
     assert (usual.workers, usual.prepared, sizes(usual)) == (8, True, {"a": 8})
-    (odd,) = tell(planner, admitted("n5", slots=3))
+    (odd,) = feed(planner, admitted("n5", slots=3))
     assert (odd.workers, odd.prepared, sizes(odd)) == (11, False, {"a": 11})
     assert table(planner)["node_joined"].workers == 13
 
 
 def test_a_drained_node_is_emptied_and_used_again_after():
     planner = cluster(*TWO)
-    (plan,) = tell(planner, NodeDrained(node="n1"))
+    (plan,) = feed(planner, NodeDrained(node="n1"))
     assert (plan.trigger, plan.prepared, sizes(plan)) == ("node_drained:n1", True, {"a": 1, "b": 3})
     assert "n1" not in nodes(plan, "a") + nodes(plan, "b")
-    assert tell(planner, NodeDrained(node="n1")) == []
-    (plan,) = tell(planner, NodeDrained(node="n1", drain=False))
+    assert feed(planner, NodeDrained(node="n1")) == []
+    (plan,) = feed(planner, NodeDrained(node="n1", drain=False))
     assert (plan.trigger, plan.prepared, sizes(plan)) == ("node_undrained:n1", True, {"a": 2, "b": 4})
 
 
 def test_a_drained_node_stays_out_of_use_when_it_is_lost_and_comes_back():
     planner = cluster(*TWO)
-    (_, answer) = tell(planner, NodeDrained(node="n1"), lost("n1"))
+    (_, answer) = feed(planner, NodeDrained(node="n1"), lost("n1"))
     assert sizes(answer) == {"a": 1, "b": 3}
-    assert tell(planner, admitted("n1", incarnation="2")) == []
-    (plan,) = tell(planner, NodeDrained(node="n1", drain=False))
+    assert feed(planner, admitted("n1", incarnation="2")) == []
+    (plan,) = feed(planner, NodeDrained(node="n1", drain=False))
     assert sizes(plan) == {"a": 2, "b": 4}
 
 
 def test_a_node_that_says_goodbye_is_not_a_failure():
     planner = cluster(*TWO)
-    (plan,) = tell(planner, NodeGone(node="n1"))
+    (plan,) = feed(planner, NodeGone(node="n1"))
     assert (plan.trigger, plan.prepared, sizes(plan)) == ("node_left:n1", True, {"a": 1, "b": 3})
     assert planner.state.failures == 0
-    assert tell(planner, NodeGone(node="n1")) == []
+    assert feed(planner, NodeGone(node="n1")) == []
 
 
 def test_only_sev1_is_the_planners_business():
@@ -197,12 +197,12 @@ def test_only_sev1_is_the_planners_business():
 def test_every_sev1_failure_gets_an_answer_and_counts_once():
     planner = cluster(submitted("a", most=1))
     assert nodes(planner.state.plan, "a") == ["n1"]
-    (idle,) = tell(planner, lost("n3"))
+    (idle,) = feed(planner, lost("n3"))
     assert nodes(idle, "a") == ["n1"]
-    (again,) = tell(planner, lost("n3"))
+    (again,) = feed(planner, lost("n3"))
     assert again.number == idle.number + 1
     assert slots(again) == slots(idle)
-    assert len(tell(planner, lost("never-seen"))) == 1
+    assert len(feed(planner, lost("never-seen"))) == 1
     assert planner.state.failures == 1
 
 
@@ -210,7 +210,7 @@ def test_a_healthy_task_keeps_its_slots_when_another_is_hit():
     planner = cluster(submitted("a", least=2, most=2), submitted("b", most=1))
     before = slots(planner.state.plan)
     assert (nodes(planner.state.plan, "a"), nodes(planner.state.plan, "b")) == (["n1", "n2"], ["n3"])
-    (plan,) = tell(planner, lost("n1"))
+    (plan,) = feed(planner, lost("n1"))
     assert slots(plan)["b"] == before["b"]
     assert nodes(plan, "a") == ["n2", "n3"]
 
@@ -221,7 +221,7 @@ def test_a_healthy_task_keeps_its_slots_when_another_is_hit():
 def test_a_task_that_needs_more_than_there_is_waits_and_says_so_until_it_fits():
     planner = cluster(submitted("big", least=8, most=8, throughput={}))
     assert reasons(planner.state.plan) == {"big": "needs 8 workers, the cluster has 6 healthy slots"}
-    (plan,) = tell(planner, admitted("n4"))
+    (plan,) = feed(planner, admitted("n4"))
     assert (sizes(plan), reasons(plan), plan.prepared) == ({"big": 8}, {}, True)
 
 
@@ -230,32 +230,32 @@ def test_a_task_that_others_crowd_out_says_so():
         submitted("rich", weight=2.0, least=6, most=6, throughput={}), submitted("poor", least=2, throughput={})
     )
     assert reasons(planner.state.plan) == {"poor": "needs 2 workers; higher-weighted tasks use all 6 slots"}
-    (plan,) = tell(planner, ended("rich"))
+    (plan,) = feed(planner, ended("rich"))
     assert sizes(plan) == {"poor": 4}
 
 
 def test_a_task_is_never_given_less_than_its_minimum_nor_a_part_of_a_unit():
     planner = cluster(submitted("a", unit=4, least=3, most=9, throughput={}))
     assert sizes(planner.state.plan) == {"a": 4}
-    (plan,) = tell(planner, lost("n1"))
+    (plan,) = feed(planner, lost("n1"))
     assert sizes(plan) == {"a": 4}
-    (plan,) = tell(planner, lost("n2"))
+    (plan,) = feed(planner, lost("n2"))
     assert reasons(plan) == {"a": "needs 4 workers, the cluster has 2 healthy slots"}
     assert "a" in [share.task for share in plan.shares]
 
 
 def test_a_task_may_come_before_any_node():
     planner = PlannerCore()
-    (plan,) = tell(planner, submitted("a"))
+    (plan,) = feed(planner, submitted("a"))
     assert reasons(plan) == {"a": "needs 1 worker, the cluster has 0 healthy slots"}
-    (plan,) = tell(planner, admitted("n1"))
+    (plan,) = feed(planner, admitted("n1"))
     assert sizes(plan) == {"a": 2}
 
 
 def test_the_same_task_again_changes_nothing_and_nodes_without_tasks_need_no_plan():
     planner = cluster()
     assert planner.state.plan is None
-    tell(planner, submitted("a"))
+    feed(planner, submitted("a"))
     before = state(planner)
     assert planner.handle(submitted("a")) == []
     assert state(planner) == before
@@ -347,8 +347,8 @@ def test_in_a_storm_prepared_answers_equal_computed_ones_and_every_rule_holds():
     for _ in range(60):
         quick, slow = PlannerCore(), PlannerCore()
         for message in storm(rng):
-            plans = tell(quick, message)
-            answers = tell(slow, message, prepared=False)
+            plans = feed(quick, message)
+            answers = feed(slow, message, prepared=False)
             assert [slots(plan) for plan in plans] == [slots(plan) for plan in answers]
             assert [plan.reward for plan in plans] == pytest.approx([plan.reward for plan in answers])
             assert not any(plan.prepared for plan in answers)
@@ -372,12 +372,12 @@ def check_rules(planner, plan):
 def test_the_state_survives_a_restart():
     planner = cluster(*TWO)
     measure(planner, "a", 2, 0.5)
-    tell(planner, lost("n1"))
+    feed(planner, lost("n1"))
     restored = PlannerCore(msgspec.msgpack.decode(state(planner), type=PlannerState))
     assert state(restored) == state(planner)
-    assert tell(restored, Started(token=2)) == []  # the table is made again
+    assert feed(restored, Started(token=2)) == []  # the table is made again
     for message in (admitted("n1"), ended("b")):
-        assert tell(restored, message) == tell(planner, message)
+        assert feed(restored, message) == feed(planner, message)
 
 
 # --- the service -----------------------------------------------------------------------------------------------------
@@ -411,7 +411,7 @@ def test_a_setting_that_makes_no_sense_is_named(field, value):
 def test_settings_reach_the_core():
     texts = {"transition_s": "9", "prior_failures": "2", "prior_worker_hours": "1", "use_measured": "false"}
     core = wiring(PlannerSettings.parse(texts)).core(None)
-    tell(core, TaskSubmitted(task="a", spec=spec("a")))
+    feed(core, TaskSubmitted(task="a", spec=spec("a")))
     assert core._situate().resize_s == core._situate().failure_s == 9.0
     assert core._situate().failure_rate == pytest.approx(2 / 3600)
     measure(core, "a", 2, 1.0)
@@ -431,7 +431,7 @@ def test_a_task_of_a_declared_shape_gets_whole_replicas_of_it():
     planner = cluster()
     pairs = structs.replace(spec("b", most=6, throughput={}), layout=ParallelLayout(tensor=2))
     planner.state.tasks["b"] = pairs  # submitting it is refused as long as nobody can train it
-    (plan,) = tell(planner, admitted("n4"), prepared=False)
+    (plan,) = feed(planner, admitted("n4"), prepared=False)
     (share,) = plan.shares
     assert share.layout == ParallelLayout(tensor=2, replicas=3)
     assert [slot.node for slot in share.slots] == ["n1", "n1", "n2", "n2", "n3", "n3"]

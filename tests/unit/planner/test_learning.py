@@ -9,6 +9,7 @@ from helpers.planner import (
     admitted,
     cluster,
     ended,
+    feed,
     iteration,
     lost,
     measure,
@@ -17,7 +18,6 @@ from helpers.planner import (
     state,
     submitted,
     table,
-    tell,
 )
 from unicron_planner.core import REFRESH, PlannerCore
 from unicron_planner.estimates import Options
@@ -50,7 +50,7 @@ def test_only_what_is_believed_and_new_makes_the_table_again():
     planner = cluster(submitted("a", flops=1e9))
     times = [planner.handle(iteration("a", 2, 1.0, number=number)) for number in range(22)]
     assert times == [[]] * 20 + [[REFRESH], []], "it is asked for once, however many more come before it is made"
-    tell(planner, iteration("a", 2, 1.0))
+    feed(planner, iteration("a", 2, 1.0))
     assert planner.handle(iteration("a", 2, 1.0)) == []
 
 
@@ -82,28 +82,28 @@ def test_iterations_of_unknown_tasks_and_impossible_sizes_have_no_effect():
 def test_an_ended_task_is_forgotten():
     planner = cluster(*TWO)
     measure(planner, "a", 2, 1.0)
-    tell(planner, ended("a"))
+    feed(planner, ended("a"))
     assert (planner.state.measured, planner.state.epochs) == ({}, {})
 
 
 def test_the_failure_rate_is_learned_from_failures_and_time():
     planner = PlannerCore(options=Options(prior_failures=1.0, prior_worker_s=1000.0))
     assert planner._situate().failure_rate == pytest.approx(1 / 1000)
-    tell(planner, admitted("n1", at=100.0), admitted("n2", at=100.0))
-    tell(planner, NodeDrained(node="n9", at=350.0), admitted("n2", at=200.0))
+    feed(planner, admitted("n1", at=100.0), admitted("n2", at=100.0))
+    feed(planner, NodeDrained(node="n9", at=350.0), admitted("n2", at=200.0))
     planner._refresh()
     assert planner._situate().failure_rate == pytest.approx(1 / 2000)
-    tell(planner, lost("n1", at=600.0))
+    feed(planner, lost("n1", at=600.0))
     assert planner._situate().failure_rate == pytest.approx(2 / 3000)
     assert planner._situate().running_s(4) == pytest.approx(1 / (4 * 2 / 3000))
-    tell(planner, lost("n1", at=700.0), lost("n1", at=math.inf), lost("n1"))
+    feed(planner, lost("n1", at=700.0), lost("n1", at=math.inf), lost("n1"))
     assert planner._situate().failure_rate == pytest.approx(2 / 3200)
 
 
 def test_a_longer_transition_keeps_more_tasks_undisturbed():
     def grown(transition_s):
         planner = PlannerCore(options=Options(transition_s=transition_s, prior_failures=1.0, prior_worker_s=1e4))
-        tell(planner, admitted("n1"), submitted("a", most=4, throughput=CONCAVE), admitted("n2"))
+        feed(planner, admitted("n1"), submitted("a", most=4, throughput=CONCAVE), admitted("n2"))
         return sizes(planner.state.plan)["a"]
 
     assert (grown(5.0), grown(1e6)) == (4, 2)
@@ -125,10 +125,10 @@ def recovered(task, seconds):
 def test_transitions_are_learned_by_kind():
     planner = cluster(submitted("a"), submitted("b"))
     assert (planner._situate().failure_s, planner._situate().resize_s) == (5.0, 5.0)
-    tell(planner, recovered("a", 1.0), recovered("b", 1.0))  # they were launched, which is a change of size
+    feed(planner, recovered("a", 1.0), recovered("b", 1.0))  # they were launched, which is a change of size
     assert planner.state.transitions["resize"].count == 2
-    tell(planner, FailureDetected(severity=Severity.SEV2, method="process_supervision", status="x", task="a"))
-    tell(planner, recovered("a", 11.0), recovered("a", 11.0), recovered("a", math.nan))
+    feed(planner, FailureDetected(severity=Severity.SEV2, method="process_supervision", status="x", task="a"))
+    feed(planner, recovered("a", 11.0), recovered("a", 11.0), recovered("a", math.nan))
     planner._refresh()
     assert planner._situate().failure_s == pytest.approx((5.0 + 11.0) / 2)
     assert planner._situate().resize_s == pytest.approx((5.0 + 1.0 + 1.0) / 3)
@@ -136,18 +136,18 @@ def test_transitions_are_learned_by_kind():
 
 def test_a_lost_node_is_a_failure_to_those_it_hits_and_a_change_of_size_to_others():
     planner = cluster(submitted("a", weight=2.0, most=2, throughput={}), submitted("b", least=1, throughput={}))
-    tell(planner, recovered("a", 5.0), recovered("b", 5.0))
+    feed(planner, recovered("a", 5.0), recovered("b", 5.0))
     hit = {slot.node for share in planner.state.plan.shares if share.task == "b" for slot in share.slots}
-    tell(planner, lost(min(hit)))
+    feed(planner, lost(min(hit)))
     assert planner.state.disturbed["b"] == "failure"
 
 
 def test_a_small_change_of_an_estimate_is_not_believed():
     planner = cluster(submitted("a"))
-    tell(planner, recovered("a", 5.1))
+    feed(planner, recovered("a", 5.1))
     planner._refresh()
     assert planner._situate().resize_s == pytest.approx(5.05)  # the first one is
     planner.state.disturbed["a"] = "resize"
-    tell(planner, recovered("a", 5.2))
+    feed(planner, recovered("a", 5.2))
     planner._refresh()
     assert planner._situate().resize_s == pytest.approx(5.05)

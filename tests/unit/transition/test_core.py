@@ -30,20 +30,20 @@ from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.tasks import Slot, TaskSpec, TaskState, WorkerStatus
 
 
-class Scene:
+class TransitionHarness:
     """A core with three nodes, and what an honest cluster would answer it."""
 
     def __init__(self, **specs):
         self.core = TransitionCore()
         self.numbers = itertools.count(1)
-        self.tell(Started(token=7))
+        self.feed(Started(token=7))
         for node in ("n1", "n2", "n3"):
-            self.tell(self.admitted(node))
+            self.feed(self.admitted(node))
         for name, fields in specs.items():
             spec = TaskSpec(name=name, command=["python", "t.py"], **{"max_workers": 4, "microbatches": 8, **fields})
-            self.tell(TaskSubmitted(task=name, spec=spec))
+            self.feed(TaskSubmitted(task=name, spec=spec))
 
-    def tell(self, message):
+    def feed(self, message):
         # what is remembered must survive being stored
         stored = msgspec.msgpack.encode(self.core.state)
         self.core = TransitionCore(msgspec.msgpack.decode(stored, type=TransitionState))
@@ -63,7 +63,7 @@ class Scene:
     def plan(self, at=0.0, **places):
         shares = [TaskShare(task=task, slots=[slot(text) for text in texts]) for task, texts in places.items()]
         plan = Plan(number=next(self.numbers), trigger="test", workers=6, shares=shares)
-        return self.tell(PlanDecided(plan=plan, at=at))
+        return self.feed(PlanDecided(plan=plan, at=at))
 
     def run(self, task):
         return self.core.state.tasks[task]
@@ -72,14 +72,14 @@ class Scene:
         out = []
         for worker in workers or list(self.run(task).workers):
             at = self.run(task).workers[worker].slot
-            out = self.tell(WorkerReady(node=at.node, slot=at.slot, task=task, worker=worker, pid=1))
+            out = self.feed(WorkerReady(node=at.node, slot=at.slot, task=task, worker=worker, pid=1))
         return out
 
     def join(self, task, at=0.0):
         run, out = self.run(task), []
         for rank, worker in enumerate(run.membership.group):
             where = run.workers[worker].slot
-            out = self.tell(
+            out = self.feed(
                 Regrouped(
                     node=where.node,
                     slot=where.slot,
@@ -116,7 +116,7 @@ def members(out):
 
 
 def test_a_new_task_starts_its_workers_and_groups_them_when_all_are_ready():
-    scene = Scene(a={})
+    scene = TransitionHarness(a={})
     out = scene.plan(a=["n1:0", "n2:0"])
     assert [(start.node, start.slot, start.worker, start.token) for start in of(StartWorker, out)] == [
         ("n1", 0, "a-1", 7),
@@ -133,8 +133,8 @@ def test_a_new_task_starts_its_workers_and_groups_them_when_all_are_ready():
 
 
 def test_severity_2_regroups_the_survivors_at_once_and_restarts_the_process_in_its_slot():
-    scene = Scene(a={}).running(a=["n1:0", "n2:0", "n3:0"])
-    out = scene.tell(failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2", at=100.0))
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0", "n3:0"])
+    out = scene.feed(failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2", at=100.0))
     assert [stop.worker for stop in of(StopWorker, out)] == ["a-2"]
     assert members(out) == ["a-1", "a-3"]
     assert [(start.node, start.slot, start.worker) for start in of(StartWorker, out)] == [("n2", 0, "a-4")]
@@ -146,30 +146,30 @@ def test_severity_2_regroups_the_survivors_at_once_and_restarts_the_process_in_i
 
 
 def test_a_failure_of_a_process_that_was_replaced_changes_nothing():
-    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
     lost = failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2")
-    scene.tell(lost)
+    scene.feed(lost)
     scene.ready("a", "a-3")
-    assert scene.tell(lost) == []
+    assert scene.feed(lost) == []
 
 
 def test_severity_3_forms_the_same_membership_again():
-    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
-    out = scene.tell(failure(Severity.SEV3, task="a", node="n2", slot=0, worker="a-2", epoch=0))
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
+    out = scene.feed(failure(Severity.SEV3, task="a", node="n2", slot=0, worker="a-2", epoch=0))
     assert members(out) == ["a-1", "a-2"]
     assert of(Regroup, out)[0].epoch == 1
     assert of(StopWorker, out) == []
 
 
 def test_severity_3_of_an_older_membership_is_past():
-    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
-    scene.tell(failure(Severity.SEV3, task="a", epoch=0))
-    assert scene.tell(failure(Severity.SEV3, task="a", epoch=0)) == []
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
+    scene.feed(failure(Severity.SEV3, task="a", epoch=0))
+    assert scene.feed(failure(Severity.SEV3, task="a", epoch=0)) == []
 
 
 def test_a_lost_node_regroups_all_its_tasks_before_any_plan():
-    scene = Scene(a={}, b={}).running(a=["n1:0", "n2:0"], b=["n1:1", "n2:1", "n3:0"])
-    out = scene.tell(failure(Severity.SEV1, node="n2"))
+    scene = TransitionHarness(a={}, b={}).running(a=["n1:0", "n2:0"], b=["n1:1", "n2:1", "n3:0"])
+    out = scene.feed(failure(Severity.SEV1, node="n2"))
     assert {task: members([o for o in of(Regroup, out) if o.task == task]) for task in "ab"} == {
         "a": ["a-1"],
         "b": ["b-1", "b-3"],
@@ -178,11 +178,11 @@ def test_a_lost_node_regroups_all_its_tasks_before_any_plan():
 
 
 def test_a_node_that_comes_back_is_used_when_the_plan_says_so():
-    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
-    scene.tell(failure(Severity.SEV1, node="n2"))
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
+    scene.feed(failure(Severity.SEV1, node="n2"))
     scene.plan(a=["n1:0"])
     scene.join("a")
-    assert scene.tell(scene.admitted("n2")) == []
+    assert scene.feed(scene.admitted("n2")) == []
     out = scene.plan(a=["n1:0", "n2:0"])
     assert [(start.node, start.worker) for start in of(StartWorker, out)] == [("n2", "a-3")]
     assert of(Regroup, out) == []  # the others go on meanwhile
@@ -190,10 +190,10 @@ def test_a_node_that_comes_back_is_used_when_the_plan_says_so():
 
 
 def test_workers_of_a_node_that_was_given_up_are_stopped_when_it_comes_back():
-    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
-    scene.tell(failure(Severity.SEV1, node="n2"))
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
+    scene.feed(failure(Severity.SEV1, node="n2"))
     stale = WorkerStatus(worker="a-2", task="a", slot=0, ready=True)
-    out = scene.tell(scene.admitted("n2", [stale]))
+    out = scene.feed(scene.admitted("n2", [stale]))
     assert [(stop.node, stop.worker) for stop in of(StopWorker, out)] == [("n2", "a-2")]
 
 
@@ -202,10 +202,10 @@ def status(worker, task="a", index=0, epoch=3):
 
 
 def test_a_worker_given_up_with_its_node_is_taken_back_where_nobody_else_has_the_state():
-    scene = Scene(a={}, b={}).running(a=["n1:0", "n1:1"])
-    scene.tell(failure(Severity.SEV1, node="n1"))
+    scene = TransitionHarness(a={}, b={}).running(a=["n1:0", "n1:1"])
+    scene.feed(failure(Severity.SEV1, node="n1"))
     scene.plan(a=["n2:0", "n3:0"])
-    out = scene.tell(scene.admitted("n1", [status("a-1"), status("a-2", index=1)], "second"))
+    out = scene.feed(scene.admitted("n1", [status("a-1"), status("a-2", index=1)], "second"))
     assert [order.worker for order in of(StopWorker, out)] == ["a-2"], "one is enough"
     assert of(StopWorker, scene.plan(b=["n1:0"], a=["n2:0", "n3:0"])) == []
     assert members(scene.ready("a", "a-3", "a-4")) == ["a-1", "a-3", "a-4"]
@@ -218,58 +218,58 @@ def test_a_worker_given_up_with_its_node_is_taken_back_where_nobody_else_has_the
 
 
 def test_a_worker_that_comes_back_before_the_plan_that_has_a_slot_for_it_is_kept():
-    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
     for node in ("n1", "n2"):
-        scene.tell(failure(Severity.SEV1, node=node))
+        scene.feed(failure(Severity.SEV1, node=node))
     scene.plan(a=[])
-    assert of(StopWorker, scene.tell(scene.admitted("n2", [status("a-2")], "second"))) == []
+    assert of(StopWorker, scene.feed(scene.admitted("n2", [status("a-2")], "second"))) == []
     assert members(scene.plan(a=["n2:0"])) == ["a-2"]
 
 
 def test_a_worker_of_an_earlier_task_is_not_taken_back_by_that_of_its_name():
-    scene = Scene(a={}).running(a=["n1:0"])
-    scene.tell(failure(Severity.SEV1, node="n1"))
-    scene.tell(TaskRemoved(task="a"))
-    scene.tell(TaskSubmitted(task="a", spec=TaskSpec(name="a", command=["other"], max_workers=4)))
+    scene = TransitionHarness(a={}).running(a=["n1:0"])
+    scene.feed(failure(Severity.SEV1, node="n1"))
+    scene.feed(TaskRemoved(task="a"))
+    scene.feed(TaskSubmitted(task="a", spec=TaskSpec(name="a", command=["other"], max_workers=4)))
     scene.plan(a=["n2:0"])
-    out = scene.tell(scene.admitted("n1", [status("a-1")], "second"))
+    out = scene.feed(scene.admitted("n1", [status("a-1")], "second"))
     assert [order.worker for order in of(StopWorker, out)] == ["a-1"]
 
 
 def test_an_agent_that_comes_back_keeps_its_workers():
-    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
     alive = WorkerStatus(worker="a-2", task="a", slot=0, ready=True, epoch=0)
-    assert scene.tell(scene.admitted("n2", [alive])) == []
+    assert scene.feed(scene.admitted("n2", [alive])) == []
 
 
 def test_an_agent_that_missed_a_regroup_is_told_a_new_one():
-    scene = Scene(a={}).running(a=["n1:0", "n2:0", "n3:0"])
-    scene.tell(failure(Severity.SEV2, task="a", node="n3", slot=0, worker="a-3"))
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0", "n3:0"])
+    scene.feed(failure(Severity.SEV2, task="a", node="n3", slot=0, worker="a-3"))
     behind = WorkerStatus(worker="a-2", task="a", slot=0, ready=True, epoch=0)
-    out = scene.tell(scene.admitted("n2", [behind]))
+    out = scene.feed(scene.admitted("n2", [behind]))
     assert members(out) == ["a-1", "a-2"]
     assert of(Regroup, out)[0].epoch == 2
 
 
 def test_an_agent_that_comes_back_without_its_workers_gets_new_ones():
-    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
-    out = scene.tell(scene.admitted("n2"))
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
+    out = scene.feed(scene.admitted("n2"))
     assert members(out) == ["a-1"]
     assert [start.worker for start in of(StartWorker, out)] == ["a-3"]
 
 
 def test_what_was_ordered_before_a_node_joined_anew_is_ordered_again():
-    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
     # n2's agent has just come back without workers: the detector knows it from its NodeJoined, we do not yet
-    out = scene.tell(failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2"))
+    out = scene.feed(failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2"))
     assert {start.incarnation for start in of(StartWorker, out)} == {"first"}  # so the new agent lets it pass
-    out = scene.tell(scene.admitted("n2", incarnation="second"))
+    out = scene.feed(scene.admitted("n2", incarnation="second"))
     assert [(start.worker, start.incarnation) for start in of(StartWorker, out)] == [("a-4", "second")]
     assert members(scene.ready("a", "a-4")) == ["a-1", "a-4"]
 
 
 def test_a_slot_goes_from_one_task_to_another_when_those_that_stay_have_met_stop_before_start():
-    scene = Scene(a={}, b={}).running(a=["n1:0"], b=["n1:1", "n2:0"])
+    scene = TransitionHarness(a={}, b={}).running(a=["n1:0"], b=["n1:1", "n2:0"])
     out = scene.plan(a=["n1:0", "n2:0"], b=["n1:1"])
     assert members(out) == ["b-1"]
     assert of(StopWorker, out) == of(StartWorker, out) == [], "b-1 may be dying unseen, and b-2 has the state too"
@@ -281,9 +281,9 @@ def test_a_slot_goes_from_one_task_to_another_when_those_that_stay_have_met_stop
 
 
 def test_what_a_shrinking_task_gives_up_saves_its_state_when_those_that_stay_are_gone():
-    scene = Scene(a={}, b={}).running(a=["n1:0", "n2:0"], b=["n3:0"])
+    scene = TransitionHarness(a={}, b={}).running(a=["n1:0", "n2:0"], b=["n3:0"])
     scene.plan(a=["n1:0"], b=["n3:0", "n2:0"])
-    out = scene.tell(failure(Severity.SEV2, task="a", node="n1", slot=0, worker="a-1"))
+    out = scene.feed(failure(Severity.SEV2, task="a", node="n1", slot=0, worker="a-1"))
     assert [start.worker for start in of(StartWorker, out)] == ["a-3"]
     assert members(scene.ready("a", "a-3")) == ["a-2", "a-3"], "a-2 hands the state over"
     assert members(scene.join("a")) == ["a-3"]
@@ -294,46 +294,46 @@ def test_what_a_shrinking_task_gives_up_saves_its_state_when_those_that_stay_are
 
 
 def test_what_has_no_state_is_stopped_at_once_when_its_slot_is_given_up():
-    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
     scene.plan(a=["n1:0", "n2:0", "n3:0"])
     assert [order.worker for order in of(StopWorker, scene.plan(a=["n1:0", "n2:0"]))] == ["a-3"]
 
 
 def test_below_its_minimum_a_task_waits_for_the_restart():
-    scene = Scene(a={"min_workers": 2}).running(a=["n1:0", "n2:0"])
-    out = scene.tell(failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2"))
+    scene = TransitionHarness(a={"min_workers": 2}).running(a=["n1:0", "n2:0"])
+    out = scene.feed(failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2"))
     assert of(Regroup, out) == []
     assert members(scene.ready("a", "a-3")) == ["a-1", "a-3"]
 
 
 def test_workers_come_in_units():
-    scene = Scene(a={"unit": 2, "min_workers": 2}).running(a=["n1:0", "n1:1", "n2:0", "n2:1"])
-    out = scene.tell(failure(Severity.SEV2, task="a", node="n2", slot=1, worker="a-4"))
+    scene = TransitionHarness(a={"unit": 2, "min_workers": 2}).running(a=["n1:0", "n1:1", "n2:0", "n2:1"])
+    out = scene.feed(failure(Severity.SEV2, task="a", node="n2", slot=1, worker="a-4"))
     assert members(out) == ["a-1", "a-2"]
 
 
 def test_a_broken_task_fails_with_its_traceback_and_nothing_starts_again():
-    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
-    out = scene.tell(TaskBroken(task="a", reason="twice", traceback="Traceback ..."))
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
+    out = scene.feed(TaskBroken(task="a", reason="twice", traceback="Traceback ..."))
     assert sorted(stop.worker for stop in of(StopWorker, out)) == ["a-1", "a-2"]
     [changed] = of(TaskStateChanged, out)
     assert (changed.state, changed.reason, changed.traceback) == (TaskState.FAILED, "twice", "Traceback ...")
-    assert scene.tell(failure(Severity.SEV2, task="a", node="n1", slot=0, worker="a-1")) == []
+    assert scene.feed(failure(Severity.SEV2, task="a", node="n1", slot=0, worker="a-1")) == []
     assert scene.plan(a=["n1:0"]) == []
 
 
 def test_a_removed_task_is_stopped_and_its_name_can_be_used_again():
-    scene = Scene(a={}).running(a=["n1:0"])
-    assert [stop.worker for stop in of(StopWorker, scene.tell(TaskRemoved(task="a")))] == ["a-1"]
-    scene.tell(TaskSubmitted(task="a", spec=TaskSpec(name="a", command=["python", "t.py"])))
+    scene = TransitionHarness(a={}).running(a=["n1:0"])
+    assert [stop.worker for stop in of(StopWorker, scene.feed(TaskRemoved(task="a")))] == ["a-1"]
+    scene.feed(TaskSubmitted(task="a", spec=TaskSpec(name="a", command=["python", "t.py"])))
     assert [start.worker for start in of(StartWorker, scene.plan(a=["n1:0"]))] == ["a-2"]  # names are never used twice
 
 
 def test_a_task_is_finished_when_all_its_members_are():
-    scene = Scene(a={}).running(a=["n1:0", "n2:0"])
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
     done = [WorkerFinished(node=f"n{n}", slot=0, task="a", worker=f"a-{n}", iterations=9) for n in (1, 2)]
-    assert of(TaskStateChanged, scene.tell(done[0])) == []
-    out = scene.tell(done[1])
+    assert of(TaskStateChanged, scene.feed(done[0])) == []
+    out = scene.feed(done[1])
     assert of(TaskStateChanged, out)[0].state is TaskState.FINISHED
     assert of(StopWorker, out) == []  # they may still be writing their results
 
@@ -341,7 +341,7 @@ def test_a_task_is_finished_when_all_its_members_are():
 @pytest.mark.parametrize("loss", ["worker", "node", "agent"])
 @pytest.mark.parametrize("order", ["finished first", "lost first"])
 def test_a_task_that_loses_its_last_member_when_the_others_are_through_is_finished(loss, order):
-    scene = Scene(a={"iterations": 9}).running(a=["n1:0", "n2:0"])
+    scene = TransitionHarness(a={"iterations": 9}).running(a=["n1:0", "n2:0"])
     lost = {
         "worker": failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2"),
         "node": failure(Severity.SEV1, node="n2"),
@@ -351,7 +351,7 @@ def test_a_task_that_loses_its_last_member_when_the_others_are_through_is_finish
     out = [
         message
         for each in ([through, lost] if order == "finished first" else [lost, through])
-        for message in scene.tell(each)
+        for message in scene.feed(each)
     ]
     (end,) = [change for change in of(TaskStateChanged, out) if change.state.ended]
     assert end.state is TaskState.FINISHED
@@ -361,81 +361,81 @@ def test_a_task_that_loses_its_last_member_when_the_others_are_through_is_finish
 
 
 def test_a_task_is_finished_though_those_that_were_through_are_forgotten_with_their_nodes():
-    scene = Scene(a={}).running(a=["n1:0", "n2:0", "n3:0"])
-    scene.tell(WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9))
-    out = scene.tell(scene.admitted("n1", incarnation="second"))
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0", "n3:0"])
+    scene.feed(WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9))
+    out = scene.feed(scene.admitted("n1", incarnation="second"))
     assert members(out) == ["a-2", "a-3"], "who missed the end finishes it"
     scene.join("a")
-    out = scene.tell(WorkerFinished(node="n3", slot=0, task="a", worker="a-3", iterations=9))
+    out = scene.feed(WorkerFinished(node="n3", slot=0, task="a", worker="a-3", iterations=9))
     assert of(TaskStateChanged, out) == []
-    out = scene.tell(failure(Severity.SEV1, node="n2"))
+    out = scene.feed(failure(Severity.SEV1, node="n2"))
     assert of(TaskStateChanged, out)[0].state is TaskState.FINISHED
     assert of(StartWorker, out) == []
 
 
 def test_who_sat_the_last_membership_out_does_not_keep_a_finished_task_alive():
-    scene = Scene(a={"min_workers": 2, "unit": 2}).running(a=["n1:0", "n2:0", "n1:1", "n3:0"])
-    scene.tell(failure(Severity.SEV2, task="a", node="n3", slot=0, worker="a-4"))
+    scene = TransitionHarness(a={"min_workers": 2, "unit": 2}).running(a=["n1:0", "n2:0", "n1:1", "n3:0"])
+    scene.feed(failure(Severity.SEV2, task="a", node="n3", slot=0, worker="a-4"))
     scene.join("a")
     assert scene.run("a").membership.group == ["a-1", "a-2"], "a-3 waits for another: they come in twos"
     scene.ready("a", "a-5")
     through = [WorkerFinished(node=f"n{n}", slot=0, task="a", worker=f"a-{n}", iterations=9) for n in (1, 2)]
-    scene.tell(through[0])
+    scene.feed(through[0])
     assert "a-3" in scene.run("a").membership.group, "the newest membership has one who was in an older one"
-    (end,) = of(TaskStateChanged, scene.tell(through[1]))
+    (end,) = of(TaskStateChanged, scene.feed(through[1]))
     assert end.state is TaskState.FINISHED
 
 
 def test_the_slot_of_a_worker_that_is_through_and_gone_can_be_used_by_who_must_finish():
-    scene = Scene(a={"min_workers": 2, "unit": 2}).running(a=["n1:0", "n2:0"])
-    scene.tell(failure(Severity.SEV3, task="a", epoch=0))
-    scene.tell(WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9))
-    out = scene.tell(WorkerExited(node="n1", slot=0, task="a", worker="a-1", finished=True))
+    scene = TransitionHarness(a={"min_workers": 2, "unit": 2}).running(a=["n1:0", "n2:0"])
+    scene.feed(failure(Severity.SEV3, task="a", epoch=0))
+    scene.feed(WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9))
+    out = scene.feed(WorkerExited(node="n1", slot=0, task="a", worker="a-1", finished=True))
     (start,) = of(StartWorker, out)
     assert (start.node, start.slot) == ("n1", 0)
     assert members(scene.ready("a", start.worker)) == ["a-2", start.worker]
 
 
 def test_who_missed_the_end_of_the_last_iteration_finishes_it_without_those_that_are_through():
-    scene = Scene(a={}).running(a=["n1:0", "n2:0", "n3:0"])
-    scene.tell(failure(Severity.SEV2, task="a", node="n3", slot=0, worker="a-3"))
-    out = scene.tell(WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9))
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0", "n3:0"])
+    scene.feed(failure(Severity.SEV2, task="a", node="n3", slot=0, worker="a-3"))
+    out = scene.feed(WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9))
     assert members(out) == ["a-2"]
 
 
 @pytest.mark.parametrize("kind", ["start", "regroup"])
 def test_what_takes_too_long_is_an_attempt_that_failed(kind):
-    scene = Scene(a={})
+    scene = TransitionHarness(a={})
     out = scene.plan(a=["n1:0", "n2:0"])
     if kind == "regroup":
         out = scene.ready("a")
     names = [timer.name for timer in of(SetTimer, out) if timer.name.startswith(kind)]
-    [failed] = scene.tell(TimerFired(name=names[0]))
+    [failed] = scene.feed(TimerFired(name=names[0]))
     assert isinstance(failed, AttemptFailed)
     assert (failed.task, failed.action, failed.worker) == ("a", "restart" if kind == "start" else "regroup", "a-1")
 
 
 def test_a_refused_start_is_an_attempt_that_failed():
-    scene = Scene(a={})
+    scene = TransitionHarness(a={})
     scene.plan(a=["n1:0"])
-    [failed] = scene.tell(CommandRefused(node="n1", command="c", reason="slot 0 is taken", task="a", worker="a-1"))
+    [failed] = scene.feed(CommandRefused(node="n1", command="c", reason="slot 0 is taken", task="a", worker="a-1"))
     assert (failed.action, failed.node, failed.reason) == ("restart", "n1", "slot 0 is taken")
 
 
 def test_an_older_plan_changes_nothing():
-    scene = Scene(a={}).running(a=["n1:0"])
+    scene = TransitionHarness(a={}).running(a=["n1:0"])
     old = Plan(number=1, trigger="late", workers=6, shares=[TaskShare(task="a", slots=[slot("n3:1")])])
-    assert scene.tell(PlanDecided(plan=old)) == []
+    assert scene.feed(PlanDecided(plan=old)) == []
 
 
 def test_a_later_instance_uses_its_own_token():
-    scene = Scene(a={})
-    scene.tell(Started(token=12))
+    scene = TransitionHarness(a={})
+    scene.feed(Started(token=12))
     assert {start.token for start in of(StartWorker, scene.plan(a=["n1:0"]))} == {12}
 
 
 def test_a_plan_that_is_taken_back_before_anybody_moved_leaves_the_task_running():
-    scene = Scene(gpt={}).running(gpt=["n1:0", "n2:0"])
+    scene = TransitionHarness(gpt={}).running(gpt=["n1:0", "n2:0"])
     assert of(TaskStateChanged, scene.plan(gpt=["n1:0", "n2:0", "n3:0"]))[0].state is TaskState.RECONFIGURING
     out = scene.plan(gpt=["n1:0", "n2:0"])
     assert [change.state for change in of(TaskStateChanged, out)] == [TaskState.RUNNING]
@@ -444,36 +444,36 @@ def test_a_plan_that_is_taken_back_before_anybody_moved_leaves_the_task_running(
 
 
 def test_a_task_whose_members_were_through_before_a_new_worker_came_is_finished():
-    scene = Scene(gpt={}).running(gpt=["n1:0", "n2:0"])
+    scene = TransitionHarness(gpt={}).running(gpt=["n1:0", "n2:0"])
     scene.plan(gpt=["n1:0", "n2:0", "n3:0"])
     old, other, new = scene.run("gpt").workers
     where = scene.run("gpt").workers[old].slot
-    scene.tell(WorkerFinished(node="n2", slot=0, task="gpt", worker=other, iterations=1))
+    scene.feed(WorkerFinished(node="n2", slot=0, task="gpt", worker=other, iterations=1))
     # the news of the first is late: it is ordered into a membership with the new worker, and can't come
     scene.run("gpt").membership.broken = True
     scene.ready("gpt", new)
     assert scene.run("gpt").membership.group == [old, new]
-    out = scene.tell(WorkerFinished(node=where.node, slot=where.slot, task="gpt", worker=old, iterations=1))
+    out = scene.feed(WorkerFinished(node=where.node, slot=where.slot, task="gpt", worker=old, iterations=1))
     assert [change.state for change in of(TaskStateChanged, out)] == [TaskState.FINISHED]
     assert [order.worker for order in of(StopWorker, out)] == [new]
 
 
 def test_two_tasks_that_wait_for_each_others_slots_both_get_them():
-    scene = Scene(a={}, b={}).running(a=["n1:0", "n1:1"], b=["n2:0", "n2:1"])
+    scene = TransitionHarness(a={}, b={}).running(a=["n1:0", "n1:1"], b=["n2:0", "n2:1"])
     scene.plan(a=["n1:0", "n2:1"], b=["n2:0", "n1:1"])
     for _ in range(3):
         for task in "ab":
             for worker in [each.worker for each in scene.run(task).workers.values() if each.stage == "starting"]:
                 scene.ready(task, worker)
             scene.join(task)
-            scene.tell(scene.admitted("n3"))
+            scene.feed(scene.admitted("n3"))
     for task, places in {"a": ["n1:0", "n2:1"], "b": ["n2:0", "n1:1"]}.items():
         assert sorted(str(worker.slot) for worker in scene.run(task).workers.values()) == sorted(places)
         assert len(scene.run(task).membership.group) == 2
 
 
 def test_a_task_that_moves_to_other_slots_altogether_takes_its_state_along():
-    scene = Scene(a={"max_workers": 1}).running(a=["n1:0"])
+    scene = TransitionHarness(a={"max_workers": 1}).running(a=["n1:0"])
     out = scene.plan(a=["n2:0"])
     assert of(Regroup, out) == of(StopWorker, out) == [], "the old worker computes until the new one is ready"
     assert members(scene.ready("a", "a-2")) == ["a-1", "a-2"], "the old one gives its state"
