@@ -120,6 +120,14 @@ class Keeping(WorkerCore):
             super()._drop()
 
 
+class Uncritical(WorkerCore):
+    """A worker whose sum counts even if others have done its microbatches while it sat out."""
+
+    def _plan(self, standings):
+        plan = super()._plan(standings)
+        return replace(plan, stale=(False,) * len(standings))
+
+
 def found(parts, seeds=100):
     for seed in range(seeds):
         violation = storm.run(seed, parts, shrink=False).violation
@@ -141,6 +149,7 @@ def found(parts, seeds=100):
         (Parts(service=Overwriting), "lacks its part"),
         (Parts(compares=False), ""),
         (Parts(worker=Keeping), "instead of each of"),
+        (Parts(worker=Uncritical), "instead of each of"),
         (Parts(remembers=False), "stands in the journal twice"),
     ],
     ids=[
@@ -152,6 +161,7 @@ def found(parts, seeds=100):
         "parts-overwritten",
         "no-compare",
         "stale-sum-kept",
+        "counted-twice-after-a-sit-out",
         "no-duplicate-window",
     ],
 )
