@@ -7,17 +7,10 @@ import msgspec
 
 from unicron.contracts.base import Record
 from unicron.errors import InvalidInputError
+from unicron.timers import Timer
 
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 """Turns a state of one version, as plain maps and lists, into one of the next."""
-
-
-class Timer(Record, kw_only=True, frozen=True):
-    """A pending timer; `cause` and `correlation` tie what follows to the chain that asked for it."""
-
-    due: float
-    cause: str
-    correlation: str
 
 
 class Outgoing(Record, kw_only=True, frozen=True):

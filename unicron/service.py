@@ -24,18 +24,19 @@ from unicron.aio import insist, together, unhurried
 from unicron.bus.lease import Lease
 from unicron.bus.protocol import Bus, Heard
 from unicron.clock import Clock
-from unicron.commit import Commit, Migration, Outgoing, Timer
+from unicron.commit import Commit, Migration, Outgoing
 from unicron.contracts.base import BusReconnected, CancelTimer, Message, SetTimer, Started, TimerFired
 from unicron.contracts.events import Alert, DeadLetter
 from unicron.contracts.queries import Query, Reply
 from unicron.core import Core
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
 from unicron.ledger import Ledger, Sizes
+from unicron.timers import Timer, Timers
 
 log = logging.getLogger(__name__)
 
 COMMIT_EVERY = 1000
-"""Positions in the journal after which the newest is committed though nothing followed from the facts in between."""
+"""Inputs without an outcome after which the position is committed all the same: so many are read again at most."""
 
 BATCH = 500
 """Inputs that one commit takes in at most."""
@@ -44,7 +45,7 @@ WAITING = 5000
 """Inputs that may wait; then the journal is read no further, telemetry is dropped and queries are refused."""
 
 TIDY_S = 10.0
-"""Idle seconds after which a published outbox is cleared: the journal knows its ids for an hour only."""
+"""Seconds after which a published outbox is cleared: the journal knows its ids for an hour only."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,7 @@ class Service:
     async def _serve(self, token: int) -> None:
         name = self._wiring.name
         self._committed = await self._ledger.read()
+        self._committed_at = self._clock.now()
         self._uncommitted: list[_Input] = []
         self._restore()
         await self._publish(self._committed.outbox)
@@ -180,7 +182,8 @@ class Service:
         state = self._committed.restored(wiring.name, wiring.state, wiring.migrations)
         self._core = wiring.core(state)
         self._sequence = self._committed.sequence
-        self._timers = dict(self._committed.timers)
+        self._timers = Timers(self._committed.timers)
+        self._fleeting = False
 
     # --- inputs ------------------------------------------------------------------------------------------------------
 
@@ -262,7 +265,7 @@ class Service:
 
     async def _next_batch(self) -> list[_Input]:
         """Return inputs and due timers; nothing at all after a while without any."""
-        due = min((timer.due for timer in self._timers.values()), default=None)
+        due = self._timers.next_due()
         wait = TIDY_S if due is None else min(TIDY_S, max(0.0, due - self._clock.now()))
         batch: list[_Input] = []
         with contextlib.suppress(TimeoutError):
@@ -271,24 +274,22 @@ class Service:
         while not self._inputs.empty() and len(batch) < BATCH:
             batch.append(self._inputs.get_nowait())
         now = self._clock.now()
-        for name, timer in sorted(self._timers.items()):
-            if timer.due <= now:
-                digest = blake2b(f"{timer.cause}:{name}:{timer.due}".encode(), digest_size=8).hexdigest()
-                fired = TimerFired(
-                    name=name, id=digest, at=now, source=self._wiring.name, correlation=timer.correlation
-                )
-                batch.append(_Input(fired, timer=timer))
+        for name, timer in self._timers.due(now):
+            digest = blake2b(f"{timer.cause}:{name}:{timer.due}".encode(), digest_size=8).hexdigest()
+            fired = TimerFired(name=name, id=digest, at=now, source=self._wiring.name, correlation=timer.correlation)
+            batch.append(_Input(fired, timer=timer))
         return batch
 
     async def _take_in(self, batch: list[_Input]) -> None:
-        """Apply `batch`, commit when that led to anything, then publish and answer."""
-        self._uncommitted += batch
+        """Apply `batch`, commit when that led to anything, then publish and answer.
+
+        Facts, and timers that were set for them, need no commit for themselves: who starts again reads them again.
+        """
         outbox = self._apply_all(batch)
-        far = self._sequence - self._committed.sequence >= COMMIT_EVERY or len(self._uncommitted) >= WAITING
-        changed = outbox or far or self._timers != self._committed.timers
+        self._uncommitted += [item for item in batch if item.sequence or item.timer or item.query]
         started = any(isinstance(item.message, Started) for item in batch)
-        tidy = not batch and self._committed.outbox
-        if changed or started or tidy:
+        tidy = self._committed.outbox and self._clock.now() - self._committed_at >= TIDY_S
+        if outbox or self._fleeting or started or tidy or len(self._uncommitted) >= COMMIT_EVERY:
             await self._commit(outbox)
         for item in batch:
             if item.reply and item.answer and not item.reply.done():
@@ -305,7 +306,7 @@ class Service:
                 log.error("%s can't handle %s", self._wiring.name, trouble.item, exc_info=error)  # noqa: TRY400
                 self._restore()
                 self._set_aside(trouble.item, repr(error))
-                items = self._uncommitted
+                items = [*self._uncommitted, *batch]
 
     def _set_aside(self, item: _Input, error: str) -> None:
         unused = item.query or item.message
@@ -317,21 +318,26 @@ class Service:
         cause = item.message
         self._sequence = item.sequence or self._sequence
         if item.timer is not None:
-            if self._timers.get(cause.name) != item.timer:  # type: ignore[attr-defined]
+            if self._timers.pending.get(cause.name) != item.timer:  # type: ignore[attr-defined]
                 return []
-            del self._timers[cause.name]  # type: ignore[attr-defined]
+            self._timers.cancel(cause.name)  # type: ignore[attr-defined]
         if item.letter is not None:
             if isinstance(cause, DeadLetter | Alert):
                 return []  # no dead letters about dead letters: that would never end
             alert = Alert(text=f"a message on {item.letter.subject} could not be used: {item.letter.error}")
             return self._outgoing(cause, [item.letter, alert])
+        asked = self._timers.asked
         try:
             if item.query is None:
-                return self._outgoing(cause, self._core.handle(cause))
-            item.answer, outcomes = self._core.answer(item.query)
-            return self._outgoing(cause, outcomes)
+                outcomes = self._core.handle(cause)
+            else:
+                item.answer, outcomes = self._core.answer(item.query)
+            outgoing = self._outgoing(cause, outcomes)
         except Exception as error:
             raise _CoreError(item) from error
+        if self._timers.asked > asked and not (item.sequence or item.timer):
+            self._fleeting = True  # nobody will say this again, and a timer that fires again sets its next one again
+        return outgoing
 
     def _outgoing(self, cause: Message, outcomes: list[Message]) -> list[Outgoing]:
         now, found = self._clock.now(), []
@@ -339,9 +345,9 @@ class Service:
             match outcome:
                 case SetTimer(name=name, after_s=after_s):
                     chain = cause.correlation or cause.id
-                    self._timers[name] = Timer(due=now + after_s, cause=cause.id, correlation=chain)
+                    self._timers.set(name, Timer(due=now + after_s, cause=cause.id, correlation=chain))
                 case CancelTimer(name=name):
-                    self._timers.pop(name, None)
+                    self._timers.cancel(name)
                 case _:
                     message = outcome.descend(cause, index, self._wiring.name, now)
                     found.append(Outgoing(subject=subjects.of(message), id=message.id, data=codec.encode(message)))
@@ -351,9 +357,11 @@ class Service:
 
     async def _commit(self, outbox: list[Outgoing]) -> None:
         version = len(self._wiring.migrations) + 1
-        commit = Commit(sequence=self._sequence, timers=dict(self._timers), outbox=outbox, version=version)
+        commit = Commit(sequence=self._sequence, timers=dict(self._timers.pending), outbox=outbox, version=version)
         self._committed = await self._ledger.write(commit, self._core.state)
+        self._committed_at = self._clock.now()
         self._uncommitted = []
+        self._fleeting = False
         await self._publish(outbox)
 
     async def _publish(self, outbox: list[Outgoing]) -> None:

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from unicron import codec
-from unicron.commit import Commit, Outgoing, Timer
+from unicron.commit import Commit, Outgoing
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
 from unicron.ledger import Ledger, Sizes, segments
+from unicron.timers import Timer
 
 SIZES = Sizes(whole=400, segment=200, most=300)
 

@@ -418,7 +418,8 @@ async def commit_with_timers(bus, names):
         raise BusUnavailableError("not yet")
 
 
-async def test_timers_fire_once_survive_a_restart_and_can_be_replaced_and_cancelled(world):
+@pytest.mark.parametrize("committed", [True, False], ids=["committed", "read-again"])
+async def test_timers_fire_once_survive_a_restart_and_can_be_replaced_and_cancelled(world, committed):
     bus = await world.connect()
     async with running(service(await world.connect())):
         for number, (node, after_s) in enumerate(
@@ -426,9 +427,11 @@ async def test_timers_fire_once_survive_a_restart_and_can_be_replaced_and_cancel
         ):
             await feed(bus, NodeLeft(node=node, incarnation=after_s), number)
         await feed(bus, NodeJoined(node="gone", incarnation="i", host="h", slots=[]), 9)
-        await insist(lambda: commit_with_timers(bus, {"kept", "moved"}))
+        if committed:
+            await feed(bus, exited(), 10)
+            await insist(lambda: commit_with_timers(bus, {"kept", "moved"}))
     async with running(service(await world.connect())):
-        found = await outcomes(bus, 2, settle=0.4)
+        found = await outcomes(bus, 2, subjects.events(AttemptFailed), settle=0.4)
     assert [(message.node, message.correlation) for message in found] == [("kept", "fact-0"), ("moved", "fact-3")]
 
 
@@ -438,12 +441,31 @@ async def test_a_timer_cancelled_in_the_moment_in_which_it_is_due_does_not_fire(
     bus = world.connect()
     async with running(Service(tally.wiring(), world.connect(), clock, LEASE_TTL_S)):
         await feed(bus, NodeLeft(node="n1", incarnation="5"), 0)
+        await feed(bus, exited(), 9)
         await insist(lambda: commit_with_timers(bus, {"n1"}))
         clock.advance(10.0)
         await feed(bus, NodeJoined(node="n1", incarnation="i", host="h", slots=[]), 1)
         await feed(bus, exited(), 2)
-        (only,) = await outcomes(bus, 1, settle=0.1)
-        assert isinstance(only, FailureDetected)
+        assert attempts(await outcomes(bus, 2, settle=0.1)) == [1, 2], "and nothing but these"
+
+
+async def test_a_timer_set_for_telemetry_survives_a_crash(world):
+    """A fact is read again; telemetry is not."""
+    bus = await world.connect()
+    doomed = CutBus(await world.connect(), 10**6)
+    first = asyncio.create_task(service(doomed).run())
+    await ask(bus, queries.GetStatus())
+    beat = NodeHeartbeat(node="armed", incarnation="0.3", source="armed")
+    await bus.tell(subjects.of(beat), codec.encode(beat))
+    await insist(lambda: commit_with_timers(bus, {"armed"}))
+    doomed.dead = True
+    await feed(bus, exited(), 0)
+    with pytest.raises(CutError):
+        await first
+    await bus.bucket("lease").delete(tally.NAME)
+    async with running(service(await world.connect())):
+        (failed,) = await outcomes(bus, 1, subjects.events(AttemptFailed), settle=0.4)
+    assert failed.node == "armed"
 
 
 def test_a_timer_of_a_day_in_virtual_time():

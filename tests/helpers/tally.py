@@ -64,8 +64,9 @@ class Tally:
                 if name == "poison":
                     raise ValueError("this timer can't be handled")
                 return [AttemptFailed(task="t", node=name, action="timer", reason="")]
-            case NodeHeartbeat():
+            case NodeHeartbeat(node=node, incarnation=after_s):
                 self.state.beats += 1
+                return [SetTimer(name=node, after_s=float(after_s))] if node == "armed" else []
             case DeadLetter():
                 raise ValueError("nor can dead letters be handled")
             case BusReconnected() | ConnectionLost():
