@@ -10,7 +10,7 @@ from unicron import codec, services
 from unicron.bus.protocol import Entry
 from unicron.commit import Commit
 from unicron.contracts.base import Message
-from unicron.contracts.commands import Command, StartWorker, StopWorker
+from unicron.contracts.commands import Command, Regroup, StartWorker, StopWorker
 from unicron.contracts.events import (
     DeadLetter,
     FailureDetected,
@@ -54,7 +54,7 @@ class Invariants:
         self.steps: dict[str, dict[int, int]] = {}
         self.victims: dict[str, tuple[str, str, int]] = {}
         self._ids: set[str] = set()
-        self._committed: set[str] = set()
+        self._known: dict[str, int] = {}
         self._specs: dict[str, TaskSpec] = {}
         self._living: dict[str, Trainer] = {}
         self._sequences: Counter[str] = Counter()
@@ -89,9 +89,7 @@ class Invariants:
         self.check(message.id not in self._ids, f"{kind} {message.id} of {message.source} stands in the journal twice")
         self._ids.add(message.id)
         if message.source in SERVICES:
-            self.check(
-                message.id in self._committed, f"{message.source} published {kind} {message.id} without a commit"
-            )
+            self.check(message.id in self._known, f"{message.source} published {kind} {message.id} without a commit")
         if message.source not in SERVICES:
             self._in_order(message)
         match message:
@@ -140,7 +138,8 @@ class Invariants:
 
     def committed(self, service: str, commit: Commit) -> None:
         """Check what a service wrote down."""
-        self._committed.update(outgoing.id for outgoing in commit.outbox)
+        for outgoing in commit.outbox:
+            self._known.setdefault(outgoing.id, commit.sequence)
         self.check(
             commit.sequence >= self._sequences[service],
             f"{service} went back from position {self._sequences[service]} to {commit.sequence}",
@@ -194,12 +193,16 @@ class Invariants:
         self._started.add(command.worker)
 
     def joined(self, worker: "Trainer", joined: Joined, *, established: bool) -> None:
-        """Note with which iteration a worker goes on; a task starts anew only where nobody has its state any more."""
+        """Note with which iteration a worker goes on; a task starts anew only where nobody has its state any more.
+
+        That is, as far as was known when the membership was ordered: if a node comes back with a holder a moment later,
+        the next membership takes its state, which is further ahead.
+        """
         self._at[worker.name] = joined.iteration
         self._living[worker.name] = worker
         if established or not self.steps.get(worker.spec.name) or worker.spec != self._specs[worker.spec.name]:
             return
-        there = self._there()
+        there = self._there(self._ordered_at(worker.spec.name, joined.epoch))
         holders = [
             each.name
             for each in self._living.values()
@@ -226,10 +229,17 @@ class Invariants:
         if worker.spec == self._specs[worker.spec.name]:
             self.steps.setdefault(worker.spec.name, {}).setdefault(iteration, worker.core.epoch)
 
-    def _there(self) -> set[str]:
-        """Return the nodes that are in use as far as the journal tells."""
+    def _ordered_at(self, task: str, epoch: int) -> int:
+        """Return up to which place in the journal was known what led to a membership of the task."""
+        orders = [
+            each for each in self.messages if isinstance(each, Regroup) and (each.task, each.epoch) == (task, epoch)
+        ]
+        return self._known[orders[-1].id]
+
+    def _there(self, place: int) -> set[str]:
+        """Return the nodes that are in use as far as the journal tells up to a place."""
         nodes: set[str] = set()
-        for message in self.messages:
+        for message in self.messages[:place]:
             match message:
                 case NodeAdmitted(node=node):
                     nodes.add(node)
