@@ -5,7 +5,9 @@ clock, so that a world can live in virtual time.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import cache
 
 from unicron import subjects
 from unicron.bus.protocol import Bus, Entry, Handler, Heard, Revisioned
@@ -17,17 +19,15 @@ Inbox = asyncio.Queue[Heard | None]
 
 def matches(patterns: Sequence[str], subject: str) -> bool:
     """Return whether `subject` falls under a filter with NATS wildcards: `*` one token, a last `>` one or more."""
-    tokens = subject.split(".")
-    for pattern in patterns:
-        wanted = pattern.split(".")
-        if wanted[-1] == ">":
-            fits = len(tokens) >= len(wanted)
-            wanted = wanted[:-1]
-        else:
-            fits = len(tokens) == len(wanted)
-        if fits and all(want in {"*", token} for want, token in zip(wanted, tokens, strict=False)):
-            return True
-    return False
+    return _compiled(tuple(patterns)).fullmatch(subject) is not None
+
+
+@cache
+def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    tokens = {"*": r"[^.]+", ">": r".+"}
+    return re.compile(
+        "|".join(r"\.".join(tokens.get(each, re.escape(each)) for each in pattern.split(".")) for pattern in patterns)
+    )
 
 
 class MemoryBucket:

@@ -203,10 +203,10 @@ class TransitionCore(Core):
         if run is None or ready.worker not in run.workers:
             return []
         run.workers[ready.worker].stage = WorkerStage.READY
-        first_to_come = not run.membership.group and any(
-            worker.stage is WorkerStage.STARTING for worker in run.workers.values()
-        )  # those who begin a task wait for one another, and thousands of them need not each look at all
-        then = [] if first_to_come else self._settle([ready.task])
+        waited_for = any(worker.stage is WorkerStage.STARTING for worker in run.workers.values())
+        # nothing changes until the last is ready, and thousands need not each look whether it does
+        idle = waited_for and (not run.membership.group or run.membership.intact(run.workers))
+        then = [] if idle else self._settle([ready.task])
         return [Deadline(Wait.START, ready.task, ready.worker).cancel(), *then]
 
     def _regrouped(self, report: Regrouped) -> list[Message]:
