@@ -28,7 +28,7 @@ from unicron_simulator.world import wirings
 
 from benchmarks.output import as_json
 from unicron import codec, subjects
-from unicron.bus import topology
+from unicron.bus import replies, topology
 from unicron.bus.protocol import Entry, Heard
 from unicron.clock import VirtualClock
 from unicron.contracts.base import Message
@@ -322,7 +322,8 @@ async def play(stage: Stage) -> dict[str, Counted]:
         await stage.join(1)
         await stage.until_all_is_done()
         found["rejoin"] = stage.counted.cut()
-        stage.counted.largest["Reply"] = len(await stage.ask(GetStatus()))
+        stage.counted.bytes = len(await stage.ask(GetStatus()))
+        stage.counted.largest["Reply"] = min(stage.counted.bytes, replies.PIECE)
         found["status"] = stage.counted.cut()
     return found
 
@@ -340,6 +341,7 @@ def figures(stage: Stage, found: dict[str, Counted]) -> dict[str, object]:
         "tasks": stage.tasks,
         "largest_message_kb": round(max(largest.values()) / 1000, 1),
         "largest_value_kb": round(max(each.largest_value for each in found.values()) / 1000, 1),
+        "status_reply_kb": round(found["status"].bytes / 1000),
         "decision_cpu_ms": round(1e3 * sum(found["decide"].cpu_s[name] for name in services)),
         "lost_messages": sum(each.messages for each in lost),
         "lost_kb": round(sum(each.bytes for each in lost) / 1000),

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 
 import pytest
 from nats.aio.client import Client
@@ -181,6 +182,19 @@ async def test_no_answer_in_time(bus):
     await bus.serve("unicron.v1.rpc.planner", "planner", handler)
     with pytest.raises(BusUnavailableError, match="asking planner: no answer"):
         await bus.ask("unicron.v1.rpc.planner", b"", 0.1)
+
+
+@pytest.mark.parametrize("size", [0, 1, 524_288, 524_289, 5_000_000])
+async def test_a_reply_of_any_size_comes_whole(world, size):
+    server, client = await world.connect(), await world.connect()
+    block = random.Random(size).randbytes(size)
+
+    async def handler(data: bytes) -> bytes:
+        return data + block
+
+    await server.serve("unicron.v1.rpc.registry", "registry", handler)
+    asked = [client.ask("unicron.v1.rpc.registry", bytes([number]), 10.0) for number in range(3)]
+    assert await asyncio.gather(*asked) == [bytes([number]) + block for number in range(3)]
 
 
 async def test_an_answer_that_fails_reaches_the_asker_as_an_error(bus):

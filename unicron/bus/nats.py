@@ -18,7 +18,7 @@ from nats.js.kv import KeyValue
 from nats.micro.request import Request
 
 import unicron
-from unicron.bus import access, topology
+from unicron.bus import access, replies, topology
 from unicron.bus.bucket import NatsBucket
 from unicron.bus.journal import Reader
 from unicron.bus.protocol import Entry, Handler, Heard
@@ -201,7 +201,7 @@ class NatsBus:
                 log.exception("%s: no answer to a query on %s", name, subject)
                 await request.respond_error("500", repr(error))
             else:
-                await request.respond(reply)
+                await replies.respond(request, reply)
 
         async def take(request: Request) -> None:
             task = asyncio.create_task(answer(request))  # a slow query must not hold up the next one
@@ -229,7 +229,7 @@ class NatsBus:
         """Send a query; see `Bus.ask`."""
         owner = subject.rsplit(".", 1)[-1]
         try:
-            reply = await self._call(self._nc.request(subject, data, timeout=timeout_s), f"asking {owner}")
+            reply = await self._call(replies.request(self._nc, subject, data, timeout_s), f"asking {owner}")
         except BusUnavailableError as error:
             if isinstance(error.__cause__, nats.errors.NoRespondersError):
                 raise BusUnavailableError(f"nobody answers on {subject}; is {owner} running?") from error
