@@ -17,14 +17,12 @@ from unicron.service import Service
 from unicron.train.iteration import Phase, WorkerCore
 
 SEEDS = 200
-BATCH = 20
+BATCH = 10
 CHUNKS = [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(BATCH, SEEDS, BATCH))]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(BATCH, SEEDS, BATCH))]
-)
+@pytest.mark.parametrize("first", CHUNKS)
 def test_nothing_that_must_not_be_happens_in_a_storm(first):
     for seed in range(first, first + BATCH):
         outcome = storm.run(seed)
@@ -171,6 +169,7 @@ def test_a_planted_bug_is_found_within_100_storms(parts, words):
     assert words in violation
 
 
+@pytest.mark.slow
 def test_a_violation_is_told_with_no_more_faults_than_it_needs():
     outcome = storm.run(0, Parts(service=Hasty))
     assert outcome.faults

@@ -47,9 +47,9 @@ def test_the_plan_of_a_small_case_is_the_best_of_all_assignments():
     tasks = contenders(("1.3B", "7B", "13B"), (2.0, 0.5, 1.0))
     for all_run in (False, True):
         found = planned(tasks, 32, all_run=all_run)
-        options = [[int(size) for size in task.job.sizes if size or not all_run] for task in tasks]
+        options = [[int(size) for size in task.demand.sizes if size or not all_run] for task in tasks]
         every = (sizes for sizes in itertools.product(*options) if sum(sizes) <= 32)
-        names = [task.job.name for task in tasks]
+        names = [task.demand.name for task in tasks]
         assert waf(tasks, found) == pytest.approx(max(waf(tasks, dict(zip(names, one, strict=True))) for one in every))
     with pytest.raises(ValueError, match="not all of 3 tasks can run on 2 workers"):
         planned(tasks, 2, all_run=True)
