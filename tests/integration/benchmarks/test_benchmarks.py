@@ -32,6 +32,14 @@ def test_each_lost_node_is_answered_from_the_table():
     assert 0 < found["decision_p50_ms"] <= found["decision_p99_ms"]
 
 
+def test_a_lost_node_of_a_cluster_and_its_return_are_weighed():
+    found = run("benchmarks.scale", "--nodes", "64", "--tasks", "2")
+    assert found["gpus"] == 512
+    assert found["lost_messages"] > 100 < found["joined_messages"]
+    assert 0 < found["largest_message_kb"] < 1000 > found["largest_value_kb"] > 0
+    assert found["decision_cpu_ms"] > 0
+
+
 def test_the_evaluation_is_made_with_all_its_figures():
     found = run("benchmarks.evaluation", "--seeds", "1")
     assert found["trace_a_over_megatron"] > 1
