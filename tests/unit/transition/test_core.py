@@ -217,6 +217,16 @@ def test_a_worker_given_up_with_its_node_is_taken_back_where_nobody_else_has_the
     assert [order.worker for order in of(StartWorker, out)] == ["b-1"], "in the slot that it leaves"
 
 
+def test_a_worker_that_comes_back_while_others_are_on_their_way_to_begin_anew_is_taken_in_before_they_do():
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n1:1"])
+    scene.feed(failure(Severity.SEV1, node="n1"))
+    scene.plan(a=["n2:0", "n3:0"])
+    assert members(scene.ready("a", "a-3", "a-4")) == ["a-3", "a-4"], "nobody has the state as far as is known"
+    out = scene.feed(scene.admitted("n1", [status("a-1"), status("a-2", index=1)], "second"))
+    assert members(out) == ["a-1", "a-3", "a-4"]
+    assert [order.worker for order in of(StopWorker, out)] == ["a-2"], "one that has the state is enough"
+
+
 def test_a_worker_that_comes_back_before_the_plan_that_has_a_slot_for_it_is_kept():
     scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
     for node in ("n1", "n2"):
