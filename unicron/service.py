@@ -326,7 +326,7 @@ class Service:
                 return []  # no dead letters about dead letters: that would never end
             alert = Alert(text=f"a message on {item.letter.subject} could not be used: {item.letter.error}")
             return self._outgoing(cause, [item.letter, alert])
-        asked = self._timers.asked
+        changes = self._timers.changes
         try:
             if item.query is None:
                 outcomes = self._core.handle(cause)
@@ -335,7 +335,7 @@ class Service:
             outgoing = self._outgoing(cause, outcomes)
         except Exception as error:
             raise _CoreError(item) from error
-        if self._timers.asked > asked and not (item.sequence or item.timer):
+        if self._timers.changes > changes and not (item.sequence or item.timer):
             self._fleeting = True  # nobody will say this again, and a timer that fires again sets its next one again
         return outgoing
 

@@ -19,24 +19,25 @@ class Timers:
 
     Attributes:
         pending: by name.
-        asked: how often one was set.
+        changes: how often one was set or dropped.
     """
 
     def __init__(self, pending: Mapping[str, Timer]) -> None:
         self.pending = dict(pending)
-        self.asked = 0
+        self.changes = 0
         self._queue = [(timer.due, name) for name, timer in pending.items()]
         heapify(self._queue)
 
     def set(self, name: str, timer: Timer) -> None:
         """Add a timer, or replace the one of that name."""
-        self.asked += 1
+        self.changes += 1
         self.pending[name] = timer
         heappush(self._queue, (timer.due, name))
 
     def cancel(self, name: str) -> None:
         """Drop a timer, if it is pending."""
-        self.pending.pop(name, None)
+        if self.pending.pop(name, None):
+            self.changes += 1
 
     def next_due(self) -> float | None:
         """Return when the next one is due."""

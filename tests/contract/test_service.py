@@ -468,6 +468,20 @@ async def test_a_timer_set_for_telemetry_survives_a_crash(world):
     assert failed.node == "armed"
 
 
+async def test_a_timer_that_telemetry_cancelled_stays_so_when_the_core_stumbles(world):
+    """The core goes back to the last commit then, and telemetry is not said again."""
+    bus = await world.connect()
+    async with running(service(await world.connect())):
+        await ask(bus, queries.GetStatus())
+        for node in ("armed", "disarmed"):
+            beat = NodeHeartbeat(node=node, incarnation="1.0", source=node)
+            await bus.tell(subjects.of(beat), codec.encode(beat))
+        while (await ask(bus, queries.GetStatus())).text != "0 2":
+            await asyncio.sleep(0.01)
+        await feed(bus, exited("poison"), 0)
+        assert await outcomes(bus, 0, subjects.events(AttemptFailed), settle=1.5) == []
+
+
 def test_a_timer_of_a_day_in_virtual_time():
     clock = VirtualClock(1_700_000_000.0)
     world = MemoryWorld(clock, 60.0)

@@ -66,6 +66,8 @@ class Tally:
                 return [AttemptFailed(task="t", node=name, action="timer", reason="")]
             case NodeHeartbeat(node=node, incarnation=after_s):
                 self.state.beats += 1
+                if node == "disarmed":
+                    return [CancelTimer(name="armed")]
                 return [SetTimer(name=node, after_s=float(after_s))] if node == "armed" else []
             case DeadLetter():
                 raise ValueError("nor can dead letters be handled")
