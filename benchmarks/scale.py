@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Coroutine, Generator, Sequence
@@ -305,10 +306,12 @@ async def play(stage: Stage) -> dict[str, Counted]:
             await stage.join(number)
         await stage.until_all_is_done()
         found["join_all"] = stage.counted.cut()
+        print(f"{stage.nodes} nodes have joined", file=sys.stderr)
         for number in range(stage.tasks):
             await stage.ask(SubmitTask(spec=task(number, stage.nodes * SLOTS // stage.tasks)))
         await stage.until_all_is_done()
         found["start_all"] = stage.counted.cut()
+        print(f"{stage.tasks} tasks compute", file=sys.stderr)
         await asyncio.sleep(10.0)
         found["rest_10_s"] = stage.counted.cut()
         stage.disconnect("node-1")

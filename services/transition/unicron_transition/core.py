@@ -203,7 +203,8 @@ class TransitionCore(Core):
         if run is None or ready.worker not in run.workers:
             return []
         run.workers[ready.worker].stage = WorkerStage.READY
-        waited_for = any(worker.stage is WorkerStage.STARTING for worker in run.workers.values())
+        newest_first = reversed(run.workers.values())  # those get ready last
+        waited_for = any(worker.stage is WorkerStage.STARTING for worker in newest_first)
         # nothing changes until the last is ready, and thousands need not each look whether it does
         idle = waited_for and (not run.membership.group or run.membership.intact(run.workers))
         then = [] if idle else self._settle([ready.task])
