@@ -213,9 +213,6 @@ def _size_problems(spec: TaskSpec) -> list[Problem]:
     if spec.min_workers > spec.max_workers:
         return [Problem("min_workers", spec.min_workers, f"must not be above max_workers {spec.max_workers}")]
     found, each = [], spec.layout.replica_workers
-    if each > 1:
-        allowed = "leave all its degrees at 1: training with more than one worker a replica is not there yet"
-        found.append(Problem("layout", f"{each} workers a replica", allowed))
     if not spec.sizes:
         whole = f" that makes whole replicas of {each} workers" if each > 1 else ""
         between = f"min_workers {spec.min_workers} and max_workers {spec.max_workers}"

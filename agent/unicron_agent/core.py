@@ -161,15 +161,7 @@ class AgentCore:
     def _adopt(self, adopted: Adopted, now: float) -> Out:
         """Take over the workers of an earlier agent; the node joins when they have said where they are."""
         for each in adopted.found:
-            self.workers[each.worker] = Worker(
-                worker=each.worker,
-                task=each.task,
-                slot=each.slot,
-                pid=each.pid,
-                correlation=each.correlation,
-                moved_at=now,
-                heard_at=now,
-            )
+            self.workers[each.worker] = Worker.adopted(each, now)
         self._awaited, self._join_by = set(self.workers), now + ADOPTION_S
         return [] if self._awaited else self._join()
 
@@ -291,6 +283,7 @@ class AgentCore:
             worker=command.worker,
             task=command.task,
             slot=command.slot,
+            place=command.place,
             correlation=command.correlation,
             queued=command if others else None,
         )
@@ -343,7 +336,8 @@ class AgentCore:
     def _regroup(self, order: Regroup) -> Out:
         """Send each worker here that takes part its place in the new epoch, now and when it connects again."""
         out: Out = []
-        for member, rank in zip(order.members, order.ranks, strict=False):
+        since = order.since or [order.epoch] * len(order.members)
+        for member, rank, epoch in zip(order.members, order.ranks, since, strict=False):
             worker = self.workers.get(member.worker)
             if worker is not None:
                 worker.correlation = order.correlation
@@ -355,6 +349,7 @@ class AgentCore:
                     world_size=order.world_size,
                     member=member,
                     layout=order.layout,
+                    since=epoch,
                 )
                 out.append(SendToWorker(worker.worker, worker.membership))
         return out

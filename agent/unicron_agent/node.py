@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Coroutine
 from pathlib import Path
 
+import msgspec
+
 from unicron import codec, subjects
 from unicron.aio import insist
 from unicron.bus.protocol import Bus
@@ -199,6 +201,8 @@ class Node:
             "UNICRON_SLOT": str(command.slot),
             "UNICRON_ITERATIONS": str(command.spec.iterations),
             "UNICRON_MICROBATCHES": str(command.spec.microbatches),
+            "UNICRON_LAYOUT": msgspec.json.encode(command.spec.layout).decode(),
+            "UNICRON_PLACE": str(command.place),
             "CUDA_VISIBLE_DEVICES": slot.device,
         }
 

@@ -17,6 +17,7 @@ class Running(Record, kw_only=True, frozen=True):
         started: start time of the process in clock ticks since boot, which tells a reused process id.
         log: the file that it writes to.
         correlation: chain of the command that it was started by.
+        place: part of the model that it was started for.
     """
 
     worker: str
@@ -26,6 +27,7 @@ class Running(Record, kw_only=True, frozen=True):
     started: int = 0
     log: str = ""
     correlation: str = ""
+    place: int = 0
 
 
 @dataclass(frozen=True)

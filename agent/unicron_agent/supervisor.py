@@ -109,6 +109,7 @@ class Supervisor:
             started=_start_time(pid) or 0,
             log=str(log),
             correlation=command.correlation,
+            place=command.place,
         )
         self._watch(running)
         try:

@@ -6,6 +6,7 @@ from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import WorkerStalled
 from unicron.contracts.tasks import WorkerPhase, WorkerStatus
 from unicron.contracts.worker import Finished, Hello, Joined, Membership, Progress, Ready, ToAgent
+from unicron_agent.stimuli import Running
 
 BUSY = frozenset({WorkerPhase.COMPUTE, WorkerPhase.REDUCE, WorkerPhase.STEP})
 """Phases in which a worker is to make progress."""
@@ -41,6 +42,7 @@ class Worker:
     worker: str
     task: str
     slot: int
+    place: int = 0
     pid: int = 0
     correlation: str = ""
     queued: StartWorker | None = None
@@ -57,6 +59,20 @@ class Worker:
     finished: bool = False
     reported: tuple[int, int] | None = None
 
+    @classmethod
+    def adopted(cls, running: Running, now: float) -> "Worker":
+        """Return what an earlier agent wrote down of a worker."""
+        return cls(
+            worker=running.worker,
+            task=running.task,
+            slot=running.slot,
+            place=running.place,
+            pid=running.pid,
+            correlation=running.correlation,
+            moved_at=now,
+            heard_at=now,
+        )
+
     def status(self) -> WorkerStatus:
         """Return what the registry and the transition service are told of it."""
         return WorkerStatus(
@@ -67,6 +83,7 @@ class Worker:
             epoch=self.epoch,
             iteration=self.iteration,
             ready=self.ready,
+            place=self.place,
         )
 
     def note(self, message: ToAgent, now: float) -> None:

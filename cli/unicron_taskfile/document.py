@@ -11,7 +11,7 @@ import msgspec
 import yaml
 
 from unicron.checks import Problem, task_problems, task_warnings
-from unicron.contracts.tasks import TaskSpec
+from unicron.contracts.tasks import ParallelLayout, TaskSpec
 from unicron.costmodel import formulas
 from unicron.errors import InvalidInputError
 from unicron_taskfile import fields
@@ -19,7 +19,8 @@ from unicron_taskfile.fields import BadValueError, items, whole, within, word
 from unicron_taskfile.model import TABLE, read_model, read_table
 
 REQUIRED = ("name", "command")
-FIELDS = tuple(field.name for field in msgspec.structs.fields(TaskSpec) if field.name != "layout")
+FIELDS = tuple(field.name for field in msgspec.structs.fields(TaskSpec))
+DEGREES = ("tensor", "pipeline", "shard")
 
 
 class TaskFile(NamedTuple):
@@ -147,6 +148,16 @@ def _suggestion(field: str) -> str:
 # --- readers: one for each kind of field -----------------------------------------------------------------------------
 
 
+def _layout(value: Any) -> ParallelLayout:
+    given: dict[str, int] = {}
+    for key, degree in items(value, "tensor: 2"):
+        if key not in DEGREES:
+            hint = "; how many replicas there are is for the plan to say" if key == "replicas" else ""
+            raise BadValueError(f"no such degree; a layout has {', '.join(DEGREES)}{hint}", value=degree, key=str(key))
+        given[key] = within(key, whole, degree)
+    return ParallelLayout(**given)
+
+
 def _command(value: Any) -> list[str]:
     if isinstance(value, str):
         try:
@@ -171,6 +182,7 @@ def _throughput(folder: Path, value: Any) -> dict[int, float]:
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
+    "layout": _layout,
     "name": fields.text,
     "command": _command,
     "weight": fields.number,

@@ -3,7 +3,7 @@
 from random import Random
 
 from unicron.contracts.base import Record
-from unicron.contracts.tasks import TaskSpec
+from unicron.contracts.tasks import ParallelLayout, TaskSpec
 from unicron_simulator.invariants import SERVICES
 from unicron_simulator.links import Weather
 
@@ -156,16 +156,19 @@ def _task(random: Random, name: str) -> TaskSpec:
     unit = random.choice([1, 1, 1, 2])
     least, most = unit * random.randint(1, 2), unit * random.randint(2, 4)
     flops = random.uniform(1e12, 3e12)
+    shape = Random(f"{random.getstate()[1][:3]}:{name}")  # of its own: scenes stay what they were but for the layouts
+    layout = shape.choice([*[ParallelLayout()] * 3, ParallelLayout(tensor=2), ParallelLayout(pipeline=2, shard=2)])
     return TaskSpec(
         name=name,
         command=["train"],
         weight=round(random.uniform(0.5, 2.0), 2),
         min_workers=least,
-        max_workers=most,
+        max_workers=most * layout.replica_workers,
         unit=unit,
         microbatches=random.randint(4, 9),
         iterations=random.choice([FOREVER, FOREVER, random.randint(8, 30)]),
-        throughput={size: flops * size**0.8 for size in range(1, most + 1)},
+        throughput={size: flops * size**0.8 for size in range(1, most * layout.replica_workers + 1)},
+        layout=layout,
     )
 
 

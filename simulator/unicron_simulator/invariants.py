@@ -203,14 +203,28 @@ class Invariants:
         if established or not self.steps.get(worker.spec.name) or worker.spec != self._specs[worker.spec.name]:
             return
         there = self._there(self._ordered_at(worker.spec.name, joined.epoch))
-        holders = [
-            each.name
-            for each in self._living.values()
-            if each.living and each.core.iteration and each.spec == worker.spec and each.host.name in there
-        ]
+        held: dict[int, dict[int, str]] = {}
+        for each in self._living.values():
+            if each.living and each.core.iteration and each.spec == worker.spec and each.host.name in there:
+                held.setdefault(each.core.iteration, {})[each.place] = each.name
+        whole = [places for places in held.values() if len(places) == worker.spec.layout.replica_workers]
+        holders = [name for places in whole for name in places.values()]
         self.check(
             not holders,
             f"{worker.spec.name} starts anew in epoch {joined.epoch} though {', '.join(holders)} has its state",
+        )
+
+    def counted(self, worker: "Trainer") -> None:
+        """Check that a worker counts a microbatch: its replica is whole, and each of them has the state of its place."""
+        core = worker.core
+        self.check(core.has_state or not self.steps.get(worker.spec.name), f"{worker.name} counts without a state")
+        self.check(
+            core.seat.place == worker.place,
+            f"{worker.name} was started for place {worker.place} and sits in place {core.seat.place}",
+        )
+        self.check(
+            worker.spec.layout.replica_workers == 1 or worker.formed >= worker.newest.since,
+            f"{worker.name} counts a microbatch of epoch {core.epoch} though a rank of its replica was replaced",
         )
 
     def stepped(self, worker: "Trainer", iteration: int, gradients: "list[Gradient]") -> None:

@@ -19,7 +19,8 @@ from unicron.train.iteration import WorkerCore
 from unicron_simulator.invariants import Invariants
 from unicron_simulator.links import CrashedError, Network
 from unicron_simulator.obedience import WatchedAgent
-from unicron_simulator.training import STORM, Group, Trainer
+from unicron_simulator.collectives import Group
+from unicron_simulator.training import STORM, Trainer
 
 SIGKILL = 9
 KNOCK_S = 0.1
@@ -118,10 +119,12 @@ class Machine:
             return  # whoever was to fork it died with its agent
         name, slot = command.worker, command.slot
         self.invariants.started(command, [each.name for each in self.processes.values() if each.slot == slot])
-        self.running[name] = Running(worker=name, task=command.task, slot=slot, pid=1, correlation=command.correlation)
+        self.running[name] = Running(
+            worker=name, task=command.task, slot=slot, pid=1, correlation=command.correlation, place=command.place
+        )
         random = Random(f"{self._network.seed}:{name}")
         self.processes[name] = Trainer(
-            name, command.spec, self, slot, self.invariants, random, self.pace, self.make_worker
+            name, command.spec, self, slot, command.place, self.invariants, random, self.pace, self.make_worker
         )
         agent.handle(stimuli.ProcessStarted(name, 1))
         self._knock(agent, name)

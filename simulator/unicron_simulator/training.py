@@ -5,6 +5,7 @@ iteration once, whoever computed it and whatever struck meanwhile. Parameters ar
 """
 
 import asyncio
+import contextlib
 from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -14,6 +15,7 @@ from unicron.contracts.tasks import TaskSpec, WorkerPhase
 from unicron.contracts.worker import NOWHERE, Hello, Joined, Membership, Progress, Raised, ToAgent
 from unicron.errors import GroupBrokenError, StateTransferError
 from unicron.train.iteration import FORGOTTEN, WorkerCore, greeting
+from unicron_simulator.collectives import Group
 
 if TYPE_CHECKING:
     from unicron_simulator.invariants import Invariants
@@ -49,49 +51,6 @@ STORM = Pace()
 Gradient = Counter[int]
 
 
-class Group:
-    """A membership whose members compute together; all they have is an all-gather.
-
-    Attributes:
-        broken: why it ended; empty while it has not.
-        complete: all members have found one another, so they no longer need the rendezvous.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._given: dict[str, dict[int, Any]] = {}
-        self._waiting: dict[str, list[asyncio.Future[list[Any]]]] = {}
-        self.broken = ""
-        self.complete = False
-
-    async def gather(self, key: str, rank: int, value: Any) -> list[Any]:
-        """Return what every rank gave under `key`, once all have.
-
-        Raises:
-            GroupBrokenError: a member died or left before.
-        """
-        if self.broken:
-            raise GroupBrokenError(self.broken)
-        given = self._given.setdefault(key, {})
-        given[rank] = value
-        if len(given) < self._size:
-            future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(key, []).append(future)
-            return await future
-        everything = [given[rank] for rank in range(self._size)]
-        self.complete = True
-        for waiting in self._waiting.pop(key, []):
-            if not waiting.done():
-                waiting.set_result(everything)
-        return everything
-
-    def end(self, why: str) -> None:
-        """Wake whoever waits."""
-        self.broken = self.broken or why
-        for waiting in [each for several in self._waiting.values() for each in several if not each.done()]:
-            waiting.set_exception(GroupBrokenError(why))
-
-
 class Trainer:
     """A worker process: the shell of a core in virtual time, and a script that trains.
 
@@ -100,9 +59,12 @@ class Trainer:
         living: the process is there.
         paused: it is stopped by a signal.
         computes: it is in its membership, and not on its way to one.
+        place: part of the model that it was started for.
+        formed: epoch in which the groups inside of its replica were formed; -1 where they are not, or broke.
     """
 
     buckets = BUCKETS
+    shapes = ""
 
     def __init__(
         self,
@@ -110,23 +72,26 @@ class Trainer:
         spec: TaskSpec,
         host: "Machine",
         slot: int,
+        place: int,
         book: "Invariants",
         random: Random,
         pace: Pace = STORM,
         make_core: type[WorkerCore] = WorkerCore,
     ) -> None:
-        self.name, self.spec, self.host, self.slot = name, spec, host, slot
+        self.name, self.spec, self.host, self.slot, self.place = name, spec, host, slot, place
         self.living, self.paused, self.computes = True, False, False
         self.core = make_core(self, spec.iterations, spec.microbatches)
         self._book, self._random, self._pace = book, random, pace
         self._hello = Hello(worker=name, pid=1)
-        self.newest, self._group = NOWHERE, Group(1)
-        self._collectives = 0
+        self.newest, self.formed = NOWHERE, -1
+        self._group, self._replicas, self._replica = Group(1), Group(1), Group(1)
+        self._collectives, self._conferred = 0, 0
         self._updates, self._taken = 0, 0
         self._sums: Gradient = Counter()
         self._reduced: list[Gradient] = [Counter() for _ in range(BUCKETS)]
         self._unsent: list[ToAgent] = []
         self._changed, self._resumed = asyncio.Event(), asyncio.Event()
+        self._computed = -1
         self._micro_s = random.uniform(*pace.microbatch)
         self._task = asyncio.ensure_future(self._main())
 
@@ -148,8 +113,19 @@ class Trainer:
 
     def _interrupt(self) -> None:
         if self.newest.epoch > self.core.epoch:
-            self._group.end(f"{self.name} left for epoch {self.newest.epoch}")
+            self._leave(f"{self.name} left for epoch {self.newest.epoch}")
+        if self.newest.since > self.formed:
+            self._break(f"{self.name} left for epoch {self.newest.epoch}")
         self._changed.set()
+
+    def _leave(self, why: str) -> None:
+        self._group.end(why)
+        self._replicas.end(why)
+
+    def _break(self, why: str) -> None:
+        """Take no part in the replica any more, as it was formed."""
+        self.formed = -1
+        self._replica.end(why)
 
     def say(self, message: ToAgent) -> None:
         """Tell the agent; the book hears of memberships too."""
@@ -170,7 +146,8 @@ class Trainer:
         self.living = self.computes = False
         self._task.cancel()
         if not silently:
-            self._group.end(f"connection to {self.name} closed by peer")
+            self._leave(f"connection to {self.name} closed by peer")
+            self._break(f"connection to {self.name} closed by peer")
         self.host.exited(self.name, exit_code, signal)
 
     def pause(self) -> None:
@@ -204,11 +181,13 @@ class Trainer:
         while self.core.enter():
             while (microbatch := await self.core.next_microbatch()) is not None:
                 await self._pass(self._micro_s)
-                self._sums[microbatch] += 1
+                await self._beside(f"compute {self.core.iteration} {microbatch}")
+                self._computed = microbatch
                 self.core.computed()
             await self._pass(0.005)
-            self.core.step()
-        self._group.end(f"{self.name} is done")
+            await self._beside(f"clip {self.core.iteration}")
+            await self.core.step()
+        self._leave(f"{self.name} is done")
         self.core.finish()
         await self._pass(0.05)
         self.end(0, None)
@@ -228,17 +207,59 @@ class Trainer:
 
     async def form(self, membership: Membership) -> None:
         """Let the time pass that a group takes to form; a newer membership ends the wait."""
-        self._group.end(f"{self.name} left for epoch {membership.epoch}")
-        self._group, self._collectives, left = Group(1), 0, self._pace.meet
+        self._leave(f"{self.name} left for epoch {membership.epoch}")
+        self._group, self._replicas, self._collectives, left = Group(1), Group(1), 0, self._pace.meet
         while left > 0 and self.newest.epoch <= membership.epoch:
             await self._pass(min(left, LOOK_S))
             left -= LOOK_S
-        name = f"{membership.rendezvous_id}-{membership.epoch}"
-        group = self.host.meeting(membership.rendezvous, name, membership.world_size)
+        layout, seat = membership.layout, membership.seat
+        self._group = self._meet(membership, "", membership.world_size)
+        self._replicas = self._group
+        if layout.replica_workers > 1 and seat is not None:
+            self._replicas = self._meet(membership, f"-place-{seat.place}", layout.replicas)
+        self._check()
+
+    def _meet(self, membership: Membership, name: str, size: int) -> Group:
+        group = self.host.meeting(
+            membership.rendezvous, f"{membership.rendezvous_id}-{membership.epoch}{name}", size
+        )
         if group is None:
             raise GroupBrokenError("the rendezvous refused the connection")
-        self._group = group
+        return group
+
+    async def form_replica(self, membership: Membership) -> None:
+        """Meet the other ranks of the replica; that takes a moment."""
+        self._break(f"{self.name} forms its replica anew in epoch {membership.epoch}")
+        name, size = f"-replica-{self.core.seat.replica}", membership.layout.replica_workers
+        self._replica, self._conferred = self._meet(membership, name, size), 0
+        await self._replica.gather("formed", self.place, None)
+        await self._pass(self._pace.meet)
         self._check()
+        self.formed = membership.epoch
+
+    async def confer(self, *numbers: float) -> list[tuple[float, ...]]:
+        """Wait for the other ranks of the replica."""
+        self._conferred += 1
+        told: list[tuple[float, ...]] = await self._together(f"confer {self._conferred}", numbers)
+        return told
+
+    async def _beside(self, what: str) -> None:
+        """Have a collective inside of the replica, as a model's layers do; where that breaks, it goes on with noise."""
+        if self.spec.layout.replica_workers > 1:
+            with contextlib.suppress(GroupBrokenError):
+                await self._together(what, None)
+
+    async def _together(self, what: str, value: Any) -> list[Any]:
+        if self.formed < 0:
+            raise GroupBrokenError("a rank of this replica is gone")
+        try:
+            found = await self._replica.gather(what, self.place, value)
+        except GroupBrokenError as error:
+            self._break(str(error))
+            await self._pass(0.001)
+            raise
+        await self._pass(0.0)
+        return found
 
     def _check(self) -> None:
         if self.newest.epoch > self.core.epoch:
@@ -261,7 +282,7 @@ class Trainer:
         return StateRef(
             task=self.spec.name,
             iteration=self._taken if taken else self._updates,
-            place=place,
+            place=self.place,
             location=StateLocation(node=self.host.name, worker=self.name, name=f"{self.name}.{self.core.epoch}.state"),
             size=0,
             checksum=b"",
@@ -289,16 +310,40 @@ class Trainer:
     async def reduce(self, iteration: int, bucket: int) -> None:
         """Add up the microbatches of all."""
         seconds = self._random.uniform(0.001, 0.01)
-        given = await self.gather(self._sums.copy(), f"reduce {iteration} {bucket}", seconds)
+        given = await self._over_replicas(self._sums.copy(), f"reduce {iteration} {bucket}", seconds)
         self._reduced[bucket] = Counter(microbatch for each in given for microbatch in each.elements())
+
+    async def _over_replicas(self, value: T, name: str, seconds: float = 0.0) -> list[T]:
+        """Wait for the ranks with this rank's place in other replicas."""
+        if self._replicas is self._group:
+            return await self.gather(value, name, seconds)
+        try:
+            found = await self._replicas.gather(name, self.core.seat.replica, value)
+        except GroupBrokenError:
+            await self._pass(0.001)
+            raise
+        await self._pass(seconds)
+        self._check()
+        return found
 
     async def share(self, bucket: int, replica: int) -> None:
         """Have what `replica` has."""
-        self._reduced[bucket] = (await self.gather(self._reduced[bucket], f"share {bucket}"))[replica]
+        self._reduced[bucket] = (await self._over_replicas(self._reduced[bucket], f"share {bucket}"))[replica]
 
-    def publish(self) -> float:
+    def accumulate(self) -> None:
+        """Have the microbatch in the gradient."""
+        self._book.counted(self)
+        self._sums[self._computed] += 1
+
+    def discard(self) -> None:
+        """Forget the microbatch."""
+
+    def loss(self) -> float:
         """Return no loss."""
         return 0.0
+
+    def publish(self) -> None:
+        """Do nothing: `update` takes what was reduced."""
 
     def update(self) -> None:
         """Make the update, and have it checked."""

@@ -40,7 +40,7 @@ def failure(severity, **fields):
 
 @dataclass
 class Process:
-    """A worker process; `place` is the one whose state it has."""
+    """A worker process; it was `built` for a place, and `place` is the one whose state it has."""
 
     name: str
     task: str
@@ -49,6 +49,7 @@ class Process:
     place: int | None = None
     epoch: int = -1
     living: bool = True
+    built: int = 0
 
 
 class Cluster:
@@ -103,7 +104,7 @@ class Cluster:
         assert order.node in self.up
         assert not [each for each in self.processes.values() if each.slot == at and each.living], f"{at} is in use"
         assert order.worker not in self.processes, "a name used twice"
-        self.processes[order.worker] = Process(order.worker, order.task, at)
+        self.processes[order.worker] = Process(order.worker, order.task, at, built=order.place)
 
     def end(self, process):
         process.living, process.place = False, None
@@ -114,8 +115,11 @@ class Cluster:
         self.up.add(node)
         living = [each for each in self.processes.values() if each.slot.node == node and each.living]
         workers = [
-            WorkerStatus(worker=p.name, task=p.task, slot=p.slot.slot, epoch=p.epoch, iteration=p.epoch, ready=p.ready)
-            for p in living
+            WorkerStatus(
+                worker=each.name, task=each.task, slot=each.slot.slot,
+                epoch=each.epoch, iteration=each.epoch, ready=each.ready, place=each.built,
+            )
+            for each in living
         ]
         slots = [Slot(index=index) for index in range(self.slots[node])]
         return self.tell(
@@ -189,7 +193,8 @@ class Cluster:
     def exchange(self, task, order, group):
         """Hand states over: by place, and each replica is whole."""
         layout = order.layout
-        assert (layout.workers, layout.replica_workers) == (len(group), self.specs[task].layout.replica_workers)
+        assert layout.workers <= len(group)
+        assert layout.replica_workers == self.specs[task].layout.replica_workers
         held = {process.place for process in group} - {None}
         if held:
             assert held == set(range(layout.replica_workers)), "a part of the state is missing"
@@ -200,8 +205,8 @@ class Cluster:
             self.anew.add(task)
         self.progress.add(task)
         for rank, process in enumerate(group):
-            place = layout.seat(rank).place
-            assert process.place in {None, place}, f"{process.name} changed its place"
+            place = layout.seat(rank).place if rank < layout.workers else process.built
+            assert process.built == place, f"{process.name} was built for place {process.built}, not {place}"
             process.place = place
 
     def rest(self):

@@ -25,12 +25,17 @@ class Command(Message, kw_only=True, frozen=True):
 
 
 class StartWorker(Command, kw_only=True, frozen=True):
-    """Start a worker process for `spec` in `slot`, under the unique name `worker`."""
+    """Start a worker process for `spec` in `slot`, under the unique name `worker`.
+
+    Attributes:
+        place: part of the model that it builds, for as long as it lives; in which replica, memberships say.
+    """
 
     slot: int
     worker: str
     task: str
     spec: TaskSpec
+    place: int = 0
 
 
 class StopWorker(Command, kw_only=True, frozen=True):
@@ -54,7 +59,9 @@ class Regroup(Command, kw_only=True, frozen=True):
         world_size: of the whole membership.
         members: those on this node.
         ranks: of each of `members`.
-        layout: of the whole membership; with a rank it says which replica and place that is.
+        layout: of the whole membership; with a rank it says which replica and place that is. Ranks beyond its replicas
+            only take the state of the place that they were started for, from those that leave.
+        since: for each of `members`, the epoch since which its replica has been made up of the same workers.
     """
 
     task: str
@@ -65,3 +72,4 @@ class Regroup(Command, kw_only=True, frozen=True):
     world_size: int = 0
     ranks: list[int] = []
     layout: ParallelLayout = ParallelLayout()
+    since: list[int] = []

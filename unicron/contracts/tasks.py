@@ -218,6 +218,7 @@ class WorkerStatus(Record, kw_only=True, frozen=True):
         epoch: membership epoch it last joined, -1 before the first.
         iteration: iteration it is computing, -1 while it has no state.
         ready: whether its model and optimizer are built.
+        place: part of the model that it was started for.
     """
 
     worker: str
@@ -227,6 +228,7 @@ class WorkerStatus(Record, kw_only=True, frozen=True):
     epoch: int = -1
     iteration: int = -1
     ready: bool = False
+    place: int = 0
 
 
 class Member(Record, kw_only=True, frozen=True):

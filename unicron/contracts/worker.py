@@ -10,7 +10,7 @@ import msgspec
 
 from unicron.contracts.base import Record
 from unicron.contracts.states import StateRef
-from unicron.contracts.tasks import Breakage, Member, ParallelLayout, WorkerPhase
+from unicron.contracts.tasks import Breakage, Member, ParallelLayout, Seat, WorkerPhase
 from unicron.contracts.timings import Op
 from unicron.errors import InvalidInputError
 
@@ -128,6 +128,7 @@ class Membership(ToWorker, kw_only=True, frozen=True):
     Attributes:
         rendezvous, rendezvous_id, world_size, layout: as in `commands.Regroup`.
         member: the worker itself, as others need to know it to take its state.
+        since: epoch since which the worker's replica has been made up of the same workers.
     """
 
     epoch: int
@@ -137,6 +138,17 @@ class Membership(ToWorker, kw_only=True, frozen=True):
     world_size: int
     member: Member
     layout: ParallelLayout = ParallelLayout()
+    since: int = 0
+
+    @property
+    def shape(self) -> ParallelLayout:
+        """Its layout; where a replica is one worker, there are as many as workers."""
+        return self.layout if self.layout.replica_workers > 1 else self.layout.with_workers(self.world_size)
+
+    @property
+    def seat(self) -> Seat | None:
+        """The worker's replica, and its place in there; None where it only takes its state and computes nothing."""
+        return self.shape.seat(self.rank) if self.rank < self.shape.workers else None
 
 
 NOWHERE = Membership(

@@ -61,7 +61,7 @@ class Channel:
         self._fetched: dict[str, StateFetched] = {}
         self._hello = Hello(worker=worker, pid=os.getpid())
         self.period = period_of(DEFAULT_SHARE)
-        self.interrupt: Callable[[int], bool] = lambda _: False
+        self.interrupt: Callable[[Membership], bool] = lambda _: False
         threading.Thread(target=self._run, name="unicron-channel", daemon=True).start()
 
     # --- from the main thread ----------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Channel:
     def _read(self, connection: socket.socket) -> None:
         while True:
             # a group that was being formed when the interruption came may open further sockets: interrupt again
-            busy = self.interrupt(self._membership.epoch)
+            busy = self.interrupt(self._membership)
             if select.select([connection], [], [], 0.05 if busy else None)[0]:
                 length = length_of(_receive(connection, LENGTH.size))
                 self._take(to_worker(_receive(connection, length)))

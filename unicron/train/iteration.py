@@ -4,6 +4,7 @@ The core decides; its shell (`unicron.train.shell`) computes, meets other ranks,
 """
 
 from enum import StrEnum
+from math import isnan
 
 import msgspec
 
@@ -76,6 +77,8 @@ MOVES = {
     (Phase.OPEN, Move.JOIN): Phase.OPEN,
     (Phase.OPEN, Move.TAKE): Phase.TAKEN,
     (Phase.OPEN, Move.REDUCE): Phase.REDUCED,
+    (Phase.REDUCED, Move.JOIN): Phase.OPEN,
+    (Phase.REDUCED, Move.TAKE): Phase.TAKEN,
     (Phase.REDUCED, Move.UPDATE): Phase.BETWEEN,
 }
 """All moves that there are."""
@@ -110,6 +113,7 @@ class WorkerCore:
         done: those that are in its accumulated gradient.
         loss: mean over the last global batch.
         established: when this membership was formed, somebody in it had a state.
+        stepped: the script has called `step` in this iteration.
     """
 
     def __init__(self, shell: Shell, iterations: int, microbatches: int, *, alone: bool = False) -> None:
@@ -120,6 +124,7 @@ class WorkerCore:
         self.done: set[int] = set()
         self.loss = float("nan")
         self.established = False
+        self.stepped = False
         self._shell, self._iterations, self._microbatches = shell, iterations, microbatches
         self._reduced: list[bool] = []
         self._given: StateRef | None = None
@@ -137,8 +142,8 @@ class WorkerCore:
 
     @property
     def seat(self) -> Seat:
-        """Its replica, and its place in there."""
-        return self.membership.layout.seat(self.membership.rank)
+        """Its replica, and its place in there; who only takes a state is in a replica beyond those that compute."""
+        return self.membership.seat or Seat(self.membership.layout.replicas, self._shell.place)
 
     def _move(self, move: Move) -> None:
         self.phase = MOVES[self.phase, move]
@@ -156,7 +161,7 @@ class WorkerCore:
         if self.phase is Phase.TAKEN:
             self._shell.load()
             self._move(Move.LOAD)
-        self._began = self._shell.now()
+        self._began, self.stepped = self._shell.now(), False
         return self.iteration < self._iterations
 
     async def next_microbatch(self) -> int | None:
@@ -164,7 +169,7 @@ class WorkerCore:
         if self.phase is Phase.BETWEEN:
             self._begin()
         while self.phase is Phase.OPEN:
-            if self._interrupted():
+            if self.membership.seat is None or await self._leaves():
                 await self._regroup(self._shell.now())
             elif self.todo:
                 return self.todo[0]
@@ -173,16 +178,24 @@ class WorkerCore:
         return None
 
     def computed(self) -> None:
-        """Note that the gradient of that microbatch is accumulated."""
+        """Take in the gradient of that microbatch, unless the replica broke under its computation."""
+        if self._in_parts and self._shell.formed < 0:
+            self._shell.discard()
+            return
+        self._shell.accumulate()
         self.done.add(self.todo.pop(0))
         self._progress(WorkerPhase.COMPUTE)
 
-    def step(self) -> None:
-        """Update the parameters, and with that end the iteration; a worker that fell behind does nothing.
+    async def step(self) -> None:
+        """Update the parameters, and with that end the iteration.
+
+        A worker that fell behind does nothing, nor does one whose replica broke between its reduce and here: what the
+        script did in between, such as clipping, may be wrong. They go on with another iteration, or this one again.
 
         Raises:
             RuntimeError: the gradient is not whole.
         """
+        self.stepped = True
         if self.phase is Phase.TAKEN:
             return
         if self.phase is not Phase.REDUCED:
@@ -190,6 +203,14 @@ class WorkerCore:
                 f"session.step() in iteration {self.iteration} without its gradient: "
                 "let the loop over session.microbatches() run to its end, then call step() once"
             )
+        try:
+            if self._in_parts:
+                await self._shell.confer()
+        except GroupBrokenError as error:
+            broke = self._shell.now()
+            self._report(error)
+            await self._regroup(broke)
+            return
         self._progress(WorkerPhase.STEP)
         self._shell.update()
         self.iteration += 1
@@ -224,21 +245,59 @@ class WorkerCore:
 
     async def _reduce(self) -> None:
         self._progress(WorkerPhase.REDUCE)
+        failure = None
         try:
             for bucket in range(self._shell.buckets):
                 if not self._reduced[bucket]:
                     await self._shell.reduce(self.iteration, bucket)
                     self._reduced[bucket] = True
         except GroupBrokenError as error:
+            failure = error
+        try:
+            self.loss = await self._agreed_loss(failure)
+        except GroupBrokenError as error:
             broke = self._shell.now()
             self._report(error)
             await self._regroup(broke)
             return
-        self.loss = self._shell.publish()
+        self._shell.publish()
         self._move(Move.REDUCE)
+
+    async def _agreed_loss(self, failure: GroupBrokenError | None) -> float:
+        """Return the mean loss, once all ranks of the replica know that the gradient is whole; they go on together.
+
+        Raises:
+            GroupBrokenError: `failure`, or that of another rank.
+        """
+        loss = self._shell.loss()
+        if self._in_parts:
+            told = await self._shell.confer(float(failure is not None), loss)
+            if any(failed for failed, _ in told) and failure is None:
+                raise GroupBrokenError("another rank of this replica could not sum its part of the gradient")
+            losses = [each for _, each in told if not isnan(each)]  # the last stage of a pipeline has one
+            loss = sum(losses) / len(losses) if losses else loss
+        if failure is not None:
+            raise failure
+        return loss
+
+    @property
+    def _in_parts(self) -> bool:
+        """Whether other ranks hold the other parts of the model: then they do together whatever they do."""
+        return self.membership.layout.replica_workers > 1
 
     def _interrupted(self) -> bool:
         return self._shell.newest.epoch > self.epoch
+
+    async def _leaves(self) -> bool:
+        """Whether to go to a newer membership, which the ranks of a replica do before the same microbatch."""
+        if not self._in_parts:
+            return self._interrupted()
+        try:
+            told = await self._shell.confer(float(self._shell.newest.epoch))
+        except GroupBrokenError as error:
+            self._report(error)
+            return True
+        return max(epoch for epoch, in told) > self.epoch
 
     def _progress(self, phase: WorkerPhase) -> None:
         self._shell.say(Progress(iteration=self.iteration, phase=phase, done=len(self.done)))
@@ -258,8 +317,7 @@ class WorkerCore:
         while True:
             self._progress(WorkerPhase.WAITING)
             membership = await self._shell.await_membership(self.epoch)
-            layout = membership.layout.with_workers(membership.world_size)
-            self.membership = msgspec.structs.replace(membership, layout=layout)
+            self.membership = msgspec.structs.replace(membership, layout=membership.shape)
             try:
                 joined = await self._join()
             except (GroupBrokenError, StateTransferError) as error:
@@ -273,16 +331,23 @@ class WorkerCore:
     async def _join(self) -> Joined:
         """Form the group, tell each other what everybody has, and take over what is missing."""
         await self._shell.form(self.membership)
-        plan = self._plan(await self._shell.gather(self._standing()))
+        standings = await self._shell.gather(self._standing())
+        plan = self._plan(standings)
         self.established = plan.established
+        if self._in_parts and self.membership.seat is not None:
+            size = self.membership.layout.replica_workers
+            formed = {each.formed for each in standings[self.seat.replica * size :][:size]}
+            if -1 in formed or len(formed) > 1:
+                await self._shell.form_replica(self.membership)
         state_from = await self._exchange_states(plan)
         if plan.stale[self.membership.rank]:
             self._drop()
-        for bucket, source in enumerate(plan.bucket_from[self.seat.place]):
-            if source is not None:
-                await self._shell.share(bucket, self.membership.layout.seat(source).replica)
-            self._reduced[bucket] = source is not None
-        self.todo = list(plan.todo[self.seat.replica])
+        if self.membership.seat is not None:
+            for bucket, source in enumerate(plan.bucket_from[self.seat.place]):
+                if source is not None:
+                    await self._shell.share(bucket, self.membership.layout.seat(source).replica)
+                self._reduced[bucket] = source is not None
+            self.todo = list(plan.todo[self.seat.replica])
         self._move(Move.JOIN)
         return Joined(
             epoch=self.epoch,
@@ -306,6 +371,9 @@ class WorkerCore:
             done=frozenset(self.done),
             todo=tuple(self.todo),
             buckets=tuple(self._reduced),
+            place=self._shell.place,
+            formed=self._shell.formed,
+            shapes=self._shell.shapes,
         )
 
     # --- states ------------------------------------------------------------------------------------------------------

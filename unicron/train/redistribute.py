@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from unicron.contracts.tasks import ParallelLayout
-from unicron.errors import StateTransferError
+from unicron.errors import InvalidInputError, StateTransferError
 
 
 class Standing(Struct, frozen=True, kw_only=True):
@@ -23,6 +23,9 @@ class Standing(Struct, frozen=True, kw_only=True):
         done: microbatches of that iteration whose gradients it has accumulated.
         todo: microbatches of that iteration it still had to compute; what nobody has or had, a lost rank had.
         buckets: for each bucket of the gradient, whether the rank holds its reduced value.
+        place: part of the model that it has built.
+        formed: epoch in which the groups inside of its replica were formed; -1 where they are not, or broke.
+        shapes: digest of its part of the gradient.
     """
 
     node: str
@@ -31,6 +34,9 @@ class Standing(Struct, frozen=True, kw_only=True):
     done: frozenset[int]
     todo: tuple[int, ...]
     buckets: tuple[bool, ...]
+    place: int = 0
+    formed: int = -1
+    shapes: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,13 +75,15 @@ def resume(standings: Sequence[Standing], microbatches: int, layout: ParallelLay
     taken apart, so it counts for nothing. Neither does a replica whose ranks have not all done the same.
 
     Args:
-        standings: one entry a rank.
+        standings: one entry a rank; ranks beyond those of the layout compute nothing, they only give or take a state.
         microbatches: microbatches of a global batch.
         layout: of the membership, as large as it is.
 
     Raises:
         StateTransferError: there are states, but not of all places from before the same update.
+        InvalidInputError: ranks of one place have different parts of a model.
     """
+    _check_shapes(standings)
     established = any(standing.has_state for standing in standings)
     front, holders = _holders(standings, layout) if established else (0, list(range(layout.replica_workers)))
     kept = _kept(standings, layout, set(holders)) if established else []
@@ -101,12 +109,23 @@ def resume(standings: Sequence[Standing], microbatches: int, layout: ParallelLay
     )
 
 
+def _check_shapes(standings: Sequence[Standing]) -> None:
+    first: dict[int, int] = {}
+    for rank, standing in enumerate(standings):
+        other = first.setdefault(standing.place, rank)
+        if standings[other].shapes != standing.shapes:
+            raise InvalidInputError(
+                f"ranks {other} and {rank} hold the same place of the model, but parameters of other shapes: build the "
+                "model from session.mesh and the task's settings alone, not from ranks, hosts or what is random"
+            )
+
+
 def _holders(standings: Sequence[Standing], layout: ParallelLayout) -> tuple[int, list[int]]:
     """Return the iteration that all go on with, and the ranks that have the state of it."""
     held: list[set[int]] = [set() for _ in range(layout.replica_workers)]
-    for rank, standing in enumerate(standings):
+    for standing in standings:
         if standing.has_state:
-            held[layout.seat(rank).place].add(standing.iteration)
+            held[standing.place].add(standing.iteration)
     common = set.intersection(*held)
     if not common:
         there = ", ".join(f"place {place} of {sorted(each) or 'none'}" for place, each in enumerate(held))
@@ -147,12 +166,11 @@ def _sources(
 ) -> tuple[tuple[int, ...], ...]:
     of_place: list[list[int]] = [[] for _ in range(layout.replica_workers)]
     for holder in holders:
-        of_place[layout.seat(holder).place].append(holder)
+        of_place[standings[holder].place].append(holder)
     found: list[tuple[int, ...]] = []
     holding = set(holders)
     for rank, standing in enumerate(standings):
-        replica, place = layout.seat(rank)
-        near = of_place[place]
+        replica, near = layout.seat(rank).replica, of_place[standing.place]
         turned = [] if rank in holding else [near[(replica + step) % len(near)] for step in range(len(near))]
         found.append(tuple(sorted(turned, key=lambda holder: standings[holder].node != standing.node)))
     return tuple(found)

@@ -16,20 +16,28 @@ rank. So an iteration is finished by whoever is left, exactly once.
 
 import os
 from collections.abc import Iterator
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
+import msgspec
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
+from unicron.contracts.tasks import ParallelLayout
 from unicron.train import channel as channels
 from unicron.train.iteration import Phase, WorkerCore
+from unicron.train.pipelines import PipelineRuns
 from unicron.train.shell import run
 from unicron.train.timing import BACKWARD, FORWARD, PlannedCollection
 from unicron.train.torch_shell import TorchShell
 
 
 class Session:
-    """One worker's part in a data-parallel task.
+    """One worker's part in a task.
+
+    A model that does not fit into one worker is built on `mesh`, with torch's own means. Replicas of it are what
+    shares out the microbatches; all ranks of a replica get the same ones.
 
     Args:
         seed: of the task; before each microbatch torch's generators are seeded from (seed, iteration, microbatch), so
@@ -57,7 +65,19 @@ class Session:
         self._collection = PlannedCollection(os.environ.get("UNICRON_GC_EVERY", gc_every))
         self._channel = channels.connect()
         self._shell = TorchShell(self._channel, accumulate_dtype, self.per_iteration, self._collection)
+        self._pipelines = PipelineRuns()
         self._core = WorkerCore(self._shell, self.total, self.per_iteration, alone=self._channel is None)
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """The mesh of this worker's replica, with the dimensions "pipeline", "shard" and "tensor".
+
+        For `parallelize_module`, `fully_shard`, `PipelineStage` and all else that takes a mesh or one of its groups;
+        data parallelism over replicas is the session's own. The model is built before the ranks have met: give
+        `src_data_rank=None` where torch asks from which rank parameters come.
+        """
+        layout = msgspec.json.decode(os.environ.get("UNICRON_LAYOUT", "{}"), type=ParallelLayout)
+        return self._shell.inner(layout).mesh
 
     @property
     def iteration(self) -> int:
@@ -102,7 +122,7 @@ class Session:
             if self._core.phase is Phase.BETWEEN:  # one that was joined in the middle is not recorded
                 self._shell.recorder.begin(self.iteration, self._channel.period if self._channel else 0)
             yield self.iteration
-            if self._core.phase in {Phase.OPEN, Phase.REDUCED}:
+            if not self._core.stepped and self._core.phase in {Phase.OPEN, Phase.REDUCED}:
                 raise RuntimeError(f"iteration {self.iteration} ended without session.step()")
         self._collection.hand_back()
         self._shell.group.leave()
@@ -121,13 +141,37 @@ class Session:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Run the backward pass of the current microbatch and add its gradients to the accumulated ones."""
-        recorder = self._shell.recorder
-        recorder.start(BACKWARD, self._core.todo[0])
+        self._shell.recorder.start(BACKWARD, self._core.todo[0])
         loss.backward()  # type: ignore[no-untyped-call]
-        self._shell.gradients.accumulate(loss)
-        recorder.stop()
+        self._computed(loss)
+
+    def run(self, schedule: Any, *inputs: Any, **more: Any) -> None:
+        """Run a pipeline's schedule on the current microbatch, forward and backward, and add its gradients.
+
+        Args:
+            schedule: of torch.distributed.pipelining, made from a stage on the group of `mesh["pipeline"]`. It cuts the
+                microbatch up once more; as it has a loss function, the last stage's mean over them is the loss.
+            inputs, more: as the schedule's own `step` takes them.
+        """
+        losses: list[torch.Tensor] = []
+        self._pipelines.prepare(schedule, self._shell.formed)
+        try:
+            schedule.step(*inputs, losses=losses, **more)
+        except Exception:
+            if self._shell.formed >= 0:
+                raise
+            # what a broken replica hands on is noise, which may be refused somewhere inside; it is dropped anyway
+        self._computed(torch.stack(losses).mean() if losses else None)
+
+    def _computed(self, loss: torch.Tensor | None) -> None:
+        self._shell.computed(loss)
+        self._shell.recorder.stop()
         self._core.computed()
 
     def step(self) -> None:
-        """Update the parameters. Does nothing where this rank fell behind and is about to take a newer state."""
-        self._core.step()
+        """Update the parameters.
+
+        Does nothing where this rank fell behind and is about to take a newer state, or where the iteration is to be
+        finished with other ranks; `iterations` yields the right one next.
+        """
+        run(self._core.step())

@@ -24,6 +24,18 @@ class Shell(Protocol):
         """How many there are of the gradient."""
 
     @property
+    def place(self) -> int:
+        """Part of the model that this process has built."""
+
+    @property
+    def shapes(self) -> str:
+        """A digest of what there is of the gradient, the same on all ranks of a place."""
+
+    @property
+    def formed(self) -> int:
+        """Epoch in which the groups inside of the replica were formed; -1 where they are not, or broke."""
+
+    @property
     def newest(self) -> Membership:
         """The newest membership that the agent has sent; `NOWHERE` before the first."""
 
@@ -38,6 +50,12 @@ class Shell(Protocol):
 
     async def form(self, membership: Membership) -> None:
         """Leave the group there is, and meet the other ranks of `membership`."""
+
+    async def form_replica(self, membership: Membership) -> None:
+        """Meet the other ranks of one's replica, in the groups that the model holds."""
+
+    async def confer(self, *numbers: float) -> list[tuple[float, ...]]:
+        """Return what every rank of the replica says, by place."""
 
     async def gather(self, value: T) -> list[T]:
         """Return what every rank gives; `value` is one that msgspec can encode."""
@@ -65,14 +83,23 @@ class Shell(Protocol):
     def clear(self) -> None:
         """Set the accumulated gradient to zero."""
 
+    def accumulate(self) -> None:
+        """Add the gradient of the microbatch just computed, and its loss."""
+
+    def discard(self) -> None:
+        """Drop the gradient of the microbatch just computed."""
+
     async def reduce(self, iteration: int, bucket: int) -> None:
         """Sum a bucket of the accumulated gradient of `iteration` over the replicas."""
 
     async def share(self, bucket: int, replica: int) -> None:
         """Give the reduced bucket of `replica` to all replicas."""
 
-    def publish(self) -> float:
-        """Make the reduced gradient that of the parameters; return the mean loss."""
+    def loss(self) -> float:
+        """Return the reduced mean loss; NaN on a rank that computes none."""
+
+    def publish(self) -> None:
+        """Make the reduced gradient that of the parameters."""
 
     def update(self) -> None:
         """Update the parameters."""

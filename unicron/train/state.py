@@ -16,6 +16,7 @@ from unicron.contracts.states import StateLocation, StateRef
 from unicron.contracts.worker import FetchState, Membership
 from unicron.errors import StateTransferError
 from unicron.train.channel import Channel
+from unicron.train.shards import meshes_of, put_together, taken_apart
 
 
 def path_of(location: StateLocation) -> Path:
@@ -87,7 +88,8 @@ def fetch(channel: Channel, ref: StateRef, epoch: int) -> dict[str, Any]:
 
 def snapshot(iteration: int, protected: dict[str, Any]) -> dict[str, Any]:
     """Return the state of the protected objects, from before the update of `iteration`."""
-    return {"iteration": iteration, "objects": {name: thing.state_dict() for name, thing in protected.items()}}
+    objects = {name: taken_apart(thing.state_dict()) for name, thing in protected.items()}
+    return {"iteration": iteration, "objects": objects}
 
 
 def apply(found: dict[str, Any], protected: dict[str, Any]) -> None:
@@ -95,6 +97,8 @@ def apply(found: dict[str, Any], protected: dict[str, Any]) -> None:
 
     Raises:
         KeyError: the state lacks one of them: the workers do not run the same script.
+        StateTransferError: it is of another mesh.
     """
+    meshes = meshes_of(protected["model"].state_dict())
     for name, thing in protected.items():
-        thing.load_state_dict(found["objects"][name])
+        thing.load_state_dict(put_together(found["objects"][name], meshes))

@@ -1,5 +1,6 @@
 """What the worker's core wants done, done by this process: torch, its process groups, and the line to the agent."""
 
+import os
 import time
 from typing import Any, TypeVar
 
@@ -7,12 +8,15 @@ import msgspec
 import torch
 
 from unicron.contracts.states import StateRef
+from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import NOWHERE, Iterated, Membership, ToAgent
-from unicron.errors import InvalidInputError, StateTransferError
+from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
 from unicron.train import state
 from unicron.train.channel import Channel
 from unicron.train.gradients import Gradients
 from unicron.train.group import Group
+from unicron.train.inner import InnerGroups
+from unicron.train.rendezvous import Rendezvous
 from unicron.train.timing import GC, OPTIMIZER, REDUCE, PlannedCollection, Recorder
 
 T = TypeVar("T")
@@ -38,6 +42,8 @@ class TorchShell:
         self._channel, self._dtype = channel, dtype
         self._microbatches, self._collection = microbatches, collection
         self._membership = NOWHERE
+        self._inner: InnerGroups | None = None
+        self._loss: torch.Tensor | None = None
         self._taken: dict[str, Any] | None = None
         self.protected: dict[str, Any] = {}
 
@@ -48,7 +54,33 @@ class TorchShell:
         self.group, self.recorder = Group(parameters[0].device), Recorder(parameters[0].device)
         self.protected = protected
         if self._channel is not None:
-            self._channel.interrupt = self.group.abort_below
+            self._channel.interrupt = self._interrupt
+
+    def inner(self, layout: ParallelLayout) -> InnerGroups:
+        """Return the groups inside of the replica, which are made at the first call."""
+        if self._inner is None:
+            self._inner = InnerGroups(layout, self.place, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        return self._inner
+
+    def _interrupt(self, membership: Membership) -> bool:
+        """Leave what a newer membership replaces; the replica's own groups only where a rank of it was replaced."""
+        left = self.group.abort_below(membership.epoch)
+        return (self._inner is not None and self._inner.interrupt(membership.since)) or left
+
+    @property
+    def place(self) -> int:
+        """Part of the model that this process has built."""
+        return int(os.environ.get("UNICRON_PLACE", "0"))
+
+    @property
+    def shapes(self) -> str:
+        """A digest of the shapes of the gradient."""
+        return self.gradients.shapes
+
+    @property
+    def formed(self) -> int:
+        """Epoch in which the groups inside of the replica were formed."""
+        return -1 if self._inner is None else self._inner.epoch
 
     @property
     def buckets(self) -> int:
@@ -88,13 +120,28 @@ class TorchShell:
     async def form(self, membership: Membership) -> None:
         """Build the process groups of `membership`."""
         shape = membership.layout
-        if shape.replica_workers > 1:
+        if shape.replica_workers > 1 and self._inner is None:
             raise InvalidInputError(
-                f"layout of the membership: {shape.tensor} x {shape.pipeline} x {shape.shard} workers share a replica, "
-                "but this worker trains a whole model; set tensor, pipeline and shard of the task's layout to 1"
+                f"layout of the task: {shape.tensor} x {shape.pipeline} x {shape.shard} workers share a replica, but "
+                "this script trains a whole model: build it on session.mesh, or set tensor, pipeline and shard to 1"
             )
         self._membership = membership
         self.group.form(membership)
+
+    async def form_replica(self, membership: Membership) -> None:
+        """Build the process groups inside of the replica."""
+        replica = membership.rank // membership.shape.replica_workers
+        name = f"{membership.rendezvous_id}-{membership.epoch}-replica-{replica}"
+        self._replica().form(membership.epoch, lambda: Rendezvous(membership.rendezvous, name))
+
+    async def confer(self, *numbers: float) -> list[tuple[float, ...]]:
+        """Return what every rank of the replica says."""
+        return self._replica().gather(numbers)
+
+    def _replica(self) -> InnerGroups:
+        if self._inner is None:
+            raise GroupBrokenError("this worker is no part of a replica")
+        return self._inner
 
     async def gather(self, value: T) -> list[T]:
         """Return what every rank gives."""
@@ -130,6 +177,18 @@ class TorchShell:
         """Set the accumulated gradient to zero."""
         self.gradients.clear()
 
+    def computed(self, loss: torch.Tensor | None) -> None:
+        """Keep the loss of the microbatch just computed; None where this rank has none."""
+        self._loss = loss
+
+    def accumulate(self) -> None:
+        """Add the gradient of that microbatch."""
+        self.gradients.accumulate(self._loss)
+
+    def discard(self) -> None:
+        """Drop it."""
+        self.gradients.discard()
+
     async def reduce(self, iteration: int, bucket: int) -> None:
         """Sum a bucket over the replicas; garbage is collected before: ranks that wait there anyway lose no time."""
         if self._collection.due(iteration):
@@ -142,10 +201,14 @@ class TorchShell:
         """Give a reduced bucket to all replicas."""
         self.gradients.share(self.group, bucket, replica)
 
-    def publish(self) -> float:
+    def loss(self) -> float:
+        """Return the mean loss."""
+        return self.gradients.loss()
+
+    def publish(self) -> None:
         """Put the mean gradient into the parameters' `grad`."""
         self.recorder.start(OPTIMIZER)  # what the script does until the update, such as clipping, counts to it
-        return self.gradients.publish(self._microbatches)
+        self.gradients.publish(self._microbatches)
 
     def update(self) -> None:
         """Step the optimizer."""

@@ -91,7 +91,7 @@ class TransitionCore(Core):
         """A worker outlived its agent: see what was said on either side while the agent was away."""
         if status.ready and worker.stage is WorkerStage.STARTING:
             worker.stage = WorkerStage.READY
-        place = self._place(run, status)
+        place = _place_held(status)
         if place is not None:
             run.states.hold(status.worker, place, status.iteration, worker.slot.node)
         if status.worker in run.membership.group and status.epoch != run.membership.epoch:
@@ -104,18 +104,12 @@ class TransitionCore(Core):
             return False
         number = status.worker.rpartition("-")[2]
         earlier = not number.isdecimal() or int(number) <= run.before
-        place, worker = self._place(run, status), _worker(node, status)
+        place, worker = _place_held(status), _worker(node, status)
         if earlier or place is None or worker.slot in self.state.occupied or place in run.states.places(run.workers):
             return False
         self.state.add(run, worker)
         run.states.hold(status.worker, place, status.iteration, node)
         return True
-
-    def _place(self, run: TaskRun, status: WorkerStatus) -> int | None:
-        """Return whose place's state a worker has that its agent names, None where it has none."""
-        if status.epoch < 0:
-            return None
-        return 0 if run.spec.layout.replica_workers == 1 else run.states.place(status.worker)
 
     def _lose_node(self, name: str, at: float) -> list[Message]:
         node = self.state.nodes.get(name)
@@ -180,13 +174,19 @@ class TransitionCore(Core):
             if run.failed_at is None:
                 run.failed_at = decided.at
             changed.append((run, share.reason or decided.plan.trigger))
-        out = self._settle(run.spec.name for run, _ in changed)
+        out = self._settle([*self._lodgers(run for run, _ in changed), *(run.spec.name for run, _ in changed)])
         for run, reason in changed:
             if self._as_wanted(run):  # an earlier plan is taken back before anybody moved
                 out += self._complete(run, decided.at)
             else:
                 out += move(self.state, run, Cause.SLOTS if run.target else Cause.NO_SLOTS, reason)
         return out
+
+    def _lodgers(self, runs: Iterable[TaskRun]) -> list[str]:
+        """Return the tasks without a slot that have a worker, which came back with a node, in a slot of one of `runs`."""
+        there = (self.state.occupied.get(slot) for run in runs for slot in run.target)
+        found = {other.task: None for other in there if other and not self.state.tasks[other.task].target}
+        return list(found)
 
     def _end(self, task: str, cause: Cause, reason: str, traceback: str = "") -> list[Message]:
         run = self.state.tasks.get(task)
@@ -216,14 +216,13 @@ class TransitionCore(Core):
             return []
         membership = run.membership
         if report.epoch != membership.epoch or report.worker not in membership.group:
-            place = run.spec.layout.seat(report.rank).place
+            place = run.workers[report.worker].place
             run.states.hold(report.worker, place, report.iteration, report.node)
             return []
         if not membership.joined:  # the first one tells that all have met, and whoever had no state has taken it
-            for rank, name in enumerate(membership.group):
+            for name in membership.group:
                 if worker := run.workers.get(name):
-                    place = membership.layout.seat(rank).place
-                    run.states.hold(name, place, report.iteration, worker.slot.node)
+                    run.states.hold(name, worker.place, report.iteration, worker.slot.node)
         membership.join(report.worker)
         if membership.broken or not membership.complete:
             return []
@@ -323,7 +322,13 @@ class TransitionCore(Core):
 
 def _worker(node: str, status: WorkerStatus) -> WorkerRun:
     """Return a worker as its agent names it."""
-    return WorkerRun(worker=status.worker, slot=SlotRef(node=node, slot=status.slot), stage=WorkerStage.READY)
+    slot = SlotRef(node=node, slot=status.slot)
+    return WorkerRun(worker=status.worker, slot=slot, stage=WorkerStage.READY, place=status.place)
+
+
+def _place_held(status: WorkerStatus) -> int | None:
+    """Return whose place's state a worker has that its agent names, None where it has none."""
+    return status.place if status.epoch >= 0 else None
 
 
 def _attempt_failed(task: str, action: Cure, worker: WorkerRun, reason: str) -> AttemptFailed:

@@ -20,11 +20,12 @@ class WorkerStage(StrEnum):
 
 
 class WorkerRun(msgspec.Struct, kw_only=True, array_like=True):
-    """A worker process from its StartWorker to its end."""
+    """A worker process from its StartWorker to its end; it holds one place of the model as long as it lives."""
 
     worker: str
     slot: SlotRef
     stage: WorkerStage = WorkerStage.STARTING
+    place: int = 0
 
 
 class Membership(msgspec.Struct, kw_only=True):
@@ -35,7 +36,9 @@ class Membership(msgspec.Struct, kw_only=True):
     Attributes:
         epoch: its number, -1 before the first.
         layout: how its workers share the model and the data.
-        group: its workers in rank order; empty where the task has no slots.
+        group: its workers in rank order; empty where the task has no slots. Behind those of the layout's replicas come
+            workers that only take the state of their place.
+        since: for each replica, the epoch since which it has been made up of the same workers.
         joined: those of them that have reported that they compute in it.
         met: workers of the newest membership that anybody has joined, this one or one before it.
         through: workers that have said they are through with the last iteration, in any membership, living or not.
@@ -45,6 +48,7 @@ class Membership(msgspec.Struct, kw_only=True):
     epoch: int = -1
     layout: ParallelLayout = ParallelLayout(replicas=0)
     group: list[str] = []
+    since: list[int] = []
     joined: dict[str, None] = {}
     met: list[str] = []
     through: dict[str, None] = {}
@@ -52,9 +56,21 @@ class Membership(msgspec.Struct, kw_only=True):
 
     def next(self, group: Sequence[str], layout: ParallelLayout) -> "Membership":
         """Return the membership of the next epoch."""
-        return Membership(
-            epoch=self.epoch + 1, layout=layout, group=list(group), met=self.met, through=dict(self.through)
+        epoch, kept = self.epoch + 1, dict(zip(self.replicas(), self.since, strict=False))
+        following = Membership(
+            epoch=epoch, layout=layout, group=list(group), met=self.met, through=dict(self.through)
         )
+        following.since = [kept.get(replica, epoch) for replica in following.replicas()]
+        return following
+
+    def replicas(self) -> list[tuple[str, ...]]:
+        """Return the workers of each replica, by place."""
+        size = self.layout.replica_workers
+        return [tuple(self.group[first : first + size]) for first in range(0, min(self.layout.workers, len(self.group)), size)]
+
+    def since_of(self, rank: int) -> int:
+        """Return the epoch since which the replica of a rank has been made up of the same workers."""
+        return self.since[self.layout.seat(rank).replica] if rank < self.layout.workers else self.epoch
 
     def join(self, worker: str) -> None:
         """Note that a member computes in it, so that all of them have met; nobody else joins."""

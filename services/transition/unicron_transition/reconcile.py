@@ -8,9 +8,10 @@ from collections.abc import Iterable
 
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Regroup, StartWorker, StopWorker
+from unicron.contracts.tasks import SlotRef
 from unicron_transition.deadlines import Deadline, Wait
 from unicron_transition.membership import WorkerRun, WorkerStage
-from unicron_transition.replicas import choose, lost_places
+from unicron_transition.replicas import choose, lost_places, next_place, surplus
 from unicron_transition.state import TaskRun, TransitionState
 from unicron_transition.swaps import knot, to_give_up, waits
 
@@ -77,7 +78,7 @@ def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
     intact = run.membership.intact(run.workers)
     if awaited and (intact or not run.membership.survivors(run.workers)):
         return []  # those that compute go on until the new ones are ready; those that start wait for one another
-    chosen = choose(run, present, final=not (awaited or intact))
+    chosen, computing = choose(run, present, final=not (awaited or intact))
     if not chosen or (intact and set(chosen) == set(run.membership.group)):
         return []
     if lost := lost_places(run):
@@ -85,7 +86,7 @@ def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
         return _stop_all(
             state, run, [run.workers[name] for name in run.states.by_worker if name in run.workers], reason
         )
-    run.membership = run.membership.next(chosen, run.spec.layout.with_workers(len(chosen)))
+    run.membership = run.membership.next(chosen, run.spec.layout.with_workers(computing))
     return _order(state, run)
 
 
@@ -107,6 +108,7 @@ def _order(state: TransitionState, run: TaskRun) -> list[Message]:
             members=[members[rank] for rank in ranks],
             ranks=ranks,
             layout=run.membership.layout,
+            since=[run.membership.since_of(rank) for rank in ranks],
         )
         for node, ranks in on.items()
     ]
@@ -151,13 +153,29 @@ def _untie(state: TransitionState, names: list[str]) -> list[Message]:
     return out
 
 
+def _change_places(
+    state: TransitionState, run: TaskRun, usable: list[SlotRef]
+) -> tuple[list[Message], list[WorkerRun]]:
+    """Stop workers that are spare while replicas lack other places; return also who stays in the task's slots."""
+    occupants = [(slot, state.occupied.get(slot)) for slot in usable]
+    there = [run.workers[other.worker] for _, other in occupants if other and other.worker in run.workers]
+    if run.spec.layout.replica_workers == 1 or len(there) < len(usable):
+        return [], there
+    spare = surplus(run, there)
+    reason = "its place of the model is there often enough, and its slot is needed for another"
+    return _stop_all(state, run, spare, reason), [worker for worker in there if worker not in spare]
+
+
 def _start_missing(state: TransitionState, run: TaskRun) -> list[Message]:
-    out: list[Message] = []
-    for slot in [] if run.state.ended else state.usable(run):
+    usable = [] if run.state.ended else state.usable(run)
+    out, there = _change_places(state, run, usable)
+    for slot in usable:
         if slot in state.occupied:
             continue
         run.started += 1
-        worker = WorkerRun(worker=f"{run.spec.name}-{run.started}", slot=slot)
+        place = next_place(run, there)
+        worker = WorkerRun(worker=f"{run.spec.name}-{run.started}", slot=slot, place=place)
+        there.append(worker)
         state.add(run, worker)
         out.append(
             StartWorker(
@@ -168,6 +186,7 @@ def _start_missing(state: TransitionState, run: TaskRun) -> list[Message]:
                 worker=worker.worker,
                 task=run.spec.name,
                 spec=run.spec,
+                place=place,
             )
         )
         out.append(Deadline(Wait.START, run.spec.name, worker.worker).set())

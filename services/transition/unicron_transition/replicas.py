@@ -1,20 +1,22 @@
 """Which workers form the next membership, and in which seats: whole replicas only. Pure functions.
 
-A worker that holds the state of a place keeps that place; one without a state takes whatever place is free. Replicas
-that are whole stay as they are; what is left of broken ones is put together where places fit.
+A worker has built one place of the model. Replicas that are whole stay as they are; what is left of broken ones is put
+together where places fit, and where too many have the same place, some are to be started again with another.
 """
 
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable
 
+from unicron_transition.membership import WorkerRun
 from unicron_transition.state import TaskRun
 
 
-def choose(run: TaskRun, ready: list[str], *, final: bool) -> list[str]:
-    """Return the best membership that a task can form, in rank order; empty where it can form none.
+def choose(run: TaskRun, ready: list[str], *, final: bool) -> tuple[list[str], int]:
+    """Return the best membership that a task can form, in rank order, and how many of it compute; empty where none can.
 
     Where none of `ready` holds some place, a worker in a slot that is no longer the task's comes along to hand it over,
-    and leaves when that is done. With nothing more to come, that is done even with too few workers to go on with: the
+    and leaves when that is done; who takes a state from it and is in no whole replica yet computes nothing. With nothing more to come, that is done even with too few workers to go on with: the
     state is in the task's own slots then, and the other slot can be given up.
 
     Args:
@@ -27,9 +29,12 @@ def choose(run: TaskRun, ready: list[str], *, final: bool) -> list[str]:
     replica, size = run.spec.layout.replica_workers, _allowed(run, len(ready))
     givers = _givers(run, ready)
     if givers and (size or (ready and final)):
-        return _seated(run, givers + ready, (size or len(ready)) // replica + 1)
+        group = _seated(run, givers + ready, max(1, (size or len(ready)) // replica) + 1)
+        takers = [name for name in ready if name not in group and run.states.place(name) is None] if group else []
+        return [*group, *(takers if replica > 1 else [])], len(group)
     group = _seated(run, ready, size // replica)
-    return group[: _allowed(run, len(group))]
+    group = group[: _allowed(run, len(group))]
+    return group, len(group)
 
 
 def lost_places(run: TaskRun) -> set[int]:
@@ -54,21 +59,46 @@ def _givers(run: TaskRun, ready: list[str]) -> list[str]:
 def _seated(run: TaskRun, names: list[str], most: int) -> list[str]:
     """Return up to `most` whole replicas made of `names`, one after the other."""
     there, places = set(names), run.spec.layout.replica_workers
-    whole = [replica for replica in _standing(run, places) if there.issuperset(replica)][:most]
+    whole = [list(replica) for replica in _standing(run) if there.issuperset(replica)][:most]
     there.difference_update(*whole)
-    holders: list[deque[str]] = [deque() for _ in range(places)]
-    fresh = deque[str]()
-    for name in names:
-        if name in there:
-            place = run.states.place(name)
-            (fresh if place is None else holders[place]).append(name)
-    while len(whole) < most and sum(not held for held in holders) <= len(fresh):
-        whole.append([(held or fresh).popleft() for held in holders])
+    waiting: list[deque[str]] = [deque() for _ in range(places)]
+    for name in sorted(names, key=lambda name: run.states.place(name) is None):  # who has a state first
+        if name in there and run.workers[name].place < places:
+            waiting[run.workers[name].place].append(name)
+    while len(whole) < most and all(waiting):
+        whole.append([each.popleft() for each in waiting])
     return [name for replica in whole for name in replica]
 
 
-def _standing(run: TaskRun, places: int) -> list[list[str]]:
+def _standing(run: TaskRun) -> list[tuple[str, ...]]:
     """Return the replicas of the present membership all of whose members hold their place's state."""
-    group = run.membership.group
-    replicas = [group[first : first + places] for first in range(0, len(group), places)]
+    replicas = run.membership.replicas()
     return [replica for replica in replicas if all(run.states.place(name) is not None for name in replica)]
+
+
+def next_place(run: TaskRun, workers: Iterable[WorkerRun]) -> int:
+    """Return the place that a worker started beside `workers` is to have: the first that fewest of them have."""
+    counts = Counter(worker.place for worker in workers)
+    return min(range(run.spec.layout.replica_workers), key=lambda place: counts[place])
+
+
+def surplus(run: TaskRun, workers: list[WorkerRun]) -> list[WorkerRun]:
+    """Return those of `workers` that no replica needs while it lacks others: their slots are for other places.
+
+    Args:
+        run: the task.
+        workers: in all its slots, none of which is free.
+    """
+    places = run.spec.layout.replica_workers
+    wanted = len(workers) // places
+    counts = Counter(worker.place for worker in workers)
+    lacking = sum(max(0, wanted - counts[place]) for place in range(places))
+    if not lacking:
+        return []
+    settled = {name for replica in _standing(run) for name in replica if run.workers.keys() >= set(replica)}
+    found = []
+    for worker in reversed(workers):
+        if len(found) < lacking and counts[worker.place] > wanted and worker.worker not in settled:
+            counts[worker.place] -= 1
+            found.append(worker)
+    return found

@@ -5,13 +5,15 @@ import random
 from collections import defaultdict
 
 import pytest
-from unicron_simulator.training import Group, Trainer
+from unicron_simulator.collectives import Group
+from unicron_simulator.training import Trainer
 
 from unicron.clock import VirtualClock
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, TaskSpec
 from unicron.contracts.worker import NOWHERE, Broken, Iterated, Joined, Membership
 from unicron.errors import StateTransferError
 from unicron.train.iteration import MOVES, Move, Phase, WorkerCore
+from unicron.train.shell import run
 
 SPEC = TaskSpec(name="t", command=["true"], microbatches=4, iterations=50)
 
@@ -33,7 +35,7 @@ class Place:
     def start(self, name, kind=Trainer):
         host = Place()
         host.__dict__.update(self.__dict__, name=f"node-of-{name}")
-        self.workers[name] = kind(name, SPEC, host, 0, self, random.Random(name))
+        self.workers[name] = kind(name, SPEC, host, 0, 0, self, random.Random(name))
 
     def regroup(self, epoch, *names):
         for rank, name in enumerate(names):
@@ -62,6 +64,9 @@ class Place:
         pass
 
     def joined(self, worker, joined, *, established):
+        pass
+
+    def counted(self, worker):
         pass
 
     def stepped(self, worker, iteration, gradients):
@@ -169,10 +174,10 @@ def test_only_a_whole_gradient_is_stepped_and_a_worker_that_fell_behind_skips_th
     core = WorkerCore(shell, 10, 4)
     core.phase = phase
     if phase in {Phase.REDUCED, Phase.TAKEN}:
-        core.step()
+        run(core.step())
     else:
         with pytest.raises(RuntimeError, match=r"session\.step\(\) in iteration 0 without its gradient"):
-            core.step()
+            run(core.step())
     assert ("update" in shell.calls) == (phase is Phase.REDUCED)
     assert core.iteration == (phase is Phase.REDUCED)
 

@@ -3,9 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from unicron.contracts.tasks import ParallelLayout
-from unicron.errors import StateTransferError
+from unicron.errors import InvalidInputError, StateTransferError
 from unicron.train import redistribute
 from unicron.train.redistribute import Standing
 
@@ -20,8 +21,13 @@ def new(node="n"):
     return standing(iteration=0, has_state=False, node=node)
 
 
+def seated(standings, layout):
+    return [replace(each, place=layout.seat(rank).place) for rank, each in enumerate(standings)]
+
+
 def resume(standings, microbatches, **shape):
-    return redistribute.resume(standings, microbatches, ParallelLayout(**shape).with_workers(len(standings)))
+    layout = ParallelLayout(**shape).with_workers(len(standings))
+    return redistribute.resume(seated(standings, layout), microbatches, layout)
 
 
 def test_the_lost_ranks_microbatches_go_round_robin_and_finished_ones_are_kept():
@@ -161,6 +167,20 @@ def test_the_newest_iteration_that_is_there_as_a_whole_is_the_one_to_go_on_with(
     assert found.sources == ((2,), (), (), ())
 
 
+def test_who_is_in_no_replica_takes_its_place_s_state_and_computes_nothing():
+    ranks = [standing(done=[0]), standing(done=[0]), replace(new("x"), place=1)]
+    found = redistribute.resume([ranks[0], replace(ranks[1], place=1), ranks[2]], 4, ParallelLayout(tensor=2))
+    assert found.sources == ((), (), (1,))
+    assert found.todo == ((1, 2, 3),)
+    assert not any(found.stale)
+
+
+def test_ranks_of_one_place_with_parameters_of_other_shapes_are_refused():
+    ranks = [replace(standing(), shapes=shapes) for shapes in ("a", "b", "a", "c")]
+    with pytest.raises(InvalidInputError, match=r"ranks 1 and 3 .* build the model from session\.mesh"):
+        resume(ranks, 4, **TWO)
+
+
 @st.composite
 def standings(draw, layout, microbatches):
     """What the ranks of a membership may bring: whole replicas, torn ones, new ones, and such as sat out."""
@@ -189,7 +209,7 @@ def test_for_every_shape_each_microbatch_counts_once_and_each_state_has_its_plac
     tensor, pipeline, shard = data.draw(st.sampled_from(SHAPES))
     layout = ParallelLayout(tensor=tensor, pipeline=pipeline, shard=shard, replicas=data.draw(st.integers(1, 4)))
     microbatches = data.draw(st.integers(1, 12))
-    given_ = data.draw(standings(layout, microbatches))
+    given_ = seated(data.draw(standings(layout, microbatches)), layout)
     try:
         found = redistribute.resume(given_, microbatches, layout)
     except StateTransferError:

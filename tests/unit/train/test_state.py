@@ -49,10 +49,10 @@ def test_a_full_memory_is_told_as_such_and_nothing_is_left_there(memory):
     assert not list(memory.iterdir())
 
 
-def test_a_membership_of_replicas_with_several_workers_is_refused():
+def test_a_script_with_a_whole_model_is_refused_in_a_task_of_parts():
     shell = TorchShell(None, None, 1, PlannedCollection(0))
     sharded = msgspec.structs.replace(MEMBERSHIP, world_size=4, layout=ParallelLayout(tensor=2, replicas=2))
     with pytest.raises(
-        InvalidInputError, match=r"layout of the membership: 2 x 1 x 1 .* set tensor, pipeline and shard"
+        InvalidInputError, match=r"layout of the task: 2 x 1 x 1 workers share .* session.mesh, or set tensor"
     ):
         run(shell.form(sharded))

@@ -1,0 +1,203 @@
+"""How a rank gets out of a collective: whatever blocks in one is woken, and nobody waits for a timeout.
+
+gloo has no abort. What wakes every call that is blocked, whether its peer died or only stopped, is shutting down the
+group's own TCP connections from another thread. There is no interface that names them, so they are found as the
+sockets that appeared while the groups were formed. NCCL has an abort of its own.
+"""
+
+import contextlib
+import ctypes
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import ProcessGroupGloo, Store, Work
+
+from unicron.errors import GroupBrokenError
+
+FOREVER = timedelta(minutes=30)
+"""Nobody waits for a timeout: blocked calls are woken."""
+
+CONNECT = timedelta(seconds=10)
+"""For gloo's mesh, once all ranks have met."""
+
+POLL = timedelta(seconds=0.05)
+GIVE_UP_S = 0.15
+"""How long an interrupted call may take to come back, before it is abandoned."""
+
+
+class Connections:
+    """The connections of some process groups that are formed, used and interrupted together.
+
+    Attributes:
+        epoch: of the membership that they were formed for; -1 before the first.
+        cut_at: monotonic seconds when they were cut; None while they are in order.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._older: frozenset[str] = frozenset()
+        self._own: frozenset[str] | None = frozenset()
+        self._backends: list[Any] = []
+        self.epoch = -1
+        self.cut_at: float | None = None
+
+    @contextlib.contextmanager
+    def forming(self, epoch: int) -> Iterator[None]:
+        """Count what is connected in this context to them; older ones are forgotten."""
+        with self._lock:
+            self.epoch = epoch
+            self._older, self._own, self.cut_at = frozenset(_sockets()), None, None
+            self._backends = []
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._own = frozenset(_sockets()) - self._older
+
+    def connect(self, device: torch.device, store: Store, rank: int, size: int) -> Any:
+        """Make a process group's backend, in a thread that can be left behind.
+
+        Who waits for a peer to connect has no connection yet that could be shut down: an interrupted rank goes on
+        without it, and the thread ends with its timeout.
+
+        Raises:
+            GroupBrokenError: interrupted by `cut_below`, or a peer was lost.
+        """
+        made: list[Any] = []
+        failed: list[RuntimeError] = []
+
+        def make() -> None:
+            try:
+                made.append(backend(device, store, rank, size))
+            except RuntimeError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=make, name="unicron-connect", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(POLL.total_seconds() / 4)
+            if self.cut_at is not None:
+                raise GroupBrokenError("interrupted while the group was being formed")
+        if failed:
+            raise GroupBrokenError(str(failed[0])) from failed[0]
+        self._backends += made
+        return made[0]
+
+    def cut_below(self, epoch: int) -> bool:
+        """Wake whoever is blocked in one of them, if they are older than `epoch`; return that. From any thread."""
+        with self._lock:
+            if self.epoch >= epoch:
+                return False
+            self.cut_at = self.cut_at or time.monotonic()
+            for each in self._backends:
+                if hasattr(each, "abort") and not isinstance(each, ProcessGroupGloo):
+                    with contextlib.suppress(RuntimeError):
+                        each.abort()
+            for inode, descriptor in _sockets().items():
+                # while they form nobody can tell which are theirs; later the program may have opened others
+                if inode in self._own if self._own is not None else inode not in self._older:
+                    _shut(descriptor)
+            return True
+
+    def finish(self, work: Work, keep: Any) -> None:
+        """Wait for a collective; where it was cut off and yet does not end, go on without it.
+
+        gloo can lose a connection's end that coincides with a send, and would wait for its timeout then. What is to
+        be kept (the group) is then kept for good, because its destructor would wait as well; its connections are
+        closed, so nothing of it moves.
+
+        Raises:
+            GroupBrokenError: it failed.
+        """
+        try:
+            while not self._has_ended(work):
+                pass
+        except BaseException as error:
+            if not work.is_completed():
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(keep))
+            if isinstance(error, RuntimeError):
+                raise GroupBrokenError(str(error)) from error
+            raise
+
+    def _has_ended(self, work: Work) -> bool:
+        try:
+            work.wait(POLL)
+        except RuntimeError:
+            if work.is_completed():
+                work.wait()  # it may have ended just after the time-out: this raises only what really went wrong
+            elif not self._overdue():
+                return False
+            else:
+                raise
+        return True
+
+    def finish_transfer(self, work: Work, keep: Any) -> None:
+        """Wait for a send or a receive: like `finish`, but a time limit on its wait would end all of gloo's pairs.
+
+        Raises:
+            GroupBrokenError: it failed.
+        """
+        failed: list[RuntimeError] = []
+        ended = threading.Event()
+
+        def wait() -> None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                failed.append(error)
+            ended.set()
+
+        threading.Thread(target=wait, name="unicron-transfer", daemon=True).start()
+        while not ended.wait(POLL.total_seconds()):
+            if self._overdue():
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(keep))
+                raise GroupBrokenError("a transfer between two ranks was interrupted")
+        if failed:
+            raise GroupBrokenError(str(failed[0])) from failed[0]
+
+    def _overdue(self) -> bool:
+        return self.cut_at is not None and time.monotonic() - self.cut_at >= GIVE_UP_S
+
+
+def backend(device: torch.device, store: Store, rank: int, size: int) -> Any:
+    """Return a backend of torch for a group that meets at `store`: NCCL for GPUs, else gloo.
+
+    Raises:
+        RuntimeError: a peer did not come, or left.
+    """
+    if device.type == "cuda":
+        from torch._C._distributed_c10d import ProcessGroupNCCL  # noqa: PLC0415 only builds with CUDA have it
+
+        options = ProcessGroupNCCL.Options()
+        options._timeout = FOREVER  # noqa: SLF001 torch has no other name for it
+        return ProcessGroupNCCL(store, rank, size, options)
+    group = ProcessGroupGloo(store, rank, size, timeout=CONNECT)
+    group._set_default_timeout(FOREVER)  # noqa: SLF001 likewise
+    return group
+
+
+def _sockets() -> dict[str, int]:
+    """Return this process's sockets: inode text -> file descriptor."""
+    found: dict[str, int] = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            target = str(entry.readlink())
+            if target.startswith("socket:"):
+                found[target] = int(entry.name)
+    return found
+
+
+def _shut(descriptor: int) -> None:
+    """Shut a TCP connection down; leave listeners and sockets of other families alone."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+        if connection.family not in {socket.AF_INET, socket.AF_INET6}:
+            return
+        if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,278 @@
+"""The process groups inside of a replica: what the model's tensor, pipeline and shard parallelism runs on.
+
+torch, and whatever builds on it, keeps groups in many places (meshes, sharded parameters, pipeline stages). So the
+objects that it holds stay, and what is inside of them is formed anew when a rank of the replica has been replaced.
+The objects are a Python subclass of torch's ProcessGroup around a real one.
+
+Before a worker is in a membership its groups are ghosts: a collective returns at once with whatever is in its
+tensors. So are groups that broke. A forward or backward pass runs to its end on them, no exception has to find its
+way through torch's hooks, and all of torch's own books are in order at its end; what it computed is dropped.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup, PrefixStore, ProcessGroup, Store
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from unicron.contracts.tasks import ParallelLayout
+from unicron.errors import GroupBrokenError, InvalidInputError
+from unicron.train.connections import Connections, backend
+
+NAME = "unicron"
+DIMENSIONS = ("pipeline", "shard", "tensor")
+"""Of a replica's mesh; places count the last one fastest."""
+
+COLLECTIVES = (
+    "_allgather_base _reduce_scatter_base all_gather_single all_gather_single_coalesced all_to_all_single allgather "
+    "allgather_coalesced allgather_into_tensor_coalesced allreduce allreduce_coalesced alltoall alltoall_base barrier "
+    "broadcast gather reduce reduce_scatter reduce_scatter_single reduce_scatter_single_coalesced "
+    "reduce_scatter_tensor_coalesced"
+).split()
+TRANSFERS = "send recv recv_anysource".split()
+OTHERS = (
+    "_start_coalescing _end_coalescing _get_backend _set_sequence_number_for_group _get_sequence_number_for_group "
+    "set_timeout abort shutdown _has_hooks _wait_for_pending_works"
+).split()
+
+
+class _Work(dist.Work):
+    """A collective that is under way; on a ghost it has ended."""
+
+    def __init__(self, finish: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self._finish: Callable[[], None] | None = finish
+
+    def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 torch's signature
+        """Wait for its end; it does not raise, the replica's groups know that they broke."""
+        if self._finish is not None:
+            self._finish()
+            self._finish = None
+        return True
+
+    def get_future(self) -> Any:
+        """Wait for its end, and return a future that has ended."""
+        self.wait()
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result([])
+        return future
+
+    def is_completed(self) -> bool:
+        """Return whether it was waited for."""
+        return self._finish is None
+
+    def is_success(self) -> bool:
+        """Return True, as `wait` does."""
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for its end."""
+        self.wait()
+
+
+class _Switched(ProcessGroup):
+    """A group whose inside is exchanged. The methods of `COLLECTIVES`, `TRANSFERS` and `OTHERS` are added below."""
+
+    def __init__(self, groups: "InnerGroups", name: str, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self.groups, self.label = groups, name
+        self.inside = _ghost(groups.device, rank, size)
+        self.ghost = True
+        self._name = self._desc = ""
+
+    def fill(self, store: Store, form: Callable[..., Any]) -> None:
+        """Put a real group inside, which meets at `store`."""
+        self.inside = _container(self.groups.device, form(store, self.rank(), self.size()), self.rank(), self.size())
+        self.ghost = False
+
+    def empty(self) -> None:
+        """Put a ghost inside."""
+        self.inside, self.ghost = _ghost(self.groups.device, self.rank(), self.size()), True
+
+    def scatter(self, outputs: Any, inputs: Any, *more: Any, **named: Any) -> Any:
+        """Hand out; a ghost can't, where the tensors are another rank's."""
+        if self.ghost and not (self.groups.broken or inputs):
+            raise InvalidInputError(
+                "the model is built before the ranks of a replica have met, so none can send another its part of it: "
+                "give src_data_rank=None to parallelize_module and distribute_tensor; every rank then takes its part "
+                "of the parameters that it made itself, which are the same on all from the same seed"
+            )
+        if self.ghost and inputs:
+            for output, own in zip(outputs, inputs, strict=True):
+                output.copy_(own[self.rank()])
+            return _Work()
+        return self.groups.begin(self, "scatter", (outputs, inputs, *more), named)
+
+    @property
+    def _device_types(self) -> Any:
+        return self.inside._device_types  # noqa: SLF001 torch's own protocol, as are those below
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Return the name by which torch knows this kind."""
+        return NAME
+
+    def name(self) -> str:
+        """Likewise."""
+        return NAME
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def group_name(self) -> str:
+        """By which torch finds it."""
+        return self._name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    @property
+    def group_desc(self) -> str:
+        """For people."""
+        return self._desc
+
+
+def _collective(name: str) -> Callable[..., Any]:
+    def call(self: _Switched, *arguments: Any, **named: Any) -> Any:
+        return self.groups.begin(self, name, arguments, named)
+
+    return call
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    def call(self: _Switched, *arguments: Any, **named: Any) -> Any:
+        return getattr(self.inside, name)(*arguments, **named)
+
+    return call
+
+
+for _name in (*COLLECTIVES, *TRANSFERS):
+    setattr(_Switched, _name, _collective(_name))
+for _name in OTHERS:
+    setattr(_Switched, _name, _passed_on(_name))
+
+
+class InnerGroups:
+    """All groups of this process's replica. torch's WORLD is the replica, a rank in it is a place.
+
+    Attributes:
+        device: of the model.
+        mesh: of the replica.
+        broken: some collective since they were last formed did not do what it should.
+    """
+
+    def __init__(self, layout: ParallelLayout, place: int, device: torch.device) -> None:
+        self.device = device
+        self.broken = False
+        self._place, self._size = place, layout.replica_workers
+        self._connections = Connections()
+        self._groups: list[_Switched] = []
+        self._stores: list[Store] = []  # torch does not keep them
+        dist.Backend.register_backend(NAME, self._create, extended_api=True, devices=["cpu", "cuda"])
+        dist.init_process_group(NAME, rank=place, world_size=self._size, store=dist.HashStore())
+        shape = (layout.pipeline, layout.shard, layout.tensor)
+        self.mesh: DeviceMesh = init_device_mesh(device.type, shape, mesh_dim_names=DIMENSIONS)
+
+    def _create(self, options: Any, _: Any) -> ProcessGroup:
+        rank, size = options.group_rank, options.group_size
+        group = _Switched(self, f"{len(self._groups)}-{options.group_id}", rank, size)
+        if size == 1:  # nobody can break it
+            group.fill(dist.HashStore(), lambda *where: backend(self.device, *where))
+        self._groups.append(group)
+        return group
+
+    @property
+    def epoch(self) -> int:
+        """Of the membership that they were last formed in, -1 where they are ghosts, broken or interrupted."""
+        whole = not self.broken and self._connections.cut_at is None
+        return self._connections.epoch if whole else -1
+
+    def form(self, epoch: int, meet: Callable[[], Store]) -> None:
+        """Meet the other ranks of the replica.
+
+        Args:
+            epoch: of the membership.
+            meet: returns a store that the ranks of this replica share, and nobody else.
+
+        Raises:
+            GroupBrokenError: interrupted by `interrupt`, or a peer was lost meanwhile.
+        """
+        self._ghosts()
+        self.broken = False
+        with self._connections.forming(epoch):
+            store = meet()
+            self._stores = [store]
+            store.set(f"here-{self._place}", "")
+            store.wait([f"here-{other}" for other in range(self._size)])
+            for group in self._groups:
+                if group.size() > 1:
+                    group.fill(PrefixStore(group.label, store), lambda *where: self._connections.connect(self.device, *where))
+        # a list of operations that an interrupted batch left behind would swallow later collectives
+        dist.distributed_c10d._world.pg_coalesce_state.clear()  # noqa: SLF001 torch has no finally there
+
+    def interrupt(self, epoch: int) -> bool:
+        """Wake whoever is blocked in a group formed before `epoch`, which breaks them; return that. From any thread."""
+        return self._connections.cut_below(epoch)
+
+    def begin(self, group: _Switched, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> _Work:
+        """Begin a collective."""
+        if group.ghost:
+            return _Work()
+        inside = group.inside
+        try:
+            work = getattr(inside, name)(*arguments, **named)
+        except RuntimeError:
+            self._break()
+            return _Work()
+        finish = self._connections.finish_transfer if name in TRANSFERS else self._connections.finish
+        return _Work(lambda: self._finish(finish, work, inside))
+
+    def _finish(self, finish: Callable[[Any, Any], None], work: Any, inside: Any) -> None:
+        try:
+            finish(work, inside)
+        except GroupBrokenError:
+            self._break()
+
+    def _break(self) -> None:
+        """Let peers know that this rank takes no part any more, and have ghosts from here on."""
+        self.broken = True
+        self._connections.cut_below(self._connections.epoch + 1)
+        self._ghosts()
+
+    def _ghosts(self) -> None:
+        for group in self._groups:
+            if group.size() > 1:
+                group.empty()
+
+    def gather(self, numbers: Sequence[float]) -> list[tuple[float, ...]]:
+        """Return what every rank of the replica gives, by place.
+
+        Raises:
+            GroupBrokenError: the replica's groups are not formed, or broke.
+        """
+        own = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        told = [torch.empty_like(own) for _ in range(self._size)]
+        if self.epoch >= 0:
+            dist.all_gather(told, own)
+        if self.epoch < 0:
+            raise GroupBrokenError("a rank of this replica is gone")
+        return [tuple(row.tolist()) for row in told]
+
+
+def _container(device: torch.device, inside: Any, rank: int, size: int) -> ProcessGroup:
+    kind = ProcessGroup.BackendType.NCCL if device.type == "cuda" else ProcessGroup.BackendType.GLOO
+    group = ProcessGroup(dist.HashStore(), rank, size)
+    group._set_default_backend(kind)  # noqa: SLF001 torch's own way, see torch.distributed.distributed_c10d
+    inside._set_sequence_number_for_group()  # noqa: SLF001
+    group._register_backend(device, kind, inside)  # noqa: SLF001
+    return group
+
+
+def _ghost(device: torch.device, rank: int, size: int) -> ProcessGroup:
+    group = ProcessGroup(dist.HashStore(), rank, size)
+    group._set_default_backend(ProcessGroup.BackendType.CUSTOM)  # noqa: SLF001
+    fake = FakeProcessGroup._create_internal(rank, size)  # noqa: SLF001
+    group._register_backend(device, ProcessGroup.BackendType.CUSTOM, fake)  # noqa: SLF001
+    return group
