@@ -79,7 +79,7 @@ def task_problems(spec: TaskSpec) -> list[Problem]:
             found.append(Problem(f"throughput.{workers}", flops, "must be a finite number of FLOP/s above 0"))
     if spec.model is not None:
         found += _model_problems(spec.model)
-    found += _layout_problems(spec.layout)
+    found += _layout_problems(spec.layout, spec.model)
     return found or _size_problems(spec)
 
 
@@ -201,12 +201,23 @@ def _model_problems(model: ModelSpec) -> list[Problem]:
     return found
 
 
-def _layout_problems(layout: ParallelLayout) -> list[Problem]:
-    return [
+def _layout_problems(layout: ParallelLayout, model: ModelSpec | None) -> list[Problem]:
+    found = [
         Problem(f"layout.{field}", getattr(layout, field), f"must be a whole number from 1 to {MOST_WORKERS}")
         for field in ("tensor", "pipeline", "shard")
         if not 1 <= getattr(layout, field) <= MOST_WORKERS
     ]
+    if model is None or found:
+        return found
+    if model.heads % layout.tensor:
+        found.append(Problem("layout.tensor", layout.tensor, f"must divide the model's {model.heads} heads"))
+    if layout.tensor > model.gpus_per_node:
+        allowed = f"at most the {model.gpus_per_node} GPUs of a node: tensor-parallel ranks stay inside of one"
+        found.append(Problem("layout.tensor", layout.tensor, allowed))
+    if model.layers % layout.pipeline and not model.padded:
+        allowed = f"must divide the model's {model.layers} layers; set model.padded where they may be padded"
+        found.append(Problem("layout.pipeline", layout.pipeline, allowed))
+    return found
 
 
 def _size_problems(spec: TaskSpec) -> list[Problem]:

@@ -8,6 +8,7 @@ all layouts, up to the order of summation.
 """
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,11 @@ class Block(nn.Module):
         """Return the layer's output; `x` is (batch, sequence, width), and so is it."""
         normed = self.norm_attention(x)
         # a tensor-parallel rank has some of the heads
-        split = (
+        query, key, value = (
             part(normed).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        attended = functional.scaled_dot_product_attention(*split, is_causal=True)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         mixed: torch.Tensor = x + self.down(functional.gelu(self.up(self.norm_mlp(x))))
         return mixed
@@ -89,7 +90,7 @@ def spread(model: Decoder, mesh: Any, heads: int) -> None:
 
         if heads % tensor.size():
             raise SystemExit(f"--heads {heads}: must be a multiple of the {tensor.size()} tensor-parallel ranks")
-        plan = dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel())
+        plan: dict[str, Any] = dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel())
         plan |= dict.fromkeys(("out", "down"), RowwiseParallel())
         for block in model.blocks.values():
             parallelize_module(block, tensor, plan, src_data_rank=None)
@@ -104,6 +105,17 @@ def spread(model: Decoder, mesh: Any, heads: int) -> None:
 def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the mean cross entropy."""
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def save(model: Decoder, path: Path, *, writes: bool) -> None:
+    """Save the whole parameters of a stage; all ranks of the replica take part in putting them together."""
+    whole = {}
+    for name, each in model.named_parameters():
+        whole[name] = each.full_tensor() if hasattr(each, "full_tensor") else each.detach()
+    if writes:
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        torch.save(whole, unfinished)
+        unfinished.rename(path)
 
 
 def arguments() -> argparse.Namespace:
@@ -134,8 +146,9 @@ def main() -> None:
     spread(model, mesh, args.heads)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     session.protect(model=model, optimizer=optimizer)
-    stage = schedule = None
-    if (pipeline := mesh["pipeline"]).size() > 1:
+    pipeline, schedule = mesh["pipeline"], None
+    first, last = (pipeline.get_local_rank() == end for end in (0, pipeline.size() - 1))
+    if pipeline.size() > 1:
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B  # noqa: PLC0415 likewise
 
         stage = PipelineStage(
@@ -151,13 +164,11 @@ def main() -> None:
             if schedule is None:
                 session.backward(loss_of(model(inputs), targets))
             else:
-                session.run(schedule, *([inputs] if stage.is_first else []), target=targets if stage.is_last else None)
+                session.run(schedule, *([inputs] if first else []), target=targets if last else None)
         session.step()
         print(f"iteration {iteration} loss {session.loss:.6f} on {session.world_size} workers", flush=True)
     if args.out:
-        full = {name: each.full_tensor() if hasattr(each, "full_tensor") else each for name, each in model.named_parameters()}
-        if session.rank < mesh.size() and mesh["tensor"].get_local_rank() == shard == 0:
-            torch.save({name: each.detach() for name, each in full.items()}, args.out / f"stage-{pipeline.get_local_rank()}.pt")
+        save(model, args.out / f"stage-{pipeline.get_local_rank()}.pt", writes=session.rank < mesh.size())
 
 
 if __name__ == "__main__":

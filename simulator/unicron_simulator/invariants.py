@@ -215,7 +215,7 @@ class Invariants:
         )
 
     def counted(self, worker: "Trainer") -> None:
-        """Check that a worker counts a microbatch: its replica is whole, and each of them has the state of its place."""
+        """Check a worker that counts a microbatch: its replica is whole, and it has the state of its place."""
         core = worker.core
         self.check(core.has_state or not self.steps.get(worker.spec.name), f"{worker.name} counts without a state")
         self.check(

@@ -16,10 +16,10 @@ from unicron.contracts.events import NodeJoined
 from unicron.contracts.tasks import Slot
 from unicron.contracts.worker import Membership, Ping, Pong, ToAgent, ToWorker
 from unicron.train.iteration import WorkerCore
+from unicron_simulator.collectives import Group
 from unicron_simulator.invariants import Invariants
 from unicron_simulator.links import CrashedError, Network
 from unicron_simulator.obedience import WatchedAgent
-from unicron_simulator.collectives import Group
 from unicron_simulator.training import STORM, Trainer
 
 SIGKILL = 9

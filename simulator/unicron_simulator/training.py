@@ -220,9 +220,7 @@ class Trainer:
         self._check()
 
     def _meet(self, membership: Membership, name: str, size: int) -> Group:
-        group = self.host.meeting(
-            membership.rendezvous, f"{membership.rendezvous_id}-{membership.epoch}{name}", size
-        )
+        group = self.host.meeting(membership.rendezvous, f"{membership.rendezvous_id}-{membership.epoch}{name}", size)
         if group is None:
             raise GroupBrokenError("the rendezvous refused the connection")
         return group

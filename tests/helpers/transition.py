@@ -116,8 +116,13 @@ class Cluster:
         living = [each for each in self.processes.values() if each.slot.node == node and each.living]
         workers = [
             WorkerStatus(
-                worker=each.name, task=each.task, slot=each.slot.slot,
-                epoch=each.epoch, iteration=each.epoch, ready=each.ready, place=each.built,
+                worker=each.name,
+                task=each.task,
+                slot=each.slot.slot,
+                epoch=each.epoch,
+                iteration=each.epoch,
+                ready=each.ready,
+                place=each.built,
             )
             for each in living
         ]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FakeProcessGroup, PrefixStore, ProcessGroup, Store
+from torch._C._distributed_c10d import FakeProcessGroup, HashStore, PrefixStore, ProcessGroup, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from unicron.contracts.tasks import ParallelLayout
@@ -25,17 +25,41 @@ NAME = "unicron"
 DIMENSIONS = ("pipeline", "shard", "tensor")
 """Of a replica's mesh; places count the last one fastest."""
 
-COLLECTIVES = (
-    "_allgather_base _reduce_scatter_base all_gather_single all_gather_single_coalesced all_to_all_single allgather "
-    "allgather_coalesced allgather_into_tensor_coalesced allreduce allreduce_coalesced alltoall alltoall_base barrier "
-    "broadcast gather reduce reduce_scatter reduce_scatter_single reduce_scatter_single_coalesced "
-    "reduce_scatter_tensor_coalesced"
-).split()
-TRANSFERS = "send recv recv_anysource".split()
-OTHERS = (
-    "_start_coalescing _end_coalescing _get_backend _set_sequence_number_for_group _get_sequence_number_for_group "
-    "set_timeout abort shutdown _has_hooks _wait_for_pending_works"
-).split()
+COLLECTIVES = [
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+]
+TRANSFERS = ["send", "recv", "recv_anysource"]
+OTHERS = [
+    "_start_coalescing",
+    "_end_coalescing",
+    "_get_backend",
+    "_set_sequence_number_for_group",
+    "_get_sequence_number_for_group",
+    "set_timeout",
+    "abort",
+    "shutdown",
+    "_has_hooks",
+    "_wait_for_pending_works",
+]
 
 
 class _Work(dist.Work):
@@ -76,7 +100,7 @@ class _Switched(ProcessGroup):
     """A group whose inside is exchanged. The methods of `COLLECTIVES`, `TRANSFERS` and `OTHERS` are added below."""
 
     def __init__(self, groups: "InnerGroups", name: str, rank: int, size: int) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]
         self.groups, self.label = groups, name
         self.inside = _ghost(groups.device, rank, size)
         self.ghost = True
@@ -91,7 +115,7 @@ class _Switched(ProcessGroup):
         """Put a ghost inside."""
         self.inside, self.ghost = _ghost(self.groups.device, self.rank(), self.size()), True
 
-    def scatter(self, outputs: Any, inputs: Any, *more: Any, **named: Any) -> Any:
+    def scatter(self, outputs: Any, inputs: Any, *more: Any, **named: Any) -> Any:  # type: ignore[override]
         """Hand out; a ghost can't, where the tensors are another rank's."""
         if self.ghost and not (self.groups.broken or inputs):
             raise InvalidInputError(
@@ -121,7 +145,7 @@ class _Switched(ProcessGroup):
         self._name = name
 
     @property
-    def group_name(self) -> str:
+    def group_name(self) -> str:  # type: ignore[override]
         """By which torch finds it."""
         return self._name
 
@@ -171,7 +195,7 @@ class InnerGroups:
         self._groups: list[_Switched] = []
         self._stores: list[Store] = []  # torch does not keep them
         dist.Backend.register_backend(NAME, self._create, extended_api=True, devices=["cpu", "cuda"])
-        dist.init_process_group(NAME, rank=place, world_size=self._size, store=dist.HashStore())
+        dist.init_process_group(NAME, rank=place, world_size=self._size, store=HashStore())
         shape = (layout.pipeline, layout.shard, layout.tensor)
         self.mesh: DeviceMesh = init_device_mesh(device.type, shape, mesh_dim_names=DIMENSIONS)
 
@@ -179,7 +203,7 @@ class InnerGroups:
         rank, size = options.group_rank, options.group_size
         group = _Switched(self, f"{len(self._groups)}-{options.group_id}", rank, size)
         if size == 1:  # nobody can break it
-            group.fill(dist.HashStore(), lambda *where: backend(self.device, *where))
+            group.fill(HashStore(), lambda *where: backend(self.device, *where))
         self._groups.append(group)
         return group
 
@@ -208,7 +232,9 @@ class InnerGroups:
             store.wait([f"here-{other}" for other in range(self._size)])
             for group in self._groups:
                 if group.size() > 1:
-                    group.fill(PrefixStore(group.label, store), lambda *where: self._connections.connect(self.device, *where))
+                    group.fill(
+                        PrefixStore(group.label, store), lambda *where: self._connections.connect(self.device, *where)
+                    )
         # a list of operations that an interrupted batch left behind would swallow later collectives
         dist.distributed_c10d._world.pg_coalesce_state.clear()  # noqa: SLF001 torch has no finally there
 
@@ -263,7 +289,7 @@ class InnerGroups:
 
 def _container(device: torch.device, inside: Any, rank: int, size: int) -> ProcessGroup:
     kind = ProcessGroup.BackendType.NCCL if device.type == "cuda" else ProcessGroup.BackendType.GLOO
-    group = ProcessGroup(dist.HashStore(), rank, size)
+    group = ProcessGroup(HashStore(), rank, size)
     group._set_default_backend(kind)  # noqa: SLF001 torch's own way, see torch.distributed.distributed_c10d
     inside._set_sequence_number_for_group()  # noqa: SLF001
     group._register_backend(device, kind, inside)  # noqa: SLF001
@@ -271,7 +297,7 @@ def _container(device: torch.device, inside: Any, rank: int, size: int) -> Proce
 
 
 def _ghost(device: torch.device, rank: int, size: int) -> ProcessGroup:
-    group = ProcessGroup(dist.HashStore(), rank, size)
+    group = ProcessGroup(HashStore(), rank, size)
     group._set_default_backend(ProcessGroup.BackendType.CUSTOM)  # noqa: SLF001
     fake = FakeProcessGroup._create_internal(rank, size)  # noqa: SLF001
     group._register_backend(device, ProcessGroup.BackendType.CUSTOM, fake)  # noqa: SLF001

@@ -297,7 +297,7 @@ class WorkerCore:
         except GroupBrokenError as error:
             self._report(error)
             return True
-        return max(epoch for epoch, in told) > self.epoch
+        return max(epoch for (epoch,) in told) > self.epoch
 
     def _progress(self, phase: WorkerPhase) -> None:
         self._shell.say(Progress(iteration=self.iteration, phase=phase, done=len(self.done)))

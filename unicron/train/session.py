@@ -151,7 +151,8 @@ class Session:
         Args:
             schedule: of torch.distributed.pipelining, made from a stage on the group of `mesh["pipeline"]`. It cuts the
                 microbatch up once more; as it has a loss function, the last stage's mean over them is the loss.
-            inputs, more: as the schedule's own `step` takes them.
+            *inputs: of the first stage, as the schedule's own `step` takes them.
+            **more: such as `target`, likewise.
         """
         losses: list[torch.Tensor] = []
         self._pipelines.prepare(schedule, self._shell.formed)

@@ -100,19 +100,20 @@ def meshes_of(value: Any) -> dict[tuple[str, ...], Any]:
 def _joined(shard: torch.Tensor, mesh: Any, placements: Any, shape: Any, stride: Any) -> torch.Tensor:
     from torch.distributed.tensor import DTensor  # noqa: PLC0415 who has such tensors has imported it
 
-    return DTensor.from_local(
-        shard, mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride)
-    )
+    return DTensor.from_local(shard, mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride))
 
 
 def _written(placement: Any) -> list[Any]:
-    return [type(placement).__name__, *(getattr(placement, name) for name in ("dim", "split_factor") if hasattr(placement, name))]
+    return [
+        type(placement).__name__,
+        *(getattr(placement, name) for name in ("dim", "split_factor") if hasattr(placement, name)),
+    ]
 
 
 def _read(written: list[Any]) -> Any:
     from torch.distributed.tensor import Replicate, Shard, placement_types  # noqa: PLC0415 as above
 
-    kinds = {"Shard": Shard, "Replicate": Replicate, "_StridedShard": getattr(placement_types, "_StridedShard", None)}
+    kinds: dict[str, Any] = {"Shard": Shard, "Replicate": Replicate, "_StridedShard": getattr(placement_types, "_StridedShard", None)}
     kind, *numbers = written
     if kinds.get(kind) is None:
         raise StateTransferError(f"the state has a tensor spread as {kind}, which is not known here")

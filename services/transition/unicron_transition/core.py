@@ -183,7 +183,7 @@ class TransitionCore(Core):
         return out
 
     def _lodgers(self, runs: Iterable[TaskRun]) -> list[str]:
-        """Return the tasks without a slot that have a worker, which came back with a node, in a slot of one of `runs`."""
+        """Return the tasks without a slot that have a worker, come back with its node, in a slot of one of `runs`."""
         there = (self.state.occupied.get(slot) for run in runs for slot in run.target)
         found = {other.task: None for other in there if other and not self.state.tasks[other.task].target}
         return list(found)

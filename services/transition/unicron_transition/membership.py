@@ -57,16 +57,17 @@ class Membership(msgspec.Struct, kw_only=True):
     def next(self, group: Sequence[str], layout: ParallelLayout) -> "Membership":
         """Return the membership of the next epoch."""
         epoch, kept = self.epoch + 1, dict(zip(self.replicas(), self.since, strict=False))
-        following = Membership(
-            epoch=epoch, layout=layout, group=list(group), met=self.met, through=dict(self.through)
-        )
+        following = Membership(epoch=epoch, layout=layout, group=list(group), met=self.met, through=dict(self.through))
         following.since = [kept.get(replica, epoch) for replica in following.replicas()]
         return following
 
     def replicas(self) -> list[tuple[str, ...]]:
         """Return the workers of each replica, by place."""
         size = self.layout.replica_workers
-        return [tuple(self.group[first : first + size]) for first in range(0, min(self.layout.workers, len(self.group)), size)]
+        return [
+            tuple(self.group[first : first + size])
+            for first in range(0, min(self.layout.workers, len(self.group)), size)
+        ]
 
     def since_of(self, rank: int) -> int:
         """Return the epoch since which the replica of a rank has been made up of the same workers."""

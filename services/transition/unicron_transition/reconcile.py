@@ -83,9 +83,8 @@ def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
         return []
     if lost := lost_places(run):
         reason = f"nobody has place {min(lost)} of the state any more: the task begins anew"
-        return _stop_all(
-            state, run, [run.workers[name] for name in run.states.by_worker if name in run.workers], reason
-        )
+        holders = [run.workers[name] for name in run.states.by_worker if name in run.workers]
+        return _stop_all(state, run, holders, reason) + _regroup(state, run)  # those without a state may be enough
     run.membership = run.membership.next(chosen, run.spec.layout.with_workers(computing))
     return _order(state, run)
 

@@ -16,8 +16,9 @@ def choose(run: TaskRun, ready: list[str], *, final: bool) -> tuple[list[str], i
     """Return the best membership that a task can form, in rank order, and how many of it compute; empty where none can.
 
     Where none of `ready` holds some place, a worker in a slot that is no longer the task's comes along to hand it over,
-    and leaves when that is done; who takes a state from it and is in no whole replica yet computes nothing. With nothing more to come, that is done even with too few workers to go on with: the
-    state is in the task's own slots then, and the other slot can be given up.
+    and leaves when that is done; who takes a state from it and is in no whole replica yet computes nothing. With
+    nothing more to come, that is done even with too few workers to go on with: the state is in the task's own slots
+    then, and the other slot can be given up.
 
     Args:
         run: the task.
@@ -96,7 +97,7 @@ def surplus(run: TaskRun, workers: list[WorkerRun]) -> list[WorkerRun]:
     if not lacking:
         return []
     settled = {name for replica in _standing(run) for name in replica if run.workers.keys() >= set(replica)}
-    found = []
+    found: list[WorkerRun] = []
     for worker in reversed(workers):
         if len(found) < lacking and counts[worker.place] > wanted and worker.worker not in settled:
             counts[worker.place] -= 1

@@ -203,7 +203,12 @@ async def train(folder, kind, **fault):
 @pytest.mark.parametrize("kind", SIZES)
 async def test_a_lost_rank_leaves_no_trace_in_the_parameters(tmp_path, kind):
     undisturbed = await train(tmp_path / "undisturbed", kind)
-    for fault, where, at in (("kill", "forward", 1), ("kill", "backward", 0), ("stop", "backward", 1), ("kill", "vote", 1)):
+    for fault, where, at in (
+        ("kill", "forward", 1),
+        ("kill", "backward", 0),
+        ("stop", "backward", 1),
+        ("kill", "vote", 1),
+    ):
         found = await train(tmp_path / f"{fault}-{where}", kind, fault=fault, where=where, at=at)
         digests = [{place: each["digest"] for place, each in ranks.items()} for ranks in (undisturbed, found)]
         assert digests[0] == digests[1], (fault, where)

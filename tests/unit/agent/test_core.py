@@ -335,6 +335,7 @@ def test_a_membership_goes_to_the_members_here_at_once_and_again_when_they_conne
             rank=3,
             world_size=5,
             member=Member(worker="gpt-1", node="n1", slot=1),
+            since=2,
         ),
     )
     assert scene.say(hello()) == [sent]

@@ -430,10 +430,7 @@ def test_the_layout_of_a_share_counts_its_replicas():
 def test_a_task_of_a_declared_shape_gets_whole_replicas_of_it():
     planner = cluster()
     pairs = structs.replace(spec("b", most=6, throughput={}), layout=ParallelLayout(tensor=2))
-    planner.state.tasks["b"] = pairs  # submitting it is refused as long as nobody can train it
-    (plan,) = feed(planner, admitted("n4"), prepared=False)
+    (plan,) = feed(planner, TaskSubmitted(task="b", spec=pairs), prepared=False)
     (share,) = plan.shares
     assert share.layout == ParallelLayout(tensor=2, replicas=3)
     assert [slot.node for slot in share.slots] == ["n1", "n1", "n2", "n2", "n3", "n3"]
-    with pytest.raises(InvalidInputError, match="not there yet"):
-        planner.handle(TaskSubmitted(task="b", spec=pairs))

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unicron_taskfile import FIELDS, load, parse
 
+from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import InvalidInputError
 
 FULL = """\
@@ -27,6 +28,8 @@ throughput:
 model:
   size: 7B
   batch: 1024
+layout:
+  tensor: 2
 """
 
 HERE = Path("/jobs/gpt/task.yaml")
@@ -50,6 +53,7 @@ def test_every_field_arrives():
     assert spec.env == {"OMP_NUM_THREADS": "1", "MODE": "quick"}
     assert spec.throughput == {2: 1e12, 4: 1.9e12}
     assert spec.flops_per_iteration == 3.5e12
+    assert spec.layout == ParallelLayout(tensor=2)
     assert (spec.model.layers, spec.model.batch, spec.model.accelerator) == (32, 1024, "A100")
     assert warnings == []
 
@@ -117,6 +121,10 @@ def test_a_field_left_empty_has_its_default():
         ("model: {size: 7B, batch: 8, anchor_workers: 8, anchor_mfu: .nan}", ["model.anchor_mfu nan", "0.45"]),
         ("model: {size: 7B, batch: 8, anchor_workers: 8}", ["model.anchor_mfu 0.0", "together"]),
         ("model: {size: 7B, batch: 8, anchor_mfu: 0.4}", ["model.anchor_mfu 0.4", "together"]),
+        ("layout: 4", ["layout 4", "tensor: 2"]),
+        ("layout: {tensor: two}", ["layout.tensor 'two'", "whole number"]),
+        ("layout: {pipeline: 0}", ["layout.pipeline 0", "from 1"]),
+        ("layout: {replicas: 2}", ["layout.replicas 2", "tensor, pipeline, shard; how many replicas"]),
         ("env: [A, B]", ["env ['A', 'B']", "NAME: value"]),
         ("env: {DEBUG: yes}", ["env.DEBUG True", "quotes"]),
         ("env: {'A=B': c}", ["env.A=B", "'='"]),
