@@ -229,6 +229,7 @@ class Invariants:
 
     def stepped(self, worker: "Trainer", iteration: int, gradients: "list[Gradient]") -> None:
         """Check an update: the next iteration, and every microbatch of it once."""
+        self.check(not worker.spoilt, f"{worker.name} updated after iteration {iteration} what was clipped by noise")
         expected = self._at.get(worker.name, -1)
         self.check(iteration == expected, f"{worker.name} updated after iteration {iteration} and not {expected}")
         self._at[worker.name] = iteration + 1

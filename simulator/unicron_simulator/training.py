@@ -5,7 +5,6 @@ iteration once, whoever computed it and whatever struck meanwhile. Parameters ar
 """
 
 import asyncio
-import contextlib
 from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -25,6 +24,9 @@ T = TypeVar("T")
 
 BUCKETS = 2
 """Buckets of the modelled gradient."""
+
+CLIP_S = 0.2
+"""How long ranks of a replica are busy with the reduced gradient, before a collective that clips it."""
 
 LOOK_S = 0.1
 """How often whoever forms a group looks whether a newer membership has made it void."""
@@ -61,6 +63,7 @@ class Trainer:
         computes: it is in its membership, and not on its way to one.
         place: part of the model that it was started for.
         formed: epoch in which the groups inside of its replica were formed; -1 where they are not, or broke.
+        spoilt: what its script did to the gradient is noise.
     """
 
     buckets = BUCKETS
@@ -91,7 +94,7 @@ class Trainer:
         self._reduced: list[Gradient] = [Counter() for _ in range(BUCKETS)]
         self._unsent: list[ToAgent] = []
         self._changed, self._resumed = asyncio.Event(), asyncio.Event()
-        self._computed = -1
+        self._computed, self.spoilt = -1, False
         self._micro_s = random.uniform(*pace.microbatch)
         self._task = asyncio.ensure_future(self._main())
 
@@ -184,8 +187,8 @@ class Trainer:
                 await self._beside(f"compute {self.core.iteration} {microbatch}")
                 self._computed = microbatch
                 self.core.computed()
-            await self._pass(0.005)
-            await self._beside(f"clip {self.core.iteration}")
+            await self._pass(CLIP_S if self.spec.layout.replica_workers > 1 else 0.005)
+            self.spoilt = not await self._beside(f"clip {self.core.iteration}")
             await self.core.step()
         self._leave(f"{self.name} is done")
         self.core.finish()
@@ -241,11 +244,14 @@ class Trainer:
         told: list[tuple[float, ...]] = await self._together(f"confer {self._conferred}", numbers)
         return told
 
-    async def _beside(self, what: str) -> None:
-        """Have a collective inside of the replica, as a model's layers do; where that breaks, it goes on with noise."""
-        if self.spec.layout.replica_workers > 1:
-            with contextlib.suppress(GroupBrokenError):
+    async def _beside(self, what: str) -> bool:
+        """Have a collective inside of the replica, as a model's layers do; False where all that came of it is noise."""
+        try:
+            if self.spec.layout.replica_workers > 1:
                 await self._together(what, None)
+        except GroupBrokenError:
+            return False
+        return True
 
     async def _together(self, what: str, value: Any) -> list[Any]:
         if self.formed < 0:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import msgspec
 import pytest
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
@@ -126,6 +127,31 @@ class Uncritical(WorkerCore):
         return replace(plan, stale=(False,) * len(standings))
 
 
+class Noisy(WorkerCore):
+    """A worker that counts what it computed while a rank of its replica was gone."""
+
+    def computed(self):
+        self._shell.accumulate()
+        self.done.add(self.todo.pop(0))
+
+
+class Torn(WorkerCore):
+    """A worker that takes it that all ranks of a replica have done what the first one has."""
+
+    def _plan(self, standings):
+        size = self.membership.layout.replica_workers
+        return super()._plan(
+            [msgspec.structs.replace(each, done=standings[at - at % size].done) for at, each in enumerate(standings)]
+        )
+
+
+class Unasked(WorkerCore):
+    """A worker that updates without asking whether all is well in its replica."""
+
+    async def _check_replica(self):
+        pass
+
+
 def found(parts, seeds=100):
     for seed in range(seeds):
         violation = storm.run(seed, parts, shrink=False).violation
@@ -148,6 +174,9 @@ def found(parts, seeds=100):
         (Parts(compares=False), ""),
         (Parts(worker=Keeping), "instead of each of"),
         (Parts(worker=Uncritical), "instead of each of"),
+        (Parts(worker=Noisy), "though a rank of its replica was replaced"),
+        (Parts(worker=Torn), "instead of each of"),
+        (Parts(worker=Unasked), "was clipped by noise"),
         (Parts(remembers=False), "stands in the journal twice"),
     ],
     ids=[
@@ -160,6 +189,9 @@ def found(parts, seeds=100):
         "no-compare",
         "stale-sum-kept",
         "counted-twice-after-a-sit-out",
+        "noise-counted",
+        "torn-replica-kept",
+        "updates-unasked",
         "no-duplicate-window",
     ],
 )

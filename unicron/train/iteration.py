@@ -204,8 +204,7 @@ class WorkerCore:
                 "let the loop over session.microbatches() run to its end, then call step() once"
             )
         try:
-            if self._in_parts:
-                await self._shell.confer()
+            await self._check_replica()
         except GroupBrokenError as error:
             broke = self._shell.now()
             self._report(error)
@@ -225,6 +224,15 @@ class WorkerCore:
                 loss=self.loss,
             )
         )
+
+    async def _check_replica(self) -> None:
+        """Make sure that nothing broke on any rank of the replica: then all of them update.
+
+        Raises:
+            GroupBrokenError: something did.
+        """
+        if self._in_parts:
+            await self._shell.confer()
 
     def finish(self) -> None:
         """Say that the last iteration is done."""
@@ -334,11 +342,8 @@ class WorkerCore:
         standings = await self._shell.gather(self._standing())
         plan = self._plan(standings)
         self.established = plan.established
-        if self._in_parts and self.membership.seat is not None:
-            size = self.membership.layout.replica_workers
-            formed = {each.formed for each in standings[self.seat.replica * size :][:size]}
-            if -1 in formed or len(formed) > 1:
-                await self._shell.form_replica(self.membership)
+        if self._in_parts and self.membership.seat is not None and not self._formed_together(standings):
+            await self._shell.form_replica(self.membership)
         state_from = await self._exchange_states(plan)
         if plan.stale[self.membership.rank]:
             self._drop()
@@ -359,6 +364,12 @@ class WorkerCore:
             state_from=state_from,
             seconds=0.0,
         )
+
+    def _formed_together(self, standings: list[Standing]) -> bool:
+        """Whether the groups inside of this rank's replica are whole."""
+        size = self.membership.layout.replica_workers
+        formed = {each.formed for each in standings[self.seat.replica * size :][:size]}
+        return -1 not in formed and len(formed) == 1
 
     def _plan(self, standings: list[Standing]) -> Resumption:
         return redistribute.resume(standings, self._microbatches, self.membership.layout)

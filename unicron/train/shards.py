@@ -113,7 +113,11 @@ def _written(placement: Any) -> list[Any]:
 def _read(written: list[Any]) -> Any:
     from torch.distributed.tensor import Replicate, Shard, placement_types  # noqa: PLC0415 as above
 
-    kinds: dict[str, Any] = {"Shard": Shard, "Replicate": Replicate, "_StridedShard": getattr(placement_types, "_StridedShard", None)}
+    kinds: dict[str, Any] = {
+        "Shard": Shard,
+        "Replicate": Replicate,
+        "_StridedShard": getattr(placement_types, "_StridedShard", None),
+    }
     kind, *numbers = written
     if kinds.get(kind) is None:
         raise StateTransferError(f"the state has a tensor spread as {kind}, which is not known here")

@@ -1,0 +1,157 @@
+"""Models spread over several workers, with ranks struck at every point: what comes of it is what one process gets."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+from helpers.training import running_cluster, task
+from msgspec.structs import replace
+
+from unicron.contracts.events import Regrouped
+from unicron.contracts.tasks import ParallelLayout, TaskState
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "parallel"
+
+STRUCK = """
+    import os, signal, sys
+    import torch
+    sys.path.insert(0, sys.argv.pop(1))
+    import train
+    from unicron.train.torch_shell import TorchShell
+
+    torch.set_default_dtype(torch.float64)  # the order of summation then makes no visible difference
+    how, where, count = os.environ.get("STRIKE", "never never 0").split()
+    calls = [int(count)]
+
+    def strike():
+        calls[0] -= 1
+        if calls[0] or os.environ["UNICRON_PLACE"] != "1":
+            return
+        try:
+            os.close(os.open(os.environ["MARKER"], os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        if how == "raise":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+
+    def before(owner, name):
+        then = getattr(owner, name)
+        def struck(self, *arguments, **named):
+            strike()
+            return then(self, *arguments, **named)
+        setattr(owner, name, struck)
+
+    def in_backward():
+        then = train.Block.forward
+        def forward(self, x):
+            found = then(self, x)
+            if found.requires_grad:
+                found.register_hook(lambda _: strike())
+            return found
+        train.Block.forward = forward
+
+    if where == "backward":
+        in_backward()
+    elif where != "never":
+        before(train.Block if where == "forward" else TorchShell, where)
+    train.main()
+"""
+
+SMALL = ["--width", "16", "--layers", "2", "--heads", "2", "--context", "8", "--batch", "4", "--chunks", "2"]
+ITERATIONS, MICROBATCHES = 6, 4
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scene(tmp_path_factory):
+    async with running_cluster(tmp_path_factory.mktemp("layouts"), nodes=2, slots=2) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    path = tmp_path_factory.mktemp("script") / "struck.py"
+    path.write_text(textwrap.dedent(STRUCK))
+    return path
+
+
+def arguments(out):
+    out.mkdir()
+    return [str(EXAMPLE), *SMALL, "--out", str(out)]
+
+
+@pytest.fixture(scope="module")
+def expected(script, tmp_path_factory):
+    """The parameters after a run of one plain process."""
+    out = tmp_path_factory.mktemp("expected") / "out"
+    counts = ["--iterations", str(ITERATIONS), "--microbatches", str(MICROBATCHES)]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")}
+    subprocess.run(
+        [sys.executable, str(script), *arguments(out), *counts], check=True, env={**kept, "OMP_NUM_THREADS": "1"}
+    )
+    return parameters(out)
+
+
+def parameters(out):
+    found = {}
+    for path in out.glob("stage-*.pt"):
+        found |= torch.load(path, weights_only=True)
+    return found
+
+
+async def trained(scene, script, out, name, layout, **env):
+    """Train to the end; return the parameters."""
+    size = layout.replica_workers
+    spec = task(
+        script,
+        name,
+        min_workers=size,
+        max_workers=2 * size,
+        microbatches=MICROBATCHES,
+        iterations=ITERATIONS,
+        layout=layout,
+        env=env,
+    )
+    await scene.client.submit(replace(spec, command=[*spec.command, *arguments(out)]))
+    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED, timeout_s=90.0)
+    assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
+    await scene.until(lambda: len(list(out.glob("stage-*.pt"))) == layout.pipeline)  # they write when they are through
+    return parameters(out)
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, each in expected.items():
+        assert torch.allclose(found[name], each, rtol=1e-9, atol=1e-12), name
+
+
+CASES = [
+    ({"shard": 2}, "kill take 1"),
+    ({"tensor": 2}, "stop backward 20"),
+    ({"tensor": 2}, "kill forward 20"),
+    ({"shard": 2}, "kill backward 20"),
+    ({"pipeline": 2}, "raise forward 20"),
+    ({"shard": 2}, "stop forward 20"),
+    ({"tensor": 2}, "kill reduce 3"),
+    ({"pipeline": 2}, "kill update 3"),
+]
+
+
+@pytest.mark.parametrize(("degrees", "strike"), CASES, ids=lambda each: "".join(map(str, each)).replace(" ", "-"))
+async def test_a_lost_rank_makes_no_difference_to_the_parameters(expected, scene, script, tmp_path, degrees, strike):
+    name = strike.replace(" ", "-") + "-" + "".join(degrees)
+    marker = tmp_path / "marker"
+    layout = ParallelLayout(**degrees)
+    found = await trained(scene, script, tmp_path / "out", name, layout, STRIKE=strike, MARKER=str(marker))
+    assert marker.exists(), "nothing was struck"
+    assert_same(found, expected)
+    joined = scene.of(Regrouped, task=name)
+    began = 0 if "take" in strike else 2  # the first to take a state does so in the very first membership
+    assert all(each.iteration >= began for each in joined if each.epoch > 0), "nobody begins anew"
