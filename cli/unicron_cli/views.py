@@ -27,7 +27,7 @@ def nodes_table(status: Status, now: float | None = None) -> Table:
     used: dict[str, dict[int, str]] = defaultdict(dict)
     for view in status.tasks:
         for rank, member in enumerate(view.members):
-            used[member.node][member.slot] = f"{view.spec.name}:{rank}"
+            used[member.node][member.slot] = f"{view.spec.name}:{view.spec.layout.seat_name(rank)}"
     table = plain_table("NODE", "STATE", "FOR", "HOST", "SLOTS")
     for node in status.nodes:
         slots = " ".join(f"{slot.kind}{slot.index}={used[node.node].get(slot.index, 'free')}" for slot in _in_use(node))
@@ -45,7 +45,7 @@ def tasks_table(status: Status) -> Table:
             Text(spec.name),
             Text(view.state, _TASK_STYLES.get(view.state, "yellow")),
             f"{spec.weight:g}",
-            f"{len(view.members)} ({spec.min_workers}-{spec.max_workers})",
+            f"{_workers(view)} ({spec.min_workers}-{spec.max_workers})",
             f"{view.iteration + 1}/{spec.iterations}",
             "" if view.loss is None else f"{view.loss:.4f}",
             f"{view.iteration_s:.3f}" if view.iteration_s else "",
@@ -75,6 +75,12 @@ def plain_table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column)
     return table
+
+
+def _workers(view: TaskView) -> str:
+    """Return how many compute: 6, or 3x2 where that is three replicas of two."""
+    each = view.spec.layout.replica_workers
+    return str(len(view.members)) if each == 1 else f"{len(view.members) // each}x{each}"
 
 
 def _in_use(node: NodeView) -> list[Slot]:

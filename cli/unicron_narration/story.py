@@ -51,11 +51,11 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
     stragglers.RecordingSwitched: lambda m: f"{m.task}: {m.share:.3g} of the iterations are recorded",
     events.DeadLetter: lambda m: f"on {m.subject}: {m.error} ({len(m.payload)} bytes put aside)",
     events.Alert: lambda m: str(m.text),
-    commands.StartWorker: lambda m: f"start {_where(m)}",
+    commands.StartWorker: lambda m: f"start {_where(m)}{f' for place {m.place}' if m.place else ''}",
     commands.StopWorker: lambda m: f"stop {_where(m)}{_after(': ', m.reason)}",
     commands.Regroup: lambda m: (
         f"form epoch {m.epoch} of {m.task}, {m.world_size} workers, here "
-        f"{', '.join(f'{rank}={member.worker}' for rank, member in zip(m.ranks, m.members, strict=False))}"
+        f"{', '.join(f'{m.layout.seat_name(at)}={each.worker}' for at, each in zip(m.ranks, m.members, strict=False))}"
     ),
 }
 

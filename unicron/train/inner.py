@@ -208,6 +208,11 @@ class InnerGroups:
         return group
 
     @property
+    def world(self) -> "_Switched":
+        """The group of the whole replica."""
+        return self._groups[0]
+
+    @property
     def epoch(self) -> int:
         """Of the membership that they were last formed in, -1 where they are ghosts, broken or interrupted."""
         whole = not self.broken and self._connections.cut_at is None

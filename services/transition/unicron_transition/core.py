@@ -26,6 +26,7 @@ from unicron_transition.deadlines import Deadline, Wait
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.moves import Cause, move
 from unicron_transition.reconcile import settle, stop, stop_order
+from unicron_transition.replicas import awaited
 from unicron_transition.state import NodeRun, TaskRun, TransitionState
 
 
@@ -232,7 +233,7 @@ class TransitionCore(Core):
         """Say that the newest membership computes, and whether it is all that the plan wants."""
         task, epoch, size = run.spec.name, run.membership.epoch, len(run.membership.group)
         out: list[Message] = [Deadline(Wait.REGROUP, task).cancel()]
-        out += move(self.state, run, Cause.COMPLETE, f"{size} workers in epoch {epoch}")
+        out += move(self.state, run, Cause.COMPLETE, f"{size} workers in epoch {epoch}{awaited(run)}")
         if run.failed_at is not None and size >= len(run.target):
             seconds = max(0.0, at - run.failed_at)
             run.failed_at = None

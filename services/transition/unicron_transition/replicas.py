@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable
 
-from unicron_transition.membership import WorkerRun
+from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.state import TaskRun
 
 
@@ -75,6 +75,15 @@ def _standing(run: TaskRun) -> list[tuple[str, ...]]:
     """Return the replicas of the present membership all of whose members hold their place's state."""
     replicas = run.membership.replicas()
     return [replica for replica in replicas if all(run.states.place(name) is not None for name in replica)]
+
+
+def awaited(run: TaskRun) -> str:
+    """Return which workers of broken replicas wait for which places, in words; empty where none do."""
+    idle = [name for name in run.ready() if name not in run.membership.group]
+    coming = sorted({worker.place for worker in run.workers.values() if worker.stage is WorkerStage.STARTING})
+    if run.spec.layout.replica_workers == 1 or not idle or not coming:
+        return ""
+    return f"; the replica of {', '.join(idle)} waits for place {', '.join(map(str, coming))}"
 
 
 def next_place(run: TaskRun, workers: Iterable[WorkerRun]) -> int:

@@ -1,5 +1,6 @@
 """Models spread over several workers, with ranks struck at every point: what comes of it is what one process gets."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -87,15 +88,14 @@ def arguments(out):
     return [str(EXAMPLE), *SMALL, "--out", str(out)]
 
 
-@pytest.fixture(scope="module")
-def expected(script, tmp_path_factory):
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def expected(script, tmp_path_factory):
     """The parameters after a run of one plain process."""
     out = tmp_path_factory.mktemp("expected") / "out"
     counts = ["--iterations", str(ITERATIONS), "--microbatches", str(MICROBATCHES)]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")}
-    subprocess.run(
-        [sys.executable, str(script), *arguments(out), *counts], check=True, env={**kept, "OMP_NUM_THREADS": "1"}
-    )
+    command = [sys.executable, str(script), *arguments(out), *counts]
+    await asyncio.to_thread(subprocess.run, command, check=True, env={**kept, "OMP_NUM_THREADS": "1"})
     return parameters(out)
 
 
@@ -130,6 +130,15 @@ def assert_same(found, expected):
     assert found.keys() == expected.keys()
     for name, each in expected.items():
         assert torch.allclose(found[name], each, rtol=1e-9, atol=1e-12), name
+
+
+async def test_a_model_whose_parts_are_to_be_sent_while_it_is_built_is_refused(scene, tmp_path):
+    text = (EXAMPLE / "train.py").read_text().replace(", src_data_rank=None", "")
+    path = tmp_path / "sends.py"
+    path.write_text(text)
+    await scene.client.submit(task(path, "sends", min_workers=2, max_workers=2, layout=ParallelLayout(tensor=2)))
+    view = await scene.until_state("sends", TaskState.FAILED, TaskState.FINISHED)
+    assert "give src_data_rank=None to parallelize_module and distribute_tensor" in view.traceback
 
 
 CASES = [
