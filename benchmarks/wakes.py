@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from unicron_agent.rendezvous import RendezvousServer
 
@@ -80,7 +80,8 @@ class Rank:
         told = self.inner.gather([time.time()])
         when = max(clock for (clock,) in told) + 0.2
         for epoch in range(1, self.epochs + 1):
-            when = max(when, max(clock for (clock,) in self.inner.gather([time.time()]))) + gaps.uniform(0.01, 0.04)
+            clocks = [clock for (clock,) in self.inner.gather([time.time()])]
+            when = max(when, *clocks) + gaps.uniform(0.01, 0.04)
             threading.Thread(target=self.interrupt, args=(epoch, when + jitter.uniform(0, 0.004)), daemon=True).start()
             count = 0
             while self.inner.epoch >= 0:
@@ -101,11 +102,12 @@ class Rank:
         """Return microseconds of a small all-reduce, through the groups and inside of them."""
         tensor = self.torch.ones(1000)
         inside = self.inner.world.inside
-        found = {}
-        for name, call in {
+        found: dict[str, float] = {}
+        calls: dict[str, Callable[[], object]] = {
             "wrapped_us": lambda: self.dist.all_reduce(tensor),
             "raw_us": lambda: inside.allreduce([tensor]).wait(),
-        }.items():
+        }
+        for name, call in calls.items():
             times = []
             for _ in range(rounds):
                 began = time.perf_counter()
