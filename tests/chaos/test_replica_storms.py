@@ -1,0 +1,116 @@
+"""Models spread over several workers on a real cluster, in storms: what comes of it is what one process gets.
+
+`STORMS=50 python -m pytest tests/chaos/test_replica_storms.py` plays as many; by default a few are.
+"""
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import pytest_asyncio
+import torch
+from helpers import ROOT
+from helpers.training import running_cluster, task
+from msgspec.structs import replace
+from unicron_chaos.storm import Storm, rage
+from unicron_chaos.strikes import Strike
+
+from unicron.contracts.tasks import ParallelLayout, TaskState
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+
+STORMS = int(os.environ.get("STORMS", "1"))
+LAYOUTS = [{"tensor": 2}, {"pipeline": 2}, {"shard": 2}, {}]
+SERVICES = ["registry", "detector", "planner", "transition", "nats"]
+ITERATIONS, MICROBATCHES = 40, 6
+SMALL = ["--width", "16", "--layers", "2", "--heads", "2", "--context", "8", "--batch", "4", "--chunks", "2"]
+EXAMPLE = ROOT / "examples" / "parallel"
+
+DOUBLE = f"""
+    import sys, time
+    import torch
+    sys.path.insert(0, {str(EXAMPLE)!r})
+    import train
+    torch.set_default_dtype(torch.float64)  # the order of summation then makes no visible difference
+    forward = train.Block.forward
+    train.Block.forward = lambda self, x: (time.sleep(0.01), forward(self, x))[1]
+    train.main()
+"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scene(tmp_path_factory):
+    async with running_cluster(tmp_path_factory.mktemp("storms"), nodes=3, slots=2) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    path = tmp_path_factory.mktemp("script") / "double.py"
+    path.write_text(textwrap.dedent(DOUBLE))
+    return path
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def expected(script, tmp_path_factory):
+    """The parameters after a run of one plain process."""
+    out = tmp_path_factory.mktemp("expected")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")}
+    counts = ["--iterations", str(ITERATIONS), "--microbatches", str(MICROBATCHES)]
+    command = [sys.executable, str(script), *SMALL, "--out", str(out), *counts]
+    await asyncio.to_thread(subprocess.run, command, check=True, env={**kept, "OMP_NUM_THREADS": "1"})
+    return parameters(out)
+
+
+def parameters(out):
+    found = {}
+    for path in out.glob("stage-*.pt"):
+        found |= torch.load(path, weights_only=True)
+    return found
+
+
+async def kill_services(cluster, chance, told):
+    """Kill a service, or the bus, now and then, and start it again."""
+    while True:
+        await asyncio.sleep(chance.uniform(2.0, 5.0))
+        name = chance.choice(SERVICES)
+        told.append(f"kill {name}")
+        await asyncio.to_thread(cluster.kill, name)
+        await asyncio.sleep(chance.uniform(0.0, 1.0))
+        await asyncio.to_thread(cluster.start_process, name)
+
+
+async def strike(scene, seed, told):
+    async def restart(node):
+        await asyncio.to_thread(scene.cluster.start_process, node)
+
+    async for made in rage(scene.client, Storm(seed, nodes=True), 14.0, 2.0, restart):
+        told.append(f"{made.fault} {made.target}" if isinstance(made, Strike) else f"not done: {made}")
+
+
+@pytest.mark.parametrize("seed", range(STORMS))
+async def test_a_storm_leaves_no_trace_in_the_parameters(expected, scene, script, tmp_path, seed):
+    chance, told = random.Random(seed), []
+    layout = ParallelLayout(**LAYOUTS[seed % len(LAYOUTS)])
+    name, size = f"storm-{seed}", layout.replica_workers
+    spec = task(script, name, min_workers=size, max_workers=6, microbatches=MICROBATCHES, iterations=ITERATIONS)
+    command = [*spec.command, *SMALL, "--out", str(tmp_path)]
+    await scene.client.submit(replace(spec, command=command, layout=layout))
+    services = asyncio.create_task(kill_services(scene.cluster, chance, told))
+    try:
+        await strike(scene, seed, told)
+    finally:
+        services.cancel()
+        await asyncio.gather(services, return_exceptions=True)
+        for missing in set(SERVICES) - set(scene.cluster.alive()):
+            await asyncio.to_thread(scene.cluster.start_process, missing)
+    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED, timeout_s=120.0)
+    assert view.state is TaskState.FINISHED, (told, view.reason, view.traceback)
+    await scene.until(lambda: len(list(tmp_path.glob("stage-*.pt"))) == layout.pipeline)
+    found = parameters(tmp_path)
+    assert found.keys() == expected.keys(), told
+    assert all(torch.allclose(found[name], each, rtol=1e-9, atol=1e-12) for name, each in expected.items()), told
