@@ -1,12 +1,14 @@
 """The closed-form model of T(t, x) held against published measurements.
 
 `python -m benchmarks.throughput_model [--json]` reads `$UNICRON_DATA/throughput` (default: ../shared/data beside the
-repository). Three questions, each asked of every model ("group") in vtrain_multi.csv:
+repository). Four questions, each asked of every model ("group") in vtrain_multi.csv:
 
 1. How far off are iteration times, when one measurement anchors the group? The anchor is the group's first row; the
    median and the range over every other choice of anchor stand beside it.
 2. How much slower than the best measured configuration is the one that the model would choose?
-3. How do both change when the constants are fitted on other groups ("held out") or on this one too?
+3. How far off are times when all measurements together scale the model (the median of what they are of it), and by
+   how much does that rise when any one of them is spoilt by half or double?
+4. How do both change when the constants are fitted on other groups ("held out") or on this one too?
 
 "Held out" is said of constants. The terms of the model were chosen with all three groups in view; megatron_sc21.csv
 (hardware FLOPs) and megatron_seqpar_mlsys23.csv (other recompute, interleaving) had no part in any fit.
@@ -178,6 +180,13 @@ def judged(group: Measurements, constants: Constants) -> dict[str, Any]:
         anchored = said * group.seconds[anchor] / said[anchor]
         errors.append(100 * np.abs(np.delete(anchored / group.seconds - 1, anchor)))
     means = [float(each.mean()) for each in errors]
+    robust = scaled_errors(group.seconds, said).mean()
+    rises = [
+        np.delete(scaled_errors(group.seconds, said, spoil), row).mean()
+        - np.delete(scaled_errors(group.seconds, said), row).mean()
+        for row in range(len(said))
+        for spoil in (np.where(np.arange(len(said)) == row, factor, 1.0) for factor in (0.5, 2.0))
+    ]
     chosen, best = int(said.argmin()), int(group.seconds.argmin())
     return {
         "rows": len(said),
@@ -188,10 +197,18 @@ def judged(group: Measurements, constants: Constants) -> dict[str, Any]:
         "mape_best_anchor_percent": round(min(means), 2),
         "mape_worst_anchor_percent": round(max(means), 2),
         "mape_no_anchor_percent": round(100 * float(np.abs(said / group.seconds - 1).mean()), 2),
+        "mape_robust_percent": round(float(robust), 2),
+        "spoilt_row_rise_points": round(float(max(rises)), 2),
         "chosen": group.names[chosen],
         "best": group.names[best],
         "slowdown_percent": round(100 * float(group.seconds[chosen] / group.seconds[best] - 1), 2),
     }
+
+
+def scaled_errors(seconds: Array, said: Array, spoil: Array | float = 1.0) -> Array:
+    """Return the errors in percent where all measurements together scale the model, each spoilt by a factor."""
+    factor = planning.scale(seconds * spoil / said)
+    return 100 * np.abs(said * factor / seconds - 1)
 
 
 def checked(groups: Sequence[Measurements]) -> dict[str, Any]:
@@ -229,6 +246,8 @@ def report() -> dict[str, Any]:
         "worst_choice_slowdown_percent": max(one["slowdown_percent"] for one in shipped.values()),
         "held_out_mape_percent": max(one["mape_percent"] for one in held),
         "held_out_slowdown_percent": max(one["slowdown_percent"] for one in held),
+        "robust_mape_percent": max(one["mape_robust_percent"] for one in shipped.values()),
+        "spoilt_row_rise_points": max(one["spoilt_row_rise_points"] for one in shipped.values()),
         "leave_one_out_mape_percent": max(one["mape_percent"] for one in apart.values()),
         "constants": told(costs.FITTED),
         "fitted_again": told(fitted([groups[FITTED_ON]])),

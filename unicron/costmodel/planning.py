@@ -91,6 +91,17 @@ def curve(model: ModelSpec, most: int, shape: ParallelLayout | None = None) -> C
     return Curve(found.sizes[reached], found.flops[reached], found.seconds[reached], found.choices[reached])
 
 
+def scale(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return by how much to scale a curve, given what measurements were of what it says.
+
+    Their median: one measurement that is far off, as on a cluster with a slow link that day, does not move it.
+
+    Args:
+        ratios: measured over said; their last axis counts the measurements.
+    """
+    return np.asarray(np.median(ratios, axis=-1))
+
+
 def shortage(model: ModelSpec, most: int) -> str:
     """Return why no size up to `most` is feasible and how many GPUs would do; empty where one is feasible."""
     gpu = catalogue.accelerator(model.accelerator)

@@ -103,12 +103,17 @@ class Session:
         """Name what makes up the state: the model, the optimizer, and whatever else has a `state_dict`.
 
         Raises:
-            TypeError: something has no `state_dict` and `load_state_dict`.
+            TypeError: something has no `state_dict` and `load_state_dict`, or spreads its state over replicas.
         """
         protected = {"model": model, "optimizer": optimizer, **others}
         for name, thing in protected.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
                 raise TypeError(f"protect({name}=...): {type(thing).__name__} has no state_dict and load_state_dict")
+            if type(thing).__name__ == "ZeroRedundancyOptimizer":
+                raise TypeError(
+                    f"protect({name}=...): ZeroRedundancyOptimizer keeps each part of its state on one replica only, "
+                    "and a lost one takes it along; spread it inside of a replica: layout.shard and fully_shard"
+                )
         self._shell.protect(protected)
 
     def iterations(self) -> Iterator[int]:

@@ -96,7 +96,8 @@ def estimate(spec: TaskSpec, measured: Mapping[int, Measured], limit: int, nomin
 
     1. where iterations were measured at this size: `flops_per_iteration` over their mean seconds;
     2. the user's table: between two rows a straight line, beyond the first or the last the same FLOP/s per worker as
-       there. If another size was measured, the table is scaled by what the nearest such size achieved of it;
+       there. If other sizes were measured, the table is scaled by what the nearest of them achieved of it: the median
+       of three, where there are as many, so that one bad measurement moves nothing but its own size;
     3. the closed-form model of a 3D-parallel job, scaled likewise;
     4. proportional to x: with the FLOP/s per worker of the nearest measured size, else `nominal`.
 
@@ -122,10 +123,11 @@ def estimate(spec: TaskSpec, measured: Mapping[int, Measured], limit: int, nomin
         usual = max(seconds, key=lambda size: (measured[size].count, -size))
         flops = seconds[usual] * float(expected[anchors == usual][0])
     achieved = flops / np.array(list(seconds.values()))
-    nearest = np.abs(sizes[:, None] - anchors[None, :]).argmin(axis=1)
+    near = np.abs(sizes[:, None] - anchors[None, :]).argsort(axis=1, kind="stable")[:, : 3 if len(anchors) > 2 else 1]
+    nearest = near[:, 0]
     exact = sizes == anchors[nearest]
     sources = [MEASURED if hit else source for hit, source in zip(exact.tolist(), sources, strict=True)]
-    scaled: Floats = modelled * (achieved / expected)[nearest]
+    scaled: Floats = modelled * planning.scale((achieved / expected)[near])
     return Estimate(sizes, np.where(exact, achieved[nearest], scaled), sources, curve)
 
 

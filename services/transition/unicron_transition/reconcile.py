@@ -172,7 +172,7 @@ def _start_missing(state: TransitionState, run: TaskRun) -> list[Message]:
         if slot in state.occupied:
             continue
         run.started += 1
-        place = next_place(run, there)
+        place = next_place(run, there, slot)
         worker = WorkerRun(worker=f"{run.spec.name}-{run.started}", slot=slot, place=place)
         there.append(worker)
         state.add(run, worker)

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable
 
+from unicron.contracts.tasks import SlotRef
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.state import TaskRun
 
@@ -86,10 +87,16 @@ def awaited(run: TaskRun) -> str:
     return f"; the replica of {', '.join(idle)} waits for place {', '.join(map(str, coming))}"
 
 
-def next_place(run: TaskRun, workers: Iterable[WorkerRun]) -> int:
-    """Return the place that a worker started beside `workers` is to have: the first that fewest of them have."""
+def next_place(run: TaskRun, workers: Iterable[WorkerRun], slot: SlotRef) -> int:
+    """Return the place that a worker started beside `workers` is to have.
+
+    That which the plan means for its slot, as ranks that talk much are meant to be on one node; where there are
+    enough of that, the first that fewest of them have.
+    """
+    places = run.spec.layout.replica_workers
     counts = Counter(worker.place for worker in workers)
-    return min(range(run.spec.layout.replica_workers), key=lambda place: counts[place])
+    meant = run.target.index(slot) % places
+    return meant if counts[meant] < len(run.target) // places else min(range(places), key=lambda place: counts[place])
 
 
 def surplus(run: TaskRun, workers: list[WorkerRun]) -> list[WorkerRun]:

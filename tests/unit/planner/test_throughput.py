@@ -48,6 +48,17 @@ def test_the_nearest_measured_size_is_the_anchor():
     assert at(task, 1, 2, 7, 8, times=times) == pytest.approx([1.0, 2.0, 5.25, 6.0])
 
 
+def test_one_bad_measurement_moves_nothing_but_its_own_size():
+    task = spec("a", throughput={}, flops=8.0, most=9)
+    times = {
+        1: steady(8.0),
+        2: steady(4.0),
+        4: steady(4.0),
+        8: steady(1.0),
+    }  # on 4 workers half as fast as it should be
+    assert at(task, 3, 4, 5, 6, times=times) == pytest.approx([3.0, 2.0, 5.0, 6.0])
+
+
 @pytest.mark.parametrize("few", [steady(1.0, ENOUGH - 1), measured(*[1.0, 1.4] * ENOUGH)], ids=["few", "scattered"])
 def test_what_is_not_trusted_is_not_used(few):
     task = spec("a", throughput=LINE, flops=100.0)

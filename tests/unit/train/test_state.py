@@ -7,7 +7,7 @@ import torch
 from unicron.contracts.tasks import Member, ParallelLayout
 from unicron.contracts.worker import Membership
 from unicron.errors import InvalidInputError, StateTransferError
-from unicron.train import state
+from unicron.train import Session, state
 from unicron.train.shell import run
 from unicron.train.timing import PlannedCollection
 from unicron.train.torch_shell import TorchShell
@@ -56,3 +56,12 @@ def test_a_script_with_a_whole_model_is_refused_in_a_task_of_parts():
         InvalidInputError, match=r"layout of the task: 2 x 1 x 1 workers share .* session.mesh, or set tensor"
     ):
         run(shell.form(sharded))
+
+
+def test_an_optimizer_whose_state_only_one_replica_has_is_refused():
+    class ZeroRedundancyOptimizer(torch.optim.SGD):
+        pass
+
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(TypeError, match="a lost one takes it along; spread it inside of a replica"):
+        Session().protect(model=model, optimizer=ZeroRedundancyOptimizer(model.parameters()))
