@@ -2,9 +2,10 @@
 
     python -m benchmarks.wakes --json
 
-Four ranks (tensor 2 x shard 2, gloo) run collectives of all kinds in a tight loop, and are interrupted over and over at
-times that differ by up to 4 ms; each time they form the groups anew. Measured is from the interruption until the call
-that a rank was in has returned. Also what a collective costs through the groups, beside torch's own group inside.
+Four ranks (tensor 2 x shard 2, gloo; or as many as told) run collectives of all kinds in a tight loop, and are
+interrupted over and over at times that differ by up to 4 ms; each time they form the groups anew. Measured is from the
+interruption until the call that a rank was in has returned, and how long it then takes until all ranks have groups
+again. Also what a collective costs through the groups, beside torch's own group inside.
 """
 
 import argparse
@@ -24,7 +25,11 @@ from unicron_agent.rendezvous import RendezvousServer
 from benchmarks.output import as_json
 from unicron.contracts.tasks import ParallelLayout
 
-LAYOUT = ParallelLayout(tensor=2, shard=2)
+LAYOUTS = {
+    4: ParallelLayout(tensor=2, shard=2),
+    8: ParallelLayout(tensor=4, shard=2),
+    16: ParallelLayout(tensor=4, shard=4),
+}
 SLOW_S = 0.3
 """Longer than that, a wake counts as slow."""
 
@@ -32,7 +37,7 @@ SLOW_S = 0.3
 class Rank:
     """One of the ranks."""
 
-    def __init__(self, address: str, place: int, epochs: int) -> None:
+    def __init__(self, address: str, layout: ParallelLayout, place: int, epochs: int) -> None:
         import torch  # noqa: PLC0415 the parent needs none of it
         import torch.distributed as dist  # noqa: PLC0415
 
@@ -40,9 +45,10 @@ class Rank:
 
         self.torch, self.dist = torch, dist
         self.address, self.place, self.epochs = address, place, epochs
-        self.inner = InnerGroups(LAYOUT, place, torch.device("cpu"))
+        self.inner = InnerGroups(layout, place, torch.device("cpu"))
         self.interrupted = self.newest = 0.0
         self.waits: list[float] = []
+        self.forms: list[float] = []
 
     def form(self, epoch: int) -> None:
         """Meet the other ranks."""
@@ -90,7 +96,9 @@ class Rank:
             self.waits.append(time.time() - self.interrupted)
             while self.interrupted < when:  # another rank was interrupted first, which broke the groups here too
                 time.sleep(0.0005)
+            began = time.time()
             self.form(epoch)
+            self.forms.append(time.time() - began)
 
     def interrupt(self, epoch: int, when: float) -> None:
         """Interrupt this rank at a time."""
@@ -117,15 +125,15 @@ class Rank:
         return found
 
 
-async def measure(epochs: int) -> dict[str, object]:
+async def measure(epochs: int, layout: ParallelLayout) -> dict[str, object]:
     """Run the ranks; return the figures."""
     server, address = await RendezvousServer().serve("127.0.0.1")
     ranks = [
         await asyncio.create_subprocess_exec(
             sys.executable, "-m", "benchmarks.wakes", "--rank", str(place), address, "--wakes", str(epochs),
-            stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            "--ranks", str(layout.replica_workers), stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        for place in range(LAYOUT.replica_workers)
+        for place in range(layout.replica_workers)
     ]  # fmt: skip
     try:
         found = [json.loads((await rank.communicate())[0]) for rank in ranks]
@@ -140,6 +148,7 @@ async def measure(epochs: int) -> dict[str, object]:
         "median_ms": round(1e3 * statistics.median(waits), 2),
         "p99_ms": round(1e3 * waits[int(0.99 * len(waits))], 1),
         "worst_ms": round(1e3 * waits[-1], 1),
+        "form_median_ms": round(1e3 * statistics.median(form for each in found for form in each["forms"]), 1),
         "slow": sum(wait > SLOW_S for wait in waits),
         **{name: round(statistics.median(each[name] for each in found), 1) for name in ("wrapped_us", "raw_us")},
     }
@@ -148,18 +157,19 @@ async def measure(epochs: int) -> dict[str, object]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--wakes", type=int, default=250, help="of each of the four ranks")
+    parser.add_argument("--wakes", type=int, default=250, help="of each rank")
+    parser.add_argument("--ranks", type=int, default=4, choices=sorted(LAYOUTS))
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rank", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.rank:
         place, address = options.rank
-        rank = Rank(address, int(place), options.wakes)
+        rank = Rank(address, LAYOUTS[options.ranks], int(place), options.wakes)
         rank.run()
-        print(json.dumps({"waits": rank.waits, **rank.cost_us()}), flush=True)
+        print(json.dumps({"waits": rank.waits, "forms": rank.forms, **rank.cost_us()}), flush=True)
         rank.inner.gather([0.0])
         os._exit(0)  # as forked workers do: an abandoned group has a thread that never ends
-    shown = asyncio.run(measure(options.wakes))
+    shown = asyncio.run(measure(options.wakes, LAYOUTS[options.ranks]))
     text = "\n".join(f"{name:12} {value}" for name, value in shown.items())
     print(as_json("wakes", shown) if options.json else text)
 

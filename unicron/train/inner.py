@@ -257,7 +257,11 @@ class InnerGroups:
         except RuntimeError:
             self._break()
             return _Work()
-        finish = self._connections.finish_transfer if name in TRANSFERS else self._connections.finish
+        finish: Callable[[Any, Any], None] = self._connections.finish
+        if self.device.type == "cuda":  # waiting only orders streams, and must not hold the processor up
+            finish = _enqueued
+        elif name in TRANSFERS:
+            finish = self._connections.finish_transfer
         return _Work(lambda: self._finish(finish, work, inside))
 
     def _finish(self, finish: Callable[[Any, Any], None], work: Any, inside: Any) -> None:
@@ -290,6 +294,14 @@ class InnerGroups:
         if self.epoch < 0:
             raise GroupBrokenError("a rank of this replica is gone")
         return [tuple(row.tolist()) for row in told]
+
+
+def _enqueued(work: Any, _: Any) -> None:
+    """Have later work on the GPU wait for a collective; whether it went well shows when the ranks next confer."""
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise GroupBrokenError(str(error)) from error
 
 
 def _container(device: torch.device, inside: Any, rank: int, size: int) -> ProcessGroup:
