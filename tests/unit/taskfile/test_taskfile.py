@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from unicron_taskfile import FIELDS, load, parse
@@ -271,3 +272,8 @@ def test_any_text_is_a_spec_or_a_clear_error(text):
     except InvalidInputError as error:
         message = str(error)
     assert message.startswith(str(HERE))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*/task.yaml")), ids=lambda path: path.parent.name)
+def test_the_examples_can_be_submitted_as_they_are(path):
+    assert load(path).warnings == []
