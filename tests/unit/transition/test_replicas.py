@@ -79,3 +79,49 @@ def test_sizes_are_whole_replicas_in_multiples_of_the_unit():
     assert len(of(StartWorker, out)) == 1
     cluster.rest()
     assert len(cluster.group("a")) == 4
+
+
+def test_a_replica_that_moves_in_part_hands_the_places_over_that_move():
+    cluster = pairs(SLOTS[:2])
+    cluster.plan(a=[slot("n1:1"), slot("n2:0")])
+    cluster.rest()
+    assert cluster.anew == set()
+    assert sorted(cluster.places("a")) == ["n1:1", "n2:0"]
+    assert cluster.processes["a-2"].living, "who stays keeps its place"
+
+
+def test_where_too_many_have_the_same_place_one_is_started_again_with_another():
+    cluster = pairs([*SLOTS, slot("n3:0"), slot("n3:1")], max_workers=6)
+    cluster.plan(a=[slot("n1:1"), slot("n2:1"), slot("n3:0"), slot("n3:1")])
+    cluster.rest()
+    assert cluster.anew == set()
+    assert sorted(cluster.places("a")) == ["n1:1", "n2:1", "n3:0", "n3:1"]
+    assert [cluster.processes[name].built for name in cluster.group("a")] == [0, 1, 0, 1]
+
+
+def test_a_worker_that_came_back_to_a_task_without_slots_makes_room_for_the_task_that_gets_its_slot():
+    cluster = Cluster(
+        {"n1": 2, "n2": 2, "n3": 2}, [spec("a", min_workers=2, layout=ParallelLayout(tensor=2)), spec("b")]
+    )
+    cluster.plan(a=[slot("n1:0"), slot("n2:0")])
+    cluster.rest()
+    cluster.lose("n2", alive=True)
+    cluster.plan(b=[slot("n1:0")])
+    cluster.rest()
+    cluster.join("n2")
+    cluster.rest()
+    assert cluster.processes["a-2"].living, "nobody else has its place of the state"
+    cluster.plan(b=[slot("n1:0"), slot("n2:0")])
+    cluster.rest()
+    assert cluster.places("b") == ["n1:0", "n2:0"]
+
+
+def test_a_part_of_a_state_that_comes_back_too_late_does_not_hold_up_who_begins_anew():
+    cluster = pairs([slot("n1:0"), slot("n2:0")])
+    cluster.lose("n2", alive=True)
+    cluster.plan(a=[slot("n1:0"), slot("n3:0")])
+    cluster.rest()
+    cluster.join("n2")
+    cluster.rest()
+    assert cluster.places("a") == ["n1:0", "n3:0"]
+    assert len(cluster.group("a")) == 2
