@@ -110,9 +110,9 @@ class Scene:
             message for message in self.journal if isinstance(message, kind) and getattr(message, "task", "") == task
         ]
 
-    async def until_ended(self, task: str) -> str:
+    async def until_ended(self, task: str, patience_s: float = PATIENCE_S) -> str:
         """Wait for the end of a task; return its state, "hangs" if it has none in time."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             changes = self.told(TaskStateChanged, task)
             if changes and changes[-1].state.ended:
@@ -208,11 +208,11 @@ class Layout:
         """Run a task to its end; return the folder with what it left, and its state."""
         folder = self._root / "out" / task
         folder.mkdir(parents=True)
+        sizes = ("--batch", str(BATCH), "--layers", str(BLOCKS), "--chunks", str(CHUNKS))
         orders = Orders(str(folder), pace, self._world, struck)
         spec = TaskSpec(
             name=task,
-            command=["python", "-m", "benchmarks.struck", "--out", str(folder), "--batch", str(BATCH)]
-            + ["--layers", str(BLOCKS), "--chunks", str(CHUNKS)],
+            command=["python", "-m", "benchmarks.struck", *sizes, "--out", str(folder)],
             workdir=str(ROOT),
             env={VARIABLE: msgspec.json.encode(orders).decode(), "OMP_NUM_THREADS": "1"},
             min_workers=self._shape.replica_workers,
@@ -256,9 +256,9 @@ def figures_of(layout: str, fault: str, runs: Sequence[dict[str, Any]]) -> dict[
     found = {
         "first_s": middle(row["first_s"] for row in rows),
         "beyond_s": middle(beyond),
-        "beyond_worst_s": None if None in beyond or not beyond else max(beyond),
+        "beyond_worst_s": worst(beyond),
         "waiting_s": middle(row["waiting_s"] for row in rows),
-        "over_goal_worst_s": None if None in over or not over else max(over),
+        "over_goal_worst_s": worst(over),
         "whole_s": middle(row["whole_s"] for row in rows),
         "rel_diff": worst(run["rel_diff"] for run in runs),
         "redone": sum(run["redone"] for run in runs),

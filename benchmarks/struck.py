@@ -198,10 +198,12 @@ def main() -> None:
     train = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(train)
     scene = Scene()
-    unicron.train.session.TorchShell = watched_shell(scene)  # type: ignore[misc]
-    train.Session = watched(scene)  # type: ignore[attr-defined]
-    train.Block.forward = paced(train.Block.forward, scene)
-    train.main()
+    patched: Any = unicron.train.session
+    patched.TorchShell = watched_shell(scene)
+    example: Any = train
+    example.Session = watched(scene)
+    example.Block.forward = paced(example.Block.forward, scene)
+    example.main()
 
 
 if __name__ == "__main__":
