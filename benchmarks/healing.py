@@ -11,6 +11,9 @@ For a strike there are
   takes is in there, and what it then computes is not.
 - `waiting_s`: the same with the seconds that these microbatches did take in place of the undisturbed ones: what was
   spent otherwise than in computing. It differs from `beyond_s` where a new worker that starts takes the others' cores.
+- `loss_s`, `join_s`: what the replicas that were left waited for a new membership to be formed, from where each noticed
+  to the group ready, the slowest of them: the first after the strike, and the sum of further ones, in which new workers
+  come in. Both are part of `beyond_s` where they fall into the struck iteration.
 - `whole_s`: from the strike until all ranks of a membership with all replicas have formed their groups.
 
 Undisturbed is what was measured in the same task, in iterations of one whole membership that nothing struck.
@@ -88,6 +91,18 @@ def whole_s(regrouped: Sequence[Regrouped], at: float, world: int) -> float | No
         if fact.at > at and fact.world_size == world:
             ends[fact.epoch].append(fact.at)
     return next((max(found) - at for _, found in sorted(ends.items()) if len(found) == world), None)
+
+
+def regroups(regrouped: Sequence[Regrouped], strike: Struck, world: int) -> dict[str, Any]:
+    """Return the seconds of the memberships from the strike on, up to the whole one; None where there is none."""
+    seconds: dict[int, float] = {}
+    for fact in regrouped:
+        if fact.epoch > strike.epoch and not fact.state_from:
+            seconds[fact.epoch] = max(fact.seconds, seconds.get(fact.epoch, 0.0))
+    sizes = {fact.epoch: fact.world_size for fact in regrouped}
+    whole = min((epoch for epoch in seconds if sizes[epoch] == world), default=0)
+    found = [seconds[epoch] for epoch in sorted(seconds) if epoch <= whole]
+    return {"loss_s": found[0] if found else None, "join_s": sum(found[1:]) if found else None}
 
 
 def redone(notes: Sequence[Note]) -> int:

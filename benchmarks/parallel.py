@@ -174,7 +174,7 @@ class Layout:
         folder, state = await self._run(task, pace_s(self._shape), struck, strikes=fault == NODE)
         notes = [
             msgspec.json.decode(line, type=Note)
-            for path in folder.glob("*.jsonl")
+            for path in folder.glob("[0-9]*.jsonl")
             for line in path.read_bytes().splitlines()
         ]
         marks = sorted(folder.glob("strike-*.json"))
@@ -183,7 +183,9 @@ class Layout:
         usually = healing.usual(notes, made, self._world)
         regrouped = self._scene.told(Regrouped, task)
         rows = [
-            healing.healed(notes, one, usually) | {"whole_s": healing.whole_s(regrouped, one.at, self._world)}
+            healing.healed(notes, one, usually)
+            | healing.regroups(regrouped, one, self._world)
+            | {"whole_s": healing.whole_s(regrouped, one.at, self._world)}
             for one in made
         ]
         allowed = {"stopped": max(3 * usually.microbatch_s, LEAST_STALL_S), NODE: GRACE_S}.get(fault, 0.0)
@@ -225,6 +227,9 @@ class Layout:
         if strikes:
             await self._lose_node(task, folder)
         state = await self._scene.until_ended(task)
+        with (folder / "journal.jsonl").open("wb") as file:
+            told = [message for message in self._scene.journal if getattr(message, "task", "") == task]
+            file.writelines(msgspec.json.encode(message) + b"\n" for message in told)
         if state == "hangs":
             await self._scene.client.remove(task)
         return folder, state
@@ -258,6 +263,8 @@ def figures_of(layout: str, fault: str, runs: Sequence[dict[str, Any]]) -> dict[
         "beyond_s": middle(beyond),
         "beyond_worst_s": worst(beyond),
         "waiting_s": middle(row["waiting_s"] for row in rows),
+        "loss_s": middle(row["loss_s"] for row in rows),
+        "join_s": middle(row["join_s"] for row in rows),
         "over_goal_worst_s": worst(over),
         "whole_s": middle(row["whole_s"] for row in rows),
         "rel_diff": worst(run["rel_diff"] for run in runs),
