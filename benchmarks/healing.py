@@ -93,11 +93,20 @@ def whole_s(regrouped: Sequence[Regrouped], at: float, world: int) -> float | No
     return next((max(found) - at for _, found in sorted(ends.items()) if len(found) == world), None)
 
 
-def regroups(regrouped: Sequence[Regrouped], strike: Struck, world: int) -> dict[str, Any]:
-    """Return the seconds of the memberships from the strike on, up to the whole one; None where there is none."""
+def regroups(regrouped: Sequence[Regrouped], strike: Struck, world: int, size: int) -> dict[str, Any]:
+    """Return the seconds of the memberships from the strike on, up to the whole one; None where there is none.
+
+    Args:
+        regrouped: of the task.
+        strike: that broke one membership.
+        world: ranks of a whole membership.
+        size: ranks of a replica; the others of the struck one are idle from its loss on, and do not count.
+    """
     seconds: dict[int, float] = {}
+    before = [fact for fact in regrouped if fact.epoch == strike.epoch]
+    left = {fact.worker for fact in before if fact.rank // size != strike.replica}
     for fact in regrouped:
-        if fact.epoch > strike.epoch and not fact.state_from:
+        if fact.epoch > strike.epoch and fact.worker in left:
             seconds[fact.epoch] = max(fact.seconds, seconds.get(fact.epoch, 0.0))
     sizes = {fact.epoch: fact.world_size for fact in regrouped}
     whole = min((epoch for epoch in seconds if sizes[epoch] == world), default=0)

@@ -54,7 +54,7 @@ def start_plain(mode: str, pair: int, folder: Path, options: argparse.Namespace)
     return [subprocess.Popen(words, cwd=ROOT, env={**os.environ, **told, "RANK": str(rank)}) for rank in range(2)]
 
 
-async def measure_one(mode: str, scene: Scene, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+async def measure_one(mode: str, scene: Scene, folder: Path, options: argparse.Namespace) -> list[list[Any]]:
     """Let the pairs of a mode take turns; return each round's notes, by pair."""
     folder.mkdir()
     (folder / "turn").write_text("0", encoding="utf-8")
@@ -84,10 +84,10 @@ async def measure_one(mode: str, scene: Scene, folder: Path, options: argparse.N
                 rank.kill()
                 rank.wait()
     notes = [(folder / f"pair-{pair}.jsonl").read_text(encoding="utf-8").splitlines() for pair in range(PLAIN + 1)]
-    return [[json.loads(line) for line in lines] for lines in zip(*notes, strict=True)][WARM_UP:]  # type: ignore[misc]
+    return [[json.loads(line) for line in lines] for lines in zip(*notes, strict=True)][WARM_UP:]
 
 
-def figures_of(mode: str, rounds: Sequence[Any]) -> dict[str, float]:
+def figures_of(mode: str, rounds: Sequence[list[Any]]) -> dict[str, float]:
     """Return the figures of a mode."""
     over = [2 * last["seconds"] / (one["seconds"] + other["seconds"]) - 1 for one, other, last in rounds]
     noise = [abs(one["seconds"] / other["seconds"] - 1) for one, other, _ in rounds]
@@ -98,8 +98,9 @@ def figures_of(mode: str, rounds: Sequence[Any]) -> dict[str, float]:
         f"{NAMES[mode]}_plain_against_plain_percent": 100 * statistics.median(drift),
     }
     if mode == "tp":
-        found["plain_all_reduce_us"] = statistics.median(each["small_us"] for one in rounds for each in one[:PLAIN])
-        found["wrapped_all_reduce_us"] = statistics.median(one[PLAIN]["small_us"] for one in rounds)
+        plain = [float(each["small_us"]) for one in rounds for each in one[:PLAIN]]
+        found["plain_all_reduce_us"] = statistics.median(plain)
+        found["wrapped_all_reduce_us"] = statistics.median(float(one[PLAIN]["small_us"]) for one in rounds)
     return {name: round(value, 2) for name, value in found.items()}
 
 

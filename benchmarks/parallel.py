@@ -184,7 +184,7 @@ class Layout:
         regrouped = self._scene.told(Regrouped, task)
         rows = [
             healing.healed(notes, one, usually)
-            | healing.regroups(regrouped, one, self._world)
+            | healing.regroups(regrouped, one, self._world, self._shape.replica_workers)
             | {"whole_s": healing.whole_s(regrouped, one.at, self._world)}
             for one in made
         ]

@@ -184,7 +184,7 @@ def paced(forward: Any, scene: Scene) -> Any:
             scene.reached("backward")
 
         if result.requires_grad:
-            result.register_hook(back)
+            result.register_hook(back)  # type: ignore[no-untyped-call]
         return result
 
     return passing

@@ -1,5 +1,6 @@
 """What workers noted is taken apart rightly: the work that was left, and what came on top."""
 
+import msgspec
 import pytest
 
 from benchmarks import healing
@@ -60,9 +61,9 @@ def test_a_strike_in_the_update_counts_for_the_next_iteration():
     assert found["beyond_s"] == pytest.approx(0.2)
 
 
-def regrouped(worker, epoch, at, world_size=2):
+def regrouped(worker, epoch, at, world_size=2, seconds=0.0):
     told = {"node": "node-1", "slot": 0, "task": "t", "rank": 0, "iteration": 1}
-    return Regrouped(worker=worker, epoch=epoch, world_size=world_size, at=at, **told)
+    return Regrouped(worker=worker, epoch=epoch, world_size=world_size, at=at, seconds=seconds, **told)
 
 
 def test_whole_is_when_the_last_rank_of_all_has_joined():
@@ -76,3 +77,11 @@ def test_an_iteration_that_is_computed_after_it_had_ended_is_redone():
     notes = quiet(0, 0)
     assert healing.redone(notes) == 0
     assert healing.redone([*notes, note("computed", LEFT, 5.0, 6.0, 0)]) == 1
+
+
+def test_regroups_are_those_of_the_replicas_that_were_left():
+    told = [regrouped("a", 0, 9.0), msgspec.structs.replace(regrouped("b", 0, 9.0), rank=1)]
+    told += [regrouped("a", 1, 12.0, 1, seconds=0.1), regrouped("a", 2, 13.0, seconds=0.2)]
+    told += [regrouped("b", 2, 13.0, seconds=3.0), regrouped("a", 3, 14.0, seconds=9.0)]
+    assert healing.regroups(told, STRIKE, 2, 1) == {"loss_s": 0.1, "join_s": 0.2}
+    assert healing.regroups(told[:2], STRIKE, 2, 1) == {"loss_s": None, "join_s": None}
