@@ -95,15 +95,16 @@ def plain(options: argparse.Namespace) -> None:
     train = example()
     dist.init_process_group("gloo")
     turns = Turns(options.folder, options.pair, options.pairs, dist.get_rank())
-    shape = (1, 2 if options.mode == "fsdp" else 1, 2 if options.mode == "tp" else 1)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=DIMENSIONS)
     model = train.Decoder(WIDTH, LAYERS, HEADS, CONTEXT)
-    train.spread(model, mesh, HEADS)
-    own = MICROBATCHES
+    own, shard, shards, group = MICROBATCHES, 0, 1, None
     if options.mode == "dp":
         model, own = DistributedDataParallel(model), MICROBATCHES // 2
+    else:
+        mesh = init_device_mesh("cpu", (1, 2, 1) if options.mode == "fsdp" else (1, 1, 2), mesh_dim_names=DIMENSIONS)
+        train.spread(model, mesh, HEADS)
+        shard, shards = mesh["shard"].get_local_rank(), mesh["shard"].size()
+        group = mesh["tensor"].get_group() if options.mode == "tp" else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    shard, shards = mesh["shard"].get_local_rank(), mesh["shard"].size()
     for _ in range(options.rounds):
         turns.begin()
         for _ in range(options.block):
@@ -114,7 +115,7 @@ def plain(options: argparse.Namespace) -> None:
                     (train.loss_of(model(inputs), targets) / own).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        turns.end(mesh["tensor"].get_group() if options.mode == "tp" else None)
+        turns.end(group)
     dist.destroy_process_group()
 
 
