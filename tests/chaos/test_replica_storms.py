@@ -6,14 +6,11 @@
 import asyncio
 import os
 import random
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import pytest_asyncio
-import torch
-from helpers import ROOT
+from helpers.parallel import EXAMPLE, SMALL, differing, parameters, plain_parameters
 from helpers.training import running_cluster, task
 from msgspec.structs import replace
 from unicron_chaos.storm import Storm, rage
@@ -27,9 +24,6 @@ STORMS = int(os.environ.get("STORMS", "1"))
 LAYOUTS = [{"tensor": 2}, {"pipeline": 2}, {"shard": 2}, {}]
 SERVICES = ["registry", "detector", "planner", "transition", "nats"]
 ITERATIONS, MICROBATCHES = 40, 6
-SMALL = ["--width", "16", "--layers", "2", "--heads", "2", "--context", "8", "--batch", "4", "--chunks", "2"]
-EXAMPLE = ROOT / "examples" / "parallel"
-
 DOUBLE = f"""
     import sys, time
     import torch
@@ -58,19 +52,7 @@ def script(tmp_path_factory):
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def expected(script, tmp_path_factory):
     """The parameters after a run of one plain process."""
-    out = tmp_path_factory.mktemp("expected")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")}
-    counts = ["--iterations", str(ITERATIONS), "--microbatches", str(MICROBATCHES)]
-    command = [sys.executable, str(script), *SMALL, "--out", str(out), *counts]
-    await asyncio.to_thread(subprocess.run, command, check=True, env={**kept, "OMP_NUM_THREADS": "1"})
-    return parameters(out)
-
-
-def parameters(out):
-    found = {}
-    for path in out.glob("stage-*.pt"):
-        found |= torch.load(path, weights_only=True)
-    return found
+    return await plain_parameters(script, tmp_path_factory.mktemp("expected"), ITERATIONS, MICROBATCHES)
 
 
 async def kill_services(cluster, chance, told):
@@ -111,6 +93,4 @@ async def test_a_storm_leaves_no_trace_in_the_parameters(expected, scene, script
     view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED, timeout_s=120.0)
     assert view.state is TaskState.FINISHED, (told, view.reason, view.traceback)
     await scene.until(lambda: len(list(tmp_path.glob("stage-*.pt"))) == layout.pipeline)
-    found = parameters(tmp_path)
-    assert found.keys() == expected.keys(), told
-    assert all(torch.allclose(found[name], each, rtol=1e-9, atol=1e-12) for name, each in expected.items()), told
+    assert differing(parameters(tmp_path), expected) == [], told

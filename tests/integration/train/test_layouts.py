@@ -1,15 +1,10 @@
 """Models spread over several workers, with ranks struck at every point: what comes of it is what one process gets."""
 
-import asyncio
-import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
-import torch
+from helpers.parallel import EXAMPLE, SMALL, differing, parameters, plain_parameters
 from helpers.training import running_cluster, task
 from msgspec.structs import replace
 
@@ -18,12 +13,10 @@ from unicron.contracts.tasks import ParallelLayout, TaskState
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "parallel"
-
 STRUCK = """
     import os, signal, sys
     import torch
-    sys.path.insert(0, sys.argv.pop(1))
+    sys.path.insert(0, {example!r})
     import train
     from unicron.train.torch_shell import TorchShell
 
@@ -66,7 +59,6 @@ STRUCK = """
     train.main()
 """
 
-SMALL = ["--width", "16", "--layers", "2", "--heads", "2", "--context", "8", "--batch", "4", "--chunks", "2"]
 ITERATIONS, MICROBATCHES = 6, 4
 
 
@@ -79,31 +71,14 @@ async def scene(tmp_path_factory):
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
     path = tmp_path_factory.mktemp("script") / "struck.py"
-    path.write_text(textwrap.dedent(STRUCK))
+    path.write_text(textwrap.dedent(STRUCK).replace("{example!r}", repr(str(EXAMPLE))))
     return path
-
-
-def arguments(out):
-    out.mkdir()
-    return [str(EXAMPLE), *SMALL, "--out", str(out)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def expected(script, tmp_path_factory):
     """The parameters after a run of one plain process."""
-    out = tmp_path_factory.mktemp("expected") / "out"
-    counts = ["--iterations", str(ITERATIONS), "--microbatches", str(MICROBATCHES)]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")}
-    command = [sys.executable, str(script), *arguments(out), *counts]
-    await asyncio.to_thread(subprocess.run, command, check=True, env={**kept, "OMP_NUM_THREADS": "1"})
-    return parameters(out)
-
-
-def parameters(out):
-    found = {}
-    for path in out.glob("stage-*.pt"):
-        found |= torch.load(path, weights_only=True)
-    return found
+    return await plain_parameters(script, tmp_path_factory.mktemp("expected"), ITERATIONS, MICROBATCHES)
 
 
 async def trained(scene, script, out, name, layout, **env):
@@ -119,17 +94,11 @@ async def trained(scene, script, out, name, layout, **env):
         layout=layout,
         env=env,
     )
-    await scene.client.submit(replace(spec, command=[*spec.command, *arguments(out)]))
+    await scene.client.submit(replace(spec, command=[*spec.command, *SMALL, "--out", str(out)]))
     view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED, timeout_s=90.0)
     assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
     await scene.until(lambda: len(list(out.glob("stage-*.pt"))) == layout.pipeline)  # they write when they are through
     return parameters(out)
-
-
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
-    for name, each in expected.items():
-        assert torch.allclose(found[name], each, rtol=1e-9, atol=1e-12), name
 
 
 async def test_a_model_whose_parts_are_to_be_sent_while_it_is_built_is_refused(scene, tmp_path):
@@ -158,9 +127,9 @@ async def test_a_lost_rank_makes_no_difference_to_the_parameters(expected, scene
     name = strike.replace(" ", "-") + "-" + "".join(degrees)
     marker = tmp_path / "marker"
     layout = ParallelLayout(**degrees)
-    found = await trained(scene, script, tmp_path / "out", name, layout, STRIKE=strike, MARKER=str(marker))
+    found = await trained(scene, script, tmp_path, name, layout, STRIKE=strike, MARKER=str(marker))
     assert marker.exists(), "nothing was struck"
-    assert_same(found, expected)
+    assert differing(found, expected) == []
     joined = scene.of(Regrouped, task=name)
     began = 0 if "take" in strike else 2  # the first to take a state does so in the very first membership
     assert all(each.iteration >= began for each in joined if each.epoch > 0), "nobody begins anew"
