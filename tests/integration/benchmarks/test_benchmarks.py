@@ -60,15 +60,10 @@ def test_the_simulator_is_timed():
     assert found["trace_a_s"] > 0 < found["peak_memory_mb"]
 
 
+@pytest.mark.timeout(300)
 def test_a_rank_of_a_replica_is_struck_and_the_task_heals():
     found = run("benchmarks.parallel", "--layouts", "dp2_tp2", "--faults", "killed", "--phases", "backward")
     assert (found["dp2_tp2_killed_strikes"], found["dp2_tp2_killed_redone"]) == (1, 0)
     assert found["dp2_tp2_killed_rel_diff"] <= 1e-5
     assert 0 < found["dp2_tp2_killed_first_s"] > found["dp2_tp2_killed_beyond_s"]
     assert found["dp2_tp2_killed_whole_s"] > 0
-
-
-def test_the_cost_of_a_session_is_measured_against_plain_torch():
-    found = run("benchmarks.overhead", "--modes", "tp", "--rounds", "2", "--block", "2")
-    assert {"tp_overhead_percent", "noise_percent"} <= found.keys()
-    assert found["wrapped_all_reduce_us"] > 0 < found["plain_all_reduce_us"]
