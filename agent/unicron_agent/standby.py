@@ -25,6 +25,9 @@ FORKED_AHEAD = (
     "unicron.train.session",
 )
 
+FOR_PARTS = ("torch.distributed.tensor.parallel", "torch.distributed.fsdp", "torch.distributed.pipelining")
+"""Takes seconds, and only workers that hold a part of a model need it: imported before the first of them is forked."""
+
 
 def main() -> None:
     """Import what workers need, say so, and fork on request until the agent is gone."""
@@ -35,6 +38,9 @@ def main() -> None:
     _say(answers, {"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
+        if request.get("parts"):
+            for name in FOR_PARTS:
+                __import__(name)
         _say(answers, {"pid": _fork(request, answers)})
 
 

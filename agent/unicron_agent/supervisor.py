@@ -88,7 +88,10 @@ class Supervisor:
         script = _python_script(spec.command)
         if script is not None:
             module, argv = script
-            pid = await self.fork({"argv": argv, "module": module, "cwd": str(cwd), "env": env, "log": str(log)})
+            parts = spec.layout.replica_workers > 1
+            pid = await self.fork(
+                {"argv": argv, "module": module, "cwd": str(cwd), "env": env, "log": str(log), "parts": parts}
+            )
         else:
             with log.open("ab") as output:
                 process = subprocess.Popen(  # noqa: ASYNC220 returns at once
