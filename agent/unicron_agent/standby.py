@@ -25,7 +25,12 @@ FORKED_AHEAD = (
     "unicron.train.session",
 )
 
-FOR_PARTS = ("torch.distributed.tensor.parallel", "torch.distributed.fsdp", "torch.distributed.pipelining")
+FOR_PARTS = (
+    "unicron.train.inner",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+)
 """Takes seconds, and only workers that hold a part of a model need it: imported before the first of them is forked."""
 
 

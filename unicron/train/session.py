@@ -18,11 +18,10 @@ import os
 from collections.abc import Iterator
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.train import channel as channels
@@ -31,6 +30,9 @@ from unicron.train.pipelines import PipelineRuns
 from unicron.train.shell import run
 from unicron.train.timing import BACKWARD, FORWARD, PlannedCollection
 from unicron.train.torch_shell import TorchShell
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Session:
@@ -69,7 +71,7 @@ class Session:
         self._core = WorkerCore(self._shell, self.total, self.per_iteration, alone=self._channel is None)
 
     @cached_property
-    def mesh(self) -> DeviceMesh:
+    def mesh(self) -> "DeviceMesh":
         """The mesh of this worker's replica, with the dimensions "pipeline", "shard" and "tensor".
 
         For `parallelize_module`, `fully_shard`, `PipelineStage` and all else that takes a mesh or one of its groups;

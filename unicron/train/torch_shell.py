@@ -2,7 +2,7 @@
 
 import os
 import time
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import torch
@@ -15,9 +15,11 @@ from unicron.train import state
 from unicron.train.channel import Channel
 from unicron.train.gradients import Gradients
 from unicron.train.group import Group
-from unicron.train.inner import InnerGroups
 from unicron.train.rendezvous import Rendezvous
 from unicron.train.timing import GC, OPTIMIZER, REDUCE, PlannedCollection, Recorder
+
+if TYPE_CHECKING:
+    from unicron.train.inner import InnerGroups
 
 T = TypeVar("T")
 
@@ -56,9 +58,11 @@ class TorchShell:
         if self._channel is not None:
             self._channel.interrupt = self._interrupt
 
-    def inner(self, layout: ParallelLayout) -> InnerGroups:
+    def inner(self, layout: ParallelLayout) -> "InnerGroups":
         """Return the groups inside of the replica, which are made at the first call."""
         if self._inner is None:
+            from unicron.train.inner import InnerGroups  # noqa: PLC0415 torch's meshes take half a second to import
+
             self._inner = InnerGroups(layout, self.place, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         return self._inner
 
@@ -138,7 +142,7 @@ class TorchShell:
         """Return what every rank of the replica says."""
         return self._replica().gather(numbers)
 
-    def _replica(self) -> InnerGroups:
+    def _replica(self) -> "InnerGroups":
         if self._inner is None:
             raise GroupBrokenError("this worker is no part of a replica")
         return self._inner

@@ -1,5 +1,8 @@
 """Models spread over several workers, with ranks struck at every point: what comes of it is what one process gets."""
 
+import asyncio
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -133,3 +136,44 @@ async def test_a_lost_rank_makes_no_difference_to_the_parameters(expected, scene
     joined = scene.of(Regrouped, task=name)
     began = 0 if "take" in strike else 2  # the first to take a state does so in the very first membership
     assert all(each.iteration >= began for each in joined if each.epoch > 0), "nobody begins anew"
+
+
+STATE = """
+    import io, sys
+    import torch
+    sys.path.insert(0, {example!r})
+    import train
+    from unicron.contracts.tasks import ParallelLayout
+    from unicron.train import shards, state
+    from unicron.train.inner import InnerGroups
+
+    def made(seed):
+        torch.manual_seed(seed)
+        model = train.Decoder(width=16, layers=2, heads=2, context=8)
+        train.spread(model, mesh, heads=2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        return {"model": model, "optimizer": optimizer}
+
+    mesh = InnerGroups(ParallelLayout(tensor=2, shard=2), 3, torch.device("cpu")).mesh
+    ours, theirs = made(1), made(2)
+    file = io.BytesIO()
+    torch.save(state.snapshot(7, ours), file)
+    file.seek(0)
+    state.apply(torch.load(file, weights_only=True), theirs)
+    kinds = set()
+    for one, other in zip(ours["model"].parameters(), theirs["model"].parameters(), strict=True):
+        assert one.placements == other.placements and torch.equal(one.to_local(), other.to_local())
+        kinds |= {type(each).__name__ for each in one.placements}
+        for name, held in ours["optimizer"].state[one].items():
+            assert torch.equal(shards.local(held), shards.local(theirs["optimizer"].state[other][name])), name
+    assert {"Shard", "_StridedShard"} <= kinds, kinds
+"""
+
+
+async def test_a_state_that_is_spread_over_two_dimensions_survives_its_way(tmp_path):
+    path = tmp_path / "spread.py"
+    path.write_text(textwrap.dedent(STATE).replace("{example!r}", repr(str(EXAMPLE))))
+    await asyncio.to_thread(subprocess.run, [sys.executable, str(path)], check=True, timeout=60)
