@@ -90,6 +90,7 @@ async def test_a_storm_leaves_no_trace_in_the_parameters(expected, scene, script
         await asyncio.gather(services, return_exceptions=True)
         for missing in set(SERVICES) - set(scene.cluster.alive()):
             await asyncio.to_thread(scene.cluster.start_process, missing)
+    await scene.cluster.wait_until_ready(60.0)  # who asks while a service is on its way up is told that nobody answers
     view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED, timeout_s=120.0)
     assert view.state is TaskState.FINISHED, (told, view.reason, view.traceback)
     await scene.until(lambda: len(list(tmp_path.glob("stage-*.pt"))) == layout.pipeline)
