@@ -145,7 +145,8 @@ def main() -> None:
     mesh = session.mesh
     spread(model, mesh, args.heads)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    session.protect(model=model, optimizer=optimizer)
+    rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
+    session.protect(model=model, optimizer=optimizer, rates=rates)
     pipeline, schedule = mesh["pipeline"], None
     first, last = (pipeline.get_local_rank() == end for end in (0, pipeline.size() - 1))
     if pipeline.size() > 1:
@@ -166,6 +167,7 @@ def main() -> None:
             else:
                 session.run(schedule, *([inputs] if first else []), target=targets if last else None)
         session.step()
+        rates.step()
         print(f"iteration {iteration} loss {session.loss:.6f} on {session.world_size} workers", flush=True)
     if args.out:
         save(model, args.out / f"stage-{pipeline.get_local_rank()}.pt", writes=session.rank < mesh.size())

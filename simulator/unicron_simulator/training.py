@@ -94,7 +94,7 @@ class Trainer:
         self._reduced: list[Gradient] = [Counter() for _ in range(BUCKETS)]
         self._unsent: list[ToAgent] = []
         self._changed, self._resumed = asyncio.Event(), asyncio.Event()
-        self._computed, self.spoilt = -1, False
+        self._computed, self.spoilt, self._muted = -1, False, False
         self._micro_s = random.uniform(*pace.microbatch)
         self._task = asyncio.ensure_future(self._main())
 
@@ -247,7 +247,7 @@ class Trainer:
     async def _beside(self, what: str) -> bool:
         """Have a collective inside of the replica, as a model's layers do; False where all that came of it is noise."""
         try:
-            if self.spec.layout.replica_workers > 1:
+            if self.spec.layout.replica_workers > 1 and not self._muted:
                 await self._together(what, None)
         except GroupBrokenError:
             return False
@@ -301,11 +301,19 @@ class Trainer:
         self._check()
         if not self.host.hands_over(ref.location.node):
             raise StateTransferError(f"{ref.location.node} can't be reached from {self.host.name}")
-        self._taken = ref.iteration
+        self._taken, self._muted = ref.iteration, True
 
     def load(self) -> None:
         """Have the updates that are in the state."""
-        self._updates = self._taken
+        self._updates, self._muted = self._taken, False
+
+    def remember(self) -> None:
+        """Be alone until the script begins again: all that is modelled of its state are updates."""
+        self._muted = True
+
+    def restore(self) -> None:
+        """Be with the others again."""
+        self._muted = False
 
     def clear(self) -> None:
         """Have no microbatch in the gradient."""

@@ -185,11 +185,12 @@ class InnerGroups:
         device: of the model.
         mesh: of the replica.
         broken: some collective since they were last formed did not do what it should.
+        muted: collectives return at once, for as long as this rank is not where the others are.
     """
 
     def __init__(self, layout: ParallelLayout, place: int, device: torch.device) -> None:
         self.device = device
-        self.broken = False
+        self.broken = self.muted = False
         self._place, self._size = place, layout.replica_workers
         self._connections = Connections()
         self._groups: list[_Switched] = []
@@ -249,7 +250,7 @@ class InnerGroups:
 
     def begin(self, group: _Switched, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> _Work:
         """Begin a collective."""
-        if group.ghost:
+        if group.ghost or (self.muted and group.size() > 1):
             return _Work()
         inside = group.inside
         try:

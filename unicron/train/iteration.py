@@ -129,6 +129,7 @@ class WorkerCore:
         self._reduced: list[bool] = []
         self._given: StateRef | None = None
         self._began = 0.0
+        self._again = False
 
     @property
     def has_state(self) -> bool:
@@ -158,6 +159,9 @@ class WorkerCore:
 
     def enter(self) -> bool:
         """Go to the next iteration, in the state of those that are ahead; return whether there is one."""
+        if self._again:
+            self._shell.restore()
+            self._again = False
         if self.phase is Phase.TAKEN:
             self._shell.load()
             self._move(Move.LOAD)
@@ -208,6 +212,8 @@ class WorkerCore:
         except GroupBrokenError as error:
             broke = self._shell.now()
             self._report(error)
+            self._shell.remember()  # the script goes on as if this had been the update, and then does it all again
+            self._again = True
             await self._regroup(broke)
             return
         self._progress(WorkerPhase.STEP)

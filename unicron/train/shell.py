@@ -80,6 +80,12 @@ class Shell(Protocol):
     def load(self) -> None:
         """Put the state that was taken into the parameters."""
 
+    def remember(self) -> None:
+        """Keep what is protected besides parameters and their moments, as it is now, until `restore`."""
+
+    def restore(self) -> None:
+        """Have it again as it was."""
+
     def clear(self) -> None:
         """Set the accumulated gradient to zero."""
 

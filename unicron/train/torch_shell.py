@@ -1,5 +1,6 @@
 """What the worker's core wants done, done by this process: torch, its process groups, and the line to the agent."""
 
+import copy
 import os
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,6 +48,8 @@ class TorchShell:
         self._inner: InnerGroups | None = None
         self._loss: torch.Tensor | None = None
         self._taken: dict[str, Any] | None = None
+        self._remembered: dict[str, Any] = {}
+        self._rates: list[dict[str, Any]] = []
         self.protected: dict[str, Any] = {}
 
     def protect(self, protected: dict[str, Any]) -> None:
@@ -168,12 +171,36 @@ class TorchShell:
         if self._channel is None:
             raise StateTransferError("there is no agent that could fetch a state")
         self._taken = state.fetch(self._channel, ref, self._membership.epoch)
+        self._mute()
 
     def load(self) -> None:
         """Load the state that was taken."""
         if self._taken is not None:
             state.apply(self._taken, self.protected)
             self._taken = None
+        self._mute(muted=False)
+
+    def remember(self) -> None:
+        """Keep what else is protected."""
+        others = {name: each for name, each in self.protected.items() if name not in {"model", "optimizer"}}
+        self._remembered = {name: copy.deepcopy(each.state_dict()) for name, each in others.items()}
+        groups = self.protected["optimizer"].param_groups  # what schedulers change there
+        self._rates = [{key: copy.deepcopy(group[key]) for key in group.keys() - {"params"}} for group in groups]
+        self._mute()
+
+    def restore(self) -> None:
+        """Have what was remembered again, and no gradient: the next backward pass would add to it."""
+        self.gradients.discard()
+        for name, found in self._remembered.items():
+            self.protected[name].load_state_dict(found)
+        for group, rates in zip(self.protected["optimizer"].param_groups, self._rates, strict=True):
+            group.update(rates)
+        self._mute(muted=False)
+
+    def _mute(self, *, muted: bool = True) -> None:
+        """Let the script's own collectives run into nothing: the other ranks of the replica are elsewhere in it."""
+        if self._inner is not None:
+            self._inner.muted = muted
 
     # --- the gradient ------------------------------------------------------------------------------------------------
 

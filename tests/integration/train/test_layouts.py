@@ -19,10 +19,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.asyncio(lo
 STRUCK = """
     import os, signal, sys
     import torch
+    import torch.distributed as dist
     sys.path.insert(0, {example!r})
     import train
     from unicron.train.torch_shell import TorchShell
 
+    class Session(train.Session):
+        def step(self):
+            ranks = torch.ones(1)
+            dist.all_reduce(ranks)  # as clipping by the norm of all gradients does
+            super().step()
+
+    train.Session = Session
     torch.set_default_dtype(torch.float64)  # the order of summation then makes no visible difference
     how, where, count = os.environ.get("STRIKE", "never never 0").split()
     calls = [int(count)]
@@ -122,6 +130,8 @@ CASES = [
     ({"shard": 2}, "stop forward 20"),
     ({"tensor": 2}, "kill reduce 3"),
     ({"pipeline": 2}, "kill update 3"),
+    ({"shard": 2}, "kill publish 3"),
+    ({"tensor": 2}, "stop publish 2"),
 ]
 
 
