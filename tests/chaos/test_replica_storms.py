@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import contextlib
 import os
 import random
 import textwrap
@@ -55,10 +56,11 @@ async def expected(script, tmp_path_factory):
     return await plain_parameters(script, tmp_path_factory.mktemp("expected"), ITERATIONS, MICROBATCHES)
 
 
-async def kill_services(cluster, chance, told):
-    """Kill a service, or the bus, now and then, and start it again."""
-    while True:
-        await asyncio.sleep(chance.uniform(2.0, 5.0))
+async def kill_services(cluster, chance, told, over):
+    """Kill a service, or the bus, now and then until it is `over`, and start each again."""
+    while not over.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), chance.uniform(2.0, 5.0))
         name = chance.choice(SERVICES)
         told.append(f"kill {name}")
         await asyncio.to_thread(cluster.kill, name)
@@ -79,17 +81,17 @@ async def test_a_storm_leaves_no_trace_in_the_parameters(expected, scene, script
     chance, told = random.Random(seed), []
     layout = ParallelLayout(**LAYOUTS[seed % len(LAYOUTS)])
     name, size = f"storm-{seed}", layout.replica_workers
+    await scene.cluster.wait_until_ready(60.0)
     spec = task(script, name, min_workers=size, max_workers=6, microbatches=MICROBATCHES, iterations=ITERATIONS)
     command = [*spec.command, *SMALL, "--out", str(tmp_path)]
     await scene.client.submit(replace(spec, command=command, layout=layout))
-    services = asyncio.create_task(kill_services(scene.cluster, chance, told))
+    over = asyncio.Event()
+    services = asyncio.create_task(kill_services(scene.cluster, chance, told, over))
     try:
         await strike(scene, seed, told)
     finally:
-        services.cancel()
-        await asyncio.gather(services, return_exceptions=True)
-        for missing in set(SERVICES) - set(scene.cluster.alive()):
-            await asyncio.to_thread(scene.cluster.start_process, missing)
+        over.set()
+        await services
     await scene.cluster.wait_until_ready(60.0)  # who asks while a service is on its way up is told that nobody answers
     view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED, timeout_s=120.0)
     assert view.state is TaskState.FINISHED, (told, view.reason, view.traceback)
