@@ -13,7 +13,8 @@ from unicron.contracts.states import StateLocation, StateRef
 from unicron.contracts.tasks import TaskSpec, WorkerPhase
 from unicron.contracts.worker import NOWHERE, Hello, Joined, Membership, Progress, Raised, ToAgent
 from unicron.errors import GroupBrokenError, StateTransferError
-from unicron.train.iteration import FORGOTTEN, WorkerCore, greeting
+from unicron.train.iteration import WorkerCore
+from unicron.train.phases import FORGOTTEN, greeting
 from unicron_simulator.collectives import Group
 
 if TYPE_CHECKING:

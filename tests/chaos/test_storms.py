@@ -15,7 +15,8 @@ from unicron_simulator.world import Parts
 from unicron.contracts.events import NodeJoined
 from unicron.ledger import Ledger
 from unicron.service import Service
-from unicron.train.iteration import Phase, WorkerCore
+from unicron.train.iteration import WorkerCore
+from unicron.train.phases import Phase
 
 SEEDS = 200
 BATCH = 10

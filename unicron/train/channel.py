@@ -36,7 +36,7 @@ from unicron.contracts.worker import (
     to_worker,
 )
 from unicron.errors import GroupBrokenError, InvalidInputError
-from unicron.train.iteration import FORGOTTEN, greeting
+from unicron.train.phases import FORGOTTEN, greeting
 
 SOCKET_VARIABLE = "UNICRON_WORKER_SOCKET"
 

@@ -3,32 +3,18 @@
 The core decides; its shell (`unicron.train.shell`) computes, meets other ranks, moves states and talks to the agent.
 """
 
-from enum import StrEnum
 from math import isnan
 
 import msgspec
 
 from unicron.contracts.states import StateRef
 from unicron.contracts.tasks import Breakage, Seat, WorkerPhase
-from unicron.contracts.worker import (
-    NOWHERE,
-    Broken,
-    Finished,
-    Hello,
-    Iterated,
-    Joined,
-    Progress,
-    Ready,
-    Timed,
-    ToAgent,
-)
+from unicron.contracts.worker import NOWHERE, Broken, Finished, Iterated, Joined, Progress, Ready
 from unicron.errors import GroupBrokenError, StateTransferError
 from unicron.train import redistribute
+from unicron.train.phases import MOVES, Move, Phase
 from unicron.train.redistribute import Resumption, Standing
 from unicron.train.shell import Shell
-
-FORGOTTEN = (Progress, Timed)
-"""What nobody needs to hear any more when it could not be said at once."""
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -36,64 +22,6 @@ class Offer(msgspec.Struct, frozen=True):
 
     state: StateRef | None = None
     error: str = ""
-
-
-class Phase(StrEnum):
-    """Where a worker stands.
-
-    Attributes:
-        NEW: its parameters are those that its script made.
-        TAKEN: it has taken another's state, which waits to be loaded until the script is between two iterations.
-        BETWEEN: its parameters are updated, and its next iteration has not begun.
-        OPEN: it has microbatches to compute, or the gradient to reduce.
-        REDUCED: the gradient is whole; the update comes next.
-    """
-
-    NEW = "new"
-    TAKEN = "taken"
-    BETWEEN = "between"
-    OPEN = "open"
-    REDUCED = "reduced"
-
-
-class Move(StrEnum):
-    """What takes a worker from one phase to the next."""
-
-    JOIN = "join"
-    TAKE = "take"
-    LOAD = "load"
-    BEGIN = "begin"
-    REDUCE = "reduce"
-    UPDATE = "update"
-
-
-MOVES = {
-    (Phase.NEW, Move.JOIN): Phase.OPEN,
-    (Phase.NEW, Move.TAKE): Phase.TAKEN,
-    (Phase.TAKEN, Move.JOIN): Phase.TAKEN,
-    (Phase.TAKEN, Move.TAKE): Phase.TAKEN,
-    (Phase.TAKEN, Move.LOAD): Phase.OPEN,
-    (Phase.BETWEEN, Move.BEGIN): Phase.OPEN,
-    (Phase.OPEN, Move.JOIN): Phase.OPEN,
-    (Phase.OPEN, Move.TAKE): Phase.TAKEN,
-    (Phase.OPEN, Move.REDUCE): Phase.REDUCED,
-    (Phase.REDUCED, Move.JOIN): Phase.OPEN,
-    (Phase.REDUCED, Move.TAKE): Phase.TAKEN,
-    (Phase.REDUCED, Move.UPDATE): Phase.BETWEEN,
-}
-"""All moves that there are."""
-
-
-def greeting(hello: Hello, message: ToAgent) -> Hello:
-    """Return how a worker that greeted with `hello` greets its next agent, once it has said `message`."""
-    match message:
-        case Ready():
-            return msgspec.structs.replace(hello, ready=True)
-        case Joined(epoch=epoch, iteration=iteration):
-            return msgspec.structs.replace(hello, epoch=epoch, iteration=iteration)
-        case Iterated(iteration=iteration):
-            return msgspec.structs.replace(hello, iteration=iteration + 1)
-    return hello
 
 
 class WorkerCore:

@@ -25,7 +25,8 @@ import torch
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.train import channel as channels
-from unicron.train.iteration import Phase, WorkerCore
+from unicron.train.iteration import WorkerCore
+from unicron.train.phases import Phase
 from unicron.train.pipelines import PipelineRuns
 from unicron.train.shell import run
 from unicron.train.timing import BACKWARD, FORWARD, PlannedCollection

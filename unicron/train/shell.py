@@ -43,7 +43,7 @@ class Shell(Protocol):
         """Return the seconds of a clock that only goes forward."""
 
     def say(self, message: ToAgent) -> None:
-        """Tell the agent; while it is away, keep what is not `iteration.FORGOTTEN`."""
+        """Tell the agent; while it is away, keep what is not `phases.FORGOTTEN`."""
 
     async def await_membership(self, above: int) -> Membership:
         """Wait for a membership with an epoch greater than `above`."""

@@ -12,7 +12,8 @@ from unicron.clock import VirtualClock
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, TaskSpec
 from unicron.contracts.worker import NOWHERE, Broken, Iterated, Joined, Membership
 from unicron.errors import StateTransferError
-from unicron.train.iteration import MOVES, Move, Phase, WorkerCore
+from unicron.train.iteration import WorkerCore
+from unicron.train.phases import MOVES, Move, Phase
 from unicron.train.shell import run
 
 SPEC = TaskSpec(name="t", command=["true"], microbatches=4, iterations=50)

@@ -1,0 +1,68 @@
+"""Where a worker stands between two updates, and what takes it from there to where; also how it greets an agent."""
+
+from enum import StrEnum
+
+import msgspec
+
+from unicron.contracts.worker import Hello, Iterated, Joined, Progress, Ready, Timed, ToAgent
+
+FORGOTTEN = (Progress, Timed)
+"""What nobody needs to hear any more when it could not be said at once."""
+
+
+class Phase(StrEnum):
+    """Where a worker stands.
+
+    Attributes:
+        NEW: its parameters are those that its script made.
+        TAKEN: it has taken another's state, which waits to be loaded until the script is between two iterations.
+        BETWEEN: its parameters are updated, and its next iteration has not begun.
+        OPEN: it has microbatches to compute, or the gradient to reduce.
+        REDUCED: the gradient is whole; the update comes next.
+    """
+
+    NEW = "new"
+    TAKEN = "taken"
+    BETWEEN = "between"
+    OPEN = "open"
+    REDUCED = "reduced"
+
+
+class Move(StrEnum):
+    """What takes a worker from one phase to the next."""
+
+    JOIN = "join"
+    TAKE = "take"
+    LOAD = "load"
+    BEGIN = "begin"
+    REDUCE = "reduce"
+    UPDATE = "update"
+
+
+MOVES = {
+    (Phase.NEW, Move.JOIN): Phase.OPEN,
+    (Phase.NEW, Move.TAKE): Phase.TAKEN,
+    (Phase.TAKEN, Move.JOIN): Phase.TAKEN,
+    (Phase.TAKEN, Move.TAKE): Phase.TAKEN,
+    (Phase.TAKEN, Move.LOAD): Phase.OPEN,
+    (Phase.BETWEEN, Move.BEGIN): Phase.OPEN,
+    (Phase.OPEN, Move.JOIN): Phase.OPEN,
+    (Phase.OPEN, Move.TAKE): Phase.TAKEN,
+    (Phase.OPEN, Move.REDUCE): Phase.REDUCED,
+    (Phase.REDUCED, Move.JOIN): Phase.OPEN,
+    (Phase.REDUCED, Move.TAKE): Phase.TAKEN,
+    (Phase.REDUCED, Move.UPDATE): Phase.BETWEEN,
+}
+"""All moves that there are."""
+
+
+def greeting(hello: Hello, message: ToAgent) -> Hello:
+    """Return how a worker that greeted with `hello` greets its next agent, once it has said `message`."""
+    match message:
+        case Ready():
+            return msgspec.structs.replace(hello, ready=True)
+        case Joined(epoch=epoch, iteration=iteration):
+            return msgspec.structs.replace(hello, epoch=epoch, iteration=iteration)
+        case Iterated(iteration=iteration):
+            return msgspec.structs.replace(hello, iteration=iteration + 1)
+    return hello
