@@ -186,11 +186,12 @@ class InnerGroups:
         mesh: of the replica.
         broken: some collective since they were last formed did not do what it should.
         muted: collectives return at once, for as long as this rank is not where the others are.
+        strict: a collective that fails raises: nobody is there any more who would drop what comes of it.
     """
 
     def __init__(self, layout: ParallelLayout, place: int, device: torch.device) -> None:
         self.device = device
-        self.broken = self.muted = False
+        self.broken = self.muted = self.strict = False
         self._place, self._size = place, layout.replica_workers
         self._connections = Connections()
         self._groups: list[_Switched] = []
@@ -249,14 +250,20 @@ class InnerGroups:
         return self._connections.cut_below(epoch)
 
     def begin(self, group: _Switched, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> _Work:
-        """Begin a collective."""
+        """Begin a collective.
+
+        Raises:
+            GroupBrokenError: it can't be done, and that is to be told.
+        """
+        if self.strict and group.ghost:
+            raise GroupBrokenError("a rank of this replica is gone, and with it its part of the model")
         if group.ghost or (self.muted and group.size() > 1):
             return _Work()
         inside = group.inside
         try:
             work = getattr(inside, name)(*arguments, **named)
-        except RuntimeError:
-            self._break()
+        except RuntimeError as error:
+            self._break(error)
             return _Work()
         finish: Callable[[Any, Any], None] = self._connections.finish
         if self.device.type == "cuda":  # waiting only orders streams, and must not hold the processor up
@@ -268,14 +275,16 @@ class InnerGroups:
     def _finish(self, finish: Callable[[Any, Any], None], work: Any, inside: Any) -> None:
         try:
             finish(work, inside)
-        except GroupBrokenError:
-            self._break()
+        except GroupBrokenError as error:
+            self._break(error)
 
-    def _break(self) -> None:
+    def _break(self, error: RuntimeError) -> None:
         """Let peers know that this rank takes no part any more, and have ghosts from here on."""
         self.broken = True
         self._connections.cut_below(self._connections.epoch + 1)
         self._ghosts()
+        if self.strict:
+            raise GroupBrokenError(str(error)) from error
 
     def _ghosts(self) -> None:
         for group in self._groups:

@@ -150,6 +150,12 @@ class TorchShell:
             raise GroupBrokenError("this worker is no part of a replica")
         return self._inner
 
+    def leave(self) -> None:
+        """Give up the groups of replicas; those inside of one stay, to put results together, and tell what fails."""
+        self.group.leave()
+        if self._inner is not None:
+            self._inner.strict = True
+
     async def gather(self, value: T) -> list[T]:
         """Return what every rank gives."""
         rows = self.group.gather(msgspec.msgpack.encode(value))

@@ -11,7 +11,7 @@ from helpers.parallel import EXAMPLE, SMALL, differing, parameters, plain_parame
 from helpers.training import running_cluster, task
 from msgspec.structs import replace
 
-from unicron.contracts.events import Regrouped
+from unicron.contracts.events import Regrouped, WorkerExited, WorkerRaised
 from unicron.contracts.tasks import ParallelLayout, TaskState
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
@@ -92,7 +92,7 @@ async def expected(script, tmp_path_factory):
     return await plain_parameters(script, tmp_path_factory.mktemp("expected"), ITERATIONS, MICROBATCHES)
 
 
-async def trained(scene, script, out, name, layout, **env):
+async def trained(scene, script, out, name, layout, *, waits=True, **env):
     """Train to the end; return the parameters."""
     size = layout.replica_workers
     spec = task(
@@ -108,7 +108,10 @@ async def trained(scene, script, out, name, layout, **env):
     await scene.client.submit(replace(spec, command=[*spec.command, *SMALL, "--out", str(out)]))
     view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED, timeout_s=90.0)
     assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
-    await scene.until(lambda: len(list(out.glob("stage-*.pt"))) == layout.pipeline)  # they write when they are through
+    if waits:
+        await scene.until(
+            lambda: len(list(out.glob("stage-*.pt"))) == layout.pipeline
+        )  # they write when they are through
     return parameters(out)
 
 
@@ -187,3 +190,30 @@ async def test_a_state_that_is_spread_over_two_dimensions_survives_its_way(tmp_p
     path = tmp_path / "spread.py"
     path.write_text(textwrap.dedent(STATE).replace("{example!r}", repr(str(EXAMPLE))))
     await asyncio.to_thread(subprocess.run, [sys.executable, str(path)], check=True, timeout=60)
+
+
+LATE = """
+    import os, sys
+    import torch
+    sys.path.insert(0, {example!r})
+    import train
+
+    then = train.save
+    def save(*arguments, **named):
+        if os.environ["UNICRON_PLACE"] == "1":
+            os._exit(3)
+        then(*arguments, **named)
+    train.save = save
+    train.main()
+"""
+
+
+async def test_results_that_a_lost_rank_had_a_part_of_are_not_made_of_noise(scene, tmp_path):
+    path = tmp_path / "late.py"
+    path.write_text(textwrap.dedent(LATE).replace("{example!r}", repr(str(EXAMPLE))))
+    await trained(scene, path, tmp_path, "late", ParallelLayout(shard=2), waits=False)
+    await scene.until(lambda: len(scene.of(WorkerExited, task="late")) == 4)
+    assert not list(tmp_path.glob("stage-*"))
+    raised = scene.of(WorkerRaised, task="late")
+    assert raised
+    assert all("rank of this replica is gone" in each.text or "closed" in each.text for each in raised)
