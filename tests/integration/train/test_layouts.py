@@ -216,4 +216,4 @@ async def test_results_that_a_lost_rank_had_a_part_of_are_not_made_of_noise(scen
     assert not list(tmp_path.glob("stage-*"))
     raised = scene.of(WorkerRaised, task="late")
     assert raised
-    assert all("rank of this replica is gone" in each.text or "closed" in each.text for each in raised)
+    assert {each.exception for each in raised} == {"unicron.errors.GroupBrokenError"}, "and it is told why"
