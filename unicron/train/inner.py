@@ -297,13 +297,14 @@ class InnerGroups:
         Raises:
             GroupBrokenError: the replica's groups are not formed, or broke.
         """
-        own = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        # one more than given: for an empty tensor gloo waits for nobody, and to have waited is what this is for
+        own = torch.tensor([*numbers, 0.0], dtype=torch.float64, device=self.device)
         told = [torch.empty_like(own) for _ in range(self._size)]
         if self.epoch >= 0:
             dist.all_gather(told, own)
         if self.epoch < 0:
             raise GroupBrokenError("a rank of this replica is gone")
-        return [tuple(row.tolist()) for row in told]
+        return [tuple(row.tolist()[:-1]) for row in told]
 
 
 def _enqueued(work: Any, _: Any) -> None:

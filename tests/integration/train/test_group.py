@@ -251,3 +251,33 @@ async def test_gradients_are_summed_over_the_replicas_place_by_place_and_one_abo
         [everybody, 101.0, 2.0],
         [everybody, 1010.0, 3.0],
     ]
+
+
+CONFER = """
+    import json, os, sys, time
+    import torch
+    from unicron.contracts.tasks import ParallelLayout
+    from unicron.train.inner import InnerGroups
+    from unicron.train.rendezvous import Rendezvous
+
+    rank = int(sys.argv[2])
+    inner = InnerGroups(ParallelLayout(shard=2), rank, torch.device("cpu"))
+    inner.form(0, lambda: Rendezvous(sys.argv[1], "confer"))
+    told, asked, answered = [], [], []
+    for numbers in ([], [float(rank)], [float(rank), 7.0]):
+        inner.gather([0.0])
+        time.sleep(0.3 * rank)
+        asked.append(time.time())
+        told.append(inner.gather(numbers))
+        answered.append(time.time())
+    print(json.dumps({"told": told, "asked": asked, "answered": answered}), flush=True)
+    inner.gather([0.0])
+    os._exit(0)
+"""
+
+
+async def test_ranks_of_a_replica_wait_for_one_another_whatever_they_have_to_say(tmp_path):
+    first, second = await run_ranks(tmp_path, CONFER, 2)
+    assert first["told"] == second["told"] == [[[], []], [[0.0], [1.0]], [[0.0, 7.0], [1.0, 7.0]]]
+    for answered, asked in zip(first["answered"], second["asked"], strict=True):
+        assert answered >= asked, "nobody has an answer before the last has asked"
