@@ -212,7 +212,8 @@ async def test_results_that_a_lost_rank_had_a_part_of_are_not_made_of_noise(scen
     path = tmp_path / "late.py"
     path.write_text(textwrap.dedent(LATE).replace("{example!r}", repr(str(EXAMPLE))))
     await trained(scene, path, tmp_path, "late", ParallelLayout(shard=2), waits=False)
-    await scene.until(lambda: len(scene.of(WorkerExited, task="late")) == 4)
+    first = {f"late-{number}" for number in range(1, 5)}  # one that leaves early may be replaced for a moment
+    await scene.until(lambda: first <= {each.worker for each in scene.of(WorkerExited, task="late")})
     assert not list(tmp_path.glob("stage-*"))
     raised = scene.of(WorkerRaised, task="late")
     assert raised
