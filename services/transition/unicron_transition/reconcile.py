@@ -81,7 +81,10 @@ def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
     chosen, computing = choose(run, present, final=not (awaited or intact))
     if not chosen or (intact and set(chosen) == set(run.membership.group)):
         return []
-    if lost := lost_places(run):
+    lost = lost_places(run)
+    if lost and run.membership.through:
+        return []  # who is through had it, and the rest of that replica is about to say the same: that is the end
+    if lost:
         reason = f"nobody has place {min(lost)} of the state any more: the task begins anew"
         holders = [run.workers[name] for name in run.states.by_worker if name in run.workers]
         return _stop_all(state, run, holders, reason) + _regroup(state, run)  # those without a state may be enough

@@ -3,7 +3,8 @@
 from helpers.transition import Cluster, of, slot, spec
 
 from unicron.contracts.commands import Regroup, StartWorker, StopWorker
-from unicron.contracts.tasks import ParallelLayout
+from unicron.contracts.events import WorkerFinished, WorkerReady
+from unicron.contracts.tasks import ParallelLayout, TaskState
 
 SLOTS = [slot(text) for text in ("n1:0", "n1:1", "n2:0", "n2:1")]
 
@@ -62,6 +63,24 @@ def test_a_task_begins_anew_where_a_place_of_its_state_is_lost():
     cluster.rest()
     assert cluster.anew == {"a"}
     assert set(cluster.group("a")) == {"a-3", "a-4"}, "what a-1 had is of no use alone"
+
+
+def test_a_task_whose_last_whole_replica_is_through_does_not_begin_anew_for_those_that_came_too_late():
+    cluster = pairs()
+    lose(cluster, "a-2")
+    while cluster.meet("a"):
+        pass  # a-3 and a-4 compute
+    new = cluster.processes["a-5"]
+    new.ready = True
+    out = cluster.tell(WorkerReady(node="n1", slot=1, task="a", worker="a-5", pid=1))
+    assert {order.layout.replicas for order in of(Regroup, out)} == {2}
+    out = [
+        each
+        for slot, worker in ((1, "a-4"), (0, "a-3"))
+        for each in cluster.tell(WorkerFinished(node="n2", slot=slot, task="a", worker=worker, iterations=9))
+    ]
+    assert cluster.said["a"] is TaskState.FINISHED
+    assert {order.worker for order in of(StopWorker, out)} == {"a-1", "a-5"}, "a-3 and a-4 may be writing their results"
 
 
 def test_a_task_that_moves_takes_a_whole_replica_along():
