@@ -158,6 +158,8 @@ def _task(random: Random, name: str) -> TaskSpec:
     flops = random.uniform(1e12, 3e12)
     shape = Random(f"{random.getstate()[1][:3]}:{name}")  # of its own: scenes stay what they were but for the layouts
     layout = shape.choice([*[ParallelLayout()] * 3, ParallelLayout(tensor=2), ParallelLayout(pipeline=2, shard=2)])
+    # the ranks of a replica end together: half of such tasks end soon, so that much happens around that
+    soon = shape.randint(2, 9) if layout.replica_workers > 1 and shape.random() < 0.5 else FOREVER
     return TaskSpec(
         name=name,
         command=["train"],
@@ -166,7 +168,7 @@ def _task(random: Random, name: str) -> TaskSpec:
         max_workers=most * layout.replica_workers,
         unit=unit,
         microbatches=random.randint(4, 9),
-        iterations=random.choice([FOREVER, FOREVER, random.randint(8, 30)]),
+        iterations=min(soon, random.choice([FOREVER, FOREVER, random.randint(8, 30)])),
         throughput={size: flops * size**0.8 for size in range(1, most * layout.replica_workers + 1)},
         layout=layout,
     )

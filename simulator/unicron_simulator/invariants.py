@@ -20,8 +20,10 @@ from unicron.contracts.events import (
     NodeJoined,
     PlanDecided,
     TaskBroken,
+    TaskRemoved,
     TaskStateChanged,
     TaskSubmitted,
+    WorkerFinished,
 )
 from unicron.contracts.failures import DetectionMethod, Severity
 from unicron.contracts.plans import Plan
@@ -55,6 +57,7 @@ class Invariants:
         self.victims: dict[str, tuple[str, str, int]] = {}
         self._ids: set[str] = set()
         self._known: dict[str, int] = {}
+        self._known_before: dict[str, int] = {}  # what came between may have been handled in the same batch
         self._specs: dict[str, TaskSpec] = {}
         self._living: dict[str, Trainer] = {}
         self._sequences: Counter[str] = Counter()
@@ -140,6 +143,7 @@ class Invariants:
         """Check what a service wrote down."""
         for outgoing in commit.outbox:
             self._known.setdefault(outgoing.id, commit.sequence)
+            self._known_before.setdefault(outgoing.id, self._sequences[service])
         self.check(
             commit.sequence >= self._sequences[service],
             f"{service} went back from position {self._sequences[service]} to {commit.sequence}",
@@ -184,6 +188,20 @@ class Invariants:
             f"{what} took effect for incarnation {command.incarnation}",
         )
         self._tokens[command.node] = max(command.token, newest)
+        if obeyed and isinstance(command, StopWorker):
+            self._may_stop(command)
+
+    def _may_stop(self, stop: StopWorker) -> None:
+        """Check that nobody is stopped who may be writing results, but for a failure or at the user's word."""
+        known = self.messages[: self._known_before[stop.id]]
+        through = any(isinstance(each, WorkerFinished) and each.worker == stop.worker for each in known)
+        asked = any(
+            (isinstance(each, FailureDetected) and stop.worker == each.worker)
+            or (isinstance(each, FailureDetected | NodeGone) and each.node == stop.node and _takes_node(each))
+            or (isinstance(each, TaskRemoved | TaskBroken) and each.task == stop.task)
+            for each in self.messages[: self._known[stop.id]]
+        )
+        self.check(not through or asked, f"{stop.worker} was stopped though it was through: {stop.reason}")
 
     def started(self, command: StartWorker, others: list[str]) -> None:
         """Check a process that starts."""

@@ -5,6 +5,7 @@ iteration once, whoever computed it and whatever struck meanwhile. Parameters ar
 """
 
 import asyncio
+import contextlib
 from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -28,6 +29,11 @@ BUCKETS = 2
 
 CLIP_S = 0.2
 """How long ranks of a replica are busy with the reduced gradient, before a collective that clips it."""
+
+SAVE_S = 0.05
+"""How long a rank needs on average until it puts its results together with those of its replica."""
+
+SAVE_LIMIT_S = 5.0
 
 LOOK_S = 0.1
 """How often whoever forms a group looks whether a newer membership has made it void."""
@@ -95,7 +101,7 @@ class Trainer:
         self._reduced: list[Gradient] = [Counter() for _ in range(BUCKETS)]
         self._unsent: list[ToAgent] = []
         self._changed, self._resumed = asyncio.Event(), asyncio.Event()
-        self._computed, self.spoilt, self._muted = -1, False, False
+        self._computed, self.spoilt, self._muted, self._through = -1, False, False, False
         self._micro_s = random.uniform(*pace.microbatch)
         self._task = asyncio.ensure_future(self._main())
 
@@ -118,7 +124,7 @@ class Trainer:
     def _interrupt(self) -> None:
         if self.newest.epoch > self.core.epoch:
             self._leave(f"{self.name} left for epoch {self.newest.epoch}")
-        if self.newest.since > self.formed:
+        if self.newest.since > self.formed and not self._through:
             self._break(f"{self.name} left for epoch {self.newest.epoch}")
         self._changed.set()
 
@@ -191,10 +197,19 @@ class Trainer:
             await self._pass(CLIP_S if self.spec.layout.replica_workers > 1 else 0.005)
             self.spoilt = not await self._beside(f"clip {self.core.iteration}")
             await self.core.step()
-        self._leave(f"{self.name} is done")
-        self.core.finish()
-        await self._pass(0.05)
+        await self.core.finish()
+        await self._save()
         self.end(0, None)
+
+    async def _save(self) -> None:
+        """Put results together with the other ranks of the replica; one whose machine is gone is not waited for."""
+        await self._pass(self._random.uniform(0.0, 2 * SAVE_S))
+        with contextlib.suppress(asyncio.TimeoutError):
+            whole = self.formed < 0 or await asyncio.wait_for(self._beside("save"), SAVE_LIMIT_S)
+            self._book.check(
+                whole or "closed by peer" in self._replica.broken,
+                f"{self.name} could not save its results: {self._replica.broken}",
+            )
 
     # --- what its core wants done: see `unicron.train.shell.Shell` ---------------------------------------------------
 
@@ -208,6 +223,11 @@ class Trainer:
             self._changed.clear()
             await self._changed.wait()
         return self.newest
+
+    def leave(self) -> None:
+        """Be with nobody but the replica any more."""
+        self._through = True
+        self._leave(f"{self.name} is done")
 
     async def form(self, membership: Membership) -> None:
         """Let the time pass that a group takes to form; a newer membership ends the wait."""

@@ -186,7 +186,8 @@ class InnerGroups:
         mesh: of the replica.
         broken: some collective since they were last formed did not do what it should.
         muted: collectives return at once, for as long as this rank is not where the others are.
-        strict: a collective that fails raises: nobody is there any more who would drop what comes of it.
+        strict: the last iteration is done. A collective that fails raises, as nobody would drop what comes of it, and
+            no newer membership interrupts one.
     """
 
     def __init__(self, layout: ParallelLayout, place: int, device: torch.device) -> None:
@@ -247,7 +248,7 @@ class InnerGroups:
 
     def interrupt(self, epoch: int) -> bool:
         """Wake whoever is blocked in a group formed before `epoch`, which breaks them; return that. From any thread."""
-        return self._connections.cut_below(epoch)
+        return not self.strict and self._connections.cut_below(epoch)
 
     def begin(self, group: _Switched, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> _Work:
         """Begin a collective.

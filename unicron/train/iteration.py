@@ -3,6 +3,7 @@
 The core decides; its shell (`unicron.train.shell`) computes, meets other ranks, moves states and talks to the agent.
 """
 
+import contextlib
 from math import isnan
 
 import msgspec
@@ -168,8 +169,14 @@ class WorkerCore:
         if self._in_parts:
             await self._shell.confer()
 
-    def finish(self) -> None:
-        """Say that the last iteration is done."""
+    async def finish(self) -> None:
+        """Say that the last iteration is done, once the whole replica has it behind it.
+
+        From then on its ranks may be putting their results together, and whoever interrupts them ruins those.
+        """
+        with contextlib.suppress(GroupBrokenError):  # then there are no results of the whole to break
+            await self._check_replica()
+        self._shell.leave()
         self._shell.say(Finished(iterations=self._iterations))
 
     # --- within an iteration -----------------------------------------------------------------------------------------

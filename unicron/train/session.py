@@ -133,8 +133,7 @@ class Session:
             if not self._core.stepped and self._core.phase in {Phase.OPEN, Phase.REDUCED}:
                 raise RuntimeError(f"iteration {self.iteration} ended without session.step()")
         self._collection.hand_back()
-        self._shell.leave()
-        self._core.finish()
+        run(self._core.finish())
 
     def microbatches(self) -> Iterator[int]:
         """Yield the microbatches that this rank computes in this iteration, then reduce the gradients.

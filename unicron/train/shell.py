@@ -57,6 +57,9 @@ class Shell(Protocol):
     async def confer(self, *numbers: float) -> list[tuple[float, ...]]:
         """Return what every rank of the replica says, by place."""
 
+    def leave(self) -> None:
+        """Give up the groups that span replicas; from here on no newer membership interrupts anything."""
+
     async def gather(self, value: T) -> list[T]:
         """Return what every rank gives; `value` is one that msgspec can encode."""
 

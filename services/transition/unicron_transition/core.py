@@ -26,7 +26,7 @@ from unicron_transition.deadlines import Deadline, Wait
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.moves import Cause, move
 from unicron_transition.reconcile import settle, stop, stop_order
-from unicron_transition.replicas import awaited
+from unicron_transition.replicas import awaited, is_over
 from unicron_transition.state import NodeRun, TaskRun, TransitionState
 
 
@@ -259,7 +259,7 @@ class TransitionCore(Core):
     def _after_the_end(self, run: TaskRun) -> list[Message]:
         """A member is through, and maybe gone: whoever missed the end of the last iteration must finish it without."""
         membership = run.membership
-        needed = membership.broken or not membership.complete or membership.over(run.workers)
+        needed = membership.broken or not membership.complete or is_over(run)
         return self._settle([run.spec.name]) if needed else []
 
     def _finish(self, run: TaskRun) -> list[Message]:
@@ -317,7 +317,7 @@ class TransitionCore(Core):
     def _settle(self, names: Iterable[str]) -> list[Message]:
         """Return what brings these tasks nearer to their targets, or to their end."""
         runs = [run for name in names if not (run := self.state.tasks[name]).state.ended]
-        out = [message for run in runs if run.membership.over(run.workers) for message in self._finish(run)]
+        out = [message for run in runs if is_over(run) for message in self._finish(run)]
         return out + settle(self.state, [run.spec.name for run in runs if not run.state.ended])
 
 

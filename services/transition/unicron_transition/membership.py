@@ -40,7 +40,7 @@ class Membership(msgspec.Struct, kw_only=True):
             workers that only take the state of their place.
         since: for each replica, the epoch since which it has been made up of the same workers.
         joined: those of them that have reported that they compute in it.
-        met: workers of the newest membership that anybody has joined, this one or one before it.
+        met: workers of the newest membership that anybody has joined, this one or one before it, who computed in it.
         through: workers that have said they are through with the last iteration, in any membership, living or not.
         broken: it must be formed anew even if its workers stay the same.
     """
@@ -76,7 +76,7 @@ class Membership(msgspec.Struct, kw_only=True):
     def join(self, worker: str) -> None:
         """Note that a member computes in it, so that all of them have met; nobody else joins."""
         self.joined[worker] = None
-        self.met = self.group
+        self.met = self.group[: self.layout.workers]
 
     def lose(self, worker: str) -> None:
         """Note that a worker is gone, or going."""
@@ -107,14 +107,24 @@ class Membership(msgspec.Struct, kw_only=True):
         """Return the members that live and still compute."""
         return [name for name in self.group if name in workers and workers[name].stage is WorkerStage.READY]
 
-    def over(self, workers: Mapping[str, WorkerRun]) -> bool:
+    def over(self, workers: Mapping[str, WorkerRun], *, lost: bool) -> bool:
         """Return whether the last iteration is done and no living member can still be busy with it.
 
         A member that is gone can't be replaced any more: whoever has the state is through, and on its way out.
+
+        Args:
+            workers: that live.
+            lost: those of them that are not through lack a part of the state, and can't finish by themselves.
         """
         if not self.through:
             return False
-        left = {name for name in self.group if name in workers} - self.through.keys()
+        left = {name for name in self.group[: self.layout.workers] if name in workers} - self.through.keys()
         # through before they could join this membership: who was not in the one before waits there in vain
         in_vain = not self.through.keys() & self.joined.keys() and left.isdisjoint(self.met)
-        return not left or in_vain
+        return not left or in_vain or (lost and not self._ending(workers))
+
+    def _ending(self, workers: Mapping[str, WorkerRun]) -> bool:
+        """Whether a rank of a replica that is through has yet to say so; they update together."""
+        size, through = self.layout.replica_workers, self.through.keys()
+        replicas = [self.met[first : first + size] for first in range(0, len(self.met), size)]
+        return any(workers.keys() & replica - through for replica in replicas if not through.isdisjoint(replica))

@@ -83,7 +83,7 @@ def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
         return []
     lost = lost_places(run)
     if lost and run.membership.through:
-        return []  # who is through had it, and the rest of that replica is about to say the same: that is the end
+        return []  # who is through had it, and the rest of that replica is about to say the same: then it is over
     if lost:
         reason = f"nobody has place {min(lost)} of the state any more: the task begins anew"
         holders = [run.workers[name] for name in run.states.by_worker if name in run.workers]

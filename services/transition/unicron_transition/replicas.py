@@ -45,6 +45,11 @@ def lost_places(run: TaskRun) -> set[int]:
     return set(range(run.spec.layout.replica_workers)) - held if held else set()
 
 
+def is_over(run: TaskRun) -> bool:
+    """Return whether the last iteration is done, and nobody is left who could be busy with it."""
+    return run.membership.over(run.workers, lost=bool(lost_places(run)))
+
+
 def _allowed(run: TaskRun, count: int) -> int:
     """Return the largest size of the task that `count` workers make, 0 where they are too few."""
     sizes = run.spec.sizes

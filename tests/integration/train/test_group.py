@@ -275,6 +275,31 @@ CONFER = """
     os._exit(0)
 """
 
+SAVE = """
+    import json, os, sys, threading, time
+    import torch
+    from unicron.contracts.tasks import ParallelLayout
+    from unicron.train.inner import InnerGroups
+    from unicron.train.rendezvous import Rendezvous
+
+    rank = int(sys.argv[2])
+    inner = InnerGroups(ParallelLayout(shard=2), rank, torch.device("cpu"))
+    inner.form(0, lambda: Rendezvous(sys.argv[1], "save"))
+    inner.gather([])
+    inner.strict = True
+    if rank == 0:
+        threading.Timer(0.2, inner.interrupt, [1]).start()
+    time.sleep(0.5 * rank)
+    weights = torch.full((8,), float(rank))
+    torch.distributed.all_reduce(weights)
+    print(json.dumps(weights[0].item()), flush=True)
+    os._exit(0)
+"""
+
+
+async def test_results_are_put_together_though_a_newer_membership_comes_behind_the_last_iteration(tmp_path):
+    assert await run_ranks(tmp_path, SAVE, 2) == [1.0, 1.0]
+
 
 async def test_ranks_of_a_replica_wait_for_one_another_whatever_they_have_to_say(tmp_path):
     first, second = await run_ranks(tmp_path, CONFER, 2)

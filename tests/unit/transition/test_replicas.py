@@ -83,6 +83,17 @@ def test_a_task_whose_last_whole_replica_is_through_does_not_begin_anew_for_thos
     assert {order.worker for order in of(StopWorker, out)} == {"a-1", "a-5"}, "a-3 and a-4 may be writing their results"
 
 
+def test_half_a_replica_that_missed_the_end_does_not_keep_a_task_alive_that_another_has_finished():
+    cluster = pairs([slot("n1:0"), slot("n3:0"), *SLOTS[2:]])
+    cluster.lose("n3")
+    cluster.tell(WorkerFinished(node="n2", slot=0, task="a", worker="a-3", iterations=9))
+    assert cluster.said["a"] is not TaskState.FINISHED, "a-4 is about to say the same"
+    out = cluster.tell(WorkerFinished(node="n2", slot=1, task="a", worker="a-4", iterations=9))
+    assert cluster.said["a"] is TaskState.FINISHED
+    assert "a-1" in {order.worker for order in of(StopWorker, out)}
+    assert cluster.anew == set()
+
+
 def test_a_task_that_moves_takes_a_whole_replica_along():
     cluster = pairs(SLOTS[:2])
     cluster.plan(a=[slot("n3:0"), slot("n3:1")])
