@@ -6,7 +6,7 @@ What it has done on the node it leaves to others: to `unicron_agent.node`, or to
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from unicron import subjects
 from unicron.aio import together
@@ -25,13 +25,29 @@ GOODBYE_S = 2.0
 
 
 class Agent:
-    """One a node."""
+    """One a node.
 
-    def __init__(self, core: AgentCore, bus: Bus, outbox: Outbox, carry_out: Callable[[Effect], None]) -> None:
+    Args:
+        core: of it.
+        bus: its connection.
+        outbox: where its facts go.
+        carry_out: does what the core wants done on the node.
+        stopped: returns the workers whose processes are stopped.
+    """
+
+    def __init__(
+        self,
+        core: AgentCore,
+        bus: Bus,
+        outbox: Outbox,
+        carry_out: Callable[[Effect], None],
+        stopped: Callable[[], Collection[str]],
+    ) -> None:
         self.core = core
         self._bus = bus
         self._outbox = outbox
         self._carry_out = carry_out
+        self._stopped = stopped
 
     def handle(self, stimulus: Stimulus) -> Out:
         """Give the core a stimulus, and pass on what it answers; return that."""
@@ -63,7 +79,7 @@ class Agent:
 
     async def _tick(self) -> None:
         while True:
-            self.handle(Tick())
+            self.handle(Tick(self._stopped()))
             await asyncio.sleep(TICK_S)
 
     async def _reconnect(self) -> None:

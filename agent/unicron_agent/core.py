@@ -1,5 +1,6 @@
 """The agent's decisions, pure: stimuli go in, facts for the bus and effects for the shell come out."""
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -144,8 +145,8 @@ class AgentCore:
         match stimulus:
             case EntryRead():
                 out = self._read(stimulus)
-            case Tick():
-                out = self._tick(now)
+            case Tick(stopped):
+                out = self._tick(now, stopped)
             case Published(fact, sequence):
                 out = self._published(fact, sequence)
             case Adopted():
@@ -380,7 +381,7 @@ class AgentCore:
             fields["correlation"] = worker.correlation
         return [kind(**{field: value for field, value in fields.items() if field in kind.__struct_fields__})]
 
-    def _tick(self, now: float) -> Out:
+    def _tick(self, now: float, stopped: Collection[str]) -> Out:
         """Say that this node lives, ask the quiet workers whether they do, and report those that have stalled."""
         out: Out = []
         if not self.incarnation and now >= self._join_by:
@@ -391,5 +392,5 @@ class AgentCore:
         for name, worker in self.workers.items():
             if worker.pid and now - worker.heard_at > PING_S:
                 out.append(SendToWorker(name, Ping()))
-            out += worker.stalled(self.node, self._limits, now)
+            out += worker.stalled(self.node, self._limits, now, stopped=name in stopped)
         return out

@@ -44,7 +44,7 @@ from unicron_agent.stimuli import (
     StoreToken,
     WorkerSaid,
 )
-from unicron_agent.supervisor import Supervisor
+from unicron_agent.supervisor import Supervisor, is_stopped
 from unicron_agent.workers import StallLimits
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,10 @@ class Node:
         token = int(self._token_file.read_text()) if self._token_file.exists() else 0
         limits = StallLimits(hang_s=self._settings.hang_s)
         core = AgentCore(card, boot, token, limits, self._settings.heartbeat_s)
-        return Agent(core, self._bus, Outbox(self._bus, self._clock, self._name, boot), self._carry_out)
+        return Agent(core, self._bus, Outbox(self._bus, self._clock, self._name, boot), self._carry_out, self._stopped)
+
+    def _stopped(self) -> list[str]:
+        return [name for name, worker in self._agent.core.workers.items() if is_stopped(worker.pid)]
 
     def _adopt(self) -> None:
         """Give the agent the workers that outlived an earlier one."""

@@ -1,5 +1,6 @@
 """What the agent's core hears, and what it has its shell do: the whole interface between the two."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from unicron.contracts.base import Message, Record
@@ -87,7 +88,13 @@ class Reconnected:
 
 @dataclass(frozen=True)
 class Tick:
-    """Some time has passed."""
+    """Some time has passed.
+
+    Attributes:
+        stopped: workers whose processes are stopped now.
+    """
+
+    stopped: Collection[str] = ()
 
 
 @dataclass(frozen=True)

@@ -214,10 +214,20 @@ def _python_script(command: list[str]) -> tuple[bool, list[str]] | None:
     return None if command[1].startswith("-") else (False, command[1:])
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal or a debugger has stopped the process (proc_pid_stat(5))."""
+    return _stat(pid)[0] in "Tt"
+
+
 def _start_time(pid: int) -> int | None:
     """Return when the process started, in clock ticks since boot; None where there is none or it is a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
+    fields = _stat(pid)
     return None if fields[0] == "Z" else int(fields[19])
+
+
+def _stat(pid: int) -> list[str]:
+    """Return what the kernel tells of a process, from its state on; where there is none, that of a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ["Z"]

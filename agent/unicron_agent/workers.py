@@ -11,6 +11,9 @@ from unicron_agent.stimuli import Running
 BUSY = frozenset({WorkerPhase.COMPUTE, WorkerPhase.REDUCE, WorkerPhase.STEP})
 """Phases in which a worker is to make progress."""
 
+SILENT_S = 1.0
+"""A worker that was asked and has not answered for that long is told to be silent."""
+
 
 @dataclass(frozen=True)
 class StallLimits:
@@ -18,12 +21,13 @@ class StallLimits:
 
     Attributes:
         factor: of the mean of its own microbatches (paper section 4.1 says 3, of an iteration).
-        unresponsive_s: floor for a process whose control thread does not answer: it is stopped, or starved.
-        hang_s: floor for one that answers; its script may be busy with something that is no microbatch.
+        stopped_s: floor for a process that a signal or a debugger has stopped.
+        hang_s: floor for one that runs; its script may be busy with something that is no microbatch, and where its
+            control thread does not answer, something may hold the interpreter's lock, or the processor is not enough.
     """
 
     factor: float = 3.0
-    unresponsive_s: float = 0.7
+    stopped_s: float = 0.7
     hang_s: float = 20.0
 
 
@@ -36,7 +40,7 @@ class Worker:
         queued: the command to start it, as long as the slot's last process is not gone.
         membership: the newest that it was sent.
         interval_s: running mean of the time between two signs of progress while computing; None before the first.
-        reported: the epoch and iteration for which a stall was reported already.
+        reported: the epoch and iteration for which a stall was reported already, and whether it was stopped then.
     """
 
     worker: str
@@ -57,7 +61,7 @@ class Worker:
     interval_s: float | None = None
     stopping: bool = False
     finished: bool = False
-    reported: tuple[int, int] | None = None
+    reported: tuple[int, int, bool] | None = None
 
     @classmethod
     def adopted(cls, running: Running, now: float) -> "Worker":
@@ -111,16 +115,19 @@ class Worker:
         self.phase, self.iteration, self.done = message.phase, message.iteration, message.done
         self.moved_at = now
 
-    def stalled(self, node: str, limits: StallLimits, now: float) -> list[WorkerStalled]:
-        """Return the fact that it has made no progress for too long, once an iteration."""
-        if self.stopping or self.interval_s is None or self.phase not in BUSY:
+    def stalled(self, node: str, limits: StallLimits, now: float, *, stopped: bool) -> list[WorkerStalled]:
+        """Return the fact that it has made no progress for too long, once an iteration; `stopped`: its process is.
+
+        One that is stopped can't even wait for others; it answered until then, whatever its last progress was.
+        """
+        idle = self.phase not in BUSY or self.interval_s is None
+        if self.stopping or self.finished or (idle and not (stopped and self.ready)):
             return []
-        usual = limits.factor * self.interval_s
-        quiet = max(limits.unresponsive_s, usual)
-        responsive = now - self.heard_at < quiet
-        limit = max(limits.hang_s, usual) if responsive else quiet
-        place = (self.epoch, self.iteration)
-        if now - self.moved_at < limit or self.reported == place:
+        usual = limits.factor * (self.interval_s or 0.0)
+        limit = max(limits.stopped_s if stopped else limits.hang_s, usual)
+        waited = now - (self.heard_at if stopped else self.moved_at)
+        place = (self.epoch, self.iteration, stopped)
+        if waited < limit or self.reported == place:
             return []
         self.reported = place
         return [
@@ -132,8 +139,8 @@ class Worker:
                 epoch=self.epoch,
                 iteration=self.iteration,
                 phase=self.phase if self.phase == WorkerPhase.REDUCE else WorkerPhase.COMPUTE,
-                waited_s=now - self.moved_at,
+                waited_s=waited,
                 limit_s=limit,
-                responsive=responsive,
+                responsive=not stopped and now - self.heard_at < SILENT_S,
             )
         ]

@@ -62,8 +62,11 @@ class Machine:
         slots = [Slot(index=index) for index in range(self.slots)]
         card = NodeJoined(node=self.name, incarnation="", host=self.name, slots=slots, rendezvous=f"{self.name}:1")
         core, outbox = self.make_core(card, boot, self.token), self.make_outbox(link, self.clock, self.name, boot)
-        self.agent = WatchedAgent(core, link, outbox, self._carry_out, self.invariants)
+        self.agent = WatchedAgent(core, link, outbox, self._carry_out, self._stopped, self.invariants)
         self.agent.task = asyncio.ensure_future(self._run(self.agent))
+
+    def _stopped(self) -> list[str]:
+        return [name for name, trainer in self.processes.items() if trainer.paused]
 
     async def _run(self, agent: WatchedAgent) -> None:
         with contextlib.suppress(CrashedError):

@@ -1,7 +1,7 @@
 """The real agent in a storm; what it makes of each command is checked."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from unicron_agent.agent import Agent
 from unicron_agent.core import AgentCore, Out
@@ -28,9 +28,15 @@ class WatchedAgent(Agent):
     task: asyncio.Future[None]
 
     def __init__(
-        self, core: AgentCore, link: Link, outbox: Outbox, carry_out: Callable[[Effect], None], invariants: Invariants
+        self,
+        core: AgentCore,
+        link: Link,
+        outbox: Outbox,
+        carry_out: Callable[[Effect], None],
+        stopped: Callable[[], Collection[str]],
+        invariants: Invariants,
     ) -> None:
-        super().__init__(core, link, outbox, carry_out)
+        super().__init__(core, link, outbox, carry_out, stopped)
         self.link = link
         self.connected: set[str] = set()
         self._invariants = invariants

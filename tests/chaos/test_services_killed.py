@@ -1,70 +1,76 @@
-"""The main job goes on though a control service, or the bus itself, is killed when it is needed most."""
+"""Tasks go on and heal though a control service, or the bus itself, is killed when it is needed most."""
 
 import asyncio
-import shutil
-import sysconfig
+import os
+import signal
 import time
-from pathlib import Path
 
-import msgspec
 import pytest
-from unicron_chaos.script import Fault, Rank
-from unicron_cli.demo import Demo
+import pytest_asyncio
+import torch
+from helpers.training import difference, plain_run, running_cluster, task, write_script
 from unicron_deploy.embedded import NATS
 
-from unicron.contracts.events import FailureDetected, IterationFinished
+from unicron.contracts.events import FailureDetected, WorkerReady
+from unicron.contracts.tasks import TaskState
 from unicron.services import SERVICES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 
-FAULT_AT = 8
-SCRIPT = [
-    Fault(task="gpt-b", iteration=FAULT_AT, fault="kill-worker", target=Rank(task="gpt-b", rank=1)),
-    Fault(task="gpt-a", iteration=FAULT_AT + 8, fault="raise", target=Rank(task="gpt-a", rank=0)),
-]
+ITERATIONS = 120
 
 
-class Compared(Demo):
-    """A demo that is compared with the same runs without failures whoever is killed: they are made once."""
-
-    async def _run_undisturbed(self):
-        if not any(self.undisturbed.iterdir()):
-            await super()._run_undisturbed()
-            for path in self._root.glob("*.undisturbed.pt"):
-                shutil.copy(path, self.undisturbed)
-        for path in self.undisturbed.iterdir():
-            shutil.copy(path, self._root)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scene(tmp_path_factory):
+    async with running_cluster(tmp_path_factory.mktemp("cluster"), slots=2) as scene:
+        yield scene
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    return tmp_path_factory.mktemp("undisturbed")
+def script(tmp_path_factory):
+    return write_script(tmp_path_factory.mktemp("script"))
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("victim", [*(name for name in SERVICES if name != "straggler"), NATS])
-async def test_the_main_job_ends_well_though_this_is_killed(victim, tmp_path, undisturbed):
-    killed_at = []
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def expected(script, tmp_path_factory):
+    """What a run without failures saves."""
+    out = tmp_path_factory.mktemp("expected") / "plain.pt"
+    return await asyncio.to_thread(plain_run, script, out, ITERATIONS=str(ITERATIONS))
 
-    async def kill_and_restart(cluster, client):
-        """Kill the victim just before the first fault, so that the fault strikes while it is away."""
-        async for done in client.telemetry(IterationFinished):
-            if done.task == "gpt-b" and done.iteration >= FAULT_AT - 2:
-                break
-        before = cluster.processes[victim].pid
-        cluster.kill(victim)
-        killed_at.append(time.time())
-        await asyncio.sleep(0.5)
-        await asyncio.to_thread(cluster.start_process, victim)
-        assert cluster.processes[victim].pid != before
 
-    demo = Compared(tmp_path, Path(sysconfig.get_path("stdlib")), SCRIPT, kill_and_restart, iterations=30)
-    demo.undisturbed = undisturbed
-    report = await demo.run(time.monotonic())
-    assert killed_at
-    assert report.ok, msgspec.json.format(msgspec.json.encode(report)).decode()
-    assert [fault.iterations_redone for fault in report.faults] == [0, 0]
-    failures = [
-        message for message in demo.journal if isinstance(message, FailureDetected) and message.at > killed_at[0]
-    ]
-    assert failures
+async def chosen(scene, name):
+    """Return a worker of a task, and its process."""
+    victim = (await scene.view(name)).members[1].worker
+    return victim, next(ready.pid for ready in scene.of(WorkerReady, worker=victim))
+
+
+@pytest.mark.parametrize("killed", [*(name for name in SERVICES if name != "straggler"), NATS])
+async def test_two_tasks_heal_though_this_is_killed(killed, expected, scene, script, tmp_path):
+    names = [f"{killed}-{letter}" for letter in "ab"]
+    for name in names:
+        env = {"OUT": str(tmp_path / f"{name}.pt"), "PACE": "0.02"}
+        await scene.client.submit(task(script, name, iterations=ITERATIONS, env=env))
+    for name in names:
+        await scene.reached(name, 5)
+    (first, first_pid), (second, second_pid) = [await chosen(scene, name) for name in names]
+    process = scene.cluster.processes[killed].pid
+    await asyncio.to_thread(scene.cluster.kill, killed)
+    killed_at = time.time()
+    os.kill(first_pid, signal.SIGKILL)  # somebody is missing who ought to hear of it, or to do something about it
+    await asyncio.sleep(0.5)
+    await asyncio.to_thread(scene.cluster.start_process, killed)
+    assert scene.cluster.processes[killed].pid != process
+    [failure] = await scene.until(lambda: scene.of(FailureDetected, worker=first))
+    assert failure.at > killed_at
+    os.kill(second_pid, signal.SIGKILL)
+    await scene.until(lambda: scene.of(FailureDetected, worker=second))
+    await scene.cluster.wait_until_ready(60.0)
+    for name in names:
+        view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
+        assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
+        done = [message.iteration for message in scene.iterations if message.task == name]
+        assert len(done) == len(set(done)), "no iteration is computed again"
+        out = tmp_path / f"{name}.pt"
+        await scene.until(out.exists)
+        await asyncio.sleep(0.3)  # until it is written
+        assert difference(torch.load(out, weights_only=True), expected) <= 1e-5

@@ -2,10 +2,14 @@
 
 import asyncio
 import contextlib
+import os
+import subprocess
+import sys
 import textwrap
 import time
 
 import msgspec
+import torch
 from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
 
@@ -48,6 +52,26 @@ def write_script(folder, text=TRAIN):
 def task(script, name="t", **fields):
     fields = {"max_workers": 3, "microbatches": 6, "iterations": 10, **fields}
     return TaskSpec(name=name, command=["python", str(script)], workdir=str(script.parent), **fields)
+
+
+def plain_run(script, out, **environment):
+    """Run the script as one plain process, without any cluster; return what it saved."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")}
+    subprocess.run(
+        [sys.executable, str(script)],
+        check=True,
+        env={**kept, "OMP_NUM_THREADS": "1", "OUT": str(out), **environment},
+        timeout=180,
+    )
+    return torch.load(out, weights_only=True)
+
+
+def difference(ours, theirs):
+    """Return, over all parameters, the largest |a-b| over the largest |b|."""
+    ours, theirs = ours["model"], theirs["model"]
+    return max(
+        float((ours[name].double() - theirs[name].double()).abs().max() / theirs[name].abs().max()) for name in theirs
+    )
 
 
 class RunningCluster:

@@ -109,9 +109,9 @@ class WorkerStalled(WorkerFact, kw_only=True, frozen=True):
 
     Attributes:
         phase: `COMPUTE` or `REDUCE`.
-        waited_s: seconds since its last sign of progress.
+        waited_s: seconds since its last sign of progress; of life, where its process is stopped.
         limit_s: what was allowed: three times its usual microbatch, with a floor.
-        responsive: whether its control thread still answers.
+        responsive: whether it answers; a stopped process does not.
     """
 
     epoch: int

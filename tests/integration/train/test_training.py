@@ -4,13 +4,11 @@ import asyncio
 import itertools
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 import pytest_asyncio
 import torch
-from helpers.training import TRAIN, running_cluster, task, write_script
+from helpers.training import TRAIN, difference, plain_run, running_cluster, task, write_script
 from unicron_deploy.processes import wait_until_gone
 
 from unicron.contracts.events import FailureDetected, NodeGone, NodeJoined, Regrouped, TaskStateChanged, WorkerExited
@@ -27,25 +25,6 @@ async def scene(tmp_path_factory):
 
 
 names = (f"t{number}" for number in itertools.count())
-
-
-def plain_run(script, out, **environment):
-    """Run the script as one plain process, without any cluster."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")}
-    subprocess.run(
-        [sys.executable, str(script)],
-        check=True,
-        env={**kept, "OMP_NUM_THREADS": "1", "OUT": str(out), **environment},
-        timeout=180,
-    )
-    return torch.load(out, weights_only=True)
-
-
-def difference(ours, theirs):
-    ours, theirs = ours["model"], theirs["model"]
-    return max(
-        float((ours[name].double() - theirs[name].double()).abs().max() / theirs[name].abs().max()) for name in theirs
-    )
 
 
 async def healed_run(scene, tmp_path, script, accumulate="float64", iterations=16, fault=True):

@@ -56,7 +56,7 @@ class AgentHarness:
     """An agent's core, and a clock that a test sets."""
 
     def __init__(self, *found, token=0):
-        self.core = AgentCore(CARD, "b", token, StallLimits(factor=3, unresponsive_s=0.5, hang_s=20))
+        self.core = AgentCore(CARD, "b", token, StallLimits(factor=3, stopped_s=0.5, hang_s=20))
         self.now, self.sequence = 0.0, 0
         self.first = self.feed(Adopted([running(name) for name in found]))
 
@@ -83,9 +83,9 @@ class AgentHarness:
         for offset, self.now in enumerate(times):
             self.say(wire.Progress(iteration=3, phase="compute", done=done + offset))
 
-    def stalled(self, now):
+    def stalled(self, now, *stopped):
         self.now = now
-        return [fact for fact in self.feed(Tick()) if isinstance(fact, WorkerStalled)]
+        return [fact for fact in self.feed(Tick(stopped)) if isinstance(fact, WorkerStalled)]
 
 
 def running(name, slot=1):
@@ -420,10 +420,10 @@ def test_a_worker_nobody_knows_says_nothing(scene):
 # --- who stalls ------------------------------------------------------------------------------------------------------
 
 
-def test_a_silent_worker_stalls_after_three_times_its_microbatch(scene):
+def test_a_stopped_worker_stalls_after_three_times_its_microbatch(scene):
     scene.compute(10.0, 10.4, 10.8, 11.2)
-    assert scene.stalled(12.3) == []
-    [fact] = scene.stalled(12.5)
+    assert scene.stalled(12.3, "gpt-1") == []
+    [fact] = scene.stalled(12.5, "gpt-1")
     assert fact == WorkerStalled(
         **PLACE,
         epoch=-1,
@@ -433,18 +433,19 @@ def test_a_silent_worker_stalls_after_three_times_its_microbatch(scene):
         limit_s=pytest.approx(1.2),
         responsive=False,
     )
-    assert scene.stalled(12.6) == []  # once an iteration
+    assert scene.stalled(12.6, "gpt-1") == []  # once an iteration
 
 
-def test_a_worker_that_answers_is_given_longer(scene):
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_worker_that_runs_is_given_longer_whether_it_answers_or_is_starved(scene, answers):
     scene.compute(10.0, 10.1, 10.2)
-    scene.now = 30.0
-    scene.say(wire.Pong())
-    assert scene.stalled(30.1) == []
-    scene.now = 30.4
-    scene.say(wire.Pong())
-    [fact] = scene.stalled(30.5)
-    assert fact.responsive
+    for scene.now in (30.0, 30.4):
+        if answers:
+            scene.say(wire.Pong())
+        found = scene.stalled(scene.now + 0.1)
+        assert bool(found) == (scene.now > 30.2)
+    [fact] = found
+    assert fact.responsive == answers
     assert fact.limit_s == 20
 
 
@@ -456,7 +457,20 @@ def test_who_waits_for_others_is_on_its_way_out_or_has_not_begun_does_not_stall(
     assert scene.stalled(1000.0) == []
     scene.compute(1000.0)
     scene.read(stop())
-    assert scene.stalled(2000.0) == []
+    assert scene.stalled(2000.0, "gpt-1") == []
+
+
+def test_a_worker_that_is_stopped_while_it_waits_is_told_though_it_answered_until_then(scene):
+    scene.say(wire.Ready())
+    scene.compute(10.0, 10.1)
+    scene.now = 10.2
+    scene.say(wire.Progress(iteration=3, phase="waiting", done=2))
+    scene.now = 20.0
+    scene.say(wire.Pong())
+    assert scene.stalled(20.4, "gpt-1") == []
+    [fact] = scene.stalled(20.6, "gpt-1")
+    assert not fact.responsive
+    assert fact.waited_s == pytest.approx(0.6)
 
 
 def test_the_first_microbatch_after_a_wait_is_no_measure(scene):
