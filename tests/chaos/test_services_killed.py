@@ -17,7 +17,7 @@ from unicron.services import SERVICES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 
-ITERATIONS = 120
+ITERATIONS = 150
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -48,7 +48,7 @@ async def chosen(scene, name):
 async def test_two_tasks_heal_though_this_is_killed(killed, expected, scene, script, tmp_path):
     names = [f"{killed}-{letter}" for letter in "ab"]
     for name in names:
-        env = {"OUT": str(tmp_path / f"{name}.pt"), "PACE": "0.02"}
+        env = {"OUT": str(tmp_path / f"{name}.pt"), "PACE": "0.04"}
         await scene.client.submit(task(script, name, iterations=ITERATIONS, env=env))
     for name in names:
         await scene.reached(name, 5)

@@ -175,7 +175,7 @@ def _start_missing(state: TransitionState, run: TaskRun) -> list[Message]:
         if slot in state.occupied:
             continue
         run.started += 1
-        place = next_place(run, there, slot)
+        place = next_place(run, there, slot, len(usable) // run.spec.layout.replica_workers)
         worker = WorkerRun(worker=f"{run.spec.name}-{run.started}", slot=slot, place=place)
         there.append(worker)
         state.add(run, worker)

@@ -92,8 +92,8 @@ def awaited(run: TaskRun) -> str:
     return f"; the replica of {', '.join(idle)} waits for place {', '.join(map(str, coming))}"
 
 
-def next_place(run: TaskRun, workers: Iterable[WorkerRun], slot: SlotRef) -> int:
-    """Return the place that a worker started beside `workers` is to have.
+def next_place(run: TaskRun, workers: Iterable[WorkerRun], slot: SlotRef, replicas: int) -> int:
+    """Return the place that a worker started beside `workers` is to have, where `replicas` can be made of them all.
 
     That which the plan means for its slot, as ranks that talk much are meant to be on one node; where there are
     enough of that, the first that fewest of them have.
@@ -101,7 +101,7 @@ def next_place(run: TaskRun, workers: Iterable[WorkerRun], slot: SlotRef) -> int
     places = run.spec.layout.replica_workers
     counts = Counter(worker.place for worker in workers)
     meant = run.target.index(slot) % places
-    return meant if counts[meant] < len(run.target) // places else min(range(places), key=lambda place: counts[place])
+    return meant if counts[meant] < replicas else min(range(places), key=lambda place: counts[place])
 
 
 def surplus(run: TaskRun, workers: list[WorkerRun]) -> list[WorkerRun]:

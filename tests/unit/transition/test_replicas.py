@@ -65,6 +65,14 @@ def test_a_task_begins_anew_where_a_place_of_its_state_is_lost():
     assert set(cluster.group("a")) == {"a-3", "a-4"}, "what a-1 had is of no use alone"
 
 
+def test_who_is_started_again_with_another_place_gets_one_that_is_lacking_though_the_plan_meant_another():
+    order = ("n1:0", "n1:1", "n3:0", "n2:1", "n3:1", "n2:0")
+    cluster = pairs([slot(text) for text in order], max_workers=6)
+    cluster.lose("n2")
+    cluster.rest()
+    assert sorted(cluster.places("a")) == ["n1:0", "n1:1", "n3:0", "n3:1"]
+
+
 def test_a_task_whose_last_whole_replica_is_through_does_not_begin_anew_for_those_that_came_too_late():
     cluster = pairs()
     lose(cluster, "a-2")
