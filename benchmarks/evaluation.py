@@ -140,7 +140,15 @@ def tables(found: dict[str, Any], seeds: int) -> str:
     """Return the tables of the page as markdown."""
     eleven = found["figure_11"]
     lines = [f"Median of {seeds} seeds, least and most in brackets.", ""]
-    lines += _table(
+    lines += [*_leads(found), *_shares(eleven), *_losses(eleven), *_sensitivity(found)]
+    for head, rows in figures.rows(found):
+        lines += _table(head, rows)
+    return "\n".join(lines).strip()
+
+
+def _leads(found: dict[str, Any]) -> list[str]:
+    eleven = found["figure_11"]
+    return _table(
         ["Unicron over", "trace", "paper prints", "every task runs", "as planned", "circular parameters"],
         [
             [
@@ -155,7 +163,10 @@ def tables(found: dict[str, Any], seeds: int) -> str:
             for name in TRACES
         ],
     )
-    lines += _table(
+
+
+def _shares(eleven: dict[str, Any]) -> list[str]:
+    return _table(
         ["share of the oracle", "goal", "every task runs", "as planned", "phases of our own parts, every task runs"],
         [
             [
@@ -168,12 +179,15 @@ def tables(found: dict[str, Any], seeds: int) -> str:
             for name, goal in zip(TRACES, ("99.5 %", "98 %"), strict=True)
         ],
     )
+
+
+def _losses(eleven: dict[str, Any]) -> list[str]:
     causes: dict[str, Callable[[Result], float]] = {
         "detection": lambda result: result.detection / result.ideal,
         "transition": lambda result: result.transition / result.ideal,
         "sub-healthy": lambda result: result.sub_healthy / result.ideal,
     }
-    lines += _table(
+    return _table(
         ["lost, every task runs", "trace", *causes],
         [
             [
@@ -188,7 +202,10 @@ def tables(found: dict[str, Any], seeds: int) -> str:
             for name in TRACES
         ],
     )
-    lines += _table(
+
+
+def _sensitivity(found: dict[str, Any]) -> list[str]:
+    return _table(
         [
             "what is changed",
             "trace-a over Megatron",
@@ -207,9 +224,6 @@ def tables(found: dict[str, Any], seeds: int) -> str:
             for way, row in found["sensitivity"].items()
         ],
     )
-    for head, rows in figures.rows(found):
-        lines += _table(head, rows)
-    return "\n".join(lines).strip()
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,30 +1,18 @@
-"""What a task, a node or a record of an iteration must be like to be taken in: one set of rules for all who take it."""
+"""What a task must be like to be taken in: one set of rules for all who take it."""
 
 import math
 from typing import Any, NamedTuple
 
 from unicron import subjects
-from unicron.contracts.events import NodeJoined, StepTimed
 from unicron.contracts.tasks import ModelSpec, ParallelLayout, TaskSpec
-from unicron.contracts.timings import MOST_OPS, OPERATIONS
 from unicron.costmodel import catalogue
 from unicron.errors import InvalidInputError
-from unicron.services import SERVICES
 
 RECOMMENDED_WEIGHT = (0.5, 2.0)
 """Weights outside of it starve other tasks or the task itself (paper section 5)."""
 
-RESERVED = frozenset({*SERVICES, "console"})
-"""Names of services: a node under one of them would answer its queries."""
-
 MOST_WORKERS = 100_000
 """Most workers of one task."""
-
-MOST_PROBLEMS = 5
-"""Problems of one record that are told."""
-
-MOST_US = 86_400 * 10**6
-"""Longest record of one iteration, in microseconds."""
 
 _LIMITS = {
     "min_workers": MOST_WORKERS,
@@ -107,66 +95,14 @@ def check_task(spec: TaskSpec) -> None:
         raise InvalidInputError(f"task {spec.name!r}: " + "; ".join(map(str, problems)))
 
 
-def node_problems(joined: NodeJoined) -> list[Problem]:
-    """Return everything that keeps a node from being taken in."""
-    found = []
-    if not _is_token(joined.node) or joined.node in RESERVED:
-        found.append(Problem("node", joined.node, "use 1 to 64 letters, digits, '-' or '_', and no service's name"))
-    if joined.source != joined.node:
-        found.append(Problem("source", joined.source, f"only {joined.node!r} itself can join as {joined.node!r}"))
-    found += [
-        Problem(field, "", "must not be empty") for field in ("incarnation", "host") if not getattr(joined, field)
-    ]
-    indices = [slot.index for slot in joined.slots]
-    if not indices:
-        found.append(Problem("slots", [], "a node needs at least one"))
-    if len(set(indices)) < len(indices) or any(index < 0 for index in indices):
-        found.append(Problem("slots", indices, "each needs an index of its own, from 0"))
-    for slot in joined.slots:
-        if slot.kind not in {"gpu", "cpu"}:
-            found.append(Problem(f"slots.{slot.index}.kind", slot.kind, "must be 'gpu' or 'cpu'"))
-    devices = [slot.device for slot in joined.slots if slot.device]
-    if len(set(devices)) < len(devices):
-        found.append(Problem("slots", devices, "each device can stand in one slot only"))
-    strays = sorted({worker.slot for worker in joined.workers} - set(indices))
-    if strays:
-        found.append(Problem("workers", strays, f"they live in slots that the node does not have; it has {indices}"))
-    return found
-
-
 def share_problems(share: float) -> list[Problem]:
     """Return what keeps `share` from being the share of iterations to record."""
     return [] if 0 <= share <= 1 else [Problem("share", share, "must be a number from 0 (none) to 1 (each iteration)")]
 
 
-def timing_problems(timed: StepTimed) -> list[Problem]:
-    """Return what keeps a rank's record of an iteration from being used."""
-    found = []
-    if not 1 <= timed.world_size <= MOST_WORKERS:
-        found.append(Problem("world_size", timed.world_size, f"must be from 1 to {MOST_WORKERS}"))
-    if not 0 <= timed.rank < timed.world_size:
-        found.append(Problem("rank", timed.rank, f"must be from 0 to {timed.world_size - 1}"))
-    if timed.epoch < 0 or timed.iteration < 0:
-        found.append(Problem("iteration", timed.iteration, f"it and the epoch {timed.epoch} count from 0"))
-    if not math.isfinite(timed.began):
-        found.append(Problem("began", timed.began, "must be a finite number of Unix seconds"))
-    if not 1 <= len(timed.ops) <= MOST_OPS:
-        found.append(Problem("ops", len(timed.ops), f"must be 1 to {MOST_OPS} operations"))
-    for op in timed.ops:
-        if not (0 <= op.kind < len(OPERATIONS) and op.microbatch >= -1):
-            found.append(
-                Problem("ops", op, f"its kind must be from 0 to {len(OPERATIONS) - 1}, its microbatch from -1")
-            )
-        elif not (0 <= op.start_us <= MOST_US and 0 <= op.duration_us <= MOST_US):
-            found.append(Problem("ops", op, f"start and duration must be from 0 to {MOST_US} microseconds"))
-        if len(found) >= MOST_PROBLEMS:
-            break
-    return found
-
-
 def _text_problems(spec: TaskSpec) -> list[Problem]:
     found = []
-    if not _is_token(spec.name):
+    if not is_token(spec.name):
         found.append(Problem("name", spec.name, "use 1 to 64 letters, digits, '-' or '_'"))
     if not spec.command or not spec.command[0]:
         found.append(Problem("command", spec.command, "must name a program, then its arguments"))
@@ -235,7 +171,8 @@ def _positive(number: float) -> bool:
     return math.isfinite(number) and number > 0
 
 
-def _is_token(text: str) -> bool:
+def is_token(text: str) -> bool:
+    """Return whether a text can stand in a subject."""
     try:
         subjects.token(text)
     except InvalidInputError:

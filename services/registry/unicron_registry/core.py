@@ -5,7 +5,7 @@ Facts keep the picture current; orders of users change it and go out as facts fo
 
 from msgspec.structs import asdict, replace
 
-from unicron.checks import check_task, node_problems
+from unicron.checks import check_task
 from unicron.contracts.base import Message
 from unicron.contracts.events import (
     Alert,
@@ -30,6 +30,7 @@ from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
+from unicron_registry.nodes import node_problems
 from unicron_registry.state import RegistryState
 
 NO_PLAN_YET = "the planner has not planned for it yet"

@@ -6,7 +6,7 @@ of the active instance a window begins anew.
 
 from msgspec.structs import replace
 
-from unicron.checks import share_problems, timing_problems
+from unicron.checks import share_problems
 from unicron.contracts.base import Message
 from unicron.contracts.events import Alert, NodeAdmitted, StepTimed, TaskRemoved, TaskStateChanged, TaskSubmitted
 from unicron.contracts.queries import GetStraggler, Reply, StragglerView, SwitchRecording
@@ -16,6 +16,7 @@ from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
 from unicron_straggler.collect import Collector
 from unicron_straggler.live import Verdict, judge
+from unicron_straggler.records import timing_problems
 from unicron_straggler.state import HISTORY, Limits, State, Task
 
 MISSED = 10

@@ -1,0 +1,35 @@
+"""What a node must be like to be taken in."""
+
+from unicron.checks import Problem, is_token
+from unicron.contracts.events import NodeJoined
+from unicron.services import SERVICES
+
+RESERVED = frozenset({*SERVICES, "console"})
+"""Names of services: a node under one of them would answer its queries."""
+
+
+def node_problems(joined: NodeJoined) -> list[Problem]:
+    """Return everything that keeps a node from being taken in."""
+    found = []
+    if not is_token(joined.node) or joined.node in RESERVED:
+        found.append(Problem("node", joined.node, "use 1 to 64 letters, digits, '-' or '_', and no service's name"))
+    if joined.source != joined.node:
+        found.append(Problem("source", joined.source, f"only {joined.node!r} itself can join as {joined.node!r}"))
+    found += [
+        Problem(field, "", "must not be empty") for field in ("incarnation", "host") if not getattr(joined, field)
+    ]
+    indices = [slot.index for slot in joined.slots]
+    if not indices:
+        found.append(Problem("slots", [], "a node needs at least one"))
+    if len(set(indices)) < len(indices) or any(index < 0 for index in indices):
+        found.append(Problem("slots", indices, "each needs an index of its own, from 0"))
+    for slot in joined.slots:
+        if slot.kind not in {"gpu", "cpu"}:
+            found.append(Problem(f"slots.{slot.index}.kind", slot.kind, "must be 'gpu' or 'cpu'"))
+    devices = [slot.device for slot in joined.slots if slot.device]
+    if len(set(devices)) < len(devices):
+        found.append(Problem("slots", devices, "each device can stand in one slot only"))
+    strays = sorted({worker.slot for worker in joined.workers} - set(indices))
+    if strays:
+        found.append(Problem("workers", strays, f"they live in slots that the node does not have; it has {indices}"))
+    return found
