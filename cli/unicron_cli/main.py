@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -61,6 +62,7 @@ def docs() -> None:
 def main() -> None:
     """Run the command line; errors that a person can mend are one line each, without a traceback."""
     logging.getLogger().addHandler(logging.NullHandler())  # what the bus logs, the errors say too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: what a command began to run, it ends
     try:
         app(prog_name="unicron")
     except UnicronError as error:

@@ -1,0 +1,40 @@
+"""The demo on a cluster of its own, ended before its time."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+def running_in(folder):
+    """Return the command lines of all processes that name the folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return [line for line in found if str(folder) in line]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_demo_that_is_told_to_end_leaves_no_process(tmp_path):
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "unicron_cli", "demo"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while len(running_in(tmp_path)) < 4:  # the bus and three agents
+            assert demo.poll() is None
+            time.sleep(0.1)
+        demo.terminate()
+        assert demo.wait(timeout=60) != 0
+        assert running_in(tmp_path) == []
+    finally:
+        demo.kill()
