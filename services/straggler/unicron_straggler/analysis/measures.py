@@ -183,27 +183,18 @@ def analyze(trace: Trace) -> Analysis:
     averages = ideals(job)
     ideal = averages.chosen
     ideal_s = ideal_time(job.graph, ideal)
-    pp = trace.meta.pp_size
     merged = _merged(job)
-    last = frozenset(range(pp - 1))
-    scenarios = [
-        Scenario(),
-        *(Scenario(codes=codes) for codes in merged.values()),
-        *(Scenario(stages=frozenset({stage})) for stage in range(pp)),
-        Scenario(stages=last),
-    ]
-    times = step_times(job.graph, job.durations, ideal, scenarios)
-    simulated, of_types, of_stages = times[0], times[1 : 1 + len(merged)], times[1 + len(merged) : -1]
-    lone = [Scenario(), *(Scenario(stages=frozenset({stage})) for stage in range(pp))]
+    simulated, of_types, of_stages, without_last = _simulated(job, ideal, merged, trace.meta.pp_size)
+    lone = [Scenario(), *(Scenario(stages=frozenset({stage})) for stage in range(trace.meta.pp_size))]
     alone = alone_times(job.graph, job.durations, ideal, lone)
     workers = alone[1:].transpose(1, 2, 0)
     by_dp, by_stage = alone[0].mean(0) / ideal_s, of_stages.mean(1) / ideal_s
     approximate, exact = np.minimum(by_dp[:, None], by_stage), workers.mean(0) / ideal_s
     slowest, slowest_exact = _slowest(job.ranks, approximate), _slowest(job.ranks, exact)
     fixed = [Scenario(fixed=np.isin(job.ranks, ranks)) for ranks in (slowest, slowest_exact)]
-    without = [float(each) for each in (*step_times(job.graph, job.durations, ideal, fixed).mean(1), times[-1].mean())]
+    without = [*step_times(job.graph, job.durations, ideal, fixed).mean(1), without_last.mean()]
     mean = float(simulated.mean())
-    shares = [_share(mean, each, ideal_s) for each in without]
+    shares = [_share(mean, float(each), ideal_s) for each in without]
     variations = _variations(job)
     return Analysis(
         meta=trace.meta,
@@ -246,6 +237,20 @@ def analyze(trace: Trace) -> Analysis:
         graph=job.graph,
         problems=job.problems,
     )
+
+
+def _simulated(
+    job: tensors.Job, ideal: dict[int, float], merged: dict[str, frozenset[int]], stages: int
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return each step's seconds as traced; if only one op type, only one stage, all but the last stage is so."""
+    scenarios = [
+        Scenario(),
+        *(Scenario(codes=codes) for codes in merged.values()),
+        *(Scenario(stages=frozenset({stage})) for stage in range(stages)),
+        Scenario(stages=frozenset(range(stages - 1))),
+    ]
+    times = step_times(job.graph, job.durations, ideal, scenarios)
+    return times[0], times[1 : 1 + len(merged)], times[1 + len(merged) : -1], times[-1]
 
 
 @dataclass(frozen=True)
