@@ -112,6 +112,8 @@ class NatsBus:
                 await self._hang_up()
                 dialling.cancel()
                 await asyncio.wait({dialling}, timeout=CLOSE_S)
+                if dialling.done() and not dialling.cancelled():
+                    dialling.exception()  # it failed while we hung up: asked for, or asyncio would print it
         self.jetstream = self._nc.jetstream(timeout=ANSWER_S)
 
     async def _hang_up(self) -> None:
