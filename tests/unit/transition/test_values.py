@@ -123,3 +123,13 @@ def test_what_version_1_stored_is_read():
     assert [worker.stage for worker in run.workers.values()] == [WorkerStage.READY, WorkerStage.STARTING]
     assert (run.states.place("gpt-2"), run.states.place("gpt-3")) == (0, None)
     assert {slot.slot: worker for slot, (_, worker) in state.occupied.items()} == {0: "gpt-2", 1: "gpt-3"}
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_who_only_takes_a_state_does_not_keep_a_task_alive_whose_computing_members_are_through(lost):
+    layout = ParallelLayout(tensor=2, replicas=1)
+    found = Membership(epoch=1, layout=layout, group=["a", "b", "c"], through={"a": None, "b": None})
+    found.join("c")
+    workers = {"c": WorkerRun(worker="c", slot=SLOT, stage=WorkerStage.READY)}
+    assert found.met == ["a", "b"]
+    assert found.over(workers, lost=lost)
