@@ -11,7 +11,7 @@ import torch
 from helpers.training import difference, plain_run, running_cluster, task, write_script
 from unicron_deploy.embedded import NATS
 
-from unicron.contracts.events import FailureDetected, WorkerReady
+from unicron.contracts.events import FailureDetected, WorkerExited, WorkerFinished, WorkerReady
 from unicron.contracts.tasks import TaskState
 from unicron.services import SERVICES
 
@@ -40,8 +40,8 @@ async def expected(script, tmp_path_factory):
 
 async def chosen(scene, name):
     """Return a worker of a task, and its process."""
-    victim = (await scene.view(name)).members[1].worker
-    return victim, next(ready.pid for ready in scene.of(WorkerReady, worker=victim))
+    victim = (await scene.view(name)).members[1]
+    return victim, next(ready.pid for ready in scene.of(WorkerReady, worker=victim.worker))
 
 
 @pytest.mark.parametrize("killed", [*(name for name in SERVICES if name != "straggler"), NATS])
@@ -52,7 +52,7 @@ async def test_two_tasks_heal_though_this_is_killed(killed, expected, scene, scr
         await scene.client.submit(task(script, name, iterations=ITERATIONS, env=env))
     for name in names:
         await scene.reached(name, 5)
-    (first, first_pid), (second, second_pid) = [await chosen(scene, name) for name in names]
+    (first, first_pid), (second, _) = [await chosen(scene, name) for name in names]
     process = scene.cluster.processes[killed].pid
     await asyncio.to_thread(scene.cluster.kill, killed)
     killed_at = time.time()
@@ -60,17 +60,17 @@ async def test_two_tasks_heal_though_this_is_killed(killed, expected, scene, scr
     await asyncio.sleep(0.5)
     await asyncio.to_thread(scene.cluster.start_process, killed)
     assert scene.cluster.processes[killed].pid != process
-    [failure] = await scene.until(lambda: scene.of(FailureDetected, worker=first))
+    [failure] = await scene.until(lambda: scene.of(FailureDetected, worker=first.worker))
     assert failure.at > killed_at
-    os.kill(second_pid, signal.SIGKILL)
-    await scene.until(lambda: scene.of(FailureDetected, worker=second))
     await scene.cluster.wait_until_ready(60.0)
+    await scene.client.inject(second.node, "raise", second.worker)
+    await scene.until(lambda: scene.of(FailureDetected, worker=second.worker))
     for name in names:
         view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
         assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
         done = [message.iteration for message in scene.iterations if message.task == name]
         assert len(done) == len(set(done)), "no iteration is computed again"
         out = tmp_path / f"{name}.pt"
-        await scene.until(out.exists)
-        await asyncio.sleep(0.3)  # until it is written
+        through = {finished.worker for finished in scene.of(WorkerFinished, task=name)}
+        await scene.until(lambda: through <= {each.worker for each in scene.of(WorkerExited, task=name)})  # noqa: B023
         assert difference(torch.load(out, weights_only=True), expected) <= 1e-5
