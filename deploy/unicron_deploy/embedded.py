@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +81,7 @@ class Cluster:
         self._layout = Layout(nodes=nodes, slots=slots, port=port)
         self._server = NatsServer(self.root / "nats", port)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._busy = threading.RLock()  # a stop waits for what is being started, or it would leave that behind
         self.url = self._server.url
         self.nodes = [f"node-{number}" for number in range(1, nodes + 1)]
         self.names = [NATS, *SERVICES, *self.nodes]
@@ -125,13 +127,14 @@ class Cluster:
         """
         self._refuse_a_second()
         self.logs.mkdir(parents=True, exist_ok=True)
-        try:
-            for name in self.names:
-                on_step(f"starting {name}")
-                self.start_process(name)
-        except BaseException:
-            self.stop()
-            raise
+        with self._busy:
+            try:
+                for name in self.names:
+                    on_step(f"starting {name}")
+                    self.start_process(name)
+            except BaseException:
+                self.stop()
+                raise
 
     def start_process(self, name: str) -> None:
         """Start the process `name`, the first time or again.
@@ -141,25 +144,25 @@ class Cluster:
             BusUnavailableError: the NATS server does not come up.
         """
         self._check(name)
-        if name in self.alive() and wait_until_gone([self._layout.processes[name]], DYING_S):
-            raise InvalidInputError(f"{name} runs already (process {self._layout.processes[name].pid})")
-        if name == NATS:
-            self._server = NatsServer(self.root / "nats", self._layout.port)
-            self._server.start()
-            pid = self._server.pid or 0
-        else:
-            with (self.logs / f"{name}.log").open("ab") as log:
-                child = subprocess.Popen(
-                    self._command(name),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    env={**SHARED_CORES, **os.environ, "UNICRON_NATS_URL": self.url, "PYTHONUNBUFFERED": "1"},
-                )
-            self._children[name], pid = child, child.pid
-        self._layout.processes[name] = Started.of(pid)
-        self._save()
+        with self._busy:
+            if name in self.alive() and wait_until_gone([self._layout.processes[name]], DYING_S):
+                raise InvalidInputError(f"{name} runs already (process {self._layout.processes[name].pid})")
+            if name == NATS:
+                self._server = NatsServer(self.root / "nats", self._layout.port)
+                pid = self._server.start()
+            else:
+                with (self.logs / f"{name}.log").open("ab") as log:
+                    child = subprocess.Popen(
+                        self._command(name),
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                        env={**SHARED_CORES, **os.environ, "UNICRON_NATS_URL": self.url, "PYTHONUNBUFFERED": "1"},
+                    )
+                self._children[name], pid = child, child.pid
+            self._layout.processes[name] = Started.of(pid)
+            self._save()
 
     def _command(self, name: str) -> list[str]:
         if name in MODULES:
@@ -224,20 +227,21 @@ class Cluster:
 
     def stop(self, on_step: Step = _silent) -> None:
         """Stop agents, then services, then NATS, each in an orderly way; kill what remains."""
-        for group in (self.nodes, list(SERVICES), [NATS]):
-            started = {name: self._layout.processes[name] for name in group if name in self._layout.processes}
-            if not started:
-                continue
-            on_step(f"stopping {', '.join(started)}")
-            for process in started.values():
-                process.signal(signal.SIGTERM)
-            wait_until_gone(list(started.values()), GRACE_S)
-            for process in started.values():
-                process.kill_session()
-            self._reap()
-        self._layout.processes.clear()
-        if self.root.exists():
-            self._save()
+        with self._busy:
+            for group in (self.nodes, list(SERVICES), [NATS]):
+                started = {name: self._layout.processes[name] for name in group if name in self._layout.processes}
+                if not started:
+                    continue
+                on_step(f"stopping {', '.join(started)}")
+                for process in started.values():
+                    process.signal(signal.SIGTERM)
+                wait_until_gone(list(started.values()), GRACE_S)
+                for process in started.values():
+                    process.kill_session()
+                self._reap()
+            self._layout.processes.clear()
+            if self.root.exists():
+                self._save()
 
     def _await_end(self, name: str) -> None:
         wait_until_gone([self._layout.processes[name]], GRACE_S)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import random
+import secrets
 import shutil
 import signal
 import socket
@@ -17,6 +18,9 @@ from unicron.errors import BusUnavailableError, InvalidInputError
 START_S = 10.0
 """How long a starting server may take to answer."""
 
+
+GREETING_BYTES = 64 * 1024
+"""A server tells a client first what it is, in one line."""
 
 QUIET_PORTS = (15_000, 32_000)
 """Linux gives outgoing connections ports from 32768 on."""
@@ -128,8 +132,10 @@ class NatsServer:
         """Process id while it runs."""
         return self._process.pid if self._process and self._process.poll() is None else None
 
-    def start(self) -> None:
-        """Start the server and wait until it answers.
+    def start(self) -> int:
+        """Start the server and wait until it answers; return its process id.
+
+        It is known by a name of its own: on the port there may be another one, that took it at the same moment.
 
         Raises:
             InvalidInputError: the port is taken, or there is no server to start.
@@ -141,17 +147,18 @@ class NatsServer:
         config = self.directory / "nats-server.conf"
         store = str(self.directory / "store")
         config.write_text(config_text(store, self.host, self.port, sync_always=False, ping_s=self._ping_s))
+        name = f"unicron-{secrets.token_hex(8)}"
         with self.log_path.open("ab") as output:
             # A session of its own: Ctrl-C ends our processes first, and they still have a bus to say goodbye on.
             self._process = subprocess.Popen(
-                [binary, "-c", str(config)],
+                [binary, "-c", str(config), "--name", name],
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
         deadline = time.monotonic() + START_S
-        while not self._answers():
+        while not self._answers(name):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 lines = self.log_path.read_text(errors="replace").splitlines()
@@ -160,6 +167,7 @@ class NatsServer:
                     f"nats-server did not start on {self.host}:{self.port}: {last or 'no answer'}; see {self.log_path}"
                 )
             time.sleep(0.01)
+        return self._process.pid
 
     def stop(self) -> None:
         """Stop the server in an orderly way."""
@@ -197,9 +205,11 @@ class NatsServer:
                     "stop what listens there or choose another port"
                 ) from error
 
-    def _answers(self) -> bool:
+    def _answers(self, name: str) -> bool:
+        """Whether the server called `name` greets whoever connects."""
         try:
-            with socket.create_connection((self.host, self.port), timeout=1) as probe:
-                return probe.recv(4) == b"INFO"
-        except OSError:
+            with socket.create_connection((self.host, self.port), timeout=1) as probe, probe.makefile("rb") as greeting:
+                kind, _, told = greeting.readline(GREETING_BYTES).partition(b" ")
+                return kind == b"INFO" and name == json.loads(told).get("server_name")
+        except (OSError, ValueError):
             return False

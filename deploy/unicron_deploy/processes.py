@@ -39,6 +39,8 @@ class Started(msgspec.Struct, kw_only=True, frozen=True):
 
     def session(self) -> list[int]:
         """Return the ids of all living processes of its session, itself included."""
+        if self.pid <= 0:
+            return []  # 0 is the session of whatever was started outside of this container
         leader = _stat(self.pid)
         if leader is not None and leader.ticks != self.ticks:
             return []  # the id is another process's now, so nothing of the session is left

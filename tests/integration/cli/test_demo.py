@@ -1,6 +1,8 @@
 """The demo on a cluster of its own, ended before its time."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,19 +12,18 @@ import pytest
 
 
 def running_in(folder):
-    """Return the command lines of all processes that name the folder."""
-    found = []
+    """Return the command lines of all processes that name the folder, by process id."""
+    found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-        except OSError:
-            continue
-    return [line for line in found if str(folder) in line]
+        with contextlib.suppress(OSError):
+            found[int(path.parent.name)] = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return {pid: line for pid, line in found.items() if str(folder) in line}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_demo_that_is_told_to_end_leaves_no_process(tmp_path):
+@pytest.mark.parametrize("started", [2, 4], ids=["while it starts", "with the bus and three agents"])
+def test_a_demo_that_is_told_to_end_leaves_no_process(started, tmp_path):
     demo = subprocess.Popen(
         [sys.executable, "-m", "unicron_cli", "demo"],
         env={**os.environ, "TMPDIR": str(tmp_path)},
@@ -30,11 +31,13 @@ def test_a_demo_that_is_told_to_end_leaves_no_process(tmp_path):
         stderr=subprocess.DEVNULL,
     )
     try:
-        while len(running_in(tmp_path)) < 4:  # the bus and three agents
+        while len(running_in(tmp_path)) < started:
             assert demo.poll() is None
             time.sleep(0.1)
         demo.terminate()
         assert demo.wait(timeout=60) != 0
-        assert running_in(tmp_path) == []
+        assert running_in(tmp_path) == {}
     finally:
         demo.kill()
+        for pid in running_in(tmp_path):
+            os.kill(pid, signal.SIGKILL)

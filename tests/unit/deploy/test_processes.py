@@ -6,9 +6,10 @@ import threading
 
 import pytest
 from unicron_deploy.embedded import Cluster
+from unicron_deploy.nats_server import NatsServer, free_port
 from unicron_deploy.processes import Started, wait_until_gone
 
-from unicron.errors import InvalidInputError
+from unicron.errors import BusUnavailableError, InvalidInputError
 
 PARENT = """
 import subprocess, sys, time
@@ -68,6 +69,22 @@ def test_a_process_that_never_was_is_not_alive():
     assert not Started.of(2**22 + 5).alive()
 
 
+def test_no_process_has_the_whole_container_for_its_session():
+    assert Started.of(0).session() == []
+
+
+def test_a_server_is_not_taken_for_another_that_was_quicker_at_its_port(tmp_path, monkeypatch):
+    port = free_port()
+    quicker, slower = NatsServer(tmp_path / "a", port), NatsServer(tmp_path / "b", port)
+    pid = quicker.start()
+    assert quicker.pid == pid
+    monkeypatch.setattr(NatsServer, "_check_port", lambda _: None)  # it was free when both looked
+    with pytest.raises(BusUnavailableError, match="address already in use"):
+        slower.start()
+    assert quicker.pid == pid
+    quicker.stop()
+
+
 def test_a_folder_without_a_cluster_says_so(tmp_path):
     with pytest.raises(InvalidInputError, match="unicron up"):
         Cluster.load(tmp_path)
@@ -101,3 +118,18 @@ def test_a_process_that_is_just_dying_can_be_started_again_and_a_living_one_not(
     cluster.start_process("node-1")
     assert cluster.processes["node-1"].pid != started.pid
     cluster._children["node-1"].wait()
+
+
+def test_a_stop_waits_for_the_start_that_is_under_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(Cluster, "_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(600)"])
+    cluster = Cluster(tmp_path, nodes=2, port=free_port())
+    under_way = threading.Event()
+    starting = threading.Thread(
+        target=cluster.start, args=[lambda text: under_way.set() if "detector" in text else None]
+    )
+    starting.start()
+    assert under_way.wait(30)
+    cluster.stop()
+    starting.join()
+    assert all(child.poll() is not None for child in cluster._children.values())
+    assert len(cluster._children) == len(cluster.names) - 1, "all were started, but for the server that is no child"
