@@ -14,6 +14,12 @@ RECOMMENDED_WEIGHT = (0.5, 2.0)
 MOST_WORKERS = 100_000
 """Most workers of one task."""
 
+NAMED = 8
+"""Most rows of a table that a problem names."""
+
+MOST_LAYOUTS = 1_000
+"""Most rows of a table of layouts: specs travel with many messages."""
+
 _LIMITS = {
     "min_workers": MOST_WORKERS,
     "max_workers": MOST_WORKERS,
@@ -67,7 +73,8 @@ def task_problems(spec: TaskSpec) -> list[Problem]:
             found.append(Problem(f"throughput.{workers}", flops, "must be a finite number of FLOP/s above 0"))
     if spec.model is not None:
         found += _model_problems(spec.model)
-    found += _layout_problems(spec.layout, spec.model)
+    found += _layout_problems("layout", spec.layout, spec.model)
+    found += _table_problems(spec)
     return found or _size_problems(spec)
 
 
@@ -81,6 +88,10 @@ def task_warnings(spec: TaskSpec) -> list[Problem]:
         found.append(
             Problem("microbatches", spec.microbatches, f"fewer than max_workers {spec.max_workers}: some will idle")
         )
+    unused = sorted(set(spec.layouts) - set(spec.sizes))
+    if unused:
+        limits = f"min_workers {spec.min_workers}, max_workers {spec.max_workers} and unit {spec.unit}"
+        found.append(Problem("layout", unused[:NAMED], f"rows that are never used: {limits} rule these sizes out"))
     return found
 
 
@@ -137,34 +148,58 @@ def _model_problems(model: ModelSpec) -> list[Problem]:
     return found
 
 
-def _layout_problems(layout: ParallelLayout, model: ModelSpec | None) -> list[Problem]:
+def _table_problems(spec: TaskSpec) -> list[Problem]:
+    """Return what is wrong with the layouts by number of workers; they stand in the task file's field `layout`."""
+    if len(spec.layouts) > MOST_LAYOUTS:
+        allowed = f"at most {MOST_LAYOUTS} rows, one for each number of workers; a larger unit makes do with fewer"
+        return [Problem("layout", len(spec.layouts), allowed)]
+    found = []
+    for workers, layout in spec.layouts.items():
+        field = f"layout.{workers}"
+        if not 1 <= workers <= MOST_WORKERS:
+            found.append(Problem(field, workers, f"its rows are for numbers of workers, from 1 to {MOST_WORKERS}"))
+            continue
+        problems = _layout_problems(field, layout, spec.model)
+        each = layout.replica_workers
+        if not problems and workers % each:
+            product = f"{layout.tensor} x {layout.pipeline} x {layout.shard}"
+            allowed = f"tensor x pipeline x shard is {product} = {each} and must divide the row's {workers} workers"
+            problems.append(Problem(field, each, allowed))
+        found += problems
+    return found
+
+
+def _layout_problems(field: str, layout: ParallelLayout, model: ModelSpec | None) -> list[Problem]:
     found = [
-        Problem(f"layout.{field}", getattr(layout, field), f"must be a whole number from 1 to {MOST_WORKERS}")
-        for field in ("tensor", "pipeline", "shard")
-        if not 1 <= getattr(layout, field) <= MOST_WORKERS
+        Problem(f"{field}.{degree}", getattr(layout, degree), f"must be a whole number from 1 to {MOST_WORKERS}")
+        for degree in ("tensor", "pipeline", "shard")
+        if not 1 <= getattr(layout, degree) <= MOST_WORKERS
     ]
     if model is None or found:
         return found
     if model.heads % layout.tensor:
-        found.append(Problem("layout.tensor", layout.tensor, f"must divide the model's {model.heads} heads"))
+        found.append(Problem(f"{field}.tensor", layout.tensor, f"must divide the model's {model.heads} heads"))
     if layout.tensor > model.gpus_per_node:
         allowed = f"at most the {model.gpus_per_node} GPUs of a node: tensor-parallel ranks stay inside of one"
-        found.append(Problem("layout.tensor", layout.tensor, allowed))
+        found.append(Problem(f"{field}.tensor", layout.tensor, allowed))
     if model.layers % layout.pipeline and not model.padded:
         allowed = f"must divide the model's {model.layers} layers; set model.padded where they may be padded"
-        found.append(Problem("layout.pipeline", layout.pipeline, allowed))
+        found.append(Problem(f"{field}.pipeline", layout.pipeline, allowed))
     return found
 
 
 def _size_problems(spec: TaskSpec) -> list[Problem]:
     if spec.min_workers > spec.max_workers:
         return [Problem("min_workers", spec.min_workers, f"must not be above max_workers {spec.max_workers}")]
-    found, each = [], spec.layout.replica_workers
-    if not spec.sizes:
-        whole = f" that makes whole replicas of {each} workers" if each > 1 else ""
-        between = f"min_workers {spec.min_workers} and max_workers {spec.max_workers}"
-        found.append(Problem("unit", spec.unit, f"no multiple of it{whole} lies between {between}"))
-    return found
+    if spec.sizes:
+        return []
+    between = f"lies between min_workers {spec.min_workers} and max_workers {spec.max_workers}"
+    if spec.layouts:
+        allowed = f"no row that is a multiple of unit {spec.unit} {between}; add one, or change the limits"
+        return [Problem("layout", sorted(spec.layouts)[:NAMED], allowed)]
+    each = spec.layout.replica_workers
+    whole = f" that makes whole replicas of {each} workers" if each > 1 else ""
+    return [Problem("unit", spec.unit, f"no multiple of it{whole} {between}")]
 
 
 def _positive(number: float) -> bool:

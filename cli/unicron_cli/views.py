@@ -26,8 +26,9 @@ def nodes_table(status: Status, now: float | None = None) -> Table:
     now = time.time() if now is None else now
     used: dict[str, dict[int, str]] = defaultdict(dict)
     for view in status.tasks:
+        layout = view.spec.shape(len(view.members))
         for rank, member in enumerate(view.members):
-            used[member.node][member.slot] = f"{view.spec.name}:{view.spec.layout.seat_name(rank)}"
+            used[member.node][member.slot] = f"{view.spec.name}:{layout.seat_name(rank)}"
     table = plain_table("NODE", "STATE", "FOR", "HOST", "SLOTS")
     for node in status.nodes:
         slots = " ".join(f"{slot.kind}{slot.index}={used[node.node].get(slot.index, 'free')}" for slot in _in_use(node))
@@ -79,7 +80,7 @@ def plain_table(*columns: str) -> Table:
 
 def _workers(view: TaskView) -> str:
     """Return how many compute: 6, or 3x2 where that is three replicas of two."""
-    each = view.spec.layout.replica_workers
+    each = view.spec.shape(len(view.members)).replica_workers
     return str(len(view.members)) if each == 1 else f"{len(view.members) // each}x{each}"
 
 

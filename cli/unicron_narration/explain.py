@@ -25,7 +25,11 @@ _HAPPENED = {
     TriggerKind.TASK_FAILED: "task {} failed",
     TriggerKind.TASK_FINISHED: "task {} finished",
 }
-_KINDS = {"failure": "after it lost a worker", "resize": "when it is only resized"}
+_KINDS = {
+    "failure": "after it lost a worker",
+    "resize": "when it is only resized",
+    "relayout": "when its layout changes",
+}
 
 
 def explain(view: PlanView) -> list[tuple[str, str]]:

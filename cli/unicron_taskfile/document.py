@@ -16,11 +16,11 @@ from unicron.costmodel import formulas
 from unicron.errors import InvalidInputError
 from unicron_taskfile import fields
 from unicron_taskfile.fields import BadValueError, items, whole, within, word
+from unicron_taskfile.layouts import AUTO, best_layouts, read_layout
 from unicron_taskfile.model import TABLE, read_model, read_table
 
 REQUIRED = ("name", "command")
-FIELDS = tuple(field.name for field in msgspec.structs.fields(TaskSpec))
-DEGREES = ("tensor", "pipeline", "shard")
+FIELDS = tuple(field.name for field in msgspec.structs.fields(TaskSpec) if field.name != "layouts")
 
 
 class TaskFile(NamedTuple):
@@ -75,13 +75,28 @@ def parse(text: str, path: Path) -> TaskFile:
                 elsewhere.append(str(error))
     if not problems and not elsewhere:
         given["workdir"] = str((path.absolute().parent / given.get("workdir", "")).resolve())
-        spec = TaskSpec(**given)
-        problems = task_problems(spec)
+        spec, problems = _spec(given)
     if problems or elsewhere:
         raise InvalidInputError("\n".join([*(_place(problem, path, lines) for problem in problems), *elsewhere]))
     if spec.model is not None and "flops_per_iteration" not in given:
         spec = msgspec.structs.replace(spec, flops_per_iteration=formulas.iteration_flops(spec.model))
     return TaskFile(spec, [_place(warning, path, lines) for warning in task_warnings(spec)])
+
+
+def _spec(given: dict[str, Any]) -> tuple[TaskSpec, list[Problem]]:
+    """Return the spec that the fields make, and what is wrong with it."""
+    layout = given.pop("layout", ParallelLayout())
+    if layout == AUTO:
+        spec = TaskSpec(**given)
+        problems = task_problems(spec)  # first: what the layouts are chosen from must be right
+        if problems:
+            return spec, problems
+        try:
+            layout = best_layouts(spec)
+        except BadValueError as bad:
+            return spec, [Problem("layout", AUTO, bad.allowed)]
+    spec = TaskSpec(**given, **{"layouts" if isinstance(layout, dict) else "layout": layout})
+    return spec, task_problems(spec)
 
 
 def read_mapping(text: str, path: Path) -> tuple[dict[str, Any], dict[str, int]]:
@@ -94,23 +109,22 @@ def read_mapping(text: str, path: Path) -> tuple[dict[str, Any], dict[str, int]]
     if not isinstance(node, yaml.MappingNode):
         raise InvalidInputError(f"{path}: expected 'field: value' lines, as in 'name: gpt'")
     lines = _lines(node, path)
-    for _, inner in node.value:
-        if isinstance(inner, yaml.MappingNode):
-            _lines(inner, path)
     values = yaml.safe_load(text)
     return {str(key): value for key, value in values.items()}, lines
 
 
 def _lines(node: yaml.MappingNode, path: Path) -> dict[str, int]:
-    """Return the line of each key of `node`, none of which may stand there twice."""
+    """Return the line of each key of `node`, none of which may stand there twice, nor any in a mapping inside of it."""
     lines: dict[str, int] = {}
-    for key, _ in node.value:
+    for key, inner in node.value:
         line = key.start_mark.line + 1
         if str(key.value) in lines:
             raise InvalidInputError(
                 f"{path}:{line}: {key.value} stands there twice; line {lines[str(key.value)]} has it too"
             )
         lines[str(key.value)] = line
+        if isinstance(inner, yaml.MappingNode):
+            _lines(inner, path)
     return lines
 
 
@@ -148,16 +162,6 @@ def _suggestion(field: str) -> str:
 # --- readers: one for each kind of field -----------------------------------------------------------------------------
 
 
-def _layout(value: Any) -> ParallelLayout:
-    given: dict[str, int] = {}
-    for key, degree in items(value, "tensor: 2"):
-        if key not in DEGREES:
-            hint = "; how many replicas there are is for the plan to say" if key == "replicas" else ""
-            raise BadValueError(f"no such degree; a layout has {', '.join(DEGREES)}{hint}", value=degree, key=str(key))
-        given[key] = within(key, whole, degree)
-    return ParallelLayout(**given)
-
-
 def _command(value: Any) -> list[str]:
     if isinstance(value, str):
         try:
@@ -182,7 +186,7 @@ def _throughput(folder: Path, value: Any) -> dict[int, float]:
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
-    "layout": _layout,
+    "layout": read_layout,
     "name": fields.text,
     "command": _command,
     "weight": fields.number,

@@ -155,7 +155,8 @@ class PlanView(Record, kw_only=True, frozen=True):
         table: what comes after each next event; empty for a `WhatIf`.
         failures: node failures seen.
         failure_rate: believed failures per worker and second.
-        transitions: believed D_transition in seconds by kind: "failure" of a worker, "resize" without one.
+        transitions: believed D_transition in seconds by kind: "failure" of a worker, "resize" without one, "relayout"
+            where the shape of the replicas changes, with or without one.
     """
 
     plan: Plan | None

@@ -1,6 +1,7 @@
 """Tasks, nodes, slots and workers: the nouns of every message."""
 
 import math
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -56,6 +57,16 @@ class ParallelLayout(Record, kw_only=True, frozen=True):
         """Return a rank as people read it: 3, or replica and place as r1p0 where replicas have several workers."""
         seat = self.seat(rank)
         return str(rank) if self.replica_workers == 1 else f"r{seat.replica}p{seat.place}"
+
+    @property
+    def degrees(self) -> str:
+        """The shape of a replica as people read it: "tensor 2 x pipeline 2", or "whole models"."""
+        named = (("tensor", self.tensor), ("pipeline", self.pipeline), ("shard", self.shard))
+        return " x ".join(f"{name} {degree}" for name, degree in named if degree > 1) or "whole models"
+
+    def is_like(self, other: "ParallelLayout") -> bool:
+        """Return whether a replica of `other` has the same shape: then their places mean the same."""
+        return (self.tensor, self.pipeline, self.shard) == (other.tensor, other.pipeline, other.shard)
 
     def with_workers(self, workers: int) -> "ParallelLayout":
         """Return this shape with as many whole replicas as `workers` make."""
@@ -139,6 +150,8 @@ class TaskSpec(Record, kw_only=True, frozen=True):
         throughput: T(t, x), workers -> achieved aggregate FLOP/s; empty where unknown.
         model: what is trained, where T(t, x) is to be calculated for sizes that nobody measured.
         layout: shape of one replica; how many replicas there are is for the plan to say.
+        layouts: shape of one replica by number of workers, where it depends on that: then these are the sizes that are
+            allowed, and `layout` does not count.
     """
 
     name: str
@@ -155,10 +168,22 @@ class TaskSpec(Record, kw_only=True, frozen=True):
     throughput: dict[int, float] = {}
     model: ModelSpec | None = None
     layout: ParallelLayout = ParallelLayout()
+    layouts: dict[int, ParallelLayout] = {}
+
+    def shape(self, workers: int) -> ParallelLayout:
+        """Return the layout of so many workers."""
+        return self.layouts.get(workers, self.layout).with_workers(workers)
+
+    def sizes_like(self, shape: ParallelLayout) -> Sequence[int]:
+        """Worker counts that are allowed with replicas of this shape, ascending."""
+        return [size for size in self.sizes if self.shape(size).is_like(shape)] if self.layouts else self.sizes
 
     @property
-    def sizes(self) -> range:
+    def sizes(self) -> Sequence[int]:
         """Worker counts that are allowed, ascending: whole replicas, in multiples of `unit`."""
+        if self.layouts:
+            allowed = range(self.min_workers, self.max_workers + 1)
+            return sorted(size for size in self.layouts if size in allowed and size % self.unit == 0)
         step = math.lcm(self.unit, self.layout.replica_workers)
         return range(-(-self.min_workers // step) * step, self.max_workers + 1, step)
 
@@ -224,6 +249,7 @@ class WorkerStatus(Record, kw_only=True, frozen=True):
         iteration: iteration it is computing, -1 while it has no state.
         ready: whether its model and optimizer are built.
         place: part of the model that it was started for.
+        layout: the shape of the replica that has this place.
     """
 
     worker: str
@@ -234,6 +260,7 @@ class WorkerStatus(Record, kw_only=True, frozen=True):
     iteration: int = -1
     ready: bool = False
     place: int = 0
+    layout: ParallelLayout = ParallelLayout()
 
 
 class Member(Record, kw_only=True, frozen=True):

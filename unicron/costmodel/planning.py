@@ -1,7 +1,7 @@
 """The best configuration of a model for every number of GPUs, and so T(t, x) (paper section 5.1)."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,9 @@ from unicron.errors import InvalidInputError
 
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Sizes that are tried. Larger ones gain nothing: a microbatch then takes far longer than its fixed costs."""
+
+NEAR = 4
+"""Most feasible sizes that an error names."""
 
 FAR = 16_384
 """GPUs up to which `shortage` looks for the fewest that would do."""
@@ -86,9 +89,53 @@ def curve(model: ModelSpec, most: int, shape: ParallelLayout | None = None) -> C
     gpu = catalogue.accelerator(model.accelerator)
     found = _search(model, gpu, max(most, model.anchor_workers), shape)
     if model.anchor_workers:
-        found = _anchored(found, model, gpu)
-    reached = found.sizes <= most
-    return Curve(found.sizes[reached], found.flops[reached], found.seconds[reached], found.choices[reached])
+        found = _scaled(found, _anchor(found, model, gpu, shape))
+    return _rows(found, found.sizes <= most)
+
+
+def curve_of(model: ModelSpec, layouts: Mapping[int, ParallelLayout]) -> Curve:
+    """Return T(t, x) at those x of `layouts` that are feasible, each in the layout it has there.
+
+    Raises:
+        InvalidInputError: as for `curve`. The anchor is taken to have been measured in the layout that its size has in
+            `layouts`, or in the best one where it has none there.
+    """
+    gpu = catalogue.accelerator(model.accelerator)
+    by_shape: dict[ParallelLayout, list[int]] = {}
+    for size, layout in layouts.items():
+        by_shape.setdefault(layout.with_workers(0), []).append(size)
+    found = _joined(_at(_search(model, gpu, max(sizes), shape), sizes) for shape, sizes in by_shape.items())
+    if model.anchor_workers:  # one measurement, so one factor for all: that of a shape may be infeasible in another
+        measured = layouts.get(model.anchor_workers)
+        shape = None if measured is None else measured.with_workers(0)
+        found = _scaled(found, _anchor(_search(model, gpu, model.anchor_workers, shape), model, gpu, shape))
+    return found
+
+
+def best_layouts(model: ModelSpec, sizes: Sequence[int]) -> dict[int, ParallelLayout]:
+    """Return the shape of a replica with which the model trains fastest, for each of `sizes` that is feasible.
+
+    Args:
+        model: what is trained.
+        sizes: numbers of GPUs, ascending, at least one.
+
+    Raises:
+        InvalidInputError: none of `sizes` is feasible; it says why, and what would do. Or as for `curve`.
+    """
+    found = curve(model, sizes[-1])
+    best = {size: found.configuration(at).layout for at, size in enumerate(found.sizes.tolist())}
+    chosen = {
+        size: ParallelLayout(tensor=best[size].tensor, pipeline=best[size].pipeline) for size in sizes if size in best
+    }
+    if not chosen:
+        reason = shortage(model, sizes[-1])
+        if not reason:
+            near = ", ".join(map(str, list(best)[-NEAR:]))
+            reason = f"{why_not(model, sizes[-1])}; the largest sizes below it that can are {near}"
+        raise InvalidInputError(
+            f"from {sizes[0]} to {sizes[-1]} no allowed number of workers can run the model: {reason}"
+        )
+    return chosen
 
 
 def scale(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -120,28 +167,49 @@ def shortage(model: ModelSpec, most: int) -> str:
     return f"{what} does not fit into {FAR} {model.accelerator} of {memory:.0f} GB; use more layers of fewer weights"
 
 
-def why_not(model: ModelSpec, workers: int) -> str:
-    """Return why `workers` GPUs can't run the model; empty where they can."""
+def why_not(model: ModelSpec, workers: int, shape: ParallelLayout | None = None) -> str:
+    """Return why `workers` GPUs can't run the model, or not with replicas of `shape`; empty where they can."""
     gpu = catalogue.accelerator(model.accelerator)
     needs = [
         float(costs.memory_bytes(model, on).min())
-        for on in _layouts(model, workers)
+        for on in _layouts(model, workers, shape)
         for on in [_only(on, workers)]
         if on.data.size
     ]
     if not needs:
-        cure = "" if model.padded else "; 'padded: true' allows more sizes"
-        return (
-            f"{workers} is no product of a tensor degree (dividing {model.heads} heads and {model.gpus_per_node} GPUs "
-            f"a node), a pipeline degree (for {model.layers} layers) and a data degree (for {model.batch} sequences)"
-            f"{cure}"
-        )
+        return _no_product(model, workers) if shape is None else _no_data_degree(model, workers, shape)
     if min(needs) > gpu.memory_bytes:
+        how = "" if shape is None else f" with {_degrees(shape)}"
         return (
-            f"on {workers} GPUs each would need {min(needs) / 1e9:.0f} GB at least, and an {model.accelerator} has "
-            f"{gpu.memory_bytes / 1e9:.0f} GB"
+            f"on {workers} GPUs{how} each would need {min(needs) / 1e9:.0f} GB at least, and an {model.accelerator} "
+            f"has {gpu.memory_bytes / 1e9:.0f} GB"
         )
     return ""
+
+
+def _no_product(model: ModelSpec, workers: int) -> str:
+    cure = "" if model.padded else "; 'padded: true' allows more sizes"
+    return (
+        f"{workers} is no product of a tensor degree (dividing {model.heads} heads and {model.gpus_per_node} GPUs "
+        f"a node), a pipeline degree (for {model.layers} layers) and a data degree (for {model.batch} sequences)"
+        f"{cure}"
+    )
+
+
+def _no_data_degree(model: ModelSpec, workers: int, shape: ParallelLayout) -> str:
+    data = workers // (shape.tensor * shape.pipeline)
+    rule = "be at most" if model.padded else "divide"
+    cure = "" if model.padded else ", unless 'padded: true'"
+    return (
+        f"{workers} GPUs with {_degrees(shape)} have a data degree of {data}: it must {rule} the {model.batch} "
+        f"sequences of a batch, the tensor degree {model.heads} heads and {model.gpus_per_node} GPUs a node, the "
+        f"pipeline degree {model.layers} layers{cure}"
+    )
+
+
+def _degrees(shape: ParallelLayout) -> str:
+    shard = f" x shard {shape.shard}" if shape.shard > 1 else ""
+    return f"tensor {shape.tensor} x pipeline {shape.pipeline}{shard}"
 
 
 # --- the search: one pass for each (tensor, pipeline), in which the data degree is the number of GPUs -----------------
@@ -208,12 +276,36 @@ def _divisors(number: int) -> list[int]:
     return [each for each in range(1, number + 1) if number % each == 0]
 
 
-def _anchored(found: Curve, model: ModelSpec, gpu: Accelerator) -> Curve:
-    """Scale the whole curve so that it passes through the measurement."""
+def _anchor(found: Curve, model: ModelSpec, gpu: Accelerator, shape: ParallelLayout | None) -> float:
+    """Return by how much to scale the curve, so that it passes through the measurement at a size of `found`."""
     place = np.searchsorted(found.sizes, model.anchor_workers)
     if place == len(found.sizes) or found.sizes[place] != model.anchor_workers:
-        reason = why_not(model, model.anchor_workers)
+        reason = why_not(model, model.anchor_workers, shape)
         raise InvalidInputError(f"anchor_workers {model.anchor_workers}: {reason}; give the size that was measured")
     measured = model.anchor_mfu * gpu.peak_flops * model.anchor_workers
-    factor = measured / found.flops[place]
+    return float(measured / found.flops[place])
+
+
+def _scaled(found: Curve, factor: float) -> Curve:
     return found._replace(flops=found.flops * factor, seconds=found.seconds / factor)
+
+
+def _at(found: Curve, sizes: Iterable[int]) -> Curve:
+    return _rows(found, np.isin(found.sizes, list(sizes)))
+
+
+def _rows(found: Curve, which: NDArray[np.bool_]) -> Curve:
+    return Curve(found.sizes[which], found.flops[which], found.seconds[which], found.choices[which])
+
+
+def _joined(parts: Iterable[Curve]) -> Curve:
+    """Return the rows of all `parts`, by size."""
+    found = list(parts)
+    sizes = np.concatenate([np.zeros(0, np.int64), *(part.sizes for part in found)])
+    rows = sizes.argsort()
+    return Curve(
+        sizes[rows],
+        np.concatenate([np.zeros(0), *(part.flops for part in found)])[rows],
+        np.concatenate([np.zeros(0), *(part.seconds for part in found)])[rows],
+        np.concatenate([np.zeros((0, 6), np.int64), *(part.choices for part in found)])[rows],
+    )

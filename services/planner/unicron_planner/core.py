@@ -33,10 +33,10 @@ from unicron.contracts.tasks import SlotRef, TaskState
 from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
 from unicron_planner import estimates, lookup, nodes, situation, throughput
-from unicron_planner.estimates import FAILURE, RESIZE, Options
+from unicron_planner.estimates import FAILURE, KINDS, Options
 from unicron_planner.holdings import Holdings, Slots
 from unicron_planner.lookup import Effect, Event, Row, Situation, Sweeps
-from unicron_planner.plans import differs, make_plan
+from unicron_planner.plans import changes_layout, differs, disturbance, make_plan
 from unicron_planner.state import Node, PlannerState
 from unicron_planner.throughput import Measured
 
@@ -166,7 +166,7 @@ class PlannerCore(Core):
             self.state.failures += was_up  # only now: a prepared and a computed answer come from the same rate
             return out
         if failure.task in self.state.tasks:
-            self.state.disturbed[failure.task] = FAILURE
+            estimates.disturb(self.state, failure.task, FAILURE)
         return []
 
     def _take_out(self, name: str, kind: TriggerKind, *, owed: bool = False) -> list[Message]:
@@ -215,6 +215,8 @@ class PlannerCore(Core):
         sound = math.isfinite(done.seconds) and done.seconds > 0
         if spec is None or not sound or not 1 <= done.world_size <= spec.max_workers or not self._options.use_measured:
             return []
+        if changes_layout(spec, len(self._held.of(done.task)), done.world_size):
+            return []  # after a failure, fewer compute for a while in the shape that they had
         if self.state.epochs.get(done.task) != done.epoch:
             self.state.epochs[done.task] = done.epoch
             return []  # the first iteration of a membership holds its start, or the cure of a failure
@@ -245,8 +247,9 @@ class PlannerCore(Core):
         if not (owed or differs(plan, before)):
             return self._soon()
         for share in plan.shares:
-            if share.task in event.lost or len(share.slots) != share.before:
-                self.state.disturbed[share.task] = FAILURE if share.task in event.lost else RESIZE
+            kind = disturbance(share, self.state.tasks[share.task], event)
+            if kind:
+                estimates.disturb(self.state, share.task, kind, anew=not (share.before and share.slots))
         self.state.plan, self._decided = plan, (given, event, row)
         self._held.follow(_slots(plan))
         return [PlanDecided(plan=plan.news(before)), *self._soon()]
@@ -300,7 +303,7 @@ class PlannerCore(Core):
             runner_up=None if other is None else _line(other, held),
             failures=self.state.failures,
             failure_rate=estimates.failure_rate(self.state, self._options),
-            transitions={kind: estimates.transition_s(self.state, self._options, kind) for kind in (FAILURE, RESIZE)},
+            transitions={kind: estimates.transition_s(self.state, self._options, kind) for kind in KINDS},
         )
 
     def _what_if(self, query: WhatIf) -> PlanView:

@@ -17,13 +17,17 @@ MEMORY = 50
 
 FAILURE = "failure"
 RESIZE = "resize"
+RELAYOUT = "relayout"
+"""The shape of its replicas changes: all its processes start anew and its state is cut up in another way."""
+
+KINDS = (FAILURE, RESIZE, RELAYOUT)
 
 
 class Options(Record, kw_only=True, frozen=True):
     """What an administrator can set.
 
     Attributes:
-        transition_s: D_transition in seconds before any was observed; counts as one observation.
+        transition_s: D_transition in seconds before any was observed; counts as one observation of each kind.
         prior_failures: sev1 failures that were seen before this cluster, the shape of the Gamma prior.
         prior_worker_s: worker-seconds in which they were seen, its rate. By default three a week among 128 workers
             (paper section 2.2: one to seven).
@@ -45,8 +49,18 @@ def failure_rate(state: PlannerState, options: Options) -> float:
 
 
 def transition_s(state: PlannerState, options: Options, kind: str) -> float:
-    """Return the D_transition that plans are made with, for a task that lost a worker or one that is resized."""
+    """Return the D_transition that plans are made with, for one of `KINDS`."""
     return state.transitions.get(kind, Observed()).believed_s or options.transition_s
+
+
+def disturb(state: PlannerState, task: str, kind: str, *, anew: bool = False) -> None:
+    """Note why a task is on its way to full membership.
+
+    A change of layout that is under way stays the reason, whatever comes on top of it, unless the task stops or starts
+    as a whole (`anew`).
+    """
+    if anew or state.disturbed.get(task) != RELAYOUT:
+        state.disturbed[task] = kind
 
 
 def observe(state: PlannerState, task: str, seconds: float) -> None:

@@ -85,9 +85,11 @@ def worth(scores, task, a, lost):  # type: ignore[no-untyped-def]
     if lost == LAUNCHED and size == 0:
         return -np.inf
     if lost > 0:
-        return scores.base[a] - scores.hit[task] - scores.move[task] * abs(size - held + lost)
+        cost = scores.relayout[task] if scores.relaid[a] else scores.hit[task]
+        return scores.base[a] - cost - scores.move[task] * abs(size - held + lost)
     if size != held:
-        return scores.base[a] - scores.resized[task] - scores.move[task] * abs(size - held)
+        cost = scores.relayout[task] if scores.relaid[a] else scores.resized[task]
+        return scores.base[a] - cost - scores.move[task] * abs(size - held)
     return scores.base[a]
 
 
@@ -177,6 +179,29 @@ def join(left, right):  # type: ignore[no-untyped-def]
 
 
 @_jit
+def step(scores, task, lost, before, low, high, inner, outer, front):  # type: ignore[no-untyped-def]
+    """Write into `front` the row behind a task that lost `lost` workers, or ended, or must run.
+
+    `low` and `high` are the undisturbed rows behind it with its sizes before `inner` and from `outer` on alone.
+    """
+    if lost == ENDED:
+        front[:] = before
+        return
+    if lost == LAUNCHED:
+        front[:] = high
+    else:
+        # hit, a smaller size is nearer to what is left, a larger one farther; else only the penalty differs
+        shift = scores.resized[task] - scores.hit[task]
+        near, far = shift + scores.move[task] * lost, shift - scores.move[task] * lost
+        front[:] = np.maximum(low + near, high + far)
+    start, end = scores.starts[task], scores.starts[task + 1]
+    hit = np.empty(end - start)
+    for a in range(inner, outer):
+        hit[a - start] = worth(scores, task, a, lost)
+    extend(before, scores.sizes[start:end], hit, inner - start, outer - start, front)
+
+
+@_jit
 def singles(scores, values, window, forward, backward, cases, out):  # type: ignore[no-untyped-def]
     """Go forward over all tasks, and answer on the way what happens if one of them is hit, ends or must run.
 
@@ -194,6 +219,8 @@ def singles(scores, values, window, forward, backward, cases, out):  # type: ign
     for task in range(scores.held.shape[0]):
         held, start, end = scores.held[task], scores.starts[task], scores.starts[task + 1]
         inner, outer = first_above(scores, task, held - window), first_above(scores, task, held)
+        if scores.relaid[start:end].any():  # then being hit changes each size's worth in a way of its own
+            inner, outer = start, end
         before, after = forward[task], forward[task + 1]
         low[:], high[:] = -np.inf, -np.inf
         extend(before, scores.sizes, values, start, inner, low)
@@ -202,19 +229,7 @@ def singles(scores, values, window, forward, backward, cases, out):  # type: ign
         extend(before, scores.sizes, values, inner, outer, after)
         while case < cases.shape[0] and int(cases[case, 0]) == task:
             lost = cases[case, 1]
-            if lost == ENDED:
-                front[:] = before
-            elif lost == LAUNCHED:
-                front[:] = high
-            else:
-                # hit, a smaller size is nearer to what is left, a larger one farther; else only the penalty differs
-                shift = scores.resized[task] - scores.hit[task]
-                near, far = shift + scores.move[task] * lost, shift - scores.move[task] * lost
-                front[:] = np.maximum(low + near, high + far)
-                hit = np.empty(end - start)
-                for a in range(inner, outer):
-                    hit[a - start] = worth(scores, task, a, lost)
-                extend(before, scores.sizes[start:end], hit, inner - start, outer - start, front)
+            step(scores, task, lost, before, low, high, inner, outer, front)
             best, used = join(front, backward[task + 1])
             if best == -np.inf:
                 out[case, 0] = -1
@@ -274,13 +289,16 @@ def runner_up(scores, values, forward, backward, sizes):  # type: ignore[no-unty
 
 
 @_jit
-def reward(tasks, sizes, lost, running_s, resize_s, failure_s):  # type: ignore[no-untyped-def]
+def reward(tasks, sizes, lost, running_s, resize_s, failure_s, relayout_s):  # type: ignore[no-untyped-def]
     """Return the sum of G (equation 3) of an assignment."""
     total = 0.0
     for task in range(sizes.shape[0]):
         if lost[task] != ENDED:
-            total += tasks.waf[first_above(tasks, task, sizes[task]) - 1] * running_s
-            if lost[task] > 0:
+            a = first_above(tasks, task, sizes[task]) - 1
+            total += tasks.waf[a] * running_s
+            if tasks.relaid[a]:
+                total -= tasks.held_waf[task] * relayout_s
+            elif lost[task] > 0:
                 total -= tasks.held_waf[task] * failure_s
             elif sizes[task] != tasks.held[task]:
                 total -= tasks.held_waf[task] * resize_s

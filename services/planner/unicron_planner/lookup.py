@@ -9,7 +9,7 @@ import numpy as np
 
 from unicron.contracts.plans import Trigger, TriggerKind
 from unicron_planner import program
-from unicron_planner.program import Floats, Ints, Passes, Scores, Tasks
+from unicron_planner.program import Floats, Ints, Passes, Scores, Tasks, Truths
 
 MIXED = 256
 """Most rows for events that hit several tasks."""
@@ -43,7 +43,9 @@ class Standing:
         waf: F(t, x') for each of them.
         held: x, the workers it has.
         held_waf: F(t, x).
-        tensor: workers that belong into one node, for each size; None where that is the same at all of them.
+        tensor: workers that belong into one node, for each size; None where the task's layouts say it.
+        relaid: for each size, whether replicas there have another shape than at x; None where the shape is the same at
+            all of them.
     """
 
     sizes: Ints
@@ -51,6 +53,7 @@ class Standing:
     held: int
     held_waf: float
     tensor: Ints | None = None
+    relaid: Truths | None = None
 
 
 @dataclass(frozen=True)
@@ -62,12 +65,14 @@ class Situation:
         failure_rate: failures a second and worker.
         resize_s: D_transition of a task that is reconfigured without having lost anything.
         failure_s: D_transition of a task that lost workers.
+        relayout_s: D_transition of a task whose layout changes, whether or not it lost workers.
     """
 
     tasks: Mapping[str, Standing]
     failure_rate: float
     resize_s: float
     failure_s: float
+    relayout_s: float = 0.0
 
     def running_s(self, workers: int) -> float:
         """Return D_running(n'): the expected time to the next failure among `workers`."""
@@ -181,10 +186,19 @@ Touched = tuple[tuple[int, float], ...]
 
 
 def _sensible(task: Standing) -> Standing:
-    """Return the task without the sizes that no optimal plan has: those that earn less than a smaller one."""
-    before = np.maximum.accumulate(np.concatenate([[0.0], task.waf[:-1]]))
-    keep = (task.waf >= before) | (task.sizes == task.held)
-    return task if keep.all() else Standing(task.sizes[keep], task.waf[keep], task.held, task.held_waf)
+    """Return the task without the sizes that no optimal plan has: those that earn less than a smaller one.
+
+    Where the layout changes with the size, only sizes whose change costs the same are compared.
+    """
+    relaid = np.zeros(len(task.sizes), np.bool_) if task.relaid is None else task.relaid
+    keep = task.sizes == task.held
+    for alike in (relaid, ~relaid):
+        before = np.maximum.accumulate(np.concatenate([[0.0], np.where(alike, task.waf, 0.0)[:-1]]))
+        keep |= alike & (task.waf >= before)
+    if keep.all():
+        return task
+    kept = None if task.relaid is None else relaid[keep]
+    return Standing(task.sizes[keep], task.waf[keep], task.held, task.held_waf, relaid=kept)
 
 
 class _Problem:
@@ -203,6 +217,7 @@ class _Problem:
             [task.waf for task in standings],
             [task.held // self.unit for task in standings],
             [task.held_waf for task in standings],
+            [task.relaid for task in standings],
         )
 
     @property
@@ -233,13 +248,19 @@ class _Problem:
     def scores(self, workers: int) -> Scores:
         given = self._situation
         return program.score(
-            self._tasks, self.units(workers), given.running_s(workers), given.resize_s, given.failure_s
+            self._tasks,
+            self.units(workers),
+            given.running_s(workers),
+            given.resize_s,
+            given.failure_s,
+            given.relayout_s,
         )
 
     def row(self, event: Event, sizes: Ints, lost: Floats) -> Row:
         given = self._situation
         running_s = given.running_s(event.workers)
-        earned = program.reward(self._tasks, sizes, lost, running_s, given.resize_s, given.failure_s)
+        costs = given.resize_s, given.failure_s, given.relayout_s
+        earned = program.reward(self._tasks, sizes, lost, running_s, *costs)
         there = zip(self._names, (sizes * self.unit).tolist(), lost.tolist(), strict=True)
         kept = {task: size for task, size, how in there if how != program.ENDED}
         return Row(event.trigger, event.workers, kept, earned)

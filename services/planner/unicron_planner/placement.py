@@ -30,11 +30,11 @@ def place(
     A task that shrinks gives up slots where most of its workers are. A new worker starts on the node with the fewest
     workers of its own task; among these on the node with most free slots, then the first by name.
 
-    A task whose replicas have several workers keeps those that are whole. A further replica starts on a node that holds
-    a part of one, then on one that the task uses already, then on whole nodes while it needs one, and last on the node
-    whose free slots fit best. Only when no node has room for a whole one does a replica span nodes, and only when none
-    has room for its tensor-parallel ranks do these. If the task shrinks, it leaves the nodes where it has the fewest
-    workers.
+    A task whose replicas have several workers keeps those that are whole, and after a change of their shape those that
+    its slots make up as they are. A further replica starts on a node that holds a part of one, then on one that the
+    task uses already, then on whole nodes while it needs one, and last on the node whose free slots fit best. Only when
+    no node has room for a whole one does a replica span nodes, and only when none has room for its tensor-parallel
+    ranks do these. If the task shrinks, it leaves the nodes where it has the fewest workers.
 
     Args:
         usable: slot numbers that may be used, by node; lost and draining nodes are not in it.
@@ -198,12 +198,16 @@ class _Grouped:
 
     def _complete(self, count: int) -> None:
         """Form groups on nodes with loose workers, those first that need the fewest new ones."""
-        for node in sorted(self.loose, key=lambda node: -len(self.loose[node])):
+        most = sorted(self.loose, key=lambda node: -len(self.loose[node]))
+        for slots in (self.loose[node] for node in most):  # after a change of shape they may suffice as they are
+            while len(slots) >= self._width and len(self.chosen) < count:
+                self.chosen.append(slots[: self._width])
+                del slots[: self._width]
+        for node in sorted(most, key=lambda node: -len(self.loose[node])):
             slots = self.loose[node]
-            while slots and len(self.chosen) < count and len(slots) + self._pool.count(node) >= self._width:
-                group, self.loose[node] = slots[: self._width], slots[self._width :]
-                slots = self.loose[node]
-                self.chosen.append(group + self._pool.take(node, self._width - len(group)))
+            if slots and len(self.chosen) < count and len(slots) + self._pool.count(node) >= self._width:
+                self.chosen.append(slots + self._pool.take(node, self._width - len(slots)))
+                self.loose[node] = []
             self._pool.push(node)
 
     def _start(self, count: int) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.tasks import ParallelLayout, TaskSpec
 from unicron_planner import throughput
+from unicron_planner.estimates import FAILURE, RELAYOUT, RESIZE
 from unicron_planner.holdings import Holdings
 from unicron_planner.lookup import Event, Row, Situation, Standing
 from unicron_planner.placement import place
@@ -45,7 +46,7 @@ def make_plan(
                 before=len(held.of(task)),
                 waf_before=standing.held_waf,
                 reason="" if size else waiting_reason(spec, tasks, row),
-                layout=spec.layout.with_workers(size),
+                layout=spec.shape(size),
             )
         )
     return Plan(
@@ -56,15 +57,42 @@ def make_plan(
         waf=sum(share.waf for share in shares),
         reward=row.reward,
         running_s=situation.running_s(row.workers),
-        transition_s=situation.failure_s if event.lost else situation.resize_s,
+        transition_s=_transition_s(event, shares, tasks, situation),
         tasks=list(tasks),
     )
+
+
+def changes_layout(spec: TaskSpec, before: int, after: int) -> bool:
+    """Return whether the shape of a replica changes from `before` to `after` workers, and a state with it.
+
+    A task that comes out of waiting, or goes into it, hands none over.
+    """
+    return bool(before and after) and not spec.shape(before).is_like(spec.shape(after))
+
+
+def disturbance(share: TaskShare, spec: TaskSpec, event: Event) -> str:
+    """Return which kind of transition a plan brings upon a task, empty where it goes on as it is."""
+    if changes_layout(spec, share.before, len(share.slots)):
+        return RELAYOUT
+    if share.task in event.lost:
+        return FAILURE
+    return RESIZE if len(share.slots) != share.before else ""
 
 
 def differs(plan: Plan, before: Plan | None) -> bool:
     """Return whether `plan` says anything new: another slot, another task, or another reason to wait."""
     tasks = [share.task for share in before.shares] if before else []
     return [share.task for share in plan.shares] != tasks or bool(plan.news(before).shares)
+
+
+def _transition_s(
+    event: Event, shares: Sequence[TaskShare], tasks: Mapping[str, TaskSpec], situation: Situation
+) -> float:
+    """Return the longest D_transition that was assumed for a task of the plan."""
+    longest = situation.failure_s if event.lost else situation.resize_s
+    if any(changes_layout(tasks[share.task], share.before, len(share.slots)) for share in shares):
+        return max(longest, situation.relayout_s)
+    return longest
 
 
 def waiting_reason(spec: TaskSpec, tasks: Mapping[str, TaskSpec], row: Row) -> str:
@@ -89,5 +117,5 @@ def _count(number: int, noun: str) -> str:
 def _shape(spec: TaskSpec, standing: Standing, size: int) -> ParallelLayout:
     """Return which workers belong together at `size`: replicas, or the tensor-parallel groups that its model needs."""
     if standing.tensor is None:
-        return spec.layout
+        return spec.shape(size)
     return ParallelLayout(tensor=int(standing.tensor[np.searchsorted(standing.sizes, size)]))

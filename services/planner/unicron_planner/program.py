@@ -4,7 +4,8 @@ Pure functions over arrays, compiled. One backward and one forward pass over all
 to "task i is hit", "task i finishes" or "task i must run" then lies between the forward row before it and the backward
 row after it. Being hit changes what a task's sizes earn only by amounts that are the same for all smaller and for all
 larger sizes, so that even the step for task i itself is a by-product of the forward pass: all these answers together
-cost no more than the two passes, O(m n k) for m tasks, n workers and k feasible sizes a task.
+cost no more than the two passes, O(m n k) for m tasks, n workers and k feasible sizes a task. A task whose layout
+depends on its size is the exception: for each case that hits it, its step is made anew.
 
 What is maximised is the reward, less a trifle for each worker started or stopped (so that the plan that moves fewer
 workers wins a tie), less still less for uneven sizes.
@@ -20,6 +21,7 @@ from unicron_planner import kernels
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Truths = npt.NDArray[np.bool_]
 
 MOVE = 2.0**-36
 """What a started or stopped worker costs, as a part of the largest reward: far above rounding, far below any use.
@@ -46,6 +48,7 @@ class Tasks(NamedTuple):
         waf: F(t, x') for each of them.
         held: x, the workers that each task has, of shape (m,).
         held_waf: F(t, x), of shape (m,).
+        relaid: for each of `sizes`, whether replicas there have another shape than at x.
     """
 
     starts: Ints
@@ -53,15 +56,17 @@ class Tasks(NamedTuple):
     waf: Floats
     held: Ints
     held_waf: Floats
+    relaid: Truths
 
 
 class Scores(NamedTuple):
     """What each choice is worth at one n'.
 
     Attributes:
-        sizes, starts, held: of the tasks.
+        sizes, starts, held, relaid: of the tasks.
         base: reward of each choice while nothing is disturbed, less the trifle for uneven sizes.
-        resized, hit: what a task loses that changes its size, or that lost a worker, of shape (m,).
+        resized, hit, relayout: what a task loses that changes its size, that lost a worker, or whose layout changes
+            (instead of the other two), of shape (m,).
         move: what each of its moved workers costs in a tie, of shape (m,).
     """
 
@@ -69,26 +74,39 @@ class Scores(NamedTuple):
     sizes: Ints
     held: Ints
     base: Floats
+    relaid: Truths
     resized: Floats
     hit: Floats
+    relayout: Floats
     move: Floats
 
 
-def pack(sizes: list[Ints], waf: list[Floats], held: list[int], held_waf: list[float]) -> Tasks:
-    """Return the tasks in one piece."""
+def pack(
+    sizes: list[Ints],
+    waf: list[Floats],
+    held: list[int],
+    held_waf: list[float],
+    relaid: list[Truths | None] | None = None,
+) -> Tasks:
+    """Return the tasks in one piece; where `relaid` is None, the layout of a task is the same at all sizes."""
     starts = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum([len(one) for one in sizes], out=starts[1:])
     empty: list[Any] = [np.zeros(0)]
+    same = [np.zeros(len(one), np.bool_) for one in sizes]
+    changes = [own if given is None else given for own, given in zip(same, relaid or [None] * len(same), strict=True)]
     return Tasks(
         starts,
         np.concatenate(sizes or empty).astype(np.int64),
         np.concatenate(waf or empty).astype(np.float64),
         np.array(held, np.int64),
         np.array(held_waf, np.float64),
+        np.concatenate(changes or empty).astype(np.bool_),
     )
 
 
-def score(tasks: Tasks, workers: int, running_s: float, resize_s: float, failure_s: float) -> Scores:
+def score(
+    tasks: Tasks, workers: int, running_s: float, resize_s: float, failure_s: float, relayout_s: float = 0.0
+) -> Scores:
     """Return what each choice is worth at n' = `workers` (equations 3 and 4), in weighted FLOP.
 
     Args:
@@ -97,11 +115,11 @@ def score(tasks: Tasks, workers: int, running_s: float, resize_s: float, failure
         running_s: D_running(n').
         resize_s: D_transition of a task that changes its size.
         failure_s: D_transition of a task that lost a worker.
+        relayout_s: D_transition of a task whose layout changes, hit or not.
     """
     base, move = kernels.price(tasks, workers, running_s, max(resize_s, failure_s), MOVE, UNEVEN)
-    return Scores(
-        tasks.starts, tasks.sizes, tasks.held, base, tasks.held_waf * resize_s, tasks.held_waf * failure_s, move
-    )
+    resized, hit, relayout = (tasks.held_waf * seconds for seconds in (resize_s, failure_s, relayout_s))
+    return Scores(tasks.starts, tasks.sizes, tasks.held, base, tasks.relaid, resized, hit, relayout, move)
 
 
 class Passes(NamedTuple):
@@ -202,6 +220,14 @@ def second_best(scores: Scores, lost: Floats, workers: int, sizes: Ints) -> Ints
     return other if found else None
 
 
-def reward(tasks: Tasks, sizes: Ints, lost: Floats, running_s: float, resize_s: float, failure_s: float) -> float:
+def reward(
+    tasks: Tasks,
+    sizes: Ints,
+    lost: Floats,
+    running_s: float,
+    resize_s: float,
+    failure_s: float,
+    relayout_s: float = 0.0,
+) -> float:
     """Return the sum of G(t, x') (equation 3) of an assignment, in weighted FLOP; an ended task counts nothing."""
-    return float(kernels.reward(tasks, sizes, lost, running_s, resize_s, failure_s))
+    return float(kernels.reward(tasks, sizes, lost, running_s, resize_s, failure_s, relayout_s))

@@ -3,8 +3,8 @@
 import numpy as np
 
 from unicron.contracts.queries import Curve, CurvePoint
-from unicron_planner import estimates, nodes, throughput
-from unicron_planner.estimates import FAILURE, RESIZE, Options
+from unicron_planner import estimates, nodes, plans, throughput
+from unicron_planner.estimates import FAILURE, RELAYOUT, RESIZE, Options
 from unicron_planner.holdings import Holdings
 from unicron_planner.lookup import Situation, Standing
 from unicron_planner.state import PlannerState
@@ -20,6 +20,7 @@ def situate(state: PlannerState, held: Holdings, options: Options) -> Situation:
         failure_rate=estimates.failure_rate(state, options),
         resize_s=estimates.transition_s(state, options, RESIZE),
         failure_s=estimates.transition_s(state, options, FAILURE),
+        relayout_s=estimates.transition_s(state, options, RELAYOUT),
     )
 
 
@@ -49,10 +50,12 @@ def _standing(state: PlannerState, task: str, held: int, nominal: float, reach: 
     sizes = np.concatenate([[0], known.sizes])
     at = int(np.searchsorted(sizes, held))
     held_waf = float(waf[at]) if at < len(sizes) and sizes[at] == held else 0.0
-    tensor = None
-    if known.curve is not None and spec.layout.replica_workers == 1:  # it declares none, so the model's choice holds
+    tensor, relaid, declared = None, None, spec.layout.replica_workers > 1 or bool(spec.layouts)
+    if known.curve is not None and not declared:  # so the model's choice holds
         tensor = np.concatenate([[1], known.curve.choices[:, 0]])
-    return Standing(sizes, waf, held, held_waf, tensor)
+    if spec.layouts:
+        relaid = np.array([plans.changes_layout(spec, held, size) for size in sizes.tolist()])
+    return Standing(sizes, waf, held, held_waf, tensor, relaid)
 
 
 def _reach(state: PlannerState) -> int:

@@ -47,7 +47,7 @@ class PlannerState(msgspec.Struct, kw_only=True):
         plan: the last one that was sent out.
         measured: iteration times by task and size.
         epochs: membership epoch of each task's last iteration.
-        disturbed: tasks on their way to full membership, and whether by "failure" or "resize".
+        disturbed: tasks on their way to full membership, and whether by "failure", "resize" or "relayout".
         transitions: how long that took, by kind.
         failures: sev1 failures seen.
         worker_seconds: time that usable slots were exposed to failure, added up over them.

@@ -1,7 +1,7 @@
 """T(t, x): the achieved aggregate FLOP/s of a task on x workers (paper section 5.1), from what is known of it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,6 +20,9 @@ STEADY = 0.1
 
 MEMORY = 200
 """Iterations after which the older ones count half, so that a single bad one is forgotten."""
+
+NAMED = 4
+"""Most sizes that a reason lists."""
 
 MEASURED, TABLE, MODEL, LINEAR = "measured", "table", "model", "linear"
 
@@ -138,7 +141,7 @@ def check(spec: TaskSpec) -> None:
         InvalidInputError: its model names what is not known, or its anchor can't be run.
     """
     if spec.model is not None:
-        _curve(spec.model, max(spec.min_workers, spec.model.anchor_workers), spec.layout.with_workers(0))
+        _model_curve(spec, spec.model, max(spec.min_workers, spec.model.anchor_workers))
 
 
 def least(spec: TaskSpec) -> tuple[int, str]:
@@ -146,32 +149,58 @@ def least(spec: TaskSpec) -> tuple[int, str]:
     sizes = _feasible(spec, spec.max_workers)[0]
     if len(sizes):
         return int(sizes[0]), ""
-    needs = f"it may have {spec.min_workers} to {spec.max_workers} workers in multiples of {spec.unit}"
-    return 0, f"no size is feasible: {needs}; {_obstacle(spec)}"
+    may = f"it may have {spec.min_workers} to {spec.max_workers} workers in multiples of {spec.unit}"
+    if spec.layouts:
+        may += f" for which there is a layout: {_listed(spec.sizes)}"
+    return 0, f"no size is feasible: {may}; {_obstacle(spec)}"
 
 
 def _obstacle(spec: TaskSpec) -> str:
     if spec.model is None:
         return "there is no such multiple"
+    if spec.layouts:  # the largest is the likeliest to fit
+        return planning.why_not(spec.model, spec.sizes[-1], spec.shape(spec.sizes[-1]))
     return planning.shortage(spec.model, spec.max_workers) or planning.why_not(spec.model, spec.max_workers)
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    named = ", ".join(map(str, sizes[:NAMED]))
+    return f"{named} and {len(sizes) - NAMED} more" if len(sizes) > NAMED else named
 
 
 def _feasible(spec: TaskSpec, limit: int) -> tuple[Ints, planning.Curve | None]:
     """Return the sizes up to `limit` that the task may have and its model allows, and the model's curve there."""
     allowed = spec.sizes
-    sizes = np.arange(allowed.start, min(allowed.stop, limit + 1), allowed.step, dtype=np.int64)
+    sizes = (
+        np.arange(allowed.start, allowed.stop, allowed.step, dtype=np.int64)
+        if isinstance(allowed, range)
+        else np.array(allowed, np.int64)
+    )
+    sizes = sizes[sizes <= limit]
     if spec.model is None:
         return sizes, None
     most = spec.max_workers if limit >= spec.max_workers else 1 << (limit - 1).bit_length()
-    curve = _curve(spec.model, most, spec.layout.with_workers(0))
+    curve = _model_curve(spec, spec.model, most)
     _, _, at = np.intersect1d(sizes, curve.sizes, assume_unique=True, return_indices=True)
     return curve.sizes[at], planning.Curve(curve.sizes[at], curve.flops[at], curve.seconds[at], curve.choices[at])
+
+
+def _model_curve(spec: TaskSpec, model: ModelSpec, most: int) -> planning.Curve:
+    """Return the model's curve up to `most`: at each size of the shape that the task has there, if it declares any."""
+    if spec.layouts:  # all of them: the anchor was measured in one, which may be larger
+        return _curve_of(model, tuple((size, spec.shape(size)) for size in sorted(spec.layouts)))
+    return _curve(model, most, spec.layout.with_workers(0))
 
 
 @lru_cache(maxsize=1024)
 def _curve(model: ModelSpec, most: int, shape: ParallelLayout) -> planning.Curve:
     """Return the model's curve, of any shape of a replica where the task declares none."""
     return planning.curve(model, most, shape if shape.replica_workers > 1 else None)
+
+
+@lru_cache(maxsize=1024)
+def _curve_of(model: ModelSpec, layouts: tuple[tuple[int, ParallelLayout], ...]) -> planning.Curve:
+    return planning.curve_of(model, dict(layouts))
 
 
 def _modelled(spec: TaskSpec, sizes: Ints, curve: planning.Curve | None, nominal: float) -> Floats:

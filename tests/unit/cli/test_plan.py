@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from helpers.planner import cluster, feed, lost, submitted
+from msgspec.structs import replace
 from rich.console import Console
 from typer.testing import CliRunner
 from unicron_cli import plan as commands
@@ -153,6 +154,11 @@ def test_what_if_shows_which_slots_change_hands():
     assert "gpt-a 7 9 600 TFLOP/s -200 TFLOP/s (-25 %) node-2:0,2-3 node-3:0-1" in text
     assert "decision workers: gpt-a 9 -> 7" in text
     assert "what happened" not in text
+
+
+def test_what_a_change_of_layout_costs_is_told_in_words():
+    words = dict(explain(replace(VIEW, transitions={"resize": 4.0, "relayout": 12.0})))
+    assert words["beliefs"].endswith("for 4 s when it is only resized, 12 s when its layout changes")
 
 
 def test_slots_are_shortened_in_rank_order():

@@ -1,11 +1,12 @@
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 from unicron_cli.views import status_view
 from unicron_narration.units import ago, percent, si
 
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.queries import NodeView, Status, TaskView
-from unicron.contracts.tasks import Member, NodeState, Slot, SlotRef, TaskSpec, TaskState
+from unicron.contracts.tasks import Member, NodeState, ParallelLayout, Slot, SlotRef, TaskSpec, TaskState
 
 SPEC = TaskSpec(name="gpt", command=["x"], weight=2.0, min_workers=1, max_workers=4, iterations=10)
 
@@ -92,3 +93,19 @@ def test_status_shows_no_rate_of_a_task_that_did_not_say_its_flops():
 @pytest.mark.parametrize(("part", "text"), [(0.25, "25 %"), (0.0314, "3.1 %"), (-0.2, "-20 %"), (0.00012, "0.012 %")])
 def test_percentages_keep_two_digits(part, text):
     assert percent(part) == text
+
+
+def test_status_tells_replicas_and_places_in_the_layout_of_the_size_that_computes():
+    spec = replace(SPEC, layouts={2: ParallelLayout(tensor=2), 3: ParallelLayout()})
+    slots = [Slot(index=index) for index in range(3)]
+    nodes = [NodeView(node="node-1", state=NodeState.UP, slots=slots, since=90.0)]
+
+    def text(count):
+        members = [Member(worker=f"w{slot}", node="node-1", slot=slot) for slot in range(count)]
+        task = TaskView(spec=spec, state=TaskState.RUNNING, members=members)
+        return shown(status_view(Status(nodes=nodes, tasks=[task]), now=100.0))
+
+    assert "cpu0=gpt:r0p0 cpu1=gpt:r0p1 cpu2=free" in text(2)
+    assert "gpt running 2 1x2 (1-4)" in text(2)
+    assert "cpu0=gpt:0 cpu1=gpt:1 cpu2=gpt:2" in text(3)
+    assert "gpt running 2 3 (1-4)" in text(3)

@@ -156,3 +156,58 @@ def test_ranks_that_share_a_replica_out_are_data_parallel_with_a_distributed_opt
     found = [curve.configuration(index) for index in range(len(curve.sizes))]
     assert found
     assert all(one.distributed and one.data % 8 == 0 and one.tensor == one.pipeline == 1 for one in found)
+
+
+# --- a layout for each size ------------------------------------------------------------------------------------------
+
+TWO_BY_FOUR, FLAT = ParallelLayout(tensor=2, pipeline=4), ParallelLayout(shard=8)
+
+
+def by_size(curve):
+    return dict(zip(curve.sizes.tolist(), curve.flops.tolist(), strict=True))
+
+
+def test_each_size_has_the_flops_of_its_own_layout():
+    free, first, second = (by_size(planning.curve(gpt("7B"), 64, shape)) for shape in (None, TWO_BY_FOUR, FLAT))
+    found = planning.curve_of(gpt("7B"), {64: FLAT, 16: TWO_BY_FOUR, 32: TWO_BY_FOUR.with_workers(32), 8: TWO_BY_FOUR})
+    assert by_size(found) == {8: first[8], 16: first[16], 32: first[32], 64: second[64]}
+    assert found.sizes.tolist() == [8, 16, 32, 64]
+    assert found.configuration(0).layout.is_like(TWO_BY_FOUR)
+    assert by_size(found)[16] != free[16]
+
+
+def test_what_a_layout_can_not_run_is_left_out_and_has_a_reason():
+    model, layouts = gpt("7B"), {8: TWO_BY_FOUR, 56: TWO_BY_FOUR, 1: ParallelLayout()}
+    assert planning.curve_of(model, layouts).sizes.tolist() == [8]
+    assert planning.curve_of(model, {}).sizes.tolist() == []
+    assert planning.why_not(model, 8, TWO_BY_FOUR) == ""
+    assert "data degree of 7: it must divide the 1536 sequences" in planning.why_not(model, 56, TWO_BY_FOUR)
+    assert "on 1 GPUs with tensor 1 x pipeline 1 each would need" in planning.why_not(model, 1, ParallelLayout())
+
+
+def test_one_anchor_scales_all_layouts_by_what_it_was_of_its_own():
+    plain = gpt("7B")
+    layouts = {4: ParallelLayout(tensor=4), 48: FLAT, 64: TWO_BY_FOUR}
+    bare = planning.curve_of(plain, layouts).flops
+    for at, size in enumerate(layouts):  # 4 are too few for the others
+        anchored = planning.curve_of(gpt("7B", anchor_workers=size, anchor_mfu=0.4), layouts)
+        assert anchored.flops[at] == pytest.approx(0.4 * 312e12 * size)
+        assert anchored.flops / bare == pytest.approx(anchored.flops[at] / bare[at])
+    elsewhere = planning.curve_of(gpt("7B", anchor_workers=128, anchor_mfu=0.4), layouts)
+    best = by_size(planning.curve(plain, 128))[128]
+    assert elsewhere.flops / bare == pytest.approx(0.4 * 312e12 * 128 / best)
+
+
+def test_an_anchor_that_its_layout_can_not_run_is_refused():
+    with pytest.raises(InvalidInputError, match="anchor_workers 56: 56 GPUs with tensor 2 x pipeline 4 have a data"):
+        planning.curve_of(gpt("7B", anchor_workers=56, anchor_mfu=0.4), {56: TWO_BY_FOUR})
+
+
+def test_the_best_layouts_are_those_of_the_best_configurations():
+    curve = planning.curve(gpt("13B"), 48)
+    best = [curve.configuration(at) for at in range(len(curve.sizes))]
+    expected = {one.layout.workers: (one.tensor, one.pipeline, 1, 1) for one in best if one.layout.workers >= 8}
+    found = planning.best_layouts(gpt("13B"), range(8, 49))
+    assert {size: (one.tensor, one.pipeline, one.shard, one.replicas) for size, one in found.items()} == expected
+    with pytest.raises(InvalidInputError, match=r"from 44 to 44 .* 44 is no product .* that can are 24, 30, 32, 40"):
+        planning.best_layouts(gpt("13B"), [44])
