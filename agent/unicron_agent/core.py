@@ -8,7 +8,7 @@ import msgspec
 from unicron import codec, subjects
 from unicron.checks import share_problems
 from unicron.contracts.base import Message
-from unicron.contracts.commands import Command, Regroup, StartWorker, StopWorker
+from unicron.contracts.commands import Command, DropStates, Regroup, StartWorker, StopWorker
 from unicron.contracts.events import (
     CollectiveFailed,
     CommandRefused,
@@ -19,6 +19,7 @@ from unicron.contracts.events import (
     NodeJoined,
     NodeLeft,
     Regrouped,
+    StateKept,
     StepTimed,
     WorkerExited,
     WorkerFinished,
@@ -35,6 +36,7 @@ from unicron.contracts.worker import (
     Hello,
     Iterated,
     Joined,
+    Kept,
     Membership,
     Ping,
     Raised,
@@ -55,6 +57,7 @@ from unicron_agent.stimuli import (
     ProcessStarted,
     Published,
     Reconnected,
+    RemoveState,
     SendToWorker,
     StartProcess,
     Stimulus,
@@ -71,6 +74,7 @@ REPORTS: dict[type[ToAgent], type[Message]] = {
     Joined: Regrouped,
     Broken: CollectiveFailed,
     Raised: WorkerRaised,
+    Kept: StateKept,
     Finished: WorkerFinished,
 }
 """What a worker says, and the fact that the agent makes of it: the same fields, and where it came from."""
@@ -96,6 +100,7 @@ class AgentCore:
         given_up: place of the newest fact that gives this node up for its silence, -1 where there is none.
         token: highest fencing token seen.
         left: it has said goodbye, and reads nothing more.
+        kept: names of the states that workers have left behind.
         samples: by task, what its workers are to record, where somebody has switched that.
     """
 
@@ -122,6 +127,7 @@ class AgentCore:
         self.given_up = -1
         self.token = token
         self.workers: dict[str, Worker] = {}
+        self.kept: dict[str, None] = {}
         self.samples: dict[str, Sample] = {}
         self._card, self._boot, self._limits, self._heartbeat_s = card, boot, limits, heartbeat_s
         self._joins = 0
@@ -163,6 +169,7 @@ class AgentCore:
         """Take over the workers of an earlier agent; the node joins when they have said where they are."""
         for each in adopted.found:
             self.workers[each.worker] = Worker.adopted(each, now)
+        self.kept = dict.fromkeys(adopted.kept)
         self._awaited, self._join_by = set(self.workers), now + ADOPTION_S
         return [] if self._awaited else self._join()
 
@@ -176,7 +183,8 @@ class AgentCore:
         self._joins += 1
         self.incarnation, self.joined = f"{self._boot}.{self._joins}", None
         present = [worker.status() for worker in self.workers.values() if not worker.stopping]
-        return [msgspec.structs.replace(self._card, incarnation=self.incarnation, workers=present)]
+        card, kept = self._card, list(self.kept)
+        return [msgspec.structs.replace(card, incarnation=self.incarnation, workers=present, kept=kept)]
 
     def _published(self, fact: Message, sequence: int) -> Out:
         if isinstance(fact, NodeJoined) and fact.incarnation == self.incarnation:
@@ -263,6 +271,8 @@ class AgentCore:
                 return self._start(command)
             case StopWorker(worker=name):
                 return self._stop(name)
+            case DropStates(names=names):
+                return self._drop_states(names)
             case Regroup():
                 return self._regroup(command)
         return []
@@ -285,6 +295,7 @@ class AgentCore:
             task=command.task,
             slot=command.slot,
             place=command.place,
+            layout=command.layout,
             correlation=command.correlation,
             queued=command if others else None,
         )
@@ -351,9 +362,18 @@ class AgentCore:
                     member=member,
                     layout=order.layout,
                     since=epoch,
+                    leaving=order.leaving,
+                    shelf=order.shelf if rank == 0 else None,
                 )
                 out.append(SendToWorker(worker.worker, worker.membership))
         return out
+
+    def _drop_states(self, names: list[str]) -> Out:
+        """Remove what nobody is to take any more."""
+        here = [name for name in names if name in self.kept]
+        for name in here:
+            del self.kept[name]
+        return [RemoveState(name) for name in here]
 
     def _said(self, name: str, message: ToAgent, now: float) -> Out:
         worker = self.workers.get(name)
@@ -366,6 +386,10 @@ class AgentCore:
                 return [SendToWorker(name, each) for each in remembered if each] + self._no_longer_awaited(name)
             case FetchState(ref=ref):
                 return [ObtainState(name, ref)]
+            case Kept(state=ref):
+                self.kept[ref.location.name] = None
+            case Joined():  # it goes on, and has taken back what it left behind
+                self.kept = {each: None for each in self.kept if not each.startswith(f"{name}.")}
             case Iterated(rank=rank) if rank:  # one is enough
                 return []
         return self._report(worker, message)

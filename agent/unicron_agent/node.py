@@ -38,6 +38,7 @@ from unicron_agent.stimuli import (
     ObtainState,
     ProcessExited,
     ProcessStarted,
+    RemoveState,
     SendToWorker,
     StartProcess,
     Stimulus,
@@ -127,11 +128,13 @@ class Node:
     def _adopt(self) -> None:
         """Give the agent the workers that outlived an earlier one."""
         found = self._supervisor.adopt()
-        if not self._supervisor.watching:  # what lies there is of workers that are no more
+        kept = state_server.kept(self._memory)
+        if not self._supervisor.watching:  # what else lies there is of workers that are no more
             for path in self._memory.iterdir():
-                path.unlink()
+                if path.name not in kept:
+                    path.unlink()
         (self._memory / "agent.sock").unlink(missing_ok=True)
-        self._handle(Adopted(found))
+        self._handle(Adopted(found, kept))
 
     def _handle(self, stimulus: Stimulus) -> None:
         self._agent.handle(stimulus)
@@ -150,6 +153,8 @@ class Node:
                 self._store(token)
             case ObtainState(worker, ref):
                 self._begin(self._obtain(worker, ref))
+            case RemoveState(name):
+                (self._memory / name).unlink(missing_ok=True)
 
     def _store(self, token: int) -> None:
         unfinished = self._token_file.with_suffix(".part")
@@ -204,7 +209,7 @@ class Node:
             "UNICRON_SLOT": str(command.slot),
             "UNICRON_ITERATIONS": str(command.spec.iterations),
             "UNICRON_MICROBATCHES": str(command.spec.microbatches),
-            "UNICRON_LAYOUT": msgspec.json.encode(command.spec.layout).decode(),
+            "UNICRON_LAYOUT": msgspec.json.encode(command.layout).decode(),
             "UNICRON_PLACE": str(command.place),
             "CUDA_VISIBLE_DEVICES": slot.device,
         }

@@ -7,27 +7,34 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from unicron.contracts.states import KEPT, LENT
 from unicron.errors import StateTransferError
 
 METHOD = "/unicron.v1.State/Fetch"
 CHUNK = 2 * 1024 * 1024
 LIMITS = [("grpc.max_receive_message_length", CHUNK + 1024), ("grpc.max_send_message_length", CHUNK + 1024)]
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,200}\.[0-9]+\.state")
+_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,200}}\.[0-9]+\.({LENT}|{KEPT})")
 
 
 def exported(directory: Path, name: str) -> Path:
-    """Return the file of the exported state `name` ("WORKER.EPOCH.state").
+    """Return the file of the exported state `name` ("WORKER.EPOCH.state", or "WORKER.EPOCH.kept").
 
     Raises:
         StateTransferError: it is no such name, or there is no such state.
     """
     if not _NAME.fullmatch(name):
-        raise StateTransferError(f"state {name!r}: expected WORKER.EPOCH.state")
+        raise StateTransferError(f"state {name!r}: expected WORKER.EPOCH.{LENT} or WORKER.EPOCH.{KEPT}")
     path = directory / name
     if not path.is_file():
         raise StateTransferError(f"state {name}: it is not there (any more)")
     return path
+
+
+def kept(directory: Path) -> list[str]:
+    """Return the names of the states that workers have left behind."""
+    names = (path.name for path in directory.glob(f"*.{KEPT}"))
+    return sorted(name for name in names if _NAME.fullmatch(name))
 
 
 class _Fetch(grpc.GenericRpcHandler):  # type: ignore[misc]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from unicron.contracts.base import Message, Record
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.states import StateRef
+from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import ToAgent, ToWorker
 
 # --- in --------------------------------------------------------------------------------------------------------------
@@ -19,6 +20,7 @@ class Running(Record, kw_only=True, frozen=True):
         log: the file that it writes to.
         correlation: chain of the command that it was started by.
         place: part of the model that it was started for.
+        layout: the shape of the replica that has this place.
     """
 
     worker: str
@@ -29,13 +31,20 @@ class Running(Record, kw_only=True, frozen=True):
     log: str = ""
     correlation: str = ""
     place: int = 0
+    layout: ParallelLayout = ParallelLayout()
 
 
 @dataclass(frozen=True)
 class Adopted:
-    """The first stimulus: the workers that an earlier agent has written down. `ProcessExited` follows for dead ones."""
+    """The first stimulus: what an earlier agent has left. `ProcessExited` follows for workers that are dead.
+
+    Attributes:
+        found: the workers that it has written down.
+        kept: names of the states that workers have left behind.
+    """
 
     found: list[Running]
+    kept: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -144,4 +153,11 @@ class ObtainState:
     ref: StateRef
 
 
-Effect = StartProcess | Kill | SendToWorker | StoreToken | ObtainState
+@dataclass(frozen=True)
+class RemoveState:
+    """Remove a state that a worker has left behind."""
+
+    name: str
+
+
+Effect = StartProcess | Kill | SendToWorker | StoreToken | ObtainState | RemoveState

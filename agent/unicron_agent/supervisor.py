@@ -88,7 +88,7 @@ class Supervisor:
         script = _python_script(spec.command)
         if script is not None:
             module, argv = script
-            parts = spec.layout.replica_workers > 1
+            parts = command.layout.replica_workers > 1
             pid = await self.fork(
                 {"argv": argv, "module": module, "cwd": str(cwd), "env": env, "log": str(log), "parts": parts}
             )
@@ -113,6 +113,7 @@ class Supervisor:
             log=str(log),
             correlation=command.correlation,
             place=command.place,
+            layout=command.layout,
         )
         self._watch(running)
         try:

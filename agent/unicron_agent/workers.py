@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import WorkerStalled
-from unicron.contracts.tasks import WorkerPhase, WorkerStatus
+from unicron.contracts.tasks import ParallelLayout, WorkerPhase, WorkerStatus
 from unicron.contracts.worker import Finished, Hello, Joined, Membership, Progress, Ready, ToAgent
 from unicron_agent.stimuli import Running
 
@@ -47,6 +47,7 @@ class Worker:
     task: str
     slot: int
     place: int = 0
+    layout: ParallelLayout = ParallelLayout()  # noqa: RUF009 it is frozen
     pid: int = 0
     correlation: str = ""
     queued: StartWorker | None = None
@@ -71,6 +72,7 @@ class Worker:
             task=running.task,
             slot=running.slot,
             place=running.place,
+            layout=running.layout,
             pid=running.pid,
             correlation=running.correlation,
             moved_at=now,
@@ -88,6 +90,7 @@ class Worker:
             iteration=self.iteration,
             ready=self.ready,
             place=self.place,
+            layout=self.layout,
         )
 
     def note(self, message: ToAgent, now: float) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from unicron.contracts import commands
 from unicron.contracts.base import Message
+from unicron.contracts.tasks import ParallelLayout
 from unicron.services import SERVICES
 
 VALUES: dict[str, Any] = {
@@ -32,7 +33,7 @@ VALUES: dict[str, Any] = {
     "env": {"OMP_NUM_THREADS": "1"},
     "throughput": {2: 1.9e12, 4: 3.6e12},
     "changes": {"gpt": 3},
-    "transitions": {"failure": 2.5, "resize": 4.0},
+    "transitions": {"failure": 2.5, "resize": 4.0, "relayout": 9.0},
     "lose": ["node-3"],
     "finish": ["bert"],
     "worker": "gpt-w3",
@@ -107,6 +108,7 @@ VALUES: dict[str, Any] = {
     "waste": 0.2958,
     "diagnosis": "slow-worker",
     "gain": 1.51,
+    "layouts": {4: ParallelLayout(tensor=2)},
     "evidence": '{"m_w":0.98}',
     "cure": "Drain the node of rank 1.",
     "share": 0.1,

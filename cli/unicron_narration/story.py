@@ -8,6 +8,7 @@ from msgspec.structs import fields as fields_of
 
 from unicron.contracts import commands, events, stragglers
 from unicron.contracts.base import Message
+from unicron.contracts.plans import TaskShare
 from unicron.errors import InvalidInputError
 
 _ENVELOPE = {field.name for field in fields_of(Message)}
@@ -19,6 +20,7 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
     events.NodeAdmitted: lambda m: f"{m.node} admitted with {len(m.slots)} slots" + " again" * m.returned,
     events.WorkerReady: lambda m: f"{_where(m)} is ready",
     events.WorkerFinished: lambda m: f"{_where(m)} has done all {m.iterations} iterations",
+    events.StateKept: lambda m: f"{_where(m)} leaves its state of iteration {m.state.iteration} behind",
     events.WorkerExited: lambda m: (
         f"{_where(m)} ended by {f'signal {m.signal}' if m.signal else f'exit code {m.exit_code}'}"
         f"{', as it was told' * m.expected}, in iteration {m.iteration}"
@@ -38,7 +40,7 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
     ),
     events.PlanDecided: lambda m: (
         f"plan {m.plan.number} after {m.plan.trigger}: "
-        f"{' '.join(f'{share.task}={len(share.slots)}' for share in m.plan.shares)}{' (prepared)' * m.plan.prepared}"
+        f"{' '.join(map(_share, m.plan.shares))}{' (prepared)' * m.plan.prepared}"
     ),
     events.TaskStateChanged: lambda m: (
         f"{m.task} is {m.state}{f' on {len(m.members)} workers' if m.members else ''}{_after(': ', m.reason)}"
@@ -51,10 +53,13 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
     stragglers.RecordingSwitched: lambda m: f"{m.task}: {m.share:.3g} of the iterations are recorded",
     events.DeadLetter: lambda m: f"on {m.subject}: {m.error} ({len(m.payload)} bytes put aside)",
     events.Alert: lambda m: str(m.text),
-    commands.StartWorker: lambda m: f"start {_where(m)}{f' for place {m.place}' if m.place else ''}",
+    commands.StartWorker: lambda m: (
+        f"start {_where(m)}{f' for place {m.place} of {m.layout.degrees}' if m.layout.replica_workers > 1 else ''}"
+    ),
+    commands.DropStates: lambda m: f"remove what was left behind on {m.node}: {', '.join(m.names)}",
     commands.StopWorker: lambda m: f"stop {_where(m)}{_after(': ', m.reason)}",
     commands.Regroup: lambda m: (
-        f"form epoch {m.epoch} of {m.task}, {m.world_size} workers, here "
+        f"form epoch {m.epoch} of {m.task}{' to leave the states behind' * m.leaving}, {m.world_size} workers, here "
         f"{', '.join(f'{m.layout.seat_name(at)}={each.worker}' for at, each in zip(m.ranks, m.members, strict=False))}"
     ),
 }
@@ -73,6 +78,11 @@ def _fields(message: Message) -> str:
         if field.name not in _ENVELOPE and (value := getattr(message, field.name)) not in ("", [], None)
     ]
     return " ".join(found)
+
+
+def _share(share: TaskShare) -> str:
+    in_parts = share.slots and share.layout.replica_workers > 1
+    return f"{share.task}={len(share.slots)}{f' ({share.layout.degrees})' if in_parts else ''}"
 
 
 def _where(message: Any) -> str:

@@ -160,6 +160,11 @@ def _task(random: Random, name: str) -> TaskSpec:
     layout = shape.choice([*[ParallelLayout()] * 3, ParallelLayout(tensor=2), ParallelLayout(pipeline=2, shard=2)])
     # the ranks of a replica end together: half of such tasks end soon, so that much happens around that
     soon = shape.randint(2, 9) if layout.replica_workers > 1 and shape.random() < 0.5 else FOREVER
+    sizes = range(least, most * layout.replica_workers + 1)
+    layouts: dict[int, ParallelLayout] = {}
+    for size in sizes if shape.random() < 0.5 else ():  # no two neighbours alike, where that can be
+        other = [each for each in _shapes(size) if each != layouts.get(size - unit)]
+        layouts[size] = shape.choice(other or _shapes(size))
     return TaskSpec(
         name=name,
         command=["train"],
@@ -171,7 +176,14 @@ def _task(random: Random, name: str) -> TaskSpec:
         iterations=min(soon, random.choice([FOREVER, FOREVER, random.randint(8, 30)])),
         throughput={size: flops * size**0.8 for size in range(1, most * layout.replica_workers + 1)},
         layout=layout,
+        layouts=layouts,
     )
+
+
+def _shapes(size: int) -> list[ParallelLayout]:
+    """Return shapes of which so many workers make whole replicas, small ones."""
+    shapes = [ParallelLayout(), ParallelLayout(tensor=2), ParallelLayout(shard=3), ParallelLayout(tensor=2, pipeline=2)]
+    return [each for each in shapes if size % each.replica_workers == 0]
 
 
 def _weather(random: Random) -> Weather:

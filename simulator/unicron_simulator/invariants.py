@@ -10,7 +10,7 @@ from unicron import codec, services
 from unicron.bus.protocol import Entry
 from unicron.commit import Commit
 from unicron.contracts.base import Message
-from unicron.contracts.commands import Command, Regroup, StartWorker, StopWorker
+from unicron.contracts.commands import Command, DropStates, Regroup, StartWorker, StopWorker
 from unicron.contracts.events import (
     DeadLetter,
     FailureDetected,
@@ -19,6 +19,7 @@ from unicron.contracts.events import (
     NodeGone,
     NodeJoined,
     PlanDecided,
+    StateKept,
     TaskBroken,
     TaskRemoved,
     TaskStateChanged,
@@ -27,7 +28,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import DetectionMethod, Severity
 from unicron.contracts.plans import Plan
-from unicron.contracts.tasks import SlotRef, TaskSpec, TaskState
+from unicron.contracts.tasks import ParallelLayout, SlotRef, TaskSpec, TaskState
 from unicron.contracts.worker import Joined
 
 if TYPE_CHECKING:
@@ -221,16 +222,33 @@ class Invariants:
         if established or not self.steps.get(worker.spec.name) or worker.spec != self._specs[worker.spec.name]:
             return
         there = self._there(self._ordered_at(worker.spec.name, joined.epoch))
-        held: dict[int, dict[int, str]] = {}
+        held: dict[tuple[int, ParallelLayout], dict[int, str]] = {}
         for each in self._living.values():
             if each.living and each.core.iteration and each.spec == worker.spec and each.host.name in there:
-                held.setdefault(each.core.iteration, {})[each.place] = each.name
-        whole = [places for places in held.values() if len(places) == worker.spec.layout.replica_workers]
-        holders = [name for places in whole for name in places.values()]
+                held.setdefault((each.core.iteration, each.layout), {})[each.place] = each.name
+        whole = [places for (_, layout), places in held.items() if len(places) == layout.replica_workers]
+        holders = [name for places in whole for name in places.values()] + self._left(worker, joined.epoch, there)
         self.check(
             not holders,
             f"{worker.spec.name} starts anew in epoch {joined.epoch} though {', '.join(holders)} has its state",
         )
+
+    def _left(self, worker: "Trainer", epoch: int, there: set[str]) -> list[str]:
+        """Return the names of whole states of a worker's task that were left behind, as far as told by then."""
+        task = worker.spec.name
+        begun = max(
+            at for at, each in enumerate(self.messages) if isinstance(each, TaskSubmitted) and each.task == task
+        )
+        known = self.messages[begun : self._ordered_at(task, epoch)]
+        dropped = {name for each in self.messages if isinstance(each, DropStates) for name in each.names}
+        lies = {name for node in there for name in worker.host.machines[node].kept} - dropped
+        found: dict[int, dict[int, str]] = {}
+        for each in known:
+            if isinstance(each, StateKept) and each.task == task and each.state.location.name in lies:
+                found.setdefault(each.epoch, {})[each.state.place] = each.state.location.name
+        layouts = {each.epoch: each.layout for each in known if isinstance(each, Regroup) and each.task == task}
+        whole = [names for at, names in found.items() if len(names) == layouts[at].replica_workers]
+        return [name for names in whole for name in names.values()]
 
     def counted(self, worker: "Trainer") -> None:
         """Check a worker that counts a microbatch: its replica is whole, and it has the state of its place."""
@@ -241,7 +259,7 @@ class Invariants:
             f"{worker.name} was started for place {worker.place} and sits in place {core.seat.place}",
         )
         self.check(
-            worker.spec.layout.replica_workers == 1 or worker.formed >= worker.newest.since,
+            worker.layout.replica_workers == 1 or worker.formed >= worker.newest.since,
             f"{worker.name} counts a microbatch of epoch {core.epoch} though a rank of its replica was replaced",
         )
 

@@ -13,6 +13,7 @@ from unicron.aio import insist
 from unicron.clock import VirtualClock
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
+from unicron.contracts.states import KEPT, StateRef
 from unicron.contracts.tasks import Slot
 from unicron.contracts.worker import Membership, Ping, Pong, ToAgent, ToWorker
 from unicron.train.iteration import WorkerCore
@@ -34,6 +35,7 @@ class Machine:
         processes: its living workers.
         running: the workers that an agent has started and not seen end; kept on its disk.
         token: kept on its disk.
+        kept: the states that workers have left behind in its memory.
         pace: of its workers.
     """
 
@@ -43,6 +45,7 @@ class Machine:
         self.processes: dict[str, Trainer] = {}
         self.running: dict[str, Running] = {}
         self.token = 0
+        self.kept: dict[str, StateRef] = {}
         self.random = Random(f"{network.seed}:{name}")
         self.make_core, self.make_outbox, self.make_worker = AgentCore, Outbox, WorkerCore
         self.pace = STORM
@@ -71,7 +74,7 @@ class Machine:
     async def _run(self, agent: WatchedAgent) -> None:
         with contextlib.suppress(CrashedError):
             position = await insist(agent.link.tail, "waiting for the journal")
-            agent.handle(stimuli.Adopted(list(self.running.values())))
+            agent.handle(stimuli.Adopted(list(self.running.values()), list(self.kept)))
             for name in list(self.running):
                 if name in self.processes:
                     self._knock(agent, name)
@@ -95,12 +98,13 @@ class Machine:
         await self.crash_agent()
         for trainer in list(self.processes.values()):
             trainer.end(None, None, silently=True)
-        self.running, self.processes = {}, {}
+        self.running, self.processes, self.kept = {}, {}, {}
 
     async def leave(self) -> None:
         """Let the agent say goodbye and go."""
         if agent := self.agent:
             await agent.leave()
+            self.kept = {}
             if self.agent is agent:
                 await self.crash_agent()
 
@@ -116,6 +120,8 @@ class Machine:
                 self._send(worker, message)
             case stimuli.StoreToken(token):
                 self.token = token
+            case stimuli.RemoveState(name):
+                self.kept.pop(name, None)
 
     def _start(self, agent: WatchedAgent | None, command: StartWorker) -> None:
         if agent is None or agent is not self.agent:
@@ -123,12 +129,16 @@ class Machine:
         name, slot = command.worker, command.slot
         self.invariants.started(command, [each.name for each in self.processes.values() if each.slot == slot])
         self.running[name] = Running(
-            worker=name, task=command.task, slot=slot, pid=1, correlation=command.correlation, place=command.place
+            worker=name,
+            task=command.task,
+            slot=slot,
+            pid=1,
+            correlation=command.correlation,
+            place=command.place,
+            layout=command.layout,
         )
         random = Random(f"{self._network.seed}:{name}")
-        self.processes[name] = Trainer(
-            name, command.spec, self, slot, command.place, self.invariants, random, self.pace, self.make_worker
-        )
+        self.processes[name] = Trainer(command, self, self.invariants, random, self.pace, self.make_worker)
         agent.handle(stimuli.ProcessStarted(name, 1))
         self._knock(agent, name)
 
@@ -177,6 +187,8 @@ class Machine:
         there = self.machines[place.partition(":")[0]]
         return there._groups.setdefault(name, Group(size)) if there.agent else None  # noqa: SLF001 of the same kind
 
-    def hands_over(self, node: str) -> bool:
-        """Return whether a state can be fetched from another node now."""
-        return self.agent is not None and self.machines[node].agent is not None
+    def hands_over(self, ref: StateRef) -> bool:
+        """Return whether a state can be fetched now, from this node or another."""
+        there, name = self.machines[ref.location.node], ref.location.name
+        is_there = not name.endswith(KEPT) or name in there.kept
+        return self.agent is not None and there.agent is not None and is_there

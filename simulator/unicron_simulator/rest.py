@@ -7,6 +7,7 @@ from unicron_planner.core import PlannerCore
 from unicron.contracts.events import NodeAdmitted, TaskSubmitted
 from unicron.contracts.plans import TaskShare
 from unicron.contracts.tasks import NodeState, Slot, TaskState
+from unicron_simulator.training import Trainer
 from unicron_simulator.world import OPTIONS, World
 
 
@@ -53,12 +54,25 @@ def _amiss(world: World, task: str, share: TaskShare | None, state: TaskState) -
         return f"{task} has workers in {', '.join(places) or 'no slot'}; the plan says {', '.join(wanted) or 'none'}"
     if wanted and state is not TaskState.RUNNING:
         return f"{task} is {state} to the registry"
+    return _apart(mine, len(wanted)) or (_not_as_laid_out(world, share, mine) if wanted else "")
+
+
+def _apart(mine: list[Trainer], wanted: int) -> str:
+    """Return why the workers of a task don't compute together."""
     if len({trainer.core.epoch for trainer in mine}) > 1 or not all(trainer.computes for trainer in mine):
         where = ", ".join(f"{trainer.name} in epoch {trainer.core.epoch}" for trainer in mine)
-        return f"the workers of {task} do not compute together: {where}"
-    if any(trainer.core.membership.world_size != len(wanted) or trainer.paused for trainer in mine):
-        return f"{task} computes with other than {len(wanted)} workers"
+        return f"the workers of a task do not compute together: {where}"
+    if any(trainer.core.membership.world_size != wanted or trainer.paused for trainer in mine):
+        return f"{mine[0].spec.name} computes with other than {wanted} workers"
     return ""
+
+
+def _not_as_laid_out(world: World, share: TaskShare, mine: list[Trainer]) -> str:
+    """Return what of an earlier layout is still there, of a task that runs."""
+    if not all(trainer.layout.is_like(share.layout) for trainer in mine):
+        return f"{share.task} has workers of another layout than the plan says"
+    left = [name for machine in world.machines.values() for name, ref in machine.kept.items() if ref.task == share.task]
+    return f"{', '.join(left)} still lies where it was left behind, though {share.task} runs" if left else ""
 
 
 def _better_plan(world: World) -> str:

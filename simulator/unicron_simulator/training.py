@@ -7,11 +7,13 @@ iteration once, whoever computed it and whatever struck meanwhile. Parameters ar
 import asyncio
 import contextlib
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from unicron.contracts.states import StateLocation, StateRef
-from unicron.contracts.tasks import TaskSpec, WorkerPhase
+from unicron.contracts.commands import StartWorker
+from unicron.contracts.states import KEPT, LENT, StateLocation, StateRef
+from unicron.contracts.tasks import WorkerPhase
 from unicron.contracts.worker import NOWHERE, Hello, Joined, Membership, Progress, Raised, ToAgent
 from unicron.errors import GroupBrokenError, StateTransferError
 from unicron.train.iteration import WorkerCore
@@ -69,6 +71,7 @@ class Trainer:
         paused: it is stopped by a signal.
         computes: it is in its membership, and not on its way to one.
         place: part of the model that it was started for.
+        layout: the shape of the replica that has this place.
         formed: epoch in which the groups inside of its replica were formed; -1 where they are not, or broke.
         spoilt: what its script did to the gradient is noise.
     """
@@ -78,21 +81,19 @@ class Trainer:
 
     def __init__(
         self,
-        name: str,
-        spec: TaskSpec,
+        command: StartWorker,
         host: "Machine",
-        slot: int,
-        place: int,
         book: "Invariants",
         random: Random,
         pace: Pace = STORM,
         make_core: type[WorkerCore] = WorkerCore,
     ) -> None:
-        self.name, self.spec, self.host, self.slot, self.place = name, spec, host, slot, place
+        self.name, self.spec, self.slot = command.worker, command.spec, command.slot
+        self.place, self.layout, self.host = command.place, command.layout, host
         self.living, self.paused, self.computes = True, False, False
-        self.core = make_core(self, spec.iterations, spec.microbatches)
+        self.core = make_core(self, self.spec.iterations, self.spec.microbatches)
         self._book, self._random, self._pace = book, random, pace
-        self._hello = Hello(worker=name, pid=1)
+        self._hello = Hello(worker=self.name, pid=1)
         self.newest, self.formed = NOWHERE, -1
         self._group, self._replicas, self._replica = Group(1), Group(1), Group(1)
         self._collectives, self._conferred = 0, 0
@@ -194,7 +195,7 @@ class Trainer:
                 await self._beside(f"compute {self.core.iteration} {microbatch}")
                 self._computed = microbatch
                 self.core.computed()
-            await self._pass(CLIP_S if self.spec.layout.replica_workers > 1 else 0.005)
+            await self._pass(CLIP_S if self.layout.replica_workers > 1 else 0.005)
             self.spoilt = not await self._beside(f"clip {self.core.iteration}")
             await self.core.step()
         await self.core.finish()
@@ -268,7 +269,7 @@ class Trainer:
     async def _beside(self, what: str) -> bool:
         """Have a collective inside of the replica, as a model's layers do; False where all that came of it is noise."""
         try:
-            if self.spec.layout.replica_workers > 1 and not self._muted:
+            if self.layout.replica_workers > 1 and not self._muted:
                 await self._together(what, None)
         except GroupBrokenError:
             return False
@@ -302,27 +303,36 @@ class Trainer:
         self._check()
         return found
 
-    async def export(self, place: int, iteration: int, *, taken: bool) -> StateRef:  # noqa: ARG002
+    async def export(self, place: int, iteration: int, *, taken: bool = False, kept: bool = False) -> StateRef:  # noqa: ARG002
         """Say which updates are in the state, whatever the core takes them for."""
-        return StateRef(
+        name = f"{self.name}.{self.core.epoch}.{KEPT if kept else LENT}"
+        ref = StateRef(
             task=self.spec.name,
             iteration=self._taken if taken else self._updates,
             place=self.place,
-            location=StateLocation(node=self.host.name, worker=self.name, name=f"{self.name}.{self.core.epoch}.state"),
+            location=StateLocation(node=self.host.name, worker=self.name, name=name),
             size=0,
             checksum=b"",
         )
+        if kept:
+            await self._pass(self._pace.transfer)
+            self.host.kept[name] = ref
+        return ref
 
     def withdraw(self, ref: StateRef) -> None:
-        """Do nothing: states take no room here."""
+        """Take what was left behind back; other states take no room here."""
+        self.host.kept.pop(ref.location.name, None)
 
-    async def take(self, ref: StateRef) -> None:
-        """Let the time of a transfer pass."""
+    async def take(self, sources: Sequence[Sequence[StateRef]]) -> None:
+        """Let the time of a transfer pass; each part is needed, and from one update."""
         await self._pass(self._pace.transfer)
         self._check()
-        if not self.host.hands_over(ref.location.node):
-            raise StateTransferError(f"{ref.location.node} can't be reached from {self.host.name}")
-        self._taken, self._muted = ref.iteration, True
+        for copies in sources:
+            if not any(map(self.host.hands_over, copies)):
+                nodes = ", ".join(ref.location.node for ref in copies)
+                raise StateTransferError(f"place {copies[0].place} can't be had from {nodes} on {self.host.name}")
+        [self._taken] = {ref.iteration for copies in sources for ref in copies}
+        self._muted = True
 
     def load(self) -> None:
         """Have the updates that are in the state."""

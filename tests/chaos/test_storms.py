@@ -146,6 +146,28 @@ class Torn(WorkerCore):
         )
 
 
+class Blind(WorkerCore):
+    """A worker that does not tell the others of what was left behind for them."""
+
+    def _standing(self):
+        return msgspec.structs.replace(super()._standing(), shelf=None)
+
+
+class Littering(WorkerCore):
+    """A worker that goes on and lets lie what it had left behind."""
+
+    async def _regroup(self, broke):
+        self._kept = None
+        await super()._regroup(broke)
+
+
+class Hoarding(AgentCore):
+    """An agent that removes nothing."""
+
+    def _drop_states(self, names):
+        return []
+
+
 class Unasked(WorkerCore):
     """A worker that updates without asking whether all is well in its replica."""
 
@@ -178,6 +200,9 @@ def found(parts, seeds=100):
         (Parts(worker=Noisy), "though a rank of its replica was replaced"),
         (Parts(worker=Torn), "instead of each of"),
         (Parts(worker=Unasked), "was clipped by noise"),
+        (Parts(worker=Blind), "starts anew"),
+        (Parts(worker=Littering), "still lies where it was left behind"),
+        (Parts(agent=Hoarding), "still lies where it was left behind"),
         (Parts(remembers=False), "stands in the journal twice"),
     ],
     ids=[
@@ -193,6 +218,9 @@ def found(parts, seeds=100):
         "noise-counted",
         "torn-replica-kept",
         "updates-unasked",
+        "shelf-untold",
+        "left-and-gone-on",
+        "nothing-removed",
         "no-duplicate-window",
     ],
 )

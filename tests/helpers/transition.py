@@ -8,19 +8,21 @@ from unicron_transition.moves import MOVES
 from unicron_transition.state import TransitionState
 
 from unicron.contracts.base import Started
-from unicron.contracts.commands import Regroup, StartWorker, StopWorker
+from unicron.contracts.commands import DropStates, Regroup, StartWorker, StopWorker
 from unicron.contracts.events import (
     FailureDetected,
     NodeAdmitted,
     PlanDecided,
     Regrouped,
+    StateKept,
     TaskStateChanged,
     TaskSubmitted,
     WorkerReady,
 )
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
-from unicron.contracts.tasks import Slot, SlotRef, TaskSpec, TaskState, WorkerStatus
+from unicron.contracts.states import COPIES, StateLocation, StateRef
+from unicron.contracts.tasks import ParallelLayout, Slot, SlotRef, TaskSpec, TaskState, WorkerStatus
 
 TOKEN = 7
 
@@ -40,7 +42,13 @@ def failure(severity, **fields):
 
 @dataclass
 class Process:
-    """A worker process; it was `built` for a place, and `place` is the one whose state it has."""
+    """A worker process.
+
+    Attributes:
+        place: whose state it has.
+        built: the place of `layout` that it was started for.
+        left: epoch in which it left its state behind.
+    """
 
     name: str
     task: str
@@ -50,6 +58,8 @@ class Process:
     epoch: int = -1
     living: bool = True
     built: int = 0
+    layout: ParallelLayout = ParallelLayout()  # noqa: RUF009 it is frozen
+    left: int = -1
 
 
 class Cluster:
@@ -57,6 +67,7 @@ class Cluster:
 
     Attributes:
         anew: tasks that had a state, and lost it.
+        kept: states that were left behind, by name: on which node, and of which task.
     """
 
     def __init__(self, nodes, specs):
@@ -69,6 +80,7 @@ class Cluster:
         self.said = dict.fromkeys(self.specs, TaskState.WAITING)
         self.progress = set()
         self.anew = set()
+        self.kept = {}
         self.plans = 0
         self.tell(Started(token=TOKEN))
         for node in nodes:
@@ -91,6 +103,9 @@ class Cluster:
                 self.end(self.processes[name])
             case StartWorker():
                 self.start(message)
+            case DropStates(node=node, names=names):
+                for name in names:
+                    assert self.kept.pop(name, (node,))[0] == node
             case Regroup(task=task, epoch=epoch):
                 newest = self.orders.get(task)
                 assert newest is None or epoch >= newest[0].epoch
@@ -104,7 +119,7 @@ class Cluster:
         assert order.node in self.up
         assert not [each for each in self.processes.values() if each.slot == at and each.living], f"{at} is in use"
         assert order.worker not in self.processes, "a name used twice"
-        self.processes[order.worker] = Process(order.worker, order.task, at, built=order.place)
+        self.processes[order.worker] = Process(order.worker, order.task, at, built=order.place, layout=order.layout)
 
     def end(self, process):
         process.living, process.place = False, None
@@ -123,17 +138,30 @@ class Cluster:
                 iteration=each.epoch,
                 ready=each.ready,
                 place=each.built,
+                layout=each.layout,
             )
             for each in living
         ]
+        kept = [name for name, (at, _) in self.kept.items() if at == node]
         slots = [Slot(index=index) for index in range(self.slots[node])]
         return self.tell(
-            NodeAdmitted(node=node, incarnation="x", host=node, slots=slots, rendezvous=f"{node}:1", workers=workers)
+            NodeAdmitted(
+                node=node,
+                incarnation="x",
+                host=node,
+                slots=slots,
+                rendezvous=f"{node}:1",
+                workers=workers,
+                kept=kept,
+            )
         )
 
     def plan(self, **slots):
         self.plans += 1
-        shares = [TaskShare(task=task, slots=slots.get(task, [])) for task in self.specs]
+        shares = [
+            TaskShare(task=task, slots=slots.get(task, []), layout=spec.shape(len(slots.get(task, []))))
+            for task, spec in self.specs.items()
+        ]
         return self.tell(PlanDecided(plan=Plan(number=self.plans, trigger="test", workers=9, shares=shares)))
 
     def lose(self, node, *, alive=False):
@@ -141,6 +169,8 @@ class Cluster:
         for process in [each for each in self.processes.values() if each.slot.node == node]:
             if not alive:
                 self.end(process)
+        if not alive:
+            self.kept = {name: each for name, each in self.kept.items() if each[0] != node}
         stopped = {name for name, each in self.processes.items() if each.slot.node == node and each.living}
         keep = {name: (self.processes[name].living, self.processes[name].place) for name in stopped}
         out = self.tell(failure(Severity.SEV1, node=node))
@@ -178,7 +208,7 @@ class Cluster:
             self.exchange(task, first, group)
         rank = next((rank for rank, each in enumerate(group) if each.epoch < first.epoch), None)
         if rank is None:
-            return False
+            return first.leaving and self.leave(task, first, group)
         process = group[rank]
         process.epoch = first.epoch
         self.tell(
@@ -195,19 +225,39 @@ class Cluster:
         )
         return True
 
+    def leave(self, task, order, group):
+        """Let the next of those who are to leave their state behind do so, and say it."""
+        due = group[: order.layout.replica_workers * COPIES]
+        process = next((each for each in due if each.left < order.epoch), None)
+        if process is None:
+            return False
+        process.left, name = order.epoch, f"{process.name}.{order.epoch}.kept"
+        self.kept[name] = (process.slot.node, task)
+        location = StateLocation(node=process.slot.node, worker=process.name, name=name)
+        ref = StateRef(task=task, iteration=order.epoch, place=process.place, location=location, size=1, checksum=b"")
+        at = process.slot
+        self.tell(StateKept(node=at.node, slot=at.slot, task=task, worker=process.name, epoch=order.epoch, state=ref))
+        return True
+
     def exchange(self, task, order, group):
-        """Hand states over: by place, and each replica is whole."""
+        """Hand states over: by place, and each replica is whole; or all take what others have left behind."""
         layout = order.layout
         assert layout.workers <= len(group)
-        assert layout.replica_workers == self.specs[task].layout.replica_workers
+        assert all(process.layout.is_like(layout) for process in group), "workers of several layouts"
         held = {process.place for process in group} - {None}
-        if held:
+        shelf = next(each.shelf for each in self.orders[task] if 0 in each.ranks)
+        if shelf is not None:
+            there = {ref.place for ref in shelf.states if ref.location.name in self.kept}
+            assert there == set(range(shelf.layout.replica_workers)), "a part of what was left behind is missing"
+        elif held:
             assert held == set(range(layout.replica_workers)), "a part of the state is missing"
         elif task in self.progress:
             there = [each for each in self.processes.values() if each.task == task and each.slot.node in self.up]
             others = [each.name for each in there if each.place is not None]
             assert not others, f"{task} begins anew though {others} has its state"
             self.anew.add(task)
+        for process in group:
+            self.kept.pop(f"{process.name}.{process.left}.kept", None)
         self.progress.add(task)
         for rank, process in enumerate(group):
             place = layout.seat(rank).place if rank < layout.workers else process.built

@@ -7,6 +7,7 @@ highest it has seen.
 import msgspec
 
 from unicron.contracts.base import Message
+from unicron.contracts.states import Shelf
 from unicron.contracts.tasks import Member, ParallelLayout, TaskSpec
 
 
@@ -29,6 +30,7 @@ class StartWorker(Command, kw_only=True, frozen=True):
 
     Attributes:
         place: part of the model that it builds, for as long as it lives; in which replica, memberships say.
+        layout: the shape of that replica.
     """
 
     slot: int
@@ -36,6 +38,7 @@ class StartWorker(Command, kw_only=True, frozen=True):
     task: str
     spec: TaskSpec
     place: int = 0
+    layout: ParallelLayout = ParallelLayout()
 
 
 class StopWorker(Command, kw_only=True, frozen=True):
@@ -45,6 +48,17 @@ class StopWorker(Command, kw_only=True, frozen=True):
     worker: str
     task: str
     reason: str = ""
+
+
+class DropStates(Command, kw_only=True, frozen=True):
+    """Remove states that workers have left behind; nobody is to take them any more.
+
+    Attributes:
+        names: of their files.
+    """
+
+    task: str
+    names: list[str]
 
 
 class Regroup(Command, kw_only=True, frozen=True):
@@ -62,6 +76,8 @@ class Regroup(Command, kw_only=True, frozen=True):
         layout: of the whole membership; with a rank it says which replica and place that is. Ranks beyond its replicas
             only take the state of the place that they were started for, from those that leave.
         since: for each of `members`, the epoch since which its replica has been made up of the same workers.
+        leaving: who computes in it finishes the iteration at hand, leaves its state behind, and waits.
+        shelf: what others have left behind before, for whose place nobody has a newer state; told to rank 0 alone.
     """
 
     task: str
@@ -73,3 +89,5 @@ class Regroup(Command, kw_only=True, frozen=True):
     ranks: list[int] = []
     layout: ParallelLayout = ParallelLayout()
     since: list[int] = []
+    leaving: bool = False
+    shelf: Shelf | None = None

@@ -5,6 +5,7 @@ import msgspec
 from unicron.contracts.base import Message
 from unicron.contracts.failures import Cure, DetectionMethod, FailureStatus, Severity
 from unicron.contracts.plans import Plan
+from unicron.contracts.states import StateRef
 from unicron.contracts.tasks import Breakage, Member, Slot, TaskSpec, TaskState, WorkerPhase, WorkerStatus
 from unicron.contracts.timings import Op
 
@@ -30,6 +31,7 @@ class NodeJoined(Message, kw_only=True, frozen=True):
         rendezvous: host:port of the node's rendezvous, where the ranks of a membership find one another.
         state_server: host:port of the gRPC state server.
         workers: living workers that the agent found and adopted.
+        kept: names of the states that workers have left behind here.
     """
 
     node: str
@@ -40,6 +42,7 @@ class NodeJoined(Message, kw_only=True, frozen=True):
     state_server: str = ""
     pid: int = 0
     workers: list[WorkerStatus] = []
+    kept: list[str] = []
 
 
 class NodeLeft(Message, kw_only=True, frozen=True):
@@ -143,6 +146,17 @@ class Regrouped(WorkerFact, kw_only=True, frozen=True):
     seconds: float = 0.0
 
 
+class StateKept(WorkerFact, kw_only=True, frozen=True):
+    """A worker has left its state behind in its node's memory, where it outlives the worker.
+
+    Attributes:
+        epoch: of the membership that it leaves.
+    """
+
+    epoch: int
+    state: StateRef
+
+
 class WorkerFinished(WorkerFact, kw_only=True, frozen=True):
     """A worker is through its last iteration."""
 
@@ -208,6 +222,7 @@ class NodeAdmitted(Message, kw_only=True, frozen=True):
 
     Attributes:
         returned: the same incarnation's predecessor was still held to be up (an agent restart within the grace).
+        kept: as in `NodeJoined`.
     """
 
     node: str
@@ -218,6 +233,7 @@ class NodeAdmitted(Message, kw_only=True, frozen=True):
     state_server: str = ""
     workers: list[WorkerStatus] = []
     returned: bool = False
+    kept: list[str] = []
 
 
 class NodeDrained(Message, kw_only=True, frozen=True):

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from unicron.contracts.base import Record
-from unicron.contracts.states import StateRef
+from unicron.contracts.states import Shelf, StateRef
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, Seat, WorkerPhase
 from unicron.contracts.timings import Op
 from unicron.errors import InvalidInputError
@@ -108,6 +108,13 @@ class Finished(ToAgent, kw_only=True, frozen=True):
     iterations: int
 
 
+class Kept(ToAgent, kw_only=True, frozen=True):
+    """The worker has left its state behind and waits for what comes; fields as in `events.StateKept`."""
+
+    epoch: int
+    state: StateRef
+
+
 class FetchState(ToAgent, kw_only=True, frozen=True):
     """Please fetch the state `ref`."""
 
@@ -129,6 +136,7 @@ class Membership(ToWorker, kw_only=True, frozen=True):
         rendezvous, rendezvous_id, world_size, layout: as in `commands.Regroup`.
         member: the worker itself, as others need to know it to take its state.
         since: epoch since which the worker's replica has been made up of the same workers.
+        leaving, shelf: as in `commands.Regroup`; the shelf is told to one rank, which tells the others.
     """
 
     epoch: int
@@ -139,6 +147,8 @@ class Membership(ToWorker, kw_only=True, frozen=True):
     member: Member
     layout: ParallelLayout = ParallelLayout()
     since: int = 0
+    leaving: bool = False
+    shelf: Shelf | None = None
 
     @property
     def shape(self) -> ParallelLayout:
@@ -186,7 +196,7 @@ class Ping(ToWorker, kw_only=True, frozen=True):
 
 
 _to_agent: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-    Hello | Ready | Progress | Iterated | Timed | Joined | Broken | Raised | Finished | FetchState | Pong
+    Hello | Ready | Progress | Iterated | Timed | Joined | Broken | Raised | Finished | Kept | FetchState | Pong
 )
 _to_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
     Membership | StateFetched | Sample | RaiseFault | Ping

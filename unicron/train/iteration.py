@@ -8,21 +8,15 @@ from math import isnan
 
 import msgspec
 
-from unicron.contracts.states import StateRef
+from unicron.contracts.states import COPIES, StateRef
 from unicron.contracts.tasks import Breakage, Seat, WorkerPhase
-from unicron.contracts.worker import NOWHERE, Broken, Finished, Iterated, Joined, Progress, Ready
+from unicron.contracts.worker import NOWHERE, Broken, Finished, Iterated, Joined, Kept, Progress, Ready
 from unicron.errors import GroupBrokenError, StateTransferError
 from unicron.train import redistribute
+from unicron.train.exchange import Exchange
 from unicron.train.phases import MOVES, Move, Phase
 from unicron.train.redistribute import Resumption, Standing
 from unicron.train.shell import Shell
-
-
-class Offer(msgspec.Struct, frozen=True):
-    """What a rank hands over: its state, or why it can't; neither where nobody asks it."""
-
-    state: StateRef | None = None
-    error: str = ""
 
 
 class WorkerCore:
@@ -56,7 +50,8 @@ class WorkerCore:
         self.stepped = False
         self._shell, self._iterations, self._microbatches = shell, iterations, microbatches
         self._reduced: list[bool] = []
-        self._given: StateRef | None = None
+        self._kept: StateRef | None = None
+        self._last = iterations
         self._began = 0.0
         self._again = False
 
@@ -102,7 +97,9 @@ class WorkerCore:
         if self.phase is Phase.BETWEEN:
             self._begin()
         while self.phase is Phase.OPEN:
-            if self.membership.seat is None or await self._leaves():
+            if self.iteration >= self._last:
+                await self._hand_over()
+            elif self.membership.seat is None or await self._leaves():
                 await self._regroup(self._shell.now())
             elif self.todo:
                 return self.todo[0]
@@ -267,10 +264,12 @@ class WorkerCore:
             self._progress(WorkerPhase.WAITING)
             membership = await self._shell.await_membership(self.epoch)
             self.membership = msgspec.structs.replace(membership, layout=membership.shape)
+            if self._kept is not None:  # others take it only where this worker does not go on
+                self._shell.withdraw(self._kept)
+                self._kept = None
             try:
                 joined = await self._join()
             except (GroupBrokenError, StateTransferError) as error:
-                self._withdraw()
                 self._report(error)
                 continue
             self._shell.say(msgspec.structs.replace(joined, seconds=self._shell.now() - broke))
@@ -285,9 +284,11 @@ class WorkerCore:
         self.established = plan.established
         if self._in_parts and self.membership.seat is not None and not self._formed_together(standings):
             await self._shell.form_replica(self.membership)
-        state_from = await self._exchange_states(plan)
+        state_from = await self._take_what_is_missing(plan)
         if plan.stale[self.membership.rank]:
             self._drop()
+        # all leave behind the same iteration: this one where nothing of it is done yet, else it is finished first
+        self._last = plan.iteration + (plan.kept > 0) if self.membership.leaving else self._iterations
         if self.membership.seat is not None:
             for bucket, source in enumerate(plan.bucket_from[self.seat.place]):
                 if source is not None:
@@ -326,60 +327,34 @@ class WorkerCore:
             place=self._shell.place,
             formed=self._shell.formed,
             shapes=self._shell.shapes,
+            shelf=self.membership.shelf,
         )
 
     # --- states ------------------------------------------------------------------------------------------------------
 
-    async def _exchange_states(self, plan: Resumption) -> str:
-        """Hand the state to the ranks that lack it, nearest holder first; return the worker whose this rank took.
+    async def _take_what_is_missing(self, plan: Resumption) -> str:
+        """Hand states to the ranks that lack them; return the worker whose this rank took, empty where it had its own.
 
         Raises:
             StateTransferError: some rank could take it from none of its sources; all ranks raise this.
         """
-        rank, attempt, taken_from, problem, problems = self.membership.rank, 0, "", "", list[str]()
-        missing = {each for each, sources in enumerate(plan.sources) if sources}
-        while missing:
-            asked = {each: plan.sources[each][attempt] for each in missing if attempt < len(plan.sources[each])}
-            if not asked:
-                why = problems[min(missing)]
-                raise StateTransferError(f"no holder could hand its state to ranks {sorted(missing)}: {why}")
-            offers = await self._shell.gather(await self._offer(plan, asked=rank in asked.values()))
-            if rank in asked:
-                taken_from, problem = await self._take(offers[asked[rank]], plan.iteration)
-            problems = await self._shell.gather(problem)
-            self._withdraw()
-            missing = {each for each in missing if problems[each]}
-            attempt += 1
-        return taken_from
-
-    async def _offer(self, plan: Resumption, *, asked: bool) -> Offer:
-        """Lay the state out for those who ask; one that can't be laid out is told to all, as they wait for it."""
-        if not asked:
-            return Offer()
-        self._progress(WorkerPhase.WAITING)
+        exchange = Exchange(self._shell, self.membership, self.seat.place, plan, taken=self.phase is Phase.TAKEN)
         try:
-            self._given = await self._shell.export(self.seat.place, plan.iteration, taken=self.phase is Phase.TAKEN)
-        except StateTransferError as error:
-            return Offer(error=str(error))
-        return Offer(state=self._given)
+            await exchange.carry_out(lambda: self._progress(WorkerPhase.WAITING))
+        finally:
+            if exchange.took_from:
+                self._move(Move.TAKE)
+                self._drop()
+                self.todo, self.iteration = [], plan.iteration
+        return exchange.took_from
 
-    async def _take(self, offer: Offer, iteration: int) -> tuple[str, str]:
-        """Take the state that is offered; return whose it was, and what went wrong."""
-        ref = offer.state
-        if ref is None:
-            return "", offer.error
-        if (ref.iteration, ref.place) != (iteration, self.seat.place):
-            return "", f"{ref.location.worker} offered iteration {ref.iteration} of place {ref.place}"
+    async def _hand_over(self) -> None:
+        """Leave the state behind for workers of another layout, and wait for what comes: as a rule, the end."""
         try:
-            await self._shell.take(ref)
+            if self.seat.replica < COPIES:
+                self._progress(WorkerPhase.WAITING)
+                self._kept = await self._shell.export(self._shell.place, self.iteration, kept=True)
+                self._shell.say(Kept(epoch=self.epoch, state=self._kept))
         except StateTransferError as error:
-            return "", str(error)
-        self._move(Move.TAKE)
-        self._drop()
-        self.todo, self.iteration = [], iteration
-        return ref.location.worker, ""
-
-    def _withdraw(self) -> None:
-        if self._given is not None:
-            self._shell.withdraw(self._given)
-            self._given = None
+            self._report(error)
+        await self._regroup(self._shell.now())

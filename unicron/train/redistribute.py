@@ -6,9 +6,11 @@ computes a microbatch is a replica: its ranks all work at the same ones.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from msgspec import Struct
 
+from unicron.contracts.states import Shelf, StateRef
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import InvalidInputError, StateTransferError
 
@@ -26,6 +28,7 @@ class Standing(Struct, frozen=True, kw_only=True):
         place: part of the model that it has built.
         formed: epoch in which the groups inside of its replica were formed; -1 where they are not, or broke.
         shapes: digest of its part of the gradient.
+        shelf: what was left behind by others, where this rank was told of it.
     """
 
     node: str
@@ -37,6 +40,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     place: int = 0
     formed: int = -1
     shapes: str = ""
+    shelf: Shelf | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Resumption:
     """How a membership goes on.
 
     Attributes:
-        established: somebody has a state; else the task begins.
+        established: somebody has a state, or has left one behind; else the task begins.
         iteration: the iteration that all go on with.
         todo: for each replica, the microbatches it is to compute.
         kept: microbatches that are not computed again.
@@ -52,6 +56,8 @@ class Resumption:
         sources: for each rank, the ranks from which it can take its state, best first; empty where it has its own.
         bucket_from: for each place, for each bucket, the rank of that place that gives its reduced value to the
             others, or None where it is to be reduced.
+        shelf: what ranks take their states from that have no sources, though they need one.
+        lacking: those ranks.
         stale: for each rank, whether it must drop the gradients it has accumulated: others have done its microbatches.
     """
 
@@ -63,6 +69,8 @@ class Resumption:
     sources: tuple[tuple[int, ...], ...]
     bucket_from: tuple[tuple[int | None, ...], ...]
     stale: tuple[bool, ...]
+    shelf: Shelf | None = None
+    lacking: tuple[int, ...] = ()
 
 
 def resume(standings: Sequence[Standing], microbatches: int, layout: ParallelLayout) -> Resumption:
@@ -70,8 +78,9 @@ def resume(standings: Sequence[Standing], microbatches: int, layout: ParallelLay
 
     The newest iteration whose state is there for every place is what all go on with. A rank behind it, or without a
     state, takes the state of a rank of its place: on its own node first, else spread over the holders so that they
-    share the load. Microbatches that whole replicas have done are kept, all others go round-robin over the replicas. A
-    rank that was left out of a membership in between may have done what others did anew meanwhile; its sum can't be
+    share the load. A place whose state nobody has is taken from the shelf; if that is older than what the others have,
+    all go back to it. Microbatches that whole replicas have done are kept, all others go round-robin over the replicas.
+    A rank that was left out of a membership in between may have done what others did anew meanwhile; its sum can't be
     taken apart, so it counts for nothing. Neither does a replica whose ranks have not all done the same.
 
     Args:
@@ -84,9 +93,12 @@ def resume(standings: Sequence[Standing], microbatches: int, layout: ParallelLay
         InvalidInputError: ranks of one place have different parts of a model.
     """
     _check_shapes(standings)
-    established = any(standing.has_state for standing in standings)
-    front, holders = _holders(standings, layout) if established else (0, list(range(layout.replica_workers)))
-    kept = _kept(standings, layout, set(holders)) if established else []
+    shelf = next((standing.shelf for standing in standings if standing.shelf), None)
+    established = shelf is not None or any(standing.has_state for standing in standings)
+    front, holders = _holders(standings, layout, shelf) if established else (0, list(range(layout.replica_workers)))
+    sources = _sources(standings, layout, holders)
+    holding = set(holders)
+    kept = _kept(standings, layout, holding) if established else []
     bucket_from = _bucket_from(standings, layout, kept)
     finished = [source for of_place in bucket_from for source in of_place]
     done = frozenset[int]().union(*(standings[ranks[0]].done for ranks in kept))
@@ -94,18 +106,20 @@ def resume(standings: Sequence[Standing], microbatches: int, layout: ParallelLay
     if finished and None not in finished:
         done = claimed = frozenset(range(microbatches))
     remaining = [microbatch for microbatch in range(microbatches) if microbatch not in done]
-    holding, keeping = set(holders), {rank for ranks in kept for rank in ranks}
+    keeping = {rank for ranks in kept for rank in ranks}
     return Resumption(
         established=established,
         iteration=front,
         todo=tuple(tuple(remaining[replica :: layout.replicas]) for replica in range(layout.replicas)),
         kept=len(done),
         recomputed=microbatches - len(claimed) if established else 0,
-        sources=_sources(standings, layout, holders),
+        sources=sources,
         bucket_from=bucket_from,
         stale=tuple(
             rank in holding and rank not in keeping and bool(standing.done) for rank, standing in enumerate(standings)
         ),
+        shelf=shelf,
+        lacking=tuple(rank for rank, found in enumerate(sources) if not found and rank not in holding),
     )
 
 
@@ -120,13 +134,13 @@ def _check_shapes(standings: Sequence[Standing]) -> None:
             )
 
 
-def _holders(standings: Sequence[Standing], layout: ParallelLayout) -> tuple[int, list[int]]:
+def _holders(standings: Sequence[Standing], layout: ParallelLayout, shelf: Shelf | None) -> tuple[int, list[int]]:
     """Return the iteration that all go on with, and the ranks that have the state of it."""
     held: list[set[int]] = [set() for _ in range(layout.replica_workers)]
     for standing in standings:
         if standing.has_state:
             held[standing.place].add(standing.iteration)
-    common = set.intersection(*held)
+    common = set.intersection(*held) | ({shelf.iteration} if shelf else set())
     if not common:
         there = ", ".join(f"place {place} of {sorted(each) or 'none'}" for place, each in enumerate(held))
         raise StateTransferError(f"no iteration has the states of all places; there are, by iteration: {there}")
@@ -174,3 +188,36 @@ def _sources(
         turned = [] if rank in holding else [near[(replica + step) % len(near)] for step in range(len(near))]
         found.append(tuple(sorted(turned, key=lambda holder: standings[holder].node != standing.node)))
     return tuple(found)
+
+
+def shelved(shelf: Shelf, layout: ParallelLayout, place: int, node: str) -> list[list[StateRef]]:
+    """Return the parts on a shelf in the order in which a rank should ask for them, each with its copies.
+
+    First those that hold nearly the same part of layers, rows and columns: where layouts cut a model evenly, no others
+    are needed. Of copies those on its own node come first.
+
+    Args:
+        shelf: what there is.
+        layout: of the rank.
+        place: of the rank.
+        node: of the rank.
+    """
+    mine = _spans(layout, place)
+    copies: dict[int, list[StateRef]] = {}
+    for ref in sorted(shelf.states, key=lambda ref: ref.location.node != node):
+        copies.setdefault(ref.place, []).append(ref)
+
+    def apart(other: int) -> tuple[int, Fraction]:
+        spans = zip(mine, _spans(shelf.layout, other), strict=True)
+        gaps = [max(a, c) - min(b, d) for (a, b), (c, d) in spans]
+        return sum(gap >= 0 for gap in gaps), sum((max(gap, Fraction(0)) for gap in gaps), Fraction(0))
+
+    return [copies[other] for other in sorted(copies, key=lambda other: (apart(other), other))]
+
+
+def _spans(layout: ParallelLayout, place: int) -> list[tuple[Fraction, Fraction]]:
+    """Return which part of its stages, shards and tensor ranks a place is, each from 0 to 1."""
+    rest, tensor = divmod(place, layout.tensor)
+    stage, shard = divmod(rest, layout.shard)
+    degrees = (stage, layout.pipeline), (shard, layout.shard), (tensor, layout.tensor)
+    return [(Fraction(index, degree), Fraction(index + 1, degree)) for index, degree in degrees]

@@ -3,14 +3,66 @@
 torch.distributed.tensor takes seconds to import, so nothing here does where no tensor is spread.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from unicron.errors import StateTransferError
 
 MARK = "__spread__"
+
+
+class Box(NamedTuple):
+    """What of a tensor a rank holds.
+
+    Attributes:
+        whole: shape of the tensor.
+        offset: where in it the part begins, in each dimension.
+        shape: of the part.
+    """
+
+    whole: tuple[int, ...]
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "Box":
+        """Return the box of what this rank holds of a tensor; all of it, where it is not spread.
+
+        Raises:
+            StateTransferError: what it holds is no box.
+        """
+        if not is_spread(tensor):
+            return cls(tuple(tensor.shape), (0,) * tensor.dim(), tuple(tensor.shape))
+        from torch.distributed.tensor._utils import (  # noqa: PLC0415 who has such tensors has imported it
+            compute_local_shape_and_global_offset,
+        )
+
+        spread: Any = tensor
+        shape, offset = compute_local_shape_and_global_offset(spread.shape, spread.device_mesh, spread.placements)
+        if tuple(shape) != tuple(spread.to_local().shape):
+            raise StateTransferError(
+                f"this rank has {tuple(spread.to_local().shape)} of a tensor of {tuple(tensor.shape)}, spread as "
+                f"{spread.placements}, instead of {tuple(shape)}: how it is spread can't be told to others"
+            )
+        return cls(tuple(spread.shape), tuple(offset), tuple(shape))
+
+    def overlap(self, other: "Box") -> "Box | None":
+        """Return what both hold, None where that is nothing."""
+        first = tuple(map(max, self.offset, other.offset))
+        ends = [
+            min(mine + a, theirs + b)
+            for mine, a, theirs, b in zip(self.offset, self.shape, other.offset, other.shape, strict=True)
+        ]
+        shape = tuple(end - begin for begin, end in zip(first, ends, strict=True))
+        return None if any(size <= 0 for size in shape) else Box(self.whole, first, shape)
+
+    def within(self, other: "Box") -> tuple[slice, ...]:
+        """Return where it lies in what `other` holds, which it is a part of."""
+        return tuple(
+            slice(mine - theirs, mine - theirs + size)
+            for mine, theirs, size in zip(self.offset, other.offset, self.shape, strict=True)
+        )
 
 
 def is_spread(tensor: Any) -> bool:
@@ -35,90 +87,38 @@ def as_shard_of(shard: torch.Tensor, other: Any) -> torch.Tensor:
     """Return the tensor whose part on this rank is `shard`, spread as `other` is."""
     if not is_spread(other):
         return shard
-    return _joined(shard, other.device_mesh, other.placements, other.shape, other.stride())
-
-
-def taken_apart(value: Any) -> Any:
-    """Return a state with what this rank holds of each tensor, and how that was spread; plain values and tensors."""
-    if is_spread(value):
-        return {
-            MARK: {
-                "shape": list(value.shape),
-                "stride": list(value.stride()),
-                "dimensions": list(value.device_mesh.mesh_dim_names or ()),
-                "placements": [_written(each) for each in value.placements],
-            },
-            "shard": value.to_local().detach(),
-        }
-    if isinstance(value, Mapping):
-        return {name: taken_apart(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        found = [taken_apart(each) for each in value]
-        return found if isinstance(value, list) else tuple(found)
-    return value
-
-
-def put_together(value: Any, meshes: Mapping[tuple[str, ...], Any]) -> Any:
-    """Undo `taken_apart`.
-
-    Args:
-        value: from a rank of the same place.
-        meshes: of this rank's own tensors, by the names of their dimensions.
-
-    Raises:
-        StateTransferError: it is spread over a mesh that this rank does not have.
-    """
-    if isinstance(value, dict) and MARK in value:
-        spread = value[MARK]
-        mesh = meshes.get(tuple(spread["dimensions"]))
-        if mesh is None:
-            raise StateTransferError(
-                f"the state is spread over {spread['dimensions']}, and no parameter here is: "
-                "all workers of a task run the same script with the same arguments"
-            )
-        placements = [_read(each) for each in spread["placements"]]
-        return _joined(value["shard"], mesh, placements, spread["shape"], spread["stride"])
-    if isinstance(value, dict):
-        return {name: put_together(each, meshes) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        found = [put_together(each, meshes) for each in value]
-        return found if isinstance(value, list) else tuple(found)
-    return value
-
-
-def meshes_of(value: Any) -> dict[tuple[str, ...], Any]:
-    """Return the meshes of all tensors in a state, by the names of their dimensions."""
-    if is_spread(value):
-        return {tuple(value.device_mesh.mesh_dim_names or ()): value.device_mesh}
-    found: dict[tuple[str, ...], Any] = {}
-    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    for each in inside:
-        found |= meshes_of(each)
-    return found
-
-
-def _joined(shard: torch.Tensor, mesh: Any, placements: Any, shape: Any, stride: Any) -> torch.Tensor:
     from torch.distributed.tensor import DTensor  # noqa: PLC0415 who has such tensors has imported it
 
-    return DTensor.from_local(shard, mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride))
+    mesh, placements = other.device_mesh, other.placements
+    return DTensor.from_local(shard, mesh, placements, run_check=False, shape=other.shape, stride=other.stride())
 
 
-def _written(placement: Any) -> list[Any]:
-    return [
-        type(placement).__name__,
-        *(getattr(placement, name) for name in ("dim", "split_factor") if hasattr(placement, name)),
-    ]
+def written(tensor: torch.Tensor) -> Any:
+    """Return what this rank holds of a tensor and where in it that lies, as plain values and a plain tensor."""
+    held = tensor.detach()
+    if not is_spread(held):
+        return held
+    box = Box.of(held)
+    return {MARK: [list(box.whole), list(box.offset)], "shard": local(held)}
 
 
-def _read(written: list[Any]) -> Any:
-    from torch.distributed.tensor import Replicate, Shard, placement_types  # noqa: PLC0415 as above
+def read(value: Any) -> tuple[Box, torch.Tensor] | None:
+    """Undo `written`; None where `value` is no tensor.
 
-    kinds: dict[str, Any] = {
-        "Shard": Shard,
-        "Replicate": Replicate,
-        "_StridedShard": getattr(placement_types, "_StridedShard", None),
-    }
-    kind, *numbers = written
-    if kinds.get(kind) is None:
-        raise StateTransferError(f"the state has a tensor spread as {kind}, which is not known here")
-    return kinds[kind](numbers[0], split_factor=numbers[1]) if len(numbers) > 1 else kinds[kind](*numbers)
+    Raises:
+        StateTransferError: it is none, though it says so.
+    """
+    if isinstance(value, torch.Tensor):
+        return Box.of(value), value
+    if not (isinstance(value, dict) and MARK in value):
+        return None
+    try:
+        (whole, offset), shard = value[MARK], value["shard"]
+        box = Box(tuple(map(int, whole)), tuple(map(int, offset)), tuple(shard.shape))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise StateTransferError(f"the state has a tensor that is none: {error!r}") from error
+    dimensions = zip(*box, strict=False)
+    inside = all(begin >= 0 and begin + size <= end for end, begin, size in dimensions)
+    if not (len(box.whole) == len(box.offset) == len(box.shape) and inside):
+        raise StateTransferError(f"the state has a part of {box.shape} at {box.offset} of a tensor of {box.whole}")
+    return box, shard

@@ -4,7 +4,7 @@ Flows of the core are coroutines, and the shell decides how they wait: a process
 nowhere (`run`), the simulator awaits virtual time.
 """
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from unicron.contracts.states import StateRef
@@ -63,8 +63,10 @@ class Shell(Protocol):
     async def gather(self, value: T) -> list[T]:
         """Return what every rank gives; `value` is one that msgspec can encode."""
 
-    async def export(self, place: int, iteration: int, *, taken: bool) -> StateRef:
+    async def export(self, place: int, iteration: int, *, taken: bool = False, kept: bool = False) -> StateRef:
         """Lay the state from before the update of `iteration` out for others: the one `taken`, or else one's own.
+
+        One that is `kept` outlives this process.
 
         Raises:
             StateTransferError: it can't be written.
@@ -73,8 +75,12 @@ class Shell(Protocol):
     def withdraw(self, ref: StateRef) -> None:
         """Remove a state that was laid out."""
 
-    async def take(self, ref: StateRef) -> None:
+    async def take(self, sources: Sequence[Sequence[StateRef]]) -> None:
         """Fetch a state and keep it until `load`.
+
+        Args:
+            sources: the parts that it is put together from, as many as are needed, each from the first of its copies
+                that can be had. One is enough from a rank of the same place of the same layout.
 
         Raises:
             StateTransferError: it can't be had.

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from unicron.contracts.states import StateLocation, StateRef
+from unicron.contracts.states import KEPT, LENT, StateLocation, StateRef
 from unicron.contracts.worker import FetchState, Membership
 from unicron.errors import StateTransferError
 from unicron.train.channel import Channel
-from unicron.train.shards import meshes_of, put_together, taken_apart
 
 
 def path_of(location: StateLocation) -> Path:
@@ -24,19 +23,20 @@ def path_of(location: StateLocation) -> Path:
     return Path(os.environ["UNICRON_STATE_DIR"]) / location.name
 
 
-def export(membership: Membership, place: int, found: dict[str, Any]) -> StateRef:
+def export(membership: Membership, place: int, found: dict[str, Any], *, kept: bool = False) -> StateRef:
     """Write a state to the node's memory, for the other members; return what it is.
 
     Args:
         membership: that takes it; it names who hands it over.
         place: in the replica.
-        found: the state; `snapshot` makes one, and `fetch` returns one.
+        found: the state; `gathering.laid_out` makes one, and `Gathering` puts one together.
+        kept: it is to outlive this process.
 
     Raises:
         StateTransferError: it can't be written; nothing of it is left.
     """
     member = membership.member
-    name = f"{member.worker}.{membership.epoch}.state"
+    name = f"{member.worker}.{membership.epoch}.{KEPT if kept else LENT}"
     location = StateLocation(node=member.node, worker=member.worker, name=name, address=member.state_server)
     path = path_of(location)
     unfinished = path.with_suffix(".part")
@@ -64,7 +64,7 @@ def export(membership: Membership, place: int, found: dict[str, Any]) -> StateRe
 
 
 def fetch(channel: Channel, ref: StateRef, epoch: int) -> dict[str, Any]:
-    """Have the agent fetch the state `ref`.
+    """Have the agent fetch the state `ref`; what is read of it is read from its file when it is used.
 
     Raises:
         StateTransferError: it can't be had.
@@ -76,29 +76,13 @@ def fetch(channel: Channel, ref: StateRef, epoch: int) -> dict[str, Any]:
         raise StateTransferError(fetched.error)
     path = Path(fetched.path)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError as error:
         raise StateTransferError(f"state {ref.location.name} can't be read: {error}") from error
     if fetched.own:
         path.unlink()
     if not (isinstance(found, dict) and {"iteration", "objects"} <= found.keys()):
         raise StateTransferError(f"state {ref.location.name} is none: it lacks its iteration or its objects")
+    if found["iteration"] != ref.iteration:
+        raise StateTransferError(f"state {ref.location.name} is of iteration {found['iteration']}, not {ref.iteration}")
     return found
-
-
-def snapshot(iteration: int, protected: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of the protected objects, from before the update of `iteration`."""
-    objects = {name: taken_apart(thing.state_dict()) for name, thing in protected.items()}
-    return {"iteration": iteration, "objects": objects}
-
-
-def apply(found: dict[str, Any], protected: dict[str, Any]) -> None:
-    """Load a fetched state into the protected objects.
-
-    Raises:
-        KeyError: the state lacks one of them: the workers do not run the same script.
-        StateTransferError: it is of another mesh.
-    """
-    meshes = meshes_of(protected["model"].state_dict())
-    for name, thing in protected.items():
-        thing.load_state_dict(put_together(found["objects"][name], meshes))

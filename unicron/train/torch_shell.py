@@ -3,6 +3,7 @@
 import copy
 import os
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -14,6 +15,7 @@ from unicron.contracts.worker import NOWHERE, Iterated, Membership, ToAgent
 from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
 from unicron.train import state
 from unicron.train.channel import Channel
+from unicron.train.gathering import Gathering, laid_out, loaded
 from unicron.train.gradients import Gradients
 from unicron.train.group import Group
 from unicron.train.rendezvous import Rendezvous
@@ -163,26 +165,39 @@ class TorchShell:
 
     # --- states ------------------------------------------------------------------------------------------------------
 
-    async def export(self, place: int, iteration: int, *, taken: bool) -> StateRef:
+    async def export(self, place: int, iteration: int, *, taken: bool = False, kept: bool = False) -> StateRef:
         """Write the state to the node's memory."""
         found = self._taken if taken else None
-        return state.export(self._membership, place, found or state.snapshot(iteration, self.protected))
+        return state.export(self._membership, place, found or laid_out(iteration, self.protected), kept=kept)
 
     def withdraw(self, ref: StateRef) -> None:
         """Remove the file of a state."""
         state.path_of(ref.location).unlink(missing_ok=True)
 
-    async def take(self, ref: StateRef) -> None:
-        """Fetch a state by the agent."""
+    async def take(self, sources: Sequence[Sequence[StateRef]]) -> None:
+        """Fetch a state by the agent, one part after the other."""
+        gathering = Gathering(self.protected)
+        for copies in sources:
+            if gathering.lacking:
+                gathering.add(self._fetch(copies))
+        self._taken = gathering.result(sources[0][0].iteration)
+        self._mute()
+
+    def _fetch(self, copies: Sequence[StateRef]) -> dict[str, Any]:
         if self._channel is None:
             raise StateTransferError("there is no agent that could fetch a state")
-        self._taken = state.fetch(self._channel, ref, self._membership.epoch)
-        self._mute()
+        problems = []
+        for ref in copies:
+            try:
+                return state.fetch(self._channel, ref, self._membership.epoch)
+            except StateTransferError as error:
+                problems.append(str(error))
+        raise StateTransferError("; ".join(problems))
 
     def load(self) -> None:
         """Load the state that was taken."""
         if self._taken is not None:
-            state.apply(self._taken, self.protected)
+            loaded(self._taken, self.protected)
             self._taken = None
         self._mute(muted=False)
 

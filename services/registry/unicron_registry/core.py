@@ -95,6 +95,7 @@ class RegistryCore(Core):
             state_server=joined.state_server,
             workers=joined.workers,
             returned=present,
+            kept=joined.kept,
         )
         return [admitted, NodeDrained(node=joined.node)] if drained else [admitted]
 

@@ -11,6 +11,7 @@ from unicron.contracts.events import (
     NodeGone,
     PlanDecided,
     Regrouped,
+    StateKept,
     TaskBroken,
     TaskRecovered,
     TaskRemoved,
@@ -25,7 +26,7 @@ from unicron.core import Core, Handlers
 from unicron_transition.deadlines import Deadline, Wait
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.moves import Cause, move
-from unicron_transition.reconcile import settle, stop, stop_order
+from unicron_transition.reconcile import drop_order, forsake, release, settle, stop, stop_order
 from unicron_transition.replicas import awaited, is_over
 from unicron_transition.state import NodeRun, TaskRun, TransitionState
 
@@ -43,6 +44,7 @@ class TransitionCore(Core):
             PlanDecided: self._plan,
             Regrouped: self._regrouped,
             Started: self._activated,
+            StateKept: self._kept,
             TaskBroken: lambda broken: self._end(broken.task, Cause.OWN_FAULT, broken.reason, broken.traceback),
             TaskRemoved: lambda removed: self._end(removed.task, Cause.USER, "removed by its user"),
             TaskSubmitted: self._submitted,
@@ -80,13 +82,20 @@ class TransitionCore(Core):
                     self._lose_worker(run, worker.worker, node.at)
                 else:
                     self._catch_up(run, worker, status)
+        out = self._sort_out(node.node, node.kept)
         unknown = [status for status in alive.values() if not self._take_back(node.node, status)]
         reason = "the node was held to be lost, and its place in the membership is taken"
-        out: list[Message] = [
-            stop_order(self.state, status.task, _worker(node.node, status), reason) for status in unknown
-        ]
+        out += [stop_order(self.state, status.task, _worker(node.node, status), reason) for status in unknown]
         # a task without a slot waits for the plan that this node's coming brings: it may have a worker here
         return out + self._settle(run.spec.name for run in self.state.on(node.node) if run.target)
+
+    def _sort_out(self, node: str, kept: list[str]) -> list[Message]:
+        """Count on those states only that are still there, and have those removed that nobody counts on."""
+        for run in self.state.tasks.values():
+            run.without(node, kept)
+        wanted = {ref.location.name for run in self.state.tasks.values() for ref in run.counted_on(node)}
+        unknown = [name for name in kept if name not in wanted]
+        return [drop_order(self.state, "", node, unknown)] if unknown else []
 
     def _catch_up(self, run: TaskRun, worker: WorkerRun, status: WorkerStatus) -> None:
         """A worker outlived its agent: see what was said on either side while the agent was away."""
@@ -106,7 +115,9 @@ class TransitionCore(Core):
         number = status.worker.rpartition("-")[2]
         earlier = not number.isdecimal() or int(number) <= run.before
         place, worker = _place_held(status), _worker(node, status)
-        if earlier or place is None or worker.slot in self.state.occupied or place in run.states.places(run.workers):
+        if earlier or place is None or worker.slot in self.state.occupied or run.shelf is not None:
+            return False
+        if place in run.states.places(run.workers) or not worker.layout.is_like(run.present):
             return False
         self.state.add(run, worker)
         run.states.hold(status.worker, place, status.iteration, node)
@@ -123,6 +134,7 @@ class TransitionCore(Core):
                 if node.alive:
                     out.append(stop_order(self.state, run.spec.name, worker, f"{name} is taken out of use"))
                 self._lose_worker(run, worker.worker, at)
+            run.without(name, ())
         node.alive = False
         return out + self._settle(run.spec.name for run in hit)
 
@@ -169,9 +181,13 @@ class TransitionCore(Core):
         changed = []
         for share in decided.plan.shares:
             run = self.state.tasks.get(share.task)
-            if run is None or run.state.ended or run.target == share.slots:
+            if run is None or run.state.ended:
+                continue
+            shape = share.layout if share.slots and share.layout.replicas else run.shape
+            if run.target == share.slots and shape.is_like(run.shape):
                 continue
             self.state.aim(run, share.slots)
+            run.aimed = shape.with_workers(0)
             if run.failed_at is None:
                 run.failed_at = decided.at
             changed.append((run, share.reason or decided.plan.trigger))
@@ -193,7 +209,7 @@ class TransitionCore(Core):
         run = self.state.tasks.get(task)
         if run is None or run.state.ended:
             return []
-        out = move(self.state, run, cause, reason, traceback)
+        out = move(self.state, run, cause, reason, traceback) + release(self.state, run) + forsake(self.state, run)
         self.state.aim(run, [])
         return out + settle(self.state, [task]) + [Deadline(Wait.REGROUP, task).cancel()]
 
@@ -220,19 +236,33 @@ class TransitionCore(Core):
             place = run.workers[report.worker].place
             run.states.hold(report.worker, place, report.iteration, report.node)
             return []
+        out: list[Message] = []
         if not membership.joined:  # the first one tells that all have met, and whoever had no state has taken it
+            out += release(self.state, run)
             for name in membership.group:
                 if worker := run.workers.get(name):
                     run.states.hold(name, worker.place, report.iteration, worker.slot.node)
         membership.join(report.worker)
         if membership.broken or not membership.complete:
-            return []
-        return self._complete(run, report.at) + settle(self.state, [report.task])
+            return out
+        return out + self._complete(run, report.at) + settle(self.state, [report.task])
+
+    def _kept(self, kept: StateKept) -> list[Message]:
+        """A worker has left its state behind; when all have who are to, the task can go on in its new layout."""
+        run = self.state.tasks.get(kept.task)
+        membership = run.membership if run and not run.state.ended else None
+        if run is None or membership is None or kept.epoch != membership.epoch or kept.worker not in membership.due():
+            there = self.state.is_there(kept.node)
+            return [drop_order(self.state, kept.task, kept.node, [kept.state.location.name])] if there else []
+        membership.left[kept.worker] = kept.state
+        return self._settle([kept.task]) if membership.shelf() else []
 
     def _complete(self, run: TaskRun, at: float) -> list[Message]:
         """Say that the newest membership computes, and whether it is all that the plan wants."""
         task, epoch, size = run.spec.name, run.membership.epoch, len(run.membership.group)
         out: list[Message] = [Deadline(Wait.REGROUP, task).cancel()]
+        if run.membership.leaving:
+            return out  # it computes for one iteration at most
         out += move(self.state, run, Cause.COMPLETE, f"{size} workers in epoch {epoch}{awaited(run)}")
         if run.failed_at is not None and size >= len(run.target):
             seconds = max(0.0, at - run.failed_at)
@@ -243,7 +273,7 @@ class TransitionCore(Core):
     def _as_wanted(self, run: TaskRun) -> bool:
         """Whether the newest membership computes in the very slots of the plan."""
         membership = run.membership
-        if not membership.has_met or not membership.complete:
+        if not membership.has_met or not membership.complete or not membership.layout.is_like(run.shape):
             return False
         slots = [run.workers[name].slot for name in membership.group if name in run.workers]
         return len(slots) == len(membership.group) and set(slots) == set(run.target)
@@ -324,7 +354,7 @@ class TransitionCore(Core):
 def _worker(node: str, status: WorkerStatus) -> WorkerRun:
     """Return a worker as its agent names it."""
     slot = SlotRef(node=node, slot=status.slot)
-    return WorkerRun(worker=status.worker, slot=slot, stage=WorkerStage.READY, place=status.place)
+    return WorkerRun(worker=status.worker, slot=slot, stage=WorkerStage.READY, place=status.place, layout=status.layout)
 
 
 def _place_held(status: WorkerStatus) -> int | None:

@@ -7,7 +7,7 @@ from unicron.runner import run_service
 from unicron.service import Wiring
 from unicron.settings import Settings
 from unicron_transition.core import TransitionCore
-from unicron_transition.state import TransitionState, migrate_1
+from unicron_transition.state import TransitionState, migrate_1, migrate_2
 
 
 class TransitionSettings(Settings, kw_only=True, frozen=True):
@@ -25,7 +25,7 @@ def wiring(settings: TransitionSettings) -> Wiring:
         state=TransitionState,
         facts=facts,
         telemetry=telemetry,
-        migrations=(migrate_1,),
+        migrations=(migrate_1, migrate_2),
     )
 
 

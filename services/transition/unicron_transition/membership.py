@@ -5,6 +5,7 @@ from enum import StrEnum
 
 import msgspec
 
+from unicron.contracts.states import COPIES, Shelf, StateRef
 from unicron.contracts.tasks import ParallelLayout, SlotRef
 
 
@@ -20,12 +21,13 @@ class WorkerStage(StrEnum):
 
 
 class WorkerRun(msgspec.Struct, kw_only=True, array_like=True):
-    """A worker process from its StartWorker to its end; it holds one place of the model as long as it lives."""
+    """A worker process from its StartWorker to its end; it holds one place of a layout as long as it lives."""
 
     worker: str
     slot: SlotRef
     stage: WorkerStage = WorkerStage.STARTING
     place: int = 0
+    layout: ParallelLayout = ParallelLayout(replicas=0)
 
 
 class Membership(msgspec.Struct, kw_only=True):
@@ -43,6 +45,8 @@ class Membership(msgspec.Struct, kw_only=True):
         met: workers of the newest membership that anybody has joined, this one or one before it, who computed in it.
         through: workers that have said they are through with the last iteration, in any membership, living or not.
         broken: it must be formed anew even if its workers stay the same.
+        leaving: its workers leave their states behind for others in another layout, and then wait for their end.
+        left: what each of them has left behind.
     """
 
     epoch: int = -1
@@ -53,13 +57,33 @@ class Membership(msgspec.Struct, kw_only=True):
     met: list[str] = []
     through: dict[str, None] = {}
     broken: bool = False
+    leaving: bool = False
+    left: dict[str, StateRef] = {}
 
-    def next(self, group: Sequence[str], layout: ParallelLayout) -> "Membership":
+    def next(self, group: Sequence[str], layout: ParallelLayout, *, leaving: bool = False) -> "Membership":
         """Return the membership of the next epoch."""
         epoch, kept = self.epoch + 1, dict(zip(self.replicas(), self.since, strict=False))
         following = Membership(epoch=epoch, layout=layout, group=list(group), met=self.met, through=dict(self.through))
         following.since = [kept.get(replica, epoch) for replica in following.replicas()]
+        following.leaving = leaving
         return following
+
+    def due(self) -> list[str]:
+        """Return who is to leave its state behind: the workers of as many replicas as there are to be copies."""
+        return [name for replica in self.replicas()[:COPIES] for name in replica] if self.leaving else []
+
+    def shelf(self) -> Shelf | None:
+        """Return what its workers have left behind, once all have who are to, living or not; None before."""
+        due = self.due()
+        if not due or not self.left.keys() >= set(due):
+            return None
+        states = [self.left[name] for name in due]
+        return Shelf(layout=self.layout, iteration=states[0].iteration, states=states)
+
+    def leaves(self, workers: Mapping[str, WorkerRun]) -> bool:
+        """Return whether those who are to leave their states behind and have not yet still live, and can."""
+        there = (name in self.left or (name in workers and name not in self.through) for name in self.due())
+        return self.leaving and not self.broken and all(there)
 
     def replicas(self) -> list[tuple[str, ...]]:
         """Return the workers of each replica, by place."""
@@ -80,7 +104,7 @@ class Membership(msgspec.Struct, kw_only=True):
 
     def lose(self, worker: str) -> None:
         """Note that a worker is gone, or going."""
-        self.broken = self.broken or worker in self.group
+        self.broken = self.broken or (worker in self.group and worker not in self.left)
 
     @property
     def complete(self) -> bool:

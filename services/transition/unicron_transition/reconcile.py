@@ -7,11 +7,12 @@ was lost or came twice changes nothing that the next look would not put right.
 from collections.abc import Iterable
 
 from unicron.contracts.base import Message
-from unicron.contracts.commands import Regroup, StartWorker, StopWorker
+from unicron.contracts.commands import DropStates, Regroup, StartWorker, StopWorker
+from unicron.contracts.states import StateRef
 from unicron.contracts.tasks import SlotRef
 from unicron_transition.deadlines import Deadline, Wait
 from unicron_transition.membership import WorkerRun, WorkerStage
-from unicron_transition.replicas import choose, lost_places, next_place, surplus
+from unicron_transition.replicas import choose, leavers, lost_places, next_place, surplus
 from unicron_transition.state import TaskRun, TransitionState
 from unicron_transition.swaps import knot, to_give_up, waits
 
@@ -66,30 +67,97 @@ def stop_order(state: TransitionState, task: str, worker: WorkerRun, reason: str
 
 def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
     """Order a new membership where the present one is not the best that the living workers can form."""
+    if not run.state.ended and run.target and not run.present.is_like(run.shape):
+        return _leave(state, run)
     usable = [] if run.state.ended else state.usable(run)
     # a slot that another task still holds is not waited for: that task may be waiting for one of this task's
     awaited, present = False, list[str]()
     for slot in usable:
         other = state.occupied.get(slot)
         worker = run.workers.get(other.worker) if other else None
+        if worker is not None and not worker.layout.is_like(run.shape):
+            continue  # it is about to be stopped
         awaited = awaited or other is None or (worker is not None and worker.stage is WorkerStage.STARTING)
         if worker is not None and worker.stage is WorkerStage.READY:
             present.append(worker.worker)
-    intact = run.membership.intact(run.workers)
-    if awaited and (intact or not run.membership.survivors(run.workers)):
+    computes = run.membership.layout.is_like(run.shape)
+    intact = computes and not run.membership.leaving and run.membership.intact(run.workers)
+    if awaited and (intact or not computes or not run.membership.survivors(run.workers)):
         return []  # those that compute go on until the new ones are ready; those that start wait for one another
     chosen, computing = choose(run, present, final=not (awaited or intact))
     if not chosen or (intact and set(chosen) == set(run.membership.group)):
         return []
-    lost = lost_places(run)
-    if lost and run.membership.through:
+    if lost := lost_places(run):
+        return _begin_anew(state, run, lost)
+    forsaken = forsake(state, run, chosen)
+    run.membership = run.membership.next(chosen, run.shape.with_workers(computing))
+    return forsaken + _order(state, run)
+
+
+def _begin_anew(state: TransitionState, run: TaskRun, lost: set[int]) -> list[Message]:
+    """Give up what is left of a state that lacks some places."""
+    if run.membership.through:
         return []  # who is through had it, and the rest of that replica is about to say the same: then it is over
-    if lost:
-        reason = f"nobody has place {min(lost)} of the state any more: the task begins anew"
-        holders = [run.workers[name] for name in run.states.by_worker if name in run.workers]
-        return _stop_all(state, run, holders, reason) + _regroup(state, run)  # those without a state may be enough
-    run.membership = run.membership.next(chosen, run.spec.layout.with_workers(computing))
-    return _order(state, run)
+    reason = f"nobody has place {min(lost)} of the state any more: the task begins anew"
+    holders = [run.workers[name] for name in run.states.by_worker if name in run.workers]
+    return _stop_all(state, run, holders, reason) + _regroup(state, run)  # those without a state may be enough
+
+
+def _leave(state: TransitionState, run: TaskRun) -> list[Message]:
+    """Have those with the state leave it behind: the task is to go on in another layout, in the same slots."""
+    membership = run.membership
+    if shelf := membership.shelf():
+        run.shelf, membership.left = shelf, {}
+        reason = f"its state is kept, and the task goes on with {run.shape.degrees}"
+        old = [worker for worker in run.workers.values() if not worker.layout.is_like(run.shape)]
+        return _stop_all(state, run, old, reason) + _regroup(state, run)
+    computes = not membership.leaving and membership.intact(run.workers)
+    if membership.leaves(run.workers) or (computes and _are_awaited(state, run)):
+        return []
+    if lost := lost_places(run):
+        return _begin_anew(state, run, lost)
+    chosen = leavers(run)
+    if not chosen:
+        return []
+    forsaken = forsake(state, run, chosen)
+    run.membership = membership.next(chosen, run.present.with_workers(len(chosen)), leaving=True)
+    return forsaken + _order(state, run)
+
+
+def _are_awaited(state: TransitionState, run: TaskRun) -> bool:
+    """Return whether workers of the layout to come are starting, or about to: in slots that nobody computes in."""
+    for slot in state.usable(run):
+        other = state.occupied.get(slot)
+        worker = run.workers.get(other.worker) if other else None
+        if other is None or (worker and worker.stage is WorkerStage.STARTING and worker.layout.is_like(run.shape)):
+            return True
+    return False
+
+
+def release(state: TransitionState, run: TaskRun) -> list[Message]:
+    """Have removed what workers of an earlier layout have left behind: living workers have a newer state, or none."""
+    shelf, run.shelf = run.shelf, None
+    return _drop(state, run, shelf.states if shelf else [])
+
+
+def forsake(state: TransitionState, run: TaskRun, staying: Iterable[str] = ()) -> list[Message]:
+    """Have removed what members have left behind in vain; those that stay remove it themselves."""
+    left, run.membership.left = run.membership.left, {}
+    return _drop(state, run, [left[name] for name in left.keys() - set(staying)])
+
+
+def _drop(state: TransitionState, run: TaskRun, states: Iterable[StateRef]) -> list[Message]:
+    names: dict[str, list[str]] = {}
+    for ref in states:
+        names.setdefault(ref.location.node, []).append(ref.location.name)
+    return [
+        drop_order(state, run.spec.name, node, sorted(names[node])) for node in sorted(names) if state.is_there(node)
+    ]
+
+
+def drop_order(state: TransitionState, task: str, node: str, names: list[str]) -> DropStates:
+    """Return the command that removes states which were left behind on a node."""
+    return DropStates(node=node, token=state.token, incarnation=state.nodes[node].incarnation, task=task, names=names)
 
 
 def _order(state: TransitionState, run: TaskRun) -> list[Message]:
@@ -111,6 +179,8 @@ def _order(state: TransitionState, run: TaskRun) -> list[Message]:
             ranks=ranks,
             layout=run.membership.layout,
             since=[run.membership.since_of(rank) for rank in ranks],
+            leaving=run.membership.leaving,
+            shelf=run.shelf if 0 in ranks else None,
         )
         for node, ranks in on.items()
     ]
@@ -128,10 +198,11 @@ def _stop_unwanted(state: TransitionState, run: TaskRun) -> list[Message]:
     if run.state.ended or not run.target:
         run.membership.group = []
         return _stop_all(state, run, list(run.workers.values()), GIVEN_UP)
-    group = set(run.membership.group)
+    group = {name for name in run.membership.group if name in run.workers}
+    group = {name for name in group if run.workers[name].layout.is_like(run.present)}
     outside = [worker for name, worker in run.workers.items() if name not in group]
     kept = set(run.target) if outside else set()
-    unwanted = [worker for worker in outside if worker.slot not in kept]
+    unwanted = [worker for worker in outside if worker.slot not in kept or not worker.layout.is_like(run.shape)]
     if not run.membership.has_met:
         unwanted = [worker for worker in unwanted if run.states.place(worker.worker) is None]
     return _stop_all(state, run, unwanted, GIVEN_UP)
@@ -160,8 +231,9 @@ def _change_places(
 ) -> tuple[list[Message], list[WorkerRun]]:
     """Stop workers that are spare while replicas lack other places; return also who stays in the task's slots."""
     occupants = [(slot, state.occupied.get(slot)) for slot in usable]
-    there = [run.workers[other.worker] for _, other in occupants if other and other.worker in run.workers]
-    if run.spec.layout.replica_workers == 1 or len(there) < len(usable):
+    workers = [run.workers[other.worker] for _, other in occupants if other and other.worker in run.workers]
+    there = [worker for worker in workers if worker.layout.is_like(run.shape)]
+    if run.shape.replica_workers == 1 or len(there) < len(usable):
         return [], there
     spare = surplus(run, there)
     reason = "its place of the model is there often enough, and its slot is needed for another"
@@ -175,8 +247,8 @@ def _start_missing(state: TransitionState, run: TaskRun) -> list[Message]:
         if slot in state.occupied:
             continue
         run.started += 1
-        place = next_place(run, there, slot, len(usable) // run.spec.layout.replica_workers)
-        worker = WorkerRun(worker=f"{run.spec.name}-{run.started}", slot=slot, place=place)
+        place = next_place(run, there, slot, len(usable) // run.shape.replica_workers)
+        worker = WorkerRun(worker=f"{run.spec.name}-{run.started}", slot=slot, place=place, layout=run.shape)
         there.append(worker)
         state.add(run, worker)
         out.append(
@@ -189,6 +261,7 @@ def _start_missing(state: TransitionState, run: TaskRun) -> list[Message]:
                 task=run.spec.name,
                 spec=run.spec,
                 place=place,
+                layout=run.shape,
             )
         )
         out.append(Deadline(Wait.START, run.spec.name, worker.worker).set())

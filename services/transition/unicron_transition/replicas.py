@@ -28,7 +28,7 @@ def choose(run: TaskRun, ready: list[str], *, final: bool) -> tuple[list[str], i
     """
     ranks = {name: rank for rank, name in enumerate(run.membership.group)}
     ready = sorted(ready, key=lambda name: ranks.get(name, len(ranks)))  # stable: members keep their order
-    replica, size = run.spec.layout.replica_workers, _allowed(run, len(ready))
+    replica, size = run.present.replica_workers, _allowed(run, len(ready))
     givers = _givers(run, ready)
     if givers and (size or (ready and final)):
         group = _seated(run, givers + ready, max(1, (size or len(ready)) // replica) + 1)
@@ -39,10 +39,19 @@ def choose(run: TaskRun, ready: list[str], *, final: bool) -> tuple[list[str], i
     return group, len(group)
 
 
+def leavers(run: TaskRun) -> list[str]:
+    """Return who of those with the state forms the last membership of their layout, in rank order; empty if none can.
+
+    They may be in slots that are no longer the task's, and fewer or more than it is allowed to have.
+    """
+    names = [name for name in run.ready() if run.states.place(name) is not None]
+    return _seated(run, names, len(names))
+
+
 def lost_places(run: TaskRun) -> set[int]:
     """Return the places whose state nobody holds any more, though that of other places is still there."""
     held = run.states.places(run.ready())
-    return set(range(run.spec.layout.replica_workers)) - held if held else set()
+    return set(range(run.present.replica_workers)) - held if held and run.shelf is None else set()
 
 
 def is_over(run: TaskRun) -> bool:
@@ -52,7 +61,7 @@ def is_over(run: TaskRun) -> bool:
 
 def _allowed(run: TaskRun, count: int) -> int:
     """Return the largest size of the task that `count` workers make, 0 where they are too few."""
-    sizes = run.spec.sizes
+    sizes = run.spec.sizes_like(run.present)
     index = bisect_right(sizes, count)
     return sizes[index - 1] if index else 0
 
@@ -65,7 +74,7 @@ def _givers(run: TaskRun, ready: list[str]) -> list[str]:
 
 def _seated(run: TaskRun, names: list[str], most: int) -> list[str]:
     """Return up to `most` whole replicas made of `names`, one after the other."""
-    there, places = set(names), run.spec.layout.replica_workers
+    there, places = set(names), run.present.replica_workers
     whole = [list(replica) for replica in _standing(run) if there.issuperset(replica)][:most]
     there.difference_update(*whole)
     waiting: list[deque[str]] = [deque() for _ in range(places)]
@@ -87,7 +96,7 @@ def awaited(run: TaskRun) -> str:
     """Return which workers of broken replicas wait for which places, in words; empty where none do."""
     idle = [name for name in run.ready() if name not in run.membership.group]
     coming = sorted({worker.place for worker in run.workers.values() if worker.stage is WorkerStage.STARTING})
-    if run.spec.layout.replica_workers == 1 or not idle or not coming:
+    if run.present.replica_workers == 1 or not idle or not coming:
         return ""
     return f"; the replica of {', '.join(idle)} waits for place {', '.join(map(str, coming))}"
 
@@ -98,7 +107,7 @@ def next_place(run: TaskRun, workers: Iterable[WorkerRun], slot: SlotRef, replic
     That which the plan means for its slot, as ranks that talk much are meant to be on one node; where there are
     enough of that, the first that fewest of them have.
     """
-    places = run.spec.layout.replica_workers
+    places = run.shape.replica_workers
     counts = Counter(worker.place for worker in workers)
     meant = run.target.index(slot) % places
     return meant if counts[meant] < replicas else min(range(places), key=lambda place: counts[place])
@@ -111,7 +120,7 @@ def surplus(run: TaskRun, workers: list[WorkerRun]) -> list[WorkerRun]:
         run: the task.
         workers: in all its slots, none of which is free.
     """
-    places = run.spec.layout.replica_workers
+    places = run.shape.replica_workers
     wanted = len(workers) // places
     counts = Counter(worker.place for worker in workers)
     lacking = sum(max(0, wanted - counts[place]) for place in range(places))

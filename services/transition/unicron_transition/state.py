@@ -1,12 +1,15 @@
 """What the transition service remembers: for each task who should compute, who does, and how far a change has come."""
 
 from collections import defaultdict
+from collections.abc import Collection
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from unicron.contracts.tasks import Member, SlotRef, TaskSpec, TaskState
+from unicron.contracts.states import Shelf, StateRef
+from unicron.contracts.tasks import Member, ParallelLayout, SlotRef, TaskSpec, TaskState
 from unicron_transition.holders import StateMap
 from unicron_transition.membership import Membership, WorkerRun, WorkerStage
 
@@ -27,9 +30,11 @@ class TaskRun(msgspec.Struct, kw_only=True):
         started: counts worker processes, for their names.
         before: how many of them were an earlier task's of this name.
         target: slots that the newest plan gives it, in rank order; `TransitionState.aim` changes it.
+        aimed: the shape of a replica that the plan wants; None before the first.
         workers: living worker processes by name; `TransitionState.add` and `drop` change it.
         membership: the newest one ordered.
         states: who holds which part of its state.
+        shelf: what workers of an earlier layout have left behind; None where living workers have the state.
         failed_at: Unix seconds of the failure or plan being carried out; None while nothing is.
     """
 
@@ -38,14 +43,57 @@ class TaskRun(msgspec.Struct, kw_only=True):
     started: int = 0
     before: int = 0
     target: list[SlotRef] = []
+    aimed: ParallelLayout | None = None
     workers: dict[str, WorkerRun] = {}
     membership: Membership = msgspec.field(default_factory=Membership)
     states: StateMap = msgspec.field(default_factory=StateMap)
+    shelf: Shelf | None = None
     failed_at: float | None = None
 
+    @property
+    def shape(self) -> ParallelLayout:
+        """The shape of a replica that it is to have."""
+        return self.aimed or self.spec.layout.with_workers(0)
+
+    @property
+    def present(self) -> ParallelLayout:
+        """The shape of a replica of those who hold its state; where nobody does, the one it is to have."""
+        holders = (self.workers[name] for name in self.states.by_worker if name in self.workers)
+        return next((worker.layout for worker in holders), self.shape)
+
+    @property
+    def least(self) -> int:
+        """Workers without which it can't compute in the shape that it is to have."""
+        return min(self.spec.sizes_like(self.shape), default=self.shape.replica_workers)
+
+    def counted_on(self, node: str) -> list[StateRef]:
+        """Return the states on a node, left behind there, that are to be taken."""
+        left = [*(self.shelf.states if self.shelf else ()), *self.membership.left.values()]
+        return [ref for ref in left if ref.location.node == node]
+
+    def without(self, node: str, kept: Collection[str]) -> None:
+        """Note that of the states left behind on a node no others than those of these names are there any more."""
+        for worker, ref in list(self.membership.left.items()):
+            if ref.location.node == node and ref.location.name not in kept:
+                del self.membership.left[worker]
+                self.membership.lose(worker)
+        if self.shelf is None:
+            return
+        states = [ref for ref in self.shelf.states if ref.location.node != node or ref.location.name in kept]
+        if len(states) == len(self.shelf.states):
+            return
+        self.membership.broken = True  # its members were told of more
+        places = {ref.place for ref in states}
+        self.shelf = replace(self.shelf, states=states) if len(places) == self.shelf.layout.replica_workers else None
+
     def ready(self) -> list[str]:
-        """Return the workers that compute or could."""
-        return [name for name, worker in self.workers.items() if worker.stage is WorkerStage.READY]
+        """Return the workers of the present layout that compute or could."""
+        shape = self.present
+        return [
+            name
+            for name, worker in self.workers.items()
+            if worker.stage is WorkerStage.READY and worker.layout.is_like(shape)
+        ]
 
 
 class Occupant(NamedTuple):
@@ -113,11 +161,17 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
                 found[slot.node].add(name)
             for held in run.states.by_worker.values():
                 found[held.node].add(name)
+            for ref in (*(run.shelf.states if run.shelf else ()), *run.membership.left.values()):
+                found[ref.location.node].add(name)
         return found
+
+    def is_there(self, node: str) -> bool:
+        """Return whether a node can be given commands."""
+        return node in self.nodes and self.nodes[node].alive
 
     def usable(self, run: TaskRun) -> list[SlotRef]:
         """Return the slots of the task's target whose nodes are there."""
-        return [slot for slot in run.target if slot.node in self.nodes and self.nodes[slot.node].alive]
+        return [slot for slot in run.target if self.is_there(slot.node)]
 
     def members(self, run: TaskRun) -> list[Member]:
         """Return the newest membership in rank order, without members that are gone."""
@@ -159,3 +213,14 @@ def _migrated(run: dict[str, Any]) -> dict[str, Any]:
             }
         },
     }
+
+
+def migrate_2(old: dict[str, Any]) -> dict[str, Any]:
+    """Return what version 2 stored, as plain values, in the form of version 3: workers name their layout."""
+    return {**old, "tasks": {name: _with_layouts(run) for name, run in old.get("tasks", {}).items()}}
+
+
+def _with_layouts(run: dict[str, Any]) -> dict[str, Any]:
+    layout = {**run.get("spec", {}).get("layout", {}), "replicas": 0}
+    workers = {name: [*worker, *([0] * (4 - len(worker))), layout] for name, worker in run.get("workers", {}).items()}
+    return {**run, "workers": workers}

@@ -31,7 +31,7 @@ def knot(state: TransitionState) -> Waits:
 def waits(state: TransitionState, run: TaskRun) -> dict[SlotRef, str]:
     """Return the slots that a task waits for; one that has too few even with them waits for another plan instead."""
     usable = [] if run.state.ended else state.usable(run)
-    if len(usable) < run.spec.sizes.start:
+    if len(usable) < run.least:
         return {}
     there = ((slot, state.occupied.get(slot)) for slot in usable)
     return {slot: other.task for slot, other in there if other and other.task != run.spec.name}
@@ -58,7 +58,7 @@ def _can_go_on(state: TransitionState, name: str, waiting: Waits) -> bool:
     """Return whether a task gets its least number of workers without the slots of `waiting` tasks."""
     run = state.tasks[name]
     stuck = sum(other in waiting for other in waiting[name].values())
-    return len(state.usable(run)) - stuck >= run.spec.sizes.start
+    return len(state.usable(run)) - stuck >= run.least
 
 
 def _spare(run: TaskRun, contested: set[SlotRef]) -> list[WorkerRun]:

@@ -159,7 +159,8 @@ STATE = """
     sys.path.insert(0, {example!r})
     import train
     from unicron.contracts.tasks import ParallelLayout
-    from unicron.train import shards, state
+    from unicron.train import shards
+    from unicron.train.gathering import Gathering, laid_out, loaded
     from unicron.train.inner import InnerGroups
 
     def made(seed):
@@ -175,9 +176,11 @@ STATE = """
     mesh = InnerGroups(ParallelLayout(tensor=2, shard=2), 3, torch.device("cpu")).mesh
     ours, theirs = made(1), made(2)
     file = io.BytesIO()
-    torch.save(state.snapshot(7, ours), file)
+    torch.save(laid_out(7, ours), file)
     file.seek(0)
-    state.apply(torch.load(file, weights_only=True), theirs)
+    gathering = Gathering(theirs)
+    gathering.add(torch.load(file, weights_only=True))
+    loaded(gathering.result(7), theirs)
     kinds = set()
     for one, other in zip(ours["model"].parameters(), theirs["model"].parameters(), strict=True):
         assert one.placements == other.placements and torch.equal(one.to_local(), other.to_local())

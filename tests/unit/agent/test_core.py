@@ -13,6 +13,7 @@ from unicron_agent.stimuli import (
     ProcessStarted,
     Published,
     Reconnected,
+    RemoveState,
     Running,
     SendToWorker,
     StartProcess,
@@ -25,7 +26,7 @@ from unicron_agent.workers import StallLimits
 from unicron import codec, subjects
 from unicron.contracts import worker as wire
 from unicron.contracts.base import Message
-from unicron.contracts.commands import Regroup, StartWorker, StopWorker
+from unicron.contracts.commands import DropStates, Regroup, StartWorker, StopWorker
 from unicron.contracts.events import (
     CollectiveFailed,
     CommandRefused,
@@ -36,6 +37,7 @@ from unicron.contracts.events import (
     NodeJoined,
     NodeLeft,
     Regrouped,
+    StateKept,
     StepTimed,
     WorkerExited,
     WorkerRaised,
@@ -43,9 +45,9 @@ from unicron.contracts.events import (
     WorkerStalled,
 )
 from unicron.contracts.failures import Severity
-from unicron.contracts.states import StateLocation, StateRef
+from unicron.contracts.states import Shelf, StateLocation, StateRef
 from unicron.contracts.stragglers import RecordingSwitched
-from unicron.contracts.tasks import Member, Slot, TaskSpec
+from unicron.contracts.tasks import Member, ParallelLayout, Slot, TaskSpec
 from unicron.contracts.timings import Op
 
 PLACE = {"node": "n1", "slot": 1, "task": "gpt", "worker": "gpt-1"}
@@ -479,3 +481,54 @@ def test_the_first_microbatch_after_a_wait_is_no_measure(scene):
     scene.say(wire.Progress(iteration=3, phase="reduce", done=2))
     scene.compute(50.0, 50.1, done=0)
     assert scene.core.workers["gpt-1"].interval_s == pytest.approx(0.1)
+
+
+# --- states that are left behind -------------------------------------------------------------------------------------
+
+
+def left(name="gpt-1.2.kept"):
+    location = StateLocation(node="n1", worker="gpt-1", name=name)
+    return StateRef(task="gpt", iteration=7, place=0, location=location, size=4, checksum=b"")
+
+
+def drop(*names):
+    return DropStates(node="n1", task="gpt", names=list(names))
+
+
+def test_what_a_worker_leaves_behind_is_told_and_named_whenever_the_node_joins(scene):
+    [fact] = scene.say(wire.Kept(epoch=2, state=left()))
+    assert fact == StateKept(**PLACE, epoch=2, state=left())
+    scene.feed(ProcessExited("gpt-1"))
+    [card] = scene.feed(Reconnected())
+    assert card.kept == ["gpt-1.2.kept"]
+
+
+def test_what_is_dropped_is_removed_once_and_no_longer_named(scene):
+    scene.say(wire.Kept(epoch=2, state=left()))
+    assert scene.read(drop("gpt-1.2.kept", "gpt-9.2.kept")) == [RemoveState("gpt-1.2.kept")]
+    assert scene.read(drop("gpt-1.2.kept")) == []
+    [card] = scene.feed(Reconnected())
+    assert card.kept == []
+
+
+def test_a_worker_that_goes_on_has_taken_back_what_it_left(scene):
+    scene.say(wire.Kept(epoch=2, state=left()))
+    scene.say(wire.Kept(epoch=2, state=left("gpt-11.2.kept")))
+    fields = {"kept": 0, "recomputed": 0, "state_from": "", "seconds": 0.1}
+    scene.say(wire.Joined(epoch=3, rank=0, world_size=1, iteration=7, **fields))
+    [card] = scene.feed(Reconnected())
+    assert card.kept == ["gpt-11.2.kept"], "of another worker whose name begins alike"
+
+
+def test_an_agent_that_comes_back_counts_what_lies_in_its_memory():
+    core = AgentCore(CARD, "b")
+    [card] = core.handle(Adopted([], ["gpt-1.2.kept"]), 0.0)
+    assert card.kept == ["gpt-1.2.kept"]
+
+
+def test_rank_0_alone_is_told_of_the_shelf(scene):
+    scene.run("gpt-2", slot=0)
+    shelf = Shelf(layout=ParallelLayout(tensor=2), iteration=7, states=[left()])
+    order = msgspec.structs.replace(regroup("gpt-1", "gpt-2"), ranks=[0, 1], leaving=True, shelf=shelf)
+    told = [effect.message for effect in scene.read(order)]
+    assert [(each.rank, each.leaving, each.shelf) for each in told] == [(0, True, shelf), (1, True, None)]

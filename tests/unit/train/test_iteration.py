@@ -9,8 +9,10 @@ from unicron_simulator.collectives import Group
 from unicron_simulator.training import Trainer
 
 from unicron.clock import VirtualClock
+from unicron.contracts.commands import StartWorker
+from unicron.contracts.states import Shelf
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, TaskSpec
-from unicron.contracts.worker import NOWHERE, Broken, Iterated, Joined, Membership
+from unicron.contracts.worker import NOWHERE, Broken, Iterated, Joined, Kept, Membership
 from unicron.errors import StateTransferError
 from unicron.train.iteration import WorkerCore
 from unicron.train.phases import MOVES, Move, Phase
@@ -19,10 +21,13 @@ from unicron.train.shell import run
 SPEC = TaskSpec(name="t", command=["true"], microbatches=4, iterations=50)
 
 
+WHOLE, PAIR = ParallelLayout(), ParallelLayout(tensor=2)
+
+
 class Full(Trainer):
     """A worker whose node has no room for its state."""
 
-    async def export(self, place, iteration, *, taken):
+    async def export(self, place, iteration, *, taken=False, kept=False):
         raise StateTransferError(f"no room on {self.host.name}")
 
 
@@ -30,15 +35,16 @@ class Place:
     """Nodes and their agents, as far as workers see them; also who is told of updates."""
 
     def __init__(self):
-        self.groups, self.workers, self.said_by = {}, {}, defaultdict(list)
+        self.groups, self.workers, self.said_by, self.lies = {}, {}, defaultdict(list), {}
         self.name = ""
 
-    def start(self, name, kind=Trainer):
+    def start(self, name, kind=Trainer, place=0, layout=WHOLE):
         host = Place()
-        host.__dict__.update(self.__dict__, name=f"node-of-{name}")
-        self.workers[name] = kind(name, SPEC, host, 0, 0, self, random.Random(name))
+        host.__dict__.update(self.__dict__, name=f"node-of-{name}", kept=self.lies)
+        command = StartWorker(node=host.name, slot=0, worker=name, task="t", spec=SPEC, place=place, layout=layout)
+        self.workers[name] = kind(command, host, self, random.Random(name))
 
-    def regroup(self, epoch, *names):
+    def regroup(self, epoch, *names, **more):
         for rank, name in enumerate(names):
             self.workers[name].tell(
                 Membership(
@@ -48,6 +54,7 @@ class Place:
                     rank=rank,
                     world_size=len(names),
                     member=Member(worker=name, node=f"node-of-{name}", slot=0),
+                    **more,
                 )
             )
 
@@ -58,8 +65,8 @@ class Place:
     def meeting(self, place, name, size):
         return self.groups.setdefault(name, Group(size))
 
-    def hands_over(self, node):
-        return True
+    def hands_over(self, ref):
+        return ref.location.name.endswith(".state") or ref.location.name in self.kept
 
     def exited(self, worker, exit_code, signal):
         pass
@@ -145,6 +152,75 @@ def test_a_group_that_breaks_is_told_unless_a_newer_membership_is_why():
     [broken] = play(script).of("a", Broken)
     assert broken.broke is Breakage.GROUP
     assert "closed by peer" in broken.error
+
+
+# --- a layout that changes -------------------------------------------------------------------------------------------
+
+
+async def left_behind(place):
+    """Have two replicas leave their state behind; return the shelf."""
+    await two_at_work(place, Trainer, Trainer)
+    place.regroup(1, "a", "b", leaving=True)
+    await asyncio.sleep(2.0)
+    states = [message.state for name in "ab" for message in place.of(name, Kept)]
+    return Shelf(layout=ParallelLayout(), iteration=states[0].iteration, states=states)
+
+
+def test_who_leaves_finishes_the_iteration_and_leaves_its_state_behind_once():
+    async def script(place):
+        shelf = await left_behind(place)
+        last = place.of("a", Iterated)[-1].iteration
+        assert [(ref.iteration, ref.place) for ref in shelf.states] == [(last + 1, 0)] * 2
+        assert place.of("b", Iterated)[-1].iteration == last
+        [_, joined] = place.of("a", Joined)
+        assert joined.iteration in {last, last + 1}, "no further than the iteration at hand"
+        assert len(place.lies) == 2
+
+    play(script)
+
+
+def test_who_is_to_go_on_after_all_takes_back_what_it_left():
+    async def script(place):
+        shelf = await left_behind(place)
+        place.regroup(2, "a", "b")
+        await asyncio.sleep(2.0)
+        assert place.lies == {}
+        assert place.of("a", Joined)[-1].iteration == shelf.iteration
+        assert place.of("a", Iterated)[-1].iteration > shelf.iteration
+
+    play(script)
+
+
+def test_workers_of_another_layout_go_on_with_what_was_left():
+    async def script(place):
+        shelf = await left_behind(place)
+        for each, number in (("c", 0), ("d", 1)):
+            place.start(each, place=number, layout=PAIR)
+        await asyncio.sleep(1.0)
+        place.regroup(3, "c", "d", layout=PAIR, shelf=shelf)
+        await asyncio.sleep(2.0)
+        assert [place.of(each, Joined)[-1].state_from for each in "cd"] == ["a", "a"]
+        assert place.of("c", Iterated)[0].iteration == shelf.iteration
+        assert place.workers["d"].core.has_state
+
+    play(script)
+
+
+def test_where_a_part_is_gone_all_are_told_and_nobody_begins_anew():
+    async def script(place):
+        shelf = await left_behind(place)
+        place.lies.clear()
+        for each, number in (("c", 0), ("d", 1)):
+            place.start(each, place=number, layout=PAIR)
+        await asyncio.sleep(1.0)
+        place.regroup(3, "c", "d", layout=PAIR, shelf=shelf)
+        await asyncio.sleep(2.0)
+        for each in "cd":
+            [broken] = place.of(each, Broken)
+            assert broken.error.startswith("what was left of the state can't be had: place 0 can't be had from")
+            assert not place.of(each, Iterated)
+
+    play(script)
 
 
 # --- phases ----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from unicron.contracts.states import Shelf, StateLocation, StateRef
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import InvalidInputError, StateTransferError
 from unicron.train import redistribute
@@ -244,3 +245,76 @@ def test_for_every_shape_each_microbatch_counts_once_and_each_state_has_its_plac
         )
     for place, sources in enumerate(found.bucket_from):
         assert all(layout.seat(source).place == place for source in sources if source is not None)
+
+
+# --- what others have left behind ------------------------------------------------------------------------------------
+
+
+def shelf(*states, iteration=5, **shape):
+    """Return a shelf with states given as (place, node)."""
+    layout = ParallelLayout(**shape)
+    refs = [
+        StateRef(
+            task="t",
+            iteration=iteration,
+            place=place,
+            location=StateLocation(node=node, worker=f"w{place}", name=f"w{place}.1.kept"),
+            size=1,
+            checksum=b"",
+        )
+        for place, node in states or [(place, "n") for place in range(layout.replica_workers)]
+    ]
+    return Shelf(layout=layout, iteration=iteration, states=refs)
+
+
+def shelved(standings, found, microbatches=4, **shape):
+    layout = ParallelLayout(**shape).with_workers(len(standings))
+    first, *others = seated(standings, layout)
+    return redistribute.resume([replace(first, shelf=found), *others], microbatches, layout)
+
+
+def test_all_that_are_new_take_what_was_left_and_go_on_where_that_was():
+    found = shelved([new(), new(), new()], shelf(), shard=3)
+    assert (found.established, found.iteration, found.lacking) == (True, 5, (0, 1, 2))
+    assert found.todo == ((0, 1, 2, 3),)
+    assert found.sources == ((), (), ())
+
+
+def test_a_peer_that_has_it_is_asked_before_the_shelf():
+    found = shelved([standing(iteration=5), new(), new(), new()], shelf(), tensor=2)
+    assert (found.iteration, found.lacking) == (5, (1, 3))
+    assert found.sources == ((), (), (0,), ())
+
+
+def test_who_is_ahead_of_the_shelf_alone_goes_back_to_it():
+    found = shelved([standing(iteration=6, done=[1]), new()], shelf(), tensor=2)
+    assert (found.iteration, found.lacking, found.kept) == (5, (0, 1), 0)
+
+
+def test_a_shelf_that_all_are_ahead_of_is_not_needed():
+    found = shelved([standing(iteration=6), standing(iteration=6)], shelf(), tensor=2)
+    assert (found.iteration, found.lacking) == (6, ())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "place", "first"),
+    [
+        ({"shard": 4}, {"shard": 2}, 1, [2, 3]),
+        ({"shard": 2}, {"shard": 4}, 3, [1]),
+        ({"shard": 4}, {"shard": 3}, 1, [1, 2]),
+        ({"pipeline": 2, "tensor": 2}, {"pipeline": 2}, 1, [2, 3]),
+        ({"pipeline": 2, "tensor": 2}, {"tensor": 2}, 1, [1, 3]),
+        ({"pipeline": 2}, {"tensor": 2}, 1, [0, 1]),
+        ({"pipeline": 2, "shard": 2, "tensor": 2}, {"pipeline": 2, "shard": 2, "tensor": 2}, 6, [6]),
+    ],
+)
+def test_the_parts_that_a_rank_needs_come_first(before, after, place, first):
+    parts = redistribute.shelved(shelf(**before), ParallelLayout(**after), place, "n")
+    assert [copies[0].place for copies in parts][: len(first)] == first
+    assert len(parts) == ParallelLayout(**before).replica_workers
+
+
+def test_of_copies_that_on_the_own_node_comes_first():
+    states = shelf((0, "a"), (1, "a"), (0, "b"), (1, "b"), tensor=2)
+    parts = redistribute.shelved(states, ParallelLayout(), 0, "b")
+    assert [[ref.location.node for ref in copies] for copies in parts] == [["b", "a"], ["b", "a"]]

@@ -8,6 +8,7 @@ from unicron.contracts.tasks import Member, ParallelLayout
 from unicron.contracts.worker import Membership
 from unicron.errors import InvalidInputError, StateTransferError
 from unicron.train import Session, state
+from unicron.train.gathering import laid_out
 from unicron.train.shell import run
 from unicron.train.timing import PlannedCollection
 from unicron.train.torch_shell import TorchShell
@@ -30,7 +31,7 @@ def memory(tmp_path, monkeypatch):
 
 
 def snapshot():
-    return state.snapshot(7, {"model": torch.nn.Linear(400, 400)})
+    return laid_out(7, {"model": torch.nn.Linear(400, 400)})
 
 
 def test_a_state_says_what_it_is(memory):

@@ -16,6 +16,19 @@ SPECS = [
 ]
 WIDE = [*SPECS[:2], spec("c", min_workers=2, max_workers=6, layout=ParallelLayout(tensor=2), weight=0.5)]
 
+SHAPES = {
+    1: ParallelLayout(),
+    2: ParallelLayout(tensor=2),
+    3: ParallelLayout(shard=3),
+    4: ParallelLayout(pipeline=2),
+    6: ParallelLayout(tensor=2, pipeline=3),
+}
+CHANGING = [
+    spec("a", max_workers=6, layouts=SHAPES),
+    spec("b", min_workers=2, layouts=SHAPES, weight=2.0),
+    spec("c", min_workers=2, max_workers=4, unit=2, weight=0.5),
+]
+
 EVENTS = st.one_of(
     st.tuples(st.just("plan"), st.permutations(range(8)), st.tuples(*[st.integers(0, 3)] * 3)),
     st.tuples(st.just("die"), st.integers(0, 30)),
@@ -76,6 +89,26 @@ def test_every_task_comes_to_what_the_last_plan_gives_it(events, order, wanted):
         assert {run.workers[name].slot for name in run.membership.group} == set(slots)
         assert run.state is (TaskState.RUNNING if slots else TaskState.WAITING)
         assert cluster.said[task] is run.state
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.lists(EVENTS, max_size=40), st.permutations(range(8)), st.tuples(*[st.integers(0, 6)] * 3))
+def test_tasks_come_to_the_layouts_of_the_last_plan_and_nothing_is_left_behind(events, order, wanted):
+    cluster, _ = play(events, CHANGING)
+    target = shares(cluster, order, wanted)
+    cluster.plan(**target)
+    for name in [name for name, process in cluster.processes.items() if not process.living]:
+        cluster.report(name)
+    cluster.rest()
+    for task, slots in target.items():
+        run = cluster.run(task)
+        assert {run.workers[name].slot for name in run.membership.group} == set(slots)
+        assert run.state is (TaskState.RUNNING if slots else TaskState.WAITING)
+        if slots:
+            assert run.membership.layout == cluster.specs[task].shape(len(slots))
+            assert run.shelf is None
+    running = {task for task, slots in target.items() if slots}
+    assert not [name for name, (node, task) in cluster.kept.items() if node in cluster.up and task in running]
 
 
 @settings(max_examples=50, deadline=None)

@@ -1,0 +1,96 @@
+"""Tasks whose layout changes while they train, as nodes come and go: what comes of it is what one process gets."""
+
+import pytest
+import pytest_asyncio
+from helpers.parallel import EXAMPLE, SMALL, differing, parameters, plain_parameters
+from helpers.training import running_cluster, task
+from msgspec.structs import replace
+
+from unicron.contracts.events import Regrouped, StateKept, TaskRecovered
+from unicron.contracts.tasks import ParallelLayout, TaskState
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+
+ITERATIONS, MICROBATCHES = 12, 12
+
+SLOWER = f"""
+import sys, time
+import torch
+sys.path.insert(0, {str(EXAMPLE)!r})
+import train
+
+class Session(train.Session):
+    def microbatches(self):
+        for each in super().microbatches():
+            time.sleep(0.05)
+            yield each
+
+train.Session = Session
+torch.set_default_dtype(torch.float64)  # the order of summation then makes no visible difference
+train.main()
+"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scene(tmp_path_factory):
+    async with running_cluster(tmp_path_factory.mktemp("relayout"), nodes=2, slots=2) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    path = tmp_path_factory.mktemp("script") / "slower.py"
+    path.write_text(SLOWER)
+    return path
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def expected(script, tmp_path_factory):
+    """The parameters after a run of one plain process."""
+    return await plain_parameters(script, tmp_path_factory.mktemp("expected"), ITERATIONS, MICROBATCHES)
+
+
+def layouts(**degrees):
+    """Return layouts by number of workers: w4="122" is four workers in stages 2, shards 2, tensor 1 and so on."""
+    found = {}
+    for size, (tensor, pipeline, shard) in degrees.items():
+        found[int(size[1:])] = ParallelLayout(tensor=int(tensor), pipeline=int(pipeline), shard=int(shard))
+    return found
+
+
+CASES = [
+    layouts(w4="211", w2="111"),
+    layouts(w4="221", w2="112"),
+    layouts(w4="112", w2="121"),
+]
+
+
+@pytest.mark.parametrize("shapes", CASES)
+async def test_a_drained_node_changes_the_layout_and_one_that_is_back_changes_it_again(
+    expected, scene, script, tmp_path, shapes
+):
+    name = "a-" + "-".join(f"{each.tensor}{each.pipeline}{each.shard}" for each in shapes.values())
+    spec = task(
+        script,
+        name,
+        min_workers=2,
+        max_workers=4,
+        microbatches=MICROBATCHES,
+        iterations=ITERATIONS,
+        layouts=shapes,
+        throughput={2: 2e9, 4: 4e9},
+    )
+    await scene.client.submit(replace(spec, command=[*spec.command, *SMALL, "--out", str(tmp_path)]))
+    await scene.reached(name, 2)
+    await scene.client.drain("node-2")
+    await scene.until(lambda: len(scene.of(TaskRecovered, task=name, workers=2)) == 1)
+    await scene.client.drain("node-2", drain=False)
+    await scene.until(lambda: len(scene.of(TaskRecovered, task=name, workers=4)) == 2)
+    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED, timeout_s=60.0)
+    assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
+    await scene.until(lambda: len(list(tmp_path.glob("stage-*.pt"))) == shapes[4].pipeline)
+    assert differing(parameters(tmp_path), expected) == []
+    done = [message.iteration for message in scene.iterations if message.task == name]
+    assert sorted(done) == sorted(set(done)), "no iteration is done again"
+    assert len(scene.of(StateKept, task=name)) >= 4
+    assert all(each.iteration > 0 for each in scene.of(Regrouped, task=name) if each.epoch > 0)

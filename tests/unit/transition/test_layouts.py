@@ -1,0 +1,176 @@
+"""A task whose layout changes: its state is left behind in the old one, and taken in the new one."""
+
+import pytest
+from helpers.transition import Cluster, of, slot, spec
+
+from unicron.contracts.commands import DropStates, Regroup, StartWorker, StopWorker
+from unicron.contracts.events import TaskRecovered
+from unicron.contracts.tasks import ParallelLayout, TaskState
+
+PAIRS, ALONE, TRIPLE = ParallelLayout(tensor=2), ParallelLayout(), ParallelLayout(shard=3)
+FOUR = [slot(text) for text in ("n1:0", "n1:1", "n2:0", "n2:1")]
+
+
+def changing():
+    """Return a cluster whose task computes on four workers in replicas of two, and may have three that share one."""
+    task = spec("a", layouts={1: ALONE, 2: ALONE, 3: TRIPLE, 4: PAIRS})
+    cluster = Cluster({"n1": 2, "n2": 2, "n3": 2}, [task])
+    cluster.plan(a=FOUR)
+    cluster.rest()
+    return cluster
+
+
+def leaving(cluster, slots):
+    """Give the task other slots, and let everything happen until its workers have met for the last time."""
+    out = cluster.plan(a=slots)
+    while not cluster.run("a").membership.complete:
+        assert cluster.step()
+    return out
+
+
+def shelved(cluster):
+    """Let everything happen until the state is left behind."""
+    while cluster.run("a").shelf is None:
+        assert cluster.step()
+
+
+def steps(cluster, count):
+    for _ in range(count):
+        cluster.step()
+
+
+def test_who_has_the_state_leaves_it_behind_and_then_others_start_in_the_same_slots():
+    cluster = changing()
+    out = leaving(cluster, FOUR[:3])
+    assert {(order.leaving, order.layout) for order in of(Regroup, out)} == {(True, PAIRS.with_workers(4))}
+    assert not of(StopWorker, out), "they are busy with an iteration"
+    assert not of(StartWorker, out), "the slots are not free"
+    shelved(cluster)
+    run = cluster.run("a")
+    assert run.shelf.layout.is_like(PAIRS)
+    assert [ref.place for ref in run.shelf.states] == [0, 1, 0, 1]
+    assert {worker.layout for worker in run.workers.values()} == {TRIPLE.with_workers(0)}
+    assert [worker.place for worker in run.workers.values()] == [0, 1, 2]
+    assert run.state is TaskState.RECONFIGURING
+    assert len(cluster.kept) == 4
+    cluster.rest()
+    run = cluster.run("a")
+    assert (run.state, run.membership.layout, run.shelf) == (TaskState.RUNNING, TRIPLE, None)
+    assert [cluster.processes[name].place for name in cluster.group("a")] == [0, 1, 2]
+    assert cluster.kept == {}
+    assert cluster.anew == set()
+
+
+def test_the_shelf_is_told_to_rank_0_and_dropped_when_all_have_met():
+    cluster = changing()
+    leaving(cluster, FOUR[:3])
+    shelved(cluster)
+    while not cluster.run("a").membership.layout.is_like(TRIPLE):
+        cluster.step()
+    told = [(order.node, order.shelf is not None, 0 in order.ranks) for order in cluster.orders["a"]]
+    assert sorted(told) == [("n1", True, True), ("n2", False, False)]
+    out = []
+    tell = cluster.tell
+    cluster.tell = lambda message: out.extend(tell(message)) or out
+    cluster.step()
+    assert sorted(order.node for order in of(DropStates, out)) == ["n1", "n2"]
+    assert not of(TaskRecovered, out)
+    cluster.rest()
+    assert len(of(TaskRecovered, out)) == 1
+
+
+def test_a_task_that_grows_computes_on_until_who_starts_in_the_free_slots_is_ready():
+    cluster = changing()
+    cluster.plan(a=FOUR[:3])
+    cluster.rest()
+    epoch = cluster.run("a").membership.epoch
+    out = cluster.plan(a=FOUR)
+    assert [order.layout for order in of(StartWorker, out)] == [PAIRS.with_workers(0)]
+    assert cluster.run("a").membership.epoch == epoch
+    cluster.step()
+    assert cluster.run("a").membership.leaving
+    cluster.rest()
+    assert cluster.run("a").membership.layout == PAIRS.with_workers(4)
+
+
+def test_one_copy_of_each_place_is_enough():
+    cluster = changing()
+    leaving(cluster, [FOUR[0], FOUR[1], slot("n3:0")])
+    shelved(cluster)
+    cluster.lose("n2")
+    cluster.plan(a=[FOUR[0], FOUR[1], slot("n3:0")])
+    cluster.rest()
+    assert cluster.run("a").membership.layout == TRIPLE
+    assert cluster.anew == set()
+
+
+def test_a_task_begins_anew_where_what_was_left_behind_is_gone():
+    cluster = changing()
+    leaving(cluster, [slot("n3:0"), slot("n3:1")])
+    shelved(cluster)
+    for node in ("n1", "n2"):
+        cluster.lose(node)
+    cluster.rest()
+    run = cluster.run("a")
+    assert (run.shelf, run.state, cluster.anew) == (None, TaskState.RUNNING, {"a"})
+
+
+def test_who_dies_before_it_has_left_its_state_is_not_waited_for():
+    cluster = changing()
+    leaving(cluster, FOUR[:3])
+    steps(cluster, 2)
+    cluster.end(cluster.processes["a-4"])
+    out = cluster.report("a-4")
+    assert [(order.leaving, order.layout.replicas) for order in of(Regroup, out)] == [(True, 1)]
+    cluster.rest()
+    assert cluster.run("a").membership.layout == TRIPLE
+    assert cluster.anew == set()
+
+
+def test_a_task_whose_old_layout_is_wanted_again_simply_goes_on():
+    cluster = changing()
+    leaving(cluster, FOUR[:3])
+    steps(cluster, 2)
+    out = cluster.plan(a=FOUR)
+    assert [order.leaving for order in of(Regroup, out)] == [False, False]
+    assert not of(StopWorker, out)
+    cluster.rest()
+    assert cluster.group("a") == ["a-1", "a-2", "a-3", "a-4"]
+    assert cluster.kept == {}
+
+
+@pytest.mark.parametrize(("slots", "layout"), [(FOUR[:2], ALONE), (FOUR, PAIRS)], ids=["another", "the first"])
+def test_a_third_layout_may_be_wanted_before_the_second_has_met(slots, layout):
+    cluster = changing()
+    leaving(cluster, FOUR[:3])
+    steps(cluster, 5)
+    cluster.plan(a=slots)
+    cluster.rest()
+    assert cluster.run("a").membership.layout == layout.with_workers(len(slots))
+    assert cluster.anew == set()
+    assert cluster.kept == {}
+
+
+def test_a_node_that_comes_back_without_a_state_is_not_counted_on_and_strays_are_removed():
+    cluster = changing()
+    leaving(cluster, [FOUR[0], FOUR[1], slot("n3:0")])
+    shelved(cluster)
+    cluster.kept = {name: each for name, each in cluster.kept.items() if each[0] != "n2"}
+    cluster.kept["a-99.7.kept"] = ("n2", "a")
+    out = cluster.join("n2")
+    assert [order.names for order in of(DropStates, out)] == [["a-99.7.kept"]]
+    assert {ref.location.node for ref in cluster.run("a").shelf.states} == {"n1"}
+    cluster.rest()
+    assert cluster.anew == set()
+
+
+def test_a_task_that_waits_for_slots_keeps_what_it_left_behind():
+    cluster = changing()
+    leaving(cluster, FOUR[:3])
+    steps(cluster, 5)
+    cluster.plan()
+    cluster.rest()
+    assert len(cluster.kept) == 4
+    cluster.plan(a=FOUR[:3])
+    cluster.rest()
+    assert cluster.anew == set()
