@@ -99,6 +99,7 @@ class Worker:
         match message:
             case Hello():
                 self.epoch, self.iteration, self.ready = message.epoch, message.iteration, message.ready
+                self.pid = self.pid or message.pid  # it may greet before its start is told
                 self.moved_at = now
             case Ready():
                 self.ready, self.phase = True, WorkerPhase.WAITING

@@ -56,6 +56,7 @@ async def test_two_tasks_heal_though_this_is_killed(killed, expected, scene, scr
     process = scene.cluster.processes[killed].pid
     await asyncio.to_thread(scene.cluster.kill, killed)
     killed_at = time.time()
+    assert first_pid > 0, "0 would be everybody in this test's process group"
     os.kill(first_pid, signal.SIGKILL)  # somebody is missing who ought to hear of it, or to do something about it
     await asyncio.sleep(0.5)
     await asyncio.to_thread(scene.cluster.start_process, killed)

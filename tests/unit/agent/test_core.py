@@ -390,6 +390,14 @@ def test_what_a_worker_says_becomes_a_fact_with_its_place(scene):
     assert scene.say(raised) == [WorkerRaised(**PLACE, iteration=7, exception="ValueError", text="no", traceback="...")]
 
 
+def test_a_worker_that_is_ready_before_its_start_is_told_is_told_with_its_process():
+    scene = AgentHarness()
+    scene.read(start("gpt-1"))
+    scene.say(hello())
+    [ready] = scene.say(wire.Ready())
+    assert ready.pid == hello().pid > 0
+
+
 def test_a_new_membership_belongs_to_the_chain_of_its_command_and_not_to_that_of_the_start():
     scene = AgentHarness("gpt-1")
     scene.say(hello())
