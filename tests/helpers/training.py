@@ -21,8 +21,9 @@ from unicron.settings import Settings
 TRAIN = """
     import os, sys, time
     import torch
-    from unicron.train import Session
+    from unicron.train import Session, gradients
 
+    gradients.BUCKET_BYTES = 4096  # several buckets even of this model, so that reduces overlap with backward passes
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

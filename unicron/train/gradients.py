@@ -2,16 +2,23 @@
 
 After a failure in the middle of a reduce the accumulated sums are still whole, and the buckets that were finished
 anywhere are kept (paper section 6.2, scenario 2). Which those are, the core knows (`unicron.train.iteration`).
+
+In the last microbatch a bucket is sent on its way as soon as the backward pass has all of it, as DDP does: the last
+layers' come first. Buckets begin in the same order on every rank, whether it overlaps them or not.
 """
 
+import contextlib
+import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 
 import torch
+from torch._C._distributed_c10d import Work
 
+from unicron.errors import GroupBrokenError
 from unicron.train.group import Group
-from unicron.train.shards import as_shard_of, local, spread_as
+from unicron.train.shards import as_shard_of, is_spread, local, spread_as
 
 BUCKET_BYTES = 25 * 1024 * 1024
 LOSS = 2
@@ -27,7 +34,7 @@ class Gradients:
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], dtype: torch.dtype | None) -> None:
-        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad][::-1]
         if not self._parameters:
             raise ValueError("the model has no parameters that require a gradient")
         first = local(self._parameters[0])
@@ -38,6 +45,7 @@ class Gradients:
         self._reduced = torch.empty_like(self._accumulated)
         step = max(1, BUCKET_BYTES // self._accumulated.element_size())
         self._slices = [slice(start, min(start + step, size)) for start in range(0, size, step)]
+        self._overlap = Overlap(self._parameters, self._take_in, [part.stop for part in self._slices])
 
     @property
     def buckets(self) -> int:
@@ -48,18 +56,33 @@ class Gradients:
         """Forget what was accumulated."""
         self._accumulated.zero_()
 
+    @contextlib.contextmanager
+    def overlapping(self, group: Group) -> Iterator[None]:
+        """Have buckets begin to be reduced in the backward pass inside, which is that of the last microbatch."""
+        with self._overlap.during(lambda bucket: self._begin(group, bucket)):
+            yield
+
+    def abandon(self, group: Group) -> None:
+        """Give up what was begun and not waited for; its group is broken."""
+        for work in self._overlap.begun.values():
+            with contextlib.suppress(GroupBrokenError):
+                group.finish(work)
+        self._overlap.begun.clear()
+
     def accumulate(self, loss: torch.Tensor | None) -> None:
         """Add the gradients that a backward pass has left in `p.grad`, and its loss."""
-        offset = 0
-        for parameter in self._parameters:
-            gradient, end = parameter.grad, offset + local(parameter).numel()
-            if gradient is not None:
-                self._accumulated[offset:end] += local(spread_as(gradient, parameter)).reshape(-1)
-                parameter.grad = None
-            offset = end
+        for parameter, offset in zip(self._parameters, self._overlap.offsets, strict=True):
+            self._take_in(parameter, offset)
         if loss is not None:
             self._accumulated[-LOSS] += loss.detach()
             self._accumulated[-1] += 1
+
+    def _take_in(self, parameter: torch.nn.Parameter, offset: int) -> None:
+        gradient = parameter.grad
+        if gradient is not None:
+            part = local(spread_as(gradient, parameter)).reshape(-1)
+            self._accumulated[offset : offset + part.numel()] += part
+            parameter.grad = None
 
     def discard(self) -> None:
         """Drop the gradients that a backward pass has left in `p.grad`."""
@@ -72,9 +95,14 @@ class Gradients:
         Raises:
             GroupBrokenError: the group broke; what was accumulated stays.
         """
+        work = self._overlap.begun.pop(bucket, None) or self._begin(group, bucket)
+        if work is not None:
+            group.finish(work)
+
+    def _begin(self, group: Group, bucket: int) -> Work | None:
         part = self._slices[bucket]
         self._reduced[part] = self._accumulated[part]
-        group.all_reduce(self._reduced[part])
+        return group.begin_all_reduce(self._reduced[part])
 
     def share(self, group: Group, bucket: int, replica: int) -> None:
         """Give a bucket that `replica` has reduced to all replicas.
@@ -91,10 +119,82 @@ class Gradients:
 
     def publish(self, microbatches: int) -> None:
         """Put the mean over the global batch into each `p.grad`."""
-        offset = 0
-        for parameter in self._parameters:
+        for parameter, offset in zip(self._parameters, self._overlap.offsets, strict=True):
             shard = local(parameter)
-            end = offset + shard.numel()
-            mean = (self._reduced[offset:end] / microbatches).reshape(shard.shape).to(shard.dtype)
-            parameter.grad = as_shard_of(mean, parameter)
-            offset = end
+            mean = (self._reduced[offset : offset + shard.numel()] / microbatches).reshape(shard.shape)
+            parameter.grad = as_shard_of(mean.to(shard.dtype), parameter)
+
+
+class Overlap:
+    """Which parts of the gradient a backward pass has made already, and what was begun with them.
+
+    Args:
+        parameters: in the order of the flat gradient.
+        take_in: adds a parameter's gradient to those accumulated, at an offset.
+        ends: of the buckets, in the flat gradient.
+
+    Attributes:
+        offsets: of each parameter in the flat gradient.
+        begun: reduces of buckets that are under way.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        take_in: Callable[[torch.nn.Parameter, int], None],
+        ends: Sequence[int],
+    ) -> None:
+        self._take_in, self._ends = take_in, ends
+        self.begun: dict[int, Work] = {}
+        self.offsets: list[int] = []
+        self._begin: Callable[[int], Work | None] | None = None
+        self._made: list[int] = []
+        self._ready, self._next = 0, 0
+        self._fit, self._looked = not any(map(is_spread, parameters)), False
+        offset = 0
+        for number, parameter in enumerate(parameters):
+            self.offsets.append(offset)
+            offset += local(parameter).numel()
+            if self._fit:
+                hook = functools.partial(self._has_made, number)
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def during(self, begin: Callable[[int], Work | None]) -> Iterator[None]:
+        """Call `begin` for each bucket that the backward pass inside completes, in order; the first pass only looks.
+
+        A pass that makes some gradient twice, as checkpointing can, is nothing to overlap with.
+        """
+        self._made, self._ready, self._next = [0] * len(self.offsets), 0, 0
+        self._begin = begin if self._fit and self._looked else None
+        try:
+            yield
+        finally:
+            self._begin, self._looked = None, True
+            self._fit = self._fit and max(self._made) <= 1
+
+    def _has_made(self, number: int, parameter: torch.nn.Parameter) -> None:
+        if self._made:
+            self._made[number] += 1
+        if self._begin is None:
+            return
+        if self._next and self._made[number] > 1 and self.offsets[number] < self._ends[self._next - 1]:
+            raise RuntimeError(
+                f"the backward pass made the gradient of a parameter of shape {tuple(parameter.shape)} twice, which it "
+                "did not in the first iteration: use checkpoint(..., use_reentrant=False)"
+            )
+        self._take_in(parameter, self.offsets[number])
+        while self._ready < len(self._made) and self._made[self._ready]:
+            self._ready += 1
+        whole = self.offsets[self._ready] if self._ready < len(self._made) else self._ends[-1] - LOSS
+        while self._next < len(self._ends) and self._ends[self._next] <= whole:
+            try:
+                work = self._begin(self._next)
+            except GroupBrokenError:  # whoever waits for it is told
+                self._begin = None
+                return
+            if work is None:
+                self._begin = None
+                return
+            self.begun[self._next] = work
+            self._next += 1

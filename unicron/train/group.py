@@ -77,14 +77,23 @@ class Group:
         """Wake whoever is blocked in a group older than `epoch`; return whether there is one. From any thread."""
         return self._connections.cut_below(epoch)
 
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Sum `tensor` over the ranks with this rank's place, in place.
+    def begin_all_reduce(self, tensor: torch.Tensor) -> Work | None:
+        """Begin to sum `tensor` over the ranks with this rank's place, in place; None where there is but one.
 
         Raises:
             GroupBrokenError: the group broke.
         """
-        if self._layout.replicas > 1:
-            self._wait(self._replicas, lambda group: group.allreduce([tensor]))
+        return (
+            self._begin(self._replicas, lambda group: group.allreduce([tensor])) if self._layout.replicas > 1 else None
+        )
+
+    def finish(self, work: Work) -> None:
+        """Wait for what was begun in the group of replicas.
+
+        Raises:
+            GroupBrokenError: the group broke.
+        """
+        self._connections.finish(work, self._replicas)
 
     def broadcast(self, tensor: torch.Tensor, replica: int) -> None:
         """Fill `tensor` with what the rank of `replica` with this rank's place has in it.
@@ -113,10 +122,12 @@ class Group:
 
     def _wait(self, group: Any, begin: Callable[[Any], Work]) -> None:
         """Do a collective."""
+        self._connections.finish(self._begin(group, begin), group)
+
+    def _begin(self, group: Any, begin: Callable[[Any], Work]) -> Work:
         if group is None:
             raise GroupBrokenError("there is no process group")
         try:
-            work = begin(group)
+            return begin(group)
         except RuntimeError as error:
             raise GroupBrokenError(str(error)) from error
-        self._connections.finish(work, group)

@@ -149,7 +149,8 @@ class Session:
     def backward(self, loss: torch.Tensor) -> None:
         """Run the backward pass of the current microbatch and add its gradients to the accumulated ones."""
         self._shell.recorder.start(BACKWARD, self._core.todo[0])
-        loss.backward()  # type: ignore[no-untyped-call]
+        with self._shell.overlapping(last=len(self._core.todo) == 1):
+            loss.backward()  # type: ignore[no-untyped-call]
         self._computed(loss)
 
     def run(self, schedule: Any, *inputs: Any, **more: Any) -> None:

@@ -1,5 +1,6 @@
 """What the worker's core wants done, done by this process: torch, its process groups, and the line to the agent."""
 
+import contextlib
 import copy
 import os
 import time
@@ -135,6 +136,7 @@ class TorchShell:
                 "this script trains a whole model: build it on session.mesh, or set tensor, pipeline and shard to 1"
             )
         self._membership = membership
+        self.gradients.abandon(self.group)
         self.group.form(membership)
 
     async def form_replica(self, membership: Membership) -> None:
@@ -228,6 +230,14 @@ class TorchShell:
     def clear(self) -> None:
         """Set the accumulated gradient to zero."""
         self.gradients.clear()
+
+    def overlapping(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Return what a backward pass runs in; that of the `last` microbatch begins to reduce what it has made.
+
+        Ranks of a replica of several first agree that none of what they computed is noise.
+        """
+        in_parts = self._membership.shape.replica_workers > 1
+        return self.gradients.overlapping(self.group) if last and not in_parts else contextlib.nullcontext()
 
     def computed(self, loss: torch.Tensor | None) -> None:
         """Keep the loss of the microbatch just computed; None where this rank has none."""

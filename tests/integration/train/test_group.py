@@ -32,7 +32,7 @@ RANK = """
     first = Group(torch.device("cpu"))
     first.form(membership("first", 0, world))  # all are there: it can begin, by the clock of rank 0
     start = torch.tensor([time.time() + 0.3 if rank == 0 else 0.0], dtype=torch.float64)
-    first.all_reduce(start)
+    first.finish(first.begin_all_reduce(start))
     first.leave()
     group, newest, jitter = Group(torch.device("cpu")), [-1], random.Random(rank)
     gaps = random.Random(7)
@@ -61,7 +61,7 @@ RANK = """
             formed += 1
             while newest[0] == epoch:
                 numbers = torch.full((100_000,), float(rank + 1))
-                group.all_reduce(numbers)
+                group.finish(group.begin_all_reduce(numbers))
                 if epoch == epochs - 1:
                     print(json.dumps({"formed": formed, "sum": numbers[0].item()}), flush=True)
                     group.gather(b"")
@@ -161,13 +161,13 @@ LATE = """
         if rank == 1:  # arrive when the other's poll is about to time out
             time.sleep(POLL.total_seconds() - 0.0006 + random.random() * 0.0009)
         try:
-            group.all_reduce(torch.ones(10))
+            group.finish(group.begin_all_reduce(torch.ones(10)))
         except RuntimeError as error:
             failures.append(str(error)[:80])
     print(json.dumps(failures), flush=True)
     if rank == 0:
         try:
-            group.all_reduce(torch.ones(10))
+            group.finish(group.begin_all_reduce(torch.ones(10)))
         except RuntimeError:
             os._exit(0)  # the other is gone, and that is told
         os._exit(1)
@@ -195,7 +195,7 @@ OTHERS = """
     woken = False
     try:
         while rank == 0:  # waits for a rank that does not come
-            group.all_reduce(torch.ones(10))
+            group.finish(group.begin_all_reduce(torch.ones(10)))
         threading.Event().wait(1.0)
     except RuntimeError:
         woken = True
@@ -224,7 +224,7 @@ PLACES = """
     group.form(given)
     told.append([text.decode() for text in group.gather(b"x" * given.rank)])
     numbers = torch.tensor([10.0 ** given.rank])
-    group.all_reduce(numbers)
+    group.finish(group.begin_all_reduce(numbers))
     told.append(numbers.item())
     numbers = torch.tensor([float(given.rank)])
     group.broadcast(numbers, 1)
@@ -232,7 +232,7 @@ PLACES = """
     threading.Timer(0.3, group.abort_below, [1]).start()
     try:
         if given.rank == 0:
-            group.all_reduce(numbers)  # rank 2, the other one with this place, does not come
+            group.finish(group.begin_all_reduce(numbers))  # rank 2, the other one with this place, does not come
         elif given.rank == 1:
             group.gather(b"")
         else:

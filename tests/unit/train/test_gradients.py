@@ -1,0 +1,144 @@
+"""Buckets of the gradient, begun in the backward pass as soon as it has made them."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from unicron.errors import GroupBrokenError
+from unicron.train import gradients
+from unicron.train.gradients import Gradients
+
+
+class Twice:
+    """A group of two ranks that do the same: a sum is twice what one has. It notes what is begun and awaited."""
+
+    def __init__(self, breaks_at=None):
+        self.calls, self._breaks_at = [], breaks_at
+
+    def begin_all_reduce(self, tensor):
+        if self._breaks_at == len(self.calls):
+            raise GroupBrokenError("a peer is gone")
+        self.calls.append("begin")
+        tensor *= 2
+        return self
+
+    def finish(self, work):
+        assert work is self
+        self.calls.append("finish")
+
+
+@pytest.fixture(autouse=True)
+def small_buckets(monkeypatch):
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", 40 * 4)
+
+
+def layers():
+    torch.manual_seed(1)
+    return nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)))
+
+
+def backward(model, found, group=None, inputs=None):
+    """Run a backward pass, which may begin to reduce; return what was begun in it."""
+    before = len(group.calls) if group else 0
+    loss = model(torch.arange(12.0).reshape(2, 6) if inputs is None else inputs).square().mean()
+    if group is None:
+        loss.backward()
+    else:
+        with found.overlapping(group):
+            loss.backward()
+    begun = len(group.calls) - before if group else 0
+    found.accumulate(loss)
+    return begun
+
+
+def reduced(model, found, group):
+    for bucket in range(found.buckets):
+        found.reduce(group, bucket)
+    found.publish(1)
+    return [each.grad for each in model.parameters()], found.loss()
+
+
+def test_what_overlaps_is_bit_for_bit_what_does_not():
+    results = []
+    for overlaps in (True, False):
+        model, group = layers(), Twice()
+        found = Gradients(model.parameters(), torch.float64)
+        backward(model, found, Twice() if overlaps else None)  # the first only looks
+        found.clear()
+        backward(model, found)
+        begun = backward(model, found, group) if overlaps else backward(model, found)
+        assert begun == (found.buckets - 1 if overlaps else 0), "all but the last, which waits for the loss"
+        results.append(reduced(model, found, group))
+        assert group.calls.count("begin") == group.calls.count("finish") == found.buckets
+    (ours, loss), (plain, plain_loss) = results
+    assert all(torch.equal(one, other) for one, other in zip(ours, plain, strict=True))
+    assert loss == plain_loss
+
+
+def test_a_gradient_that_is_made_twice_is_nothing_to_overlap_with():
+    model, group = layers(), Twice()
+
+    def shared(x):
+        return checkpoint(model[0], checkpoint(model[0], x, use_reentrant=True), use_reentrant=True)
+
+    found = Gradients(model[0].parameters(), None)
+    for _ in range(3):
+        inputs = torch.ones(2, 6, requires_grad=True)
+        assert backward(shared, found, group, inputs) == 0
+    found.clear()
+    plain = layers()
+    backward(shared, found, group, torch.ones(2, 6, requires_grad=True))
+    plain[0](plain[0](torch.ones(2, 6))).square().mean().backward()
+    ours, _ = reduced(model[0], found, group)
+    torch.testing.assert_close(ours, [2 * each.grad for each in plain[0].parameters()])
+
+
+def test_one_that_is_made_twice_for_the_first_time_behind_its_reduce_is_refused():
+    model, group = layers(), Twice()
+    found = Gradients(model[0].parameters(), None)
+    backward(model[0], found, group)
+
+    def shared(x):
+        return checkpoint(model[0], checkpoint(model[0], x, use_reentrant=True), use_reentrant=True)
+
+    with pytest.raises(RuntimeError, match=r"made the gradient of a parameter of shape .* twice.*use_reentrant=False"):
+        backward(shared, found, group, torch.ones(2, 6, requires_grad=True))
+
+
+def test_a_parameter_that_takes_no_part_holds_its_bucket_and_those_behind_it_back():
+    model, group = layers(), Twice()
+    found = Gradients(model.parameters(), None)
+    backward(model, found, group)
+    found.clear()
+    assert backward(nn.Sequential(model[0], model[2], model[3]), found, group) == 2
+    ours, _ = reduced(model, found, group)
+    assert not ours[2].any()
+    assert ours[0].any()
+
+
+def test_a_group_that_breaks_in_the_backward_pass_is_told_to_whoever_waits():
+    model, group = layers(), Twice(breaks_at=1)
+    found = Gradients(model.parameters(), None)
+    backward(model, found, group)
+    found.clear()
+    assert backward(model, found, group) == 1
+    found.reduce(group, 0)
+    assert group.calls == ["begin", "finish"]
+    group._breaks_at = 2
+    with pytest.raises(GroupBrokenError):
+        found.reduce(group, 1)
+
+
+def test_what_was_begun_before_a_regroup_is_given_up_and_reduced_anew():
+    model, group = layers(), Twice()
+    found = Gradients(model.parameters(), None)
+    backward(model, found, group)
+    found.clear()
+    begun = backward(model, found, group)
+    found.abandon(group)
+    assert group.calls == ["begin", "finish"] * 0 + ["begin"] * begun + ["finish"] * begun
+    ours, _ = reduced(model, found, group)
+    plain = layers()
+    plain(torch.arange(12.0).reshape(2, 6)).square().mean().backward()
+    torch.testing.assert_close(ours, [2 * each.grad for each in plain.parameters()])
