@@ -20,7 +20,10 @@ from unicron.errors import GroupBrokenError
 from unicron.train.group import Group
 from unicron.train.shards import as_shard_of, is_spread, local, spread_as
 
-BUCKET_BYTES = 25 * 1024 * 1024
+BUCKETS = 16
+"""In how many pieces a gradient is reduced, where they are neither below `LEAST_BYTES` nor above `BUCKET_BYTES`."""
+
+LEAST_BYTES, BUCKET_BYTES = 1024 * 1024, 25 * 1024 * 1024
 LOSS = 2
 
 
@@ -43,7 +46,8 @@ class Gradients:
         self.shapes = blake2b(str([local(each).shape for each in self._parameters]).encode(), digest_size=8).hexdigest()
         self._accumulated = torch.zeros(size, dtype=dtype or first.dtype, device=first.device)
         self._reduced = torch.empty_like(self._accumulated)
-        step = max(1, BUCKET_BYTES // self._accumulated.element_size())
+        each = self._accumulated.element_size()
+        step = max(1, min(max(size * each // BUCKETS, LEAST_BYTES), BUCKET_BYTES) // each)
         self._slices = [slice(start, min(start + step, size)) for start in range(0, size, step)]
         self._overlap = Overlap(self._parameters, self._take_in, [part.stop for part in self._slices])
 
