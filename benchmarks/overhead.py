@@ -8,6 +8,10 @@ iterations (`benchmarks.paired`): two of plain torch, whose difference is the no
 cluster whose services and agents run all the time. The figures are medians over the rounds, each round's blocks
 compared with one another; of tensor parallelism also the time of one small all-reduce in the group of the mesh, which
 with a session goes through `unicron.train.inner`.
+
+With `--slow` the same is done for data parallel training of a wider model on a network of 200 Mbit/s: the loopback of a
+network namespace of its own (needs root, iproute2 and unshare), with a session that overlaps its reduce with the
+backward pass, as DDP does, and with one that does not: `overlap_gain_percent_slow_net`.
 """
 
 import argparse
@@ -38,13 +42,14 @@ WARM_UP = 2
 """Rounds that do not count."""
 
 PATIENCE_S = 600.0
+SLOW, SLOW_WIDTH = "rate 200mbit burst 1mb latency 400ms", 256
 
 
 def command(mode: str, pair: int, folder: Path, options: argparse.Namespace) -> list[str]:
     """Return the arguments of a rank."""
     numbers = {"pair": pair, "pairs": PLAIN + 1, "block": options.block, "rounds": options.rounds + WARM_UP}
-    words = [word for name, value in numbers.items() for word in (f"--{name}", str(value))]
-    return ["-m", "benchmarks.paired", mode, "--folder", str(folder), *words]
+    words = [word for name, value in (numbers | {"width": options.width}).items() for word in (f"--{name}", str(value))]
+    return ["-m", "benchmarks.paired", mode, "--folder", str(folder), *words, *(["--apart"] if options.apart else [])]
 
 
 def start_plain(mode: str, pair: int, folder: Path, options: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
@@ -119,16 +124,43 @@ async def measure(options: argparse.Namespace, root: Path) -> tuple[dict[str, fl
     return {**figures, "noise_percent": max(noises)}, details
 
 
+def on_slow_network(options: argparse.Namespace) -> dict[str, float]:
+    """Return the figures of data parallel training on a slow network, which other processes measure."""
+    over = {}
+    for apart in (False, True):
+        command = (
+            f"ip link set lo up && tc qdisc add dev lo root tbf {SLOW} && exec {sys.executable} -m benchmarks.overhead"
+        )
+        words = f"--json --modes dp --width {SLOW_WIDTH} --rounds {options.rounds} --block {options.block}"
+        shell = ["unshare", "--net", "bash", "-c", f"{command} {words} {'--apart' * apart}"]
+        done = subprocess.run(shell, stdout=subprocess.PIPE, check=True, cwd=ROOT)
+        over[apart] = json.loads(done.stdout)["figures"]
+    ours, apart_percent = (over[apart]["session_overhead_percent"] for apart in (False, True))
+    return {
+        "slow_net_session_overhead_percent": ours,
+        "slow_net_without_overlap_overhead_percent": apart_percent,
+        "slow_net_noise_percent": over[False]["noise_percent"],
+        "overlap_gain_percent_slow_net": round(100 * ((100 + apart_percent) / (100 + ours) - 1), 2),
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--block", type=int, default=5, help="iterations of a turn")
+    parser.add_argument("--width", type=int, default=128, help="of the model")
+    parser.add_argument("--apart", action="store_true", help="have the session reduce when the backward pass is done")
+    parser.add_argument("--slow", action="store_true", help="measure on a slow network instead")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        figures, details = asyncio.run(measure(options, Path(folder)))
+    figures, details = dict[str, Any](), dict[str, Any]()
+    if options.slow:
+        figures = on_slow_network(options)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            figures, details = asyncio.run(measure(options, Path(folder)))
     if options.json:
         print(as_json("overhead", figures, details=details))
         return

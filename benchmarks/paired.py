@@ -18,12 +18,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from unicron.train import Session
+from unicron.train import Session, gradients
 from unicron.train.inner import DIMENSIONS
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "parallel" / "train.py"
 MODES = ("dp", "fsdp", "tp")
-BATCH, CONTEXT, WIDTH, LAYERS, HEADS = 8, 64, 128, 4, 4
+BATCH, CONTEXT, LAYERS, HEADS = 8, 64, 4, 4
 MICROBATCHES = 4
 SMALL, SMALL_ROUNDS = 64, 50
 """Elements of the small all-reduce, and how many of them make one median."""
@@ -95,7 +95,7 @@ def plain(options: argparse.Namespace) -> None:
     train = example()
     dist.init_process_group("gloo")
     turns = Turns(options.folder, options.pair, options.pairs, dist.get_rank())
-    model = train.Decoder(WIDTH, LAYERS, HEADS, CONTEXT)
+    model = train.Decoder(options.width, LAYERS, HEADS, CONTEXT)
     own, shard, shards, group = MICROBATCHES, 0, 1, None
     if options.mode == "dp":
         model, own = DistributedDataParallel(model), MICROBATCHES // 2
@@ -122,9 +122,12 @@ def plain(options: argparse.Namespace) -> None:
 def with_session(options: argparse.Namespace) -> None:
     """Train with a session."""
     train = example()
+    if options.apart:
+        overlap: Any = gradients.Overlap
+        overlap.during = lambda *_: contextlib.nullcontext()
     session = Session(seed=1)
     mesh = session.mesh
-    model = train.Decoder(WIDTH, LAYERS, HEADS, CONTEXT)
+    model = train.Decoder(options.width, LAYERS, HEADS, CONTEXT)
     train.spread(model, mesh, HEADS)
     session.protect(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3))
     shard, shards = mesh["shard"].get_local_rank(), mesh["shard"].size()
@@ -148,7 +151,8 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--rounds", type=int, required=True)
-    for name in ("pair", "pairs", "block"):
+    parser.add_argument("--apart", action="store_true", help="reduce when the backward pass is done, and not in it")
+    for name in ("pair", "pairs", "block", "width"):
         parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
