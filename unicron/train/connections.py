@@ -27,9 +27,14 @@ FOREVER = timedelta(minutes=30)
 CONNECT = timedelta(seconds=10)
 """For gloo's mesh, once all ranks have met."""
 
+TCP = frozenset({socket.AF_INET, socket.AF_INET6})
 POLL = timedelta(seconds=0.05)
 GIVE_UP_S = 0.15
 """How long an interrupted call may take to come back, before it is abandoned."""
+
+
+QUIET_S, PROBE_S, PROBES = 5, 2, 5
+"""After so many seconds without a word a peer's machine is probed, and given up if it answers none of the probes."""
 
 
 class Connections:
@@ -58,8 +63,12 @@ class Connections:
         try:
             yield
         finally:
+            there = _sockets()
+            own = frozenset(there) - self._older
             with self._lock:
-                self._own = frozenset(_sockets()) - self._older
+                self._own = own
+            for inode in own:
+                _keep_alive(there[inode])
 
     def connect(self, device: torch.device, store: Store, rank: int, size: int) -> Any:
         """Make a process group's backend, in a thread that can be left behind.
@@ -194,10 +203,22 @@ def _sockets() -> dict[str, int]:
     return found
 
 
+def _keep_alive(descriptor: int) -> None:
+    """Have a TCP connection end when the peer's machine is gone without a word, also where nobody says so."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+        if connection.family not in TCP:
+            return
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, QUIET_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * (QUIET_S + PROBE_S * PROBES))
+
+
 def _shut(descriptor: int) -> None:
     """Shut a TCP connection down; leave listeners and sockets of other families alone."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-        if connection.family not in {socket.AF_INET, socket.AF_INET6}:
+        if connection.family not in TCP:
             return
         if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,64 @@
+"""Connections of process groups: a machine that goes without a word is noticed by the kernel."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from unicron.train.connections import PROBE_S, PROBES, QUIET_S, Connections
+
+
+@contextlib.contextmanager
+def connected():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+        other, _ = server.accept()
+        with other:
+            yield one, other
+
+
+def probed(connection):
+    return connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+def test_what_is_connected_while_groups_form_is_probed_and_nothing_else():
+    with connected() as older:
+        connections = Connections()
+        with contextlib.ExitStack() as stack:
+            with connections.forming(0):
+                own = stack.enter_context(connected())
+            assert all(map(probed, own))
+            limit = own[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert limit == 1000 * (QUIET_S + PROBE_S * PROBES)
+        assert not any(map(probed, older))
+
+
+LOST = """
+    import socket, subprocess, sys, time
+    from unicron.train import connections
+    from unicron.train.connections import Connections
+
+    connections.QUIET_S, connections.PROBE_S, connections.PROBES = 1, 1, 2
+    subprocess.run("ip link set lo up", shell=True, check=True)
+    server = socket.create_server(("127.0.0.1", 0))
+    with Connections().forming(0):
+        one = socket.create_connection(server.getsockname())
+    subprocess.run("ip link set lo down", shell=True, check=True)
+    one.settimeout(20)
+    try:
+        one.recv(1)
+    except TimeoutError as error:
+        print(error.strerror)
+"""
+
+
+def test_who_waits_for_a_machine_that_is_gone_is_told():
+    script = ["unshare", "--net", sys.executable, "-c", textwrap.dedent(LOST)]
+    if subprocess.run(
+        ["unshare", "--net", "ip", "link", "set", "lo", "up"], check=False, capture_output=True
+    ).returncode:
+        pytest.skip("needs root, unshare and iproute2: a network of its own is taken down")
+    told = subprocess.run(script, check=True, capture_output=True, text=True, timeout=60).stdout
+    assert told == "Connection timed out\n", "not that of the test's own patience, which says 'timed out'"
