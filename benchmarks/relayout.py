@@ -76,7 +76,7 @@ class Task:
         self._name, self._scene, self._notes = name, scene, folder / "notes"
         self._notes.mkdir(parents=True)
         shape = LAYOUTS[name]
-        sizes = ("--width", WIDTH, "--layers", BLOCKS, "--heads", HEADS, "--context", CONTEXT, "--batch", 4)
+        sizes = ("--width", WIDTH, "--layers", BLOCKS, "--heads", HEADS, "--context", CONTEXT, "--batch", 12)
         self.spec = TaskSpec(
             name=name,
             command=["python", "-m", "benchmarks.relaid", *map(str, sizes)],

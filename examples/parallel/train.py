@@ -143,6 +143,10 @@ def main() -> None:
         seed=args.seed, accumulate_dtype=torch.float64, iterations=args.iterations, microbatches=args.microbatches
     )
     mesh = session.mesh
+    if args.batch % (shards := mesh["shard"].size()):
+        raise SystemExit(
+            f"--batch {args.batch}: must be a multiple of the {shards} shards, which count alike in the mean"
+        )
     spread(model, mesh, args.heads)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
@@ -156,7 +160,7 @@ def main() -> None:
             model, pipeline.get_local_rank(), pipeline.size(), torch.device("cpu"), group=pipeline.get_group()
         )
         schedule = Schedule1F1B(stage, args.chunks, loss_fn=loss_of)
-    shard, shards = mesh["shard"].get_local_rank(), mesh["shard"].size()
+    shard = mesh["shard"].get_local_rank()
     for iteration in session.iterations():
         for _ in session.microbatches():
             text = torch.randint(VOCABULARY, (args.batch, args.context + 1))
