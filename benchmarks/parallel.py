@@ -151,7 +151,7 @@ async def running(root: Path, nodes: int) -> AsyncIterator[Scene]:
                     job.cancel()
                 await asyncio.gather(*jobs, return_exceptions=True)
     finally:
-        await asyncio.to_thread(cluster.stop)
+        cluster.stop()  # not in a thread: one that has not begun yet can be cancelled
 
 
 class Layout:

@@ -116,7 +116,7 @@ class Demo:
                 await self._train()
             finally:
                 self._say("stopping the cluster")
-                await asyncio.to_thread(self.cluster.stop, self._say)
+                self.cluster.stop(self._say)  # not in a thread: one that has not begun yet can be cancelled
             self._say("running the same tasks without failures, to compare")
             await self._run_undisturbed()
         tasks = [self._task_report(spec) for spec in self._specs]
