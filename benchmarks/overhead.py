@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -155,6 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--slow", action="store_true", help="measure on a slow network instead")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: the cluster ends too
     figures, details = dict[str, Any](), dict[str, Any]()
     if options.slow:
         figures = on_slow_network(options)
