@@ -29,13 +29,12 @@ import train  # type: ignore[import-not-found] # noqa: E402 the example is a scr
 
 def note(kind: str, iteration: int, shell: TorchShell, seconds: float, path: Path | None = None) -> None:
     """Note what a rank holds, as it lies at `path` or else is now, and how long that took to leave or take."""
-    layout = json.loads(os.environ["UNICRON_LAYOUT"])
     folder, name = Path(os.environ["UNICRON_NOTES"]), f"{kind}-{iteration}-{os.environ['UNICRON_WORKER']}"
     if path is None:
         torch.save(laid_out(iteration, shell.protected), folder / f"{name}.pt")
     else:
         os.link(path, folder / f"{name}.pt")  # takes no time: both are in memory
-    found = {"kind": kind, "iteration": iteration, "place": shell.place, "seconds": seconds, "layout": layout}
+    found = {"kind": kind, "seconds": seconds}
     (folder / f"{name}.json").write_text(json.dumps(found))
 
 

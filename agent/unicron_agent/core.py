@@ -27,6 +27,7 @@ from unicron.contracts.events import (
     WorkerReady,
 )
 from unicron.contracts.failures import DetectionMethod
+from unicron.contracts.states import KEPT
 from unicron.contracts.stragglers import RecordingSwitched
 from unicron.contracts.timings import period_of
 from unicron.contracts.worker import (
@@ -386,8 +387,10 @@ class AgentCore:
                 return [SendToWorker(name, each) for each in remembered if each] + self._no_longer_awaited(name)
             case FetchState(ref=ref):
                 return [ObtainState(name, ref)]
-            case Kept(state=ref):
+            case Kept(epoch=epoch, state=ref) if ref.location.name == f"{name}.{epoch}.{KEPT}":
                 self.kept[ref.location.name] = None
+            case Kept():  # it names what it could not have left: somebody would be told to remove that
+                return []
             case Joined():  # it goes on, and has taken back what it left behind
                 self.kept = {each: None for each in self.kept if not each.startswith(f"{name}.")}
             case Iterated(rank=rank) if rank:  # one is enough

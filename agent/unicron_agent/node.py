@@ -1,6 +1,7 @@
 """The agent's node: carries out on real processes, sockets and files what the agent decides."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -154,7 +155,8 @@ class Node:
             case ObtainState(worker, ref):
                 self._begin(self._obtain(worker, ref))
             case RemoveState(name):
-                (self._memory / name).unlink(missing_ok=True)
+                with contextlib.suppress(StateTransferError):  # it is gone, or a worker named what is no state
+                    state_server.exported(self._memory, name).unlink()
 
     def _store(self, token: int) -> None:
         unfinished = self._token_file.with_suffix(".part")

@@ -519,9 +519,18 @@ def test_what_is_dropped_is_removed_once_and_no_longer_named(scene):
     assert card.kept == []
 
 
+@pytest.mark.parametrize("name", ["gpt-2.2.kept", "gpt-1.3.kept", "gpt-1.2.state", "../gpt-1.2.kept", ""])
+def test_a_file_that_a_worker_could_not_have_left_is_not_believed(scene, name):
+    assert scene.say(wire.Kept(epoch=2, state=left(name))) == []
+    assert scene.read(drop(name)) == []
+    [card] = scene.feed(Reconnected())
+    assert card.kept == []
+
+
 def test_a_worker_that_goes_on_has_taken_back_what_it_left(scene):
     scene.say(wire.Kept(epoch=2, state=left()))
-    scene.say(wire.Kept(epoch=2, state=left("gpt-11.2.kept")))
+    scene.run("gpt-11", slot=0)
+    scene.say(wire.Kept(epoch=2, state=left("gpt-11.2.kept")), "gpt-11")
     fields = {"kept": 0, "recomputed": 0, "state_from": "", "seconds": 0.1}
     scene.say(wire.Joined(epoch=3, rank=0, world_size=1, iteration=7, **fields))
     [card] = scene.feed(Reconnected())

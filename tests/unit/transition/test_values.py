@@ -5,7 +5,7 @@ import pytest
 from unicron_transition.deadlines import TIMEOUT_S, Deadline, Wait
 from unicron_transition.holders import StateMap
 from unicron_transition.membership import Membership, WorkerRun, WorkerStage
-from unicron_transition.state import TransitionState, migrate_1
+from unicron_transition.state import TransitionState, migrate_1, migrate_2
 
 from unicron.contracts.tasks import ParallelLayout, SlotRef, TaskState
 
@@ -113,7 +113,7 @@ def test_what_version_1_stored_is_read():
             }
         },
     }
-    state = msgspec.convert(migrate_1(old), TransitionState)
+    state = msgspec.convert(migrate_2(migrate_1(old)), TransitionState)
     run = state.tasks["gpt"]
     assert (state.token, state.plan, state.nodes["n1"].rendezvous) == (3, 2, "h:1")
     assert (run.state, run.started, run.before, run.failed_at) == (TaskState.RUNNING, 3, 1, 9.0)
@@ -123,6 +123,17 @@ def test_what_version_1_stored_is_read():
     assert [worker.stage for worker in run.workers.values()] == [WorkerStage.READY, WorkerStage.STARTING]
     assert (run.states.place("gpt-2"), run.states.place("gpt-3")) == (0, None)
     assert {slot.slot: worker for slot, (_, worker) in state.occupied.items()} == {0: "gpt-2", 1: "gpt-3"}
+
+
+def test_workers_that_version_2_stored_are_of_the_layout_of_their_task():
+    spec = {"name": "gpt", "command": ["x"], "max_workers": 4, "layout": {"tensor": 2}}
+    workers = {f"gpt-{at}": [f"gpt-{at}", {"node": "n1", "slot": at}, "ready", at] for at in (0, 1)}
+    holders = {name: [worker[3], 7, "n1"] for name, worker in workers.items()}
+    run = {"spec": spec, "state": "running", "workers": workers, "states": {"by_worker": holders}}
+    found = msgspec.convert(migrate_2({"tasks": {"gpt": run}}), TransitionState).tasks["gpt"]
+    assert [worker.place for worker in found.workers.values()] == [0, 1]
+    assert found.present.is_like(found.shape), "or an upgrade would begin with a change of layout"
+    assert found.ready() == ["gpt-0", "gpt-1"]
 
 
 @pytest.mark.parametrize("lost", [True, False])
