@@ -4,11 +4,12 @@
     python -m benchmarks.parallel --layouts dp2_tp2 --faults killed stopped
 
 A real cluster for each layout (NATS, services, an agent for each rank and one to spare) and tasks of
-examples/parallel/train.py on it, one after the other. In each task one rank is struck in the forward pass, in the
-backward pass, before the reduce and before the update (`benchmarks.struck`), healed in between: its process is killed,
-raises, or is stopped. `node` takes a whole node away instead, with a rank of one replica, somewhere in an iteration. A
-task of the same seed that nothing strikes runs beside them on the same cluster: final parameters are compared with
-its. Microbatches mostly wait, so that all ranks get by with a few cores.
+examples/parallel/train.py on it, one after the other; "mcore" in a layout's name stands for megatron-core's model, of
+examples/megatron. In each task one rank is struck in the forward pass, in the backward pass, before the reduce and
+before the update (`benchmarks.struck`), healed in between: its process is killed, raises, or is stopped. `node` takes a
+whole node away instead, with a rank of one replica, somewhere in an iteration. A task of the same seed that nothing
+strikes runs beside them on the same cluster: final parameters are compared with its. Microbatches mostly wait, so that
+all ranks get by with a few cores.
 
 Figures are by layout and fault, and what they mean is told in `benchmarks.healing`: the median over phases and
 repetitions, and for `beyond` the worst; `over_goal` is that beyond what the fault's detection may take: three
@@ -53,7 +54,13 @@ LAYOUTS = {
     "dp2_fsdp2": ParallelLayout(replicas=2, shard=2),
     "dp3_fsdp2": ParallelLayout(replicas=3, shard=2),
     "dp2_tp2_pp2": ParallelLayout(replicas=2, tensor=2, pipeline=2),
+    "mcore_dp2_tp2": ParallelLayout(replicas=2, tensor=2),
+    "mcore_dp2_pp2": ParallelLayout(replicas=2, pipeline=2),
+    "mcore_dp2_tp2_pp2": ParallelLayout(replicas=2, tensor=2, pipeline=2),
 }
+MEGATRON = "mcore"
+"""What the names of those begin with in which megatron-core's own model is trained, by examples/megatron."""
+
 NODE = "node"
 FAULTS = ("killed", "raised", "stopped", NODE)
 PHASES = ("forward", "backward", "reduce", "update")
@@ -159,7 +166,7 @@ class Layout:
 
     def __init__(self, name: str, scene: Scene, root: Path, phases: Sequence[str]) -> None:
         self._shape, self._scene, self._root, self._phases = LAYOUTS[name], scene, root, phases
-        self._name = name
+        self._name, self._example = name, "megatron" if name.startswith(MEGATRON) else "parallel"
         self._world = self._shape.workers
         self._iterations = FIRST + APART * len(phases) + 1
         self._twin: Path | None = None
@@ -169,7 +176,8 @@ class Layout:
         if self._twin is None:
             self._twin, state = await self._run("twin", 0.0, [], strikes=False)
             if state != TaskState.FINISHED:
-                raise SystemExit(f"{self._name}: without a fault the task is {state}; see {self._root}")
+                why = self._scene.told(TaskStateChanged, "twin")[-1].reason
+                raise SystemExit(f"{self._name}: without a fault the task is {state}: {why}")
         task = f"{fault}-{turn}"
         struck = [] if fault == NODE else points(self._shape, fault, self._phases)
         folder, state = await self._run(task, pace_s(self._shape), struck, strikes=fault == NODE)
@@ -204,15 +212,16 @@ class Layout:
 
     def _difference(self, folder: Path) -> float:
         assert self._twin is not None
-        stages = sorted(path.name for path in self._twin.glob("stage-*.pt"))
+        stages = sorted(path.name for path in self._twin.glob("*.pt"))
         return max(max_rel_diff(folder / name, self._twin / name) for name in stages)
 
     async def _run(self, task: str, pace: float, struck: list[Point], *, strikes: bool) -> tuple[Path, str]:
         """Run a task to its end; return the folder with what it left, and its state."""
         folder = self._root / "out" / task
         folder.mkdir(parents=True)
-        sizes = ("--batch", str(BATCH), "--layers", str(BLOCKS), "--chunks", str(CHUNKS))
-        orders = Orders(str(folder), pace, self._world, struck)
+        batch = BATCH // CHUNKS if self._example == "megatron" else BATCH  # there it is what the schedule takes at once
+        sizes = ("--batch", str(batch), "--layers", str(BLOCKS), "--chunks", str(CHUNKS))
+        orders = Orders(self._example, str(folder), pace, self._world, struck)
         spec = TaskSpec(
             name=task,
             command=["python", "-m", "benchmarks.struck", *sizes, "--out", str(folder)],

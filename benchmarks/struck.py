@@ -1,4 +1,4 @@
-"""A worker of examples/parallel/train.py that is paced, notes what it does when, and is struck at an exact point.
+"""A worker of an example that is paced, notes what it does when, and is struck at an exact point.
 
 Not for people: `benchmarks.parallel` has tasks run it, with its `Orders` as JSON in the environment. What strikes is
 here and not in the product. Each block waits instead of computing much, so that eight ranks get by with two cores and
@@ -20,7 +20,7 @@ import unicron.train.session
 from unicron.train.torch_shell import TorchShell
 
 VARIABLE = "STRUCK"
-SCRIPT = Path(__file__).parents[1] / "examples" / "parallel" / "train.py"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 APART = 2
 """Least number of iterations from one strike to the next: what comes of one is over before the next."""
 
@@ -46,12 +46,14 @@ class Orders(msgspec.Struct, frozen=True):
     """What a task's workers are to do.
 
     Attributes:
+        example: whose model they train, "parallel" or "megatron".
         folder: where they note what they did.
         pace_s: seconds that a block's forward pass waits for each sample; its backward pass waits twice that.
         world: ranks of a whole membership.
         points: one after the other.
     """
 
+    example: str
     folder: str
     pace_s: float
     world: int
@@ -170,39 +172,47 @@ def watched_shell(scene: Scene) -> type[TorchShell]:
     return Watched
 
 
-def paced(forward: Any, scene: Scene) -> Any:
-    """Return a block's forward pass that waits, and whose backward pass does."""
+def paced(forward: Any, scene: Scene, batch: int) -> Any:
+    """Return a block's forward pass that waits, and whose backward pass does; `batch` is the dimension of samples."""
 
-    def passing(self: Any, x: torch.Tensor) -> torch.Tensor:
-        seconds = scene.orders.pace_s * x.shape[0]
+    def passing(self: Any, *arguments: Any, **named: Any) -> Any:
+        entered: torch.Tensor = arguments[0] if arguments else named["hidden_states"]
+        seconds = scene.orders.pace_s * entered.shape[batch]
         time.sleep(seconds)
         scene.reached("forward")
-        result: torch.Tensor = forward(self, x)
+        found = forward(self, *arguments, **named)
 
         def back(_: torch.Tensor) -> None:
             time.sleep(2 * seconds)
             scene.reached("backward")
 
+        result: torch.Tensor = found[0] if isinstance(found, tuple) else found
         if result.requires_grad:
             result.register_hook(back)  # type: ignore[no-untyped-call]
-        return result
+        return found
 
     return passing
 
 
 def main() -> None:
     """Train."""
-    spec = importlib.util.spec_from_file_location("train", SCRIPT)
-    if spec is None or spec.loader is None:
-        raise SystemExit(f"{SCRIPT} is not there")
-    train = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(train)
     scene = Scene()
+    script = EXAMPLES / scene.orders.example / "train.py"
+    spec = importlib.util.spec_from_file_location("train", script)
+    if spec is None or spec.loader is None:
+        raise SystemExit(f"{script} is not there")
+    example: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
     patched: Any = unicron.train.session
     patched.TorchShell = watched_shell(scene)
-    example: Any = train
     example.Session = watched(scene)
-    example.Block.forward = paced(example.Block.forward, scene)
+    if scene.orders.example == "megatron":
+        from megatron.core.transformer.transformer_layer import TransformerLayer  # noqa: PLC0415 an optional package
+
+        layer: Any = TransformerLayer
+        layer.forward = paced(layer.forward, scene, 1)
+    else:
+        example.Block.forward = paced(example.Block.forward, scene, 0)
     example.main()
 
 

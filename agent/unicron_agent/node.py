@@ -212,6 +212,7 @@ class Node:
             "UNICRON_ITERATIONS": str(command.spec.iterations),
             "UNICRON_MICROBATCHES": str(command.spec.microbatches),
             "UNICRON_LAYOUT": msgspec.json.encode(command.layout).decode(),
+            "UNICRON_LAYOUTS": str(len({each.degrees for each in command.spec.layouts.values()}) or 1),
             "UNICRON_PLACE": str(command.place),
             "CUDA_VISIBLE_DEVICES": slot.device,
         }

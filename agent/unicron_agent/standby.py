@@ -33,6 +33,9 @@ FOR_PARTS = (
 )
 """Takes seconds, and only workers that hold a part of a model need it: imported before the first of them is forked."""
 
+FOR_MEGATRON = ("unicron.train.megatron",)
+"""Likewise, for scripts that name it. Not next to GPUs: what else it imports there might touch CUDA."""
+
 
 def main() -> None:
     """Import what workers need, say so, and fork on request until the agent is gone."""
@@ -43,8 +46,8 @@ def main() -> None:
     _say(answers, {"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
-        if request.get("parts"):
-            for name in FOR_PARTS:
+        for name in _ahead(request):
+            with contextlib.suppress(ImportError):
                 __import__(name)
         _say(answers, {"pid": _fork(request, answers)})
 
@@ -63,6 +66,17 @@ def _warm_up() -> None:
     torch.save(optimizer.state_dict(), buffer)
     buffer.seek(0)
     torch.load(buffer, weights_only=True)
+
+
+def _ahead(request: dict[str, Any]) -> tuple[str, ...]:
+    """Return what to import before the worker of a request is forked."""
+    name = request["argv"][0]
+    script = Path(request["cwd"], name.replace(".", "/") + ".py" if request["module"] else name)
+    try:
+        megatron = b"megatron" in script.read_bytes() and not Path("/dev/nvidiactl").exists()
+    except OSError:  # the worker tells
+        megatron = False
+    return (*(FOR_PARTS if request["parts"] else ()), *(FOR_MEGATRON if megatron else ()))
 
 
 def _say(answers: Any, what: dict[str, Any]) -> None:

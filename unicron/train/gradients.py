@@ -82,7 +82,7 @@ class Gradients:
             self._accumulated[-1] += 1
 
     def _take_in(self, parameter: torch.nn.Parameter, offset: int) -> None:
-        gradient = parameter.grad
+        gradient = _made(parameter)
         if gradient is not None:
             part = local(spread_as(gradient, parameter)).reshape(-1)
             self._accumulated[offset : offset + part.numel()] += part
@@ -126,7 +126,23 @@ class Gradients:
         for parameter, offset in zip(self._parameters, self._overlap.offsets, strict=True):
             shard = local(parameter)
             mean = (self._reduced[offset : offset + shard.numel()] / microbatches).reshape(shard.shape)
-            parameter.grad = as_shard_of(mean.to(shard.dtype), parameter)
+            if (buffer := _buffer(parameter)) is None:
+                parameter.grad = as_shard_of(mean.to(shard.dtype), parameter)
+            else:
+                buffer.copy_(mean)
+
+
+def _buffer(parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    """Return where a model adds its gradients up itself: `main_grad`, as megatron-core and Transformer Engine do.
+
+    Who runs its passes empties it before each microbatch.
+    """
+    return getattr(parameter, "main_grad", None)
+
+
+def _made(parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    buffer = _buffer(parameter)
+    return parameter.grad if buffer is None else buffer
 
 
 class Overlap:

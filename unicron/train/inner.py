@@ -99,17 +99,16 @@ class _Work(dist.Work):
 class _Switched(ProcessGroup):
     """A group whose inside is exchanged. The methods of `COLLECTIVES`, `TRANSFERS` and `OTHERS` are added below."""
 
-    def __init__(self, groups: "InnerGroups", name: str, rank: int, size: int) -> None:
+    def __init__(self, groups: "InnerGroups", places: tuple[int, ...], rank: int, size: int) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
-        self.groups, self.label = groups, name
+        self.groups, self.places = groups, places
         self.inside = _ghost(groups.device, rank, size)
         self.ghost = True
         self._name = self._desc = ""
 
-    def fill(self, store: Store, form: Callable[..., Any]) -> None:
-        """Put a real group inside, which meets at `store`."""
-        self.inside = _container(self.groups.device, form(store, self.rank(), self.size()), self.rank(), self.size())
-        self.ghost = False
+    def fill(self, inside: ProcessGroup) -> None:
+        """Put a real group inside."""
+        self.inside, self.ghost = inside, False
 
     def empty(self) -> None:
         """Put a ghost inside."""
@@ -204,9 +203,9 @@ class InnerGroups:
 
     def _create(self, options: Any, _: Any) -> ProcessGroup:
         rank, size = options.group_rank, options.group_size
-        group = _Switched(self, f"{len(self._groups)}-{options.group_id}", rank, size)
+        group = _Switched(self, tuple(options.global_ranks_in_group) or tuple(range(size)), rank, size)
         if size == 1:  # nobody can break it
-            group.fill(HashStore(), lambda *where: backend(self.device, *where))
+            group.fill(_container(self.device, backend(self.device, HashStore(), rank, size), rank, size))
         self._groups.append(group)
         return group
 
@@ -238,11 +237,14 @@ class InnerGroups:
             self._stores = [store]
             store.set(f"here-{self._place}", "")
             store.wait([f"here-{other}" for other in range(self._size)])
-            for group in self._groups:
-                if group.size() > 1:
-                    group.fill(
-                        PrefixStore(group.label, store), lambda *where: self._connections.connect(self.device, *where)
+            made: dict[tuple[int, ...], ProcessGroup] = {}  # groups of the same ranks share what is inside of them
+            for group in (each for each in self._groups if each.size() > 1):
+                if group.places not in made:
+                    where = PrefixStore("-".join(map(str, group.places)), store), group.rank(), group.size()
+                    made[group.places] = _container(
+                        self.device, self._connections.connect(self.device, *where), *where[1:]
                     )
+                group.fill(made[group.places])
         # a list of operations that an interrupted batch left behind would swallow later collectives
         dist.distributed_c10d._world.pg_coalesce_state.clear()  # noqa: SLF001 torch has no finally there
 
@@ -258,6 +260,8 @@ class InnerGroups:
         """
         if self.strict and group.ghost:
             raise GroupBrokenError("a rank of this replica is gone, and with it its part of the model")
+        if group.ghost and self._connections.epoch < 0:  # while a model is built; what is gathered is one's own
+            getattr(group.inside, name)(*arguments, **named)
         if group.ghost or (self.muted and group.size() > 1):
             return _Work()
         inside = group.inside

@@ -93,6 +93,11 @@ class Session:
         return self._core.loss
 
     @property
+    def reduced(self) -> bool:
+        """Whether the gradients are those of the global batch, for `step` to use; not on a rank that fell behind."""
+        return self._core.phase is Phase.REDUCED
+
+    @property
     def rank(self) -> int:
         """Rank in the current membership; it may change from one microbatch to the next."""
         return self._core.membership.rank

@@ -27,7 +27,7 @@ ROOMS = {
     "unicron_simulator": ["planner", "train", "console"],
     "unicron_deploy": ["console"],
     "unicron_chaos": ["console"],
-    "unicron.train": ["train"],
+    "unicron.train": ["train", "megatron"],
     "unicron.costmodel": ["planner"],
     "unicron_cli": ["console"],
     "unicron_narration": [],
