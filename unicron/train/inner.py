@@ -9,11 +9,13 @@ tensors. So are groups that broke. A forward or backward pass runs to its end on
 way through torch's hooks, and all of torch's own books are in order at its end; what it computed is dropped.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import FakeProcessGroup, HashStore, PrefixStore, ProcessGroup, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -50,7 +52,6 @@ COLLECTIVES = [
 TRANSFERS = ["send", "recv", "recv_anysource"]
 OTHERS = [
     "_start_coalescing",
-    "_end_coalescing",
     "_get_backend",
     "_set_sequence_number_for_group",
     "_get_sequence_number_for_group",
@@ -113,6 +114,10 @@ class _Switched(ProcessGroup):
     def empty(self) -> None:
         """Put a ghost inside."""
         self.inside, self.ghost = _ghost(self.groups.device, self.rank(), self.size()), True
+
+    def _end_coalescing(self, *arguments: Any) -> Any:
+        """Begin what was said since `_start_coalescing`."""
+        return self.groups.begin(self, "_end_coalescing", arguments, {})
 
     def scatter(self, outputs: Any, inputs: Any, *more: Any, **named: Any) -> Any:  # type: ignore[override]
         """Hand out; a ghost can't, where the tensors are another rank's."""
@@ -198,6 +203,8 @@ class InnerGroups:
         self._stores: list[Store] = []  # torch does not keep them
         dist.Backend.register_backend(NAME, self._create, extended_api=True, devices=["cpu", "cuda"])
         dist.init_process_group(NAME, rank=place, world_size=self._size, store=HashStore())
+        if device.type == "cuda":
+            dist.batch_isend_irecv = c10d.batch_isend_irecv = functools.partial(_batch, c10d.batch_isend_irecv)
         shape = (layout.pipeline, layout.shard, layout.tensor)
         self.mesh: DeviceMesh = init_device_mesh(device.type, shape, mesh_dim_names=DIMENSIONS)
 
@@ -246,7 +253,7 @@ class InnerGroups:
                     )
                 group.fill(made[group.places])
         # a list of operations that an interrupted batch left behind would swallow later collectives
-        dist.distributed_c10d._world.pg_coalesce_state.clear()  # noqa: SLF001 torch has no finally there
+        c10d._world.pg_coalesce_state.clear()  # noqa: SLF001 torch has no finally there
 
     def interrupt(self, epoch: int) -> bool:
         """Wake whoever is blocked in a group formed before `epoch`, which breaks them; return that. From any thread."""
@@ -269,6 +276,8 @@ class InnerGroups:
             work = getattr(inside, name)(*arguments, **named)
         except RuntimeError as error:
             self._break(error)
+            return _Work()
+        if work is None:
             return _Work()
         finish: Callable[[Any, Any], None] = self._connections.finish
         if self.device.type == "cuda":  # waiting only orders streams, and must not hold the processor up
@@ -310,6 +319,18 @@ class InnerGroups:
         if self.epoch < 0:
             raise GroupBrokenError("a rank of this replica is gone")
         return [tuple(row.tolist()[:-1]) for row in told]
+
+
+def _batch(otherwise: Callable[..., Any], operations: Sequence[dist.P2POp]) -> Any:
+    """Begin sends and receives as one operation, as NCCL needs; torch does so for groups of its own class only."""
+    group = operations[0].group or dist.group.WORLD
+    if not isinstance(group, _Switched) or group.ghost or group.groups.muted:
+        return otherwise(operations)
+    with c10d._coalescing_manager(group, group.groups.device, async_ops=True) as together:  # noqa: SLF001
+        for each in operations:
+            peer = {"group_dst" if each.op is dist.isend else "group_src": each.group_peer}
+            each.op(each.tensor, group=group, tag=each.tag, **peer)
+    return together.works
 
 
 def _enqueued(work: Any, _: Any) -> None:
