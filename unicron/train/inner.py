@@ -106,6 +106,10 @@ class _Switched(ProcessGroup):
         self.inside = _ghost(groups.device, rank, size)
         self.ghost = True
         self._name = self._desc = ""
+        # torch >= 2.15 asks the class above for its name, which that has only with a backend; nothing comes to this one
+        fake = FakeProcessGroup._create_internal(rank, size)  # noqa: SLF001
+        self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
+        self._register_backend(groups.device, ProcessGroup.BackendType.CUSTOM, fake)
 
     def fill(self, inside: ProcessGroup) -> None:
         """Put a real group inside."""
@@ -146,6 +150,7 @@ class _Switched(ProcessGroup):
         return NAME
 
     def _set_group_name(self, name: str) -> None:
+        super()._set_group_name(name)  # type: ignore[arg-type]
         self._name = name
 
     @property
@@ -154,6 +159,7 @@ class _Switched(ProcessGroup):
         return self._name
 
     def _set_group_desc(self, desc: str) -> None:
+        super()._set_group_desc(desc)
         self._desc = desc
 
     @property
@@ -345,7 +351,6 @@ def _container(device: torch.device, inside: Any, rank: int, size: int) -> Proce
     kind = ProcessGroup.BackendType.NCCL if device.type == "cuda" else ProcessGroup.BackendType.GLOO
     group = ProcessGroup(HashStore(), rank, size)
     group._set_default_backend(kind)  # noqa: SLF001 torch's own way, see torch.distributed.distributed_c10d
-    inside._set_sequence_number_for_group()  # noqa: SLF001
     group._register_backend(device, kind, inside)  # noqa: SLF001
     return group
 
