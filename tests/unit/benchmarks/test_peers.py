@@ -65,4 +65,4 @@ def test_what_a_peer_cannot_run_is_told():
     assert runs.refusal("torchrun", "dp2_tp2_pp2") is None
     assert "FSDP2 only" in runs.refusal("torchft", "dp2_tp2")
     there = importlib.util.find_spec("torchft") is not None
-    assert runs.refusal("torchft", "dp2_fsdp2") == (None if there else "not installed; pip install torchft")
+    assert runs.refusal("torchft", "dp2_fsdp2") == (None if there else "not installed; pip install torchft-nightly")
