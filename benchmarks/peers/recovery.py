@@ -9,6 +9,8 @@ The names are those of `benchmarks.healing`, and mean the same where a peer does
   replica's share in its place, so that is not in there; what is computed again is not work that was left.
 - `whole_s`: from the strike until all ranks of a membership with all replicas have formed their groups.
 - `dropped`: microbatches of global batches that are in no update, until all replicas count again.
+
+A strike in the reduce is one in the backward pass of the last microbatch: peers reduce gradients as they come.
 """
 
 from collections import defaultdict

@@ -55,6 +55,37 @@ def wrapped(model: Any, manager: Any) -> tuple[Any, Any]:
     return model, syncing
 
 
+def managed(model: Any, optimizer: Any, rates: Any, replica: int) -> Any:
+    """Return the manager of a replica group, which hands the state to a group that comes back."""
+    parts = {"model": model, "optimizer": optimizer, "rates": rates}
+    shards = model.state_dict()  # once: amid a forward pass, when the manager asks, FSDP2 has some parameters whole
+
+    def load(state: dict[str, Any]) -> None:
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+
+    return torchft.Manager(
+        pg=torchft.ProcessGroupGloo(timeout=TIMEOUT),
+        load_state_dict=load,
+        state_dict=lambda: {"model": shards, "optimizer": optimizer.state_dict(), "rates": rates.state_dict()},
+        min_replica_size=1,
+        replica_id=f"replica_{replica}",
+        timeout=TIMEOUT,
+        init_sync=False,  # all begin with the same seed
+    )
+
+
+def committed(manager: Any, scene: Watched, began: float, size: int) -> bool:
+    """Return whether the manager kept an iteration, and note by how many ranks; if not, it is the next one again."""
+    step, whole = manager.current_step(), scene.here.world
+    if step <= scene.here.iteration:
+        return False
+    scene.here.iteration, scene.here.world = step - 1, manager.num_participants() * size
+    scene.note("updated", began)
+    scene.here.iteration, scene.here.world = step, whole
+    return True
+
+
 def main() -> None:
     """Train until told to stop."""
     join()
@@ -69,22 +100,7 @@ def main() -> None:
     train.spread(model, mesh, args.heads)
     inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(inner, T_max=100)
-    parts = {"model": model, "optimizer": inner, "rates": rates}
-    shards = model.state_dict()  # once: amid a forward pass, when the manager asks, FSDP2 has some parameters whole
-
-    def load(state: dict[str, Any]) -> None:
-        for name, part in parts.items():
-            part.load_state_dict(state[name])
-
-    manager = torchft.Manager(
-        pg=torchft.ProcessGroupGloo(timeout=TIMEOUT),
-        load_state_dict=load,
-        state_dict=lambda: {"model": shards, "optimizer": inner.state_dict(), "rates": rates.state_dict()},
-        min_replica_size=1,
-        replica_id=f"replica_{replica}",
-        timeout=TIMEOUT,
-        init_sync=False,  # all begin with the same seed
-    )
+    manager = managed(model, inner, rates, replica)
     watch(manager, scene, size)
     averaged, syncing = wrapped(model, manager)
     optimizer = torchft.Optimizer(manager, inner)
@@ -101,16 +117,10 @@ def main() -> None:
         accumulate(scene, replicas, backward, syncing)
         scene.reached("update")
         optimizer.step()
-        step = manager.current_step()
-        if step <= scene.here.iteration:
-            continue  # the manager dropped it, and all goes again
-        scene.here.iteration, whole = step - 1, scene.here.world
-        scene.here.world = manager.num_participants() * size
-        scene.note("updated", began)
-        scene.here.iteration, scene.here.world = step, whole
-        rates.step()
-        if step == number("KEPT"):
-            train.save(model, Path(scene.orders.folder) / "stage-0.pt", writes=True)
+        if committed(manager, scene, began, size):
+            rates.step()
+            if scene.here.iteration == number("KEPT"):
+                train.save(model, Path(scene.orders.folder) / "stage-0.pt", writes=True)
     manager.shutdown()
     dist.destroy_process_group()
 

@@ -118,41 +118,46 @@ def scheduled(train: Any, model: Any, pipeline: Any, chunks: int) -> Any:
     return Schedule1F1B(stage, chunks, loss_fn=train.loss_of)
 
 
-def main() -> None:
-    """Train until told to stop."""
-    join()
+def layout() -> Any:
+    """Return the mesh of all ranks, whose groups give up after a while too."""
     shape = tuple(number(name.upper()) for name in DIMENSIONS)
-    size = dist.get_world_size() // shape[0]
-    scene = Watched(dist.get_rank() // size, dist.get_rank() % size, number("MICROBATCHES") // shape[0])
-    train = example(scene)
-    args = train.arguments()
-    torch.manual_seed(args.seed)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=DIMENSIONS)
     for name in DIMENSIONS:
         _set_pg_timeout(TIMEOUT, mesh.get_group(name))
+    return mesh
+
+
+def main() -> None:
+    """Train until told to stop."""
+    join()
+    mesh = layout()
+    replicas, pipeline, shard = mesh["replicate"].size(), mesh["pipeline"], mesh["shard"]
+    size = mesh.size() // replicas
+    scene = Watched(dist.get_rank() // size, dist.get_rank() % size, number("MICROBATCHES") // replicas)
+    train = example(scene)
+    args = train.arguments()
+    torch.manual_seed(args.seed)
     model = train.Decoder(args.width, args.layers, args.heads, args.context)
     averaged, syncing = spread(train, model, mesh, args.heads)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
-    schedule = scheduled(train, model, mesh["pipeline"], args.chunks)
-    stage, shard = mesh["pipeline"].get_local_rank(), mesh["shard"].get_local_rank()
-    last_stage = mesh["pipeline"].size() - 1
+    schedule, stage = scheduled(train, model, pipeline, args.chunks), pipeline.get_local_rank()
 
     def backward(microbatch: int) -> None:
-        inputs, targets = batch(args, scene.here.iteration, microbatch, shard, mesh["shard"].size())
+        inputs, targets = batch(args, scene.here.iteration, microbatch, shard.get_local_rank(), shard.size())
         if schedule is None:
             (train.loss_of(averaged(inputs), targets) / scene.share).backward()
         else:
-            schedule.step(*([] if stage else [inputs]), target=targets if stage == last_stage else None)
+            schedule.step(*([] if stage else [inputs]), target=targets if stage == pipeline.size() - 1 else None)
 
     folder = Path(scene.orders.folder)
-    kind = Snapshot if mesh["replicate"].size() == mesh.size() else Sharded
+    kind = Snapshot if size == 1 else Sharded
     checkpoints = kind(folder, {"model": model, "optimizer": optimizer, "rates": rates})
     first = checkpoints.load()
-    scene.formed(number("TORCHELASTIC_RESTART_COUNT"), dist.get_world_size())
+    scene.formed(number("TORCHELASTIC_RESTART_COUNT"), mesh.size())
     for iteration in range(first, args.iterations):
         scene.here.iteration, began = iteration, time.time()
-        accumulate(scene, shape[0], backward, syncing)
+        accumulate(scene, replicas, backward, syncing)
         scene.reached("update")
         if schedule is not None:
             for each in model.parameters():
