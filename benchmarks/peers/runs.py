@@ -170,7 +170,7 @@ def recovery(job: Job, strike: Struck, notes: Sequence[Note]) -> tuple[dict[str,
 
 def over(job: Job, strike: Struck) -> bool:
     """Return whether a struck job has all its ranks again, and has gone on with them."""
-    if not list(job.folder.glob("stage-*.pt")):
+    if len(list(job.folder.glob("stage-*.pt"))) < job.shape.pipeline:
         return False
     notes, world = job.notes(), job.shape.workers
     found, _ = recovery(job, strike, notes)
