@@ -16,6 +16,8 @@ For a strike there are
   come in. Both are part of `beyond_s` where they fall into the struck iteration.
 - `whole_s`: from the strike until all ranks of a membership with all replicas have formed their groups.
 
+Of a whole task, `redone` counts iterations, and `wasted` the microbatches that were computed and are in no update.
+
 Undisturbed is what was measured in the same task, in iterations of one whole membership that nothing struck.
 """
 
@@ -122,3 +124,17 @@ def redone(notes: Sequence[Note]) -> int:
             ended[note.iteration] = min(note.at, ended.get(note.iteration, note.at))
     late = [note for note in notes if note.what == "computed" and note.began > ended.get(note.iteration, note.at)]
     return len({note.iteration for note in late})
+
+
+def wasted(notes: Sequence[Note], size: int, microbatches: int, dropped: int = 0) -> int:
+    """Return how many microbatches were computed that are in no update.
+
+    Args:
+        notes: of all processes.
+        size: ranks of a replica; they compute a microbatch together.
+        microbatches: of a global batch.
+        dropped: that the updates were made without.
+    """
+    ended = {note.iteration for note in notes if note.what == "updated" and note.iteration >= 0}
+    computed = [note for note in notes if note.what == "idle" or (note.what == "computed" and note.iteration in ended)]
+    return max(0, round(len(computed) / size) - (microbatches * len(ended) - dropped))

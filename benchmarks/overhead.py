@@ -32,7 +32,8 @@ from unicron_deploy.nats_server import free_port
 
 from benchmarks.output import as_json
 from benchmarks.paired import MICROBATCHES, MODES
-from benchmarks.parallel import ROOT, Scene, running, say
+from benchmarks.parallel import Scene, running
+from benchmarks.strikes import ROOT, say
 from unicron.contracts.tasks import ParallelLayout, TaskSpec, TaskState
 
 NAMES = {"dp": "session", "fsdp": "fsdp", "tp": "tp"}

@@ -2,6 +2,7 @@
 
     python -m benchmarks.parallel --json
     python -m benchmarks.parallel --layouts dp2_tp2 --faults killed stopped
+    python -m benchmarks.parallel --layouts dp4 dp2_fsdp2 --vs torchft,torchrun
 
 A real cluster for each layout (NATS, services, an agent for each rank and one to spare) and tasks of
 examples/parallel/train.py on it, one after the other; "mcore" in a layout's name stands for megatron-core's model, of
@@ -10,6 +11,11 @@ before the update (`benchmarks.struck`), healed in between: its process is kille
 whole node away instead, with a rank of one replica, somewhere in an iteration. A task of the same seed that nothing
 strikes runs beside them on the same cluster: final parameters are compared with its. Microbatches mostly wait, so that
 all ranks get by with a few cores.
+
+With `--vs torchft,torchrun` the same model has the same faults in the same layouts under these peers, one after the
+other on the same machine (`benchmarks.peers`): as `baselines`, under the same names, with the microbatches that they
+`dropped`. What a peer can't do is left out with its reason: torchft other layouts than replicas and shards, both the
+loss of a node, and one that is not installed anything.
 
 Figures are by layout and fault, and what they mean is told in `benchmarks.healing`: the median over phases and
 repetitions, and for `beyond` the worst; `over_goal` is that beyond what the fault's detection may take: three
@@ -23,11 +29,9 @@ import json
 import os
 import shutil
 import signal
-import statistics
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,59 +42,35 @@ from unicron_deploy.nats_server import free_port
 
 from benchmarks import healing
 from benchmarks.output import as_json
+from benchmarks.peers import runs as peers
+from benchmarks.strikes import (
+    APART,
+    FAULTS,
+    FIRST,
+    LAYOUTS,
+    MICROBATCH_S,
+    MICROBATCHES,
+    NODE,
+    PHASES,
+    ROOT,
+    SIZES,
+    middle,
+    named,
+    pace_s,
+    points,
+    say,
+    worst,
+)
 from benchmarks.struck import VARIABLE, Note, Orders, Point, Struck
 from unicron.bootstrap import connected_client
 from unicron.client import Client
 from unicron.contracts.base import Message
 from unicron.contracts.events import FailureDetected, IterationFinished, Regrouped, TaskStateChanged
-from unicron.contracts.tasks import ParallelLayout, TaskSpec, TaskState
+from unicron.contracts.tasks import TaskSpec, TaskState
 from unicron.settings import Settings
 
-ROOT = Path(__file__).parents[1]
-LAYOUTS = {
-    "dp4": ParallelLayout(replicas=4),
-    "dp2_tp2": ParallelLayout(replicas=2, tensor=2),
-    "dp2_pp2": ParallelLayout(replicas=2, pipeline=2),
-    "dp2_fsdp2": ParallelLayout(replicas=2, shard=2),
-    "dp3_fsdp2": ParallelLayout(replicas=3, shard=2),
-    "dp2_tp2_pp2": ParallelLayout(replicas=2, tensor=2, pipeline=2),
-    "mcore_dp2_tp2": ParallelLayout(replicas=2, tensor=2),
-    "mcore_dp2_pp2": ParallelLayout(replicas=2, pipeline=2),
-    "mcore_dp2_tp2_pp2": ParallelLayout(replicas=2, tensor=2, pipeline=2),
-}
-MEGATRON = "mcore"
-"""What the names of those begin with in which megatron-core's own model is trained, by examples/megatron."""
-
-NODE = "node"
-FAULTS = ("killed", "raised", "stopped", NODE)
-PHASES = ("forward", "backward", "reduce", "update")
-MICROBATCHES, MICROBATCH_S = 12, 0.25
-"""Of a global batch; and about what one takes, of which a stopped rank's detection allows three."""
-
-FIRST, APART = 3, 3
-"""Iteration of the first strike, and how many from one to the next."""
-
-BATCH, BLOCKS, CHUNKS = 8, 2, 4
 GRACE_S, LEAST_STALL_S = 1.0, 0.7
 PATIENCE_S = 180.0
-
-
-def pace_s(layout: ParallelLayout) -> float:
-    """Return the seconds for each sample and block that make a microbatch take `MICROBATCH_S`, or a little more."""
-    passes = 3 * BLOCKS * BATCH / layout.shard
-    if layout.pipeline > 1:
-        passes *= (CHUNKS + layout.pipeline - 1) / (CHUNKS * layout.pipeline)
-    return MICROBATCH_S / passes
-
-
-def points(layout: ParallelLayout, fault: str, phases: Sequence[str]) -> list[Point]:
-    """Return the strikes of a task: first and last ranks of the first and last replicas in turn."""
-    last = Point("", "", layout.replicas - 1, layout.replica_workers - 1, 0)
-    victims = [(last.replica, last.place), (0, 0), (last.replica, 0), (0, last.place)]
-    return [
-        Point(phase, fault, *victims[number % len(victims)], FIRST + number * APART)
-        for number, phase in enumerate(phases)
-    ]
 
 
 class Scene:
@@ -207,6 +187,7 @@ class Layout:
             "tail_s": usually.tail_s,
             "rel_diff": self._difference(folder) if state == TaskState.FINISHED else None,
             "redone": healing.redone(notes),
+            "wasted": healing.wasted(notes, self._shape.replica_workers, MICROBATCHES),
             "found": [f"{each.severity} {each.status}" for each in self._scene.told(FailureDetected, task)],
         }
 
@@ -219,12 +200,10 @@ class Layout:
         """Run a task to its end; return the folder with what it left, and its state."""
         folder = self._root / "out" / task
         folder.mkdir(parents=True)
-        batch = BATCH // CHUNKS if self._example == "megatron" else BATCH  # there it is what the schedule takes at once
-        sizes = ("--batch", str(batch), "--layers", str(BLOCKS), "--chunks", str(CHUNKS))
         orders = Orders(self._example, str(folder), pace, self._world, struck)
         spec = TaskSpec(
             name=task,
-            command=["python", "-m", "benchmarks.struck", *sizes, "--out", str(folder)],
+            command=["python", "-m", "benchmarks.struck", *sizes(self._example), "--out", str(folder)],
             workdir=str(ROOT),
             env={VARIABLE: msgspec.json.encode(orders).decode(), "OMP_NUM_THREADS": "1"},
             min_workers=self._shape.replica_workers,
@@ -279,26 +258,43 @@ def figures_of(layout: str, fault: str, runs: Sequence[dict[str, Any]]) -> dict[
         "whole_s": middle(row["whole_s"] for row in rows),
         "rel_diff": worst(run["rel_diff"] for run in runs),
         "redone": sum(run["redone"] for run in runs),
+        "wasted": sum(run["wasted"] for run in runs),
         "strikes": len(rows),
     }
-    return {
-        f"{layout}_{fault}_{name}": round(value, 3) if isinstance(value, float) and name.endswith("_s") else value
-        for name, value in found.items()
-    }
+    return named(layout, fault, found)
 
 
-def middle(values: Iterable[float | None]) -> float | None:
-    """Return the median; None where there is nothing, or one of them never came."""
-    found = list(values)
-    there = [value for value in found if value is not None]
-    return statistics.median(there) if there and len(there) == len(found) else None
+def measure_peers(options: argparse.Namespace, root: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Return the figures of the peers, by system, and details."""
+    baselines: dict[str, dict[str, Any]] = {system: {} for system in options.vs}
+    details: dict[str, Any] = {}
+    for name in options.layouts:
+        for system in options.vs:
+            folder = root / system / name
+            figures, told = peers.measure(system, name, options.faults, options.phases, options.repeat, folder)
+            baselines[system] |= figures
+            details |= told
+            if options.keep and folder.exists():
+                shutil.copytree(folder, options.keep / system / name, dirs_exist_ok=True)
+    return baselines, details
 
 
-def worst(values: Iterable[float | None]) -> float | None:
-    """Return the greatest; None where one is missing."""
-    found = list(values)
-    there = [value for value in found if value is not None]
-    return max(there) if there and len(there) == len(found) else None
+def table(figures: dict[str, Any], baselines: dict[str, dict[str, Any]]) -> None:
+    """Print figures, and those of the peers beside them."""
+    columns = [figures, *baselines.values()]
+    if baselines:
+        print(f"{'':40}", *(f"{name:>12}" for name in ("unicron", *baselines)))
+    for name in dict.fromkeys(name for column in columns for name in column):
+        values = (column.get(name, "") for column in columns)
+        print(f"{name:40}", *(f"{value:>12.3g}" if isinstance(value, float) else f"{value!s:>12}" for value in values))
+
+
+def systems(text: str) -> list[str]:
+    """Read names of peers with commas between them."""
+    names = text.split(",")
+    if unknown := set(names) - set(peers.SYSTEMS):
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: no such peer; there are {peers.SYSTEMS}")
+    return names
 
 
 async def measure(options: argparse.Namespace, root: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -322,17 +318,13 @@ async def measure(options: argparse.Namespace, root: Path) -> tuple[dict[str, An
     return figures, details
 
 
-def say(text: str) -> None:
-    """Tell how far it is."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES))
+    parser.add_argument("--vs", type=systems, default=[], metavar="PEER,PEER", help="of " + ", ".join(peers.SYSTEMS))
     parser.add_argument("--repeat", type=int, default=1, help="tasks of each layout and fault")
     parser.add_argument("--keep", type=Path, help="folder that gets logs and notes")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -341,11 +333,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     with tempfile.TemporaryDirectory() as folder:
         figures, details = asyncio.run(measure(options, Path(folder)))
+        baselines, told = measure_peers(options, Path(folder))
     if options.json:
-        print(as_json("parallel", figures, details=details))
+        print(as_json("parallel", figures, baselines, details | told))
         return
-    for name, value in figures.items():
-        print(f"{name:40} {value if not isinstance(value, float) else f'{value:.3g}'}")
+    table(figures, baselines)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ from typing import Any
 import torch
 
 from benchmarks.output import as_json
-from benchmarks.parallel import PATIENCE_S, ROOT, Scene, middle, running, say, worst
+from benchmarks.parallel import PATIENCE_S, Scene, running
+from benchmarks.strikes import ROOT, middle, say, worst
 from unicron.contracts.events import PlanDecided, Regrouped, TaskRecovered, TaskSubmitted
 from unicron.contracts.tasks import ParallelLayout, TaskSpec
 from unicron.train.gathering import Gathering

@@ -87,6 +87,24 @@ class Note(msgspec.Struct, frozen=True):
     replica: int
 
 
+class Standing(msgspec.Struct):
+    """Where a process stands.
+
+    Attributes:
+        iteration: that it computes.
+        epoch: of the membership, whose ranks are `world`.
+        replica, place: its own.
+        computed: microbatches of the iteration that it has ended.
+    """
+
+    iteration: int
+    epoch: int
+    world: int
+    replica: int
+    place: int
+    computed: int = 0
+
+
 class Scene:
     """This process: its orders, its session, and its notes."""
 
@@ -96,27 +114,32 @@ class Scene:
         self.began = 0.0
         self._file = (Path(self.orders.folder) / f"{os.getpid()}.jsonl").open("ab", buffering=0)
 
+    def standing(self) -> Standing:
+        """Return where this process stands."""
+        core = self.session._core  # noqa: SLF001 the benchmark looks inside
+        world, seat = core.membership.world_size, core.seat
+        return Standing(core.iteration, core.epoch, world, seat.replica, seat.place, len(core.done))
+
     def note(self, what: str, began: float) -> None:
         """Note what ends now."""
-        core = self.session._core  # noqa: SLF001 the benchmark looks inside
-        at, seat = time.time(), core.seat
-        found = Note(what, os.getpid(), began, at, core.iteration, core.epoch, core.membership.world_size, seat.replica)
+        at, here = time.time(), self.standing()
+        found = Note(what, os.getpid(), began, at, here.iteration, here.epoch, here.world, here.replica)
         self._file.write(msgspec.json.encode(found) + b"\n")
 
     def reached(self, phase: str) -> None:
         """Strike, if the next strike is due here."""
-        core = self.session._core  # noqa: SLF001
-        if not self.orders.points or core.membership.world_size < self.orders.world:
+        standing = self.standing()
+        if not self.orders.points or standing.world < self.orders.world:
             return
         number = next((n for n in range(len(self.orders.points)) if not self._marker(n).exists()), None)
         if number is None:
             return
-        point, iteration = self.orders.points[number], core.iteration
-        here = Point(phase, point.fault, core.seat.replica, core.seat.place, point.iteration)
-        inside = phase not in {"forward", "backward"} or len(core.done) == 1
+        point, iteration = self.orders.points[number], standing.iteration
+        here = Point(phase, point.fault, standing.replica, standing.place, point.iteration)
+        inside = phase not in {"forward", "backward"} or standing.computed == 1
         if here != point or not inside or iteration < max(point.iteration, self._last(number) + APART):
             return
-        struck = Struck(time.time(), iteration, core.epoch, core.seat.replica, phase)
+        struck = Struck(time.time(), iteration, standing.epoch, standing.replica, phase)
         with self._marker(number).open("xb") as file:
             file.write(msgspec.json.encode(struck))
         self._strike(point.fault)
@@ -194,26 +217,32 @@ def paced(forward: Any, scene: Scene, batch: int) -> Any:
     return passing
 
 
-def main() -> None:
-    """Train."""
-    scene = Scene()
+def example(scene: Scene) -> Any:
+    """Return an example's script as a module, with blocks that wait."""
     script = EXAMPLES / scene.orders.example / "train.py"
     spec = importlib.util.spec_from_file_location("train", script)
     if spec is None or spec.loader is None:
         raise SystemExit(f"{script} is not there")
-    example: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    patched: Any = unicron.train.session
-    patched.TorchShell = watched_shell(scene)
-    example.Session = watched(scene)
+    train: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(train)
     if scene.orders.example == "megatron":
         from megatron.core.transformer.transformer_layer import TransformerLayer  # noqa: PLC0415 an optional package
 
         layer: Any = TransformerLayer
         layer.forward = paced(layer.forward, scene, 1)
     else:
-        example.Block.forward = paced(example.Block.forward, scene, 0)
-    example.main()
+        train.Block.forward = paced(train.Block.forward, scene, 0)
+    return train
+
+
+def main() -> None:
+    """Train."""
+    scene = Scene()
+    patched: Any = unicron.train.session
+    patched.TorchShell = watched_shell(scene)
+    train = example(scene)
+    train.Session = watched(scene)
+    train.main()
 
 
 if __name__ == "__main__":
