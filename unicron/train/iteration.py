@@ -282,8 +282,6 @@ class WorkerCore:
         standings = await self._shell.gather(self._standing())
         plan = self._plan(standings)
         self.established = plan.established
-        if self._in_parts and self.membership.seat is not None and not self._formed_together(standings):
-            await self._shell.form_replica(self.membership)
         state_from = await self._take_what_is_missing(plan)
         if plan.stale[self.membership.rank]:
             self._drop()
@@ -295,6 +293,8 @@ class WorkerCore:
                     await self._shell.share(bucket, self.membership.layout.seat(source).replica)
                 self._reduced[bucket] = source is not None
             self.todo = list(plan.todo[self.seat.replica])
+            if self._in_parts and not self._formed_together(standings):  # last: the others wait for all before
+                await self._shell.form_replica(self.membership)
         self._move(Move.JOIN)
         return Joined(
             epoch=self.epoch,

@@ -33,6 +33,8 @@ class Rendezvous(Store):
         except OSError as error:
             raise GroupBrokenError(f"the rendezvous {address} can't be reached: {error}") from error
         self._socket.settimeout(None)
+        # a value that was left has no answer: what is asked for next would wait 40 ms for its acknowledgement
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def close(self) -> None:
         """Go home."""
