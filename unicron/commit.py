@@ -40,6 +40,7 @@ class Commit(Record, kw_only=True, frozen=True):
         head: where this commit is too large for one value: the parts that make up a commit with its timers and outbox.
         parts: likewise, those that make up `state`.
         writer: instance that wrote it; no two commits of different instances are equal.
+        token: of the lease under which it was written.
     """
 
     sequence: int = 0
@@ -50,6 +51,7 @@ class Commit(Record, kw_only=True, frozen=True):
     head: list[Part] = []
     parts: list[Part] = []
     writer: str = ""
+    token: int = 0
 
     def restored(self, name: str, kind: Any, migrations: Sequence[Migration] = ()) -> Any:
         """Return the state as today's `kind`; None where none was ever written.

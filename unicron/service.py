@@ -155,6 +155,9 @@ class Service:
     async def _serve(self, token: int) -> None:
         name = self._wiring.name
         self._committed = await self._ledger.read()
+        if self._committed.token > token:  # it may take a while from taking the lease to here, and that ends meanwhile
+            raise ConflictError(f"an instance with token {self._committed.token} has served since it took {token}")
+        self._token = token
         self._committed_at = self._clock.now()
         self._uncommitted: list[_Input] = []
         self._restore()
@@ -357,7 +360,13 @@ class Service:
 
     async def _commit(self, outbox: list[Outgoing]) -> None:
         version = len(self._wiring.migrations) + 1
-        commit = Commit(sequence=self._sequence, timers=dict(self._timers.pending), outbox=outbox, version=version)
+        commit = Commit(
+            sequence=self._sequence,
+            timers=dict(self._timers.pending),
+            outbox=outbox,
+            version=version,
+            token=self._token,
+        )
         self._committed = await self._ledger.write(commit, self._core.state)
         self._committed_at = self._clock.now()
         self._uncommitted = []

@@ -270,6 +270,45 @@ async def test_an_instance_that_becomes_active_shuts_out_its_predecessor_with_it
             await bus.ask(subjects.rpc(tally.NAME), codec.encode(queries.GetStatus()), 5.0)
 
 
+async def test_an_instance_that_was_held_up_since_it_took_the_lease_does_not_serve_with_its_old_token(world):
+    bus = await world.connect()
+    late = service(await world.connect())
+    read, held = late._ledger.read, asyncio.Event()
+
+    async def hold_up():
+        if not held.is_set():
+            await held.wait()
+        return await read()
+
+    late._ledger.read = hold_up
+
+    async def written(above):
+        stored = await bus.bucket("state").get(tally.NAME)
+        found = codec.decode(stored.value, Commit) if stored else Commit()
+        if found.token <= above:
+            raise BusUnavailableError("not yet")
+        return found.token
+
+    async with running(late):
+        holder = await insist(lambda: held_by(bus, 0))
+        await bus.bucket("lease").delete(tally.NAME)  # as if it had expired
+        async with running(service(await world.connect())):
+            await feed(bus, exited(), 1)
+            newer = await insist(lambda: written(holder))
+        held.set()
+        await feed(bus, exited(), 2)
+        assert attempts(await outcomes(bus, 2)) == [1, 2]
+        assert await insist(lambda: written(newer)) > newer
+
+
+async def held_by(bus, above):
+    """Return the revision of the service's lease, once it is held."""
+    stored = await bus.bucket("lease").get(tally.NAME)
+    if stored is None or stored.revision <= above:
+        raise BusUnavailableError("not yet")
+    return stored.revision
+
+
 async def test_a_second_instance_stands_by_and_takes_over_when_the_first_dies(world):
     bus = await world.connect()
     doomed = CutBus(await world.connect(), 10**6)
