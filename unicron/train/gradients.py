@@ -50,6 +50,10 @@ class Gradients:
         step = max(1, min(max(size * each // BUCKETS, LEAST_BYTES), BUCKET_BYTES) // each)
         self._slices = [slice(start, min(start + step, size)) for start in range(0, size, step)]
         self._overlap = Overlap(self._parameters, self._take_in, [part.stop for part in self._slices])
+        self._views = [
+            self._accumulated[offset : offset + size].view(local(parameter).shape)
+            for parameter, offset, size in zip(self._parameters, self._overlap.offsets, sizes, strict=True)
+        ]
 
     @property
     def buckets(self) -> int:
@@ -73,20 +77,31 @@ class Gradients:
                 group.finish(work)
         self._overlap.begun.clear()
 
+    @torch.no_grad()
     def accumulate(self, loss: torch.Tensor | None) -> None:
         """Add the gradients that a backward pass has left in `p.grad`, and its loss."""
-        for parameter, offset in zip(self._parameters, self._overlap.offsets, strict=True):
-            self._take_in(parameter, offset)
+        sums, parts = list[torch.Tensor](), list[torch.Tensor]()
+        for number, parameter in enumerate(self._parameters):
+            if (gradient := _made(parameter)) is not None:
+                sums.append(self._views[number])
+                parts.append(self._part(gradient, number))
+                parameter.grad = None
+        if parts:
+            torch._foreach_add_(sums, parts)  # one call: of a small layer it costs more than the sum
         if loss is not None:
-            self._accumulated[-LOSS] += loss.detach()
+            self._accumulated[-LOSS] += loss
             self._accumulated[-1] += 1
 
-    def _take_in(self, parameter: torch.nn.Parameter, offset: int) -> None:
-        gradient = _made(parameter)
+    @torch.no_grad()
+    def _take_in(self, number: int) -> None:
+        gradient = _made(self._parameters[number])
         if gradient is not None:
-            part = local(spread_as(gradient, parameter)).reshape(-1)
-            self._accumulated[offset : offset + part.numel()] += part
-            parameter.grad = None
+            self._views[number] += self._part(gradient, number)
+            self._parameters[number].grad = None
+
+    def _part(self, gradient: torch.Tensor, number: int) -> torch.Tensor:
+        """Return what this rank holds of a gradient."""
+        return local(spread_as(gradient, self._parameters[number])).reshape(self._views[number].shape)
 
     def discard(self) -> None:
         """Drop the gradients that a backward pass has left in `p.grad`."""
@@ -121,6 +136,7 @@ class Gradients:
         total, count = self._reduced[-LOSS:].tolist()
         return total / count if count else math.nan
 
+    @torch.no_grad()
     def publish(self, microbatches: int) -> None:
         """Put the mean over the global batch into each `p.grad`."""
         for parameter, offset in zip(self._parameters, self._overlap.offsets, strict=True):
@@ -150,7 +166,7 @@ class Overlap:
 
     Args:
         parameters: in the order of the flat gradient.
-        take_in: adds a parameter's gradient to those accumulated, at an offset.
+        take_in: adds the gradient of a parameter to those accumulated, by its number.
         ends: of the buckets, in the flat gradient.
 
     Attributes:
@@ -161,7 +177,7 @@ class Overlap:
     def __init__(
         self,
         parameters: Sequence[torch.nn.Parameter],
-        take_in: Callable[[torch.nn.Parameter, int], None],
+        take_in: Callable[[int], None],
         ends: Sequence[int],
     ) -> None:
         self._take_in, self._ends = take_in, ends
@@ -203,7 +219,7 @@ class Overlap:
                 f"the backward pass made the gradient of a parameter of shape {tuple(parameter.shape)} twice, which it "
                 "did not in the first iteration: use checkpoint(..., use_reentrant=False)"
             )
-        self._take_in(parameter, self.offsets[number])
+        self._take_in(number)
         while self._ready < len(self._made) and self._made[self._ready]:
             self._ready += 1
         whole = self.offsets[self._ready] if self._ready < len(self._made) else self._ends[-1] - LOSS

@@ -89,8 +89,9 @@ def as_shard_of(shard: torch.Tensor, other: Any) -> torch.Tensor:
         return shard
     from torch.distributed.tensor import DTensor  # noqa: PLC0415 who has such tensors has imported it
 
-    mesh, placements = other.device_mesh, other.placements
-    return DTensor.from_local(shard, mesh, placements, run_check=False, shape=other.shape, stride=other.stride())
+    made: Any = DTensor  # its `from_local` takes 0.1 ms to work out the same spec again
+    found: torch.Tensor = made(shard, other._spec, requires_grad=False)  # noqa: SLF001 as torch's own sharding does
+    return found
 
 
 def written(tensor: torch.Tensor) -> Any:
