@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from unicron_chaos.storm import Storm, rage
 from unicron_chaos.strikes import Strike
 
-from unicron.contracts.tasks import ParallelLayout, TaskState
+from unicron.contracts.tasks import NodeState, ParallelLayout, TaskState
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 
@@ -75,6 +75,15 @@ async def kill_services(cluster, chance, told, over):
         await asyncio.to_thread(cluster.start_process, name)
 
 
+async def mend(scene):
+    """Do what an operator does with nodes that were given up because their workers failed again and again."""
+    for each in (await scene.client.status()).nodes:
+        if each.state is NodeState.LOST and each.node in scene.cluster.nodes:
+            await asyncio.to_thread(scene.cluster.kill, each.node)
+            await asyncio.to_thread(scene.cluster.start_process, each.node)
+    await scene.cluster.wait_until_ready(60.0)
+
+
 async def strike(scene, seed, told):
     async def restart(node):
         await asyncio.to_thread(scene.cluster.start_process, node)
@@ -89,7 +98,7 @@ async def test_a_storm_leaves_no_trace_in_the_parameters(expected, scene, script
     turn = seed % (len(FIXED) + 1)  # in the first one of each round the layout changes with the number of workers
     layout, layouts = (FIXED[turn - 1], {}) if turn else (ParallelLayout(), CHANGING)
     name, size = f"storm-{seed}", 2 if layouts else layout.replica_workers
-    await scene.cluster.wait_until_ready(60.0)
+    await mend(scene)
     spec = task(script, name, min_workers=size, max_workers=6, microbatches=MICROBATCHES, iterations=ITERATIONS)
     command = [*spec.command, *SMALL, "--out", str(tmp_path)]
     await scene.client.submit(replace(spec, command=command, layout=layout, layouts=layouts))
@@ -100,7 +109,7 @@ async def test_a_storm_leaves_no_trace_in_the_parameters(expected, scene, script
     finally:
         over.set()
         await services
-    await scene.cluster.wait_until_ready(60.0)  # who asks while a service is on its way up is told that nobody answers
+    await mend(scene)  # also: who asks while a service is on its way up is told that nobody answers
     view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED, timeout_s=120.0)
     assert view.state is TaskState.FINISHED, (told, view.reason, view.traceback)
     await scene.until(lambda: parameters(tmp_path).keys() == expected.keys())  # whatever stages there were in the end
