@@ -26,7 +26,7 @@ from unicron.core import Core, Handlers
 from unicron_transition.deadlines import Deadline, Wait
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.moves import Cause, move
-from unicron_transition.reconcile import drop_order, forsake, release, settle, stop, stop_order
+from unicron_transition.reconcile import drop_order, forsake, release, remove, settle, stop, stop_order
 from unicron_transition.replicas import awaited, is_over
 from unicron_transition.state import NodeRun, TaskRun, TransitionState
 
@@ -91,11 +91,11 @@ class TransitionCore(Core):
 
     def _sort_out(self, node: str, kept: list[str]) -> list[Message]:
         """Count on those states only that are still there, and have those removed that nobody counts on."""
-        for run in self.state.tasks.values():
-            run.without(node, kept)
+        useless = [(run, run.without(node, kept)) for run in self.state.tasks.values()]
+        out = [order for run, states in useless for order in remove(self.state, run, states)]
         wanted = {ref.location.name for run in self.state.tasks.values() for ref in run.counted_on(node)}
         unknown = [name for name in kept if name not in wanted]
-        return [drop_order(self.state, "", node, unknown)] if unknown else []
+        return [*out, drop_order(self.state, "", node, unknown)] if unknown else out
 
     def _catch_up(self, run: TaskRun, worker: WorkerRun, status: WorkerStatus) -> None:
         """A worker outlived its agent: see what was said on either side while the agent was away."""
@@ -134,7 +134,7 @@ class TransitionCore(Core):
                 if node.alive:
                     out.append(stop_order(self.state, run.spec.name, worker, f"{name} is taken out of use"))
                 self._lose_worker(run, worker.worker, at)
-            run.without(name, ())
+            out += remove(self.state, run, run.without(name, ()))
         node.alive = False
         return out + self._settle(run.spec.name for run in hit)
 

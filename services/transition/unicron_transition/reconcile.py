@@ -137,16 +137,17 @@ def _are_awaited(state: TransitionState, run: TaskRun) -> bool:
 def release(state: TransitionState, run: TaskRun) -> list[Message]:
     """Have removed what workers of an earlier layout have left behind: living workers have a newer state, or none."""
     shelf, run.shelf = run.shelf, None
-    return _drop(state, run, shelf.states if shelf else [])
+    return remove(state, run, shelf.states if shelf else [])
 
 
 def forsake(state: TransitionState, run: TaskRun, staying: Iterable[str] = ()) -> list[Message]:
     """Have removed what members have left behind in vain; those that stay remove it themselves."""
     left, run.membership.left = run.membership.left, {}
-    return _drop(state, run, [left[name] for name in left.keys() - set(staying)])
+    return remove(state, run, [left[name] for name in left.keys() - set(staying)])
 
 
-def _drop(state: TransitionState, run: TaskRun, states: Iterable[StateRef]) -> list[Message]:
+def remove(state: TransitionState, run: TaskRun, states: Iterable[StateRef]) -> list[Message]:
+    """Have states removed that were left behind, on nodes that are there."""
     names: dict[str, list[str]] = {}
     for ref in states:
         names.setdefault(ref.location.node, []).append(ref.location.name)

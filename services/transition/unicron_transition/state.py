@@ -71,20 +71,27 @@ class TaskRun(msgspec.Struct, kw_only=True):
         left = [*(self.shelf.states if self.shelf else ()), *self.membership.left.values()]
         return [ref for ref in left if ref.location.node == node]
 
-    def without(self, node: str, kept: Collection[str]) -> None:
-        """Note that of the states left behind on a node no others than those of these names are there any more."""
+    def without(self, node: str, kept: Collection[str]) -> list[StateRef]:
+        """Note that of the states left behind on a node no others than those of these names are there any more.
+
+        Returns:
+            those that are of no use without them.
+        """
         for worker, ref in list(self.membership.left.items()):
             if ref.location.node == node and ref.location.name not in kept:
                 del self.membership.left[worker]
                 self.membership.lose(worker)
         if self.shelf is None:
-            return
+            return []
         states = [ref for ref in self.shelf.states if ref.location.node != node or ref.location.name in kept]
         if len(states) == len(self.shelf.states):
-            return
+            return []
         self.membership.broken = True  # its members were told of more
-        places = {ref.place for ref in states}
-        self.shelf = replace(self.shelf, states=states) if len(places) == self.shelf.layout.replica_workers else None
+        if len({ref.place for ref in states}) < self.shelf.layout.replica_workers:
+            self.shelf = None
+            return states
+        self.shelf = replace(self.shelf, states=states)
+        return []
 
     def ready(self) -> list[str]:
         """Return the workers of the present layout that compute or could."""

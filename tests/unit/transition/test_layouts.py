@@ -115,6 +115,20 @@ def test_a_task_begins_anew_where_what_was_left_behind_is_gone():
     assert (run.shelf, run.state, cluster.anew) == (None, TaskState.RUNNING, {"a"})
 
 
+def test_what_is_of_no_use_without_a_part_that_is_gone_is_removed():
+    cluster = Cluster({"n1": 1, "n2": 1, "n3": 1}, [spec("a", layouts={1: ALONE, 2: PAIRS})])
+    cluster.plan(a=[slot("n1:0"), slot("n2:0")])
+    cluster.rest()
+    leaving(cluster, [slot("n3:0")])
+    shelved(cluster)
+    left = [name for name, (node, _) in cluster.kept.items() if node == "n1"]
+    out = cluster.lose("n2")
+    assert [(order.node, order.names) for order in of(DropStates, out)] == [("n1", left)]
+    assert cluster.run("a").shelf is None
+    cluster.rest()
+    assert cluster.kept == {}
+
+
 def test_who_dies_before_it_has_left_its_state_is_not_waited_for():
     cluster = changing()
     leaving(cluster, FOUR[:3])
