@@ -6,7 +6,6 @@ Without GPUs it trains on CPUs. The lines that a script of megatron-core changes
 """
 
 import argparse
-import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,7 +69,7 @@ def forward_step(iterator: Iterator[torch.Tensor], model: torch.nn.Module) -> tu
     tokens, labels = text[:, :-1], text[:, 1:]
     positions = torch.arange(tokens.shape[1]).expand_as(tokens)
     mask = torch.ones(1, 1, tokens.shape[1], tokens.shape[1], dtype=torch.bool).triu(1)
-    return model(tokens, positions, mask, labels=labels), functools.partial(loss_of)
+    return model(tokens, positions, mask, labels=labels), loss_of
 
 
 def save(model: torch.nn.Module, path: Path, session: Session) -> None:

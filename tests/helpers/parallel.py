@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import textwrap
 
 import torch
 
@@ -11,6 +12,55 @@ from helpers import ROOT
 
 EXAMPLE = ROOT / "examples" / "parallel"
 SMALL = ["--width", "16", "--layers", "2", "--heads", "2", "--context", "8", "--batch", "4", "--chunks", "2"]
+
+
+STRIKES = """
+    import os, signal, sys
+    import torch
+    sys.path.insert(0, {folder!r})
+    import train
+
+    how, where, count = os.environ.get("STRIKE", "never never 0").split()
+    calls = [int(count)]
+
+    def strike():
+        calls[0] -= 1
+        if calls[0] or os.environ["UNICRON_PLACE"] != "1":
+            return
+        try:
+            os.close(os.open(os.environ["MARKER"], os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        if how == "raise":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+
+    def before(owner, name):
+        then = getattr(owner, name)
+        def struck(self, *arguments, **named):
+            strike()
+            return then(self, *arguments, **named)
+        setattr(owner, name, struck)
+
+    def in_backward(owner):
+        then = owner.forward
+        def forward(self, *arguments, **named):
+            found = then(self, *arguments, **named)
+            first = found[0] if isinstance(found, tuple) else found
+            if first.requires_grad:
+                first.register_hook(lambda _: strike())
+            return found
+        owner.forward = forward
+
+"""
+"""What a script begins with whose rank of place 1 is struck, once, as STRIKE says: how, where, at which call there."""
+
+
+def struck_script(folder, example, text):
+    """Write a script that strikes, and runs the one of `example`."""
+    path = folder / "struck.py"
+    path.write_text(textwrap.dedent(STRIKES).replace("{folder!r}", repr(str(example))) + textwrap.dedent(text))
+    return path
 
 
 def parameters(out):

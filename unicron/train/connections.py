@@ -81,9 +81,11 @@ class Connections:
             self._dropping.start()
 
     def _close(self) -> None:
-        """See the last groups off before the interpreter ends: gloo's threads free Python's objects."""
-        if self._dropping is not None:
-            self._dropping.join(CONNECT.total_seconds())
+        """See the groups off before the interpreter ends: gloo's threads free Python's objects."""
+        for backends in ([], self._backends):  # those that are on their way, then the last
+            self._drop(backends)
+            if self._dropping is not None:
+                self._dropping.join(CONNECT.total_seconds())
 
     def connect(self, device: torch.device, store: Store, rank: int, size: int) -> Any:
         """Make a process group's backend, in a thread that can be left behind.

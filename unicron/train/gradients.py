@@ -44,7 +44,9 @@ class Gradients:
         sizes = [local(parameter).numel() for parameter in self._parameters]
         size = sum(sizes) + LOSS
         self.shapes = blake2b(str([local(each).shape for each in self._parameters]).encode(), digest_size=8).hexdigest()
-        self._accumulated = torch.zeros(size, dtype=dtype or first.dtype, device=first.device)
+        made = _buffer(self._parameters[0])
+        dtype = dtype or (first if made is None else made).dtype
+        self._accumulated = torch.zeros(size, dtype=dtype, device=first.device)
         self._reduced = torch.empty_like(self._accumulated)
         each = self._accumulated.element_size()
         step = max(1, min(max(size * each // BUCKETS, LEAST_BYTES), BUCKET_BYTES) // each)

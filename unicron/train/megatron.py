@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
+from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -115,6 +115,8 @@ class Schedule:
         """Run forward and backward passes, and append the losses that this rank has."""
         for chunk in self._model:
             chunk.zero_grad_buffer()
+        if torch.cuda.is_available():  # what ranks draw apart (dropout) follows from the microbatch as all else does
+            tensor_parallel.model_parallel_cuda_manual_seed(torch.initial_seed())
         run = get_forward_backward_func()
         told = run(forward_step_func=forward_step, data_iterator=batches, model=self._model, forward_only=False, **more)
         for each in told:
@@ -152,11 +154,12 @@ class Optimizer:
         It is what megatron-core does at the beginning of its `step`. What fails here is still made good.
         """
         self._optimizer.prepare_grads()
-        norm = None
-        if (limit := self._optimizer.config.clip_grad) > 0:
+        config, norm = self._optimizer.config, None
+        if config.clip_grad > 0:
             norm = float(self._optimizer.get_grad_norm())
+            apart = config.use_precision_aware_optimizer_no_fp8_or_ds_fp8  # gradients of the optimizer's own
             for part in self._parts:
-                clip_grad_by_total_norm_fp32(part.get_parameters(), max_norm=limit, total_norm=norm)
+                clip_grad_by_total_norm_fp32(part.get_parameters(), config.clip_grad, norm, apart)
         return norm
 
     def step(self) -> None:

@@ -163,7 +163,8 @@ class Session:
 
         Args:
             schedule: of torch.distributed.pipelining, made from a stage on the group of `mesh["pipeline"]`. It cuts the
-                microbatch up once more; as it has a loss function, the last stage's mean over them is the loss.
+                microbatch up once more; as it has a loss function, the last stage's mean over them is the loss. Or
+                another with such a `step`, and a `formed_anew` which all ranks are to run once their groups are formed.
             *inputs: of the first stage, as the schedule's own `step` takes them.
             **more: such as `target`, likewise.
         """

@@ -75,7 +75,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
         """Note that of the states left behind on a node no others than those of these names are there any more.
 
         Returns:
-            those that are of no use without them.
+            those on other nodes that are of no use without them.
         """
         for worker, ref in list(self.membership.left.items()):
             if ref.location.node == node and ref.location.name not in kept:
@@ -89,7 +89,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
         self.membership.broken = True  # its members were told of more
         if len({ref.place for ref in states}) < self.shelf.layout.replica_workers:
             self.shelf = None
-            return states
+            return [ref for ref in states if ref.location.node != node]
         self.shelf = replace(self.shelf, states=states)
         return []
 

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 import pytest_asyncio
-from helpers.parallel import EXAMPLE, SMALL, differing, parameters, plain_parameters
+from helpers.parallel import EXAMPLE, SMALL, differing, parameters, plain_parameters, struck_script
 from helpers.training import running_cluster, task
 from msgspec.structs import replace
 
@@ -17,11 +17,7 @@ from unicron.contracts.tasks import ParallelLayout, TaskState
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 
 STRUCK = """
-    import os, signal, sys
-    import torch
     import torch.distributed as dist
-    sys.path.insert(0, {example!r})
-    import train
     from unicron.train.torch_shell import TorchShell
 
     class Session(train.Session):
@@ -32,39 +28,8 @@ STRUCK = """
 
     train.Session = Session
     torch.set_default_dtype(torch.float64)  # the order of summation then makes no visible difference
-    how, where, count = os.environ.get("STRIKE", "never never 0").split()
-    calls = [int(count)]
-
-    def strike():
-        calls[0] -= 1
-        if calls[0] or os.environ["UNICRON_PLACE"] != "1":
-            return
-        try:
-            os.close(os.open(os.environ["MARKER"], os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return
-        if how == "raise":
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
-
-    def before(owner, name):
-        then = getattr(owner, name)
-        def struck(self, *arguments, **named):
-            strike()
-            return then(self, *arguments, **named)
-        setattr(owner, name, struck)
-
-    def in_backward():
-        then = train.Block.forward
-        def forward(self, x):
-            found = then(self, x)
-            if found.requires_grad:
-                found.register_hook(lambda _: strike())
-            return found
-        train.Block.forward = forward
-
     if where == "backward":
-        in_backward()
+        in_backward(train.Block)
     elif where != "never":
         before(train.Block if where == "forward" else TorchShell, where)
     train.main()
@@ -81,9 +46,7 @@ async def scene(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
-    path = tmp_path_factory.mktemp("script") / "struck.py"
-    path.write_text(textwrap.dedent(STRUCK).replace("{example!r}", repr(str(EXAMPLE))))
-    return path
+    return struck_script(tmp_path_factory.mktemp("script"), EXAMPLE, STRUCK)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

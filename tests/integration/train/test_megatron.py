@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 import torch
 from helpers import ROOT
+from helpers.parallel import struck_script
 from helpers.training import running_cluster, task
 from msgspec.structs import replace
 
@@ -22,50 +23,72 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.asyncio(lo
 EXAMPLE = ROOT / "examples" / "megatron"
 SMALL = ["--width", "16", "--layers", "2", "--heads", "2", "--context", "8"]
 STRUCK = """
-    import os, signal, sys
-    import torch
-    sys.path.insert(0, {example!r})
-    import train  # for megatron
+    from megatron.core.distributed import DistributedDataParallel
     from megatron.core.transformer.transformer_layer import TransformerLayer
     from unicron.train.megatron import Optimizer
 
-    where, count = os.environ.get("STRIKE", "never 0").split()
-    calls = [int(count)]
-
-    def strike():
-        calls[0] -= 1
-        if calls[0] or os.environ["UNICRON_PLACE"] != "1":
-            return
-        try:
-            os.close(os.open(os.environ["MARKER"], os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def before(owner, name):
-        then = getattr(owner, name)
-        def struck(self, *arguments, **named):
-            strike()
-            return then(self, *arguments, **named)
-        setattr(owner, name, struck)
-
-    def backward():
-        then = TransformerLayer.forward
-        def forward(self, *arguments, **named):
-            found = then(self, *arguments, **named)
-            if found[0].requires_grad:
-                found[0].register_hook(lambda _: strike())
-            return found
-        TransformerLayer.forward = forward
-
     if where == "backward":
-        backward()
-    elif where == "gathering":  # in the update, between what a rank does alone and what it hands round
-        from megatron.core.distributed import DistributedDataParallel
-        before(DistributedDataParallel, "start_param_sync")
+        in_backward(TransformerLayer)
+    elif where == "start_param_sync":  # in the update, between what a rank does alone and what it hands round
+        before(DistributedDataParallel, where)
     elif where != "never":
         before(TransformerLayer if where == "forward" else Optimizer, where)
     train.main()
+"""
+ALIKE = """
+    import sys
+    sys.path.insert(0, {folder!r})
+    import torch
+    import train
+    from megatron.core.distributed import finalize_model_grads
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+    from unicron.train import megatron
+
+    made, seen, kept, norms = [], [], {}, []
+    provide, optimize, draw = train.model_provider, train.get_megatron_optimizer, train.batches
+
+    def provider(args):
+        made.append(provide(args))
+        kept.update(begin={name: each.detach().clone() for name, each in made[0].named_parameters()}, args=args)
+        return made[0]
+
+    def drawn(args):
+        for batch in draw(args):
+            seen.append(batch)
+            yield batch
+
+    step = megatron.Training.step
+
+    def stepped(self):
+        step(self)
+        norms.append(self.grad_norm)
+
+    train.model_provider, train.batches, megatron.Training.step = provider, drawn, stepped
+    train.main()  # the session's loop
+    ours = {name: each.detach().clone() for name, each in made[0].named_parameters()}
+
+    with torch.no_grad():
+        for name, each in made[0].named_parameters():
+            each.copy_(kept["begin"][name])
+    args, [model] = kept["args"], made
+    config = train.OptimizerConfig(lr=1e-3, clip_grad=1.0)
+    optimizer = optimize(config, [model], use_gloo_process_groups=False)
+    model.config.finalize_model_grads_func = finalize_model_grads
+    size = args.microbatches * args.chunks
+    for norm, first in zip(norms, range(0, len(seen), size), strict=True):  # megatron-core's own
+        model.zero_grad_buffer()
+        optimizer.zero_grad()
+        get_forward_backward_func()(
+            forward_step_func=train.forward_step, data_iterator=iter(seen[first : first + size]), model=[model],
+            num_microbatches=size, seq_length=args.context, micro_batch_size=args.batch, forward_only=False,
+        )
+        _, theirs, _ = optimizer.step()
+        assert abs(norm - theirs) < 1e-4 * theirs, (norm, theirs)  # Adam does not mind how large gradients are
+    theirs = dict(model.named_parameters())
+    assert len(seen) == 3 * size
+    for name, each in ours.items():
+        assert not torch.equal(each, kept["begin"][name]), (name, "is not trained")
+        assert torch.allclose(each, theirs[name], rtol=1e-4, atol=1e-6), (name, (each - theirs[name]).abs().max())
 """
 
 
@@ -77,9 +100,7 @@ async def scene(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
-    path = tmp_path_factory.mktemp("script") / "struck.py"
-    path.write_text(textwrap.dedent(STRUCK).replace("{example!r}", repr(str(EXAMPLE))))
-    return path
+    return struck_script(tmp_path_factory.mktemp("script"), EXAMPLE, STRUCK)
 
 
 async def trained(scene, script, out, name, layout, *options, **env):
@@ -97,10 +118,10 @@ async def trained(scene, script, out, name, layout, *options, **env):
 
 
 CASES = [
-    ("tensor", "forward 12"),
-    ("pipeline", "backward 12"),
-    ("tensor", "prepare 3"),
-    ("shard", "gathering 4"),
+    ("tensor", "kill forward 12"),
+    ("pipeline", "kill backward 12"),
+    ("tensor", "kill prepare 3"),
+    ("shard", "kill start_param_sync 4"),
 ]
 
 
@@ -122,19 +143,28 @@ async def test_a_lost_rank_makes_no_difference_to_the_parameters(scene, script, 
     assert all(each.iteration >= 1 for each in joined if each.epoch > 0), "nobody begins anew"
 
 
+async def ran(path, *options):
+    """Run a script as one plain process; return what came of it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")}
+    command = [sys.executable, str(path), *options]
+    return await asyncio.to_thread(
+        subprocess.run, command, env={**kept, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
+
+
+async def test_a_session_makes_the_same_updates_as_megatron_cores_own_loop(tmp_path):
+    path = tmp_path / "alike.py"
+    path.write_text(textwrap.dedent(ALIKE).replace("{folder!r}", repr(str(EXAMPLE))))
+    found = await ran(path, *SMALL, "--iterations", "3", "--microbatches", "4")
+    assert found.returncode == 0, found.stderr
+
+
 async def test_what_can_not_be_kept_right_is_refused_by_name(tmp_path):
     text = (EXAMPLE / "train.py").read_text()
     text = text.replace("DistributedDataParallelConfig(", "DistributedDataParallelConfig(overlap_grad_reduce=True, ")
     path = tmp_path / "refused.py"
     path.write_text(text.replace("hidden_dropout=0.0", "hidden_dropout=0.0, calculate_per_token_loss=True"))
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")}
-    found = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, str(path)],
-        env={**kept, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    found = await ran(path)
     assert found.returncode == 1
     assert "does without calculate_per_token_loss, overlap_grad_reduce: switch" in found.stderr
 
