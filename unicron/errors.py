@@ -30,3 +30,7 @@ class GroupBrokenError(RuntimeError, UnicronError):
 
 class StateTransferError(RuntimeError, UnicronError):
     """No source could hand over a state that has its checksum."""
+
+
+class UnsoundStateError(StateTransferError):
+    """A copy of a state is not what its checksum says."""

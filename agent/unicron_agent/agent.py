@@ -13,8 +13,9 @@ from unicron.aio import together
 from unicron.bus.protocol import Bus
 from unicron.contracts.base import Message
 from unicron.contracts.events import CommandRefused, DeadLetter
-from unicron_agent.core import AgentCore, Out
+from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
+from unicron_agent.states import Out
 from unicron_agent.stimuli import Effect, EntryRead, Leave, Published, Reconnected, Stimulus, Tick
 
 log = logging.getLogger(__name__)

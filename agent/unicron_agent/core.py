@@ -1,55 +1,52 @@
 """The agent's decisions, pure: stimuli go in, facts for the bus and effects for the shell come out."""
 
 from collections.abc import Collection
-from typing import Any
 
 import msgspec
 
 from unicron import codec, subjects
 from unicron.checks import share_problems
 from unicron.contracts.base import Message
-from unicron.contracts.commands import Command, DropStates, Regroup, StartWorker, StopWorker
+from unicron.contracts.commands import (
+    Command,
+    DropStates,
+    FindStates,
+    Regroup,
+    SaveStates,
+    StartWorker,
+    StopWorker,
+)
 from unicron.contracts.events import (
-    CollectiveFailed,
     CommandRefused,
     DeadLetter,
     FailureDetected,
-    IterationFinished,
     NodeHeartbeat,
     NodeJoined,
     NodeLeft,
-    Regrouped,
-    StateKept,
-    StepTimed,
     WorkerExited,
-    WorkerFinished,
-    WorkerRaised,
-    WorkerReady,
 )
 from unicron.contracts.failures import DetectionMethod
-from unicron.contracts.states import KEPT
 from unicron.contracts.stragglers import RecordingSwitched
 from unicron.contracts.timings import period_of
 from unicron.contracts.worker import (
-    Broken,
     FetchState,
-    Finished,
     Hello,
     Iterated,
     Joined,
     Kept,
     Membership,
     Ping,
-    Raised,
-    Ready,
     Sample,
-    Timed,
+    Saved,
     ToAgent,
 )
 from unicron.errors import InvalidInputError, StaleTokenError, UnicronError
+from unicron_agent.reports import report
+from unicron_agent.states import Out, States
 from unicron_agent.stimuli import (
     Adopted,
-    Effect,
+    CopyReceived,
+    CopySent,
     EntryRead,
     Kill,
     Leave,
@@ -58,9 +55,9 @@ from unicron_agent.stimuli import (
     ProcessStarted,
     Published,
     Reconnected,
-    RemoveState,
     SendToWorker,
     StartProcess,
+    StateUnsound,
     Stimulus,
     StoreToken,
     Tick,
@@ -68,25 +65,11 @@ from unicron_agent.stimuli import (
 )
 from unicron_agent.workers import StallLimits, Worker
 
-REPORTS: dict[type[ToAgent], type[Message]] = {
-    Ready: WorkerReady,
-    Iterated: IterationFinished,
-    Timed: StepTimed,
-    Joined: Regrouped,
-    Broken: CollectiveFailed,
-    Raised: WorkerRaised,
-    Kept: StateKept,
-    Finished: WorkerFinished,
-}
-"""What a worker says, and the fact that the agent makes of it: the same fields, and where it came from."""
-
 PING_S = 0.2
 """How long a worker may be quiet before it is asked whether it is there."""
 
 ADOPTION_S = 0.5
 """How long adopted workers have to say where they are; they knock ten times a second."""
-
-Out = list[Message | Effect]
 
 
 class AgentCore:
@@ -101,7 +84,7 @@ class AgentCore:
         given_up: place of the newest fact that gives this node up for its silence, -1 where there is none.
         token: highest fencing token seen.
         left: it has said goodbye, and reads nothing more.
-        kept: names of the states that workers have left behind.
+        states: that lie in this node's memory.
         samples: by task, what its workers are to record, where somebody has switched that.
     """
 
@@ -128,7 +111,7 @@ class AgentCore:
         self.given_up = -1
         self.token = token
         self.workers: dict[str, Worker] = {}
-        self.kept: dict[str, None] = {}
+        self.states = States(card.node)
         self.samples: dict[str, Sample] = {}
         self._card, self._boot, self._limits, self._heartbeat_s = card, boot, limits, heartbeat_s
         self._joins = 0
@@ -154,6 +137,12 @@ class AgentCore:
                 out = self._read(stimulus)
             case Tick(stopped):
                 out = self._tick(now, stopped)
+            case CopySent(ref):
+                out = self.states.sent(self.workers.get(ref.location.worker), stimulus, now)
+            case CopyReceived():
+                out = self.states.received(stimulus)
+            case StateUnsound():
+                out = self.states.unsound(stimulus)
             case Published(fact, sequence):
                 out = self._published(fact, sequence)
             case Adopted():
@@ -170,7 +159,7 @@ class AgentCore:
         """Take over the workers of an earlier agent; the node joins when they have said where they are."""
         for each in adopted.found:
             self.workers[each.worker] = Worker.adopted(each, now)
-        self.kept = dict.fromkeys(adopted.kept)
+        self.states.adopt(adopted.kept, adopted.saved)
         self._awaited, self._join_by = set(self.workers), now + ADOPTION_S
         return [] if self._awaited else self._join()
 
@@ -184,7 +173,7 @@ class AgentCore:
         self._joins += 1
         self.incarnation, self.joined = f"{self._boot}.{self._joins}", None
         present = [worker.status() for worker in self.workers.values() if not worker.stopping]
-        card, kept = self._card, list(self.kept)
+        card, kept = self._card, list(self.states.found)
         return [msgspec.structs.replace(card, incarnation=self.incarnation, workers=present, kept=kept)]
 
     def _published(self, fact: Message, sequence: int) -> Out:
@@ -272,8 +261,8 @@ class AgentCore:
                 return self._start(command)
             case StopWorker(worker=name):
                 return self._stop(name)
-            case DropStates(names=names):
-                return self._drop_states(names)
+            case DropStates() | SaveStates() | FindStates():
+                return self.states.obey(command, self.workers.values())
             case Regroup():
                 return self._regroup(command)
         return []
@@ -324,6 +313,7 @@ class AgentCore:
         worker = self.workers.pop(exited.worker, None)
         if worker is None:
             return []
+        removed = self.states.gone(exited.worker)
         fact = WorkerExited(
             node=self.node,
             slot=worker.slot,
@@ -337,7 +327,7 @@ class AgentCore:
             microbatches_done=worker.done,
             stderr=list(exited.stderr),
         )
-        return [fact, *self._start_queued(worker.slot), *self._no_longer_awaited(worker.worker)]
+        return [fact, *removed, *self._start_queued(worker.slot), *self._no_longer_awaited(worker.worker)]
 
     def _start_queued(self, slot: int) -> Out:
         match self._in_slot(slot):
@@ -369,13 +359,6 @@ class AgentCore:
                 out.append(SendToWorker(worker.worker, worker.membership))
         return out
 
-    def _drop_states(self, names: list[str]) -> Out:
-        """Remove what nobody is to take any more."""
-        here = [name for name in names if name in self.kept]
-        for name in here:
-            del self.kept[name]
-        return [RemoveState(name) for name in here]
-
     def _said(self, name: str, message: ToAgent, now: float) -> Out:
         worker = self.workers.get(name)
         if worker is None:
@@ -384,33 +367,21 @@ class AgentCore:
         match message:
             case Hello():
                 remembered = (worker.membership, self.samples.get(worker.task))
-                return [SendToWorker(name, each) for each in remembered if each] + self._no_longer_awaited(name)
+                told = [SendToWorker(name, each) for each in remembered if each]
+                return [*told, *self.states.greet(name), *self._no_longer_awaited(name)]
             case FetchState(ref=ref):
                 return [ObtainState(name, ref)]
-            case Kept(epoch=epoch, state=ref) if ref.location.name == f"{name}.{epoch}.{KEPT}":
-                self.kept[ref.location.name] = None
-            case Kept():  # it names what it could not have left: somebody would be told to remove that
-                return []
-            case Joined():  # it goes on, and has taken back what it left behind
-                self.kept = {each: None for each in self.kept if not each.startswith(f"{name}.")}
-            case Iterated(rank=rank) if rank:  # one is enough
-                return []
-        return self._report(worker, message)
-
-    def _report(self, worker: Worker, message: ToAgent) -> Out:
-        """Return the fact that a worker's message makes."""
-        kind = REPORTS.get(type(message))
-        if kind is None:
-            return []
-        fields: dict[str, Any] = {**msgspec.structs.asdict(worker.status()), **msgspec.structs.asdict(message)}
-        fields["node"] = self.node
-        if isinstance(message, (Ready, Joined)):  # what it was told to do; the rest begins a chain
-            fields["correlation"] = worker.correlation
-        return [kind(**{field: value for field, value in fields.items() if field in kind.__struct_fields__})]
+            case Saved():
+                return self.states.saved(worker, message)
+            case Joined():
+                self.states.joined(name)
+        unheard = isinstance(message, Iterated) and message.rank > 0  # one is enough
+        unheard = unheard or (isinstance(message, Kept) and not self.states.kept(name, message))
+        return [] if unheard else report(self.node, worker, message)
 
     def _tick(self, now: float, stopped: Collection[str]) -> Out:
         """Say that this node lives, ask the quiet workers whether they do, and report those that have stalled."""
-        out: Out = []
+        out = self.states.tick(now)
         if not self.incarnation and now >= self._join_by:
             out += self._join()
         if self.incarnation and now >= self._beat_at:

@@ -1,7 +1,6 @@
 """The agent's node: carries out on real processes, sockets and files what the agent decides."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
@@ -18,30 +17,41 @@ from unicron.clock import Clock
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
 from unicron.contracts.queries import InjectFault, Reply
-from unicron.contracts.states import StateRef
+from unicron.contracts.states import Keeper, StateRef
 from unicron.contracts.tasks import Slot
 from unicron.contracts.worker import StateFetched
-from unicron.errors import BusUnavailableError, InvalidInputError, StateTransferError, UnicronError
-from unicron_agent import state_server
+from unicron.errors import (
+    BusUnavailableError,
+    InvalidInputError,
+    StateTransferError,
+    UnicronError,
+    UnsoundStateError,
+)
 from unicron_agent.agent import Agent
 from unicron_agent.channels import Channels
 from unicron_agent.chaos import break_something
 from unicron_agent.core import AgentCore
+from unicron_agent.memory import StateMemory
 from unicron_agent.network import interface_of, memory_dir, own_address
 from unicron_agent.outbox import Outbox
 from unicron_agent.rendezvous import RendezvousServer
 from unicron_agent.settings import AgentSettings
+from unicron_agent.state_server import StateServer, send_copy
 from unicron_agent.state_sources import source_of
 from unicron_agent.stimuli import (
     Adopted,
+    CopyReceived,
+    CopySent,
     Effect,
     Kill,
     ObtainState,
     ProcessExited,
     ProcessStarted,
     RemoveState,
+    SendCopy,
     SendToWorker,
     StartProcess,
+    StateUnsound,
     Stimulus,
     StoreToken,
     WorkerSaid,
@@ -59,7 +69,7 @@ class Node:
         self._settings, self._bus, self._clock, self._slots = settings, bus, clock, slots
         self._name = subjects.token(settings.node, "node")
         self._run_dir = Path(settings.run_dir).resolve()
-        self._memory = memory_dir(self._run_dir)
+        self._memory = StateMemory(memory_dir(self._run_dir), settings.state_limit)
         self._token_file = self._run_dir / "token"
         self._host = settings.host or own_address(settings.nats_url)
         self._supervisor = Supervisor(self._run_dir, self._common_environment(), self._handle)
@@ -73,10 +83,11 @@ class Node:
         """Adopt what lives, join, and serve until cancelled."""
         position = await self._journal_end()
         rendezvous, rendezvous_address = await RendezvousServer().serve(self._host)
-        states, states_address = await state_server.serve(self._host, self._memory)
+        received = StateServer(self._memory, self._name, lambda name, ref: self._handle(CopyReceived(name, ref)))
+        states, states_address = await received.serve(self._host)
         self._agent = self._make_agent(rendezvous_address, states_address)
         self._adopt()
-        socket = await self._channels.serve(self._memory / "agent.sock")
+        socket = await self._channels.serve(self._memory.folder / "agent.sock")
         await self._supervisor.start()
         await self._bus.serve(subjects.rpc(self._name), f"agent-{self._name}", self._on_query)
         running = asyncio.create_task(self._agent.run(position))
@@ -90,7 +101,7 @@ class Node:
             await states.stop(0)
             socket.close()
             rendezvous.close()
-            shutil.rmtree(self._memory, ignore_errors=True)
+            shutil.rmtree(self._memory.folder, ignore_errors=True)
 
     async def _journal_end(self) -> int:
         """Return from where on commands are for this agent; the control services make the journal when they start.
@@ -129,13 +140,10 @@ class Node:
     def _adopt(self) -> None:
         """Give the agent the workers that outlived an earlier one."""
         found = self._supervisor.adopt()
-        kept = state_server.kept(self._memory)
-        if not self._supervisor.watching:  # what else lies there is of workers that are no more
-            for path in self._memory.iterdir():
-                if path.name not in kept:
-                    path.unlink()
-        (self._memory / "agent.sock").unlink(missing_ok=True)
-        self._handle(Adopted(found, kept))
+        if not self._supervisor.watching:
+            self._memory.clean()
+        (self._memory.folder / "agent.sock").unlink(missing_ok=True)
+        self._handle(Adopted(found, self._memory.kept(), self._memory.saved()))
 
     def _handle(self, stimulus: Stimulus) -> None:
         self._agent.handle(stimulus)
@@ -154,9 +162,10 @@ class Node:
                 self._store(token)
             case ObtainState(worker, ref):
                 self._begin(self._obtain(worker, ref))
+            case SendCopy(ref, keeper):
+                self._begin(self._send_copy(ref, keeper))
             case RemoveState(name):
-                with contextlib.suppress(StateTransferError):  # it is gone, or a worker named what is no state
-                    state_server.exported(self._memory, name).unlink()
+                self._memory.remove(name)
 
     def _store(self, token: int) -> None:
         unfinished = self._token_file.with_suffix(".part")
@@ -184,20 +193,32 @@ class Node:
     async def _obtain(self, worker: str, ref: StateRef) -> None:
         source = source_of(ref, self._name, self._memory)
         try:
-            path = await source.obtain(ref, self._memory / f"{worker}.fetched")
+            path = await source.obtain(ref, self._memory.folder / f"{worker}.fetched")
             answer = StateFetched(name=ref.location.name, path=str(path), own=True)
         except StateTransferError as error:
+            if isinstance(error, UnsoundStateError):
+                self._handle(StateUnsound(ref, str(error)))
             log.warning("worker %s gets no state: %s", worker, error)
             answer = StateFetched(name=ref.location.name, error=str(error))
         self._channels.send(worker, answer)
+
+    async def _send_copy(self, ref: StateRef, keeper: Keeper) -> None:
+        problem = ""
+        try:
+            await send_copy(self._memory, ref, keeper.address)
+        except StateTransferError as error:
+            log.warning("%s", error)
+            problem = str(error)
+        self._handle(CopySent(ref, keeper.node, problem))
 
     def _common_environment(self) -> dict[str, str]:
         found = {
             "OPENBLAS_NUM_THREADS": "1",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "UNICRON_NODE": self._name,
-            "UNICRON_WORKER_SOCKET": str(self._memory / "agent.sock"),
-            "UNICRON_STATE_DIR": str(self._memory),
+            "UNICRON_WORKER_SOCKET": str(self._memory.folder / "agent.sock"),
+            "UNICRON_STATE_DIR": str(self._memory.folder),
+            "UNICRON_STATE_LIMIT": str(self._memory.limit),
         }
         if interface := interface_of(self._host):
             found |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}

@@ -14,6 +14,7 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
         run_dir: where logs and the records of running workers are kept.
         host: address at which other nodes reach this one; empty: the one from which it reaches the bus.
         heartbeat_s: seconds between signs of life.
+        state_limit: bytes that saved states may take in this node's memory; 0: half of the file system they lie in.
         hang_s: seconds without progress after which a worker that still answers counts as hung.
         chaos: whether the agent breaks things of its own when asked to.
     """
@@ -25,6 +26,7 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
     run_dir: str = ".unicron/node"
     host: str = ""
     heartbeat_s: float = 0.5
+    state_limit: int = 0
     hang_s: float = 20.0
     chaos: bool = False
 

@@ -1,65 +1,136 @@
-"""Hands the states that workers of this node have exported to other nodes: a gRPC stream of chunks."""
+"""Hands states of this node to others, and takes copies of what is saved elsewhere: gRPC streams of pieces."""
 
-import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
+import msgspec
+from xxhash import xxh3_128
 
-from unicron.contracts.states import KEPT, LENT
+from unicron.contracts.states import SAVED, StateRef, label
 from unicron.errors import StateTransferError
+from unicron_agent.memory import StateMemory
 
-METHOD = "/unicron.v1.State/Fetch"
-CHUNK = 2 * 1024 * 1024
-LIMITS = [("grpc.max_receive_message_length", CHUNK + 1024), ("grpc.max_send_message_length", CHUNK + 1024)]
+FETCH, KEEP = "/unicron.v1.State/Fetch", "/unicron.v1.State/Keep"
+PIECE = 2 * 1024 * 1024
+LIMITS = [("grpc.max_receive_message_length", PIECE + 1024), ("grpc.max_send_message_length", PIECE + 1024)]
 
-_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,200}}\.[0-9]+\.({LENT}|{KEPT})")
+_ref: msgspec.msgpack.Decoder[StateRef] = msgspec.msgpack.Decoder(StateRef)
+
+Received = Callable[[str, StateRef | None], None]
+"""Told of a copy that lies here now; or, without one, that what has this name is being written over."""
 
 
-def exported(directory: Path, name: str) -> Path:
-    """Return the file of the exported state `name` ("WORKER.EPOCH.state", or "WORKER.EPOCH.kept").
+class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Serves the states of one node.
 
-    Raises:
-        StateTransferError: it is no such name, or there is no such state.
+    Args:
+        memory: where they lie.
+        node: its name.
+        received: told of copies.
     """
-    if not _NAME.fullmatch(name):
-        raise StateTransferError(f"state {name!r}: expected WORKER.EPOCH.{LENT} or WORKER.EPOCH.{KEPT}")
-    path = directory / name
-    if not path.is_file():
-        raise StateTransferError(f"state {name}: it is not there (any more)")
-    return path
 
+    def __init__(self, memory: StateMemory, node: str, received: Received) -> None:
+        self._memory, self._node, self._received = memory, node, received
+        self._address = ""
+        self._busy: set[str] = set()
 
-def kept(directory: Path) -> list[str]:
-    """Return the names of the states that workers have left behind."""
-    names = (path.name for path in directory.glob(f"*.{KEPT}"))
-    return sorted(name for name in names if _NAME.fullmatch(name))
-
-
-class _Fetch(grpc.GenericRpcHandler):  # type: ignore[misc]
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    async def serve(self, host: str) -> tuple[grpc.aio.Server, str]:
+        """Start the server on a free port of `host`; return it and its host:port."""
+        server = grpc.aio.server(options=LIMITS)
+        server.add_generic_rpc_handlers((self,))
+        self._address = f"{host}:{server.add_insecure_port(f'{host}:0')}"
+        await server.start()
+        return server, self._address
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        if details.method != METHOD:
-            return None
-        return grpc.unary_stream_rpc_method_handler(self._send)
+        """Return what answers a call."""
+        match details.method:
+            case str(method) if method == FETCH:
+                return grpc.unary_stream_rpc_method_handler(self._fetch)
+            case str(method) if method == KEEP:
+                return grpc.stream_unary_rpc_method_handler(self._keep)
+        return None
 
-    async def _send(self, request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+    async def _fetch(self, request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         try:
-            path = exported(self._directory, request.decode(errors="replace"))
+            path = self._memory.path(request.decode(errors="replace"))
         except StateTransferError as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
-                yield chunk
+            while piece := file.read(PIECE):
+                yield piece
+
+    async def _keep(self, pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
+        """Take a copy: first what it is, then its content."""
+        try:
+            ref = self._admitted(await anext(pieces, b""))
+        except StateTransferError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        name, whole = ref.location.name, False
+        self._busy.add(name)
+        try:
+            await self._take(ref, pieces)
+            whole = True
+        except (StateTransferError, OSError) as error:
+            await context.abort(grpc.StatusCode.DATA_LOSS, str(error))
+        finally:
+            self._busy.discard(name)
+            if not whole:
+                self._memory.remove(name)
+        return b""
+
+    def _admitted(self, first: bytes) -> StateRef:
+        try:
+            ref = _ref.decode(first)
+        except msgspec.MsgspecError as error:
+            raise StateTransferError(f"a copy that does not say what it is: {error}") from error
+        name = self._memory.checked(ref.location.name)
+        if not name.endswith(SAVED) or not name.startswith(f"{ref.location.worker}.") or ref.size <= 0:
+            raise StateTransferError(f"{name} of {ref.size} bytes is nothing that a worker has saved")
+        if name in self._busy:
+            raise StateTransferError(f"{name} is being written already")
+        self._memory.check_room(name, ref.size)
+        return ref
+
+    async def _take(self, ref: StateRef, pieces: AsyncIterator[bytes]) -> None:
+        """Write a copy over an older one, and label it in the end."""
+        name, digest, size = ref.location.name, xxh3_128(), 0
+        path: Path = self._memory.folder / name
+        self._received(name, None)
+        with path.open("r+b" if path.exists() else "w+b") as file:
+            file.truncate(min(ref.size, path.stat().st_size))  # without its label it is no state from here on
+            async for piece in pieces:
+                digest.update(piece)
+                size += file.write(piece)
+                if size > ref.size:
+                    break
+            if (size, digest.digest()) != (ref.size, ref.checksum):
+                raise StateTransferError(f"{name}: {size} bytes of {ref.size} came, or others than were sent")
+            here = ref.at(self._node, self._address)
+            file.write(label(here))
+        self._received(name, here)
 
 
-async def serve(host: str, directory: Path) -> tuple[grpc.aio.Server, str]:
-    """Start the server on a free port of `host`; return it and its host:port."""
-    server = grpc.aio.server(options=LIMITS)
-    server.add_generic_rpc_handlers((_Fetch(directory),))
-    port = server.add_insecure_port(f"{host}:0")
-    await server.start()
-    return server, f"{host}:{port}"
+async def send_copy(memory: StateMemory, ref: StateRef, address: str) -> None:
+    """Send a copy of a saved state to another node.
+
+    Raises:
+        StateTransferError: it did not get there, whole.
+    """
+    try:
+        async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
+            await channel.stream_unary(KEEP)(_pieces(memory.path(ref.location.name), ref), timeout=600)
+    except grpc.aio.AioRpcError as error:
+        raise StateTransferError(f"no copy of {ref.location.name} for {address}: {error.details()}") from error
+
+
+async def _pieces(path: Path, ref: StateRef) -> AsyncIterator[Any]:
+    yield msgspec.msgpack.encode(ref)
+    left = ref.size
+    with path.open("rb") as file:
+        while left and (piece := file.read(min(PIECE, left))):
+            left -= len(piece)
+            yield piece

@@ -2,19 +2,20 @@
 
 import asyncio
 import contextlib
-import hashlib
+import mmap
 import os
 from collections.abc import Iterator
-from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
 
 import grpc
 import grpc.aio
+from xxhash import xxh3_128
 
 from unicron.contracts.states import StateRef
-from unicron.errors import StateTransferError
-from unicron_agent.state_server import LIMITS, METHOD, exported
+from unicron.errors import StateTransferError, UnsoundStateError
+from unicron_agent.memory import StateMemory
+from unicron_agent.state_server import FETCH, LIMITS
 
 
 class StateSource(Protocol):
@@ -24,22 +25,22 @@ class StateSource(Protocol):
         """Make the state `ref` the file `target`, whole and checked, and return it; it is the caller's to remove.
 
         Raises:
-            StateTransferError: the source lacks it, goes away, or hands over something else; or there is no room.
-                Nothing is left behind.
+            UnsoundStateError: the source hands over something else.
+            StateTransferError: the source lacks it, or goes away; or there is no room. Nothing is left behind.
         """
 
 
 class SharedMemory:
     """A state that a worker of this node has exported."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, memory: StateMemory) -> None:
+        self._memory = memory
 
     async def obtain(self, ref: StateRef, target: Path) -> Path:
         """Give the file a second name, which stays when its holder removes the first."""
         with _whole(ref, target) as unfinished:
-            os.link(exported(self._directory, ref.location.name), unfinished)
-            _check(ref, await asyncio.to_thread(_checksum, unfinished))
+            os.link(self._memory.path(ref.location.name), unfinished)
+            _check(ref, await asyncio.to_thread(_checksum, unfinished, ref.size))
         return target
 
 
@@ -48,20 +49,22 @@ class Peer:
 
     async def obtain(self, ref: StateRef, target: Path) -> Path:
         """Copy the file, piece by piece."""
-        digest = blake2b(digest_size=16)
+        digest, left = xxh3_128(), ref.size
         with _whole(ref, target) as unfinished:
             async with grpc.aio.insecure_channel(ref.location.address, options=LIMITS) as channel:
                 with unfinished.open("wb") as file:
-                    async for piece in channel.unary_stream(METHOD)(ref.location.name.encode(), timeout=600):
-                        digest.update(piece)
-                        file.write(piece)
+                    async for piece in channel.unary_stream(FETCH)(ref.location.name.encode(), timeout=600):
+                        state = piece[:left]  # a saved one is followed by its label
+                        left -= len(state)
+                        digest.update(state)
+                        file.write(state)
             _check(ref, digest.digest())
         return target
 
 
-def source_of(ref: StateRef, node: str, directory: Path) -> StateSource:
-    """Return where to obtain `ref` from on this `node`, whose workers export to `directory`."""
-    return SharedMemory(directory) if ref.location.node == node else Peer()
+def source_of(ref: StateRef, node: str, memory: StateMemory) -> StateSource:
+    """Return where to obtain `ref` from on this `node`, with this memory."""
+    return SharedMemory(memory) if ref.location.node == node else Peer()
 
 
 @contextlib.contextmanager
@@ -84,9 +87,13 @@ def _whole(ref: StateRef, target: Path) -> Iterator[Path]:
 def _check(ref: StateRef, checksum: bytes) -> None:
     if checksum != ref.checksum:
         name, node = ref.location.name, ref.location.node
-        raise StateTransferError(f"state {name!r} of {node}: wrong checksum; this is not what was exported")
+        raise UnsoundStateError(f"state {name!r} of {node}: wrong checksum; this is not what was exported")
 
 
-def _checksum(path: Path) -> bytes:
+def _checksum(path: Path, size: int) -> bytes:
+    """Return the checksum of the first `size` bytes; of nothing, where there are fewer."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: blake2b(digest_size=16)).digest()
+        if not 0 < size <= path.stat().st_size:
+            return b""
+        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content:
+            return xxh3_128(content).digest()

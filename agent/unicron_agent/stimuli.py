@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from unicron.contracts.base import Message, Record
 from unicron.contracts.commands import StartWorker
-from unicron.contracts.states import StateRef
+from unicron.contracts.states import Keeper, StateRef
 from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import ToAgent, ToWorker
 
@@ -41,10 +41,12 @@ class Adopted:
     Attributes:
         found: the workers that it has written down.
         kept: names of the states that workers have left behind.
+        saved: the states that workers here or elsewhere have saved.
     """
 
     found: list[Running]
     kept: Collection[str] = ()
+    saved: Collection[StateRef] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,31 @@ class Reconnected:
 
 
 @dataclass(frozen=True)
+class CopySent:
+    """What `SendCopy` asked for: a node has a copy now; or why not, if `problem` is not empty."""
+
+    ref: StateRef
+    node: str
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class CopyReceived:
+    """A copy of a state that was saved elsewhere lies here; `ref` is None as long as one is being written over."""
+
+    name: str
+    ref: StateRef | None
+
+
+@dataclass(frozen=True)
+class StateUnsound:
+    """A copy is not what its checksum says."""
+
+    ref: StateRef
+    reason: str
+
+
+@dataclass(frozen=True)
 class Tick:
     """Some time has passed.
 
@@ -111,7 +138,20 @@ class Leave:
     """The agent is to end, with all its workers."""
 
 
-Stimulus = Adopted | EntryRead | WorkerSaid | ProcessStarted | ProcessExited | Published | Reconnected | Tick | Leave
+Stimulus = (
+    Adopted
+    | EntryRead
+    | WorkerSaid
+    | ProcessStarted
+    | ProcessExited
+    | Published
+    | Reconnected
+    | CopySent
+    | CopyReceived
+    | StateUnsound
+    | Tick
+    | Leave
+)
 
 # --- out -------------------------------------------------------------------------------------------------------------
 
@@ -154,10 +194,18 @@ class ObtainState:
 
 
 @dataclass(frozen=True)
+class SendCopy:
+    """Send a copy of a state that was saved here to another node; `CopySent` is the answer."""
+
+    ref: StateRef
+    keeper: Keeper
+
+
+@dataclass(frozen=True)
 class RemoveState:
-    """Remove a state that a worker has left behind."""
+    """Remove a state that lies here."""
 
     name: str
 
 
-Effect = StartProcess | Kill | SendToWorker | StoreToken | ObtainState | RemoveState
+Effect = StartProcess | Kill | SendToWorker | StoreToken | ObtainState | SendCopy | RemoveState

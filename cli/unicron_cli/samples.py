@@ -13,6 +13,7 @@ import msgspec
 
 from unicron.contracts import commands
 from unicron.contracts.base import Message
+from unicron.contracts.states import Keeper
 from unicron.contracts.tasks import ParallelLayout
 from unicron.services import SERVICES
 
@@ -60,6 +61,8 @@ VALUES: dict[str, Any] = {
     "subject": "unicron.v1.evt.node-1.WorkerExited.gpt",
     "payload": b"\xc1",
     "state_from": "gpt-w1",
+    "keepers": [Keeper(node="node-2", address="10.0.0.12:29401")],
+    "search": 1,
     "epoch": 4,
     "iteration": 17,
     "iterations": 50,

@@ -9,6 +9,7 @@ from msgspec.structs import fields as fields_of
 from unicron.contracts import commands, events, stragglers
 from unicron.contracts.base import Message
 from unicron.contracts.plans import TaskShare
+from unicron.contracts.states import Saver
 from unicron.errors import InvalidInputError
 
 _ENVELOPE = {field.name for field in fields_of(Message)}
@@ -21,6 +22,15 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
     events.WorkerReady: lambda m: f"{_where(m)} is ready",
     events.WorkerFinished: lambda m: f"{_where(m)} has done all {m.iterations} iterations",
     events.StateKept: lambda m: f"{_where(m)} leaves its state of iteration {m.state.iteration} behind",
+    events.StateSecured: lambda m: (
+        f"{_where(m)} saves its state, and that of iteration {m.iteration} is whole"
+        f"{_after(', also on ', ', '.join(m.nodes))}"
+    ),
+    events.StateUnprotected: lambda m: f"{_where(m)} can't save its state: {m.reason}",
+    events.StateRejected: lambda m: f"{m.state.location.node} holds a bad copy, found out on {m.node}: {m.reason}",
+    events.StatesFound: lambda m: (
+        f"{m.node} has of {m.task} {', '.join(sorted({f'iteration {ref.iteration}' for ref in m.states})) or 'nothing'}"
+    ),
     events.WorkerExited: lambda m: (
         f"{_where(m)} ended by {f'signal {m.signal}' if m.signal else f'exit code {m.exit_code}'}"
         f"{', as it was told' * m.expected}, in iteration {m.iteration}"
@@ -56,7 +66,11 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
     commands.StartWorker: lambda m: (
         f"start {_where(m)}{f' for place {m.place} of {m.layout.degrees}' if m.layout.replica_workers > 1 else ''}"
     ),
-    commands.DropStates: lambda m: f"remove what was left behind on {m.node}: {', '.join(m.names)}",
+    commands.DropStates: lambda m: (
+        f"remove what was left behind on {m.node}: {', '.join([*m.names, *(f'all of {each}' for each in m.workers)])}"
+    ),
+    commands.SaveStates: lambda m: f"save on {m.node}: {', '.join(map(_saver, m.savers)) or 'nothing any more'}",
+    commands.FindStates: lambda m: f"tell what {m.node} has of {m.task}",
     commands.StopWorker: lambda m: f"stop {_where(m)}{_after(': ', m.reason)}",
     commands.Regroup: lambda m: (
         f"form epoch {m.epoch} of {m.task}{' to leave the states behind' * m.leaving}, {m.world_size} workers, here "
@@ -78,6 +92,10 @@ def _fields(message: Message) -> str:
         if field.name not in _ENVELOPE and (value := getattr(message, field.name)) not in ("", [], None)
     ]
     return " ".join(found)
+
+
+def _saver(saver: Saver) -> str:
+    return f"{saver.worker}{_after(' with copies on ', ', '.join(keeper.node for keeper in saver.keepers))}"
 
 
 def _share(share: TaskShare) -> str:

@@ -64,7 +64,7 @@ class Invariants:
         self._sequences: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
         self._numbers: Counter[str] = Counter()
-        self._started: set[str] = set()
+        self._begun: dict[str, TaskSpec] = {}
         self._at: dict[str, int] = {}
         self._joins: Counter[str] = Counter()
         self._losses: Counter[str] = Counter()
@@ -207,9 +207,9 @@ class Invariants:
     def started(self, command: StartWorker, others: list[str]) -> None:
         """Check a process that starts."""
         place = f"{command.node}:{command.slot}"
-        self.check(command.worker not in self._started, f"{command.worker} was started twice")
+        self.check(command.worker not in self._begun, f"{command.worker} was started twice")
         self.check(not others, f"{command.worker} was started in {place}, where {', '.join(others)} lives")
-        self._started.add(command.worker)
+        self._begun[command.worker] = command.spec
 
     def joined(self, worker: "Trainer", joined: Joined, *, established: bool) -> None:
         """Note with which iteration a worker goes on; a task starts anew only where nobody has its state any more.
@@ -227,7 +227,8 @@ class Invariants:
             if each.living and each.core.iteration and each.spec == worker.spec and each.host.name in there:
                 held.setdefault((each.core.iteration, each.layout), {})[each.place] = each.name
         whole = [places for (_, layout), places in held.items() if len(places) == layout.replica_workers]
-        holders = [name for places in whole for name in places.values()] + self._left(worker, joined.epoch, there)
+        holders = [name for places in whole for name in places.values()]
+        holders += self._left(worker, joined.epoch, there) + self._saved(worker, there)
         self.check(
             not holders,
             f"{worker.spec.name} starts anew in epoch {joined.epoch} though {', '.join(holders)} has its state",
@@ -249,6 +250,17 @@ class Invariants:
         layouts = {each.epoch: each.layout for each in known if isinstance(each, Regroup) and each.task == task}
         whole = [names for at, names in found.items() if len(names) == layouts[at].replica_workers]
         return [name for names in whole for name in names.values()]
+
+    def _saved(self, worker: "Trainer", there: set[str]) -> list[str]:
+        """Return the names of whole states of a worker's task that are saved in the memories of nodes."""
+        found: dict[tuple[int, str], dict[int, str]] = {}
+        for node in there:
+            for name, ref in worker.host.machines[node].saved.items():
+                if self._begun.get(ref.location.worker) == worker.spec:
+                    found.setdefault((ref.iteration, ref.layout.degrees), {})[ref.place] = f"{name} on {node}"
+        sizes = {each.degrees: each.replica_workers for each in (worker.spec.layout, *worker.spec.layouts.values())}
+        whole = [places for (_, degrees), places in found.items() if len(places) == sizes[degrees]]
+        return [name for places in whole for name in places.values()]
 
     def counted(self, worker: "Trainer") -> None:
         """Check a worker that counts a microbatch: its replica is whole, and it has the state of its place."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from random import Random
 
+from msgspec.structs import replace
 from unicron_agent import stimuli
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
@@ -13,9 +14,9 @@ from unicron.aio import insist
 from unicron.clock import VirtualClock
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
-from unicron.contracts.states import KEPT, StateRef
+from unicron.contracts.states import LENT, StateRef
 from unicron.contracts.tasks import Slot
-from unicron.contracts.worker import Membership, Ping, Pong, ToAgent, ToWorker
+from unicron.contracts.worker import Membership, Ping, Pong, Save, Secured, ToAgent, ToWorker
 from unicron.train.iteration import WorkerCore
 from unicron_simulator.collectives import Group
 from unicron_simulator.invariants import Invariants
@@ -36,6 +37,7 @@ class Machine:
         running: the workers that an agent has started and not seen end; kept on its disk.
         token: kept on its disk.
         kept: the states that workers have left behind in its memory.
+        saved: the states that workers here and elsewhere have saved there.
         pace: of its workers.
     """
 
@@ -46,6 +48,7 @@ class Machine:
         self.running: dict[str, Running] = {}
         self.token = 0
         self.kept: dict[str, StateRef] = {}
+        self.saved: dict[str, StateRef] = {}
         self.random = Random(f"{network.seed}:{name}")
         self.make_core, self.make_outbox, self.make_worker = AgentCore, Outbox, WorkerCore
         self.pace = STORM
@@ -64,6 +67,7 @@ class Machine:
         boot, link = f"{self.name}b{self._boots}", self._network.link(self.name)
         slots = [Slot(index=index) for index in range(self.slots)]
         card = NodeJoined(node=self.name, incarnation="", host=self.name, slots=slots, rendezvous=f"{self.name}:1")
+        card = replace(card, state_server=f"{self.name}:2")
         core, outbox = self.make_core(card, boot, self.token), self.make_outbox(link, self.clock, self.name, boot)
         self.agent = WatchedAgent(core, link, outbox, self._carry_out, self._stopped, self.invariants)
         self.agent.task = asyncio.ensure_future(self._run(self.agent))
@@ -74,7 +78,7 @@ class Machine:
     async def _run(self, agent: WatchedAgent) -> None:
         with contextlib.suppress(CrashedError):
             position = await insist(agent.link.tail, "waiting for the journal")
-            agent.handle(stimuli.Adopted(list(self.running.values()), list(self.kept)))
+            agent.handle(stimuli.Adopted(list(self.running.values()), list(self.kept), list(self.saved.values())))
             for name in list(self.running):
                 if name in self.processes:
                     self._knock(agent, name)
@@ -98,13 +102,13 @@ class Machine:
         await self.crash_agent()
         for trainer in list(self.processes.values()):
             trainer.end(None, None, silently=True)
-        self.running, self.processes, self.kept = {}, {}, {}
+        self.running, self.processes, self.kept, self.saved = {}, {}, {}, {}
 
     async def leave(self) -> None:
         """Let the agent say goodbye and go."""
         if agent := self.agent:
             await agent.leave()
-            self.kept = {}
+            self.kept, self.saved = {}, {}
             if self.agent is agent:
                 await self.crash_agent()
 
@@ -120,8 +124,28 @@ class Machine:
                 self._send(worker, message)
             case stimuli.StoreToken(token):
                 self.token = token
+            case stimuli.SendCopy(ref, keeper):
+                self._send_copy(self.agent, ref, self.machines[keeper.node])
             case stimuli.RemoveState(name):
                 self.kept.pop(name, None)
+                self.saved.pop(name, None)
+
+    def _send_copy(self, sender: WatchedAgent | None, ref: StateRef, there: "Machine") -> None:
+        """Begin to write over an older copy elsewhere; in the end it is whole, or there is none."""
+        taker, name = there.agent, ref.location.name
+        if taker is not None:
+            there.saved.pop(name, None)
+            taker.handle(stimuli.CopyReceived(name, None))
+
+        def end() -> None:
+            sound = taker is not None and taker is there.agent and self.saved.get(name) == ref
+            if sound and taker is not None and sender is self.agent:
+                there.saved[name] = copy = ref.at(there.name, f"{there.name}:2")
+                taker.handle(stimuli.CopyReceived(name, copy))
+            if sender is not None and sender is self.agent:
+                sender.handle(stimuli.CopySent(ref, there.name, "" if sound else "it is gone"))
+
+        asyncio.get_running_loop().call_later(self.random.uniform(*self.pace.save), end)
 
     def _start(self, agent: WatchedAgent | None, command: StartWorker) -> None:
         if agent is None or agent is not self.agent:
@@ -146,10 +170,15 @@ class Machine:
         trainer = self.processes.get(worker)
         if trainer is None or self.agent is None or worker not in self.agent.connected:
             return
-        if isinstance(message, Membership):
-            trainer.tell(message)
-        elif isinstance(message, Ping) and not trainer.paused:
-            self.said(worker, Pong())
+        match message:
+            case Membership():
+                trainer.tell(message)
+            case Save():
+                trainer.save_from_now(message)
+            case Secured():
+                trainer.secure(message)
+            case Ping() if not trainer.paused:
+                self.said(worker, Pong())
 
     # --- processes ---------------------------------------------------------------------------------------------------
 
@@ -190,5 +219,5 @@ class Machine:
     def hands_over(self, ref: StateRef) -> bool:
         """Return whether a state can be fetched now, from this node or another."""
         there, name = self.machines[ref.location.node], ref.location.name
-        is_there = not name.endswith(KEPT) or name in there.kept
+        is_there = name.endswith(LENT) or name in there.kept or there.saved.get(name) == ref
         return self.agent is not None and there.agent is not None and is_there

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Callable, Collection
 
 from unicron_agent.agent import Agent
-from unicron_agent.core import AgentCore, Out
+from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
+from unicron_agent.states import Out
 from unicron_agent.stimuli import Effect, EntryRead, Stimulus, StoreToken
 
 from unicron import codec

@@ -71,7 +71,14 @@ def _not_as_laid_out(world: World, share: TaskShare, mine: list[Trainer]) -> str
     """Return what of an earlier layout is still there, of a task that runs."""
     if not all(trainer.layout.is_like(share.layout) for trainer in mine):
         return f"{share.task} has workers of another layout than the plan says"
-    left = [name for machine in world.machines.values() for name, ref in machine.kept.items() if ref.task == share.task]
+    living, gone = {trainer.name for trainer in mine}, world.invariants.given_up()  # they are told when they are back
+    left = [
+        f"{name} on {node}"
+        for node, machine in world.machines.items()
+        for name, ref in (machine.kept | machine.saved).items()
+        if ref.task == share.task
+        if name in machine.kept or (ref.location.worker not in living and node not in gone)
+    ]
     return f"{', '.join(left)} still lies where it was left behind, though {share.task} runs" if left else ""
 
 

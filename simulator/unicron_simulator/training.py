@@ -11,10 +11,23 @@ from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from msgspec.structs import replace
+
 from unicron.contracts.commands import StartWorker
-from unicron.contracts.states import KEPT, LENT, StateLocation, StateRef
+from unicron.contracts.states import KEPT, LENT, SAVED, StateLocation, StateRef
 from unicron.contracts.tasks import WorkerPhase
-from unicron.contracts.worker import NOWHERE, Hello, Joined, Membership, Progress, Raised, ToAgent
+from unicron.contracts.worker import (
+    NOWHERE,
+    Hello,
+    Joined,
+    Membership,
+    Progress,
+    Raised,
+    Save,
+    Saved,
+    Secured,
+    ToAgent,
+)
 from unicron.errors import GroupBrokenError, StateTransferError
 from unicron.train.iteration import WorkerCore
 from unicron.train.phases import FORGOTTEN, greeting
@@ -48,12 +61,14 @@ class Pace(NamedTuple):
         start: from the start of the process until its model is built, at least and at most.
         meet: until the members of a new membership have found one another and can compute together.
         transfer: for the state from one worker to another.
+        save: for the state to its node's memory, and from there to another node's, each at least and at most.
         microbatch: to compute one, at least and at most.
     """
 
     start: tuple[float, float] = (0.2, 0.8)
     meet: float = 0.02
     transfer: float = 0.1
+    save: tuple[float, float] = (0.01, 0.1)
     microbatch: tuple[float, float] = (0.1, 0.2)
 
 
@@ -74,6 +89,7 @@ class Trainer:
         layout: the shape of the replica that has this place.
         formed: epoch in which the groups inside of its replica were formed; -1 where they are not, or broke.
         spoilt: what its script did to the gradient is noise.
+        saves: its agent wants its state saved.
     """
 
     buckets = BUCKETS
@@ -103,6 +119,8 @@ class Trainer:
         self._unsent: list[ToAgent] = []
         self._changed, self._resumed = asyncio.Event(), asyncio.Event()
         self._computed, self.spoilt, self._muted, self._through = -1, False, False, False
+        self.saves, self._turn, self._saving = False, 0, asyncio.ensure_future(asyncio.sleep(0))
+        self._unsecured: tuple[str, int] | None = None
         self._micro_s = random.uniform(*pace.microbatch)
         self._task = asyncio.ensure_future(self._main())
 
@@ -121,6 +139,15 @@ class Trainer:
             self.newest = membership
         if not self.paused:
             self._interrupt()
+
+    def save_from_now(self, message: Save) -> None:
+        """Take in whether to save; what was saved before need not be secured."""
+        self.saves, self._unsecured = message.on, None
+
+    def secure(self, message: Secured) -> None:
+        """Take in that a state's copies are whole."""
+        if self._unsecured == (message.name, message.iteration):
+            self._unsecured = None
 
     def _interrupt(self) -> None:
         if self.newest.epoch > self.core.epoch:
@@ -156,6 +183,7 @@ class Trainer:
             return
         self.living = self.computes = False
         self._task.cancel()
+        self._saving.cancel()
         if not silently:
             self._leave(f"connection to {self.name} closed by peer")
             self._break(f"connection to {self.name} closed by peer")
@@ -305,19 +333,46 @@ class Trainer:
 
     async def export(self, place: int, iteration: int, *, taken: bool = False, kept: bool = False) -> StateRef:  # noqa: ARG002
         """Say which updates are in the state, whatever the core takes them for."""
-        name = f"{self.name}.{self.core.epoch}.{KEPT if kept else LENT}"
-        ref = StateRef(
+        ref = self._described(f"{self.name}.{self.core.epoch}.{KEPT if kept else LENT}")
+        ref = replace(ref, iteration=self._taken) if taken else ref
+        if kept:
+            await self._pass(self._pace.transfer)
+            self.host.kept[ref.location.name] = ref
+        return ref
+
+    def _described(self, name: str) -> StateRef:
+        return StateRef(
             task=self.spec.name,
-            iteration=self._taken if taken else self._updates,
+            iteration=self._updates,
             place=self.place,
             location=StateLocation(node=self.host.name, worker=self.name, name=name),
             size=0,
             checksum=b"",
+            layout=self.layout,
         )
-        if kept:
-            await self._pass(self._pace.transfer)
-            self.host.kept[name] = ref
-        return ref
+
+    @property
+    def secured(self) -> bool:
+        """Whether all copies of what was saved last are whole."""
+        return self._unsecured is None
+
+    def save(self, iteration: int) -> None:
+        """Write to the file that is not the newest; from here on that holds no state."""
+        self._turn = 1 - self._turn
+        ref = self._described(f"{self.name}.{self._turn}.{SAVED}")
+        self._unsecured = (ref.location.name, iteration)
+        self.host.saved.pop(ref.location.name, None)
+        self._saving = asyncio.ensure_future(self._save_state(ref))
+
+    async def _save_state(self, ref: StateRef) -> None:
+        await self._pass(self._random.uniform(*self._pace.save))
+        self._book.check(ref.iteration == self._updates, f"{self.name} updated what it was still saving")
+        self.host.saved[ref.location.name] = ref
+        self.say(Saved(state=ref))
+
+    async def saved(self) -> None:
+        """Wait for it."""
+        await self._saving
 
     def withdraw(self, ref: StateRef) -> None:
         """Take what was left behind back; other states take no room here."""

@@ -3,11 +3,12 @@
 import asyncio
 import os
 from contextlib import asynccontextmanager
-from hashlib import blake2b
 
 import pytest
-from unicron_agent import state_server
+from unicron_agent.memory import StateMemory
+from unicron_agent.state_server import StateServer
 from unicron_agent.state_sources import Peer, SharedMemory, source_of
+from xxhash import xxh3_128
 
 from unicron.contracts.states import StateLocation, StateRef
 from unicron.errors import StateTransferError
@@ -29,7 +30,7 @@ class Holder:
 
     def ref(self, name=NAME):
         location = StateLocation(node="n1", worker="gpt-1", name=name, address=self.address)
-        checksum = blake2b(CONTENT, digest_size=16).digest()
+        checksum = xxh3_128(CONTENT).digest()
         return StateRef(task="gpt", iteration=3, place=0, location=location, size=len(CONTENT), checksum=checksum)
 
     async def obtain(self, name=NAME):
@@ -41,7 +42,7 @@ class Holder:
 
 @asynccontextmanager
 async def serving(directory):
-    server, address = await state_server.serve("127.0.0.1", directory)
+    server, address = await StateServer(StateMemory(directory, 0), "n1", lambda *_: None).serve("127.0.0.1")
     try:
         yield server, address
     finally:
@@ -57,7 +58,7 @@ async def scene(request, tmp_path):
         if request.param == "peer":
             yield Holder(Peer(), held, taken, server, address)
         else:  # both are of one node
-            yield Holder(SharedMemory(held), held, held, server, address)
+            yield Holder(SharedMemory(StateMemory(held, 0)), held, held, server, address)
 
 
 async def test_a_state_arrives_whole_and_stays_when_its_holder_is_done_with_it(scene):

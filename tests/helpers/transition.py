@@ -7,14 +7,16 @@ from unicron_transition.core import TransitionCore
 from unicron_transition.moves import MOVES
 from unicron_transition.state import TransitionState
 
-from unicron.contracts.base import Started
-from unicron.contracts.commands import DropStates, Regroup, StartWorker, StopWorker
+from unicron.contracts.base import CancelTimer, SetTimer, Started, TimerFired
+from unicron.contracts.commands import DropStates, FindStates, Regroup, SaveStates, StartWorker, StopWorker
 from unicron.contracts.events import (
     FailureDetected,
     NodeAdmitted,
     PlanDecided,
     Regrouped,
     StateKept,
+    StateSecured,
+    StatesFound,
     TaskStateChanged,
     TaskSubmitted,
     WorkerReady,
@@ -68,9 +70,10 @@ class Cluster:
     Attributes:
         anew: tasks that had a state, and lost it.
         kept: states that were left behind, by name: on which node, and of which task.
+        saved: states that were saved, by node and name; none where workers do not save.
     """
 
-    def __init__(self, nodes, specs):
+    def __init__(self, nodes, specs, *, saving=True):
         self.core = TransitionCore()
         self.specs = {spec.name: spec for spec in specs}
         self.slots = nodes
@@ -81,6 +84,8 @@ class Cluster:
         self.progress = set()
         self.anew = set()
         self.kept = {}
+        self.saving, self.savers, self.saved = saving, {}, {}
+        self.asked, self.timers = [], {}
         self.plans = 0
         self.tell(Started(token=TOKEN))
         for node in nodes:
@@ -95,6 +100,7 @@ class Cluster:
         out = self.core.handle(message)
         for each in out:
             self.take(each)
+            self.take_in_memory(each)
         return out
 
     def take(self, message):
@@ -103,9 +109,6 @@ class Cluster:
                 self.end(self.processes[name])
             case StartWorker():
                 self.start(message)
-            case DropStates(node=node, names=names):
-                for name in names:
-                    assert self.kept.pop(name, (node,))[0] == node
             case Regroup(task=task, epoch=epoch):
                 newest = self.orders.get(task)
                 assert newest is None or epoch >= newest[0].epoch
@@ -113,6 +116,25 @@ class Cluster:
             case TaskStateChanged(task=task, state=state):
                 assert state in MOVES[self.said[task]].values(), f"{task} went from {self.said[task]} to {state}"
                 self.said[task] = state
+
+    def take_in_memory(self, message):
+        """Do what concerns states in the memories of nodes."""
+        match message:
+            case DropStates(node=node, names=names, workers=workers):
+                for name in names:
+                    assert self.kept.pop(name, (node,))[0] == node
+                    self.saved.pop((node, name), None)
+                gone = [key for key, ref in self.saved.items() if key[0] == node and ref.location.worker in workers]
+                for key in gone:
+                    del self.saved[key]
+            case SaveStates(node=node, task=task, savers=savers):
+                self.savers[task, node] = {saver.worker: [saver, -1] for saver in savers} if self.saving else {}
+            case FindStates():
+                self.asked.append(message)
+            case SetTimer(name=name) if name.startswith("states."):
+                self.timers[name] = None
+            case CancelTimer(name=name):
+                self.timers.pop(name, None)
 
     def start(self, order):
         at = SlotRef(node=order.node, slot=order.slot)
@@ -143,6 +165,7 @@ class Cluster:
             for each in living
         ]
         kept = [name for name, (at, _) in self.kept.items() if at == node]
+        kept += [name for at, name in self.saved if at == node]
         slots = [Slot(index=index) for index in range(self.slots[node])]
         return self.tell(
             NodeAdmitted(
@@ -151,6 +174,7 @@ class Cluster:
                 host=node,
                 slots=slots,
                 rendezvous=f"{node}:1",
+                state_server=f"{node}:2",
                 workers=workers,
                 kept=kept,
             )
@@ -171,6 +195,9 @@ class Cluster:
                 self.end(process)
         if not alive:
             self.kept = {name: each for name, each in self.kept.items() if each[0] != node}
+            self.saved = {key: ref for key, ref in self.saved.items() if key[0] != node}
+        self.savers = {key: each for key, each in self.savers.items() if key[1] != node}
+        self.asked = [each for each in self.asked if each.node != node]
         stopped = {name for name, each in self.processes.items() if each.slot.node == node and each.living}
         keep = {name: (self.processes[name].living, self.processes[name].place) for name in stopped}
         out = self.tell(failure(Severity.SEV1, node=node))
@@ -193,7 +220,51 @@ class Cluster:
                 at = process.slot
                 self.tell(WorkerReady(node=at.node, slot=at.slot, task=process.task, worker=process.name, pid=1))
                 return True
-        return any(self.meet(task) for task in self.orders)
+        return self.found() or any(self.meet(task) for task in self.orders) or self.save() or self.fire()
+
+    def found(self):
+        """Let the next node that was asked tell what it has."""
+        if not self.asked:
+            return False
+        asked = self.asked.pop(0)
+        states = [ref for (node, _), ref in self.saved.items() if (node, ref.task) == (asked.node, asked.task)]
+        self.tell(StatesFound(node=asked.node, task=asked.task, search=asked.search, states=states))
+        return True
+
+    def save(self):
+        """Let the next worker that is to save do so."""
+        for (task, node), savers in self.savers.items():
+            for name, entry in savers.items():
+                process, (saver, epoch) = self.processes[name], entry
+                if process.living and process.place is not None and process.epoch > epoch:
+                    entry[1] = process.epoch
+                    self.write(process, node, [keeper.node for keeper in saver.keepers])
+                    at = process.slot
+                    secured = {"iteration": process.epoch, "nodes": []}
+                    self.tell(StateSecured(node=at.node, slot=at.slot, task=task, worker=name, **secured))
+                    return True
+        return False
+
+    def write(self, process, node, keepers):
+        name = f"{process.name}.{process.epoch % 2}.saved"
+        for each in [node, *(keeper for keeper in keepers if keeper in self.up)]:
+            location = StateLocation(node=each, worker=process.name, name=name)
+            self.saved[each, name] = StateRef(
+                task=process.task,
+                iteration=process.epoch,
+                place=process.place,
+                location=location,
+                size=1,
+                checksum=b"",
+                layout=process.layout,
+            )
+
+    def fire(self):
+        """Let those who wait for nodes wait no more, when nothing else happens."""
+        if not self.timers:
+            return False
+        self.tell(TimerFired(name=self.timers.popitem()[0]))
+        return True
 
     def meet(self, task):
         """Let the members of the newest membership meet, if they can, and the next of them say so."""
@@ -205,6 +276,8 @@ class Cluster:
         if not all(each.living and each.ready for each in group):
             return False
         if all(each.epoch < first.epoch for each in group):
+            if not self.can_be_had(task):
+                return False  # they say so, and wait
             self.exchange(task, first, group)
         rank = next((rank for rank, each in enumerate(group) if each.epoch < first.epoch), None)
         if rank is None:
@@ -246,15 +319,13 @@ class Cluster:
         assert all(process.layout.is_like(layout) for process in group), "workers of several layouts"
         held = {process.place for process in group} - {None}
         shelf = next(each.shelf for each in self.orders[task] if 0 in each.ranks)
-        if shelf is not None:
-            there = {ref.place for ref in shelf.states if ref.location.name in self.kept}
-            assert there == set(range(shelf.layout.replica_workers)), "a part of what was left behind is missing"
-        elif held:
+        if shelf is None and held:
             assert held == set(range(layout.replica_workers)), "a part of the state is missing"
-        elif task in self.progress:
+        elif shelf is None and task in self.progress:
             there = [each for each in self.processes.values() if each.task == task and each.slot.node in self.up]
             others = [each.name for each in there if each.place is not None]
             assert not others, f"{task} begins anew though {others} has its state"
+            assert not self.whole(task), f"{task} begins anew though {self.whole(task)} is saved"
             self.anew.add(task)
         for process in group:
             self.kept.pop(f"{process.name}.{process.left}.kept", None)
@@ -263,6 +334,24 @@ class Cluster:
             place = layout.seat(rank).place if rank < layout.workers else process.built
             assert process.built == place, f"{process.name} was built for place {process.built}, not {place}"
             process.place = place
+
+    def can_be_had(self, task):
+        """Return whether each part of the state that the newest membership was told of lies where it is said to."""
+        shelf = next(each.shelf for each in self.orders[task] if 0 in each.ranks)
+        there = {ref.place for ref in shelf.states if self.lies(ref)} if shelf else ()
+        return shelf is None or len(there) == shelf.layout.replica_workers
+
+    def lies(self, ref):
+        """Return whether a state is where it is said to be."""
+        return ref.location.name in self.kept or (ref.location.node, ref.location.name) in self.saved
+
+    def whole(self, task):
+        """Return the iterations of a task's state that are whole in the memories of nodes that are up."""
+        found = {}
+        for (node, _), ref in self.saved.items():
+            if ref.task == task and node in self.up:
+                found.setdefault((ref.iteration, ref.layout), set()).add(ref.place)
+        return [iteration for (iteration, layout), places in found.items() if len(places) == layout.replica_workers]
 
     def rest(self):
         """Let everything happen that is under way."""

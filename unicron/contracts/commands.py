@@ -7,7 +7,7 @@ highest it has seen.
 import msgspec
 
 from unicron.contracts.base import Message
-from unicron.contracts.states import Shelf
+from unicron.contracts.states import Saver, Shelf
 from unicron.contracts.tasks import Member, ParallelLayout, TaskSpec
 
 
@@ -51,14 +51,38 @@ class StopWorker(Command, kw_only=True, frozen=True):
 
 
 class DropStates(Command, kw_only=True, frozen=True):
-    """Remove states that workers have left behind; nobody is to take them any more.
+    """Remove states that workers have left behind or saved; nobody is to take them any more.
 
     Attributes:
         names: of their files.
+        workers: all that these have saved is to go, also what is on its way: they are no more.
     """
 
     task: str
     names: list[str]
+    workers: list[str] = []
+
+
+class SaveStates(Command, kw_only=True, frozen=True):
+    """Have some of the task's workers on this node save their states in every iteration, and no others.
+
+    Attributes:
+        savers: those.
+    """
+
+    task: str
+    savers: list[Saver]
+
+
+class FindStates(Command, kw_only=True, frozen=True):
+    """Tell which states of the task lie in this node's memory.
+
+    Attributes:
+        search: a number that the answer repeats.
+    """
+
+    task: str
+    search: int
 
 
 class Regroup(Command, kw_only=True, frozen=True):

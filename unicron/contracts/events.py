@@ -157,6 +157,51 @@ class StateKept(WorkerFact, kw_only=True, frozen=True):
     state: StateRef
 
 
+class StateSecured(WorkerFact, kw_only=True, frozen=True):
+    """A worker's state is safe: all copies of it are complete for the first time since they were ordered.
+
+    Attributes:
+        nodes: other nodes that have one.
+    """
+
+    iteration: int
+    nodes: list[str]
+
+
+class StateUnprotected(WorkerFact, kw_only=True, frozen=True):
+    """A worker that is to save its state can't; it trains on, and older copies stay."""
+
+    reason: str
+
+
+class StateRejected(Message, kw_only=True, frozen=True):
+    """A copy of a state is not what its checksum says, and must not be used by anybody.
+
+    Attributes:
+        node: that found it out.
+        state: the copy.
+    """
+
+    node: str
+    task: str
+    state: StateRef
+    reason: str
+
+
+class StatesFound(Message, kw_only=True, frozen=True):
+    """The answer to `FindStates`: what lies in the memory of a node.
+
+    Attributes:
+        search: the number that was asked under.
+        states: all copies of the task's states that are whole.
+    """
+
+    node: str
+    task: str
+    search: int
+    states: list[StateRef]
+
+
 class WorkerFinished(WorkerFact, kw_only=True, frozen=True):
     """A worker is through its last iteration."""
 

@@ -1,13 +1,25 @@
 """Copies of a worker's state (parameters, optimizer and whatever else is protected) as values: where which one lies."""
 
+import struct
+
+import msgspec
+from msgspec.structs import replace
+
 from unicron.contracts.base import Record
 from unicron.contracts.tasks import ParallelLayout
+from unicron.errors import InvalidInputError
 
-LENT, KEPT = "state", "kept"
-"""How the name of a state's file ends: its worker removes it, or it outlives its worker until it is ordered away."""
+LENT, KEPT, SAVED = "state", "kept", "saved"
+"""How the name of a state's file ends: its worker removes it, or it outlives its worker until it is ordered away.
+
+What is saved is so while its worker computes on, in turns in one of two files.
+"""
+
+TURNS = 2
+"""Files that a worker saves to, in turn."""
 
 COPIES = 2
-"""Replicas that leave their states behind: each place has so many copies where there are as many replicas."""
+"""Copies of each place's state that are to be in the memories of nodes, no two on one."""
 
 
 class StateLocation(Record, kw_only=True, frozen=True):
@@ -35,7 +47,8 @@ class StateRef(Record, kw_only=True, frozen=True):
         iteration: from before whose update it is; its taker goes on with that iteration.
         place: in the replica.
         size: in bytes.
-        checksum: BLAKE2b of the content, 16 bytes.
+        checksum: XXH3 of the content, 16 bytes.
+        layout: the shape of the replica that has this place.
     """
 
     task: str
@@ -44,13 +57,70 @@ class StateRef(Record, kw_only=True, frozen=True):
     location: StateLocation
     size: int
     checksum: bytes
+    layout: ParallelLayout = ParallelLayout()
+
+    def at(self, node: str, address: str) -> "StateRef":
+        """Return the copy of it that lies on another node."""
+        return replace(self, location=replace(self.location, node=node, address=address))
+
+
+LABEL_FOOT = struct.Struct(">I8s")
+"""How a file ends that holds a saved state: the length of its label before this, and a mark."""
+
+_MARK = b"UNICRON\2"
+_label: msgspec.msgpack.Decoder[StateRef] = msgspec.msgpack.Decoder(StateRef)
+
+
+def label(ref: StateRef) -> bytes:
+    """Return what stands behind a saved state in its file, and makes it one: who finds the file knows what it is."""
+    data = msgspec.msgpack.encode(ref)
+    return data + LABEL_FOOT.pack(len(data), _MARK)
+
+
+def read_label(end: bytes) -> StateRef:
+    """Return what a file holds that ends so.
+
+    Raises:
+        InvalidInputError: no saved state, or one that is not whole.
+    """
+    if len(end) >= LABEL_FOOT.size:
+        length, mark = LABEL_FOOT.unpack(end[-LABEL_FOOT.size :])
+        data = end[: -LABEL_FOOT.size][-length:]
+        if mark == _MARK and len(data) == length:
+            try:
+                return _label.decode(data)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise InvalidInputError(f"the label of a saved state: {error}") from error
+    raise InvalidInputError("this is no saved state, or one that was never finished")
+
+
+class Keeper(Record, kw_only=True, frozen=True):
+    """A node that keeps a copy of a state that is saved elsewhere.
+
+    Attributes:
+        address: host:port of its state server.
+    """
+
+    node: str
+    address: str
+
+
+class Saver(Record, kw_only=True, frozen=True):
+    """A worker that saves its state in its node's memory in every iteration.
+
+    Attributes:
+        keepers: other nodes that keep a copy.
+    """
+
+    worker: str
+    keepers: list[Keeper] = []
 
 
 class Shelf(Record, kw_only=True, frozen=True):
-    """The state of a task that workers have left behind, for others in another layout to take.
+    """The state of a task that lies in the memories of nodes, for workers to take whose place nobody has any more.
 
     Attributes:
-        layout: the shape of a replica of those who left it.
+        layout: the shape of a replica of those who wrote it.
         iteration: from before whose update it is.
         states: for each place at least one copy, unless that is lost.
     """

@@ -115,6 +115,18 @@ class Kept(ToAgent, kw_only=True, frozen=True):
     state: StateRef
 
 
+class Saved(ToAgent, kw_only=True, frozen=True):
+    """The worker's state from before the update of this iteration is whole in the node's memory."""
+
+    state: StateRef
+
+
+class Unprotected(ToAgent, kw_only=True, frozen=True):
+    """The worker can't save its state; fields as in `events.StateUnprotected`."""
+
+    reason: str
+
+
 class FetchState(ToAgent, kw_only=True, frozen=True):
     """Please fetch the state `ref`."""
 
@@ -181,6 +193,19 @@ class StateFetched(ToWorker, kw_only=True, frozen=True):
     own: bool = False
 
 
+class Save(ToWorker, kw_only=True, frozen=True):
+    """From now on, save the state in every iteration, or no more; whatever was saved before need not be secured."""
+
+    on: bool
+
+
+class Secured(ToWorker, kw_only=True, frozen=True):
+    """All copies of the state that was saved under this name are complete, so the next one may be saved."""
+
+    name: str
+    iteration: int
+
+
 class Sample(ToWorker, kw_only=True, frozen=True):
     """From now on, record each iteration whose number is a multiple of `period`; 0: none."""
 
@@ -196,10 +221,23 @@ class Ping(ToWorker, kw_only=True, frozen=True):
 
 
 _to_agent: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-    Hello | Ready | Progress | Iterated | Timed | Joined | Broken | Raised | Finished | Kept | FetchState | Pong
+    Hello
+    | Ready
+    | Progress
+    | Iterated
+    | Timed
+    | Joined
+    | Broken
+    | Raised
+    | Finished
+    | Kept
+    | Saved
+    | Unprotected
+    | FetchState
+    | Pong
 )
 _to_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-    Membership | StateFetched | Sample | RaiseFault | Ping
+    Membership | StateFetched | Save | Secured | Sample | RaiseFault | Ping
 )
 
 

@@ -28,6 +28,8 @@ from unicron.contracts.worker import (
     Raised,
     RaiseFault,
     Sample,
+    Save,
+    Secured,
     StateFetched,
     ToAgent,
     ToWorker,
@@ -61,6 +63,8 @@ class Channel:
         self._fetched: dict[str, StateFetched] = {}
         self._hello = Hello(worker=worker, pid=os.getpid())
         self.period = period_of(DEFAULT_SHARE)
+        self.saves = False
+        self.secured: tuple[str, int] | None = None
         self.interrupt: Callable[[Membership], bool] = lambda _: False
         threading.Thread(target=self._run, name="unicron-channel", daemon=True).start()
 
@@ -156,6 +160,10 @@ class Channel:
                     self._changed.notify_all()
             case Sample():
                 self.period = message.period
+            case Save():
+                self.saves, self.secured = message.on, None
+            case Secured():
+                self.secured = (message.name, message.iteration)
             case RaiseFault():
                 # the only way to raise in a thread that is busy: wherever it is, as a real exception would
                 main = ctypes.c_ulong(threading.main_thread().ident or 0)

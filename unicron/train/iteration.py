@@ -51,6 +51,7 @@ class WorkerCore:
         self._shell, self._iterations, self._microbatches = shell, iterations, microbatches
         self._reduced: list[bool] = []
         self._kept: StateRef | None = None
+        self._saved, self._secured = -1, True
         self._last = iterations
         self._began = 0.0
         self._again = False
@@ -101,9 +102,10 @@ class WorkerCore:
                 await self._hand_over()
             elif self.membership.seat is None or await self._leaves():
                 await self._regroup(self._shell.now())
-            elif self.todo:
-                return self.todo[0]
             else:
+                self._save()
+                if self.todo:
+                    return self.todo[0]
                 await self._reduce()
         return None
 
@@ -184,6 +186,16 @@ class WorkerCore:
         self.todo = list(range(self.seat.replica, self._microbatches, self.membership.layout.replicas))
         self._progress(WorkerPhase.COMPUTE)
 
+    def _save(self) -> None:
+        """Have the state of this iteration saved, where the one before is safe; else that one must stay.
+
+        Ranks of a replica go on together, so that they always have one iteration in common.
+        """
+        secured = self._secured if self._in_parts else self._shell.secured
+        if self._shell.saves and self._saved != self.iteration and secured:
+            self._saved = self.iteration
+            self._shell.save(self.iteration)
+
     def _drop(self) -> None:
         """Forget what was accumulated and reduced."""
         self._shell.clear()
@@ -199,6 +211,7 @@ class WorkerCore:
                     self._reduced[bucket] = True
         except GroupBrokenError as error:
             failure = error
+        await self._shell.saved()  # before anybody of the replica updates: the same iteration is whole on all ranks
         try:
             self.loss = await self._agreed_loss(failure)
         except GroupBrokenError as error:
@@ -217,11 +230,12 @@ class WorkerCore:
         """
         loss = self._shell.loss()
         if self._in_parts:
-            told = await self._shell.confer(float(failure is not None), loss)
-            if any(failed for failed, _ in told) and failure is None:
+            told = await self._shell.confer(float(failure is not None), loss, float(self._shell.secured))
+            if any(failed for failed, *_ in told) and failure is None:
                 raise GroupBrokenError("another rank of this replica could not sum its part of the gradient")
-            losses = [each for _, each in told if not isnan(each)]  # the last stage of a pipeline has one
+            losses = [each for _, each, _ in told if not isnan(each)]  # the last stage of a pipeline has one
             loss = sum(losses) / len(losses) if losses else loss
+            self._secured = all(secured for *_, secured in told)
         if failure is not None:
             raise failure
         return loss

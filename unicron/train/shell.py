@@ -72,6 +72,20 @@ class Shell(Protocol):
             StateTransferError: it can't be written.
         """
 
+    @property
+    def saves(self) -> bool:
+        """Whether the agent wants the state saved in every iteration."""
+
+    @property
+    def secured(self) -> bool:
+        """Whether all copies of the state that was saved last are whole, so that older ones may go."""
+
+    def save(self, iteration: int) -> None:
+        """Begin to save the state from before the update of `iteration`, and go on meanwhile."""
+
+    async def saved(self) -> None:
+        """Wait until that is done: the update may change what is saved."""
+
     def withdraw(self, ref: StateRef) -> None:
         """Remove a state that was laid out."""
 

@@ -1,26 +1,52 @@
 """The state of a worker (parameters, optimizer, whatever else is protected) on its way to another worker.
 
 The holder writes it to a file in the node's memory; the agents carry it, by gRPC where the nodes differ; the taker
-loads it with `weights_only`, so that it can hold tensors and plain values but no code.
+loads it so that it can hold tensors and plain values but no code.
 """
 
-import hashlib
 import os
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import torch
+from msgspec.structs import replace
+from xxhash import xxh3_128
 
 from unicron.contracts.states import KEPT, LENT, StateLocation, StateRef
 from unicron.contracts.worker import FetchState, Membership
 from unicron.errors import StateTransferError
 from unicron.train.channel import Channel
+from unicron.train.packed import Packing, mapped, unpack
+
+
+def directory() -> Path:
+    """Return where states of this node lie."""
+    return Path(os.environ["UNICRON_STATE_DIR"])
 
 
 def path_of(location: StateLocation) -> Path:
     """Return where a state of this node lies."""
-    return Path(os.environ["UNICRON_STATE_DIR"]) / location.name
+    return directory() / location.name
+
+
+def described(membership: Membership, place: int, iteration: int, name: str = "") -> StateRef:
+    """Return what a state of this worker is, before it is written.
+
+    Args:
+        membership: that the worker is in.
+        place: in the replica.
+        iteration: from before whose update it is.
+        name: of its file.
+    """
+    member = membership.member
+    return StateRef(
+        task=os.environ["UNICRON_TASK"],
+        iteration=iteration,
+        place=place,
+        location=StateLocation(node=member.node, worker=member.worker, name=name, address=member.state_server),
+        size=0,
+        checksum=b"",
+        layout=membership.shape.with_workers(0),
+    )
 
 
 def export(membership: Membership, place: int, found: dict[str, Any], *, kept: bool = False) -> StateRef:
@@ -37,30 +63,22 @@ def export(membership: Membership, place: int, found: dict[str, Any], *, kept: b
     """
     member = membership.member
     name = f"{member.worker}.{membership.epoch}.{KEPT if kept else LENT}"
-    location = StateLocation(node=member.node, worker=member.worker, name=name, address=member.state_server)
-    path = path_of(location)
+    ref = described(membership, place, found["iteration"], name)
+    path = path_of(ref.location)
     unfinished = path.with_suffix(".part")
     try:
-        with unfinished.open("wb") as file:
-            torch.save(found, file)
-        with unfinished.open("rb") as file:
-            checksum = hashlib.file_digest(file, lambda: blake2b(digest_size=16)).digest()
+        packing = Packing(found)
+        file = mapped(unfinished, packing.size)
+        packing.write(file)
+        checksum = xxh3_128(file).digest()
         unfinished.rename(path)
-        size = path.stat().st_size
-    except (OSError, RuntimeError) as error:  # torch makes a RuntimeError of some
+    except OSError as error:
         unfinished.unlink(missing_ok=True)
         raise StateTransferError(
             f"worker {member.worker} can't write its state to {path.parent} on {member.node}: {error}; "
             "make room there, the state of every worker of the node must fit once"
         ) from error
-    return StateRef(
-        task=os.environ["UNICRON_TASK"],
-        iteration=found["iteration"],
-        place=place,
-        location=location,
-        size=size,
-        checksum=checksum,
-    )
+    return replace(ref, size=packing.size, checksum=checksum)
 
 
 def fetch(channel: Channel, ref: StateRef, epoch: int) -> dict[str, Any]:
@@ -76,7 +94,7 @@ def fetch(channel: Channel, ref: StateRef, epoch: int) -> dict[str, Any]:
         raise StateTransferError(fetched.error)
     path = Path(fetched.path)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        found = unpack(path, ref.size)
     except OSError as error:
         raise StateTransferError(f"state {ref.location.name} can't be read: {error}") from error
     if fetched.own:

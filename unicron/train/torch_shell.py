@@ -12,9 +12,9 @@ import torch
 
 from unicron.contracts.states import StateRef
 from unicron.contracts.tasks import ParallelLayout
-from unicron.contracts.worker import NOWHERE, Iterated, Membership, ToAgent
+from unicron.contracts.worker import NOWHERE, Iterated, Membership, Saved, ToAgent, Unprotected
 from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
-from unicron.train import state
+from unicron.train import saving, state
 from unicron.train.channel import Channel
 from unicron.train.gathering import Gathering, laid_out, loaded
 from unicron.train.gradients import Gradients
@@ -52,6 +52,9 @@ class TorchShell:
         self._loss: torch.Tensor | None = None
         self._taken: dict[str, Any] | None = None
         self._remembered: dict[str, Any] = {}
+        self._saver: saving.Saver | None = None
+        self._unsecured: tuple[str, int] | None = None
+        self._unprotected = ""
         self._rates: list[dict[str, Any]] = []
         self.protected: dict[str, Any] = {}
 
@@ -171,6 +174,42 @@ class TorchShell:
         """Write the state to the node's memory."""
         found = self._taken if taken else None
         return state.export(self._membership, place, found or laid_out(iteration, self.protected), kept=kept)
+
+    @property
+    def saves(self) -> bool:
+        """Whether the agent wants the state saved in every iteration."""
+        return self._channel is not None and self._channel.saves
+
+    @property
+    def secured(self) -> bool:
+        """Whether all copies of the state that was saved last are whole; one that could not be saved has none."""
+        return self._channel is None or self._unsecured is None or self._channel.secured in {None, self._unsecured}
+
+    def save(self, iteration: int) -> None:
+        """Have a thread save the state."""
+        if self._saver is None:
+            self._saver = saving.Saver(state.directory(), self._told_saved, self._told_unprotected)
+        found = saving.set_aside(laid_out(iteration, self.protected), self.protected)
+        ref = state.described(self._membership, self.place, iteration)
+        if self._channel is not None:
+            self._channel.secured = ("", -1)
+        self._unsecured = (self._saver.begin(found, ref), iteration)
+
+    def _told_saved(self, ref: StateRef) -> None:
+        self._unprotected = ""
+        self.say(Saved(state=ref))
+
+    def _told_unprotected(self, reason: str) -> None:
+        """Say so once, and try again in the next iteration."""
+        self._unsecured = None
+        if reason != self._unprotected:
+            self._unprotected = reason
+            self.say(Unprotected(reason=reason))
+
+    async def saved(self) -> None:
+        """Wait for the thread."""
+        if self._saver is not None:
+            self._saver.wait()
 
     def withdraw(self, ref: StateRef) -> None:
         """Remove the file of a state."""

@@ -12,6 +12,9 @@ from unicron.contracts.events import (
     PlanDecided,
     Regrouped,
     StateKept,
+    StateRejected,
+    StateSecured,
+    StatesFound,
     TaskBroken,
     TaskRecovered,
     TaskRemoved,
@@ -26,8 +29,10 @@ from unicron.core import Core, Handlers
 from unicron_transition.deadlines import Deadline, Wait
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.moves import Cause, move
-from unicron_transition.reconcile import drop_order, forsake, release, remove, settle, stop, stop_order
+from unicron_transition.orders import drop_order, remove, stop_order
+from unicron_transition.reconcile import forsake, release, settle, stop
 from unicron_transition.replicas import awaited, is_over
+from unicron_transition.saves import drop_saved, forget_node, found, give_up_waiting, is_saved, reject, secured
 from unicron_transition.state import NodeRun, TaskRun, TransitionState
 
 
@@ -45,6 +50,9 @@ class TransitionCore(Core):
             Regrouped: self._regrouped,
             Started: self._activated,
             StateKept: self._kept,
+            StateRejected: self._rejected,
+            StateSecured: self._secured,
+            StatesFound: self._found,
             TaskBroken: lambda broken: self._end(broken.task, Cause.OWN_FAULT, broken.reason, broken.traceback),
             TaskRemoved: lambda removed: self._end(removed.task, Cause.USER, "removed by its user"),
             TaskSubmitted: self._submitted,
@@ -75,6 +83,8 @@ class TransitionCore(Core):
         )
         alive = {status.worker: status for status in node.workers}
         for run in self.state.on(node.node):
+            run.saves.ordered.pop(node.node, None)  # an agent that comes back knows of no orders
+            run.saves.search = None
             run.states.only(node.node, alive)
             for worker in [worker for worker in run.workers.values() if worker.slot.node == node.node]:
                 status = alive.pop(worker.worker, None)
@@ -87,14 +97,16 @@ class TransitionCore(Core):
         reason = "the node was held to be lost, and its place in the membership is taken"
         out += [stop_order(self.state, status.task, _worker(node.node, status), reason) for status in unknown]
         # a task without a slot waits for the plan that this node's coming brings: it may have a worker here
-        return out + self._settle(run.spec.name for run in self.state.on(node.node) if run.target)
+        hit = {run.spec.name: None for run in self.state.on(node.node) if run.target}
+        short = {name: None for name, run in self.state.tasks.items() if run.saves.short}
+        return out + self._settle(hit | short)
 
     def _sort_out(self, node: str, kept: list[str]) -> list[Message]:
         """Count on those states only that are still there, and have those removed that nobody counts on."""
         useless = [(run, run.without(node, kept)) for run in self.state.tasks.values()]
         out = [order for run, states in useless for order in remove(self.state, run, states)]
         wanted = {ref.location.name for run in self.state.tasks.values() for ref in run.counted_on(node)}
-        unknown = [name for name in kept if name not in wanted]
+        unknown = [name for name in kept if name not in wanted and not is_saved(self.state, node, name)]
         return [*out, drop_order(self.state, "", node, unknown)] if unknown else out
 
     def _catch_up(self, run: TaskRun, worker: WorkerRun, status: WorkerStatus) -> None:
@@ -136,6 +148,8 @@ class TransitionCore(Core):
                 self._lose_worker(run, worker.worker, at)
             out += remove(self.state, run, run.without(name, ()))
         node.alive = False
+        for run in hit:
+            out += forget_node(self.state, run, name)
         return out + self._settle(run.spec.name for run in hit)
 
     def _lose_worker(self, run: TaskRun, name: str, at: float) -> None:
@@ -211,7 +225,8 @@ class TransitionCore(Core):
             return []
         out = move(self.state, run, cause, reason, traceback) + release(self.state, run) + forsake(self.state, run)
         self.state.aim(run, [])
-        return out + settle(self.state, [task]) + [Deadline(Wait.REGROUP, task).cancel()]
+        out += settle(self.state, [task])  # then its workers are no more
+        return out + drop_saved(self.state, run) + [Deadline(Wait.REGROUP, task).cancel()]
 
     # --- reports of workers ------------------------------------------------------------------------------------------
 
@@ -256,6 +271,25 @@ class TransitionCore(Core):
             return [drop_order(self.state, kept.task, kept.node, [kept.state.location.name])] if there else []
         membership.left[kept.worker] = kept.state
         return self._settle([kept.task]) if membership.shelf() else []
+
+    def _secured(self, fact: StateSecured) -> list[Message]:
+        run = self.state.tasks.get(fact.task)
+        return secured(self.state, run, fact.worker) if run else []
+
+    def _found(self, answer: StatesFound) -> list[Message]:
+        """A node has told which copies it has of a state that nobody living has."""
+        run = self.state.tasks.get(answer.task)
+        if run is None or run.state.ended:
+            return []
+        out = found(self.state, run, answer.node, answer.search, answer.states)
+        return out + self._settle([answer.task])
+
+    def _rejected(self, fact: StateRejected) -> list[Message]:
+        """A copy is not what it should be: nobody is to take it."""
+        run = self.state.tasks.get(fact.task)
+        if run is None or run.state.ended:
+            return []
+        return reject(self.state, run, fact.state) + self._settle([fact.task])
 
     def _complete(self, run: TaskRun, at: float) -> list[Message]:
         """Say that the newest membership computes, and whether it is all that the plan wants."""
@@ -330,6 +364,9 @@ class TransitionCore(Core):
         run = self.state.tasks.get(deadline.task)
         if run is None or run.state.ended:
             return []
+        if deadline.wait is Wait.STATES:
+            give_up_waiting(self.state, run)
+            return self._settle([deadline.task])
         if deadline.wait is Wait.START:
             late = run.workers.get(deadline.worker)
             if late is None or late.stage is not WorkerStage.STARTING:

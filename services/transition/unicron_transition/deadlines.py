@@ -14,8 +14,11 @@ class Wait(StrEnum):
     REGROUP = "regroup"
     """The members of a new membership, until all compute in it, states included."""
 
+    STATES = "states"
+    """Nodes that are gone, with copies of a state that nobody else has: until then they may come back."""
 
-TIMEOUT_S = {Wait.START: 180.0, Wait.REGROUP: 30.0}
+
+TIMEOUT_S = {Wait.START: 180.0, Wait.REGROUP: 30.0, Wait.STATES: 60.0}
 """How long each may take."""
 
 

@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
+from unicron.contracts.states import Saver, StateRef
+
 
 class Holding(msgspec.Struct, kw_only=True, array_like=True):
     """What one worker holds.
@@ -59,3 +61,41 @@ class StateMap(msgspec.Struct, kw_only=True):
         held = [(name, found) for name in workers if (found := self.by_worker.get(name))]
         fit = [(name, found) for name, found in held if found.place == place and found.iteration >= iteration]
         return [name for name, _ in sorted(fit, key=lambda each: -each[1].iteration)]
+
+
+class Search(msgspec.Struct, kw_only=True):
+    """A look round for copies of a task's state.
+
+    Attributes:
+        number: that answers repeat.
+        asked: nodes that have yet to answer.
+        found: what the others have.
+        over: it was in vain, and the task begins anew.
+    """
+
+    number: int
+    asked: dict[str, None] = {}
+    found: list[StateRef] = []
+    over: bool = False
+
+
+class Saves(msgspec.Struct, kw_only=True):
+    """Where a task's states are saved.
+
+    Maps stand in for sets, as they keep an order: equal states are stored as equal bytes.
+
+    Attributes:
+        ordered: what each node was told last.
+        held: for each worker that saves or saved, the nodes where that may lie.
+        secured: workers whose copies are whole since they were ordered last.
+        short: there are fewer nodes than copies wanted.
+        searches: counts them.
+        search: that is on, or was in vain; None while somebody living has all of the state.
+    """
+
+    ordered: dict[str, list[Saver]] = {}
+    held: dict[str, dict[str, None]] = {}
+    secured: dict[str, None] = {}
+    short: bool = False
+    searches: int = 0
+    search: Search | None = None

@@ -7,12 +7,13 @@ was lost or came twice changes nothing that the next look would not put right.
 from collections.abc import Iterable
 
 from unicron.contracts.base import Message
-from unicron.contracts.commands import DropStates, Regroup, StartWorker, StopWorker
-from unicron.contracts.states import StateRef
+from unicron.contracts.commands import Regroup, StartWorker
 from unicron.contracts.tasks import SlotRef
 from unicron_transition.deadlines import Deadline, Wait
 from unicron_transition.membership import WorkerRun, WorkerStage
-from unicron_transition.replicas import choose, leavers, lost_places, next_place, surplus
+from unicron_transition.orders import remove, stop_order
+from unicron_transition.replicas import choose, lacks_state, leavers, lost_places, next_place, surplus
+from unicron_transition.saves import order_saves, search
 from unicron_transition.state import TaskRun, TransitionState
 from unicron_transition.swaps import knot, to_give_up, waits
 
@@ -24,9 +25,12 @@ def settle(state: TransitionState, names: Iterable[str]) -> list[Message]:
     names = list(names)
     out: list[Message] = []
     for name in names:
+        out += search(state, state.tasks[name])
         out += _regroup(state, state.tasks[name])
         out += _stop_unwanted(state, state.tasks[name])
     out += _untie(state, names)
+    for name in names:
+        out += order_saves(state, state.tasks[name])
     for name in names:
         out += _start_missing(state, state.tasks[name])
     # a slot that one task has given up is what another may be waiting for; the stop has gone out before the start
@@ -47,19 +51,6 @@ def stop(state: TransitionState, run: TaskRun, worker: WorkerRun, reason: str) -
         return []
     run.states.forget(worker.worker)
     return [stop_order(state, run.spec.name, worker, reason)]
-
-
-def stop_order(state: TransitionState, task: str, worker: WorkerRun, reason: str) -> StopWorker:
-    """Return the command that ends a worker."""
-    return StopWorker(
-        node=worker.slot.node,
-        token=state.token,
-        incarnation=state.nodes[worker.slot.node].incarnation,
-        slot=worker.slot.slot,
-        worker=worker.worker,
-        task=task,
-        reason=reason,
-    )
 
 
 # --- memberships -----------------------------------------------------------------------------------------------------
@@ -87,11 +78,19 @@ def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
     chosen, computing = choose(run, present, final=not (awaited or intact))
     if not chosen or (intact and set(chosen) == set(run.membership.group)):
         return []
+    if _searches(run):
+        return []
     if lost := lost_places(run):
         return _begin_anew(state, run, lost)
     forsaken = forsake(state, run, chosen)
+    run.saves.search = None
     run.membership = run.membership.next(chosen, run.shape.with_workers(computing))
     return forsaken + _order(state, run)
+
+
+def _searches(run: TaskRun) -> bool:
+    """Return whether copies of a state that nobody has any more are being looked for."""
+    return run.saves.search is not None and not run.saves.search.over and lacks_state(run)
 
 
 def _begin_anew(state: TransitionState, run: TaskRun, lost: set[int]) -> list[Message]:
@@ -106,13 +105,15 @@ def _begin_anew(state: TransitionState, run: TaskRun, lost: set[int]) -> list[Me
 def _leave(state: TransitionState, run: TaskRun) -> list[Message]:
     """Have those with the state leave it behind: the task is to go on in another layout, in the same slots."""
     membership = run.membership
-    if shelf := membership.shelf():
+    if shelf := membership.shelf() or run.shelf:
         run.shelf, membership.left = shelf, {}
         reason = f"its state is kept, and the task goes on with {run.shape.degrees}"
         old = [worker for worker in run.workers.values() if not worker.layout.is_like(run.shape)]
         return _stop_all(state, run, old, reason) + _regroup(state, run)
     computes = not membership.leaving and membership.intact(run.workers)
     if membership.leaves(run.workers) or (computes and _are_awaited(state, run)):
+        return []
+    if _searches(run):
         return []
     if lost := lost_places(run):
         return _begin_anew(state, run, lost)
@@ -146,21 +147,6 @@ def forsake(state: TransitionState, run: TaskRun, staying: Iterable[str] = ()) -
     return remove(state, run, [left[name] for name in left.keys() - set(staying)])
 
 
-def remove(state: TransitionState, run: TaskRun, states: Iterable[StateRef]) -> list[Message]:
-    """Have states removed that were left behind, on nodes that are there."""
-    names: dict[str, list[str]] = {}
-    for ref in states:
-        names.setdefault(ref.location.node, []).append(ref.location.name)
-    return [
-        drop_order(state, run.spec.name, node, sorted(names[node])) for node in sorted(names) if state.is_there(node)
-    ]
-
-
-def drop_order(state: TransitionState, task: str, node: str, names: list[str]) -> DropStates:
-    """Return the command that removes states which were left behind on a node."""
-    return DropStates(node=node, token=state.token, incarnation=state.nodes[node].incarnation, task=task, names=names)
-
-
 def _order(state: TransitionState, run: TaskRun) -> list[Message]:
     members = state.members(run)
     on: dict[str, list[int]] = {}
@@ -168,9 +154,7 @@ def _order(state: TransitionState, run: TaskRun) -> list[Message]:
         on.setdefault(member.node, []).append(rank)
     orders: list[Message] = [
         Regroup(
-            node=node,
-            token=state.token,
-            incarnation=state.nodes[node].incarnation,
+            **state.to(node),
             task=run.spec.name,
             epoch=run.membership.epoch,
             rendezvous=state.nodes[members[0].node].rendezvous,
@@ -254,9 +238,7 @@ def _start_missing(state: TransitionState, run: TaskRun) -> list[Message]:
         state.add(run, worker)
         out.append(
             StartWorker(
-                node=slot.node,
-                token=state.token,
-                incarnation=state.nodes[slot.node].incarnation,
+                **state.to(slot.node),
                 slot=slot.slot,
                 worker=worker.worker,
                 task=run.spec.name,

@@ -54,6 +54,19 @@ def lost_places(run: TaskRun) -> set[int]:
     return set(range(run.present.replica_workers)) - held if held and run.shelf is None else set()
 
 
+def lacks_state(run: TaskRun) -> bool:
+    """Return whether nobody living has some part of a state that the task may have, and it is not known where one lies.
+
+    Members that are on their way into a membership may have one that nobody knows of yet.
+    """
+    membership = run.membership
+    if run.shelf is not None or membership.through or membership.intact(run.workers):
+        return False
+    if not (membership.met or run.saves.held):
+        return False  # it has not begun
+    return len(run.states.places(run.ready())) < run.present.replica_workers
+
+
 def is_over(run: TaskRun) -> bool:
     """Return whether the last iteration is done, and nobody is left who could be busy with it."""
     return run.membership.over(run.workers, lost=bool(lost_places(run)))

@@ -1,7 +1,7 @@
 """What the transition service remembers: for each task who should compute, who does, and how far a change has come."""
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from unicron.contracts.states import Shelf, StateRef
 from unicron.contracts.tasks import Member, ParallelLayout, SlotRef, TaskSpec, TaskState
-from unicron_transition.holders import StateMap
+from unicron_transition.holders import Saves, StateMap
 from unicron_transition.membership import Membership, WorkerRun, WorkerStage
 
 
@@ -34,7 +34,8 @@ class TaskRun(msgspec.Struct, kw_only=True):
         workers: living worker processes by name; `TransitionState.add` and `drop` change it.
         membership: the newest one ordered.
         states: who holds which part of its state.
-        shelf: what workers of an earlier layout have left behind; None where living workers have the state.
+        shelf: what lies in the memories of nodes and is to be taken; None where living workers have the state.
+        saves: where its states are saved.
         failed_at: Unix seconds of the failure or plan being carried out; None while nothing is.
     """
 
@@ -48,6 +49,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
     membership: Membership = msgspec.field(default_factory=Membership)
     states: StateMap = msgspec.field(default_factory=StateMap)
     shelf: Shelf | None = None
+    saves: Saves = msgspec.field(default_factory=Saves)
     failed_at: float | None = None
 
     @property
@@ -153,8 +155,12 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
     def aim(self, run: TaskRun, target: list[SlotRef]) -> None:
         """Give a task other slots to be in."""
         run.target = list(target)
-        for slot in target:
-            self._seen[slot.node].add(run.spec.name)
+        self.note(run, (slot.node for slot in target))
+
+    def note(self, run: TaskRun, nodes: Iterable[str]) -> None:
+        """Note that what happens to these nodes concerns a task."""
+        for node in nodes:
+            self._seen[node].add(run.spec.name)
 
     def on(self, node: str) -> list[TaskRun]:
         """Return the tasks that have or are to have a worker on `node`; those that had one may be among them."""
@@ -170,11 +176,24 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
                 found[held.node].add(name)
             for ref in (*(run.shelf.states if run.shelf else ()), *run.membership.left.values()):
                 found[ref.location.node].add(name)
+            for nodes in run.saves.held.values():
+                for node in nodes:
+                    found[node].add(name)
         return found
 
     def is_there(self, node: str) -> bool:
         """Return whether a node can be given commands."""
         return node in self.nodes and self.nodes[node].alive
+
+    def to(self, node: str) -> dict[str, Any]:
+        """Return the fields that every command to a node has."""
+        return {"node": node, "token": self.token, "incarnation": self.nodes[node].incarnation}
+
+    def partners(self, node: str) -> list[str]:
+        """Return the nodes that keep copies of what is saved on a node, the first first."""
+        there = sorted(name for name, each in self.nodes.items() if each.alive)
+        at = there.index(node) if node in there else 0
+        return there[at + 1 :] + there[:at]
 
     def usable(self, run: TaskRun) -> list[SlotRef]:
         """Return the slots of the task's target whose nodes are there."""

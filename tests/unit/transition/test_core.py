@@ -9,13 +9,14 @@ from unicron_transition.core import TransitionCore
 from unicron_transition.state import TransitionState
 
 from unicron.contracts.base import SetTimer, Started, TimerFired
-from unicron.contracts.commands import Regroup, StartWorker, StopWorker
+from unicron.contracts.commands import FindStates, Regroup, SaveStates, StartWorker, StopWorker
 from unicron.contracts.events import (
     AttemptFailed,
     CommandRefused,
     NodeAdmitted,
     PlanDecided,
     Regrouped,
+    StatesFound,
     TaskBroken,
     TaskRecovered,
     TaskRemoved,
@@ -47,7 +48,18 @@ class TransitionHarness:
         # what is remembered must survive being stored
         stored = msgspec.msgpack.encode(self.core.state)
         self.core = TransitionCore(msgspec.msgpack.decode(stored, type=TransitionState))
-        return self.core.handle(message)
+        return [each for message in self.core.handle(message) for each in self.taken(message)]
+
+    def taken(self, message):
+        """Save nothing, and find nothing that was saved; nodes that are gone do not come back for it."""
+        match message:
+            case SaveStates():
+                return []
+            case FindStates(node=node, task=task, search=search):
+                return self.feed(StatesFound(node=node, task=task, search=search, states=[]))
+            case SetTimer(name=name) if name.startswith("states."):
+                return self.feed(TimerFired(name=name))
+        return [message]
 
     def admitted(self, node, workers=(), incarnation="first"):
         return NodeAdmitted(

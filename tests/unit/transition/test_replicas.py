@@ -9,10 +9,10 @@ from unicron.contracts.tasks import ParallelLayout, TaskState
 SLOTS = [slot(text) for text in ("n1:0", "n1:1", "n2:0", "n2:1")]
 
 
-def pairs(slots=SLOTS, **fields):
+def pairs(slots=SLOTS, *, saving=True, **fields):
     """Return a cluster whose task computes in replicas of two."""
     task = spec("a", **{"min_workers": 2, "layout": ParallelLayout(tensor=2), **fields})
-    cluster = Cluster({"n1": 2, "n2": 2, "n3": 2}, [task])
+    cluster = Cluster({"n1": 2, "n2": 2, "n3": 2}, [task], saving=saving)
     cluster.plan(a=list(slots))
     cluster.rest()
     return cluster
@@ -57,12 +57,20 @@ def test_two_halves_with_the_same_place_wait_for_the_other():
     assert cluster.group("a") == ["a-1", "a-2"]
 
 
-def test_a_task_begins_anew_where_a_place_of_its_state_is_lost():
-    cluster = pairs(SLOTS[:2])
+def test_a_task_begins_anew_where_a_place_of_its_state_is_lost_and_was_not_saved():
+    cluster = pairs(SLOTS[:2], saving=False)
     lose(cluster, "a-2")
     cluster.rest()
     assert cluster.anew == {"a"}
     assert set(cluster.group("a")) == {"a-3", "a-4"}, "what a-1 had is of no use alone"
+
+
+def test_a_place_of_a_state_that_is_lost_is_taken_from_memory():
+    cluster = pairs(SLOTS[:2])
+    lose(cluster, "a-2")
+    cluster.rest()
+    assert cluster.anew == set()
+    assert set(cluster.group("a")) == {"a-1", "a-3"}
 
 
 def test_who_is_started_again_with_another_place_gets_one_that_is_lacking_though_the_plan_meant_another():
@@ -138,9 +146,8 @@ def test_where_too_many_have_the_same_place_one_is_started_again_with_another():
 
 
 def test_a_worker_that_came_back_to_a_task_without_slots_makes_room_for_the_task_that_gets_its_slot():
-    cluster = Cluster(
-        {"n1": 2, "n2": 2, "n3": 2}, [spec("a", min_workers=2, layout=ParallelLayout(tensor=2)), spec("b")]
-    )
+    two = spec("a", min_workers=2, layout=ParallelLayout(tensor=2))
+    cluster = Cluster({"n1": 2, "n2": 2, "n3": 2}, [two, spec("b")], saving=False)
     cluster.plan(a=[slot("n1:0"), slot("n2:0")])
     cluster.rest()
     cluster.lose("n2", alive=True)

@@ -4,9 +4,9 @@ import pytest
 from helpers.transition import Cluster, slot, spec
 
 
-def swapped(before, after, **specs):
+def swapped(before, after, *, saving=True, **specs):
     """Return a cluster that was told to go from one plan to another, at rest."""
-    cluster = Cluster({"n1": 4, "n2": 4}, [spec(name, **fields) for name, fields in specs.items()])
+    cluster = Cluster({"n1": 4, "n2": 4}, [spec(name, **fields) for name, fields in specs.items()], saving=saving)
     cluster.plan(**{task: [slot(text) for text in texts] for task, texts in before.items()})
     cluster.rest()
     cluster.plan(**{task: [slot(text) for text in texts] for task, texts in after.items()})
@@ -46,13 +46,15 @@ def test_three_tasks_that_swap_slots_in_a_ring_all_get_them():
         assert has_kept_its_state(cluster, task)
 
 
-def test_where_the_state_has_nowhere_to_go_the_least_weighty_task_begins_anew():
+@pytest.mark.parametrize("saving", [True, False])
+def test_where_a_state_can_not_be_handed_on_the_least_weighty_task_takes_it_from_memory_or_begins_anew(saving):
     one = {"min_workers": 1, "max_workers": 1}
-    cluster = swapped({"a": ["n1:0"], "b": ["n2:0"]}, {"a": ["n2:0"], "b": ["n1:0"]}, a=one, b={**one, "weight": 0.5})
+    before, after = {"a": ["n1:0"], "b": ["n2:0"]}, {"a": ["n2:0"], "b": ["n1:0"]}
+    cluster = swapped(before, after, saving=saving, a=one, b={**one, "weight": 0.5})
     assert computes_in(cluster, "a", ["n2:0"])
     assert computes_in(cluster, "b", ["n1:0"])
     assert has_kept_its_state(cluster, "a")
-    assert not has_kept_its_state(cluster, "b")
+    assert has_kept_its_state(cluster, "b") is saving
 
 
 def test_who_waits_for_tasks_that_go_on_without_it_goes_on_itself():

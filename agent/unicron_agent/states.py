@@ -1,0 +1,194 @@
+"""What lies in this node's memory of tasks' states, and what is to be done about it: a part of the agent's core.
+
+States come to lie here in three ways: workers leave them behind, workers save them in every iteration, and other nodes
+send copies of what was saved there.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from unicron.contracts.base import Message
+from unicron.contracts.commands import DropStates, FindStates, SaveStates
+from unicron.contracts.events import StateRejected, StateSecured, StatesFound
+from unicron.contracts.states import KEPT, SAVED, TURNS, Saver, StateRef
+from unicron.contracts.worker import Kept, Save, Saved, Secured
+from unicron_agent.stimuli import CopyReceived, CopySent, Effect, RemoveState, SendCopy, SendToWorker, StateUnsound
+from unicron_agent.workers import Worker
+
+AGAIN_S = 1.0
+"""After how long a copy is sent again that did not arrive."""
+
+Out = list[Message | Effect]
+
+
+@dataclass
+class Savings:
+    """Of one worker that saves its state.
+
+    Attributes:
+        order: who is to have copies.
+        saved: the newest state that it has saved.
+        missing: nodes that have no copy of that yet.
+        secured: that all have one was told since the order came.
+        again_at: when to send the missing copies once more; None while they are on their way, or all there.
+    """
+
+    order: Saver
+    saved: StateRef | None = None
+    missing: frozenset[str] = frozenset()
+    secured: bool = False
+    again_at: float | None = None
+
+
+class States:
+    """The states in this node's memory.
+
+    Attributes:
+        found: all whole ones, by name.
+    """
+
+    def __init__(self, node: str) -> None:
+        self.found: dict[str, StateRef | None] = {}
+        self._node = node
+        self._savings: dict[str, Savings] = {}
+        self._ended: dict[str, None] = {}
+
+    def adopt(self, kept: Iterable[str], saved: Iterable[StateRef]) -> None:
+        """Take over what an earlier agent has left."""
+        self.found = {**dict.fromkeys(kept), **{ref.location.name: ref for ref in saved}}
+
+    # --- orders ------------------------------------------------------------------------------------------------------
+
+    def obey(self, command: DropStates | SaveStates | FindStates, workers: Iterable[Worker]) -> Out:
+        """Carry a command out."""
+        match command:
+            case DropStates():
+                return self._drop(command)
+            case SaveStates():
+                return self._order(command, workers)
+        return self._tell(command)
+
+    def _order(self, command: SaveStates, workers: Iterable[Worker]) -> Out:
+        """Have workers of a task begin or cease to save."""
+        savers = {saver.worker: saver for saver in command.savers}
+        out: Out = []
+        for worker in workers:
+            if worker.task != command.task:
+                continue
+            before = self._savings.pop(worker.worker, None)
+            if saver := savers.get(worker.worker):
+                self._savings[worker.worker] = Savings(saver)
+            if saver or before:
+                out.append(SendToWorker(worker.worker, Save(on=saver is not None)))
+        return out
+
+    def greet(self, worker: str) -> Out:
+        """Tell a worker that comes that it is to save, from now on."""
+        return [SendToWorker(worker, Save(on=True))] if worker in self._savings else []
+
+    def _drop(self, command: DropStates) -> Out:
+        """Remove what nobody is to take any more."""
+        here = [name for name in command.names if self.found.pop(name, self) is not self]
+        self._ended |= dict.fromkeys(command.workers)
+        return [RemoveState(name) for name in here] + [each for name in command.workers for each in self._remove(name)]
+
+    def _remove(self, worker: str) -> Out:
+        """Remove all that a worker has saved, whole or not."""
+        names = [f"{worker}.{turn}.{SAVED}" for turn in range(TURNS)]
+        for name in names:
+            self.found.pop(name, None)
+        return [RemoveState(name) for name in names]
+
+    def _tell(self, command: FindStates) -> Out:
+        """Say which of a task's states are here."""
+        states = [ref for ref in self.found.values() if ref is not None and ref.task == command.task]
+        return [StatesFound(node=self._node, task=command.task, search=command.search, states=states)]
+
+    # --- what happens to states --------------------------------------------------------------------------------------
+
+    def kept(self, worker: str, message: Kept) -> bool:
+        """Note that a worker has left its state behind; False where it names what it could not have left."""
+        name = message.state.location.name
+        if name != f"{worker}.{message.epoch}.{KEPT}":
+            return False  # somebody would be told to remove that
+        self.found[name] = None
+        return True
+
+    def joined(self, worker: str) -> None:
+        """Note that a worker goes on, and has taken back what it left behind."""
+        taken_back = [name for name in self.found if name.startswith(f"{worker}.") and name.endswith(KEPT)]
+        for name in taken_back:
+            del self.found[name]
+
+    def gone(self, worker: str) -> Out:
+        """Note that a worker has ended; what it saved stays, unless it was to be removed."""
+        self._savings.pop(worker, None)
+        return self._remove(worker) if worker in self._ended else []
+
+    def saved(self, worker: Worker, message: Saved) -> Out:
+        """Have copies made of what a worker has saved."""
+        ref = message.state
+        if ref.location.worker != worker.worker or ref.task != worker.task or worker.worker in self._ended:
+            return []
+        self.found[ref.location.name] = ref
+        savings = self._savings.get(worker.worker)
+        if savings is None:
+            return []
+        savings.saved, savings.again_at = ref, None
+        savings.missing = frozenset(keeper.node for keeper in savings.order.keepers)
+        return self._send(savings) if savings.missing else self._secured(worker, savings, ref)
+
+    def _send(self, savings: Savings) -> Out:
+        missing = (keeper for keeper in savings.order.keepers if keeper.node in savings.missing)
+        return [SendCopy(savings.saved, keeper) for keeper in missing] if savings.saved else []
+
+    def sent(self, worker: Worker | None, sent: CopySent, now: float) -> Out:
+        """Note that another node has a copy, or has none yet."""
+        savings = self._savings.get(sent.ref.location.worker)
+        if worker is None or savings is None or savings.saved != sent.ref:
+            return []
+        if sent.problem:
+            savings.again_at = now + AGAIN_S
+            return []
+        savings.missing -= {sent.node}
+        return [] if savings.missing else self._secured(worker, savings, sent.ref)
+
+    def _secured(self, worker: Worker, savings: Savings, ref: StateRef) -> Out:
+        """Let the worker save the next one; the first time since it was ordered, tell everybody."""
+        out: Out = [SendToWorker(worker.worker, Secured(name=ref.location.name, iteration=ref.iteration))]
+        if not savings.secured:
+            savings.secured = True
+            out.append(
+                StateSecured(
+                    node=self._node,
+                    slot=worker.slot,
+                    task=worker.task,
+                    worker=worker.worker,
+                    iteration=ref.iteration,
+                    nodes=[keeper.node for keeper in savings.order.keepers],
+                )
+            )
+        return out
+
+    def received(self, received: CopyReceived) -> Out:
+        """Note a copy of what was saved elsewhere; or that one is being written over, and is none."""
+        self.found.pop(received.name, None)
+        if received.ref is not None:
+            if received.ref.location.worker in self._ended:
+                return [RemoveState(received.name)]
+            self.found[received.name] = received.ref
+        return []
+
+    def unsound(self, unsound: StateUnsound) -> Out:
+        """Tell everybody that a copy must not be used."""
+        ref = unsound.ref
+        return [StateRejected(node=self._node, task=ref.task, state=ref, reason=unsound.reason)]
+
+    def tick(self, now: float) -> Out:
+        """Send again what did not arrive."""
+        out: Out = []
+        for savings in self._savings.values():
+            if savings.again_at is not None and now >= savings.again_at:
+                savings.again_at = None
+                out += self._send(savings)
+        return out

@@ -1,0 +1,215 @@
+"""Who saves states where, and what is found of them when nobody has a task's state any more. Pure functions.
+
+Each place's state is to lie in the memories of `COPIES` nodes (GEMINI, SOSP 2023). Where replicas are on different
+nodes each of them saves its own, and nothing travels; else other nodes keep copies.
+"""
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from unicron.contracts.base import Message
+from unicron.contracts.commands import FindStates, SaveStates
+from unicron.contracts.states import COPIES, SAVED, TURNS, Keeper, Saver, Shelf, StateRef
+from unicron_transition.deadlines import Deadline, Wait
+from unicron_transition.holders import Search
+from unicron_transition.orders import drop_order
+from unicron_transition.replicas import lacks_state
+from unicron_transition.state import TaskRun, TransitionState
+
+# --- who saves -------------------------------------------------------------------------------------------------------
+
+
+def order_saves(state: TransitionState, run: TaskRun) -> list[Message]:
+    """Return the commands that have the right workers save their states, where others did or none."""
+    if run.state.ended or run.membership.through:
+        return []
+    saves, wanted = run.saves, _wanted(state, run)
+    saves.short = any(len(saver.keepers) < _lacking(run, saver.worker) for each in wanted.values() for saver in each)
+    out: list[Message] = []
+    for node in sorted({*wanted, *saves.ordered}):
+        savers = wanted.get(node, [])
+        if savers == saves.ordered.get(node, []) or not state.is_there(node):
+            continue
+        saves.ordered[node] = savers
+        out.append(SaveStates(**state.to(node), task=run.spec.name, savers=savers))
+        for saver in savers:
+            saves.secured.pop(saver.worker, None)
+            at = saves.held.setdefault(saver.worker, {})
+            at.update(dict.fromkeys([node, *(keeper.node for keeper in saver.keepers)]))
+            state.note(run, at)
+    saves.ordered = {node: savers for node, savers in saves.ordered.items() if savers}
+    return out
+
+
+def _chosen(run: TaskRun) -> list[tuple[str, ...]]:
+    """Return the replicas that save: the first, and others that have each place on yet another node."""
+    chosen: list[tuple[str, ...]] = []
+    nodes: list[set[str]] = []
+    for replica in run.membership.replicas():
+        there = [run.workers[name].slot.node for name in replica if name in run.workers]
+        if len(there) < len(replica):
+            continue
+        if not chosen:
+            chosen, nodes = [replica], [{node} for node in there]
+        elif all(node not in others for node, others in zip(there, nodes, strict=True)):
+            chosen.append(replica)
+            for node, others in zip(there, nodes, strict=True):
+                others.add(node)
+        if len(chosen) == COPIES:
+            break
+    return chosen
+
+
+def _lacking(run: TaskRun, worker: str) -> int:
+    """Return how many nodes must keep copies of what a worker saves, beside those that save it themselves."""
+    chosen = _chosen(run)
+    return COPIES - len(chosen) if chosen and worker in chosen[0] else 0
+
+
+def _wanted(state: TransitionState, run: TaskRun) -> dict[str, list[Saver]]:
+    if not run.target or run.membership.leaving:
+        return {}
+    chosen = _chosen(run)
+    found: dict[str, list[Saver]] = {}
+    for index, replica in enumerate(chosen):
+        for place, name in enumerate(replica):
+            node = run.workers[name].slot.node
+            taken = {run.workers[each[place]].slot.node for each in chosen}
+            keepers = _keepers(state, node, taken, COPIES - len(chosen)) if index == 0 else []
+            found.setdefault(node, []).append(Saver(worker=name, keepers=keepers))
+    return found
+
+
+def _keepers(state: TransitionState, node: str, taken: set[str], count: int) -> list[Keeper]:
+    partners = [each for each in state.partners(node) if each not in taken]
+    return [Keeper(node=each, address=state.nodes[each].state_server) for each in partners[:count]]
+
+
+def secured(state: TransitionState, run: TaskRun, worker: str) -> list[Message]:
+    """Note that a worker's copies are whole; once all who save are through with that, older ones can go."""
+    saves = run.saves
+    savers = {saver.worker: (node, saver) for node, each in saves.ordered.items() for saver in each}
+    if worker not in savers:
+        return []
+    saves.secured[worker] = None
+    if not saves.secured.keys() >= savers.keys():
+        return []
+    current = {name: {node, *(keeper.node for keeper in saver.keepers)} for name, (node, saver) in savers.items()}
+    return _drop_all_but(state, run, current)
+
+
+def drop_saved(state: TransitionState, run: TaskRun) -> list[Message]:
+    """Have all that was saved removed, and nothing saved any more."""
+    run.saves.ordered, run.saves.search = {}, None
+    return _drop_all_but(state, run, {})
+
+
+def _drop_all_but(state: TransitionState, run: TaskRun, current: dict[str, set[str]]) -> list[Message]:
+    names: dict[str, list[str]] = {}
+    ended: dict[str, list[str]] = {}
+    for worker, nodes in run.saves.held.items():
+        for node in [node for node in nodes if node not in current.get(worker, ())]:
+            del nodes[node]
+            if worker in run.workers:
+                names.setdefault(node, []).extend(f"{worker}.{turn}.{SAVED}" for turn in range(TURNS))
+            else:
+                ended.setdefault(node, []).append(worker)
+    run.saves.held = {worker: nodes for worker, nodes in run.saves.held.items() if nodes}
+    there = [node for node in sorted({*names, *ended}) if state.is_there(node)]
+    return [drop_order(state, run.spec.name, node, names.get(node, ()), ended.get(node, ())) for node in there]
+
+
+# --- who has what ----------------------------------------------------------------------------------------------------
+
+
+def search(state: TransitionState, run: TaskRun) -> list[Message]:
+    """Ask the nodes that may have copies, where nobody living has some part of a task's state."""
+    if run.state.ended or not lacks_state(run):
+        run.saves.search = None
+        return []
+    if run.saves.search is not None:
+        return []
+    asked = sorted({node for nodes in run.saves.held.values() for node in nodes if state.is_there(node)})
+    run.saves.searches += 1
+    run.saves.search = Search(number=run.saves.searches, asked=dict.fromkeys(asked))
+    orders: list[Message] = [
+        FindStates(**state.to(node), task=run.spec.name, search=run.saves.searches) for node in asked
+    ]
+    return orders or conclude(state, run)
+
+
+def found(state: TransitionState, run: TaskRun, node: str, number: int, states: Iterable[StateRef]) -> list[Message]:
+    """Take in what a node has."""
+    search = run.saves.search
+    if search is None or search.number != number or node not in search.asked:
+        return []
+    del search.asked[node]
+    search.found += [ref for ref in states if ref.location.worker in run.saves.held]
+    return conclude(state, run)
+
+
+def forget_node(state: TransitionState, run: TaskRun, node: str) -> list[Message]:
+    """Wait for the answer of a node no more."""
+    run.saves.ordered.pop(node, None)
+    search = run.saves.search
+    if search is None or node not in search.asked:
+        return []
+    del search.asked[node]
+    return conclude(state, run)
+
+
+def conclude(state: TransitionState, run: TaskRun) -> list[Message]:
+    """Go on with the newest state that is whole, once all have answered; or wait for nodes that may have more."""
+    search = run.saves.search
+    if search is None or search.asked or search.over:
+        return []
+    run.shelf = _newest(search.found)
+    if run.shelf is not None:
+        run.membership.broken, run.saves.search = True, None
+        return [Deadline(Wait.STATES, run.spec.name).cancel()]
+    away = any(not state.is_there(node) for nodes in run.saves.held.values() for node in nodes)
+    search.over = not away
+    if not away:
+        return []
+    return [Deadline(Wait.REGROUP, run.spec.name).cancel(), Deadline(Wait.STATES, run.spec.name).set()]
+
+
+def give_up_waiting(state: TransitionState, run: TaskRun) -> None:
+    """Count no more on what nodes have that are gone."""
+    if run.saves.search is not None:
+        run.saves.search.over = True
+    for nodes in run.saves.held.values():
+        for node in [node for node in nodes if not state.is_there(node)]:
+            del nodes[node]
+
+
+def _newest(states: Iterable[StateRef]) -> Shelf | None:
+    """Return the newest iteration of which every place is there, in one layout."""
+    by_version: dict[tuple[int, str], list[StateRef]] = {}
+    for ref in states:
+        by_version.setdefault((ref.iteration, ref.layout.degrees), []).append(ref)
+    for _, refs in sorted(by_version.items(), key=lambda each: each[0], reverse=True):
+        if len({ref.place for ref in refs}) == refs[0].layout.replica_workers:
+            return Shelf(layout=refs[0].layout, iteration=refs[0].iteration, states=refs)
+    return None
+
+
+def reject(state: TransitionState, run: TaskRun, bad: StateRef) -> list[Message]:
+    """Have a copy removed that is not what it should be, and go on without it."""
+    where, name = bad.location.node, bad.location.name
+    out: list[Message] = [drop_order(state, run.spec.name, where, [name])] if state.is_there(where) else []
+    if run.shelf is None:
+        return out
+    left = [ref for ref in run.shelf.states if (ref.location.node, ref.location.name) != (where, name)]
+    if len(left) < len(run.shelf.states):
+        run.membership.broken = True  # its members were told of more
+        whole = len({ref.place for ref in left}) == run.shelf.layout.replica_workers
+        run.shelf = replace(run.shelf, states=left) if whole else None
+    return out
+
+
+def is_saved(state: TransitionState, node: str, name: str) -> bool:
+    """Return whether somebody may still want a state that was saved under this name and lies on a node."""
+    worker, _, kind = name.split(".")
+    return kind == SAVED and any(node in run.saves.held.get(worker, ()) for run in state.tasks.values())

@@ -1,0 +1,122 @@
+"""Real workers whose state nobody has any more: it is had from the memory of a node, and nothing is computed again."""
+
+import asyncio
+import itertools
+from collections import Counter
+
+import pytest
+import pytest_asyncio
+import torch
+from helpers.training import difference, plain_run, running_cluster, task, write_script
+from unicron_agent.network import memory_dir
+
+from unicron.contracts.events import Regrouped, StateRejected, StateSecured, StatesFound
+from unicron.contracts.tasks import TaskState
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+
+ITERATIONS = 24
+names = (f"t{number}" for number in itertools.count())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scene(tmp_path_factory, plain):  # that one first: it blocks the loop
+    async with running_cluster(tmp_path_factory.mktemp("cluster")) as scene:
+        yield scene
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    return write_script(tmp_path_factory.mktemp("script"))
+
+
+@pytest.fixture(scope="module")
+def plain(script):
+    return plain_run(script, script.parent / "plain.pt", ITERATIONS=str(ITERATIONS), ACCUMULATE="float64")
+
+
+class Run:
+    """A task that trains for a while, and what comes of it."""
+
+    def __init__(self, scene, script, tmp_path, **fields):
+        self.scene, self.name, self.out = scene, next(names), tmp_path / "out.pt"
+        env = {"OUT": str(self.out), "ACCUMULATE": "float64", "PACE": "0.02"}
+        self.spec = task(script, self.name, iterations=ITERATIONS, env=env, **fields)
+
+    async def until_protected(self):
+        await self.scene.client.submit(self.spec)
+        await self.scene.reached(self.name, 5)
+        await self.scene.until(lambda: self.scene.of(StateSecured, task=self.name))
+        return (await self.scene.view(self.name)).members
+
+    async def ends_as_undisturbed(self, plain, again=0):
+        view = await self.scene.until_state(self.name, TaskState.FINISHED, TaskState.FAILED)
+        assert view.state is TaskState.FINISHED, view
+        await self.scene.until(self.out.exists)
+        await asyncio.sleep(0.3)
+        done = Counter(message.iteration for message in self.scene.iterations if message.task == self.name)
+        assert set(done) == set(range(ITERATIONS))
+        assert sum(done.values()) - ITERATIONS <= again, f"computed again: {done - Counter(range(ITERATIONS))}"
+        assert difference(torch.load(self.out, weights_only=True), plain) <= 1e-5
+
+
+async def test_all_workers_killed_at_once_go_on_where_they_were(scene, script, plain, tmp_path):
+    run = Run(scene, script, tmp_path)
+    members = await run.until_protected()
+    await asyncio.gather(*(scene.client.inject(each.node, "kill-worker", each.worker) for each in members))
+    await scene.until(lambda: scene.of(StatesFound, task=run.name))
+    await run.ends_as_undisturbed(plain)
+
+
+async def test_the_only_worker_killed_goes_on_where_it_was(scene, script, plain, tmp_path):
+    run = Run(scene, script, tmp_path, max_workers=1)
+    [only] = await run.until_protected()
+    await scene.client.inject(only.node, "kill-worker", only.worker)
+    await run.ends_as_undisturbed(plain)
+
+
+async def test_the_only_workers_node_killed_goes_on_from_another_nodes_memory(scene, script, plain, tmp_path):
+    run = Run(scene, script, tmp_path, max_workers=1)
+    [only] = await run.until_protected()
+    scene.cluster.kill_node(only.node)
+    try:
+        await run.ends_as_undisturbed(plain, again=1)  # the copy of the newest may have been on its way
+    finally:
+        scene.cluster.start_process(only.node)
+    assert {each.node for each in scene.of(Regrouped, task=run.name)} > {only.node}
+
+
+async def test_all_nodes_killed_at_once_and_brought_back_go_on_where_they_were(scene, script, plain, tmp_path):
+    run = Run(scene, script, tmp_path)
+    members = await run.until_protected()
+    for each in members:
+        scene.cluster.kill_node(each.node)
+    await asyncio.sleep(1.0)
+    for each in members:
+        scene.cluster.start_process(each.node)
+    await run.ends_as_undisturbed(plain, again=1)
+
+
+async def test_a_copy_with_a_byte_flipped_is_used_by_nobody(scene, script, plain, tmp_path):
+    run = Run(scene, script, tmp_path, max_workers=1)
+    [only] = await run.until_protected()
+    [secured] = scene.of(StateSecured, task=run.name)
+    memory = memory_of(scene, only.node)
+    scene.cluster.kill_node(only.node)
+    for path in memory.glob(f"{only.worker}.*.saved"):
+        flip(path)
+    scene.cluster.start_process(only.node)
+    await run.ends_as_undisturbed(plain, again=1)
+    rejected = scene.of(StateRejected, task=run.name)
+    assert {each.state.location.node for each in rejected} <= {only.node}, "the node is named"
+    assert secured.nodes, "another node has a copy"
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+
+
+def memory_of(scene, node):
+    return memory_dir((scene.cluster.root / node).resolve())

@@ -1,0 +1,166 @@
+"""States as files that can be mapped, and how they are saved while the worker computes on."""
+
+import threading
+
+import pytest
+import torch
+
+from unicron.contracts.states import StateLocation, StateRef, label, read_label
+from unicron.errors import InvalidInputError, StateTransferError
+from unicron.train.gathering import Gathering, laid_out, loaded
+from unicron.train.packed import Packing, mapped, unpack
+from unicron.train.saving import Saver, set_aside
+
+REF = StateRef(
+    task="t",
+    iteration=7,
+    place=0,
+    location=StateLocation(node="n1", worker="t-1", name="", address="n1:1"),
+    size=0,
+    checksum=b"",
+)
+
+
+def written(path, value):
+    packing = Packing(value)
+    packing.write(mapped(path, packing.size))
+    return packing.size
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": torch.arange(5), "b": [1, (2.5, None, "x")], 3: torch.ones(2, 3, dtype=torch.bfloat16)},
+        {"scalar": torch.tensor(3.0), "empty": torch.empty(0, 4), "flag": torch.tensor([True, False])},
+        {"turned": torch.arange(6.0).reshape(2, 3).t(), "complex": torch.tensor([1 + 2j])},
+        {"nothing": {}, "dtype": torch.float16},
+    ],
+)
+def test_a_state_is_read_as_it_was_written(tmp_path, value):
+    size = written(tmp_path / "x", value)
+    found = unpack(tmp_path / "x", size)
+
+    def same(a, b):
+        if isinstance(a, torch.Tensor):
+            return a.dtype == b.dtype and torch.equal(a, b)
+        if isinstance(a, dict):
+            return a.keys() == b.keys() and all(same(each, b[key]) for key, each in a.items())
+        return type(a) is type(b) and (
+            all(map(same, a, b)) if isinstance(a, list | tuple) and len(a) == len(b) else a == b
+        )
+
+    assert same(value, found)
+
+
+def test_tied_weights_are_written_once(tmp_path):
+    tied = torch.ones(1000, 1000)
+    assert written(tmp_path / "x", {"a": tied, "b": tied}) < 1.1 * tied.nbytes
+
+
+@pytest.mark.parametrize("damage", ["empty", "short", "foreign", "beyond"])
+def test_what_is_no_state_is_told_as_such(tmp_path, damage):
+    path = tmp_path / "x"
+    size = written(path, {"a": torch.arange(100)})
+    if damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "short":
+        path.write_bytes(path.read_bytes()[:-3])
+    elif damage == "foreign":
+        path.write_bytes(b"x" * size)
+    else:
+        data = bytearray(path.read_bytes())
+        tensors = 100 * 8
+        path.write_bytes(data[tensors:])
+        size -= tensors
+    with pytest.raises(StateTransferError, match="x is no state"):
+        unpack(path, size)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 8, 20, -1])
+def test_a_label_that_is_not_whole_is_none(cut):
+    data = label(REF)
+    assert read_label(b"content" + data) == REF
+    with pytest.raises(InvalidInputError, match=r"no saved state|the label of"):
+        read_label(data[:cut])
+
+
+@pytest.fixture
+def saver(tmp_path):
+    saved, failed = [], []
+    saver = Saver(tmp_path, saved.append, failed.append)
+    saver.of, saver.why, saver.at = saved, failed, tmp_path
+    yield saver
+    saver.wait()
+
+
+def state(number):
+    return {"iteration": number, "objects": {"model": {"weight": torch.full((1000,), float(number))}}}
+
+
+def test_two_files_take_turns_and_each_says_what_it_holds(saver):
+    names = []
+    for number in range(4):
+        names.append(saver.begin(state(number), REF))
+        saver.wait()
+    assert names == ["t-1.1.saved", "t-1.0.saved"] * 2
+    for ref in saver.of[-2:]:
+        path = saver.at / ref.location.name
+        assert read_label(path.read_bytes()) == ref
+        found = unpack(path, ref.size)["objects"]["model"]["weight"]
+        assert found[0] == saver.of.index(ref)
+    assert not saver.why
+
+
+def test_the_last_whole_state_stays_while_the_next_is_written(saver):
+    for number in range(2):
+        saver.begin(state(number), REF)
+        saver.wait()
+    held = threading.Event()
+    begun = threading.Event()
+
+    class Slow(dict):
+        def items(self):
+            begun.set()
+            held.wait()
+            return super().items()
+
+    before = (saver.at / "t-1.0.saved").read_bytes()
+    saver.begin({"iteration": 9, "objects": {"model": state(9)["objects"]["model"], "late": Slow()}}, REF)
+    begun.wait(5)
+    assert (saver.at / "t-1.0.saved").read_bytes() == before, "the whole one stays"
+    held.set()
+
+
+def test_what_does_not_fit_is_told_and_the_last_whole_one_stays(saver, monkeypatch):
+    saver.begin(state(0), REF)
+    saver.wait()
+    whole = (saver.at / "t-1.1.saved").read_bytes()
+    monkeypatch.setenv("UNICRON_STATE_LIMIT", "6000")
+    saver.begin(state(1), REF)
+    saver.wait()
+    assert len(saver.of) == 1
+    assert "more than the node's limit of 6000 bytes; make room there" in saver.why[0]
+    assert (saver.at / "t-1.1.saved").read_bytes() == whole
+
+
+def test_a_state_is_that_of_the_moment_at_which_saving_began(saver):
+    model, seen = torch.nn.BatchNorm1d(4), torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], momentum=0.9, lr=0.1)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(8, 4)).square().sum().backward()
+    optimizer.step()
+    protected = {"model": model, "optimizer": optimizer, "other": seen}
+    expected = [each.clone() for each in model.state_dict().values()]
+    aside = set_aside(laid_out(7, protected), protected)
+    model(torch.randn(8, 4))  # moves the means of the batches while the thread has yet to begin
+    optimizer.param_groups[0]["lr"] = 5.0
+    saver.begin(aside, REF)
+    saver.wait()
+    ref = saver.of[0]
+    fresh = torch.nn.BatchNorm1d(4)
+    like = {"model": fresh, "optimizer": torch.optim.Adam(fresh.parameters()), "other": seen}
+    gathering = Gathering(like)
+    gathering.add(unpack(saver.at / ref.location.name, ref.size))
+    loaded(gathering.result(7), like)
+    assert all(map(torch.equal, expected, fresh.state_dict().values()))
+    assert like["optimizer"].param_groups[0]["lr"] == 1e-3
+    assert torch.equal(like["optimizer"].state[fresh.weight]["exp_avg"], optimizer.state[model.weight]["exp_avg"])

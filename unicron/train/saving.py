@@ -1,0 +1,121 @@
+"""A worker's state, saved in its node's memory in every iteration while the worker computes on (GEMINI, SOSP 2023).
+
+Parameters and their moments change in an update only. So a thread copies them from where they are, in what time the
+processor has left, and the next update waits for it. What else there is of a state is small, and is set aside at once.
+"""
+
+import contextlib
+import mmap
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from xxhash import xxh3_128
+
+from unicron.contracts.states import SAVED, TURNS, StateRef, label
+from unicron.train.packed import Packing, mapped
+from unicron.train.shards import local
+
+NICENESS = 10
+"""Of the thread: where workers wait for one another anyway, it finds the time."""
+
+VARIABLE = "UNICRON_STATE_LIMIT"
+"""Bytes that saved states may take on this node, all together."""
+
+
+def set_aside(state: dict[str, Any], protected: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state that was laid out, with copies of what may change before the next update."""
+    modules = [each for each in protected.values() if isinstance(each, torch.nn.Module)]
+    steady = {local(each).untyped_storage().data_ptr() for module in modules for each in module.parameters()}
+    objects = {
+        name: each if name == "optimizer" else _set_aside(each, steady) for name, each in state["objects"].items()
+    }
+    return {**state, "objects": objects}
+
+
+def _set_aside(value: Any, steady: set[int]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value if value.untyped_storage().data_ptr() in steady else value.detach().clone()
+    if isinstance(value, Mapping):
+        return {key: _set_aside(each, steady) for key, each in value.items()}
+    return type(value)(_set_aside(each, steady) for each in value) if type(value) in {list, tuple} else value
+
+
+class Saver:
+    """Writes states to two files in turn: one is whole while the other is written.
+
+    Args:
+        directory: in the node's memory.
+        saved: told of a state that is whole, by the thread.
+        failed: told why one could not be saved, likewise.
+    """
+
+    def __init__(self, directory: Path, saved: Callable[[StateRef], None], failed: Callable[[str], None]) -> None:
+        self._directory, self._saved, self._failed = directory, saved, failed
+        self._turn = 0
+        self._files: dict[str, mmap.mmap] = {}
+        self._thread: threading.Thread | None = None
+
+    def begin(self, state: dict[str, Any], ref: StateRef) -> str:
+        """Begin to save a state; return the name that it will have.
+
+        Args:
+            state: laid out and set aside; its parameters and moments stay as they are until `wait` returns.
+            ref: what it is; where exactly it lies, its size and its checksum are found here.
+        """
+        self.wait()
+        self._turn = (self._turn + 1) % TURNS
+        name = f"{ref.location.worker}.{self._turn}.{SAVED}"
+        ref = replace(ref, location=replace(ref.location, name=name))
+        self._thread = threading.Thread(target=self._save, args=(state, ref), name="unicron-saver", daemon=True)
+        self._thread.start()
+        return name
+
+    def wait(self) -> None:
+        """Wait until nothing is being saved."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _save(self, state: dict[str, Any], ref: StateRef) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        try:
+            ref = self._written(state, ref)
+        except OSError as error:
+            self._failed(f"{ref.location.name} in {self._directory}: {error.strerror}; make room there")
+        else:
+            self._saved(ref)
+
+    def _written(self, state: dict[str, Any], ref: StateRef) -> StateRef:
+        packing, name = Packing(state), ref.location.name
+        file = self._file(name, packing.size)
+        packing.write(file)
+        ref = replace(ref, size=packing.size, checksum=xxh3_128(file).digest())
+        with (self._directory / name).open("ab") as end:
+            end.write(label(ref))  # only now it is a state
+        return ref
+
+    def _file(self, name: str, size: int) -> mmap.mmap:
+        """Return the file to write to, without its label: from here on it is no state."""
+        path = self._directory / name
+        known = self._files.pop(name, None)
+        if known is not None and len(known) == size and path.exists():
+            os.truncate(path, size)
+        else:
+            self._make_room(name, size)
+            known = mapped(path, size)
+        self._files[name] = known
+        return known
+
+    def _make_room(self, name: str, size: int) -> None:
+        """Raise if the files of all would take more than they may."""
+        limit = int(os.environ.get(VARIABLE, "0"))
+        others = sum(path.stat().st_size for path in self._directory.glob(f"*.{SAVED}") if path.name != name)
+        if limit and others + size > limit:
+            text = f"{others + size} bytes of saved states are more than the node's limit of {limit} bytes"
+            raise OSError(0, text)
