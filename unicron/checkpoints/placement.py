@@ -36,7 +36,7 @@ def place(
     nodes: Sequence[str],
     copies: int,
     racks: Mapping[str, str] | None = None,
-    before: Iterable[Sequence[str]] = (),
+    before: Placement | None = None,
 ) -> Placement:
     """Return the groups of these nodes.
 
@@ -44,22 +44,22 @@ def place(
     group, or is merged into that. So one lost node changes its own group and at most one other, and one that joins
     changes one group; only the ninth node of what four copies leave over makes one group of two.
 
-    Where racks are told, new nodes go to groups with nobody of their rack as far as that can be. Nodes that have a
-    group do not move for it.
+    Where racks are told, new nodes go to groups with nobody of their rack as far as that can be. Where a group that
+    changes would have two of one rack even so, one of them changes places with a node of one more group.
 
     Args:
         nodes: names of all that there are now.
         copies: of each state, its own included.
         racks: by node; nodes of one rack, or behind one switch, fail together. Who is not in it shares with nobody.
-        before: the groups that there were.
+        before: what there was; with another number of copies it counts for nothing.
 
     Raises:
         InvalidInputError: less than one copy, or a node comes twice.
     """
     check_copies(copies)
-    present, racks, old = _each_once(nodes), racks or {}, [tuple(group) for group in before]
+    present, racks, copies = _each_once(nodes), racks or {}, max(min(copies, len(nodes)), 1)
+    old = before.groups if before and before.copies == copies else ()
     grouped = _each_once(chain.from_iterable(old))
-    copies = max(min(copies, len(nodes)), 1)
     odd = odd_group(len(nodes), copies)
     new = _Pool([node for node in nodes if node not in grouped], racks)
     wholes, loose, parts = _cut(old, copies, present)
@@ -67,14 +67,17 @@ def place(
     while loose and wanted > 0:
         wholes.append(loose.pop(0))
         wanted -= 1
+    for _ in range(-wanted):
+        loose.insert(0, wholes.pop(_fitting(wholes, [*chain.from_iterable(parts), *new.nodes()], racks)))
+    kept_on = len(wholes)
     for _ in range(wanted):
         parts.sort(key=len, reverse=True)
         wholes.append(_filled(parts.pop(0) if parts else (), copies, racks, new, parts))
-    for _ in range(-wanted):
-        loose.insert(0, wholes.pop(_fitting(wholes, [*chain.from_iterable(parts), *new.nodes()], racks)))
     last = chain(*loose, *sorted(parts, key=len, reverse=True))
-    groups = (*wholes, _filled(tuple(last), odd, racks, new, [])) if odd else tuple(wholes)
-    return Placement(groups, copies)
+    groups = [*wholes, _filled(tuple(last), odd, racks, new, [])] if odd else wholes
+    if old:  # else all were placed in the best way
+        _set_apart(groups, kept_on, racks)
+    return Placement(tuple(groups), copies)
 
 
 def moves(before: Kept, after: Kept) -> list[tuple[str, str]]:
@@ -123,11 +126,39 @@ def _filled(group: Group, size: int, racks: Mapping[str, str], new: "_Pool", par
         if new:
             group += (new.take(there),)
         else:
-            smallest = parts.pop()
-            group += (_Pool(smallest, racks).take(there),)
-            rest = tuple(node for node in smallest if node != group[-1])
-            parts += [rest] if rest else []
+            smallest = [part for part in parts if len(part) == len(parts[-1])]
+            group += (_Pool(chain(*smallest), racks).take(there),)
+            left = (tuple(node for node in part if node != group[-1]) for part in parts)
+            parts[:] = sorted(filter(None, left), key=len, reverse=True)
     return group
+
+
+def _set_apart(groups: list[Group], begin: int, racks: Mapping[str, str]) -> None:
+    """Let nodes that share a rack with others of their group change places, in the groups from `begin` on."""
+    stuck = set[str]()  # racks that are nearly everywhere are not searched for again and again
+    for number in range(begin, len(groups)):
+        for place, node in enumerate(groups[number]):
+            crowded = _shares(groups[number], place, node, racks) and racks[node] not in stuck
+            if crowded and not _change_places(groups, number, place, racks):
+                stuck.add(racks[node])
+
+
+def _change_places(groups: list[Group], number: int, place: int, racks: Mapping[str, str]) -> bool:
+    """Swap a node for the first of another group where none of both shares a rack then, and return if there is one."""
+    mine = groups[number]
+    for at, theirs in enumerate(groups):
+        for spot, node in enumerate(theirs):
+            if at != number and not _shares(mine, place, node, racks) and not _shares(theirs, spot, mine[place], racks):
+                groups[at] = (*theirs[:spot], mine[place], *theirs[spot + 1 :])
+                groups[number] = (*mine[:place], node, *mine[place + 1 :])
+                return True
+    return False
+
+
+def _shares(group: Group, place: int, node: str, racks: Mapping[str, str]) -> bool:
+    """Return whether a node at this place of a group would have others of its rack beside it."""
+    rack = racks.get(node)
+    return rack is not None and any(racks.get(other) == rack for spot, other in enumerate(group) if spot != place)
 
 
 def _fitting(wholes: Sequence[Group], joining: Sequence[str], racks: Mapping[str, str]) -> int:
