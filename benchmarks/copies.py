@@ -1,6 +1,6 @@
 """Does any placement of copies survive more losses? All of them are looked through, up to 12 nodes and 4 copies.
 
-`python -m benchmarks.copies [--json] [--nodes N] [--copies M]`; some minutes.
+`python -m benchmarks.copies [--json] [--nodes N] [--copies M]`; half a minute.
 
 A placement is n copy sets of m nodes each, one for each node's state, so that each node is in m of them: what it can
 keep. Which node owns which set does not matter here; there is always a way to give each node one that it is in (Hall's

@@ -13,7 +13,7 @@ app = typer.Typer(no_args_is_help=True, help="What is saved of training, and wha
 def odds(
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of the cluster.")],
     copies: Annotated[int, typer.Option(min=1, help="Copies of each node's state, its own included.")] = 2,
-    lost: Annotated[int, typer.Option(min=1, metavar="N", help="Up to so many nodes are lost at once.")] = 8,
+    lost: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Up to so many nodes are lost at once.")] = 8,
     as_json: Json = False,
 ) -> None:
     """Say how likely all states are still in memory when nodes are lost at once, with and without copies elsewhere."""

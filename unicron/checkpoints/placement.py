@@ -50,14 +50,15 @@ def place(
     Args:
         nodes: names of all that there are now.
         copies: of each state, its own included.
-        racks: by node; nodes of one rack, or behind one switch, fail together. Who is not in it shares with nobody.
+        racks: by node; nodes of one rack, or behind one switch, fail together. Who has none, or "", shares with nobody.
         before: what there was; with another number of copies it counts for nothing.
 
     Raises:
         InvalidInputError: less than one copy, or a node comes twice.
     """
     check_copies(copies)
-    present, racks, copies = _each_once(nodes), racks or {}, max(min(copies, len(nodes)), 1)
+    present, copies = _each_once(nodes), max(min(copies, len(nodes)), 1)
+    racks = {node: rack for node, rack in (racks or {}).items() if rack}
     old = before.groups if before and before.copies == copies else ()
     grouped = _each_once(chain.from_iterable(old))
     odd = odd_group(len(nodes), copies)

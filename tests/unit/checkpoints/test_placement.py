@@ -148,7 +148,7 @@ def test_a_group_of_one_rack_stays_where_no_other_has_room_for_it():
 
 
 def test_nodes_without_a_rack_share_with_nobody():
-    found = place(["a", "b", "c", "d"], 2, {"a": "r", "b": "r"})
+    found = place(["a", "b", "c", "d"], 2, {"a": "r", "b": "r", "c": ""})
     assert sorted(map(sorted, found.groups)) == [["a", "c"], ["b", "d"]]
 
 
