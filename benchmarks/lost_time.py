@@ -1,0 +1,295 @@
+"""Training time lost to failures, with checkpoints on remote storage and with copies in other nodes' memory.
+
+`python -m benchmarks.lost_time [--json] [--seeds N]`: 16 nodes for eight weeks, failures of trace-a (Unicron section
+7.5: 43, of which 10 take their node out), in virtual time; each figure is the median over seeds.
+
+Lost is all time that does not bring training forward for good: iterations that are computed again, the wait for a
+checkpoint to be read, and what saving blocks. Detection and restart are the same for all and left out. A checkpoint can
+be used once it is written as a whole, so on average a failure costs one writing, half an interval, and one reading.
+
+Figures by their source:
+
+- GEMINI (Wang et al., SOSP 2023, as Amazon sums it up): 30 to 40 minutes to write a large model to remote storage, 10
+  to 20 to read it, a checkpoint about each three hours; in memory one each iteration, between what training sends, so
+  at no cost, and more than 92 % less time lost than with the best of the others.
+- Young 1974 and Daly 2006: the best interval, from the trace's time between failures and the seconds a save blocks.
+- Assumed: one minute an iteration (a model of 100 billion parameters on 128 GPUs). Its copy takes until the end of the
+  next iteration. Three seconds to read it from other nodes (90 GB at 400 Gbit/s). Saving blocks training for as long as
+  it writes, or for one second where states are copied to the host's memory first ("background").
+
+Nodes lost within two iterations of each other count as lost at once: their copies have not been made anew. `by_rack`
+makes bursts of trace-a's failures: the nodes are lost four at once, of one rack.
+"""
+
+import argparse
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from unicron_simulator import traces
+from unicron_simulator.traces import Failure, Trace
+
+from benchmarks.output import as_json
+from unicron.checkpoints.interval import daly, young
+from unicron.checkpoints.placement import Placement, place, without_copy
+
+HOUR, MINUTE = 3600.0, 60.0
+
+WRITE_S = 35 * MINUTE
+READ_S = 15 * MINUTE
+STORAGE_INTERVAL_S = 3 * HOUR
+OFTEN_S = 30 * MINUTE
+SNAPSHOT_S = 1.0
+ITERATION_S = 60.0
+MEMORY_READ_S = 3.0
+AT_ONCE_S = 2 * ITERATION_S
+
+TRACE, SEEDS, RACK, COPIES = "trace-a", 20, 4, 2
+OURS = "in memory, each iteration"
+WRITES_S = (3 * MINUTE, 8 * MINUTE, 15 * MINUTE, WRITE_S)
+ITERATIONS_S = (10.0, 30.0, ITERATION_S, 120.0)
+
+
+class Saving(NamedTuple):
+    """One way to save.
+
+    Attributes:
+        interval_s: training between the begins of two saves; where writing takes longer than that, the next waits.
+        write_s: until a save can be used.
+        blocked_s: of it, for how long training stands.
+        read_s: to read it after a failure.
+    """
+
+    interval_s: float
+    write_s: float
+    blocked_s: float
+    read_s: float
+
+    @property
+    def period_s(self) -> float:
+        """Seconds from one begin to the next."""
+        return max(self.interval_s + self.blocked_s, self.write_s)
+
+    def progress(self, ran_s: float) -> float:
+        """Return the seconds of training in so many seconds since training went on."""
+        periods, rest = divmod(ran_s, self.period_s)
+        trained_s = self.period_s - self.blocked_s
+        # the save comes at the end of a period, the first one after a whole one
+        return periods * trained_s + min(rest, trained_s)
+
+    def kept(self, ran_s: float) -> float:
+        """Return the seconds of training that the last save holds that can be used; 0 where none was finished."""
+        trained_s = self.period_s - self.blocked_s
+        return max(math.floor((ran_s - trained_s - self.write_s) / self.period_s) + 1, 0) * trained_s
+
+
+class Scheme(NamedTuple):
+    """What is saved where: always to storage, and to the memory of other nodes where `memory` says how."""
+
+    storage: Saving
+    memory: Saving | None = None
+
+
+Schemes = dict[str, Scheme]
+
+
+class Lost(NamedTuple):
+    """Seconds lost, and from where training went on."""
+
+    redone_s: float
+    read_s: float
+    blocked_s: float
+    from_memory: int
+    from_storage: int
+
+    @property
+    def total_s(self) -> float:
+        """Seconds in all."""
+        return self.redone_s + self.read_s + self.blocked_s
+
+
+def schemes(
+    mtbf_s: float, write_s: float = WRITE_S, read_s: float = READ_S, iteration_s: float = ITERATION_S
+) -> Schemes:
+    """Return all ways to save that are compared, ours last.
+
+    Args:
+        mtbf_s: mean seconds between failures.
+        write_s: to write to remote storage.
+        read_s: to read from it.
+        iteration_s: of one iteration.
+    """
+    blocking = {
+        "every 3 h": STORAGE_INTERVAL_S,
+        "every 30 min": OFTEN_S,
+        "Young": young(write_s, mtbf_s),
+        "Daly": daly(write_s, mtbf_s),
+    }
+    # what blocks for a second only would be saved more often than it can be written: one save follows the other
+    background = {"every 3 h, background": STORAGE_INTERVAL_S, "Daly, background": daly(SNAPSHOT_S, mtbf_s)}
+    found = {name: Scheme(Saving(interval_s, write_s, write_s, read_s)) for name, interval_s in blocking.items()}
+    for name, interval_s in background.items():
+        found[name] = Scheme(Saving(interval_s, write_s, SNAPSHOT_S, read_s))
+    memory = Saving(iteration_s, iteration_s, 0.0, MEMORY_READ_S)
+    return found | {OURS: Scheme(found["every 3 h, background"].storage, memory)}
+
+
+def lost(trace: Trace, scheme: Scheme, racks: dict[str, str] | None = None) -> Lost:
+    """Return what failures cost with a scheme.
+
+    Args:
+        trace: the failures; training runs from its begin to its end.
+        scheme: how states are saved.
+        racks: by node, where the placement of copies is to know them.
+    """
+    position = stored = resumed = redone = read = blocked = 0.0
+    served = [0, 0]
+    for at, survived in _survivals(trace, racks or {}):
+        if at < resumed:  # struck while it was reading
+            read, resumed = read - (resumed - at), at
+        ran = at - resumed
+        progress = scheme.storage.progress(ran)
+        stored = max(stored, position + scheme.storage.kept(ran)) if scheme.storage.kept(ran) else stored
+        from_memory = scheme.memory is not None and survived
+        restored = position + scheme.memory.kept(progress) if scheme.memory and survived else stored
+        read_s = scheme.memory.read_s if scheme.memory and survived else scheme.storage.read_s
+        redone += position + progress - restored
+        blocked += ran - progress
+        position, resumed, read = restored, at + read_s, read + read_s
+        served[from_memory] += 1
+    ran = max(trace.duration_s - resumed, 0.0)
+    read -= max(resumed - trace.duration_s, 0.0)
+    return Lost(redone, read, blocked + ran - scheme.storage.progress(ran), served[True], served[False])
+
+
+def _survivals(trace: Trace, racks: dict[str, str]) -> Iterator[tuple[float, bool]]:
+    """Yield when failures struck, and whether all states still had a copy in memory; what is lost at once is one."""
+    back = dict.fromkeys(trace.nodes, 0.0)
+    placed: Placement | None = None
+    for together in _moments(trace.faults):
+        at = together[0].at
+        placed = place([node for node in trace.nodes if back[node] <= at], COPIES, racks, placed)
+        gone = {fault.node for fault in together if fault.kind == "sev1"}
+        yield at, not without_copy(placed.keepers(), gone)
+        for fault in together:
+            back[fault.node] = max(back[fault.node], fault.at + fault.repair_s)
+        left = [node for node in trace.nodes if back[node] <= together[-1].at]
+        placed = place(left, COPIES, racks, placed)
+
+
+def _moments(faults: Sequence[Failure]) -> Iterator[list[Failure]]:
+    together: list[Failure] = []
+    for fault in faults:
+        if together and fault.at - together[0].at > AT_ONCE_S:
+            yield together
+            together = []
+        together.append(fault)
+    if together:
+        yield together
+
+
+# --- what is reported ------------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """Medians over seeds, in hours, and where training went on from in all seeds together."""
+
+    lost_h: float
+    redone_h: float
+    read_h: float
+    blocked_h: float
+    from_memory: int
+    from_storage: int
+
+
+def compared(drawn: Sequence[Trace], racks: dict[str, str] | None = None, **changed: float) -> dict[str, list[Lost]]:
+    """Return what each scheme lost with each trace; `changed` goes to `schemes`."""
+    mtbf_s = sum(trace.duration_s for trace in drawn) / sum(len(trace.faults) for trace in drawn)
+    known = schemes(mtbf_s, **changed)
+    return {name: [lost(trace, scheme, racks) for trace in drawn] for name, scheme in known.items()}
+
+
+def row(found: Sequence[Lost]) -> Row:
+    """Return the medians of a scheme."""
+
+    def hours(seconds: Iterable[float]) -> float:
+        return statistics.median(seconds) / HOUR
+
+    return Row(
+        lost_h=hours(each.total_s for each in found),
+        redone_h=hours(each.redone_s for each in found),
+        read_h=hours(each.read_s for each in found),
+        blocked_h=hours(each.blocked_s for each in found),
+        from_memory=sum(each.from_memory for each in found),
+        from_storage=sum(each.from_storage for each in found),
+    )
+
+
+def reduction(found: dict[str, list[Lost]]) -> float:
+    """Return by what part ours loses less than the best of the others, in medians."""
+    rows = {name: row(each).lost_h for name, each in found.items()}
+    return 1 - rows.pop(OURS) / min(rows.values())
+
+
+def report(seeds: int = SEEDS) -> dict[str, Any]:
+    """Return all figures."""
+    drawn = [traces.generate(TRACE, seed) for seed in range(1, seeds + 1)]
+    bursts = [traces.by_rack(trace, RACK) for trace in drawn]
+    racks = {node: f"rack-{number // RACK}" for number, node in enumerate(drawn[0].nodes)}
+    cases = {TRACE: compared(drawn), "bursts": compared(bursts), "bursts, racks told": compared(bursts, racks)}
+    rows = {case: {name: row(each) for name, each in found.items()} for case, found in cases.items()}
+    totals = [each.lost_h for each in rows[TRACE].values()]
+    mtbf_s = drawn[0].duration_s / len(drawn[0].faults)
+    return {
+        "mtbf_h": mtbf_s / HOUR,
+        "young_h": young(WRITE_S, mtbf_s) / HOUR,
+        "daly_h": daly(WRITE_S, mtbf_s) / HOUR,
+        "rows": rows,
+        "reduction": {case: reduction(found) for case, found in cases.items()},
+        "worth_slower": (min(totals[:-1]) - totals[-1]) * HOUR / drawn[0].duration_s,
+        "by_write_min": {
+            write_s / MINUTE: reduction(compared(drawn, write_s=write_s, read_s=write_s * READ_S / WRITE_S))
+            for write_s in WRITES_S
+        },
+        "by_iteration_s": {each: reduction(compared(drawn, iteration_s=each)) for each in ITERATIONS_S},
+    }
+
+
+def flat(found: dict[str, Any]) -> dict[str, float]:
+    """Return the figures, flat."""
+    rows = found["rows"][TRACE]
+    return {
+        "lost_in_memory_h": rows[OURS].lost_h,
+        "lost_best_other_h": min(each.lost_h for name, each in rows.items() if name != OURS),
+        **{f"reduction_{case.replace(', ', '_').replace(' ', '_')}": each for case, each in found["reduction"].items()},
+        **{f"reduction_write_{minutes:g}_min": each for minutes, each in found["by_write_min"].items()},
+        **{f"reduction_iteration_{seconds:g}_s": each for seconds, each in found["by_iteration_s"].items()},
+        "worth_slower_share": found["worth_slower"],
+    }
+
+
+def main() -> None:
+    """Print all figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="traces")
+    given = parser.parse_args()
+    found = report(given.seeds)
+    if given.json:
+        baselines = {name: each._asdict() for name, each in found["rows"][TRACE].items() if name != OURS}
+        print(as_json("lost_time", flat(found), baselines=baselines, details=found | {"seeds": given.seeds}))
+        return
+    for case, rows in found["rows"].items():
+        print(f"{case + ', hours lost':32}{'in all':>9}{'redone':>9}{'read':>9}{'blocked':>9}  from storage")
+        for name, each in rows.items():
+            hours = (each.lost_h, each.redone_h, each.read_h, each.blocked_h)
+            starts = each.from_storage + each.from_memory
+            print(f"  {name:30}" + "".join(f"{one:9.2f}" for one in hours) + f"  {each.from_storage} of {starts}")
+        print(f"  less than the best other: {found['reduction'][case]:.1%}\n")
+    for name, each in flat(found).items():
+        print(f"{name:32}{each:9.4f}")
+
+
+if __name__ == "__main__":
+    main()

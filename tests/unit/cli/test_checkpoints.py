@@ -1,0 +1,42 @@
+"""`unicron checkpoints`, as a user types it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+from unicron_cli.main import app
+
+
+def checkpoints(*words):
+    return CliRunner().invoke(app, ["checkpoints", *words], catch_exceptions=False)
+
+
+def test_the_odds_of_going_on_from_memory_as_a_table():
+    shown = checkpoints("odds", "--nodes", "16", "--copies", "2").stdout
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert lines[:3] == [
+        "LOST AT ONCE 2 COPIES FAILS ONCE IN NO COPIES ON OTHER NODES",
+        "1 100.0000% never 0%",
+        "2 93.3333% 15.0 0%",
+    ]
+    assert len(lines) == 9
+
+
+def test_the_odds_for_programs():
+    found = json.loads(checkpoints("odds", "--nodes", "16", "--copies", "2", "--lost", "3", "--json").stdout)
+    assert (found["nodes"], found["copies"]) == (16, 2)
+    assert [row["lost"] for row in found["rows"]] == [1, 2, 3]
+    assert [row["odds"] for row in found["rows"]] == pytest.approx([1, 14 / 15, 0.8])
+    assert {row["without"] for row in found["rows"]} == {0}
+
+
+def test_more_copies_than_nodes_are_told():
+    done = checkpoints("odds", "--nodes", "2", "--copies", "3", "--json")
+    assert "2 nodes can't keep 3 copies" in done.stderr
+    found = json.loads(done.stdout)
+    assert found["copies"] == 2
+    assert [row["odds"] for row in found["rows"]] == [1, 0]
+
+
+def test_no_nodes_are_refused():
+    assert checkpoints("odds", "--nodes", "0").exit_code == 2
