@@ -128,6 +128,7 @@ class Node:
             rendezvous=rendezvous,
             state_server=states,
             pid=os.getpid(),
+            rack=self._settings.rack,
         )
         token = int(self._token_file.read_text()) if self._token_file.exists() else 0
         limits = StallLimits(hang_s=self._settings.hang_s)

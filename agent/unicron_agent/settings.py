@@ -13,6 +13,7 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
         slots: CPU slots to offer where NVML finds no GPU.
         run_dir: where logs and the records of running workers are kept.
         host: address at which other nodes reach this one; empty: the one from which it reaches the bus.
+        rack: that the node is in, or the switch it is behind: copies of its states are kept elsewhere.
         heartbeat_s: seconds between signs of life.
         state_limit: bytes that saved states may take in this node's memory; 0: half of the file system they lie in.
         hang_s: seconds without progress after which a worker that still answers counts as hung.
@@ -25,6 +26,7 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
     slots: int = 0
     run_dir: str = ".unicron/node"
     host: str = ""
+    rack: str = ""
     heartbeat_s: float = 0.5
     state_limit: int = 0
     hang_s: float = 20.0

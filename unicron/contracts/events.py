@@ -31,7 +31,8 @@ class NodeJoined(Message, kw_only=True, frozen=True):
         rendezvous: host:port of the node's rendezvous, where the ranks of a membership find one another.
         state_server: host:port of the gRPC state server.
         workers: living workers that the agent found and adopted.
-        kept: names of the states that workers have left behind here.
+        kept: names of the states that lie in its memory: left behind, saved, or copies of what others save.
+        rack: nodes of one rack, or behind one switch, fail together; empty where that is not known.
     """
 
     node: str
@@ -43,6 +44,7 @@ class NodeJoined(Message, kw_only=True, frozen=True):
     pid: int = 0
     workers: list[WorkerStatus] = []
     kept: list[str] = []
+    rack: str = ""
 
 
 class NodeLeft(Message, kw_only=True, frozen=True):
@@ -267,7 +269,7 @@ class NodeAdmitted(Message, kw_only=True, frozen=True):
 
     Attributes:
         returned: the same incarnation's predecessor was still held to be up (an agent restart within the grace).
-        kept: as in `NodeJoined`.
+        kept, rack: as in `NodeJoined`.
     """
 
     node: str
@@ -279,6 +281,7 @@ class NodeAdmitted(Message, kw_only=True, frozen=True):
     workers: list[WorkerStatus] = []
     returned: bool = False
     kept: list[str] = []
+    rack: str = ""
 
 
 class NodeDrained(Message, kw_only=True, frozen=True):

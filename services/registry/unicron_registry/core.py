@@ -96,6 +96,7 @@ class RegistryCore(Core):
             workers=joined.workers,
             returned=present,
             kept=joined.kept,
+            rack=joined.rack,
         )
         return [admitted, NodeDrained(node=joined.node)] if drained else [admitted]
 

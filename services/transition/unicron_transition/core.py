@@ -79,8 +79,12 @@ class TransitionCore(Core):
     def _admitted(self, node: NodeAdmitted) -> list[Message]:
         """A node is new, or its agent came back: believe what it says about its workers."""
         self.state.nodes[node.node] = NodeRun(
-            incarnation=node.incarnation, rendezvous=node.rendezvous, state_server=node.state_server
+            incarnation=node.incarnation,
+            rendezvous=node.rendezvous,
+            state_server=node.state_server,
+            rack=node.rack,
         )
+        self.state.regroup_nodes()
         alive = {status.worker: status for status in node.workers}
         for run in self.state.on(node.node):
             run.saves.ordered.pop(node.node, None)  # an agent that comes back knows of no orders
@@ -148,6 +152,7 @@ class TransitionCore(Core):
                 self._lose_worker(run, worker.worker, at)
             out += remove(self.state, run, run.without(name, ()))
         node.alive = False
+        self.state.regroup_nodes()
         for run in hit:
             out += forget_node(self.state, run, name)
         return out + self._settle(run.spec.name for run in hit)

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from unicron.contracts.states import Shelf, StateRef
+from unicron.checkpoints.placement import Placement, place
+from unicron.checkpoints.shapes import Kept
+from unicron.contracts.states import COPIES, Shelf, StateRef
 from unicron.contracts.tasks import Member, ParallelLayout, SlotRef, TaskSpec, TaskState
 from unicron_transition.holders import Saves, StateMap
 from unicron_transition.membership import Membership, WorkerRun, WorkerStage
@@ -20,6 +22,7 @@ class NodeRun(msgspec.Struct, kw_only=True):
     incarnation: str = ""
     rendezvous: str = msgspec.field(name="store", default="")
     state_server: str = ""
+    rack: str = ""
     alive: bool = True
 
 
@@ -118,12 +121,14 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
     Attributes:
         token: fencing token of the active instance.
         plan: number of the newest plan taken up.
+        placement: of copies, as it was asked for last.
     """
 
     token: int = 0
     plan: int = 0
     nodes: dict[str, NodeRun] = {}
     tasks: dict[str, TaskRun] = {}
+    placement: Placement = Placement((), COPIES)
 
     @cached_property
     def occupied(self) -> dict[SlotRef, Occupant]:
@@ -189,11 +194,19 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
         """Return the fields that every command to a node has."""
         return {"node": node, "token": self.token, "incarnation": self.nodes[node].incarnation}
 
-    def partners(self, node: str) -> list[str]:
-        """Return the nodes that keep copies of what is saved on a node, the first first."""
-        there = sorted(name for name, each in self.nodes.items() if each.alive)
-        at = there.index(node) if node in there else 0
-        return there[at + 1 :] + there[:at]
+    def partners(self, node: str) -> tuple[str, ...]:
+        """Return the nodes that keep copies of what is saved on a node."""
+        return self._keepers.get(node, (node,))[1:]
+
+    @cached_property
+    def _keepers(self) -> Kept:
+        there = {name: node.rack for name, node in self.nodes.items() if node.alive}
+        self.placement = place(list(there), COPIES, there, self.placement)
+        return self.placement.keepers()
+
+    def regroup_nodes(self) -> None:
+        """Note that other nodes are there than before: who keeps whose copies is worked out when it is asked for."""
+        self.__dict__.pop("_keepers", None)
 
     def usable(self, run: TaskRun) -> list[SlotRef]:
         """Return the slots of the task's target whose nodes are there."""

@@ -1,0 +1,205 @@
+"""What it costs to save the state in every iteration, and how fast it is had again.
+
+    python -m benchmarks.checkpoint --json
+
+A real cluster of two nodes and tasks of `benchmarks.checkpointing` on it, with states of about 10 and 100 MB (model and
+AdamW in float32). Ways of keeping the state in every iteration take turns in blocks of iterations, in one process each:
+none, Unicron's memory of two nodes, `torch.distributed.checkpoint.async_save` and `torch.save`, both by rank 0 to a
+folder in memory. Figures are medians over rounds of a block's mean against that of the block without, in percent:
+
+- `overhead_percent_*`: two replicas on two nodes, each of which saves in its own node's memory.
+- `travelling_percent_*`: one worker alone, whose state its node's agent sends to the other node.
+- `dcp_async_percent_*` and `torch_save_percent_*`: beside the first of these.
+
+A state of 1 GB is had again, until it is in the parameters and the optimizer: from the memory of the own node, and from
+another's over gRPC; beside a copy in memory of that size, and a stream of gRPC with nothing done about it.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import torch
+from unicron_agent.memory import StateMemory
+from unicron_agent.state_server import FETCH, LIMITS, StateServer
+from unicron_agent.state_sources import Peer, SharedMemory, StateSource
+
+from benchmarks.checkpointing import WAYS
+from benchmarks.output import as_json
+from benchmarks.parallel import Scene, running
+from benchmarks.strikes import ROOT, say
+from unicron.contracts.states import StateLocation, StateRef
+from unicron.contracts.tasks import TaskSpec, TaskState
+from unicron.train.gathering import Gathering, laid_out, loaded
+from unicron.train.packed import unpack
+from unicron.train.saving import Saver
+
+SIZES = {"10mb": {"width": 128, "layers": 4, "batch": 16}, "100mb": {"width": 384, "layers": 5, "batch": 32}}
+MICROBATCHES = 4
+PATIENCE_S = 1500.0
+GIGABYTE = 83
+"""Layers of 1024 x 1024 that make, with their moments, a state of 1 GB."""
+
+
+def overheads(notes: Sequence[dict[str, Any]], block: int) -> dict[str, float]:
+    """Return for each way by how many percent its blocks took longer than those without, the median over rounds."""
+    rounds: dict[int, dict[str, list[float]]] = {}
+    for note in notes:
+        if not note["first"]:
+            of_round = rounds.setdefault(note["iteration"] // (block * len(WAYS)), {})
+            of_round.setdefault(note["way"], []).append(note["s"])
+    whole = [each for number, each in rounds.items() if number and set(each) == set(WAYS)]
+    return {
+        way: round(
+            100 * statistics.median(statistics.mean(each[way]) / statistics.mean(each["none"]) - 1 for each in whole), 2
+        )
+        for way in WAYS[1:]
+    }
+
+
+async def train(scene: Scene, name: str, workers: int, folder: Path, rounds: int, block: int, **sizes: int) -> Any:
+    """Train a task of that many workers; return its notes and the size of its state in bytes."""
+    folder.mkdir()
+    numbers = {**sizes, "block": block}
+    words = [word for key, value in numbers.items() for word in (f"--{key}", str(value))]
+    spec = TaskSpec(
+        name=name,
+        command=["python", "-m", "benchmarks.checkpointing", "--folder", str(folder), *words],
+        workdir=str(ROOT),
+        min_workers=workers,
+        max_workers=workers,
+        microbatches=MICROBATCHES,
+        iterations=block * len(WAYS) * (rounds + 1),
+        env={"OMP_NUM_THREADS": "1"},
+    )
+    await scene.client.submit(spec)
+    if (state := await scene.until_ended(name, PATIENCE_S)) != TaskState.FINISHED:
+        raise SystemExit(f"{name} is {state}")
+    lines = (folder / "notes.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines], int((folder / "size").read_text(encoding="utf-8"))
+
+
+async def saving(options: argparse.Namespace, root: Path, memory: Path) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return what saving costs."""
+    figures: dict[str, float] = {}
+    details: dict[str, Any] = {"rounds": options.rounds, "block": options.block}
+    async with running(root / "cluster", 2) as scene:
+        for (size, sizes), workers in itertools.product(SIZES.items(), (2, 1)):
+            name = f"{'apart' if workers > 1 else 'travelling'}-{size}"
+            notes, bytes_ = await train(scene, name, workers, memory / name, options.rounds, options.block, **sizes)
+            found = overheads(notes, options.block)
+            if workers > 1:
+                figures |= {f"overhead_percent_{size}": found["ours"]}
+                figures |= {f"{way}_percent_{size}": found[way] for way in WAYS[2:]}
+            else:
+                figures[f"travelling_percent_{size}"] = found["ours"]
+            plain = statistics.median(note["s"] for note in notes if note["way"] == "none" and not note["first"])
+            details[name] = {"iteration_ms": round(1e3 * plain, 1), "state_mb": round(bytes_ / 1e6, 1)}
+            say(f"{name}: {found}, {details[name]}")
+    return figures, details
+
+
+# --- having it again -------------------------------------------------------------------------------------------------
+
+
+def made() -> dict[str, Any]:
+    """Return a model and its optimizer, updated once."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(GIGABYTE)))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    return {"model": model, "optimizer": optimizer}
+
+
+async def had_again(source: StateSource, ref: StateRef, target: Path, protected: dict[str, Any]) -> None:
+    """Have a state from a source until it is in place."""
+    path = await source.obtain(ref, target)
+    gathering = Gathering(protected)
+    gathering.add(unpack(path, ref.size))
+    loaded(gathering.result(ref.iteration), protected)
+    path.unlink()
+
+
+async def streamed(address: str, name: str) -> None:
+    """Receive a file over gRPC."""
+    async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
+        pieces: AsyncIterator[bytes] = channel.unary_stream(FETCH)(name.encode(), timeout=600)
+        async for _ in pieces:
+            pass
+
+
+async def rate(size: int, repeats: int, what: Callable[[], Any]) -> float:
+    """Return the median gigabytes a second of something that is done several times."""
+    took = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        if (waiting := what()) is not None:
+            await waiting
+        took.append(time.perf_counter() - began)
+    return round(size / statistics.median(took[1:]) / 1e9, 2)
+
+
+async def having(repeats: int, memory: Path) -> dict[str, float]:
+    """Return how fast a state is had again."""
+    protected, states = made(), StateMemory(memory, 0)
+    refs: list[StateRef] = []
+    saver = Saver(memory, refs.append, say)
+    location = StateLocation(node="here", worker="w", name="")
+    ref = StateRef(task="t", iteration=1, place=0, location=location, size=0, checksum=b"")
+    saver.begin(laid_out(1, protected), ref)
+    saver.wait()
+    [ref] = refs
+    server, address = await StateServer(states, "here", lambda *_: None).serve("127.0.0.1")
+    there = ref.at("there", address)
+    source, copy = torch.ones(ref.size // 4), torch.empty(ref.size // 4)
+    target = memory / "w.fetched"
+    try:
+        return {
+            "own_memory_gb_s": await rate(
+                ref.size, repeats, lambda: had_again(SharedMemory(states), ref, target, protected)
+            ),
+            "neighbour_gb_s": await rate(ref.size, repeats, lambda: had_again(Peer(), there, target, protected)),
+            "memcpy_gb_s": await rate(ref.size, repeats, lambda: copy.copy_(source) is None or None),
+            "memcpy_to_fresh_memory_gb_s": await rate(ref.size, repeats, lambda: source.clone() is None or None),
+            "grpc_gb_s": await rate(ref.size, repeats, lambda: streamed(address, ref.location.name)),
+        }
+    finally:
+        await server.stop(0)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--block", type=int, default=5, help="iterations of a turn")
+    parser.add_argument("--repeats", type=int, default=5, help="of having a state again")
+    parser.add_argument("--only", choices=("saving", "having"), help="measure one half")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    figures, details = dict[str, Any](), dict[str, Any]()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as root, tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        if options.only != "having":
+            figures, details = asyncio.run(saving(options, Path(root), Path(memory)))
+        if options.only != "saving":
+            figures |= asyncio.run(having(options.repeats, Path(memory)))
+    if options.json:
+        print(as_json("checkpoint", figures, details=details))
+        return
+    for name, value in figures.items():
+        print(f"{name:32} {value}")
+
+
+if __name__ == "__main__":
+    main()

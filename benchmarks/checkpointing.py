@@ -1,0 +1,108 @@
+"""The training script of `benchmarks.checkpoint`: ways of keeping the state in every iteration take turns with none.
+
+Each block of iterations has one way, and each round has a block of each; the first iteration of a block does not count.
+What an iteration took is noted by rank 0, from update to update.
+"""
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict_saver import async_save
+
+from unicron.train import Session
+from unicron.train.torch_shell import TorchShell
+
+WAYS = ("none", "ours", "dcp_async", "torch_save")
+SEQUENCE = 64
+
+
+class Switched:
+    """Says to the session whether to save, where its agent wants it."""
+
+    def __init__(self) -> None:
+        self.on = False
+        wanted = TorchShell.saves.fget
+        TorchShell.saves = property(lambda shell: self.on and wanted(shell))  # type: ignore[assignment]
+
+
+class Decoder(torch.nn.Module):
+    """A small transformer that predicts the next of 256 symbols."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(256, width)
+        layer = [torch.nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, batch_first=True) for _ in range(layers)]
+        self.layers = torch.nn.ModuleList(layer)
+        self.out = torch.nn.Linear(width, 256)
+
+    def forward(self, symbols: torch.Tensor) -> torch.Tensor:
+        """Return the logits, (batch, sequence, 256)."""
+        x = self.embedding(symbols)
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(symbols.shape[1])
+        for layer in self.layers:
+            x = layer(x, src_mask=mask, is_causal=True)
+        logits: torch.Tensor = self.out(x)
+        return logits
+
+
+def keeper(folder: Path) -> dict[str, Callable[[int, dict[str, Any]], None]]:
+    """Return what each way does behind an update, other than the session's own."""
+    waiting: list[Future[Any]] = []
+
+    def asynchronously(iteration: int, state: dict[str, Any]) -> None:
+        if waiting:
+            waiting.pop().result()
+        saved: Any = async_save(state, checkpoint_id=folder / f"dcp-{iteration % 2}", no_dist=True)
+        waiting.append(saved)
+
+    def plainly(iteration: int, state: dict[str, Any]) -> None:
+        torch.save(state, folder / f"plain-{iteration % 2}")
+
+    return {"dcp_async": asynchronously, "torch_save": plainly}
+
+
+def main() -> None:
+    """Train."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--width", type=int, required=True)
+    parser.add_argument("--layers", type=int, required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--block", type=int, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    model = Decoder(options.width, options.layers)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+    session, switched, ways = Session(), Switched(), keeper(options.folder)
+    session.protect(model=model, optimizer=optimizer)
+    before = time.perf_counter()
+    for iteration in session.iterations():
+        way = WAYS[iteration // options.block % len(WAYS)]
+        switched.on = way == "ours"
+        for _ in session.microbatches():
+            symbols = torch.randint(256, (options.batch, SEQUENCE + 1))
+            logits = model(symbols[:, :-1])
+            session.backward(torch.nn.functional.cross_entropy(logits.flatten(0, 1), symbols[:, 1:].flatten()))
+        session.step()
+        if session.rank == 0:
+            if keep := ways.get(way):
+                keep(iteration, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+            now = time.perf_counter()
+            note = {"way": way, "iteration": iteration, "first": iteration % options.block == 0, "s": now - before}
+            with (options.folder / "notes.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(note) + "\n")
+            before = now
+    size = sum(each.nbytes for each in model.parameters()) * 3
+    (options.folder / "size").write_text(str(size), encoding="utf-8")
+    shutil.rmtree(options.folder / "dcp-0", ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
