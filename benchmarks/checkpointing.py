@@ -28,8 +28,8 @@ class Switched:
 
     def __init__(self) -> None:
         self.on = False
-        wanted = TorchShell.saves.fget
-        TorchShell.saves = property(lambda shell: self.on and wanted(shell))  # type: ignore[assignment]
+        wanted: Any = vars(TorchShell)["saves"]
+        TorchShell.saves = property(lambda shell: self.on and wanted.fget(shell))  # type: ignore[assignment]
 
 
 class Decoder(torch.nn.Module):

@@ -204,13 +204,13 @@ class Node:
         self._channels.send(worker, answer)
 
     async def _send_copy(self, ref: StateRef, keeper: Keeper) -> None:
-        problem = ""
+        problem, unsound = "", False
         try:
             await send_copy(self._memory, ref, keeper.address)
         except StateTransferError as error:
             log.warning("%s", error)
-            problem = str(error)
-        self._handle(CopySent(ref, keeper.node, problem))
+            problem, unsound = str(error), isinstance(error, UnsoundStateError)
+        self._handle(CopySent(ref, keeper.node, problem, unsound))
 
     def _common_environment(self) -> dict[str, str]:
         found = {

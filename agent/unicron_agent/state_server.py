@@ -1,5 +1,7 @@
 """Hands states of this node to others, and takes copies of what is saved elsewhere: gRPC streams of pieces."""
 
+import asyncio
+import mmap
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import msgspec
 from xxhash import xxh3_128
 
 from unicron.contracts.states import SAVED, StateRef, label
-from unicron.errors import StateTransferError
+from unicron.errors import StateTransferError, UnsoundStateError
 from unicron_agent.memory import StateMemory
 
 FETCH, KEEP = "/unicron.v1.State/Fetch", "/unicron.v1.State/Keep"
@@ -21,6 +23,23 @@ _ref: msgspec.msgpack.Decoder[StateRef] = msgspec.msgpack.Decoder(StateRef)
 
 Received = Callable[[str, StateRef | None], None]
 """Told of a copy that lies here now; or, without one, that what has this name is being written over."""
+
+
+def check(ref: StateRef, path: Path) -> None:
+    """Raise if the file of a state is not what its checksum says.
+
+    Raises:
+        UnsoundStateError: it is not.
+    """
+    checksum = b""
+    with path.open("rb") as file:
+        if 0 < ref.size <= path.stat().st_size:
+            with mmap.mmap(file.fileno(), ref.size, access=mmap.ACCESS_READ) as content:
+                checksum = xxh3_128(content).digest()
+    if checksum != ref.checksum:
+        raise UnsoundStateError(
+            f"state {ref.location.name!r} of {ref.location.node}: wrong checksum; this is not what was exported"
+        )
 
 
 class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -118,12 +137,16 @@ async def send_copy(memory: StateMemory, ref: StateRef, address: str) -> None:
     """Send a copy of a saved state to another node.
 
     Raises:
+        UnsoundStateError: it is not what its checksum says.
         StateTransferError: it did not get there, whole.
     """
+    path = memory.path(ref.location.name)
     try:
         async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
-            await channel.stream_unary(KEEP)(_pieces(memory.path(ref.location.name), ref), timeout=600)
+            await channel.stream_unary(KEEP)(_pieces(path, ref), timeout=600)
     except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.DATA_LOSS:
+            await asyncio.to_thread(check, ref, path)
         raise StateTransferError(f"no copy of {ref.location.name} for {address}: {error.details()}") from error
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import Protocol
 
 import grpc
 import grpc.aio
-from xxhash import xxh3_128
 
 from unicron.contracts.states import StateRef
-from unicron.errors import StateTransferError, UnsoundStateError
+from unicron.errors import StateTransferError
 from unicron_agent.memory import StateMemory
-from unicron_agent.state_server import FETCH, LIMITS
+from unicron_agent.state_server import FETCH, LIMITS, check
 
 
 class StateSource(Protocol):
@@ -40,7 +38,7 @@ class SharedMemory:
         """Give the file a second name, which stays when its holder removes the first."""
         with _whole(ref, target) as unfinished:
             os.link(self._memory.path(ref.location.name), unfinished)
-            _check(ref, await asyncio.to_thread(_checksum, unfinished, ref.size))
+            await asyncio.to_thread(check, ref, unfinished)
         return target
 
 
@@ -49,16 +47,15 @@ class Peer:
 
     async def obtain(self, ref: StateRef, target: Path) -> Path:
         """Copy the file, piece by piece."""
-        digest, left = xxh3_128(), ref.size
+        left = ref.size
         with _whole(ref, target) as unfinished:
             async with grpc.aio.insecure_channel(ref.location.address, options=LIMITS) as channel:
                 with unfinished.open("wb") as file:
                     async for piece in channel.unary_stream(FETCH)(ref.location.name.encode(), timeout=600):
                         state = piece[:left]  # a saved one is followed by its label
                         left -= len(state)
-                        digest.update(state)
                         file.write(state)
-            _check(ref, digest.digest())
+            await asyncio.to_thread(check, ref, unfinished)
         return target
 
 
@@ -82,18 +79,3 @@ def _whole(ref: StateRef, target: Path) -> Iterator[Path]:
         raise StateTransferError(f"{what} into {target.parent}: {error.strerror}; make room there") from error
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-def _check(ref: StateRef, checksum: bytes) -> None:
-    if checksum != ref.checksum:
-        name, node = ref.location.name, ref.location.node
-        raise UnsoundStateError(f"state {name!r} of {node}: wrong checksum; this is not what was exported")
-
-
-def _checksum(path: Path, size: int) -> bytes:
-    """Return the checksum of the first `size` bytes; of nothing, where there are fewer."""
-    with path.open("rb") as file:
-        if not 0 < size <= path.stat().st_size:
-            return b""
-        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content:
-            return xxh3_128(content).digest()

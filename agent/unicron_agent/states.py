@@ -147,6 +147,9 @@ class States:
         savings = self._savings.get(sent.ref.location.worker)
         if worker is None or savings is None or savings.saved != sent.ref:
             return []
+        if sent.unsound:  # another one, then
+            rejected = StateRejected(node=self._node, task=sent.ref.task, state=sent.ref, reason=sent.problem)
+            return [rejected, SendToWorker(worker.worker, Save(on=True))]
         if sent.problem:
             savings.again_at = now + AGAIN_S
             return []

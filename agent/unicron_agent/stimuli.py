@@ -99,11 +99,16 @@ class Reconnected:
 
 @dataclass(frozen=True)
 class CopySent:
-    """What `SendCopy` asked for: a node has a copy now; or why not, if `problem` is not empty."""
+    """What `SendCopy` asked for: a node has a copy now; or why not, if `problem` is not empty.
+
+    Attributes:
+        unsound: what was to be copied is not what its checksum says.
+    """
 
     ref: StateRef
     node: str
     problem: str = ""
+    unsound: bool = False
 
 
 @dataclass(frozen=True)

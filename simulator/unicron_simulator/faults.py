@@ -94,6 +94,26 @@ class Strike(Fault, kw_only=True, frozen=True):
     for_s: float = 0.0
 
 
+class KillTask(Fault, kw_only=True, frozen=True):
+    """All workers of a task are killed in one moment.
+
+    Attributes:
+        pick: which one of the tasks that have workers then, modulo their number.
+    """
+
+    pick: int
+
+
+class Rot(Fault, kw_only=True, frozen=True):
+    """A byte of a saved state is flipped in a node's memory.
+
+    Attributes:
+        pick: which one of those that are whole then, modulo their number.
+    """
+
+    pick: int
+
+
 class Drain(Fault, kw_only=True, frozen=True):
     """A user takes a node out of use for `for_s` seconds."""
 
@@ -135,13 +155,10 @@ def scene(seed: int) -> Scene:
     random = Random(f"scene:{seed}")
     slots = {f"node-{number}": random.randint(1, 3) for number in range(1, random.randint(3, 5) + 1)}
     tasks = [_task(random, f"task-{letter}") for letter in "abc"[: random.randint(1, 3)]]
-    faults = sorted(
-        (
-            _fault(random, random.uniform(BEGIN_S, BEGIN_S + 22), list(slots), tasks)
-            for _ in range(random.randint(3, 9))
-        ),
-        key=lambda fault: fault.at,
-    )
+    faults = [
+        _fault(random, random.uniform(BEGIN_S, BEGIN_S + 22), list(slots), tasks) for _ in range(random.randint(3, 9))
+    ]
+    faults = sorted([*faults, *_to_states(Random(f"states:{seed}"))], key=lambda fault: fault.at)
     return Scene(
         seed=seed,
         slots=slots,
@@ -197,6 +214,16 @@ def _weather(random: Random) -> Weather:
         doubled=random.choice([0.0, 0.1]),
         lost_telemetry=random.choice([0.0, 0.1]),
     )
+
+
+def _to_states(random: Random) -> list[Fault]:
+    """Return what strikes states; apart, so that scenes stay what they were but for it."""
+    found: list[Fault] = []
+    for _ in range(random.choice([0, 0, 1, 2])):
+        at, pick = random.uniform(BEGIN_S, BEGIN_S + 22), random.randint(1, 999)
+        rot = [Rot(at=at - random.uniform(0.0, 0.5), pick=random.randint(1, 999)) for _ in range(random.randint(0, 3))]
+        found += [*rot, KillTask(at=at, pick=pick)]
+    return found
 
 
 def _fault(random: Random, at: float, nodes: list[str], tasks: list[TaskSpec]) -> Fault:

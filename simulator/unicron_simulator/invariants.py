@@ -256,7 +256,8 @@ class Invariants:
         found: dict[tuple[int, str], dict[int, str]] = {}
         for node in there:
             for name, ref in worker.host.machines[node].saved.items():
-                if self._begun.get(ref.location.worker) == worker.spec:
+                sound = worker.host.machines[node].lies(ref)
+                if sound and self._begun.get(ref.location.worker) == worker.spec:
                     found.setdefault((ref.iteration, ref.layout.degrees), {})[ref.place] = f"{name} on {node}"
         sizes = {each.degrees: each.replica_workers for each in (worker.spec.layout, *worker.spec.layouts.values())}
         whole = [places for (_, degrees), places in found.items() if len(places) == sizes[degrees]]

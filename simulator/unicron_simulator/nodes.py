@@ -38,6 +38,7 @@ class Machine:
         token: kept on its disk.
         kept: the states that workers have left behind in its memory.
         saved: the states that workers here and elsewhere have saved there.
+        rotten: those of them that are not what their checksums say.
         pace: of its workers.
     """
 
@@ -49,6 +50,7 @@ class Machine:
         self.token = 0
         self.kept: dict[str, StateRef] = {}
         self.saved: dict[str, StateRef] = {}
+        self.rotten: list[StateRef] = []
         self.random = Random(f"{network.seed}:{name}")
         self.make_core, self.make_outbox, self.make_worker = AgentCore, Outbox, WorkerCore
         self.pace = STORM
@@ -138,14 +140,15 @@ class Machine:
             taker.handle(stimuli.CopyReceived(name, None))
 
         def end() -> None:
-            sound = taker is not None and taker is there.agent and self.saved.get(name) == ref
+            sound = taker is not None and taker is there.agent and self.lies(ref)
             if sound and taker is not None and sender is self.agent:
                 there.saved[name] = copy = ref.at(there.name, f"{there.name}:2")
                 taker.handle(stimuli.CopyReceived(name, copy))
             if sender is not None and sender is self.agent:
-                sender.handle(stimuli.CopySent(ref, there.name, "" if sound else "it is gone"))
+                problem = "" if sound else "it is gone"
+                sender.handle(stimuli.CopySent(ref, there.name, problem, unsound=ref in self.rotten))
 
-        asyncio.get_running_loop().call_later(self.random.uniform(*self.pace.save), end)
+        asyncio.get_running_loop().call_later(self.random.uniform(*self.pace.copy), end)
 
     def _start(self, agent: WatchedAgent | None, command: StartWorker) -> None:
         if agent is None or agent is not self.agent:
@@ -219,5 +222,12 @@ class Machine:
     def hands_over(self, ref: StateRef) -> bool:
         """Return whether a state can be fetched now, from this node or another."""
         there, name = self.machines[ref.location.node], ref.location.name
-        is_there = name.endswith(LENT) or name in there.kept or there.saved.get(name) == ref
-        return self.agent is not None and there.agent is not None and is_there
+        if self.agent is None or there.agent is None:
+            return False
+        if ref in there.rotten and there.saved.get(name) == ref:
+            self.agent.handle(stimuli.StateUnsound(ref, "a byte of it was flipped"))
+        return name.endswith(LENT) or name in there.kept or there.lies(ref)
+
+    def lies(self, ref: StateRef) -> bool:
+        """Return whether a state that was saved is here, whole and sound."""
+        return self.saved.get(ref.location.name) == ref and ref not in self.rotten

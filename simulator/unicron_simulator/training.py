@@ -61,7 +61,8 @@ class Pace(NamedTuple):
         start: from the start of the process until its model is built, at least and at most.
         meet: until the members of a new membership have found one another and can compute together.
         transfer: for the state from one worker to another.
-        save: for the state to its node's memory, and from there to another node's, each at least and at most.
+        save: for the state to its node's memory, at least and at most.
+        copy: from there to another node's.
         microbatch: to compute one, at least and at most.
     """
 
@@ -69,6 +70,7 @@ class Pace(NamedTuple):
     meet: float = 0.02
     transfer: float = 0.1
     save: tuple[float, float] = (0.01, 0.1)
+    copy: tuple[float, float] = (0.02, 1.5)
     microbatch: tuple[float, float] = (0.1, 0.2)
 
 

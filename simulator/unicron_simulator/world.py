@@ -232,6 +232,16 @@ class World:
                 await self._hit_node(fault)
             case faults.Strike():
                 await self._hit_worker(fault)
+            case faults.KillTask(pick=pick):
+                self._kill_task(pick)
+            case faults.Rot(pick=pick):
+                self._rot(pick)
+            case _:
+                await self._obey(fault)
+
+    async def _obey(self, wish: Fault) -> None:
+        """Do what a person wants done."""
+        match wish:
             case faults.Drain(node=node, for_s=for_s):
                 self._tell(f"a user drains {node}")
                 await self._ask(DrainNode(node=node))
@@ -329,13 +339,29 @@ class World:
         }
         hit[strike.how]()
         if not victim.living:
-            self.invariants.victims[victim.name] = (
-                victim.host.name,
-                victim.spec.name,
-                len(self.invariants.messages),
-            )
+            self._note(victim)
         elif strike.how == "stop":
             await asyncio.sleep(strike.for_s)
             if victim.living:
                 self._tell(f"{victim.name} goes on")
                 victim.go_on()
+
+    def _note(self, victim: Trainer) -> None:
+        """Remember a worker that a fault has ended."""
+        self.invariants.victims[victim.name] = (victim.host.name, victim.spec.name, len(self.invariants.messages))
+
+    def _kill_task(self, pick: int) -> None:
+        living = self.trainers()
+        tasks = sorted({trainer.spec.name for trainer in living})
+        for victim in living:
+            if victim.spec.name == tasks[pick % len(tasks)]:
+                self._tell(f"{victim.name} on {victim.host.name}: kill, with all of its task")
+                victim.end(None, 9)
+                self._note(victim)
+
+    def _rot(self, pick: int) -> None:
+        saved = [(machine, ref) for machine in self.machines.values() for ref in machine.saved.values()]
+        if saved:
+            machine, ref = saved[pick % len(saved)]
+            self._tell(f"a byte of {ref.location.name} on {machine.name} is flipped")
+            machine.rotten.append(ref)

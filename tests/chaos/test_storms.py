@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
+from unicron_agent.states import States
 from unicron_simulator import storm
 from unicron_simulator.world import Parts
 
@@ -161,11 +162,58 @@ class Littering(WorkerCore):
         await super()._regroup(broke)
 
 
+class Keepsakes(States):
+    """States of which nothing is removed."""
+
+    def _drop(self, command):
+        return []
+
+
 class Hoarding(AgentCore):
     """An agent that removes nothing."""
 
-    def _drop_states(self, names):
-        return []
+    def __init__(self, card, *more):
+        super().__init__(card, *more)
+        self.states = Keepsakes(card.node)
+
+
+class Unremembered(AgentCore):
+    """An agent that forgets what was saved in its node's memory before it was started."""
+
+    def _adopt(self, adopted, now):
+        return super()._adopt(replace(adopted, saved=[]), now)
+
+
+class Optimist(States):
+    """States that count as safe as soon as they are saved."""
+
+    def _send(self, savings):
+        savings.missing = frozenset()
+        return super()._send(savings)
+
+
+class Hopeful(AgentCore):
+    """An agent that sends no copies."""
+
+    def __init__(self, card, *more):
+        super().__init__(card, *more)
+        self.states = Optimist(card.node)
+
+
+class Rash(WorkerCore):
+    """A worker that saves over the older state before the newer one is safe everywhere."""
+
+    def _save(self):
+        self._secured = True
+        self._shell._unsecured = None
+        super()._save()
+
+
+class Heedless(WorkerCore):
+    """A worker that updates what is still being saved."""
+
+    async def _await_saved(self):
+        pass
 
 
 class Unasked(WorkerCore):
@@ -203,6 +251,10 @@ def found(parts, seeds=100):
         (Parts(worker=Blind), "starts anew"),
         (Parts(worker=Littering), "still lies where it was left behind"),
         (Parts(agent=Hoarding), "still lies where it was left behind"),
+        (Parts(agent=Unremembered), "still lies"),
+        (Parts(agent=Hopeful), "still lies"),
+        (Parts(worker=Rash), "still lies"),
+        (Parts(worker=Heedless), "was still saving"),
         (Parts(remembers=False), "stands in the journal twice"),
     ],
     ids=[
@@ -221,6 +273,10 @@ def found(parts, seeds=100):
         "shelf-untold",
         "left-and-gone-on",
         "nothing-removed",
+        "saved-states-forgotten",
+        "copies-not-sent",
+        "saved-over-what-is-needed",
+        "updated-while-saved",
         "no-duplicate-window",
     ],
 )

@@ -196,6 +196,10 @@ class WorkerCore:
             self._saved = self.iteration
             self._shell.save(self.iteration)
 
+    async def _await_saved(self) -> None:
+        """Wait until the state is saved, before anybody of the replica updates: then it is whole on all ranks."""
+        await self._shell.saved()
+
     def _drop(self) -> None:
         """Forget what was accumulated and reduced."""
         self._shell.clear()
@@ -211,7 +215,7 @@ class WorkerCore:
                     self._reduced[bucket] = True
         except GroupBrokenError as error:
             failure = error
-        await self._shell.saved()  # before anybody of the replica updates: the same iteration is whole on all ranks
+        await self._await_saved()
         try:
             self.loss = await self._agreed_loss(failure)
         except GroupBrokenError as error:

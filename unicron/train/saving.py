@@ -1,10 +1,9 @@
 """A worker's state, saved in its node's memory in every iteration while the worker computes on (GEMINI, SOSP 2023).
 
-Parameters and their moments change in an update only. So a thread copies them from where they are, in what time the
-processor has left, and the next update waits for it. What else there is of a state is small, and is set aside at once.
+Parameters and their moments change in an update only. So a thread copies them from where they are, and the next update
+waits for it. What else there is of a state is small, and is set aside at once.
 """
 
-import contextlib
 import mmap
 import os
 import threading
@@ -19,9 +18,6 @@ from xxhash import xxh3_128
 from unicron.contracts.states import SAVED, TURNS, StateRef, label
 from unicron.train.packed import Packing, mapped
 from unicron.train.shards import local
-
-NICENESS = 10
-"""Of the thread: where workers wait for one another anyway, it finds the time."""
 
 VARIABLE = "UNICRON_STATE_LIMIT"
 """Bytes that saved states may take on this node, all together."""
@@ -82,8 +78,6 @@ class Saver:
             self._thread = None
 
     def _save(self, state: dict[str, Any], ref: StateRef) -> None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         try:
             ref = self._written(state, ref)
         except OSError as error:
