@@ -30,3 +30,7 @@ class GroupBrokenError(RuntimeError, UnicronError):
 
 class StateTransferError(RuntimeError, UnicronError):
     """No source could hand over a state that has its checksum."""
+
+
+class CheckpointError(RuntimeError, UnicronError):
+    """A checkpoint could not be written or read, or fails its check; the others on the storage are as they were."""

@@ -1,0 +1,272 @@
+"""The storage itself: a directory, or an object store that fsspec knows (`s3://bucket/folder`).
+
+Each task has a folder of its own in it, with a marker, so that nobody else's files are ever touched.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fsspec
+import msgspec
+from fsspec.implementations.local import LocalFileSystem
+
+from unicron.checkpoints.manifest import MANIFEST, check_task
+from unicron.contracts.storage import Saving
+from unicron.contracts.tasks import ParallelLayout
+from unicron.errors import CheckpointError
+
+MARKER = ".unicron-checkpoints.json"
+UNFINISHED = ".part"
+"""How the name of a folder ends in which a checkpoint is being written, where folders can be renamed."""
+
+FILES = 4
+"""Files of a part and of the folder around them, for which a directory must have inodes."""
+
+
+class Entry(NamedTuple):
+    """What lies in a folder.
+
+    Attributes:
+        folder: whether it is one.
+        size: in bytes.
+        modified: in Unix seconds; 0 where the storage does not say.
+    """
+
+    folder: bool
+    size: int
+    modified: float
+
+
+class Storage:
+    """A directory or an object store.
+
+    Args:
+        root: path or URL, under which each task has a folder.
+
+    Raises:
+        CheckpointError: it is not there, or what it takes to reach it is not installed.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        try:
+            self._fs, path = fsspec.core.url_to_fs(root)
+        except ImportError as error:
+            raise CheckpointError(f"{root} can't be reached: {error} (for s3:// that is: pip install s3fs)") from error
+        except ValueError as error:
+            raise CheckpointError(f"{root} is no directory and no URL of a known kind: {error}") from error
+        self._path = str(path).rstrip("/")
+        self.is_directory = isinstance(self._fs, LocalFileSystem)
+        if self.is_directory and not Path(self._path).is_dir():
+            raise CheckpointError(f"{root} is no directory: make it, or mount what is to be there, on every node")
+
+    def address(self, *names: str) -> str:
+        """Return what others may call a file or folder: a path, or a URL."""
+        return "/".join((self._path if self.is_directory else self.root.rstrip("/"), *names))
+
+    def entries(self, *names: str) -> dict[str, Entry]:
+        """Return what lies in a folder, by name; nothing where there is none."""
+        with self._told("list", *names):
+            self._fs.invalidate_cache()  # object stores remember what they have listed
+            try:
+                found = self._fs.ls(self._at(*names), detail=True)
+            except FileNotFoundError:
+                return {}
+        listed = {each["name"].rstrip("/").rpartition("/")[2]: _entry(each) for each in found if not each.get("islink")}
+        listed.pop(names[-1] if names else "", None)  # some stores list the folder itself
+        return listed
+
+    def read(self, *names: str) -> bytes:
+        """Return the content of a file."""
+        with self._told("read", *names):
+            content: bytes = self._fs.cat_file(self._at(*names))
+        return content
+
+    def ranges(self, ranges: Sequence[tuple[int, int]], *names: str) -> list[bytes]:
+        """Return these stretches of a file, each from its first byte to before its last."""
+        with self._told("read", *names):
+            paths, first, last = (
+                [self._at(*names)] * len(ranges),
+                [each[0] for each in ranges],
+                [each[1] for each in ranges],
+            )
+            found: list[bytes] = self._fs.cat_ranges(paths, first, last, on_error="raise")
+        return found
+
+    @contextmanager
+    def reading(self, *names: str) -> Iterator[Any]:
+        """Open a file to be read from its first byte to its last."""
+        with self._told("read", *names), self._fs.open(self._at(*names), "rb") as stream:
+            yield stream
+
+    @contextmanager
+    def writing(self, *names: str) -> Iterator[Any]:
+        """Make a file; one that is not written to its end is not left behind, unless this process dies."""
+        path = self._at(*names)
+        with self._told("write", *names):
+            if self.is_directory:
+                Path(path).parent.mkdir(exist_ok=True)
+            stream = self._fs.open(path, "wb")
+            try:
+                yield stream
+                self._finish(stream)
+            except BaseException:
+                self._discard(stream, path)
+                raise
+
+    def write(self, content: bytes, *names: str) -> None:
+        """Make a file of this content."""
+        with self.writing(*names) as stream:
+            stream.write(content)
+
+    def rename(self, task: str, before: str, after: str) -> None:
+        """Give a folder of a directory another name, at once and for good.
+
+        Raises:
+            FileExistsError: something has that name.
+        """
+        if os.path.lexists(self._at(task, after)):
+            raise FileExistsError(self.address(task, after))
+        with self._told("rename", task, before):
+            Path(self._at(task, before)).rename(self._at(task, after))
+            _sync(self._at(task))
+
+    def remove(self, task: str, folder: str) -> None:
+        """Remove a folder of a task; should this be cut off, what is left is no checkpoint."""
+        with self._told("remove", task, folder):
+            if self.is_directory:
+                doomed = Path(self._at(task, folder))
+                if not folder.endswith(UNFINISHED):
+                    doomed = doomed.rename(f"{doomed}.{secrets.token_hex(4)}{UNFINISHED}")
+                shutil.rmtree(doomed)
+                return
+            # the manifest comes last in what is written and first in what is removed
+            for name in sorted(self.entries(task, folder), key=lambda name: name != MANIFEST):
+                self._fs.rm_file(self._at(task, folder, name))
+
+    def check_room(self, size: int) -> None:
+        """Look at the free space and inodes of a directory before a part of `size` bytes is written.
+
+        Raises:
+            CheckpointError: there are too few.
+        """
+        if not self.is_directory:
+            return
+        with self._told("look at"):
+            found = os.statvfs(self._path)
+        free = found.f_bavail * found.f_frsize
+        if free < size:
+            raise CheckpointError(
+                f"{self.root} has {free / 1e6:.1f} MB free of {size / 1e6:.1f} MB that are needed: make room there, or "
+                "keep fewer checkpoints"
+            )
+        if found.f_files and found.f_favail < FILES:  # some file systems make inodes as they go and count none
+            raise CheckpointError(f"{self.root} has {found.f_favail} inodes free of {FILES} that are needed")
+
+    def _at(self, *names: str) -> str:
+        return "/".join((self._path, *names))
+
+    @contextmanager
+    def _told(self, what: str, *names: str) -> Iterator[None]:
+        """Name the file, or the folder, and the cause when something goes wrong."""
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except Exception as error:  # each kind of storage has errors of its own
+            raise CheckpointError(f"can't {what} {self.address(*names)}: {_why(error)}") from error
+
+    def _finish(self, stream: Any) -> None:
+        stream.flush()
+        if self.is_directory:
+            os.fsync(stream.fileno())
+            stream.close()
+            _sync(str(Path(stream.name).parent))
+        else:
+            stream.close()
+
+    def _discard(self, stream: Any, path: str) -> None:
+        """Leave nothing of a file behind, if possible: the error that led here counts."""
+        if self.is_directory:
+            with suppress(OSError):
+                Path(path).unlink()
+            with suppress(OSError):  # it may try once more to write what it has
+                stream.close()
+            return
+        with suppress(Exception):
+            stream.discard()
+            stream.closed = True  # closing would make an object of what came so far
+        with suppress(Exception):
+            self._fs.rm_file(path)
+
+
+def begin(root: str, task: str, iteration: int, layout: ParallelLayout) -> Saving:
+    """Begin to write a checkpoint; every place of `layout` writes its part, wherever it is, and then one commits.
+
+    Raises:
+        CheckpointError: the task's folder is somebody else's, or can't be made.
+    """
+    check_task(task)
+    claim(Storage(root), task)
+    return Saving(root=root, task=task, iteration=iteration, layout=layout, attempt=secrets.token_hex(4))
+
+
+def claim(storage: Storage, task: str) -> None:
+    """Make the folder of a task, unless it is there.
+
+    Raises:
+        CheckpointError: it is somebody else's.
+    """
+    found = storage.entries(task)
+    if MARKER not in found:
+        if found:
+            raise _foreign(storage, task, sorted(found))
+        storage.write(msgspec.json.encode({"task": task, "made_by": "unicron"}), task, MARKER)
+
+
+def check_owned(storage: Storage, task: str) -> None:
+    """Refuse a folder that was not made by `claim`.
+
+    Raises:
+        CheckpointError: it is somebody else's, or not there.
+    """
+    check_task(task)
+    found = storage.entries(task)
+    if not found:
+        raise CheckpointError(f"{storage.address(task)} is not there: {storage.root} has nothing of {task}")
+    if MARKER not in found:
+        raise _foreign(storage, task, sorted(found))
+
+
+def _foreign(storage: Storage, task: str, names: Sequence[str]) -> CheckpointError:
+    return CheckpointError(
+        f"{storage.address(task)} has {', '.join(names[:3])} in it and was not made by Unicron: nothing is written, "
+        "read or removed there; give the checkpoints a root of their own"
+    )
+
+
+def _entry(told: dict[str, Any]) -> Entry:
+    when = next((told[name] for name in ("mtime", "LastModified", "modified", "created") if told.get(name)), 0.0)
+    seconds = when.timestamp() if hasattr(when, "timestamp") else float(when)
+    return Entry(told["type"] == "directory", int(told.get("size") or 0), seconds)
+
+
+def _sync(folder: str) -> None:
+    """Have the names in a folder outlive a crash of the machine."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _why(error: Exception) -> str:
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

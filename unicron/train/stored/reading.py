@@ -1,0 +1,131 @@
+"""What a rank of any layout needs of a checkpoint, and no more than that is read.
+
+Nothing of it is code: an index says where a tensor lies, and torch loads it with `weights_only`.
+"""
+
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from unicron.checkpoints.catalog import Stored
+from unicron.checkpoints.check import index_of
+from unicron.checkpoints.manifest import Index, Manifest, Piece, checksum_of
+from unicron.checkpoints.storage import Storage
+from unicron.contracts.storage import StoredPart
+from unicron.contracts.tasks import ParallelLayout
+from unicron.errors import CheckpointError
+from unicron.train.gathering import Gathering, Needs, Protected
+from unicron.train.redistribute import nearest
+from unicron.train.stored.metadata import box_of
+from unicron.train.stored.pieces import together
+
+_GAP = 1 << 20
+"""Bytes that nobody wants, which are read where that spares asking once more."""
+
+_STRETCH = 64 << 20
+"""Longest stretch that is asked for at once, unless a tensor is longer, in bytes."""
+
+_AT_ONCE = 4
+"""Stretches that an object store hands out side by side."""
+
+
+def read(storage: Storage, stored: Stored, place: int, needs: Needs | None = None) -> dict[str, Any]:
+    """Return the laid out state that a place wrote, as `gathering.laid_out` made it.
+
+    Args:
+        storage: where it is.
+        stored: a complete checkpoint.
+        place: of the layout that wrote it.
+        needs: what of the parameters is needed; None for all.
+
+    Raises:
+        CheckpointError: it can't be read, or is not what was written.
+    """
+    manifest = _manifest(stored)
+    folder, part = (manifest.task, stored.folder), manifest.parts[place]
+    index = index_of(storage, folder, part)
+    numbers = [number for number, each in enumerate(index.pieces) if each.dtype and _needed(each, needs)]
+    tensors: dict[int, torch.Tensor] = {}
+    rest: Any = None
+    for number, content in _contents(storage, folder, part, index, [*numbers, len(index.pieces) - 1]):
+        piece = index.pieces[number]
+        value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        if not piece.path:
+            rest = value
+        elif isinstance(value, torch.Tensor) and list(value.shape) == piece.shape:
+            tensors[number] = value
+        else:
+            raise CheckpointError(f"{storage.address(*folder, part.data.name)}: {piece.key} is not what its index says")
+    found: dict[str, Any] = together(rest, tensors.get)
+    return found
+
+
+def gathered(
+    storage: Storage, stored: Stored, layout: ParallelLayout, place: int, protected: Protected
+) -> dict[str, Any]:
+    """Return the state of a rank, for `gathering.loaded`: put together from the parts that it needs, nearest first.
+
+    Args:
+        storage: where it is.
+        stored: a complete checkpoint, of any layout.
+        layout: of the rank.
+        place: of the rank.
+        protected: what it is for.
+
+    Raises:
+        CheckpointError: it can't be read, or is not what was written.
+        StateTransferError: it does not fit this rank.
+    """
+    manifest, gathering, needs = _manifest(stored), Gathering(protected), Needs(protected)
+    for other in nearest(layout, place, manifest.layout, range(len(manifest.parts))):
+        gathering.add(read(storage, stored, other, needs))
+        if not gathering.lacking:
+            break
+    return gathering.result(manifest.iteration)
+
+
+def _manifest(stored: Stored) -> Manifest:
+    if stored.manifest is None:
+        raise CheckpointError(f"{stored.address} is no complete checkpoint: {stored.fault or 'it has no manifest'}")
+    return stored.manifest
+
+
+def _needed(piece: Piece, needs: Needs | None) -> bool:
+    return needs is None or needs.has(piece.path, box_of(piece))
+
+
+def _contents(
+    storage: Storage, folder: tuple[str, str], part: StoredPart, index: Index, numbers: Sequence[int]
+) -> Iterator[tuple[int, bytes]]:
+    """Yield these pieces, checked, each with its number."""
+    stretches = _stretches(index.pieces, numbers)
+    for first in range(0, len(stretches), _AT_ONCE):
+        some = stretches[first : first + _AT_ONCE]
+        ends = [(index.pieces[each[0]].offset, _end(index.pieces[each[-1]])) for each in some]
+        for each, (begin, _), content in zip(some, ends, storage.ranges(ends, *folder, part.data.name), strict=True):
+            held = memoryview(content)
+            for number in each:
+                piece = index.pieces[number]
+                mine = held[piece.offset - begin : _end(piece) - begin]
+                if checksum_of(mine) != piece.checksum:
+                    where = storage.address(*folder, part.data.name)
+                    raise CheckpointError(f"{where}: {piece.key or 'the state'} is not as it was written")
+                yield number, bytes(mine)
+
+
+def _stretches(pieces: Sequence[Piece], numbers: Sequence[int]) -> list[list[int]]:
+    """Return which of these pieces are read at once, for they lie close to one another."""
+    found: list[list[int]] = []
+    for number in numbers:
+        near = found and pieces[number].offset - _end(pieces[found[-1][-1]]) <= _GAP
+        if near and _end(pieces[number]) - pieces[found[-1][0]].offset <= _STRETCH:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return found
+
+
+def _end(piece: Piece) -> int:
+    return piece.offset + piece.length
