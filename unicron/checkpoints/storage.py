@@ -75,7 +75,9 @@ class Storage:
             self._fs.invalidate_cache()  # object stores remember what they have listed
             try:
                 found = self._fs.ls(self._at(*names), detail=True)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if error.__cause__ is not None:  # an object store said that there is no such bucket
+                    raise
                 return {}
         listed = {each["name"].rstrip("/").rpartition("/")[2]: _entry(each) for each in found if not each.get("islink")}
         listed.pop(names[-1] if names else "", None)  # some stores list the folder itself
