@@ -77,7 +77,7 @@ def abandon(saving: Saving) -> None:
     """
     storage = Storage(saving.root)
     folder = working_folder(storage, saving)
-    if MANIFEST not in (there := storage.entries(saving.task, folder)) and there:
+    if folder in storage.entries(saving.task) and MANIFEST not in storage.entries(saving.task, folder):
         storage.remove(saving.task, folder)
 
 

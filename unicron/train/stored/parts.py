@@ -11,7 +11,7 @@ from unicron.checkpoints.manifest import Index, Piece, checksum_of, data_name, f
 from unicron.checkpoints.storage import UNFINISHED, Storage
 from unicron.contracts.storage import Saving, StoredFile, StoredPart
 from unicron.errors import CheckpointError
-from unicron.train.stored.pieces import Taken, apart, listed
+from unicron.train.stored.pieces import Taken, apart, check_plain, listed
 
 PIECE = 2048
 """What `torch.save` adds to the content of a piece, at most, and what its entry in the index takes, in bytes."""
@@ -39,6 +39,7 @@ def write_part(saving: Saving, place: int, state: Mapping[str, Any]) -> StoredPa
             f"{saving.task}, whose replica has {saving.layout.replica_workers} places"
         )
     storage, (taken, rest) = Storage(saving.root), apart(state)
+    check_plain(rest)
     held = sum(each.value.nbytes for each in taken if each.box is not None)
     storage.check_room(held + PIECE * (2 * len(taken) + 2))
     folder = (saving.task, working_folder(storage, saving))

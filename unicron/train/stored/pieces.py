@@ -4,6 +4,7 @@ What is nested gets the names that its `flatten_state_dict` gives. What is left 
 has what those names can't tell, such as empty mappings and keys that are numbers.
 """
 
+import io
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -49,6 +50,31 @@ def apart(state: Mapping[str, Any]) -> tuple[list[Taken], dict[str, Any]]:
             raise CheckpointError(f"the state has two values called {name}: give one of them another name")
         named.add(name)
     return taken, {"iteration": state["iteration"], "objects": objects}
+
+
+def loads(content: bytes) -> Any:
+    """Undo `torch.save` for tensors and plain values.
+
+    Raises:
+        CheckpointError: it holds something else; nothing of that has run.
+    """
+    try:
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises one kind or another for what is no archive
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        why = next((line for line in lines if "GLOBAL" in line), lines[0] if lines else type(error).__name__)
+        raise CheckpointError(f"it is more than tensors and plain values, and is not loaded: {why}") from error
+
+
+def check_plain(rest: Any) -> None:
+    """Refuse what could be written but not read again.
+
+    Raises:
+        CheckpointError: it holds more than tensors and plain values.
+    """
+    stream = io.BytesIO()
+    torch.save(rest, stream)
+    loads(stream.getvalue())
 
 
 def together(rest: Any, tensor: Callable[[int], torch.Tensor | None]) -> Any:

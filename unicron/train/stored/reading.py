@@ -3,7 +3,6 @@
 Nothing of it is code: an index says where a tensor lies, and torch loads it with `weights_only`.
 """
 
-import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from unicron.errors import CheckpointError
 from unicron.train.gathering import Gathering, Needs, Protected
 from unicron.train.redistribute import nearest
 from unicron.train.stored.metadata import box_of
-from unicron.train.stored.pieces import together
+from unicron.train.stored.pieces import loads, together
 
 _GAP = 1 << 20
 """Bytes that nobody wants, which are read where that spares asking once more."""
@@ -51,7 +50,10 @@ def read(storage: Storage, stored: Stored, place: int, needs: Needs | None = Non
     rest: Any = None
     for number, content in _contents(storage, folder, part, index, [*numbers, len(index.pieces) - 1]):
         piece = index.pieces[number]
-        value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        try:
+            value = loads(content)
+        except CheckpointError as error:
+            raise CheckpointError(f"{storage.address(*folder, part.data.name)}: {piece.key}: {error}") from error
         if not piece.path:
             rest = value
         elif isinstance(value, torch.Tensor) and list(value.shape) == piece.shape:
