@@ -16,7 +16,7 @@ FEWEST = 2
 UNFINISHED_S = 24 * 3600.0
 """How long nothing comes to an attempt before it counts as given up."""
 
-_FOLDER = re.compile(r"step-(\d+)(\.[A-Za-z0-9]+)?(\.part)?")
+_FOLDER = re.compile(r"step-(\d+)(\.[0-9a-f]{8})*(\.part)?")
 
 
 class Stored(Record, kw_only=True, frozen=True):

@@ -72,14 +72,16 @@ class Storage:
     def entries(self, *names: str) -> dict[str, Entry]:
         """Return what lies in a folder, by name; nothing where there is none."""
         with self._told("list", *names):
-            self._fs.invalidate_cache()  # object stores remember what they have listed
             try:
+                if self.is_directory:
+                    return _scanned(self._at(*names))
+                self._fs.invalidate_cache()  # it remembers what it has listed
                 found = self._fs.ls(self._at(*names), detail=True)
             except FileNotFoundError as error:
                 if error.__cause__ is not None:  # an object store said that there is no such bucket
                     raise
                 return {}
-        listed = {each["name"].rstrip("/").rpartition("/")[2]: _entry(each) for each in found if not each.get("islink")}
+        listed = {each["name"].rstrip("/").rpartition("/")[2]: _entry(each) for each in found}
         listed.pop(names[-1] if names else "", None)  # some stores list the folder itself
         return listed
 
@@ -89,16 +91,11 @@ class Storage:
             content: bytes = self._fs.cat_file(self._at(*names))
         return content
 
-    def ranges(self, ranges: Sequence[tuple[int, int]], *names: str) -> list[bytes]:
-        """Return these stretches of a file, each from its first byte to before its last."""
+    def stretch(self, begin: int, end: int, *names: str) -> bytes:
+        """Return a file from the byte `begin` to before the byte `end`."""
         with self._told("read", *names):
-            paths, first, last = (
-                [self._at(*names)] * len(ranges),
-                [each[0] for each in ranges],
-                [each[1] for each in ranges],
-            )
-            found: list[bytes] = self._fs.cat_ranges(paths, first, last, on_error="raise")
-        return found
+            content: bytes = self._fs.cat_file(self._at(*names), start=begin, end=end)
+        return content
 
     @contextmanager
     def reading(self, *names: str) -> Iterator[Any]:
@@ -252,10 +249,22 @@ def _foreign(storage: Storage, task: str, names: Sequence[str]) -> CheckpointErr
     )
 
 
+def _scanned(folder: str) -> dict[str, Entry]:
+    """Return what lies in a directory, without links, and without what others remove meanwhile."""
+    found: dict[str, Entry] = {}
+    with os.scandir(folder) as entries:
+        for each in entries:
+            with suppress(FileNotFoundError):
+                told = each.stat(follow_symlinks=False)
+                if not each.is_symlink():
+                    found[each.name] = Entry(each.is_dir(follow_symlinks=False), told.st_size, told.st_mtime)
+    return found
+
+
 def _entry(told: dict[str, Any]) -> Entry:
-    when = next((told[name] for name in ("mtime", "LastModified", "modified", "created") if told.get(name)), 0.0)
-    seconds = when.timestamp() if hasattr(when, "timestamp") else float(when)
-    return Entry(told["type"] == "directory", int(told.get("size") or 0), seconds)
+    """Return what an object store tells of an object; each calls the time of it by another name."""
+    when = next((told[name] for name in ("LastModified", "modified", "created") if told.get(name)), None)
+    return Entry(told["type"] == "directory", int(told.get("size") or 0), when.timestamp() if when else 0.0)
 
 
 def _sync(folder: str) -> None:

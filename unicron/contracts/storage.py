@@ -12,7 +12,7 @@ class Saving(Record, kw_only=True, frozen=True):
         task: whose state it is.
         iteration: from before whose update it is; its taker goes on with that iteration.
         layout: the shape of the replica whose places write the parts.
-        attempt: tells it from other attempts at the same iteration; letters and digits.
+        attempt: tells it from other attempts at the same iteration; 8 hex digits.
     """
 
     root: str

@@ -4,6 +4,7 @@ import io
 import multiprocessing
 import os
 import pickle
+import traceback
 import warnings
 from collections import OrderedDict
 from pathlib import Path
@@ -15,8 +16,11 @@ import torch.distributed.checkpoint as dcp
 from helpers.layouts import as_rank, filled, same, told
 from helpers.stored import TASK, alter, save, save_trained, spread, trained
 from msgspec.structs import replace
+from torch import distributed
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from unicron.checkpoints import catalog
 from unicron.checkpoints.manifest import Index, checksum_of, joint_checksum
@@ -133,10 +137,7 @@ def test_only_what_a_rank_needs_is_read(tmp_path):
 
 
 def reads_half(_, storage, stored, expected):
-    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
-    from torch.distributed.tensor import Shard, distribute_tensor  # noqa: PLC0415
-
-    place = torch.distributed.get_rank()
+    place = distributed.get_rank()
     model = torch.nn.Linear(8, 8, bias=False)
     mesh = init_device_mesh("cpu", (2,))
     model.weight = torch.nn.Parameter(distribute_tensor(torch.zeros(8, 8), mesh, [Shard(0)], src_data_rank=None))
@@ -155,7 +156,9 @@ class Bomb:
 def test_what_could_not_be_read_again_is_not_written(tmp_path):
     state = laid_out(0, trained())
     state["objects"]["bomb"] = {"value": Bomb(tmp_path / "ran")}
-    with pytest.raises(CheckpointError, match=r"more than tensors and plain values, and is not loaded: .*mkdir"):
+    with pytest.raises(
+        CheckpointError, match=r"the state is more than tensors and plain values, and is not loaded: .*mkdir"
+    ):
         save(tmp_path, 0, [state])
     assert not (tmp_path / "ran").exists()
     assert not list((tmp_path / TASK).glob("step-*"))
@@ -187,7 +190,7 @@ def test_nothing_that_is_read_can_run_code(tmp_path):
     folder = tmp_path / TASK / working_folder(storage, saving)
     stored = commit(saving, [forged(folder, part, Taken(("model", "0.weight"), Bomb(ran), None))])
     assert catalog.newest(storage, TASK).skipped == [], "its checksums are right"
-    with pytest.raises(CheckpointError, match=r"model\.0\.weight: it is more than tensors"):
+    with pytest.raises(CheckpointError, match=r"model\.0\.weight is more than tensors"):
         read(storage, stored, 0)
     (Path(stored.address) / ".metadata").write_bytes(pickle.dumps(Bomb(ran)))
     [skipped] = catalog.newest(storage, TASK).skipped
@@ -251,8 +254,38 @@ def test_torch_alone_loads_a_checkpoint_of_any_layout_into_a_whole_model(layout,
     assert as_rank(ParallelLayout(), 0, loads_whole, every[layout]) == ""
 
 
+def loads_spread(rank, rendezvous, stored, pipe):
+    """Have torch alone load what three places wrote into a tensor that two processes share by columns."""
+    try:
+        warnings.simplefilter("ignore")
+        store = distributed.FileStore(str(rendezvous), 2)
+        distributed.init_process_group("gloo", rank=rank, world_size=2, store=store)
+        mesh = init_device_mesh("cpu", (2,))
+        found = {"model": {"w": distribute_tensor(torch.zeros(6, 8), mesh, [Shard(1)], src_data_rank=None)}}
+        dcp.load(found, checkpoint_id=stored.address)
+        pipe.send(found["model"]["w"].to_local().tolist())
+    except BaseException:
+        pipe.send(traceback.format_exc())
+        raise
+
+
+def test_torch_alone_loads_it_in_several_processes_of_another_layout(tmp_path):
+    whole = torch.arange(48.0).view(6, 8)
+    states = [{"iteration": 0, "objects": {"model": {"w": each}}} for each in spread(whole, 3)]
+    stored, context = save(tmp_path, 0, states), multiprocessing.get_context("fork")
+    there, processes = [], []
+    for rank in range(2):
+        one, other = multiprocessing.Pipe()
+        there.append(one)
+        processes.append(context.Process(target=loads_spread, args=(rank, tmp_path / "store", stored, other)))
+        processes[-1].start()
+    assert [each.recv() for each in there] == [whole[:, :4].tolist(), whole[:, 4:].tolist()]
+    for each in processes:
+        each.join()
+
+
 def loads_whole(protected, stored):
-    torch.distributed.destroy_process_group()
+    distributed.destroy_process_group()
     warnings.simplefilter("ignore")
     model, optimizer = protected["model"], protected["optimizer"]
     expected = told(filled(protected))

@@ -52,7 +52,7 @@ def apart(state: Mapping[str, Any]) -> tuple[list[Taken], dict[str, Any]]:
     return taken, {"iteration": state["iteration"], "objects": objects}
 
 
-def loads(content: bytes) -> Any:
+def loads(content: bytes | memoryview) -> Any:
     """Undo `torch.save` for tensors and plain values.
 
     Raises:
@@ -63,7 +63,7 @@ def loads(content: bytes) -> Any:
     except Exception as error:  # torch raises one kind or another for what is no archive
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         why = next((line for line in lines if "GLOBAL" in line), lines[0] if lines else type(error).__name__)
-        raise CheckpointError(f"it is more than tensors and plain values, and is not loaded: {why}") from error
+        raise CheckpointError(f"is more than tensors and plain values, and is not loaded: {why}") from error
 
 
 def check_plain(rest: Any) -> None:
@@ -74,7 +74,10 @@ def check_plain(rest: Any) -> None:
     """
     stream = io.BytesIO()
     torch.save(rest, stream)
-    loads(stream.getvalue())
+    try:
+        loads(stream.getvalue())
+    except CheckpointError as error:
+        raise CheckpointError(f"the state {error}; let state_dict return tensors and plain values alone") from error
 
 
 def together(rest: Any, tensor: Callable[[int], torch.Tensor | None]) -> Any:

@@ -3,10 +3,10 @@
 Nothing of it is code: an index says where a tensor lies, and torch loads it with `weights_only`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
-
-import torch
 
 from unicron.checkpoints.catalog import Stored
 from unicron.checkpoints.check import index_of
@@ -23,11 +23,11 @@ from unicron.train.stored.pieces import loads, together
 _GAP = 1 << 20
 """Bytes that nobody wants, which are read where that spares asking once more."""
 
-_STRETCH = 64 << 20
+_STRETCH = 16 << 20
 """Longest stretch that is asked for at once, unless a tensor is longer, in bytes."""
 
-_AT_ONCE = 4
-"""Stretches that an object store hands out side by side."""
+_READERS = 4
+"""Stretches that are read and checked side by side."""
 
 
 def read(storage: Storage, stored: Stored, place: int, needs: Needs | None = None) -> dict[str, Any]:
@@ -46,21 +46,13 @@ def read(storage: Storage, stored: Stored, place: int, needs: Needs | None = Non
     folder, part = (manifest.task, stored.folder), manifest.parts[place]
     index = index_of(storage, folder, part)
     numbers = [number for number, each in enumerate(index.pieces) if each.dtype and _needed(each, needs)]
-    tensors: dict[int, torch.Tensor] = {}
-    rest: Any = None
-    for number, content in _contents(storage, folder, part, index, [*numbers, len(index.pieces) - 1]):
-        piece = index.pieces[number]
-        try:
-            value = loads(content)
-        except CheckpointError as error:
-            raise CheckpointError(f"{storage.address(*folder, part.data.name)}: {piece.key}: {error}") from error
-        if not piece.path:
-            rest = value
-        elif isinstance(value, torch.Tensor) and list(value.shape) == piece.shape:
-            tensors[number] = value
-        else:
-            raise CheckpointError(f"{storage.address(*folder, part.data.name)}: {piece.key} is not what its index says")
-    found: dict[str, Any] = together(rest, tensors.get)
+    values: dict[int, Any] = {}
+    with ThreadPoolExecutor(_READERS) as readers:
+        stretches = _stretches(index.pieces, [*numbers, len(index.pieces) - 1])
+        for some in readers.map(partial(_values, storage, folder, part, index), stretches):
+            values.update(some)
+    rest = values.pop(len(index.pieces) - 1)
+    found: dict[str, Any] = together(rest, values.get)
     return found
 
 
@@ -98,23 +90,30 @@ def _needed(piece: Piece, needs: Needs | None) -> bool:
     return needs is None or needs.has(piece.path, box_of(piece))
 
 
-def _contents(
+def _values(
     storage: Storage, folder: tuple[str, str], part: StoredPart, index: Index, numbers: Sequence[int]
-) -> Iterator[tuple[int, bytes]]:
-    """Yield these pieces, checked, each with its number."""
-    stretches = _stretches(index.pieces, numbers)
-    for first in range(0, len(stretches), _AT_ONCE):
-        some = stretches[first : first + _AT_ONCE]
-        ends = [(index.pieces[each[0]].offset, _end(index.pieces[each[-1]])) for each in some]
-        for each, (begin, _), content in zip(some, ends, storage.ranges(ends, *folder, part.data.name), strict=True):
-            held = memoryview(content)
-            for number in each:
-                piece = index.pieces[number]
-                mine = held[piece.offset - begin : _end(piece) - begin]
-                if checksum_of(mine) != piece.checksum:
-                    where = storage.address(*folder, part.data.name)
-                    raise CheckpointError(f"{where}: {piece.key or 'the state'} is not as it was written")
-                yield number, bytes(mine)
+) -> dict[int, Any]:
+    """Return what some pieces hold that lie close to one another, checked."""
+    begin, end = index.pieces[numbers[0]].offset, _end(index.pieces[numbers[-1]])
+    content = memoryview(storage.stretch(begin, end, *folder, part.data.name))
+    found: dict[int, Any] = {}
+    for number in numbers:
+        piece = index.pieces[number]
+        try:
+            found[number] = _value(piece, content[piece.offset - begin : _end(piece) - begin])
+        except CheckpointError as error:
+            where = f"{storage.address(*folder, part.data.name)}: {piece.key or 'the state'}"
+            raise CheckpointError(f"{where} {error}") from error
+    return found
+
+
+def _value(piece: Piece, content: memoryview) -> Any:
+    if checksum_of(content) != piece.checksum:
+        raise CheckpointError("is not as it was written")
+    value = loads(content)
+    if piece.dtype and list(getattr(value, "shape", [])) != piece.shape:
+        raise CheckpointError(f"is not of the shape {piece.shape} that its index says")
+    return value
 
 
 def _stretches(pieces: Sequence[Piece], numbers: Sequence[int]) -> list[list[int]]:
