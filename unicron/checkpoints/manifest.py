@@ -81,6 +81,7 @@ class Manifest(Record, kw_only=True, frozen=True):
         task: whose state it is.
         iteration: from before whose update it is.
         layout: the shape of the replica whose places wrote the parts.
+        attempt: that it came of.
         written: when it was completed, in Unix seconds.
         parts: one for each place.
         others: files that are for torch.distributed.checkpoint alone.
@@ -91,6 +92,7 @@ class Manifest(Record, kw_only=True, frozen=True):
     task: str
     iteration: int
     layout: ParallelLayout
+    attempt: str
     written: float
     parts: list[StoredPart]
     others: list[StoredFile]

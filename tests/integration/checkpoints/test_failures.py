@@ -38,7 +38,8 @@ def names(folder):
 
 def contents(folder):
     """Return all files below a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    every = Path(folder).rglob("*")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in every if path.is_file()}
 
 
 @pytest.fixture
@@ -232,6 +233,18 @@ def test_the_same_iteration_twice_leaves_the_first_alone(good):
     assert every[1].folder == first.folder == "step-000001"
     assert catalog.newest(storage, TASK).stored == every[0], "the later one"
     storage.remove(TASK, every[0].folder)
+
+
+def test_what_was_completed_is_completed_again_without_harm(good):
+    storage, _ = good
+    saving, parts = parts_of(storage)
+    stored = commit(saving, parts)
+    before = contents(storage.address(TASK))
+    again = commit(saving, parts)
+    assert (again.folder, again.manifest) == (stored.folder, stored.manifest)
+    abandon(saving)
+    assert contents(storage.address(TASK)) == before
+    storage.remove(TASK, stored.folder)
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------

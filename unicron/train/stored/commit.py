@@ -4,6 +4,7 @@ import io
 import time
 from collections.abc import Sequence
 
+from unicron.checkpoints import catalog
 from unicron.checkpoints.catalog import Stored
 from unicron.checkpoints.check import index_of, part_faults
 from unicron.checkpoints.manifest import (
@@ -30,6 +31,8 @@ MERGED = "merged"
 def commit(saving: Saving, parts: Sequence[StoredPart]) -> Stored:
     """Complete a checkpoint, once each place has told what it has written; all of it is read for that.
 
+    Who can't tell whether it has done so already may do it again.
+
     Args:
         saving: which one.
         parts: what `write_part` returned, of each place once.
@@ -39,6 +42,9 @@ def commit(saving: Saving, parts: Sequence[StoredPart]) -> Stored:
             does not come to be then, and the others are as they were.
     """
     storage = Storage(saving.root)
+    for each in catalog.found(storage, saving.task):
+        if each.manifest is not None and each.manifest.attempt == saving.attempt:
+            return each
     parts = sorted(parts, key=lambda part: part.place)
     told = [part.place for part in parts]
     if told != list(range(saving.layout.replica_workers)):
@@ -53,6 +59,7 @@ def commit(saving: Saving, parts: Sequence[StoredPart]) -> Stored:
         task=saving.task,
         iteration=saving.iteration,
         layout=saving.layout,
+        attempt=saving.attempt,
         written=time.time(),
         parts=list(parts),
         others=others,
@@ -83,8 +90,6 @@ def abandon(saving: Saving) -> None:
 
 def _indexes(storage: Storage, saving: Saving, folder: tuple[str, str], parts: Sequence[StoredPart]) -> list[Index]:
     """Return the indexes of parts that were read and found as told."""
-    if MANIFEST in storage.entries(*folder):
-        raise CheckpointError(f"{storage.address(*folder)} is complete already")
     if wrong := [fault for part in parts for fault in part_faults(storage, folder, part)]:
         raise CheckpointError(
             f"{storage.address(*folder)} is not as its writers told: {'; '.join(wrong[:5])}; every node must see the "
