@@ -2,8 +2,8 @@
 
 import torch
 
-from unicron.checkpoints.storage import begin
 from unicron.contracts.tasks import ParallelLayout
+from unicron.storage.root import begin
 from unicron.train.gathering import laid_out
 from unicron.train.stored.commit import commit
 from unicron.train.stored.parts import write_part

@@ -28,7 +28,7 @@ class StoredFile(Record, kw_only=True, frozen=True):
     Attributes:
         name: in the folder of the checkpoint.
         size: in bytes.
-        checksum: BLAKE2b, 16 bytes in hex, of the content; of a file of pieces, of the checksums of its pieces in
+        checksum: XXH3, 16 bytes in hex, of the content; of a file of pieces, of the checksums of its pieces in
             their order.
     """
 

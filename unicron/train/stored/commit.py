@@ -4,10 +4,12 @@ import io
 import time
 from collections.abc import Sequence
 
-from unicron.checkpoints import catalog
-from unicron.checkpoints.catalog import Stored
-from unicron.checkpoints.check import index_of, part_faults
-from unicron.checkpoints.manifest import (
+from unicron.contracts.storage import Saving, StoredFile, StoredPart
+from unicron.errors import CheckpointError
+from unicron.storage import catalog
+from unicron.storage.catalog import Stored
+from unicron.storage.check import index_of, part_faults
+from unicron.storage.manifest import (
     FORMAT,
     MANIFEST,
     Index,
@@ -18,9 +20,7 @@ from unicron.checkpoints.manifest import (
     manifest_in,
     sealed,
 )
-from unicron.checkpoints.storage import Storage
-from unicron.contracts.storage import Saving, StoredFile, StoredPart
-from unicron.errors import CheckpointError
+from unicron.storage.root import Storage
 from unicron.train.stored.metadata import METADATA, Lying, written_metadata
 from unicron.train.stored.parts import PieceWriter, working_folder
 from unicron.train.stored.pieces import Taken

@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from unicron.checkpoints.manifest import Piece
 from unicron.errors import CheckpointError
+from unicron.storage.manifest import Piece
 from unicron.train.shards import Box
 
 METADATA = ".metadata"

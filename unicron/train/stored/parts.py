@@ -1,16 +1,16 @@
 """One place's part of a checkpoint, written by the process that has it, with nobody else's help."""
 
 from collections.abc import Mapping
-from hashlib import blake2b
 from typing import Any
 
 import msgspec
 import torch
+from xxhash import xxh3_128
 
-from unicron.checkpoints.manifest import Index, Piece, checksum_of, data_name, folder_name, index_name, joint_checksum
-from unicron.checkpoints.storage import UNFINISHED, Storage
 from unicron.contracts.storage import Saving, StoredFile, StoredPart
 from unicron.errors import CheckpointError
+from unicron.storage.manifest import Index, Piece, checksum_of, data_name, folder_name, index_name, joint_checksum
+from unicron.storage.root import UNFINISHED, Storage
 from unicron.train.stored.pieces import Taken, apart, check_plain, listed
 
 PIECE = 2048
@@ -112,7 +112,7 @@ class _Counted:
     """
 
     def __init__(self, stream: Any) -> None:
-        self.length, self.digest = 0, blake2b(digest_size=16)
+        self.length, self.digest = 0, xxh3_128()
         self.failed: Exception | None = None
         self._stream = stream
 

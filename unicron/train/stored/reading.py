@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from unicron.checkpoints.catalog import Stored
-from unicron.checkpoints.check import index_of
-from unicron.checkpoints.manifest import Index, Manifest, Piece, checksum_of
-from unicron.checkpoints.storage import Storage
 from unicron.contracts.storage import StoredPart
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import CheckpointError
+from unicron.storage.catalog import Stored
+from unicron.storage.check import index_of
+from unicron.storage.manifest import Index, Manifest, Piece, checksum_of
+from unicron.storage.root import Storage
 from unicron.train.gathering import Gathering, Needs, Protected
 from unicron.train.redistribute import nearest
 from unicron.train.stored.metadata import box_of

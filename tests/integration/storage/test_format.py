@@ -22,12 +22,12 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from unicron.checkpoints import catalog
-from unicron.checkpoints.manifest import Index, checksum_of, joint_checksum
-from unicron.checkpoints.storage import Storage, begin
 from unicron.contracts.storage import StoredFile
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import CheckpointError
+from unicron.storage import catalog
+from unicron.storage.manifest import Index, checksum_of, joint_checksum
+from unicron.storage.root import Storage, begin
 from unicron.train.gathering import laid_out, loaded
 from unicron.train.stored.commit import commit
 from unicron.train.stored.parts import PieceWriter, working_folder, write_part

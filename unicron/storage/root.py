@@ -15,10 +15,10 @@ import fsspec
 import msgspec
 from fsspec.implementations.local import LocalFileSystem
 
-from unicron.checkpoints.manifest import MANIFEST, check_task
 from unicron.contracts.storage import Saving
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import CheckpointError
+from unicron.storage.manifest import MANIFEST, check_task
 
 MARKER = ".unicron-checkpoints.json"
 UNFINISHED = ".part"

@@ -9,8 +9,8 @@ import torch
 from helpers.cli import CLEAN, UNICRON, call, data, unicron
 from helpers.stored import TASK, alter, save, save_trained, spread
 
-from unicron.checkpoints.storage import begin
 from unicron.contracts.tasks import ParallelLayout
+from unicron.storage.root import begin
 
 
 @pytest.fixture

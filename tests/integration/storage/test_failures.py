@@ -15,11 +15,11 @@ import torch
 from helpers.layouts import same
 from helpers.stored import TASK, alter, save_trained, spread
 
-from unicron.checkpoints import catalog, check
-from unicron.checkpoints.manifest import MANIFEST
-from unicron.checkpoints.storage import MARKER, Storage, begin
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import CheckpointError
+from unicron.storage import catalog, check
+from unicron.storage.manifest import MANIFEST
+from unicron.storage.root import MARKER, Storage, begin
 from unicron.train.stored.commit import abandon, commit
 from unicron.train.stored.parts import write_part
 from unicron.train.stored.reading import read

@@ -4,11 +4,11 @@ import re
 
 from msgspec.structs import replace
 
-from unicron.checkpoints.check import faults
-from unicron.checkpoints.manifest import MANIFEST, Manifest, manifest_in
-from unicron.checkpoints.storage import MARKER, UNFINISHED, Storage, check_owned
 from unicron.contracts.base import Record
 from unicron.errors import CheckpointError
+from unicron.storage.check import faults
+from unicron.storage.manifest import MANIFEST, Manifest, manifest_in
+from unicron.storage.root import MARKER, UNFINISHED, Storage, check_owned
 
 FEWEST = 2
 """Checkpoints that pruning leaves at least: the one before the newest is the way out should that be no good."""

@@ -10,11 +10,11 @@ from helpers.cli import CLEAN, UNICRON, call
 from helpers.layouts import same, told
 from helpers.stored import TASK, save, save_trained, spread, trained
 
-from unicron.checkpoints import catalog, check
-from unicron.checkpoints.manifest import MANIFEST
-from unicron.checkpoints.storage import Storage, begin
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import CheckpointError
+from unicron.storage import catalog, check
+from unicron.storage.manifest import MANIFEST
+from unicron.storage.root import Storage, begin
 from unicron.train.gathering import laid_out, loaded
 from unicron.train.stored.commit import abandon, commit
 from unicron.train.stored.parts import write_part

@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from hashlib import blake2b
 from typing import Any
 
-from unicron.checkpoints.manifest import (
+from xxhash import xxh3_128
+
+from unicron.contracts.storage import StoredFile, StoredPart
+from unicron.errors import CheckpointError
+from unicron.storage.manifest import (
     MANIFEST,
     Index,
     Manifest,
@@ -15,9 +18,7 @@ from unicron.checkpoints.manifest import (
     index_in,
     joint_checksum,
 )
-from unicron.checkpoints.storage import Entry, Storage
-from unicron.contracts.storage import StoredFile, StoredPart
-from unicron.errors import CheckpointError
+from unicron.storage.root import Entry, Storage
 
 Folder = tuple[str, str]
 """A task, and the name of a folder of it."""
@@ -91,7 +92,7 @@ def _piece_faults(stream: Any, index: Index, data: StoredFile) -> list[str]:
         return [f"{data.name}: its index lists other pieces than were written"]
     found: list[str] = []
     for piece in index.pieces:
-        digest = blake2b(digest_size=16)
+        digest = xxh3_128()
         for block in _blocks(stream, piece.length):
             digest.update(block)
         if digest.hexdigest() != piece.checksum:
