@@ -46,7 +46,7 @@ def spread(whole, parts, axis=0):
 
 
 def alter(path, at=-200):
-    """Change one byte of a file, counted from its end."""
+    """Change one byte of a file; a negative one counts from its end."""
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)

@@ -102,6 +102,13 @@ def test_a_writer_that_is_killed_leaves_no_checkpoint(good):
     assert unfinished(storage) == []
 
 
+def test_one_that_was_never_given_its_name_is_no_checkpoint(good):
+    storage, stored = good
+    shutil.copytree(stored.address, storage.address(TASK, "step-000001.0123abcd.part"))
+    assert [each.folder for each in unfinished(storage)] == ["step-000001.0123abcd.part"]
+    storage.remove(TASK, "step-000001.0123abcd.part")
+
+
 def test_a_write_that_fails_half_way_leaves_nothing(good):
     storage, _ = good
     saving = begin(storage.root, TASK, 2, WHOLE)

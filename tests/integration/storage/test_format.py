@@ -25,7 +25,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from unicron.contracts.storage import StoredFile
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import CheckpointError
-from unicron.storage import catalog
+from unicron.storage import catalog, check
 from unicron.storage.manifest import Index, checksum_of, joint_checksum
 from unicron.storage.root import Storage, begin
 from unicron.train.gathering import laid_out, loaded
@@ -52,7 +52,7 @@ def test_a_whole_state_comes_back_as_it_was(tmp_path):
         "pair": (1, 2.5),
         "nested": [torch.arange(3), {"deep": [torch.ones(()), []]}],
         "seen": OrderedDict(a=[1, [2, 3]]),
-        "few": torch.arange(12).view(3, 4)[:, 1],
+        "few": torch.arange(1 << 20).view(4, -1)[:, 1],
         "bytes": torch.zeros(0, dtype=torch.uint8),
     }
     stored = save(tmp_path, 3, [state])
@@ -60,6 +60,7 @@ def test_a_whole_state_comes_back_as_it_was(tmp_path):
     assert found["iteration"] == 3
     assert same(found["objects"], state["objects"])
     assert found["objects"]["odd"]["nested"][1]["deep"][0].dtype == torch.float32
+    assert stored.manifest.size < 1 << 20, "of a tensor that is a view of another, what it shows is written"
     other = trained(2)
     loaded(gathered(Storage(str(tmp_path)), stored, ParallelLayout(), 0, other), other)
     assert same(told(other)["optimizer"], state["objects"]["optimizer"])
@@ -136,13 +137,32 @@ def test_only_what_a_rank_needs_is_read(tmp_path):
     assert "__0_0.distcp: model.weight is not as it was written" in told
 
 
-def reads_half(_, storage, stored, expected):
-    place = distributed.get_rank()
-    model = torch.nn.Linear(8, 8, bias=False)
+def test_of_a_part_only_what_a_rank_needs_is_read(tmp_path):
+    storage, whole = Storage(str(tmp_path)), torch.arange(64.0).view(8, 8)
+    another, weights, biases = torch.zeros(3), spread(whole, 2), spread(whole[0], 2)[::-1]
+    models = [
+        {"another": another, "weight": weight, "bias": bias} for weight, bias in zip(weights, biases, strict=True)
+    ]
+    stored = save(tmp_path, 0, [{"iteration": 0, "objects": {"model": model}} for model in models])
+    # place 1 needs of part 0 the bias, which is last, and of part 1 the weight
+    alter(Path(stored.address) / "__0_0.distcp", at=700)
+    index = check.index_of(storage, (TASK, stored.folder), stored.manifest.parts[0])
+    alter(Path(stored.address) / "__0_0.distcp", at=index.pieces[1].offset + 700)
+    assert [piece.path[1] for piece in index.pieces[:3]] == ["another", "weight", "bias"]
+    assert as_rank(ParallelLayout(shard=2), 1, reads_half, storage, stored, whole[4:], whole[0][4:]) == ""
+    told = as_rank(ParallelLayout(shard=2), 0, reads_half, storage, stored, whole[:4], whole[0][:4])
+    assert "__0_0.distcp: model.weight is not as it was written" in told
+
+
+def reads_half(_, storage, stored, weight, bias=None):
     mesh = init_device_mesh("cpu", (2,))
-    model.weight = torch.nn.Parameter(distribute_tensor(torch.zeros(8, 8), mesh, [Shard(0)], src_data_rank=None))
-    state = gathered(storage, stored, ParallelLayout(shard=2), place, {"model": model})
-    assert torch.equal(state["objects"]["model"]["weight"]["shard"], expected)
+    model = torch.nn.Linear(8, 8, bias=bias is not None)
+    for name, parameter in list(model.named_parameters()):
+        empty = distribute_tensor(torch.zeros_like(parameter.detach()), mesh, [Shard(0)], src_data_rank=None)
+        setattr(model, name, torch.nn.Parameter(empty))
+    found = gathered(storage, stored, ParallelLayout(shard=2), distributed.get_rank(), {"model": model})
+    assert torch.equal(found["objects"]["model"]["weight"]["shard"], weight)
+    assert bias is None or torch.equal(found["objects"]["model"]["bias"]["shard"], bias)
 
 
 class Bomb:
@@ -295,7 +315,9 @@ def loads_whole(protected, stored):
         for each in model.parameters():
             each.zero_()
     found = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    listed = [sorted(group["params"]) for group in found["optimizer"]["param_groups"]]
     dcp.load(found, checkpoint_id=stored.address)
+    assert [sorted(group["params"]) for group in found["optimizer"]["param_groups"]] == listed, "those of all stages"
     model.load_state_dict(found["model"])
     set_optimizer_state_dict(model, optimizer, found["optimizer"])
     assert same(told(protected)["model"], expected["model"])
