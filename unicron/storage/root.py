@@ -3,6 +3,7 @@
 Each task has a folder of its own in it, with a marker, so that nobody else's files are ever touched.
 """
 
+import errno
 import os
 import secrets
 import shutil
@@ -26,6 +27,14 @@ UNFINISHED = ".part"
 
 FILES = 4
 """Files of a part and of the folder around them, for which a directory must have inodes."""
+
+_ROOM = "make room there, or keep fewer checkpoints"
+_CURES = {
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EROFS: "mount it so that it can be written",
+}
 
 
 class Entry(NamedTuple):
@@ -161,8 +170,7 @@ class Storage:
         free = found.f_bavail * found.f_frsize
         if free < size:
             raise CheckpointError(
-                f"{self.root} has {free / 1e6:.1f} MB free of {size / 1e6:.1f} MB that are needed: make room there, or "
-                "keep fewer checkpoints"
+                f"{self.root} has {free / 1e6:.1f} MB free of {size / 1e6:.1f} MB that are needed: {_ROOM}"
             )
         if found.f_files and found.f_favail < FILES:  # some file systems make inodes as they go and count none
             raise CheckpointError(f"{self.root} has {found.f_favail} inodes free of {FILES} that are needed")
@@ -277,7 +285,9 @@ def _sync(folder: str) -> None:
 
 
 def _why(error: Exception) -> str:
-    text = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        text = error.strerror
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    """Return what happened, and the cure where there is one to be told."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    cure = _CURES.get(getattr(error, "errno", None) or 0, "")
+    if isinstance(error, PermissionError):
+        cure = "allow it to this user, or to these keys"
+    return f"{type(error).__name__}: {text}" + (f"; {cure}" if cure else "")

@@ -114,7 +114,7 @@ def test_a_write_that_fails_half_way_leaves_nothing(good):
     saving = begin(storage.root, TASK, 2, WHOLE)
     _, told = writer(saving, limit=str(5 << 20)).communicate()
     assert f"can't write {storage.root}/{TASK}/step-000002.{saving.attempt}.part/__0_0.distcp" in told
-    assert "File too large" in told
+    assert "OSError: File too large; raise the limit" in told
     [left] = unfinished(storage)
     assert names(left.address) == []
     abandon(saving)
@@ -158,7 +158,9 @@ def test_a_disk_that_fills_meanwhile_is_told_and_gets_its_room_back(small):
     saving, free = begin(str(root), TASK, 2, WHOLE), shutil.disk_usage(root).free
     state = big(2, 1000)
     state["objects"]["log"] = {"text": "x" * (8 << 20)}  # only tensors count beforehand
-    with pytest.raises(CheckpointError, match=r"can't write .*__0_0\.distcp: OSError: No space left on device"):
+    with pytest.raises(
+        CheckpointError, match=r"can't write .*__0_0\.distcp: OSError: No space left on device; make room"
+    ):
         write_part(saving, 0, state)
     abandon(saving)
     assert shutil.disk_usage(root).free == free

@@ -52,7 +52,8 @@ def test_a_whole_state_comes_back_as_it_was(tmp_path):
         "pair": (1, 2.5),
         "nested": [torch.arange(3), {"deep": [torch.ones(()), []]}],
         "seen": OrderedDict(a=[1, [2, 3]]),
-        "few": torch.arange(1 << 20).view(4, -1)[:, 1],
+        "few": torch.arange(1 << 20)[:4],
+        "across": torch.arange(12).view(3, 4)[:, 1],
         "bytes": torch.zeros(0, dtype=torch.uint8),
     }
     stored = save(tmp_path, 3, [state])

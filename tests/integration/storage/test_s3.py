@@ -123,7 +123,9 @@ def test_a_bucket_that_refuses_is_told_and_what_is_there_stays(s3, server):
     saving = begin(ROOT, TASK, 2, ParallelLayout())
     refuse(server, after=0)
     try:
-        with pytest.raises(CheckpointError, match=rf"can't write {ROOT}/gpt/step-000002.*PermissionError"):
+        with pytest.raises(
+            CheckpointError, match=rf"can't write {ROOT}/gpt/step-000002.*PermissionError: .*; allow it to this user"
+        ):
             write_part(saving, 0, laid_out(2, trained()))
         with pytest.raises(CheckpointError, match=rf"can't list {ROOT}/gpt: PermissionError"):
             catalog.newest(Storage(ROOT), TASK)
