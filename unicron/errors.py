@@ -34,3 +34,7 @@ class StateTransferError(RuntimeError, UnicronError):
 
 class UnsoundStateError(StateTransferError):
     """A copy of a state is not what its checksum says."""
+
+
+class CheckpointError(RuntimeError, UnicronError):
+    """A checkpoint could not be written or read, or fails its check; the others on the storage are as they were."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import typer
 
 from unicron.errors import UnicronError
-from unicron_cli import chaos, checkpoints, local, orders, plan, simulate, straggler, straggler_live, watch
+from unicron_cli import chaos, checkpoints, local, orders, plan, simulate, stored, straggler, straggler_live, watch
 from unicron_cli.output import Nats
 
 app = typer.Typer(
@@ -50,6 +50,7 @@ app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(straggler.app, name="straggler")
 straggler_live.mount(straggler.app)
+stored.mount(checkpoints.app)
 
 
 @app.command(hidden=True)

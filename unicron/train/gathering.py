@@ -4,7 +4,7 @@ All that belongs to a parameter goes by its name, and all that is spread by wher
 from a rank of the same place is only the case in which one is enough.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -108,6 +108,38 @@ class Gathering:
                 "as a stage that keeps its layers' numbers gives them"
             )
         return {"iteration": iteration, "objects": {name: _taken(each) for name, each in self._found.items()}}
+
+
+class Needs:
+    """What a rank needs of laid out states, told before they are read.
+
+    Args:
+        protected: what they are for.
+    """
+
+    def __init__(self, protected: Protected) -> None:
+        self._modules = {
+            name: {key: Box.of(each) for key, each in thing.state_dict().items() if isinstance(each, torch.Tensor)}
+            for name, thing in protected.items()
+            if isinstance(thing, torch.nn.Module)
+        }
+        self._optimizers = {name for name, thing in protected.items() if isinstance(thing, torch.optim.Optimizer)}
+        self._parameters = {name: Box.of(each.detach()) for name, each in _names(protected).values()}
+        self._names = set(protected)
+
+    def has(self, path: Sequence[str | int], box: Box) -> bool:
+        """Return whether a rank needs some of a part of a tensor, by where that is in the objects of the state."""
+        name = path[0]
+        if name in self._modules:
+            mine = self._modules[str(name)].get(str(path[1]))
+        elif name in self._optimizers and path[1] == "state":
+            mine = self._parameters.get(str(path[2]))
+        else:
+            return name in self._names
+        if mine is None:
+            return False
+        # moments may have another shape than their parameter; who has nothing of a tensor learns from a part what it is
+        return mine.whole != box.whole or 0 in mine.shape or mine.overlap(box) is not None
 
 
 class _Part:

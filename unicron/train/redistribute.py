@@ -4,7 +4,7 @@ Every rank tells the others what it has; each then works out the same answer, so
 computes a microbatch is a replica: its ranks all work at the same ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -202,17 +202,22 @@ def shelved(shelf: Shelf, layout: ParallelLayout, place: int, node: str) -> list
         place: of the rank.
         node: of the rank.
     """
-    mine = _spans(layout, place)
     copies: dict[int, list[StateRef]] = {}
     for ref in sorted(shelf.states, key=lambda ref: ref.location.node != node):
         copies.setdefault(ref.place, []).append(ref)
+    return [copies[other] for other in nearest(layout, place, shelf.layout, copies)]
 
-    def apart(other: int) -> tuple[int, Fraction]:
-        spans = zip(mine, _spans(shelf.layout, other), strict=True)
+
+def nearest(layout: ParallelLayout, place: int, other: ParallelLayout, places: Iterable[int]) -> list[int]:
+    """Return these places of another layout, first those that hold nearly the same part of the model as `place`."""
+    mine = _spans(layout, place)
+
+    def apart(there: int) -> tuple[int, Fraction]:
+        spans = zip(mine, _spans(other, there), strict=True)
         gaps = [max(a, c) - min(b, d) for (a, b), (c, d) in spans]
         return sum(gap >= 0 for gap in gaps), sum((max(gap, Fraction(0)) for gap in gaps), Fraction(0))
 
-    return [copies[other] for other in sorted(copies, key=lambda other: (apart(other), other))]
+    return sorted(places, key=lambda there: (apart(there), there))
 
 
 def _spans(layout: ParallelLayout, place: int) -> list[tuple[Fraction, Fraction]]:

@@ -29,6 +29,7 @@ ROOMS = {
     "unicron_chaos": ["console"],
     "unicron.train": ["train", "megatron"],
     "unicron.costmodel": ["planner"],
+    "unicron.storage": ["storage"],
     "unicron_cli": ["console"],
     "unicron_narration": [],
     "unicron_taskfile": ["console"],

@@ -1,0 +1,181 @@
+"""Commands of `unicron checkpoints`: what lies on a storage, whether it is as it was written, and what may go."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unicron.errors import CheckpointError
+from unicron_cli.output import Json, console, needs, print_json
+
+if TYPE_CHECKING:
+    from unicron.storage.catalog import Stored
+    from unicron.storage.root import Storage
+
+At = Annotated[
+    str,
+    typer.Option(
+        "--at",
+        envvar="UNICRON_CHECKPOINTS",
+        metavar="DIR|URL",
+        help="Where they are: a directory, or s3://bucket/folder.",
+    ),
+]
+Task = Annotated[str, typer.Argument(metavar="TASK", help="Whose they are.")]
+OneOrAll = Annotated[str, typer.Argument(metavar="[TASK]", help="Whose they are; of all tasks without.")]
+Step = Annotated[int | None, typer.Option("--step", metavar="N", help="Of iteration N; the newest complete without.")]
+
+MB = 1e6
+
+
+def mount(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("list")(list_)
+    for command in (show, verify, prune):
+        app.command()(command)
+
+
+def list_(at: At, task: OneOrAll = "", as_json: Json = False) -> None:
+    """Show the checkpoints, newest first, without reading them."""
+    from unicron.storage import catalog  # noqa: PLC0415
+
+    storage = _storage(at)
+    found = {each: catalog.found(storage, each) for each in ([task] if task else catalog.tasks(storage))}
+    if as_json:
+        print_json([_told(name, each) for name, every in found.items() for each in every])
+    elif found:
+        console().print(_table(found))
+    else:
+        typer.echo(f"{at} has no checkpoints")
+
+
+def show(at: At, task: Task, step: Step = None, as_json: Json = False) -> None:
+    """Show what one checkpoint consists of."""
+    found = _one(_storage(at), task, step)
+    manifest = found.manifest
+    if manifest is None:
+        raise CheckpointError(found.fault)
+    if as_json:
+        print_json({**_told(task, found), "manifest": manifest})
+        return
+    typer.echo(f"{found.address}\niteration {manifest.iteration} of {task}, {manifest.layout.degrees}")
+    typer.echo(f"written {_when(manifest.written)}, {manifest.size / MB:.1f} MB in {len(manifest.files)} files")
+    for file in manifest.files:
+        typer.echo(f"{file.size:>16,}  {file.checksum}  {file.name}")
+
+
+def verify(at: At, task: OneOrAll = "", step: Step = None, as_json: Json = False) -> None:
+    """Read the complete checkpoints and tell which files are not as they were written; exit with 1 if any is not."""
+    from unicron.storage import catalog  # noqa: PLC0415
+
+    storage = _storage(at)
+    rows = []
+    for name in [task] if task else catalog.tasks(storage):
+        every = [_one(storage, name, step)] if step is not None else catalog.found(storage, name)
+        rows += [_checked(storage, name, each) for each in every if not each.unfinished]
+    if as_json:
+        print_json(rows)
+    else:
+        for row in rows:
+            typer.echo(f"{row['address']}: {'damaged' if row['faults'] else 'as it was written'}")
+            typer.echo("".join(f"    {fault}\n" for fault in row["faults"]), nl=False)
+            typer.echo("".join(f"    {each}: not of this checkpoint\n" for each in row["strangers"]), nl=False)
+        if not rows:
+            typer.echo(f"{at} has no complete checkpoints" + (f" of {task}" if task else ""))
+    raise typer.Exit(1 if any(row["faults"] for row in rows) else 0)
+
+
+def prune(
+    at: At,
+    task: Task,
+    keep: Annotated[int, typer.Option(metavar="N", help="How many of the newest stay, at least 2.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Remove all but the newest checkpoints, and attempts that were given up a day ago.
+
+    The newest that is as it was written always stays.
+    """
+    from unicron.storage import catalog  # noqa: PLC0415
+
+    done = catalog.prune(_storage(at), task, keep, time.time())
+    if as_json:
+        print_json(done)
+        return
+    for each in done.skipped:
+        typer.echo(f"damaged  {each.address}: {'; '.join(each.faults)}")
+    for verb, addresses in (("removed", done.removed), ("kept", done.kept)):
+        for address in addresses:
+            typer.echo(f"{verb:8} {address}")
+
+
+def _storage(at: str) -> "Storage":
+    with needs("unicron checkpoints", "storage"):
+        from unicron.storage.root import Storage  # noqa: PLC0415
+    return Storage(at)
+
+
+def _one(storage: "Storage", task: str, step: int | None) -> "Stored":
+    """Return the newest checkpoint of an iteration, or of all.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    from unicron.storage import catalog  # noqa: PLC0415
+
+    every = [each for each in catalog.found(storage, task) if not each.unfinished]
+    for each in every:
+        if step is None or each.iteration == step:
+            return each
+    there = ", ".join(str(each.iteration) for each in every) or "none"
+    wanted = "" if step is None else f" of iteration {step}"
+    raise CheckpointError(f"{storage.address(task)} has no complete checkpoint{wanted}; there are: {there}")
+
+
+def _checked(storage: "Storage", task: str, found: "Stored") -> dict[str, Any]:
+    from unicron.storage.check import faults, strangers  # noqa: PLC0415
+
+    folder, manifest = (task, found.folder), found.manifest
+    return {
+        **_told(task, found),
+        "faults": [found.fault] if manifest is None else faults(storage, folder, manifest),
+        "strangers": [] if manifest is None else strangers(storage, folder, manifest),
+    }
+
+
+def _told(task: str, found: "Stored") -> dict[str, Any]:
+    manifest = found.manifest
+    return {
+        "task": task,
+        "address": found.address,
+        "iteration": found.iteration,
+        "state": _state(found),
+        "written": manifest.written if manifest else None,
+        "size": manifest.size if manifest else None,
+        "layout": manifest.layout if manifest else None,
+    }
+
+
+def _state(found: "Stored") -> str:
+    return "unfinished" if found.unfinished else "damaged" if found.fault else "complete"
+
+
+def _table(found: "dict[str, list[Stored]]") -> Any:
+    from rich.text import Text  # noqa: PLC0415
+
+    from unicron_cli.views import plain_table  # noqa: PLC0415
+
+    table = plain_table("TASK", "ITERATION", "STATE", "WRITTEN", "MB", "LAYOUT", "ADDRESS")
+    for task, every in found.items():
+        for each in every:
+            manifest = each.manifest
+            details = (
+                (_when(manifest.written), f"{manifest.size / MB:.1f}", manifest.layout.degrees)
+                if manifest
+                else 3 * ("",)
+            )
+            table.add_row(task, str(each.iteration), _state(each), *details, Text(each.address))
+    return table
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

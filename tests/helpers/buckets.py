@@ -1,0 +1,43 @@
+"""A real S3 server, in this process, and a bucket on it."""
+
+import socket
+import urllib.request
+from contextlib import contextmanager
+
+import boto3
+import fsspec
+from moto.server import ThreadedMotoServer
+
+BUCKET = "checkpoints"
+
+
+@contextmanager
+def served():
+    """Serve S3; yield the environment in which it is found."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
+    server.start()
+    try:
+        yield {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ACCESS_KEY_ID": "somebody",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+    finally:
+        server.stop()
+
+
+def refuse(environment, *, after):
+    """Have the server refuse what comes after so many requests."""
+    url = environment["AWS_ENDPOINT_URL"] + "/moto-api/reset-auth"
+    plain = {"Content-Type": "text/plain"}
+    urllib.request.urlopen(urllib.request.Request(url, str(after).encode(), plain, method="POST")).read()
+
+
+def client():
+    """Return a client of the server that the environment names, after forgetting those of others."""
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    return boto3.client("s3")

@@ -1,0 +1,404 @@
+"""What goes wrong with a directory: the error names it, and the last good checkpoint is as it was."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from helpers.layouts import same
+from helpers.stored import TASK, alter, save_trained, spread
+
+from unicron.contracts.tasks import ParallelLayout
+from unicron.errors import CheckpointError
+from unicron.storage import catalog, check
+from unicron.storage.manifest import MANIFEST
+from unicron.storage.root import MARKER, Storage, begin
+from unicron.train.stored.commit import abandon, commit
+from unicron.train.stored.parts import write_part
+from unicron.train.stored.reading import read
+
+DAY = 24 * 3600.0
+WHOLE = ParallelLayout()
+
+
+def big(iteration, size=64 << 20):
+    return {"iteration": iteration, "objects": {"model": {"w": torch.zeros(size, dtype=torch.uint8)}}}
+
+
+def names(folder):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def contents(folder):
+    """Return all files below a folder."""
+    every = Path(folder).rglob("*")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in every if path.is_file()}
+
+
+@pytest.fixture
+def good(tmp_path):
+    """The storage, and a good checkpoint on it."""
+    stored, _ = save_trained(tmp_path, 1)
+    before = contents(tmp_path)
+    yield Storage(str(tmp_path)), stored
+    after = contents(tmp_path)
+    assert {name: after.get(name) for name in before} == before, "the good one was touched"
+    assert catalog.newest(Storage(str(tmp_path)), TASK).stored.folder == stored.folder
+
+
+def unfinished(storage):
+    return [each for each in catalog.found(storage, TASK) if each.unfinished]
+
+
+# --- writers that fail -----------------------------------------------------------------------------------------------
+
+
+WRITER = """
+    import resource, sys
+    import msgspec, torch
+    from unicron.contracts.storage import Saving
+    from unicron.errors import CheckpointError
+    from unicron.train.stored.parts import write_part
+
+    if sys.argv[2]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, 2 * (int(sys.argv[2]),))
+    zeros = torch.zeros(1 << 18)
+    try:
+        state = {"model": {str(number): zeros for number in range(1000)}}
+        write_part(msgspec.json.decode(sys.argv[1], type=Saving), 0, {"iteration": 2, "objects": state})
+    except CheckpointError as error:
+        sys.exit(str(error))
+"""
+
+
+def writer(saving, limit=""):
+    """Start a process that writes a part of 1 GB."""
+    command = [sys.executable, "-c", textwrap.dedent(WRITER), msgspec.json.encode(saving).decode(), limit]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_writer_that_is_killed_leaves_no_checkpoint(good):
+    storage, _ = good
+    process = writer(begin(storage.root, TASK, 2, WHOLE))
+    deadline = time.monotonic() + 60
+    while not (there := unfinished(storage)) or not any(Path(there[0].address).glob("*.distcp")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+    [left] = unfinished(storage)
+    assert names(left.address) == ["__0_0.distcp"]
+    now = time.time()
+    assert catalog.prune(storage, TASK, 2, now).removed == [], "it may be at work still"
+    assert catalog.prune(storage, TASK, 2, now + 2 * DAY).removed == [left.address]
+    assert unfinished(storage) == []
+
+
+def test_one_that_was_never_given_its_name_is_no_checkpoint(good):
+    storage, stored = good
+    shutil.copytree(stored.address, storage.address(TASK, "step-000001.0123abcd.part"))
+    assert [each.folder for each in unfinished(storage)] == ["step-000001.0123abcd.part"]
+    storage.remove(TASK, "step-000001.0123abcd.part")
+
+
+def test_a_write_that_fails_half_way_leaves_nothing(good):
+    storage, _ = good
+    saving = begin(storage.root, TASK, 2, WHOLE)
+    _, told = writer(saving, limit=str(5 << 20)).communicate()
+    assert f"can't write {storage.root}/{TASK}/step-000002.{saving.attempt}.part/__0_0.distcp" in told
+    assert "OSError: File too large; raise the limit" in told
+    [left] = unfinished(storage)
+    assert names(left.address) == []
+    abandon(saving)
+    abandon(saving)
+    assert unfinished(storage) == []
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Make a file system of few megabytes and inodes."""
+    mounted = []
+
+    def mount(options):
+        folder = tmp_path / f"small-{len(mounted)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("mounting a small tmpfs takes root, and a mount namespace that allows it")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_with_too_little_room_is_not_begun_with(small):
+    root = small("size=4m")
+    _, state = save_trained(root, 1)
+    before = contents(root)
+    saving = begin(str(root), TASK, 2, WHOLE)
+    with pytest.raises(CheckpointError, match=r"MB free of 8\.4 MB that are needed: make room there"):
+        write_part(saving, 0, big(2, 8 << 20))
+    assert contents(root) == before
+    assert same(read(Storage(str(root)), catalog.newest(Storage(str(root)), TASK).stored, 0), state)
+
+
+def test_a_disk_that_fills_meanwhile_is_told_and_gets_its_room_back(small):
+    root = small("size=4m")
+    save_trained(root, 1)
+    saving, free = begin(str(root), TASK, 2, WHOLE), shutil.disk_usage(root).free
+    state = big(2, 1000)
+    state["objects"]["log"] = {"text": "x" * (8 << 20)}  # only tensors count beforehand
+    with pytest.raises(
+        CheckpointError, match=r"can't write .*__0_0\.distcp: OSError: No space left on device; make room"
+    ):
+        write_part(saving, 0, state)
+    abandon(saving)
+    assert shutil.disk_usage(root).free == free
+    assert catalog.newest(Storage(str(root)), TASK).stored.iteration == 1
+
+
+def test_a_disk_without_inodes_is_told(small):
+    root = small("size=4m,nr_inodes=6")
+    (root / TASK).mkdir()
+    (root / TASK / MARKER).touch()
+    with pytest.raises(CheckpointError, match="has 3 inodes free of 4 that are needed"):
+        write_part(begin(str(root), TASK, 2, WHOLE), 0, big(2, 1000))
+    assert contents(root) == {f"{TASK}/{MARKER}": b""}
+
+
+# --- parts that are not as they should be ----------------------------------------------------------------------------
+
+
+def parts_of(storage, layout=None):
+    layout = layout or ParallelLayout(shard=2)
+    saving = begin(storage.root, TASK, 2, layout)
+    shards = spread(torch.arange(16.0), layout.replica_workers)
+    states = [{"iteration": 2, "objects": {"model": {"w": each}}} for each in shards]
+    return saving, [write_part(saving, place, state) for place, state in enumerate(states)]
+
+
+def test_a_part_that_is_missing_is_named(good):
+    storage, _ = good
+    saving, parts = parts_of(storage)
+    with pytest.raises(CheckpointError, match=r"has the parts of places \[1\] instead of \[0, 1\]"):
+        commit(saving, parts[1:])
+    with pytest.raises(CheckpointError, match=r"has the parts of places \[0, 0\] instead of \[0, 1\]"):
+        commit(saving, [parts[0], parts[0]])
+    (Path(unfinished(storage)[0].address) / "__1_0.distcp").unlink()
+    with pytest.raises(CheckpointError, match=r"__1_0\.distcp: missing; every node must see the same storage"):
+        commit(saving, parts)
+
+
+@pytest.mark.parametrize("name", ["__1_0.distcp", "__1.index.json"])
+def test_a_part_that_is_not_as_its_writer_told_is_named(good, name):
+    storage, _ = good
+    saving, parts = parts_of(storage)
+    path = Path(unfinished(storage)[0].address) / name
+    alter(path)
+    with pytest.raises(CheckpointError, match=rf"{name}.*(altered|not as it was written)"):
+        commit(saving, parts)
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(CheckpointError, match=f"{name}: cut short"):
+        commit(saving, parts)
+
+
+def test_a_part_of_another_attempt_is_refused(good):
+    storage, _ = good
+    saving, parts = parts_of(storage)
+    other, others = parts_of(storage)
+    for name in (others[1].index.name, others[1].data.name):
+        shutil.copy(
+            storage.address(TASK, f"step-000002.{other.attempt}.part", name),
+            storage.address(TASK, f"step-000002.{saving.attempt}.part", name),
+        )
+    with pytest.raises(CheckpointError, match=rf"place 1 is of iteration 2 of gpt, attempt {other.attempt}, and not"):
+        commit(saving, [parts[0], others[1]])
+
+
+def test_a_state_that_is_no_part_is_refused(good):
+    storage, _ = good
+    saving = begin(storage.root, TASK, 2, WHOLE)
+    for place, iteration in ((1, 2), (-1, 2), (0, 3)):
+        with pytest.raises(CheckpointError, match=f"place {place} of iteration {iteration} is no part of iteration 2"):
+            write_part(saving, place, big(iteration, 10))
+    assert unfinished(storage) == []
+
+
+def test_the_same_iteration_twice_leaves_the_first_alone(good):
+    storage, first = good
+    save_trained(storage.root, 1, seed=3)
+    every = catalog.found(storage, TASK)
+    assert [each.iteration for each in every] == [1, 1]
+    assert every[1].folder == first.folder == "step-000001"
+    assert catalog.newest(storage, TASK).stored == every[0], "the later one"
+    storage.remove(TASK, every[0].folder)
+
+
+def test_what_was_completed_is_completed_again_without_harm(good):
+    storage, _ = good
+    saving, parts = parts_of(storage)
+    stored = commit(saving, parts)
+    before = contents(storage.address(TASK))
+    again = commit(saving, parts)
+    assert (again.folder, again.manifest) == (stored.folder, stored.manifest)
+    abandon(saving)
+    assert contents(storage.address(TASK)) == before
+    storage.remove(TASK, stored.folder)
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def shorten(folder):
+    os.truncate(folder / "__0_0.distcp", 100)
+    return r"__0_0\.distcp: cut short, 100 of \d+ bytes"
+
+
+def lengthen(folder):
+    with (folder / "__0_0.distcp").open("ab") as file:
+        file.write(b"more")
+    return r"__0_0\.distcp: longer than was written"
+
+
+def lose(folder):
+    (folder / ".metadata").unlink()
+    return r"\.metadata: missing"
+
+
+def change_data(folder):
+    alter(folder / "__0_0.distcp", at=700)
+    return r"__0_0\.distcp: altered in model\.0\.weight, bytes 0 and after"
+
+
+def change_index(folder):
+    alter(folder / "__0.index.json")
+    return r"__0\.index\.json is not as it was written"
+
+
+def change_metadata(folder):
+    alter(folder / ".metadata")
+    return r"\.metadata: altered"
+
+
+def change_manifest(folder):
+    path = folder / MANIFEST
+    path.write_bytes(path.read_bytes().replace(b'"written":1', b'"written":2'))
+    return r"unicron\.json was altered"
+
+
+def cut_manifest(folder):
+    os.truncate(folder / MANIFEST, 100)
+    return r"unicron\.json is not what Unicron writes there"
+
+
+def raise_version(folder):
+    path = folder / MANIFEST
+    path.write_bytes(path.read_bytes().replace(b'"version":1', b'"version":2'))
+    return "is of format 2, and this Unicron reads 1: use a newer one"
+
+
+def exchange_files(folder):
+    for path in (folder.parent / "step-000001").glob("__0*"):
+        shutil.copy(path, folder)
+    return r"__0\.index\.json is not as it was written"
+
+
+def move(folder):
+    shutil.rmtree(folder)
+    shutil.copytree(folder.parent / "step-000001", folder)
+    return "is iteration 1 of gpt: it was moved"
+
+
+DAMAGE = [
+    shorten,
+    lengthen,
+    lose,
+    change_data,
+    change_index,
+    change_metadata,
+    change_manifest,
+    cut_manifest,
+    raise_version,
+    exchange_files,
+    move,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda each: each.__name__)
+def test_a_damaged_checkpoint_is_skipped_and_told(good, damage):
+    storage, first = good
+    stored, _ = save_trained(storage.root, 2)
+    assert catalog.newest(storage, TASK).stored.folder == stored.folder
+    pattern = damage(Path(stored.address))
+    found = catalog.newest(storage, TASK)
+    assert found.stored.folder == first.folder
+    assert [each.address for each in found.skipped] == [stored.address]
+    [fault] = found.skipped[0].faults
+    assert re.search(pattern, fault), fault
+
+
+def test_a_file_of_somebody_else_is_told_and_harms_nobody(good):
+    storage, stored = good
+    (Path(stored.address) / "notes.txt").write_text("mine")
+    assert check.strangers(storage, (TASK, stored.folder), stored.manifest) == ["notes.txt"]
+    assert check.faults(storage, (TASK, stored.folder), stored.manifest) == []
+
+
+# --- folders of somebody else ----------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
+    (tmp_path / TASK / "step-000001").mkdir(parents=True)
+    (tmp_path / TASK / "step-000001" / "weights").write_text("years of work")
+    before, storage = contents(tmp_path), Storage(str(tmp_path))
+    for ask in (
+        lambda: begin(str(tmp_path), TASK, 1, WHOLE),
+        lambda: catalog.found(storage, TASK),
+        lambda: catalog.prune(storage, TASK, 2, time.time() + 9 * DAY),
+    ):
+        with pytest.raises(CheckpointError, match=r"gpt has step-000001 in it and was not made by Unicron"):
+            ask()
+    assert catalog.tasks(storage) == []
+    assert contents(tmp_path) == before
+
+
+def test_what_is_no_storage_is_told(tmp_path):
+    with pytest.raises(CheckpointError, match="is no directory: make it, or mount what is to be there"):
+        begin(str(tmp_path / "none"), TASK, 1, WHOLE)
+    with pytest.raises(CheckpointError, match="no URL of a known kind"):
+        Storage("nowhere://x")
+    with pytest.raises(CheckpointError, match=r"'\.\./x' names no task"):
+        begin(str(tmp_path), "../x", 1, WHOLE)
+    with pytest.raises(CheckpointError, match="has nothing of gpt"):
+        catalog.found(Storage(str(tmp_path)), TASK)
+    assert names(tmp_path) == []
+
+
+# --- pruning ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_stay_and_so_does_the_newest_that_is_good(tmp_path):
+    every = [save_trained(tmp_path, iteration)[0] for iteration in range(1, 6)]
+    storage = Storage(str(tmp_path))
+    (tmp_path / TASK / "notes").mkdir()
+    with pytest.raises(CheckpointError, match="1 checkpoints are too few to keep"):
+        catalog.prune(storage, TASK, 1, time.time())
+    for each in every[2:]:
+        shorten(Path(each.address))
+    done = catalog.prune(storage, TASK, 2, time.time())
+    assert done.kept == [every[4].address, every[3].address, every[1].address]
+    assert sorted(done.removed) == [every[0].address, every[2].address]
+    assert [each.address for each in done.skipped] == [each.address for each in every[:1:-1]]
+    assert names(tmp_path / TASK) == [MARKER, "notes", "step-000002", "step-000004", "step-000005"]
+    assert catalog.newest(storage, TASK).stored.iteration == 2
+    assert catalog.prune(storage, TASK, 2, time.time()).removed == []

@@ -1,0 +1,51 @@
+"""Checkpoints on storage (a directory or an object store): what those who write one together tell each other."""
+
+from unicron.contracts.base import Record
+from unicron.contracts.tasks import ParallelLayout
+
+
+class Saving(Record, kw_only=True, frozen=True):
+    """One attempt to write a checkpoint: who writes a part of it, and who completes it, is handed this.
+
+    Attributes:
+        root: directory or URL under which each task has a folder.
+        task: whose state it is.
+        iteration: from before whose update it is; its taker goes on with that iteration.
+        layout: the shape of the replica whose places write the parts.
+        attempt: tells it from other attempts at the same iteration; 8 hex digits.
+    """
+
+    root: str
+    task: str
+    iteration: int
+    layout: ParallelLayout
+    attempt: str
+
+
+class StoredFile(Record, kw_only=True, frozen=True):
+    """A file of a checkpoint.
+
+    Attributes:
+        name: in the folder of the checkpoint.
+        size: in bytes.
+        checksum: XXH3, 16 bytes in hex, of the content; of a file of pieces, of the checksums of its pieces in
+            their order.
+    """
+
+    name: str
+    size: int
+    checksum: str
+
+
+class StoredPart(Record, kw_only=True, frozen=True):
+    """What one place has written.
+
+    Attributes:
+        place: in the replica.
+        index: the file that lists the pieces.
+        data: the file that the pieces lie in.
+    """
+
+    place: int
+    index: StoredFile
+    data: StoredFile
