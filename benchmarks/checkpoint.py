@@ -154,10 +154,10 @@ async def having(repeats: int, memory: Path) -> dict[str, float]:
     """Return how fast a state is had again."""
     protected, states = made(), StateMemory(memory, 0)
     refs: list[StateRef] = []
-    saver = Saver(memory, refs.append, say)
+    saver = Saver(memory, say)
     location = StateLocation(node="here", worker="w", name="")
     ref = StateRef(task="t", iteration=1, place=0, location=location, size=0, checksum=b"")
-    saver.begin(laid_out(1, protected), ref)
+    saver.begin(laid_out(1, protected), ref, refs.append)
     saver.wait()
     [ref] = refs
     server, address = await StateServer(states, "here", lambda *_: None).serve("127.0.0.1")

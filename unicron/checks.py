@@ -66,6 +66,8 @@ def task_problems(spec: TaskSpec) -> list[Problem]:
         if not _positive(getattr(spec, field)):
             hint = " (0.5 to 2.0 recommended)" if field == "weight" else ""
             found.append(Problem(field, getattr(spec, field), f"must be a finite number above 0{hint}"))
+    if not (math.isfinite(spec.checkpoint_s) and spec.checkpoint_s >= 0):
+        found.append(Problem("checkpoint_s", spec.checkpoint_s, "must be a finite number of seconds, or 0"))
     for workers, flops in spec.throughput.items():
         if not 1 <= workers <= _LIMITS["max_workers"]:
             found.append(Problem("throughput", workers, "its keys are numbers of workers, from 1"))

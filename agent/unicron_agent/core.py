@@ -9,7 +9,9 @@ from unicron.checks import share_problems
 from unicron.contracts.base import Message
 from unicron.contracts.commands import (
     Command,
+    CommitCheckpoint,
     DropStates,
+    FindCheckpoint,
     FindStates,
     Regroup,
     SaveStates,
@@ -59,6 +61,7 @@ from unicron_agent.stimuli import (
     StartProcess,
     StateUnsound,
     Stimulus,
+    StorageTold,
     StoreToken,
     Tick,
     WorkerSaid,
@@ -137,12 +140,8 @@ class AgentCore:
                 out = self._read(stimulus)
             case Tick(stopped):
                 out = self._tick(now, stopped)
-            case CopySent(ref):
-                out = self.states.sent(self.workers.get(ref.location.worker), stimulus, now)
-            case CopyReceived():
-                out = self.states.received(stimulus)
-            case StateUnsound():
-                out = self.states.unsound(stimulus)
+            case CopySent() | CopyReceived() | StateUnsound() | StorageTold():
+                out = self.states.hear(stimulus, self.workers, now)
             case Published(fact, sequence):
                 out = self._published(fact, sequence)
             case Adopted():
@@ -261,7 +260,7 @@ class AgentCore:
                 return self._start(command)
             case StopWorker(worker=name):
                 return self._stop(name)
-            case DropStates() | SaveStates() | FindStates():
+            case DropStates() | SaveStates() | FindStates() | CommitCheckpoint() | FindCheckpoint():
                 return self.states.obey(command, self.workers.values())
             case Regroup():
                 return self._regroup(command)

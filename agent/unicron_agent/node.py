@@ -53,9 +53,13 @@ from unicron_agent.stimuli import (
     StartProcess,
     StateUnsound,
     Stimulus,
+    StorageTold,
+    StorePart,
     StoreToken,
+    UseStorage,
     WorkerSaid,
 )
+from unicron_agent.storing import Job, done
 from unicron_agent.supervisor import Supervisor, is_stopped
 from unicron_agent.workers import StallLimits
 
@@ -78,6 +82,7 @@ class Node:
             said=lambda worker, message: self._handle(WorkerSaid(worker, message)),
         )
         self._jobs: set[asyncio.Task[None]] = set()
+        self._storing: set[str] = set()
 
     async def run(self) -> None:
         """Adopt what lives, join, and serve until cancelled."""
@@ -165,6 +170,8 @@ class Node:
                 self._begin(self._obtain(worker, ref))
             case SendCopy(ref, keeper):
                 self._begin(self._send_copy(ref, keeper))
+            case UseStorage(job):
+                self._begin(self._use_storage(job))
             case RemoveState(name):
                 self._memory.remove(name)
 
@@ -211,6 +218,17 @@ class Node:
             log.warning("%s", error)
             problem, unsound = str(error), isinstance(error, UnsoundStateError)
         self._handle(CopySent(ref, keeper.node, problem, unsound))
+
+    async def _use_storage(self, job: Job) -> None:
+        """Write to storage or look there; while one part of a worker is being written, no other is begun."""
+        worker = job.ref.location.worker if isinstance(job, StorePart) else ""
+        if worker in self._storing:
+            return
+        self._storing |= {worker} if worker else set()
+        try:
+            self._handle(StorageTold(await done(job, self._name, self._memory)))
+        finally:
+            self._storing.discard(worker)
 
     def _common_environment(self) -> dict[str, str]:
         found = {

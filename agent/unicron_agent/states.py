@@ -4,21 +4,35 @@ States come to lie here in three ways: workers leave them behind, workers save t
 send copies of what was saved there.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from unicron.contracts.base import Message
-from unicron.contracts.commands import DropStates, FindStates, SaveStates
+from unicron.contracts.commands import CommitCheckpoint, DropStates, FindCheckpoint, FindStates, SaveStates
 from unicron.contracts.events import StateRejected, StateSecured, StatesFound
 from unicron.contracts.states import KEPT, SAVED, TURNS, Saver, StateRef
+from unicron.contracts.storage import Saving
 from unicron.contracts.worker import Kept, Save, Saved, Secured
-from unicron_agent.stimuli import CopyReceived, CopySent, Effect, RemoveState, SendCopy, SendToWorker, StateUnsound
+from unicron_agent.stimuli import (
+    CopyReceived,
+    CopySent,
+    Effect,
+    RemoveState,
+    SendCopy,
+    SendToWorker,
+    StateUnsound,
+    StorageTold,
+    StorePart,
+    UseStorage,
+)
 from unicron_agent.workers import Worker
 
 AGAIN_S = 1.0
 """After how long a copy is sent again that did not arrive."""
 
 Out = list[Message | Effect]
+AboutStates = DropStates | SaveStates | FindStates | CommitCheckpoint | FindCheckpoint
 
 
 @dataclass
@@ -59,9 +73,11 @@ class States:
 
     # --- orders ------------------------------------------------------------------------------------------------------
 
-    def obey(self, command: DropStates | SaveStates | FindStates, workers: Iterable[Worker]) -> Out:
+    def obey(self, command: AboutStates, workers: Iterable[Worker]) -> Out:
         """Carry a command out."""
         match command:
+            case CommitCheckpoint() | FindCheckpoint():
+                return [UseStorage(command)]
             case DropStates():
                 return self._drop(command)
             case SaveStates():
@@ -79,12 +95,13 @@ class States:
             if saver := savers.get(worker.worker):
                 self._savings[worker.worker] = Savings(saver)
             if saver or before:
-                out.append(SendToWorker(worker.worker, Save(on=saver is not None)))
+                out.append(SendToWorker(worker.worker, _switch(saver)))
         return out
 
     def greet(self, worker: str) -> Out:
         """Tell a worker that comes that it is to save, from now on."""
-        return [SendToWorker(worker, Save(on=True))] if worker in self._savings else []
+        savings = self._savings.get(worker)
+        return [SendToWorker(worker, _switch(savings.order))] if savings else []
 
     def _drop(self, command: DropStates) -> Out:
         """Remove what nobody is to take any more."""
@@ -136,20 +153,34 @@ class States:
             return []
         savings.saved, savings.again_at = ref, None
         savings.missing = frozenset(keeper.node for keeper in savings.order.keepers)
-        return self._send(savings) if savings.missing else self._secured(worker, savings, ref)
+        out = _stored(savings.order, message)
+        return out + (self._send(savings) if savings.missing else self._secured(worker, savings, ref))
 
     def _send(self, savings: Savings) -> Out:
         missing = (keeper for keeper in savings.order.keepers if keeper.node in savings.missing)
         return [SendCopy(savings.saved, keeper) for keeper in missing] if savings.saved else []
 
-    def sent(self, worker: Worker | None, sent: CopySent, now: float) -> Out:
+    def hear(
+        self, told: CopySent | CopyReceived | StateUnsound | StorageTold, workers: Mapping[str, Worker], now: float
+    ) -> Out:
+        """Take in what came of copies, or of the storage."""
+        match told:
+            case CopySent(ref=ref):
+                return self._sent(workers.get(ref.location.worker), told, now)
+            case CopyReceived():
+                return self._received(told)
+            case StateUnsound(ref=ref):
+                return [StateRejected(node=self._node, task=ref.task, state=ref, reason=told.reason)]
+        return [told.fact]
+
+    def _sent(self, worker: Worker | None, sent: CopySent, now: float) -> Out:
         """Note that another node has a copy, or has none yet."""
         savings = self._savings.get(sent.ref.location.worker)
         if worker is None or savings is None or savings.saved != sent.ref:
             return []
         if sent.unsound:  # another one, then
             rejected = StateRejected(node=self._node, task=sent.ref.task, state=sent.ref, reason=sent.problem)
-            return [rejected, SendToWorker(worker.worker, Save(on=True))]
+            return [rejected, *self.greet(worker.worker)]
         if sent.problem:
             savings.again_at = now + AGAIN_S
             return []
@@ -173,7 +204,7 @@ class States:
             )
         return out
 
-    def received(self, received: CopyReceived) -> Out:
+    def _received(self, received: CopyReceived) -> Out:
         """Note a copy of what was saved elsewhere; or that one is being written over, and is none."""
         self.found.pop(received.name, None)
         if received.ref is not None:
@@ -181,11 +212,6 @@ class States:
                 return [RemoveState(received.name)]
             self.found[received.name] = received.ref
         return []
-
-    def unsound(self, unsound: StateUnsound) -> Out:
-        """Tell everybody that a copy must not be used."""
-        ref = unsound.ref
-        return [StateRejected(node=self._node, task=ref.task, state=ref, reason=unsound.reason)]
 
     def tick(self, now: float) -> Out:
         """Send again what did not arrive."""
@@ -195,3 +221,17 @@ class States:
                 savings.again_at = None
                 out += self._send(savings)
         return out
+
+
+def _switch(saver: Saver | None) -> Save:
+    return Save(on=saver is not None, store_s=saver.store.every_s if saver and saver.store else 0.0)
+
+
+def _stored(order: Saver, saved: Saved) -> list[Message | Effect]:
+    """Have what was saved written to storage, if it is to be: all places work out the same attempt."""
+    if order.store is None or not saved.store:
+        return []
+    ref, run = saved.state, order.store.run
+    attempt = blake2b(f"{run}:{saved.epoch}:{ref.iteration}".encode(), digest_size=4).hexdigest()
+    saving = Saving(root=order.store.root, task=ref.task, iteration=ref.iteration, layout=ref.layout, attempt=attempt)
+    return [UseStorage(StorePart(ref=ref, saving=saving))]

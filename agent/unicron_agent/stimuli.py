@@ -4,8 +4,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from unicron.contracts.base import Message, Record
-from unicron.contracts.commands import StartWorker
+from unicron.contracts.commands import CommitCheckpoint, FindCheckpoint, StartWorker
 from unicron.contracts.states import Keeper, StateRef
+from unicron.contracts.storage import Saving
 from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import ToAgent, ToWorker
 
@@ -120,6 +121,13 @@ class CopyReceived:
 
 
 @dataclass(frozen=True)
+class StorageTold:
+    """What came of `UseStorage`, as the fact to be told."""
+
+    fact: Message
+
+
+@dataclass(frozen=True)
 class StateUnsound:
     """A copy is not what its checksum says."""
 
@@ -154,6 +162,7 @@ Stimulus = (
     | CopySent
     | CopyReceived
     | StateUnsound
+    | StorageTold
     | Tick
     | Leave
 )
@@ -206,6 +215,20 @@ class SendCopy:
     keeper: Keeper
 
 
+class StorePart(Record, kw_only=True, frozen=True):
+    """A state that was saved here, to be written to storage as a part of a checkpoint."""
+
+    ref: StateRef
+    saving: Saving
+
+
+@dataclass(frozen=True)
+class UseStorage:
+    """Write to storage or look there, in a process of its own; `StorageTold` is the answer."""
+
+    job: StorePart | CommitCheckpoint | FindCheckpoint
+
+
 @dataclass(frozen=True)
 class RemoveState:
     """Remove a state that lies here."""
@@ -213,4 +236,4 @@ class RemoveState:
     name: str
 
 
-Effect = StartProcess | Kill | SendToWorker | StoreToken | ObtainState | SendCopy | RemoveState
+Effect = StartProcess | Kill | SendToWorker | StoreToken | ObtainState | SendCopy | UseStorage | RemoveState

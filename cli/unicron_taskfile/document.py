@@ -198,5 +198,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "workdir": fields.text,
     "env": _env,
     "flops_per_iteration": fields.number,
+    "checkpoints": fields.text,
+    "checkpoint_s": fields.number,
     "model": read_model,
 }

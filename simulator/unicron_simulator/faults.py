@@ -104,6 +104,12 @@ class KillTask(Fault, kw_only=True, frozen=True):
     pick: int
 
 
+class Blackout(Fault, kw_only=True, frozen=True):
+    """All nodes lose power in one moment, and come back `back_s` later, empty."""
+
+    back_s: float
+
+
 class Rot(Fault, kw_only=True, frozen=True):
     """A byte of a saved state is flipped in a node's memory.
 
@@ -182,6 +188,7 @@ def _task(random: Random, name: str) -> TaskSpec:
     for size in sizes if shape.random() < 0.5 else ():  # no two neighbours alike, where that can be
         other = [each for each in _shapes(size) if each != layouts.get(size - unit)]
         layouts[size] = shape.choice(other or _shapes(size))
+    stores = shape.random() < 0.5
     return TaskSpec(
         name=name,
         command=["train"],
@@ -194,6 +201,8 @@ def _task(random: Random, name: str) -> TaskSpec:
         throughput={size: flops * size**0.8 for size in range(1, most * layout.replica_workers + 1)},
         layout=layout,
         layouts=layouts,
+        checkpoints="/storage" if stores else "",
+        checkpoint_s=shape.uniform(1.0, 5.0),
     )
 
 
@@ -223,6 +232,8 @@ def _to_states(random: Random) -> list[Fault]:
         at, pick = random.uniform(BEGIN_S, BEGIN_S + 22), random.randint(1, 999)
         rot = [Rot(at=at - random.uniform(0.0, 0.5), pick=random.randint(1, 999)) for _ in range(random.randint(0, 3))]
         found += [*rot, KillTask(at=at, pick=pick)]
+    if random.random() < 0.15:
+        found.append(Blackout(at=random.uniform(BEGIN_S, BEGIN_S + 22), back_s=random.uniform(0.5, 4.0)))
     return found
 
 

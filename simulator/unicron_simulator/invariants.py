@@ -228,7 +228,7 @@ class Invariants:
                 held.setdefault((each.core.iteration, each.layout), {})[each.place] = each.name
         whole = [places for (_, layout), places in held.items() if len(places) == layout.replica_workers]
         holders = [name for places in whole for name in places.values()]
-        holders += self._left(worker, joined.epoch, there) + self._saved(worker, there)
+        holders += self._left(worker, joined.epoch, there) + self._saved(worker, there) + self._stored(worker)
         self.check(
             not holders,
             f"{worker.spec.name} starts anew in epoch {joined.epoch} though {', '.join(holders)} has its state",
@@ -262,6 +262,12 @@ class Invariants:
         sizes = {each.degrees: each.replica_workers for each in (worker.spec.layout, *worker.spec.layouts.values())}
         whole = [places for (_, degrees), places in found.items() if len(places) == sizes[degrees]]
         return [name for places in whole for name in places.values()]
+
+    def _stored(self, worker: "Trainer") -> list[str]:
+        """Return the name of the newest state of a worker's task on storage."""
+        begun = [each for each in self.messages if isinstance(each, TaskSubmitted) and each.task == worker.spec.name]
+        stored = worker.host.storage.newest(worker.spec.name, begun[-1].at) if worker.spec.checkpoints else None
+        return [stored.folder] if stored else []
 
     def counted(self, worker: "Trainer") -> None:
         """Check a worker that counts a microbatch: its replica is whole, and it has the state of its place."""

@@ -22,6 +22,7 @@ from unicron_simulator.collectives import Group
 from unicron_simulator.invariants import Invariants
 from unicron_simulator.links import CrashedError, Network
 from unicron_simulator.obedience import WatchedAgent
+from unicron_simulator.storage import SharedStorage
 from unicron_simulator.training import STORM, Trainer
 
 SIGKILL = 9
@@ -40,6 +41,7 @@ class Machine:
         saved: the states that workers here and elsewhere have saved there.
         rotten: those of them that are not what their checksums say.
         pace: of its workers.
+        storage: that all nodes see.
     """
 
     def __init__(self, name: str, slots: int, clock: VirtualClock, network: Network, invariants: Invariants) -> None:
@@ -55,6 +57,7 @@ class Machine:
         self.make_core, self.make_outbox, self.make_worker = AgentCore, Outbox, WorkerCore
         self.pace = STORM
         self.machines: dict[str, Machine] = {}
+        self.storage = SharedStorage()
         self._network = network
         self._boots = 0
         self._groups: dict[str, Group] = {}
@@ -128,9 +131,18 @@ class Machine:
                 self.token = token
             case stimuli.SendCopy(ref, keeper):
                 self._send_copy(self.agent, ref, self.machines[keeper.node])
+            case stimuli.UseStorage():
+                seconds = self.random.uniform(0.1, 1.0)
+                asyncio.get_running_loop().call_later(seconds, self._use_storage, self.agent, effect)
             case stimuli.RemoveState(name):
                 self.kept.pop(name, None)
                 self.saved.pop(name, None)
+
+    def _use_storage(self, agent: WatchedAgent | None, effect: stimuli.UseStorage) -> None:
+        if agent is not None and agent is self.agent:
+            job = effect.job
+            sound = not isinstance(job, stimuli.StorePart) or job.ref not in self.rotten
+            agent.handle(stimuli.StorageTold(self.storage.use(effect, self.name, self.clock.now(), sound=sound)))
 
     def _send_copy(self, sender: WatchedAgent | None, ref: StateRef, there: "Machine") -> None:
         """Begin to write over an older copy elsewhere; in the end it is whole, or there is none."""

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.states import KEPT, LENT, SAVED, StateLocation, StateRef
+from unicron.contracts.storage import StoredState
 from unicron.contracts.tasks import WorkerPhase
 from unicron.contracts.worker import (
     NOWHERE,
@@ -92,6 +93,7 @@ class Trainer:
         formed: epoch in which the groups inside of its replica were formed; -1 where they are not, or broke.
         spoilt: what its script did to the gradient is noise.
         saves: its agent wants its state saved.
+        store_s: seconds from one state that goes to storage to the next; 0 where none does.
     """
 
     buckets = BUCKETS
@@ -121,7 +123,7 @@ class Trainer:
         self._unsent: list[ToAgent] = []
         self._changed, self._resumed = asyncio.Event(), asyncio.Event()
         self._computed, self.spoilt, self._muted, self._through = -1, False, False, False
-        self.saves, self._turn, self._saving = False, 0, asyncio.ensure_future(asyncio.sleep(0))
+        self.saves, self.store_s, self._turn, self._saving = False, 0.0, 0, asyncio.ensure_future(asyncio.sleep(0))
         self._unsecured: tuple[str, int] | None = None
         self._micro_s = random.uniform(*pace.microbatch)
         self._task = asyncio.ensure_future(self._main())
@@ -144,7 +146,7 @@ class Trainer:
 
     def save_from_now(self, message: Save) -> None:
         """Take in whether to save; what was saved before need not be secured."""
-        self.saves, self._unsecured = message.on, None
+        self.saves, self.store_s, self._unsecured = message.on, message.store_s, None
 
     def secure(self, message: Secured) -> None:
         """Take in that a state's copies are whole."""
@@ -358,19 +360,19 @@ class Trainer:
         """Whether all copies of what was saved last are whole."""
         return self._unsecured is None
 
-    def save(self, iteration: int) -> None:
+    def save(self, iteration: int, *, store: bool) -> None:
         """Write to the file that is not the newest; from here on that holds no state."""
         self._turn = 1 - self._turn
         ref = self._described(f"{self.name}.{self._turn}.{SAVED}")
         self._unsecured = (ref.location.name, iteration)
         self.host.saved.pop(ref.location.name, None)
-        self._saving = asyncio.ensure_future(self._save_state(ref))
+        self._saving = asyncio.ensure_future(self._save_state(ref, self.core.epoch, store=store))
 
-    async def _save_state(self, ref: StateRef) -> None:
+    async def _save_state(self, ref: StateRef, epoch: int, *, store: bool) -> None:
         await self._pass(self._random.uniform(*self._pace.save))
         self._book.check(ref.iteration == self._updates, f"{self.name} updated what it was still saving")
         self.host.saved[ref.location.name] = ref
-        self.say(Saved(state=ref))
+        self.say(Saved(state=ref, epoch=epoch, store=store))
 
     async def saved(self) -> None:
         """Wait for it."""
@@ -390,6 +392,12 @@ class Trainer:
                 raise StateTransferError(f"place {copies[0].place} can't be had from {nodes} on {self.host.name}")
         [self._taken] = {ref.iteration for copies in sources for ref in copies}
         self._muted = True
+
+    def take_stored(self, stored: StoredState) -> None:
+        """Have a state from storage."""
+        if stored.folder not in self.host.storage.whole:
+            raise StateTransferError(f"{stored.folder} is not there any more")
+        self._taken, self._muted = stored.iteration, True
 
     def load(self) -> None:
         """Have the updates that are in the state."""

@@ -40,6 +40,7 @@ from unicron_simulator.faults import CALM, Fault, Scene
 from unicron_simulator.invariants import SERVICES, Invariants
 from unicron_simulator.links import Commits, CrashedError, Journal, Link, Network
 from unicron_simulator.nodes import Machine
+from unicron_simulator.storage import SharedStorage
 from unicron_simulator.training import Trainer
 
 START = 1_700_000_000.0
@@ -111,10 +112,12 @@ class World:
         if not parts.remembers:
             self.memory.ids = _Forgetful()
         self.network = Network(self.memory, scene.seed, scene.weather)
+        self.storage = SharedStorage()
         self.machines = {
             name: Machine(name, slots, clock, self.network, self.invariants) for name, slots in scene.slots.items()
         }
         for machine in self.machines.values():
+            machine.storage = self.storage
             machine.machines, machine.make_core, machine.make_outbox = self.machines, parts.agent, parts.outbox
             machine.make_worker = parts.worker
         self._instances: dict[str, list[_Instance]] = {name: [] for name in SERVICES}
@@ -236,6 +239,9 @@ class World:
                 self._kill_task(pick)
             case faults.Rot(pick=pick):
                 self._rot(pick)
+            case faults.Blackout(at=at, back_s=back_s):
+                nodes = (faults.LosePower(at=at, node=node, back_s=back_s, noticed=True) for node in self.machines)
+                await asyncio.gather(*map(self._hit_node, nodes))
             case _:
                 await self._obey(fault)
 

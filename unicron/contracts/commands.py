@@ -8,6 +8,7 @@ import msgspec
 
 from unicron.contracts.base import Message
 from unicron.contracts.states import Saver, Shelf
+from unicron.contracts.storage import Saving, StoredPart
 from unicron.contracts.tasks import Member, ParallelLayout, TaskSpec
 
 
@@ -83,6 +84,36 @@ class FindStates(Command, kw_only=True, frozen=True):
 
     task: str
     search: int
+
+
+class CommitCheckpoint(Command, kw_only=True, frozen=True):
+    """Complete a checkpoint on storage, all of whose parts are there, and remove older ones.
+
+    Attributes:
+        saving: the attempt.
+        parts: what each place has written.
+        since: Unix seconds; older checkpoints are an earlier task's of this name, and stay.
+    """
+
+    task: str
+    saving: Saving
+    parts: list[StoredPart]
+    since: float
+
+
+class FindCheckpoint(Command, kw_only=True, frozen=True):
+    """Tell which is the newest checkpoint of the task on storage that passes its check.
+
+    Attributes:
+        search: a number that the answer repeats.
+        root: directory or URL.
+        since: Unix seconds; older checkpoints are an earlier task's of this name, and don't count.
+    """
+
+    task: str
+    search: int
+    root: str
+    since: float
 
 
 class Regroup(Command, kw_only=True, frozen=True):

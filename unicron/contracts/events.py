@@ -6,6 +6,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.failures import Cure, DetectionMethod, FailureStatus, Severity
 from unicron.contracts.plans import Plan
 from unicron.contracts.states import StateRef
+from unicron.contracts.storage import Saving, StoredPart, StoredState
 from unicron.contracts.tasks import Breakage, Member, Slot, TaskSpec, TaskState, WorkerPhase, WorkerStatus
 from unicron.contracts.timings import Op
 
@@ -202,6 +203,61 @@ class StatesFound(Message, kw_only=True, frozen=True):
     task: str
     search: int
     states: list[StateRef]
+
+
+class PartStored(Message, kw_only=True, frozen=True):
+    """A place's part of a checkpoint is on storage.
+
+    Attributes:
+        saving: the attempt that it belongs to.
+        part: what was written.
+        seconds: that took.
+    """
+
+    node: str
+    task: str
+    saving: Saving
+    part: StoredPart
+    seconds: float
+
+
+class CheckpointStored(Message, kw_only=True, frozen=True):
+    """A checkpoint is complete on storage, read again and found right.
+
+    Attributes:
+        address: as `torch.distributed.checkpoint.load` takes it.
+        removed: older ones that were removed for it.
+    """
+
+    node: str
+    task: str
+    iteration: int
+    address: str
+    removed: list[str]
+
+
+class CheckpointFailed(Message, kw_only=True, frozen=True):
+    """A checkpoint could not be written to storage, or none could be looked for; the last good one is untouched."""
+
+    node: str
+    task: str
+    reason: str
+
+
+class CheckpointFound(Message, kw_only=True, frozen=True):
+    """The answer to `FindCheckpoint`.
+
+    Attributes:
+        search: the number that was asked under.
+        stored: the newest that passes its check; None where none does.
+        skipped: newer ones that do not, and why.
+    """
+
+    node: str
+    task: str
+    search: int
+    stored: StoredState | None
+    skipped: list[str]
 
 
 class WorkerFinished(WorkerFact, kw_only=True, frozen=True):

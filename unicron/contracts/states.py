@@ -6,6 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from unicron.contracts.base import Record
+from unicron.contracts.storage import StoredState, StoreOrder
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import InvalidInputError
 
@@ -110,21 +111,25 @@ class Saver(Record, kw_only=True, frozen=True):
 
     Attributes:
         keepers: other nodes that keep a copy.
+        store: how often its state is to be written to storage as well; None where it is not.
     """
 
     worker: str
     keepers: list[Keeper] = []
+    store: StoreOrder | None = None
 
 
 class Shelf(Record, kw_only=True, frozen=True):
-    """The state of a task that lies in the memories of nodes, for workers to take whose place nobody has any more.
+    """The state of a task in the memories of nodes or on storage, for workers to take whose place nobody has any more.
 
     Attributes:
         layout: the shape of a replica of those who wrote it.
         iteration: from before whose update it is.
-        states: for each place at least one copy, unless that is lost.
+        states: for each place at least one copy, unless that is lost; none where it lies on storage.
+        stored: the checkpoint, where it lies on storage.
     """
 
     layout: ParallelLayout
     iteration: int
     states: list[StateRef]
+    stored: StoredState | None = None

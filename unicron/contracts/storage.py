@@ -22,6 +22,36 @@ class Saving(Record, kw_only=True, frozen=True):
     attempt: str
 
 
+class StoreOrder(Record, kw_only=True, frozen=True):
+    """Where and how often a task's state is to be written to storage.
+
+    Attributes:
+        root: directory or URL, the same for every node.
+        every_s: seconds from one checkpoint to the next.
+        run: tells the task from others that had its name.
+    """
+
+    root: str
+    every_s: float
+    run: str
+
+
+class StoredState(Record, kw_only=True, frozen=True):
+    """A complete checkpoint, for workers to take.
+
+    Attributes:
+        root: directory or URL.
+        folder: of the checkpoint, in the task's.
+        iteration: from before whose update it is.
+        layout: the shape of the replica whose places wrote it.
+    """
+
+    root: str
+    folder: str
+    iteration: int
+    layout: ParallelLayout
+
+
 class StoredFile(Record, kw_only=True, frozen=True):
     """A file of a checkpoint.
 

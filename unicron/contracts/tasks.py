@@ -149,6 +149,9 @@ class TaskSpec(Record, kw_only=True, frozen=True):
         flops_per_iteration: model FLOPs of one iteration, which turns measured iteration times into FLOP/s.
         throughput: T(t, x), workers -> achieved aggregate FLOP/s; empty where unknown.
         model: what is trained, where T(t, x) is to be calculated for sizes that nobody measured.
+        checkpoints: directory or URL (such as s3://bucket/folder) that every node sees, to which the state is written
+            once in a while; empty: none.
+        checkpoint_s: seconds from one such checkpoint to the next; 0: as failures and the time to write one call for.
         layout: shape of one replica; how many replicas there are is for the plan to say.
         layouts: shape of one replica by number of workers, where it depends on that: then these are the sizes that are
             allowed, and `layout` does not count.
@@ -167,6 +170,8 @@ class TaskSpec(Record, kw_only=True, frozen=True):
     flops_per_iteration: float = 1.0
     throughput: dict[int, float] = {}
     model: ModelSpec | None = None
+    checkpoints: str = ""
+    checkpoint_s: float = 0.0
     layout: ParallelLayout = ParallelLayout()
     layouts: dict[int, ParallelLayout] = {}
 

@@ -116,9 +116,16 @@ class Kept(ToAgent, kw_only=True, frozen=True):
 
 
 class Saved(ToAgent, kw_only=True, frozen=True):
-    """The worker's state from before the update of this iteration is whole in the node's memory."""
+    """The worker's state from before the update of this iteration is whole in the node's memory.
+
+    Attributes:
+        epoch: of the membership that it was saved in.
+        store: it is to be written to storage as well.
+    """
 
     state: StateRef
+    epoch: int
+    store: bool = False
 
 
 class Unprotected(ToAgent, kw_only=True, frozen=True):
@@ -194,9 +201,14 @@ class StateFetched(ToWorker, kw_only=True, frozen=True):
 
 
 class Save(ToWorker, kw_only=True, frozen=True):
-    """From now on, save the state in every iteration, or no more; whatever was saved before need not be secured."""
+    """From now on, save the state in every iteration, or no more; whatever was saved before need not be secured.
+
+    Attributes:
+        store_s: seconds from one that is to be written to storage to the next; 0: none is.
+    """
 
     on: bool
+    store_s: float = 0.0
 
 
 class Secured(ToWorker, kw_only=True, frozen=True):

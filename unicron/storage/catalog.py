@@ -100,16 +100,26 @@ def found(storage: Storage, task: str) -> list[Stored]:
     return sorted(every, key=lambda each: (each.iteration, each.manifest.written if each.manifest else 0), reverse=True)
 
 
-def newest(storage: Storage, task: str) -> Newest:
+def newest(storage: Storage, task: str, since: float = 0.0) -> Newest:
     """Return the newest checkpoint whose files are all as they were written; all of it is read for that.
+
+    Args:
+        storage: where it is.
+        task: whose it is.
+        since: Unix seconds; what was written before does not count.
 
     Raises:
         CheckpointError: the task's folder is not there or is somebody else's, or the storage can't be read.
     """
-    return _newest(storage, task, found(storage, task))
+    return _newest(storage, task, _since(found(storage, task), since))
 
 
-def prune(storage: Storage, task: str, keep: int, now: float) -> Pruned:
+def _since(every: list[Stored], since: float) -> list[Stored]:
+    """Return those that were written since then, or can't tell."""
+    return [each for each in every if each.manifest is None or each.manifest.written >= since]
+
+
+def prune(storage: Storage, task: str, keep: int, now: float, since: float = 0.0) -> Pruned:
     """Remove all but the newest `keep` checkpoints, and attempts that were given up a day ago.
 
     The newest that passes its check stays, however many newer ones there are.
@@ -119,6 +129,7 @@ def prune(storage: Storage, task: str, keep: int, now: float) -> Pruned:
         task: whose they are.
         keep: how many, at least 2.
         now: Unix seconds.
+        since: likewise; what was written before stays and does not count.
 
     Raises:
         CheckpointError: `keep` is too low, or the storage can't be read or written.
@@ -127,7 +138,7 @@ def prune(storage: Storage, task: str, keep: int, now: float) -> Pruned:
         raise CheckpointError(
             f"{keep} checkpoints are too few to keep: it takes {FEWEST}, for the newest may turn out to be damaged"
         )
-    every = found(storage, task)
+    every = _since(found(storage, task), since)
     complete = [each for each in every if not each.unfinished]
     best = _newest(storage, task, complete)
     kept = complete[:keep] + [each for each in complete[keep:] if each == best.stored]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from unicron.contracts.states import Shelf, StateRef
+from unicron.contracts.storage import StoredState
 from unicron.contracts.worker import Membership
 from unicron.errors import StateTransferError
 from unicron.train.redistribute import Resumption, shelved
@@ -59,7 +60,7 @@ class Exchange:
         problem, member = "", self._membership.member
         if self._membership.rank in self._plan.lacking:
             parts = shelved(shelf, self._membership.layout, self._place, member.node)
-            problem = await self._take(parts)
+            problem = await self._take(parts) if shelf.stored is None else self._take_stored(shelf.stored)
         problems = await self._shell.gather(problem)
         if why := next(filter(None, problems), ""):
             raise StateTransferError(f"what was left of the state can't be had: {why}")
@@ -108,6 +109,15 @@ class Exchange:
         except StateTransferError as error:
             return str(error)
         self.took_from = parts[0][0].location.worker
+        return ""
+
+    def _take_stored(self, stored: StoredState) -> str:
+        """Take a state from storage; return what went wrong."""
+        try:
+            self._shell.take_stored(stored)
+        except StateTransferError as error:
+            return str(error)
+        self.took_from = stored.folder
         return ""
 
     def _withdraw(self) -> None:

@@ -52,6 +52,7 @@ class WorkerCore:
         self._reduced: list[bool] = []
         self._kept: StateRef | None = None
         self._saved, self._secured = -1, True
+        self._stores, self._stored_at = False, 0.0
         self._last = iterations
         self._began = 0.0
         self._again = False
@@ -193,8 +194,17 @@ class WorkerCore:
         """
         secured = self._secured if self._in_parts else self._shell.secured
         if self._shell.saves and self._saved != self.iteration and secured:
+            store = self._stores if self._in_parts else self._is_due()
+            if store:
+                self._stores, self._stored_at = False, self._shell.now()
             self._saved = self.iteration
-            self._shell.save(self.iteration)
+            self._shell.save(self.iteration, store=store)
+
+    def _is_due(self) -> bool:
+        """Return whether the next state that is saved is to go to storage too; the first one after a while."""
+        every_s, now = self._shell.store_s, self._shell.now()
+        self._stored_at = self._stored_at or now
+        return 0 < every_s <= now - self._stored_at
 
     async def _await_saved(self) -> None:
         """Wait until the state is saved, before anybody of the replica updates: then it is whole on all ranks."""
@@ -234,12 +244,14 @@ class WorkerCore:
         """
         loss = self._shell.loss()
         if self._in_parts:
-            told = await self._shell.confer(float(failure is not None), loss, float(self._shell.secured))
+            mine = (float(failure is not None), loss, float(self._shell.secured), float(self._is_due()))
+            told = await self._shell.confer(*mine)
             if any(failed for failed, *_ in told) and failure is None:
                 raise GroupBrokenError("another rank of this replica could not sum its part of the gradient")
-            losses = [each for _, each, _ in told if not isnan(each)]  # the last stage of a pipeline has one
+            losses = [each for _, each, *_ in told if not isnan(each)]  # the last stage of a pipeline has one
             loss = sum(losses) / len(losses) if losses else loss
-            self._secured = all(secured for *_, secured in told)
+            self._secured = all(secured for *_, secured, _ in told)
+            self._stores = self._stores or told[0][-1] > 0  # the first rank's clock counts for all
         if failure is not None:
             raise failure
         return loss

@@ -7,11 +7,13 @@ takes five times as long, most of it for the sums of zip files.
 import io
 import mmap
 import os
+import pickle
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from unicron.errors import StateTransferError
@@ -21,7 +23,8 @@ MAGIC = b"UNICRON\1"
 ALIGNMENT = 64
 """Of tensors in the file, in bytes."""
 
-TENSOR = "__tensor__"
+TENSOR, TUPLE, OTHER = "__tensor__", "__tuple__", "__other__"
+PLAIN = frozenset({str, int, float, bool, bytes})
 DTYPES = {str(each).removeprefix("torch."): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
 
 
@@ -41,28 +44,36 @@ class Packing:
         self._offsets: list[int] = []
         self._placed: dict[tuple[Any, ...], int] = {}
         self._end = 0
-        held = io.BytesIO()
-        torch.save(self._held(state), held)
-        self._tail = held.getvalue() + FOOT.pack(MAGIC, held.tell())
+        held = msgspec.msgpack.encode(self._held(state))
+        self._tail = held + FOOT.pack(MAGIC, len(held))
         self.size = self._end + len(self._tail)
 
-    def write(self, mapped: mmap.mmap) -> None:
-        """Write it to a mapped file of this size."""
-        flat = torch.frombuffer(mapped, dtype=torch.uint8)
-        targets = [
-            flat[offset : offset + each.nbytes].view(each.dtype).view(each.shape)
-            for offset, each in zip(self._offsets, self._sources, strict=True)
-        ]
-        if targets:
-            torch._foreach_copy_(targets, self._sources)
+    def write(self, mapped: mmap.mmap, before: "Targets | None" = None) -> "Targets":
+        """Write it to a mapped file of this size.
+
+        Args:
+            mapped: the file.
+            before: what this returned for the same file; where tensors go is not worked out again.
+        """
+        places = [(offset, each.dtype, each.shape) for offset, each in zip(self._offsets, self._sources, strict=True)]
+        if before is None or before.places != places:
+            flat = torch.frombuffer(mapped, dtype=torch.uint8)
+            before = Targets(places, [_part(flat, *place) for place in places])
+        if places:
+            torch._foreach_copy_(before.tensors, self._sources)
         mapped[self._end : self.size] = self._tail
+        return before
 
     def _held(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return {TENSOR: [str(value.dtype).removeprefix("torch."), list(value.shape), self._place(value)]}
         if isinstance(value, Mapping):
             return {key: self._held(each) for key, each in value.items()}
-        return type(value)(map(self._held, value)) if type(value) in {list, tuple} else value
+        if type(value) is list:
+            return [self._held(each) for each in value]
+        if type(value) is tuple:
+            return {TUPLE: [self._held(each) for each in value]}
+        return value if value is None or type(value) in PLAIN else {OTHER: _saved(value)}
 
     def _place(self, tensor: torch.Tensor) -> int:
         """Return where a tensor begins; one that is there twice, as tied weights are, is written once."""
@@ -76,6 +87,24 @@ class Packing:
             self._offsets.append(offset)
         self._end = -(-(offset + held.nbytes) // ALIGNMENT) * ALIGNMENT
         return offset
+
+
+class Targets(NamedTuple):
+    """The tensors of a mapped file, each with its place."""
+
+    places: list[tuple[int, torch.dtype, torch.Size]]
+    tensors: list[torch.Tensor]
+
+
+def _part(flat: torch.Tensor, offset: int, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    return flat[offset : offset + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+
+
+def _saved(value: Any) -> bytes:
+    """Return what is neither a tensor nor plain, as torch saves it."""
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
 
 
 def mapped(path: Path, size: int) -> mmap.mmap:
@@ -112,16 +141,23 @@ def unpack(path: Path, size: int) -> Any:
         raise StateTransferError(f"{path.name} is no state: it does not end as one")
     flat = torch.frombuffer(mapped, dtype=torch.uint8)
     try:
-        held = torch.load(io.BytesIO(mapped[end : end + length]), weights_only=True)
-        return _filled(held, flat[:end])
-    except (KeyError, TypeError, ValueError, RuntimeError, EOFError) as error:
+        return _filled(msgspec.msgpack.decode(mapped[end : end + length], strict=False), flat[:end])
+    except (KeyError, TypeError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise StateTransferError(f"{path.name} is no state: {error!r}") from error
 
 
 def _filled(value: Any, flat: torch.Tensor) -> Any:
-    if isinstance(value, dict):
-        return _tensor(value[TENSOR], flat) if TENSOR in value else {key: _filled(e, flat) for key, e in value.items()}
-    return type(value)(_filled(each, flat) for each in value) if type(value) in {list, tuple} else value
+    if isinstance(value, list):
+        return [_filled(each, flat) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if TENSOR in value:
+        return _tensor(value[TENSOR], flat)
+    if TUPLE in value:
+        return tuple(_filled(each, flat) for each in value[TUPLE])
+    if OTHER in value:
+        return torch.load(io.BytesIO(value[OTHER]), weights_only=True)
+    return {key: _filled(each, flat) for key, each in value.items()}
 
 
 def _tensor(told: Any, flat: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from xxhash import xxh3_128
 
 from unicron.contracts.states import SAVED, TURNS, StateRef, label
-from unicron.train.packed import Packing, mapped
+from unicron.train.packed import Packing, Targets, mapped
 from unicron.train.shards import local
 
 VARIABLE = "UNICRON_STATE_LIMIT"
@@ -46,28 +46,29 @@ class Saver:
 
     Args:
         directory: in the node's memory.
-        saved: told of a state that is whole, by the thread.
-        failed: told why one could not be saved, likewise.
+        failed: told why a state could not be saved, by the thread.
     """
 
-    def __init__(self, directory: Path, saved: Callable[[StateRef], None], failed: Callable[[str], None]) -> None:
-        self._directory, self._saved, self._failed = directory, saved, failed
+    def __init__(self, directory: Path, failed: Callable[[str], None]) -> None:
+        self._directory, self._failed = directory, failed
         self._turn = 0
         self._files: dict[str, mmap.mmap] = {}
+        self._targets: dict[str, Targets] = {}
         self._thread: threading.Thread | None = None
 
-    def begin(self, state: dict[str, Any], ref: StateRef) -> str:
+    def begin(self, state: dict[str, Any], ref: StateRef, saved: Callable[[StateRef], None]) -> str:
         """Begin to save a state; return the name that it will have.
 
         Args:
             state: laid out and set aside; its parameters and moments stay as they are until `wait` returns.
             ref: what it is; where exactly it lies, its size and its checksum are found here.
+            saved: told when it is whole, by the thread.
         """
         self.wait()
         self._turn = (self._turn + 1) % TURNS
         name = f"{ref.location.worker}.{self._turn}.{SAVED}"
         ref = replace(ref, location=replace(ref.location, name=name))
-        self._thread = threading.Thread(target=self._save, args=(state, ref), name="unicron-saver", daemon=True)
+        self._thread = threading.Thread(target=self._save, args=(state, ref, saved), name="unicron-saver", daemon=True)
         self._thread.start()
         return name
 
@@ -77,18 +78,18 @@ class Saver:
             self._thread.join()
             self._thread = None
 
-    def _save(self, state: dict[str, Any], ref: StateRef) -> None:
+    def _save(self, state: dict[str, Any], ref: StateRef, saved: Callable[[StateRef], None]) -> None:
         try:
             ref = self._written(state, ref)
         except OSError as error:
             self._failed(f"{ref.location.name} in {self._directory}: {error.strerror}; make room there")
         else:
-            self._saved(ref)
+            saved(ref)
 
     def _written(self, state: dict[str, Any], ref: StateRef) -> StateRef:
         packing, name = Packing(state), ref.location.name
         file = self._file(name, packing.size)
-        packing.write(file)
+        self._targets[name] = packing.write(file, self._targets.get(name))
         ref = replace(ref, size=packing.size, checksum=xxh3_128(file).digest())
         with (self._directory / name).open("ab") as end:
             end.write(label(ref))  # only now it is a state
@@ -98,9 +99,12 @@ class Saver:
         """Return the file to write to, without its label: from here on it is no state."""
         path = self._directory / name
         known = self._files.pop(name, None)
-        if known is not None and len(known) == size and path.exists():
+        links = path.stat().st_nlink if path.exists() else 0
+        if known is not None and len(known) == size and links == 1:
             os.truncate(path, size)
         else:
+            self._targets.pop(name, None)
+            path.unlink(missing_ok=True)  # somebody may still read it under another name
             self._make_room(name, size)
             known = mapped(path, size)
         self._files[name] = known

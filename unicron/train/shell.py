@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from unicron.contracts.states import StateRef
+from unicron.contracts.storage import StoredState
 from unicron.contracts.worker import Membership, ToAgent
 
 T = TypeVar("T")
@@ -80,8 +81,15 @@ class Shell(Protocol):
     def secured(self) -> bool:
         """Whether all copies of the state that was saved last are whole, so that older ones may go."""
 
-    def save(self, iteration: int) -> None:
-        """Begin to save the state from before the update of `iteration`, and go on meanwhile."""
+    @property
+    def store_s(self) -> float:
+        """How many seconds after one state that goes to storage the next is to; 0 where none is."""
+
+    def save(self, iteration: int, *, store: bool) -> None:
+        """Begin to save the state from before the update of `iteration`, and go on meanwhile.
+
+        One that is to be stored is then written to storage, from what was saved.
+        """
 
     async def saved(self) -> None:
         """Wait until that is done: the update may change what is saved."""
@@ -95,6 +103,13 @@ class Shell(Protocol):
         Args:
             sources: the parts that it is put together from, as many as are needed, each from the first of its copies
                 that can be had. One is enough from a rank of the same place of the same layout.
+
+        Raises:
+            StateTransferError: it can't be had.
+        """
+
+    def take_stored(self, stored: StoredState) -> None:
+        """Read a state from storage, as far as it is needed, and keep it until `load`.
 
         Raises:
             StateTransferError: it can't be had.

@@ -5,12 +5,14 @@ import copy
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import torch
 
 from unicron.contracts.states import StateRef
+from unicron.contracts.storage import StoredState
 from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import NOWHERE, Iterated, Membership, Saved, ToAgent, Unprotected
 from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
@@ -185,19 +187,25 @@ class TorchShell:
         """Whether all copies of the state that was saved last are whole; one that could not be saved has none."""
         return self._channel is None or self._unsecured is None or self._channel.secured in {None, self._unsecured}
 
-    def save(self, iteration: int) -> None:
+    @property
+    def store_s(self) -> float:
+        """How many seconds after one state that goes to storage the next is to."""
+        return self._channel.store_s if self._channel is not None else 0.0
+
+    def save(self, iteration: int, *, store: bool) -> None:
         """Have a thread save the state."""
         if self._saver is None:
-            self._saver = saving.Saver(state.directory(), self._told_saved, self._told_unprotected)
+            self._saver = saving.Saver(state.directory(), self._told_unprotected)
         found = saving.set_aside(laid_out(iteration, self.protected), self.protected)
         ref = state.described(self._membership, self.place, iteration)
         if self._channel is not None:
             self._channel.secured = ("", -1)
-        self._unsecured = (self._saver.begin(found, ref), iteration)
+        saved = partial(self._told_saved, self._membership.epoch, store)
+        self._unsecured = (self._saver.begin(found, ref, saved), iteration)
 
-    def _told_saved(self, ref: StateRef) -> None:
+    def _told_saved(self, epoch: int, store: bool, ref: StateRef) -> None:
         self._unprotected = ""
-        self.say(Saved(state=ref))
+        self.say(Saved(state=ref, epoch=epoch, store=store))
 
     def _told_unprotected(self, reason: str) -> None:
         """Say so once, and try again in the next iteration."""
@@ -222,6 +230,14 @@ class TorchShell:
             if gathering.lacking:
                 gathering.add(self._fetch(copies))
         self._taken = gathering.result(sources[0][0].iteration)
+        self._mute()
+
+    def take_stored(self, stored: StoredState) -> None:
+        """Read a state from storage."""
+        from unicron.train.stored.reading import restored  # noqa: PLC0415 hardly any worker needs it
+
+        task = os.environ["UNICRON_TASK"]
+        self._taken = restored(stored, task, self._membership.shape, self.place, self.protected)
         self._mute()
 
     def _fetch(self, copies: Sequence[StateRef]) -> dict[str, Any]:

@@ -5,10 +5,14 @@ from collections.abc import Iterable
 from unicron.contracts.base import Message, Started, TimerFired
 from unicron.contracts.events import (
     AttemptFailed,
+    CheckpointFailed,
+    CheckpointFound,
+    CheckpointStored,
     CommandRefused,
     FailureDetected,
     NodeAdmitted,
     NodeGone,
+    PartStored,
     PlanDecided,
     Regrouped,
     StateKept,
@@ -26,6 +30,7 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import Cure, Severity
 from unicron.contracts.tasks import SlotRef, WorkerStatus
 from unicron.core import Core, Handlers
+from unicron_transition import storing
 from unicron_transition.deadlines import Deadline, Wait
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.moves import Cause, move
@@ -42,10 +47,14 @@ class TransitionCore(Core):
     def __init__(self, state: TransitionState | None = None) -> None:
         self.state: TransitionState = state or TransitionState()
         self.handlers: Handlers = {
+            CheckpointFailed: self._about_storage,
+            CheckpointFound: self._about_storage,
+            CheckpointStored: self._about_storage,
             CommandRefused: self._refused,
             FailureDetected: self._failure,
             NodeAdmitted: self._admitted,
             NodeGone: lambda gone: self._lose_node(gone.node, gone.at),
+            PartStored: self._about_storage,
             PlanDecided: self._plan,
             Regrouped: self._regrouped,
             Started: self._activated,
@@ -73,7 +82,9 @@ class TransitionCore(Core):
         if old is not None and not old.state.ended:
             return []
         count = old.started if old else 0
-        self.state.tasks[submitted.task] = TaskRun(spec=submitted.spec, started=count, before=count)
+        self.state.tasks[submitted.task] = TaskRun(
+            spec=submitted.spec, started=count, before=count, submitted_at=submitted.at
+        )
         return []
 
     def _admitted(self, node: NodeAdmitted) -> list[Message]:
@@ -180,6 +191,7 @@ class TransitionCore(Core):
             out += stop(self.state, run, run.workers[failure.worker], failure.reason)
         elif failure.worker not in run.membership.group:
             return []  # that process was replaced already
+        run.saves.failures += 1
         if run.failed_at is None:
             run.failed_at = failure.at
         return out + self._settle([failure.task]) + move(self.state, run, Cause.FAILURE, failure.reason)
@@ -190,6 +202,8 @@ class TransitionCore(Core):
             for run in self.state.on(failure.node)
             if any(worker.slot.node == failure.node for worker in run.workers.values())
         ]
+        for run in hit:
+            run.saves.failures += 1
         out = self._lose_node(failure.node, failure.at)
         return out + [message for run in hit for message in move(self.state, run, Cause.FAILURE, failure.reason)]
 
@@ -296,6 +310,23 @@ class TransitionCore(Core):
             return []
         return reject(self.state, run, fact.state) + self._settle([fact.task])
 
+    def _about_storage(self, fact: PartStored | CheckpointStored | CheckpointFailed | CheckpointFound) -> list[Message]:
+        """A node has written to storage, or looked there, or could not."""
+        run = self.state.tasks.get(fact.task)
+        if run is None or run.state.ended:
+            return []
+        out: list[Message] = []
+        match fact:
+            case PartStored():
+                out = storing.part_stored(self.state, run, fact)
+            case CheckpointStored():
+                storing.stored(run, fact.at)
+            case CheckpointFailed():
+                out = storing.failed(run, fact.node)
+            case CheckpointFound():
+                storing.looked(run, fact)
+        return out + self._settle([fact.task])
+
     def _complete(self, run: TaskRun, at: float) -> list[Message]:
         """Say that the newest membership computes, and whether it is all that the plan wants."""
         task, epoch, size = run.spec.name, run.membership.epoch, len(run.membership.group)
@@ -370,8 +401,7 @@ class TransitionCore(Core):
         if run is None or run.state.ended:
             return []
         if deadline.wait is Wait.STATES:
-            give_up_waiting(self.state, run)
-            return self._settle([deadline.task])
+            return give_up_waiting(self.state, run) + self._settle([deadline.task])
         if deadline.wait is Wait.START:
             late = run.workers.get(deadline.worker)
             if late is None or late.stage is not WorkerStage.STARTING:

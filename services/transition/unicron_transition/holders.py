@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from unicron.contracts.states import Saver, StateRef
+from unicron.contracts.storage import Saving, StoredPart
 
 
 class Holding(msgspec.Struct, kw_only=True, array_like=True):
@@ -70,12 +71,16 @@ class Search(msgspec.Struct, kw_only=True):
         number: that answers repeat.
         asked: nodes that have yet to answer.
         found: what the others have.
+        waited: nodes that are gone were waited for long enough.
+        looking: node that looks at the storage; empty where none does.
         over: it was in vain, and the task begins anew.
     """
 
     number: int
     asked: dict[str, None] = {}
     found: list[StateRef] = []
+    waited: bool = False
+    looking: str = ""
     over: bool = False
 
 
@@ -91,6 +96,11 @@ class Saves(msgspec.Struct, kw_only=True):
         short: there are fewer nodes than copies wanted.
         searches: counts them.
         search: that is on, or was in vain; None while somebody living has all of the state.
+        saving: the newest attempt to write a checkpoint to storage.
+        parts: those of its parts that are there.
+        write_s: seconds that writing a part took last, at most.
+        every_s: seconds from one such checkpoint to the next, as ordered.
+        failures: of the task so far.
     """
 
     ordered: dict[str, list[Saver]] = {}
@@ -99,3 +109,8 @@ class Saves(msgspec.Struct, kw_only=True):
     short: bool = False
     searches: int = 0
     search: Search | None = None
+    saving: Saving | None = None
+    parts: list[StoredPart] = []
+    write_s: float = 30.0
+    every_s: float = 0.0
+    failures: int = 0

@@ -16,6 +16,7 @@ from unicron_transition.holders import Search
 from unicron_transition.orders import drop_order
 from unicron_transition.replicas import lacks_state
 from unicron_transition.state import TaskRun, TransitionState
+from unicron_transition.storing import look, order
 
 # --- who saves -------------------------------------------------------------------------------------------------------
 
@@ -77,7 +78,8 @@ def _wanted(state: TransitionState, run: TaskRun) -> dict[str, list[Saver]]:
             node = run.workers[name].slot.node
             taken = {run.workers[each[place]].slot.node for each in chosen}
             keepers = _keepers(state, node, taken, COPIES - len(chosen)) if index == 0 else []
-            found.setdefault(node, []).append(Saver(worker=name, keepers=keepers))
+            store = order(run) if index == 0 else None
+            found.setdefault(node, []).append(Saver(worker=name, keepers=keepers, store=store))
     return found
 
 
@@ -153,35 +155,36 @@ def forget_node(state: TransitionState, run: TaskRun, node: str) -> list[Message
     """Wait for the answer of a node no more."""
     run.saves.ordered.pop(node, None)
     search = run.saves.search
-    if search is None or node not in search.asked:
+    if search is None or (node not in search.asked and search.looking != node):
         return []
-    del search.asked[node]
+    search.asked.pop(node, None)
+    search.looking = "" if search.looking == node else search.looking
     return conclude(state, run)
 
 
 def conclude(state: TransitionState, run: TaskRun) -> list[Message]:
     """Go on with the newest state that is whole, once all have answered; or wait for nodes that may have more."""
     search = run.saves.search
-    if search is None or search.asked or search.over:
+    if search is None or search.asked or search.over or search.looking:
         return []
     run.shelf = _newest(search.found)
     if run.shelf is not None:
         run.membership.broken, run.saves.search = True, None
         return [Deadline(Wait.STATES, run.spec.name).cancel()]
     away = any(not state.is_there(node) for nodes in run.saves.held.values() for node in nodes)
-    search.over = not away
-    if not away:
-        return []
+    if search.waited or not away:
+        return look(state, run)
     return [Deadline(Wait.REGROUP, run.spec.name).cancel(), Deadline(Wait.STATES, run.spec.name).set()]
 
 
-def give_up_waiting(state: TransitionState, run: TaskRun) -> None:
+def give_up_waiting(state: TransitionState, run: TaskRun) -> list[Message]:
     """Count no more on what nodes have that are gone."""
     if run.saves.search is not None:
-        run.saves.search.over = True
+        run.saves.search.waited = True
     for nodes in run.saves.held.values():
         for node in [node for node in nodes if not state.is_there(node)]:
             del nodes[node]
+    return conclude(state, run)
 
 
 def _newest(states: Iterable[StateRef]) -> Shelf | None:

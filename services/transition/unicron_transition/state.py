@@ -39,6 +39,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
         states: who holds which part of its state.
         shelf: what lies in the memories of nodes and is to be taken; None where living workers have the state.
         saves: where its states are saved.
+        submitted_at: Unix seconds; what was stored before under its name is another task's.
         failed_at: Unix seconds of the failure or plan being carried out; None while nothing is.
     """
 
@@ -53,6 +54,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
     states: StateMap = msgspec.field(default_factory=StateMap)
     shelf: Shelf | None = None
     saves: Saves = msgspec.field(default_factory=Saves)
+    submitted_at: float = 0.0
     failed_at: float | None = None
 
     @property

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import shutil
 from collections import Counter
 
 import pytest
@@ -10,7 +11,15 @@ import torch
 from helpers.training import difference, plain_run, running_cluster, task, write_script
 from unicron_agent.network import memory_dir
 
-from unicron.contracts.events import Regrouped, StateRejected, StateSecured, StatesFound
+from unicron.contracts.events import (
+    CheckpointFailed,
+    CheckpointFound,
+    CheckpointStored,
+    Regrouped,
+    StateRejected,
+    StateSecured,
+    StatesFound,
+)
 from unicron.contracts.tasks import TaskState
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
@@ -38,9 +47,9 @@ def plain(script):
 class Run:
     """A task that trains for a while, and what comes of it."""
 
-    def __init__(self, scene, script, tmp_path, **fields):
+    def __init__(self, scene, script, tmp_path, pace=0.02, **fields):
         self.scene, self.name, self.out = scene, next(names), tmp_path / "out.pt"
-        env = {"OUT": str(self.out), "ACCUMULATE": "float64", "PACE": "0.02"}
+        env = {"OUT": str(self.out), "ACCUMULATE": "float64", "PACE": str(pace)}
         self.spec = task(script, self.name, iterations=ITERATIONS, env=env, **fields)
 
     async def until_protected(self):
@@ -101,15 +110,42 @@ async def test_a_copy_with_a_byte_flipped_is_used_by_nobody(scene, script, plain
     run = Run(scene, script, tmp_path, max_workers=1)
     [only] = await run.until_protected()
     [secured] = scene.of(StateSecured, task=run.name)
-    memory = memory_of(scene, only.node)
-    scene.cluster.kill_node(only.node)
-    for path in memory.glob(f"{only.worker}.*.saved"):
-        flip(path)
-    scene.cluster.start_process(only.node)
-    await run.ends_as_undisturbed(plain, again=1)
-    rejected = scene.of(StateRejected, task=run.name)
-    assert {each.state.location.node for each in rejected} <= {only.node}, "the node is named"
     assert secured.nodes, "another node has a copy"
+    await scene.client.inject(only.node, "stop-worker", only.worker)
+    for path in memory_of(scene, only.node).glob(f"{only.worker}.*.saved"):
+        flip(path)
+    await scene.client.inject(only.node, "kill-worker", only.worker)
+    await run.ends_as_undisturbed(plain, again=1)  # what was on its way to the other node when it stopped
+    rejected = scene.of(StateRejected, task=run.name)
+    assert {each.state.location.node for each in rejected} == {only.node}, "the node is named"
+    assert {each.iteration for each in scene.of(Regrouped, task=run.name)}.isdisjoint({1, 2, 3, 4})
+
+
+async def test_where_every_memory_is_lost_it_goes_on_from_storage(scene, script, plain, tmp_path):
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    run = Run(scene, script, tmp_path, pace=0.3, checkpoints=str(storage), checkpoint_s=0.3)
+    members = await run.until_protected()
+    stored = await scene.until(lambda: scene.of(CheckpointStored, task=run.name))
+    assert all(each.address.startswith(str(storage)) for each in stored)
+    for each in members:
+        scene.cluster.kill_node(each.node)
+        shutil.rmtree(memory_of(scene, each.node))
+    for each in members:
+        scene.cluster.start_process(each.node)
+    found = (await scene.until(lambda: scene.of(CheckpointFound, task=run.name)))[0].stored
+    assert found.iteration >= stored[-1].iteration
+    await run.ends_as_undisturbed(plain, again=ITERATIONS - found.iteration)
+    begun = min(each.iteration for each in scene.of(Regrouped, task=run.name) if each.state_from == found.folder)
+    assert begun == found.iteration > 0
+
+
+async def test_a_storage_that_refuses_is_told_of_and_training_goes_on(scene, script, plain, tmp_path):
+    run = Run(scene, script, tmp_path, pace=0.1, checkpoints=str(tmp_path / "nothing"), checkpoint_s=0.3)
+    await run.until_protected()
+    await run.ends_as_undisturbed(plain)
+    failed = (await scene.until(lambda: scene.of(CheckpointFailed, task=run.name)))[0]
+    assert "is no directory: make it, or mount" in failed.reason
 
 
 def flip(path):
@@ -119,4 +155,4 @@ def flip(path):
 
 
 def memory_of(scene, node):
-    return memory_dir((scene.cluster.root / node).resolve())
+    return memory_dir((scene.cluster.root / "nodes" / node).resolve())

@@ -87,8 +87,9 @@ def test_a_label_that_is_not_whole_is_none(cut):
 @pytest.fixture
 def saver(tmp_path):
     saved, failed = [], []
-    saver = Saver(tmp_path, saved.append, failed.append)
+    saver = Saver(tmp_path, failed.append)
     saver.of, saver.why, saver.at = saved, failed, tmp_path
+    saver.save = lambda state, ref=REF: saver.begin(state, ref, saved.append)
     yield saver
     saver.wait()
 
@@ -100,7 +101,7 @@ def state(number):
 def test_two_files_take_turns_and_each_says_what_it_holds(saver):
     names = []
     for number in range(4):
-        names.append(saver.begin(state(number), REF))
+        names.append(saver.save(state(number)))
         saver.wait()
     assert names == ["t-1.1.saved", "t-1.0.saved"] * 2
     for ref in saver.of[-2:]:
@@ -113,7 +114,7 @@ def test_two_files_take_turns_and_each_says_what_it_holds(saver):
 
 def test_the_last_whole_state_stays_while_the_next_is_written(saver):
     for number in range(2):
-        saver.begin(state(number), REF)
+        saver.save(state(number))
         saver.wait()
     held = threading.Event()
     begun = threading.Event()
@@ -125,18 +126,18 @@ def test_the_last_whole_state_stays_while_the_next_is_written(saver):
             return super().items()
 
     before = (saver.at / "t-1.0.saved").read_bytes()
-    saver.begin({"iteration": 9, "objects": {"model": state(9)["objects"]["model"], "late": Slow()}}, REF)
+    saver.save({"iteration": 9, "objects": {"model": state(9)["objects"]["model"], "late": Slow()}})
     begun.wait(5)
     assert (saver.at / "t-1.0.saved").read_bytes() == before, "the whole one stays"
     held.set()
 
 
 def test_what_does_not_fit_is_told_and_the_last_whole_one_stays(saver, monkeypatch):
-    saver.begin(state(0), REF)
+    saver.save(state(0))
     saver.wait()
     whole = (saver.at / "t-1.1.saved").read_bytes()
     monkeypatch.setenv("UNICRON_STATE_LIMIT", "6000")
-    saver.begin(state(1), REF)
+    saver.save(state(1))
     saver.wait()
     assert len(saver.of) == 1
     assert "more than the node's limit of 6000 bytes; make room there" in saver.why[0]
@@ -153,7 +154,7 @@ def test_a_state_is_that_of_the_moment_at_which_saving_began(saver):
     aside = set_aside(laid_out(7, protected), protected)
     model(torch.randn(8, 4))  # moves the means of the batches while the thread has yet to begin
     optimizer.param_groups[0]["lr"] = 5.0
-    saver.begin(aside, REF)
+    saver.save(aside)
     saver.wait()
     ref = saver.of[0]
     fresh = torch.nn.BatchNorm1d(4)

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from unicron.contracts.storage import StoredPart
+from unicron.contracts.storage import StoredPart, StoredState
 from unicron.contracts.tasks import ParallelLayout
-from unicron.errors import CheckpointError
-from unicron.storage.catalog import Stored
+from unicron.errors import CheckpointError, StateTransferError
+from unicron.storage.catalog import Stored, found
 from unicron.storage.check import index_of
 from unicron.storage.manifest import Index, Manifest, Piece, checksum_of
 from unicron.storage.root import Storage
@@ -78,6 +78,24 @@ def gathered(
         if not gathering.lacking:
             break
     return gathering.result(manifest.iteration)
+
+
+def restored(
+    stored: StoredState, task: str, layout: ParallelLayout, place: int, protected: Protected
+) -> dict[str, Any]:
+    """Return the state of a rank from a checkpoint that was found by somebody else, as `gathered` does.
+
+    Raises:
+        StateTransferError: it can't be had, or does not fit.
+    """
+    try:
+        storage = Storage(stored.root)
+        known = next((each for each in found(storage, task) if each.folder == stored.folder), None)
+        if known is None:
+            raise CheckpointError(f"{storage.address(task, stored.folder)} is not there any more")  # noqa: TRY301
+        return gathered(storage, known, layout, place, protected)
+    except CheckpointError as error:
+        raise StateTransferError(str(error)) from error
 
 
 def _manifest(stored: Stored) -> Manifest:

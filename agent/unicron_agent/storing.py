@@ -1,0 +1,78 @@
+"""Checkpoints on storage: what the agent does about them runs in processes of their own, which may take their time."""
+
+import asyncio
+import os
+import sys
+import time
+from asyncio.subprocess import PIPE
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from unicron.contracts.base import Message
+from unicron.contracts.commands import CommitCheckpoint, FindCheckpoint
+from unicron.contracts.events import CheckpointFailed, CheckpointFound, CheckpointStored, PartStored
+from unicron.contracts.storage import StoredPart, StoredState
+from unicron.errors import CheckpointError, StateTransferError
+from unicron_agent.memory import StateMemory
+from unicron_agent.stimuli import StorePart
+
+Job = StorePart | CommitCheckpoint | FindCheckpoint
+LONGEST = 2000
+"""Characters of an error that are told."""
+
+
+async def done(job: Job, node: str, memory: StateMemory) -> Message:
+    """Do what a job asks for; return the fact that tells what came of it."""
+    try:
+        match job:
+            case StorePart():
+                return await _part(job, node, memory)
+            case CommitCheckpoint(task=task, saving=saving):
+                found = await _told({"do": "commit", "saving": saving, "parts": job.parts, "since": job.since})
+                return CheckpointStored(node=node, task=task, iteration=saving.iteration, **found)
+            case FindCheckpoint(task=task):
+                found = await _told({"do": "find", "root": job.root, "task": task, "since": job.since})
+                stored = msgspec.convert(found["stored"], StoredState | None)
+                return CheckpointFound(node=node, task=task, search=job.search, stored=stored, skipped=found["skipped"])
+    except (CheckpointError, StateTransferError, OSError) as error:
+        task = job.saving.task if isinstance(job, StorePart) else job.task
+        return CheckpointFailed(node=node, task=task, reason=str(error)[:LONGEST])
+
+
+async def _part(job: StorePart, node: str, memory: StateMemory) -> PartStored:
+    """Write a part from a second name of the state's file: whoever saves next leaves that one alone."""
+    ref, began = job.ref, time.monotonic()
+    path = memory.path(ref.location.name)
+    held = Path(f"{path}.{ref.iteration}.stored")
+    held.unlink(missing_ok=True)
+    os.link(path, held)
+    try:
+        state = {"path": str(held), "size": ref.size, "checksum": ref.checksum.hex(), "place": ref.place}
+        found = await _told({"do": "write", "saving": job.saving, **state})
+    finally:
+        held.unlink(missing_ok=True)
+    part = msgspec.convert(found, StoredPart)
+    seconds = time.monotonic() - began
+    return PartStored(node=node, task=ref.task, saving=job.saving, part=part, seconds=seconds)
+
+
+async def _told(request: dict[str, Any]) -> Any:
+    """Return what a process answers.
+
+    Raises:
+        CheckpointError: it failed.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "unicron.train.stored", stdin=PIPE, stdout=PIPE, stderr=PIPE
+    )
+    try:
+        out, err = await process.communicate(msgspec.json.encode(request))
+    except asyncio.CancelledError:
+        process.kill()
+        raise
+    if process.returncode:
+        lines = err.decode(errors="replace").strip().splitlines() or [f"it ended with {process.returncode}"]
+        raise CheckpointError(lines[-1])
+    return msgspec.json.decode(out)

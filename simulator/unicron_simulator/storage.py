@@ -1,0 +1,61 @@
+"""Modelled storage: what all nodes see, and what lasts whatever becomes of them."""
+
+from unicron_agent.stimuli import StorePart, UseStorage
+
+from unicron.contracts.base import Message
+from unicron.contracts.commands import CommitCheckpoint, FindCheckpoint
+from unicron.contracts.events import CheckpointFailed, CheckpointFound, CheckpointStored, PartStored
+from unicron.contracts.states import StateRef
+from unicron.contracts.storage import StoredFile, StoredPart, StoredState
+
+
+class SharedStorage:
+    """The storage of a cluster.
+
+    Attributes:
+        parts: what places have written, by attempt and place.
+        whole: complete checkpoints by folder, with the task and when they were completed.
+    """
+
+    def __init__(self) -> None:
+        self.parts: dict[tuple[str, int], StateRef] = {}
+        self.whole: dict[str, tuple[str, float, StoredState]] = {}
+
+    def use(self, effect: UseStorage, node: str, now: float, *, sound: bool) -> Message:
+        """Do what an agent has done there; return what it tells.
+
+        Args:
+            effect: what it wants.
+            node: whose agent it is.
+            now: Unix seconds.
+            sound: a state that is to be written is what its checksum says.
+        """
+        match effect.job:
+            case StorePart(ref=ref, saving=saving):
+                if not sound:
+                    return CheckpointFailed(node=node, task=ref.task, reason="it is not what its checksum says")
+                self.parts[saving.attempt, ref.place] = ref
+                file = StoredFile(name="x", size=1, checksum="")
+                part = StoredPart(place=ref.place, index=file, data=file)
+                return PartStored(node=node, task=ref.task, saving=saving, part=part, seconds=1.0)
+            case CommitCheckpoint(task=task, saving=saving):
+                places = range(saving.layout.replica_workers)
+                iterations = [
+                    self.parts[saving.attempt, at].iteration for at in places if (saving.attempt, at) in self.parts
+                ]
+                if iterations != [saving.iteration] * len(places):
+                    return CheckpointFailed(node=node, task=task, reason="its parts do not make it up")
+                folder = f"{task}/step-{saving.iteration}-{saving.attempt}"
+                stored = StoredState(root=saving.root, folder=folder, iteration=saving.iteration, layout=saving.layout)
+                self.whole[folder] = (task, now, stored)
+                return CheckpointStored(node=node, task=task, iteration=saving.iteration, address=folder, removed=[])
+            case FindCheckpoint() as find:
+                return CheckpointFound(
+                    node=node, task=find.task, search=find.search, stored=self.newest(find.task, find.since), skipped=[]
+                )
+        raise TypeError(effect.job)
+
+    def newest(self, task: str, since: float) -> StoredState | None:
+        """Return the newest checkpoint of a task that was completed since then."""
+        known = [stored for name, at, stored in self.whole.values() if name == task and at >= since]
+        return max(known, key=lambda stored: stored.iteration, default=None)

@@ -1,0 +1,87 @@
+"""What an agent has done about checkpoints on storage: one request in JSON comes in, one answer goes out.
+
+An error goes to the standard error as one line, and the exit status is 1.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from xxhash import xxh3_128
+
+from unicron.contracts.storage import Saving, StoredPart, StoredState
+from unicron.errors import CheckpointError, UnicronError
+from unicron.storage.catalog import FEWEST, newest, prune
+from unicron.storage.root import Storage, claim
+from unicron.train.packed import unpack
+
+
+def write(request: dict[str, Any]) -> StoredPart:
+    """Write the part of a place from a file in the node's memory, which is what its checksum says."""
+    from unicron.train.stored.parts import write_part  # noqa: PLC0415 torch takes its time
+
+    saving, path = msgspec.convert(request["saving"], Saving), Path(request["path"])
+    with path.open("rb") as file:
+        if xxh3_128(file.read(request["size"])).hexdigest() != request["checksum"]:
+            raise CheckpointError(f"{path.name} is not what its checksum says, and is not stored")
+    claim(Storage(saving.root), saving.task)
+    return write_part(saving, request["place"], unpack(path, request["size"]))
+
+
+def commit(request: dict[str, Any]) -> dict[str, Any]:
+    """Complete a checkpoint, and remove what it makes superfluous."""
+    from unicron.train.stored.commit import commit as complete  # noqa: PLC0415 likewise
+
+    saving = msgspec.convert(request["saving"], Saving)
+    stored = complete(saving, msgspec.convert(request["parts"], list[StoredPart]))
+    try:
+        removed = prune(Storage(saving.root), saving.task, FEWEST, time.time(), request["since"]).removed
+    except CheckpointError:  # the checkpoint is there, and the next one tries again
+        removed = []
+    return {"address": stored.address, "removed": removed}
+
+
+def find(request: dict[str, Any]) -> dict[str, Any]:
+    """Look for the newest checkpoint of a task that passes its check."""
+    storage, task = Storage(request["root"]), request["task"]
+    if task not in storage.entries():
+        return {"stored": None, "skipped": []}
+    found = newest(storage, task, request["since"])
+    skipped = [f"{each.address}: {'; '.join(each.faults)}" for each in found.skipped]
+    if found.stored is None or found.stored.manifest is None:
+        return {"stored": None, "skipped": skipped}
+    stored = StoredState(
+        root=request["root"],
+        folder=found.stored.folder,
+        iteration=found.stored.iteration,
+        layout=found.stored.manifest.layout,
+    )
+    return {"stored": stored, "skipped": skipped}
+
+
+NICENESS = 10
+"""Of writing: whoever trains goes before it."""
+
+DO: dict[str, Callable[[dict[str, Any]], Any]] = {"write": write, "commit": commit, "find": find}
+
+
+def main() -> int:
+    """Answer the request on the standard input; return the exit status."""
+    request = msgspec.json.decode(sys.stdin.buffer.read())
+    if request["do"] != "find":
+        os.nice(NICENESS)
+    try:
+        answer = DO[request["do"]](request)
+    except (UnicronError, OSError) as error:
+        print(" ".join(str(error).split()), file=sys.stderr)  # noqa: T201 it is the answer
+        return 1
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
