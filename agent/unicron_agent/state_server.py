@@ -37,9 +37,13 @@ def check(ref: StateRef, path: Path) -> None:
             with mmap.mmap(file.fileno(), ref.size, access=mmap.ACCESS_READ) as content:
                 checksum = xxh3_128(content).digest()
     if checksum != ref.checksum:
-        raise UnsoundStateError(
-            f"state {ref.location.name!r} of {ref.location.node}: wrong checksum; this is not what was exported"
-        )
+        raise unsound(ref)
+
+
+def unsound(ref: StateRef) -> UnsoundStateError:
+    """Return the error that a state is not what its checksum says."""
+    name, node = ref.location.name, ref.location.node
+    return UnsoundStateError(f"state {name!r} of {node}: wrong checksum; this is not what was exported")
 
 
 class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]

@@ -9,11 +9,12 @@ from typing import Protocol
 
 import grpc
 import grpc.aio
+from xxhash import xxh3_128
 
 from unicron.contracts.states import StateRef
 from unicron.errors import StateTransferError
 from unicron_agent.memory import StateMemory
-from unicron_agent.state_server import FETCH, LIMITS, check
+from unicron_agent.state_server import FETCH, LIMITS, check, unsound
 
 
 class StateSource(Protocol):
@@ -47,15 +48,17 @@ class Peer:
 
     async def obtain(self, ref: StateRef, target: Path) -> Path:
         """Copy the file, piece by piece."""
-        left = ref.size
+        digest, left = xxh3_128(), ref.size
         with _whole(ref, target) as unfinished:
             async with grpc.aio.insecure_channel(ref.location.address, options=LIMITS) as channel:
                 with unfinished.open("wb") as file:
                     async for piece in channel.unary_stream(FETCH)(ref.location.name.encode(), timeout=600):
                         state = piece[:left]  # a saved one is followed by its label
                         left -= len(state)
+                        digest.update(state)
                         file.write(state)
-            await asyncio.to_thread(check, ref, unfinished)
+            if digest.digest() != ref.checksum:
+                raise unsound(ref)
         return target
 
 

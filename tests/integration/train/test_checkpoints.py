@@ -106,6 +106,19 @@ async def test_all_nodes_killed_at_once_and_brought_back_go_on_where_they_were(s
     await run.ends_as_undisturbed(plain, again=1)
 
 
+async def test_a_task_that_is_put_aside_for_a_heavier_one_goes_on_where_it_was(scene, script, plain, tmp_path):
+    run = Run(scene, script, tmp_path, pace=0.05)
+    await run.until_protected()
+    heavy = task(script, next(names), weight=2.0, min_workers=3, iterations=8, env={"PACE": "0.02"})
+    await scene.client.submit(heavy)
+    await scene.until_state(run.name, TaskState.WAITING)
+    reached = max(message.iteration for message in scene.iterations if message.task == run.name)
+    await scene.until_state(heavy.name, TaskState.FINISHED)
+    await run.ends_as_undisturbed(plain)
+    again = [each.iteration for each in scene.of(Regrouped, task=run.name) if each.epoch > 0]
+    assert min(again) >= reached > 4
+
+
 async def test_a_copy_with_a_byte_flipped_is_used_by_nobody(scene, script, plain, tmp_path):
     run = Run(scene, script, tmp_path, max_workers=1)
     [only] = await run.until_protected()
