@@ -39,6 +39,7 @@ from unicron_agent.settings import AgentSettings
 from unicron_agent.state_server import StateServer, send_copy
 from unicron_agent.state_sources import source_of
 from unicron_agent.stimuli import (
+    AbandonCopies,
     Adopted,
     CopyReceived,
     CopySent,
@@ -83,6 +84,7 @@ class Node:
         )
         self._jobs: set[asyncio.Task[None]] = set()
         self._storing: set[str] = set()
+        self._sending: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """Adopt what lives, join, and serve until cancelled."""
@@ -166,10 +168,19 @@ class Node:
                 self._channels.send(worker, message)
             case StoreToken(token):
                 self._store(token)
+            case _:
+                self._carry_out_on_states(effect)
+
+    def _carry_out_on_states(self, effect: Effect) -> None:
+        match effect:
             case ObtainState(worker, ref):
                 self._begin(self._obtain(worker, ref))
             case SendCopy(ref, keeper):
-                self._begin(self._send_copy(ref, keeper))
+                self._sending[ref.location.worker, keeper.node] = self._begin(self._send_copy(ref, keeper))
+            case AbandonCopies(worker, nodes):
+                for node in nodes:
+                    if sending := self._sending.pop((worker, node), None):
+                        sending.cancel()
             case UseStorage(job):
                 self._begin(self._use_storage(job))
             case RemoveState(name):
@@ -183,10 +194,11 @@ class Node:
         except OSError as error:  # no reason to end the workers
             log.error("token %d can't be stored in %s: %s; make room there", token, self._run_dir, error)  # noqa: TRY400
 
-    def _begin(self, job: Coroutine[None, None, None]) -> None:
+    def _begin(self, job: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(job)
         self._jobs.add(task)
         task.add_done_callback(self._jobs.discard)
+        return task
 
     async def _start(self, command: StartWorker) -> None:
         spec = command.spec
@@ -217,6 +229,7 @@ class Node:
         except StateTransferError as error:
             log.warning("%s", error)
             problem, unsound = str(error), isinstance(error, UnsoundStateError)
+        self._sending.pop((ref.location.worker, keeper.node), None)
         self._handle(CopySent(ref, keeper.node, problem, unsound))
 
     async def _use_storage(self, job: Job) -> None:

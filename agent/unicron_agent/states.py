@@ -15,6 +15,7 @@ from unicron.contracts.states import KEPT, SAVED, TURNS, Saver, StateRef
 from unicron.contracts.storage import Saving
 from unicron.contracts.worker import Kept, Save, Saved, Secured
 from unicron_agent.stimuli import (
+    AbandonCopies,
     CopyReceived,
     CopySent,
     Effect,
@@ -94,6 +95,9 @@ class States:
             before = self._savings.pop(worker.worker, None)
             if saver := savers.get(worker.worker):
                 self._savings[worker.worker] = Savings(saver)
+            keepers = {keeper.node for keeper in saver.keepers} if saver else set()
+            if before and before.missing - keepers:
+                out.append(AbandonCopies(worker.worker, before.missing - keepers))
             if saver or before:
                 out.append(SendToWorker(worker.worker, _switch(saver)))
         return out
@@ -145,12 +149,13 @@ class States:
     def saved(self, worker: Worker, message: Saved) -> Out:
         """Have copies made of what a worker has saved."""
         ref = message.state
+        savings = self._savings.get(worker.worker)
         if ref.location.worker != worker.worker or ref.task != worker.task or worker.worker in self._ended:
             return []
+        if savings is None:  # nobody would know of it: it was ordered by an earlier agent's word, or no longer is
+            self.found.pop(ref.location.name, None)
+            return [RemoveState(ref.location.name), SendToWorker(worker.worker, Save(on=False))]
         self.found[ref.location.name] = ref
-        savings = self._savings.get(worker.worker)
-        if savings is None:
-            return []
         savings.saved, savings.again_at = ref, None
         savings.missing = frozenset(keeper.node for keeper in savings.order.keepers)
         out = _stored(savings.order, message)

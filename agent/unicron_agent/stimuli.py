@@ -215,6 +215,14 @@ class SendCopy:
     keeper: Keeper
 
 
+@dataclass(frozen=True)
+class AbandonCopies:
+    """Send these nodes no copy of what a worker saved, not even to its end: they keep none any more."""
+
+    worker: str
+    nodes: frozenset[str]
+
+
 class StorePart(Record, kw_only=True, frozen=True):
     """A state that was saved here, to be written to storage as a part of a checkpoint."""
 
@@ -236,4 +244,6 @@ class RemoveState:
     name: str
 
 
-Effect = StartProcess | Kill | SendToWorker | StoreToken | ObtainState | SendCopy | UseStorage | RemoveState
+Effect = (
+    StartProcess | Kill | SendToWorker | StoreToken | ObtainState | SendCopy | AbandonCopies | UseStorage | RemoveState
+)

@@ -104,15 +104,20 @@ class Invariants:
             case FailureDetected():
                 self._failure(message)
             case TaskSubmitted(task=task, spec=spec):
-                self._specs[task] = spec  # the name may have been another task's
-                self.steps.pop(task, None)
-                self.ended.pop(task, None)
+                self._submitted(task, spec)
             case PlanDecided(plan=plan):
                 self._planned(plan)
             case TaskBroken(task=task):
                 self.ended[task] = TaskState.FAILED
             case TaskStateChanged(task=task, state=state) if state.ended:
                 self.ended[task] = state
+
+    def _submitted(self, task: str, spec: TaskSpec) -> None:
+        """Forget another task that had this name; whoever was struck as a worker of that one needs no answer."""
+        self._specs[task] = spec
+        self.steps.pop(task, None)
+        if self.ended.pop(task, None):
+            self.victims = {name: each for name, each in self.victims.items() if each[1] != task}
 
     def _in_order(self, fact: Message) -> None:
         """Check that an agent's facts stand in the order in which it made them, which their ids tell."""

@@ -61,6 +61,7 @@ class Machine:
         self._network = network
         self._boots = 0
         self._groups: dict[str, Group] = {}
+        self._sending: dict[tuple[str, str], asyncio.TimerHandle] = {}
 
     # --- power -------------------------------------------------------------------------------------------------------
 
@@ -130,7 +131,11 @@ class Machine:
             case stimuli.StoreToken(token):
                 self.token = token
             case stimuli.SendCopy(ref, keeper):
-                self._send_copy(self.agent, ref, self.machines[keeper.node])
+                handle = self._send_copy(self.agent, ref, self.machines[keeper.node])
+                self._sending[ref.location.worker, keeper.node] = handle
+            case stimuli.AbandonCopies(worker, nodes):
+                for node in nodes & {node for name, node in self._sending if name == worker}:
+                    self._sending.pop((worker, node)).cancel()
             case stimuli.UseStorage():
                 seconds = self.random.uniform(0.1, 1.0)
                 asyncio.get_running_loop().call_later(seconds, self._use_storage, self.agent, effect)
@@ -144,7 +149,7 @@ class Machine:
             sound = not isinstance(job, stimuli.StorePart) or job.ref not in self.rotten
             agent.handle(stimuli.StorageTold(self.storage.use(effect, self.name, self.clock.now(), sound=sound)))
 
-    def _send_copy(self, sender: WatchedAgent | None, ref: StateRef, there: "Machine") -> None:
+    def _send_copy(self, sender: WatchedAgent | None, ref: StateRef, there: "Machine") -> asyncio.TimerHandle:
         """Begin to write over an older copy elsewhere; in the end it is whole, or there is none."""
         taker, name = there.agent, ref.location.name
         if taker is not None:
@@ -160,7 +165,7 @@ class Machine:
                 problem = "" if sound else "it is gone"
                 sender.handle(stimuli.CopySent(ref, there.name, problem, unsound=ref in self.rotten))
 
-        asyncio.get_running_loop().call_later(self.random.uniform(*self.pace.copy), end)
+        return asyncio.get_running_loop().call_later(self.random.uniform(*self.pace.copy), end)
 
     def _start(self, agent: WatchedAgent | None, command: StartWorker) -> None:
         if agent is None or agent is not self.agent:

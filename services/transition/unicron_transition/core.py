@@ -28,6 +28,7 @@ from unicron.contracts.events import (
     WorkerReady,
 )
 from unicron.contracts.failures import Cure, Severity
+from unicron.contracts.states import SAVED
 from unicron.contracts.tasks import SlotRef, WorkerStatus
 from unicron.core import Core, Handlers
 from unicron_transition import storing
@@ -37,7 +38,17 @@ from unicron_transition.moves import Cause, move
 from unicron_transition.orders import drop_order, remove, stop_order
 from unicron_transition.reconcile import forsake, release, settle, stop
 from unicron_transition.replicas import awaited, is_over
-from unicron_transition.saves import drop_saved, forget_node, found, give_up_waiting, is_saved, reject, secured
+from unicron_transition.saves import (
+    count_on,
+    drop_saved,
+    forget_node,
+    forget_orders,
+    found,
+    give_up_waiting,
+    is_saved,
+    reject,
+    secured,
+)
 from unicron_transition.state import NodeRun, TaskRun, TransitionState
 
 
@@ -98,7 +109,7 @@ class TransitionCore(Core):
         self.state.regroup_nodes()
         alive = {status.worker: status for status in node.workers}
         for run in self.state.on(node.node):
-            run.saves.ordered.pop(node.node, None)  # an agent that comes back knows of no orders
+            forget_orders(run, node.node)
             run.saves.search = None
             run.states.only(node.node, alive)
             for worker in [worker for worker in run.workers.values() if worker.slot.node == node.node]:
@@ -107,22 +118,24 @@ class TransitionCore(Core):
                     self._lose_worker(run, worker.worker, node.at)
                 else:
                     self._catch_up(run, worker, status)
-        out = self._sort_out(node.node, node.kept)
+        count_on(self.state, node.node, node.kept)
+        useless = [(run, run.without(node.node, node.kept)) for run in self.state.tasks.values()]
+        out = [order for run, states in useless for order in remove(self.state, run, states)]
         unknown = [status for status in alive.values() if not self._take_back(node.node, status)]
         reason = "the node was held to be lost, and its place in the membership is taken"
         out += [stop_order(self.state, status.task, _worker(node.node, status), reason) for status in unknown]
         # a task without a slot waits for the plan that this node's coming brings: it may have a worker here
         hit = {run.spec.name: None for run in self.state.on(node.node) if run.target}
         short = {name: None for name, run in self.state.tasks.items() if run.saves.short}
-        return out + self._settle(hit | short)
+        return out + self._settle(hit | short) + self._remove_strays(node.node, node.kept)
 
-    def _sort_out(self, node: str, kept: list[str]) -> list[Message]:
-        """Count on those states only that are still there, and have those removed that nobody counts on."""
-        useless = [(run, run.without(node, kept)) for run in self.state.tasks.values()]
-        out = [order for run, states in useless for order in remove(self.state, run, states)]
+    def _remove_strays(self, node: str, kept: list[str]) -> list[Message]:
+        """Have states removed that are of no task; of their workers, who are no more, also what is on its way."""
         wanted = {ref.location.name for run in self.state.tasks.values() for ref in run.counted_on(node)}
-        unknown = [name for name in kept if name not in wanted and not is_saved(self.state, node, name)]
-        return [*out, drop_order(self.state, "", node, unknown)] if unknown else out
+        strays = [name for name in kept if name not in wanted and not is_saved(self.state, node, name)]
+        names = [name for name in strays if not name.endswith(SAVED)]
+        ended = {name.partition(".")[0] for name in strays if name.endswith(SAVED)}
+        return [drop_order(self.state, "", node, names, sorted(ended))] if strays else []
 
     def _catch_up(self, run: TaskRun, worker: WorkerRun, status: WorkerStatus) -> None:
         """A worker outlived its agent: see what was said on either side while the agent was away."""
@@ -293,7 +306,10 @@ class TransitionCore(Core):
 
     def _secured(self, fact: StateSecured) -> list[Message]:
         run = self.state.tasks.get(fact.task)
-        return secured(self.state, run, fact.worker) if run else []
+        if run is None or run.state.ended:
+            return []
+        secured(run, fact.worker)
+        return self._settle([fact.task])
 
     def _found(self, answer: StatesFound) -> list[Message]:
         """A node has told which copies it has of a state that nobody living has."""

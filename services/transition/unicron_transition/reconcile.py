@@ -13,7 +13,7 @@ from unicron_transition.deadlines import Deadline, Wait
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.orders import remove, stop_order
 from unicron_transition.replicas import choose, lacks_state, leavers, lost_places, next_place, surplus
-from unicron_transition.saves import order_saves, search
+from unicron_transition.saves import drop_older, order_saves, search
 from unicron_transition.state import TaskRun, TransitionState
 from unicron_transition.swaps import knot, to_give_up, waits
 
@@ -30,7 +30,7 @@ def settle(state: TransitionState, names: Iterable[str]) -> list[Message]:
         out += _stop_unwanted(state, state.tasks[name])
     out += _untie(state, names)
     for name in names:
-        out += order_saves(state, state.tasks[name])
+        out += order_saves(state, state.tasks[name]) + drop_older(state, state.tasks[name])
     for name in names:
         out += _start_missing(state, state.tasks[name])
     # a slot that one task has given up is what another may be waiting for; the stop has gone out before the start

@@ -88,14 +88,16 @@ def _keepers(state: TransitionState, node: str, taken: set[str], count: int) -> 
     return [Keeper(node=each, address=state.nodes[each].state_server) for each in partners[:count]]
 
 
-def secured(state: TransitionState, run: TaskRun, worker: str) -> list[Message]:
-    """Note that a worker's copies are whole; once all who save are through with that, older ones can go."""
-    saves = run.saves
-    savers = {saver.worker: (node, saver) for node, each in saves.ordered.items() for saver in each}
-    if worker not in savers:
-        return []
-    saves.secured[worker] = None
-    if not saves.secured.keys() >= savers.keys():
+def secured(run: TaskRun, worker: str) -> None:
+    """Note that a worker's copies are whole."""
+    if any(saver.worker == worker for each in run.saves.ordered.values() for saver in each):
+        run.saves.secured[worker] = None
+
+
+def drop_older(state: TransitionState, run: TaskRun) -> list[Message]:
+    """Return the commands that remove what others saved, once the copies of all who save now are whole."""
+    savers = {saver.worker: (node, saver) for node, each in run.saves.ordered.items() for saver in each}
+    if not savers or not run.saves.secured.keys() >= savers.keys() or not run.membership.has_met:
         return []
     current = {name: {node, *(keeper.node for keeper in saver.keepers)} for name, (node, saver) in savers.items()}
     return _drop_all_but(state, run, current)
@@ -160,6 +162,22 @@ def forget_node(state: TransitionState, run: TaskRun, node: str) -> list[Message
     search.asked.pop(node, None)
     search.looking = "" if search.looking == node else search.looking
     return conclude(state, run)
+
+
+def count_on(state: TransitionState, node: str, names: Iterable[str]) -> None:
+    """Note what a node that joins has of tasks' states, known before or not: it goes when newer ones are whole."""
+    for name in names:
+        worker, _, kind = name.split(".")
+        task, _, number = worker.rpartition("-")
+        run = state.tasks.get(task)
+        if kind == SAVED and run and not run.state.ended and number.isdecimal() and int(number) > run.before:
+            run.saves.held.setdefault(worker, {})[node] = None
+            state.note(run, [node])
+
+
+def forget_orders(run: TaskRun, node: str) -> None:
+    """Take it that an agent that joins saves others than it was told to: it may have heard nothing, or all of it."""
+    run.saves.ordered[node] = [Saver(worker="")]
 
 
 def conclude(state: TransitionState, run: TaskRun) -> list[Message]:

@@ -137,7 +137,7 @@ async def test_a_copy_with_a_byte_flipped_is_used_by_nobody(scene, script, plain
 async def test_where_every_memory_is_lost_it_goes_on_from_storage(scene, script, plain, tmp_path):
     storage = tmp_path / "storage"
     storage.mkdir()
-    run = Run(scene, script, tmp_path, pace=0.3, checkpoints=str(storage), checkpoint_s=0.3)
+    run = Run(scene, script, tmp_path, pace=0.8, checkpoints=str(storage), checkpoint_s=0.3)
     members = await run.until_protected()
     stored = await scene.until(lambda: scene.of(CheckpointStored, task=run.name))
     assert all(each.address.startswith(str(storage)) for each in stored)
