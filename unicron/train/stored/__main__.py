@@ -3,7 +3,6 @@
 An error goes to the standard error as one line, and the exit status is 1.
 """
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -63,17 +62,12 @@ def find(request: dict[str, Any]) -> dict[str, Any]:
     return {"stored": stored, "skipped": skipped}
 
 
-NICENESS = 10
-"""Of writing: whoever trains goes before it."""
-
 DO: dict[str, Callable[[dict[str, Any]], Any]] = {"write": write, "commit": commit, "find": find}
 
 
 def main() -> int:
     """Answer the request on the standard input; return the exit status."""
     request = msgspec.json.decode(sys.stdin.buffer.read())
-    if request["do"] != "find":
-        os.nice(NICENESS)
     try:
         answer = DO[request["do"]](request)
     except (UnicronError, OSError) as error:
