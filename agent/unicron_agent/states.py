@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 from unicron.contracts.base import Message
 from unicron.contracts.commands import CommitCheckpoint, DropStates, FindCheckpoint, FindStates, SaveStates
-from unicron.contracts.events import StateRejected, StateSecured, StatesFound
+from unicron.contracts.events import StateRejected, StateSecured, StatesFound, StateUnprotected
 from unicron.contracts.states import KEPT, SAVED, TURNS, Saver, StateRef
 from unicron.contracts.storage import Saving
 from unicron.contracts.worker import Kept, Save, Saved, Secured
@@ -32,6 +32,9 @@ from unicron_agent.workers import Worker
 AGAIN_S = 1.0
 """After how long a copy is sent again that did not arrive."""
 
+TRIES = 4
+"""How often in a row; a node that is gone is known to be by then. After that the worker goes on saving without it."""
+
 Out = list[Message | Effect]
 AboutStates = DropStates | SaveStates | FindStates | CommitCheckpoint | FindCheckpoint
 
@@ -46,6 +49,7 @@ class Savings:
         missing: nodes that have no copy of that yet.
         secured: that all have one was told since the order came.
         again_at: when to send the missing copies once more; None while they are on their way, or all there.
+        failures: attempts in a row that did not get there.
     """
 
     order: Saver
@@ -53,6 +57,7 @@ class Savings:
     missing: frozenset[str] = frozenset()
     secured: bool = False
     again_at: float | None = None
+    failures: int = 0
 
 
 class States:
@@ -109,7 +114,9 @@ class States:
 
     def _drop(self, command: DropStates) -> Out:
         """Remove what nobody is to take any more."""
-        here = [name for name in command.names if self.found.pop(name, self) is not self]
+        here = [name for name in command.names if name in self.found]
+        for name in here:
+            del self.found[name]
         self._ended |= dict.fromkeys(command.workers)
         return [RemoveState(name) for name in here] + [each for name in command.workers for each in self._remove(name)]
 
@@ -187,10 +194,26 @@ class States:
             rejected = StateRejected(node=self._node, task=sent.ref.task, state=sent.ref, reason=sent.problem)
             return [rejected, *self.greet(worker.worker)]
         if sent.problem:
-            savings.again_at = now + AGAIN_S
-            return []
+            return self._not_sent(worker, savings, sent, now)
+        savings.failures = 0
         savings.missing -= {sent.node}
         return [] if savings.missing else self._secured(worker, savings, sent.ref)
+
+    def _not_sent(self, worker: Worker, savings: Savings, sent: CopySent, now: float) -> Out:
+        """Send it again; in the end have the worker save newer states here alone, rather than none."""
+        savings.failures += 1
+        if savings.failures < TRIES:
+            savings.again_at = now + AGAIN_S
+            return []
+        ref = sent.ref
+        goes_on = SendToWorker(worker.worker, Secured(name=ref.location.name, iteration=ref.iteration))
+        if savings.failures > TRIES:
+            return [goes_on]
+        reason = f"{sent.node} keeps no copy: {sent.problem}"
+        unprotected = StateUnprotected(
+            node=self._node, slot=worker.slot, task=worker.task, worker=worker.worker, reason=reason
+        )
+        return [goes_on, unprotected]
 
     def _secured(self, worker: Worker, savings: Savings, ref: StateRef) -> Out:
         """Let the worker save the next one; the first time since it was ordered, tell everybody."""

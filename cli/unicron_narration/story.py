@@ -31,6 +31,16 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
     events.StatesFound: lambda m: (
         f"{m.node} has of {m.task} {', '.join(sorted({f'iteration {ref.iteration}' for ref in m.states})) or 'nothing'}"
     ),
+    events.PartStored: lambda m: (
+        f"{m.node} has written place {m.part.place} of {m.task} to storage: "
+        f"iteration {m.saving.iteration}, {m.seconds:.1f} s"
+    ),
+    events.CheckpointStored: lambda m: f"iteration {m.iteration} of {m.task} is on storage: {m.address}",
+    events.CheckpointFailed: lambda m: f"{m.node} can't use the storage of {m.task}: {m.reason}",
+    events.CheckpointFound: lambda m: (
+        f"on storage {m.node} finds of {m.task} {f'iteration {m.stored.iteration}' if m.stored else 'nothing'}"
+        f"{_after(', and skips ', '; '.join(m.skipped))}"
+    ),
     events.WorkerExited: lambda m: (
         f"{_where(m)} ended by {f'signal {m.signal}' if m.signal else f'exit code {m.exit_code}'}"
         f"{', as it was told' * m.expected}, in iteration {m.iteration}"
@@ -70,6 +80,8 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
         f"remove what was left behind on {m.node}: {', '.join([*m.names, *(f'all of {each}' for each in m.workers)])}"
     ),
     commands.SaveStates: lambda m: f"save on {m.node}: {', '.join(map(_saver, m.savers)) or 'nothing any more'}",
+    commands.CommitCheckpoint: lambda m: f"complete the checkpoint of iteration {m.saving.iteration} of {m.task}",
+    commands.FindCheckpoint: lambda m: f"look at {m.root} for a checkpoint of {m.task}",
     commands.FindStates: lambda m: f"tell what {m.node} has of {m.task}",
     commands.StopWorker: lambda m: f"stop {_where(m)}{_after(': ', m.reason)}",
     commands.Regroup: lambda m: (

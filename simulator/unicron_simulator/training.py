@@ -125,6 +125,7 @@ class Trainer:
         self._computed, self.spoilt, self._muted, self._through = -1, False, False, False
         self.saves, self.store_s, self._turn, self._saving = False, 0.0, 0, asyncio.ensure_future(asyncio.sleep(0))
         self._unsecured: tuple[str, int] | None = None
+        self._at_risk = ""
         self._micro_s = random.uniform(*pace.microbatch)
         self._task = asyncio.ensure_future(self._main())
 
@@ -146,12 +147,12 @@ class Trainer:
 
     def save_from_now(self, message: Save) -> None:
         """Take in whether to save; what was saved before need not be secured."""
-        self.saves, self.store_s, self._unsecured = message.on, message.store_s, None
+        self.saves, self.store_s, self._unsecured, self._at_risk = message.on, message.store_s, None, ""
 
     def secure(self, message: Secured) -> None:
         """Take in that a state's copies are whole."""
         if self._unsecured == (message.name, message.iteration):
-            self._unsecured = None
+            self._unsecured, self._at_risk = None, ""
 
     def _interrupt(self) -> None:
         if self.newest.epoch > self.core.epoch:
@@ -364,6 +365,8 @@ class Trainer:
         """Write to the file that is not the newest; from here on that holds no state."""
         self._turn = 1 - self._turn
         ref = self._described(f"{self.name}.{self._turn}.{SAVED}")
+        self._book.check(not self._at_risk, f"{self.name} saves again before the last one is safe: {self._at_risk}")
+        self._at_risk = ref.location.name
         self._unsecured = (ref.location.name, iteration)
         self.host.saved.pop(ref.location.name, None)
         self._saving = asyncio.ensure_future(self._save_state(ref, self.core.epoch, store=store))

@@ -19,7 +19,7 @@ from unicron.service import Service
 from unicron.train.iteration import WorkerCore
 from unicron.train.phases import Phase
 
-SEEDS = 100
+SEEDS = 200
 BATCH = 10
 CHUNKS = [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(BATCH, SEEDS, BATCH))]
 
@@ -200,6 +200,15 @@ class Hopeful(AgentCore):
         self.states = Optimist(card.node)
 
 
+class Rash(WorkerCore):
+    """A worker that saves over the older state before the newer one is safe everywhere."""
+
+    def _save(self):
+        self._secured = True
+        self._shell._unsecured = None
+        super()._save()
+
+
 class Heedless(WorkerCore):
     """A worker that updates what is still being saved."""
 
@@ -244,6 +253,7 @@ def found(parts, seeds=100):
         (Parts(agent=Hoarding), "still lies where it was left behind"),
         (Parts(agent=Unremembered), "still lies"),
         (Parts(agent=Hopeful), "still lies"),
+        (Parts(worker=Rash), "before the last one is safe"),
         (Parts(worker=Heedless), "was still saving"),
         (Parts(remembers=False), "stands in the journal twice"),
     ],
@@ -265,6 +275,7 @@ def found(parts, seeds=100):
         "nothing-removed",
         "saved-states-forgotten",
         "copies-not-sent",
+        "saved-over-what-is-needed",
         "updated-while-saved",
         "no-duplicate-window",
     ],

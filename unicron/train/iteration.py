@@ -192,7 +192,7 @@ class WorkerCore:
 
         Ranks of a replica go on together, so that they always have one iteration in common.
         """
-        secured = self._secured if self._in_parts else self._shell.secured
+        secured = self._shell.secured and (self._secured or not self._in_parts)
         if self._shell.saves and self._saved != self.iteration and secured:
             store = self._stores if self._in_parts else self._is_due()
             if store:
@@ -225,7 +225,8 @@ class WorkerCore:
                     self._reduced[bucket] = True
         except GroupBrokenError as error:
             failure = error
-        await self._await_saved()
+        if failure is None:
+            await self._await_saved()
         try:
             self.loss = await self._agreed_loss(failure)
         except GroupBrokenError as error:
@@ -373,6 +374,7 @@ class WorkerCore:
             await exchange.carry_out(lambda: self._progress(WorkerPhase.WAITING))
         finally:
             if exchange.took_from:
+                await self._shell.saved()  # what is loaded would get into it
                 self._move(Move.TAKE)
                 self._drop()
                 self.todo, self.iteration = [], plan.iteration

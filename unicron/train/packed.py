@@ -24,7 +24,8 @@ ALIGNMENT = 64
 """Of tensors in the file, in bytes."""
 
 TENSOR, TUPLE, OTHER = "__tensor__", "__tuple__", "__other__"
-PLAIN = frozenset({str, int, float, bool, bytes})
+MARKS = frozenset({TENSOR, TUPLE, OTHER})
+PLAIN = frozenset({str, float, bool, bytes, type(None)})
 DTYPES = {str(each).removeprefix("torch."): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
 
 
@@ -67,13 +68,13 @@ class Packing:
     def _held(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return {TENSOR: [str(value.dtype).removeprefix("torch."), list(value.shape), self._place(value)]}
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and all(type(key) in {str, int} for key in value) and MARKS.isdisjoint(value):
             return {key: self._held(each) for key, each in value.items()}
         if type(value) is list:
             return [self._held(each) for each in value]
         if type(value) is tuple:
             return {TUPLE: [self._held(each) for each in value]}
-        return value if value is None or type(value) in PLAIN else {OTHER: _saved(value)}
+        return value if _is_plain(value) else {OTHER: _saved(value)}
 
     def _place(self, tensor: torch.Tensor) -> int:
         """Return where a tensor begins; one that is there twice, as tied weights are, is written once."""
@@ -98,6 +99,11 @@ class Targets(NamedTuple):
 
 def _part(flat: torch.Tensor, offset: int, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
     return flat[offset : offset + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether msgpack holds a value as it is; generators of random numbers have longer numbers."""
+    return type(value) in PLAIN or (type(value) is int and -(2**63) <= value < 2**63)
 
 
 def _saved(value: Any) -> bytes:
@@ -141,7 +147,7 @@ def unpack(path: Path, size: int) -> Any:
         raise StateTransferError(f"{path.name} is no state: it does not end as one")
     flat = torch.frombuffer(mapped, dtype=torch.uint8)
     try:
-        return _filled(msgspec.msgpack.decode(mapped[end : end + length], strict=False), flat[:end])
+        return _filled(msgspec.msgpack.decode(mapped[end : end + length]), flat[:end])
     except (KeyError, TypeError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise StateTransferError(f"{path.name} is no state: {error!r}") from error
 

@@ -46,12 +46,16 @@ class Saver:
 
     Args:
         directory: in the node's memory.
-        failed: told why a state could not be saved, by the thread.
+        told: told why a state could not be saved, by the thread.
+
+    Attributes:
+        failed: the last one could not be saved.
     """
 
-    def __init__(self, directory: Path, failed: Callable[[str], None]) -> None:
-        self._directory, self._failed = directory, failed
-        self._turn = 0
+    def __init__(self, directory: Path, told: Callable[[str], None]) -> None:
+        self.failed = False
+        self._directory, self._told = directory, told
+        self._whole = 0
         self._files: dict[str, mmap.mmap] = {}
         self._targets: dict[str, Targets] = {}
         self._thread: threading.Thread | None = None
@@ -65,10 +69,12 @@ class Saver:
             saved: told when it is whole, by the thread.
         """
         self.wait()
-        self._turn = (self._turn + 1) % TURNS
-        name = f"{ref.location.worker}.{self._turn}.{SAVED}"
+        self.failed = False
+        turn = (self._whole + 1) % TURNS
+        name = f"{ref.location.worker}.{turn}.{SAVED}"
         ref = replace(ref, location=replace(ref.location, name=name))
-        self._thread = threading.Thread(target=self._save, args=(state, ref, saved), name="unicron-saver", daemon=True)
+        job = (state, ref, turn, saved)
+        self._thread = threading.Thread(target=self._save, args=job, name="unicron-saver", daemon=True)
         self._thread.start()
         return name
 
@@ -78,12 +84,16 @@ class Saver:
             self._thread.join()
             self._thread = None
 
-    def _save(self, state: dict[str, Any], ref: StateRef, saved: Callable[[StateRef], None]) -> None:
+    def _save(self, state: dict[str, Any], ref: StateRef, turn: int, saved: Callable[[StateRef], None]) -> None:
         try:
             ref = self._written(state, ref)
-        except OSError as error:
-            self._failed(f"{ref.location.name} in {self._directory}: {error.strerror}; make room there")
+        except Exception as error:  # noqa: BLE001 whatever it is, training goes on, and the last whole state stays
+            (self._directory / ref.location.name).unlink(missing_ok=True)
+            self.failed = True
+            why = f"{error.strerror}; make room there" if isinstance(error, OSError) else repr(error)
+            self._told(f"{ref.location.name} in {self._directory}: {why}")
         else:
+            self._whole = turn
             saved(ref)
 
     def _written(self, state: dict[str, Any], ref: StateRef) -> StateRef:

@@ -185,7 +185,9 @@ class TorchShell:
     @property
     def secured(self) -> bool:
         """Whether all copies of the state that was saved last are whole; one that could not be saved has none."""
-        return self._channel is None or self._unsecured is None or self._channel.secured in {None, self._unsecured}
+        if self._channel is None or self._saver is None or self._saver.failed:
+            return True
+        return self._channel.secured in {None, self._unsecured}
 
     @property
     def store_s(self) -> float:
@@ -209,7 +211,6 @@ class TorchShell:
 
     def _told_unprotected(self, reason: str) -> None:
         """Say so once, and try again in the next iteration."""
-        self._unsecured = None
         if reason != self._unprotected:
             self._unprotected = reason
             self.say(Unprotected(reason=reason))

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from unicron.contracts.states import Saver, StateRef
-from unicron.contracts.storage import Saving, StoredPart
+from unicron.contracts.storage import StoredPart
 
 
 class Holding(msgspec.Struct, kw_only=True, array_like=True):
@@ -96,8 +96,7 @@ class Saves(msgspec.Struct, kw_only=True):
         short: there are fewer nodes than copies wanted.
         searches: counts them.
         search: that is on, or was in vain; None while somebody living has all of the state.
-        saving: the newest attempt to write a checkpoint to storage.
-        parts: those of its parts that are there.
+        parts: of checkpoints that are being written to storage those that are there, by attempt.
         write_s: seconds that writing a part took last, at most.
         every_s: seconds from one such checkpoint to the next, as ordered.
         failures: of the task so far.
@@ -109,8 +108,7 @@ class Saves(msgspec.Struct, kw_only=True):
     short: bool = False
     searches: int = 0
     search: Search | None = None
-    saving: Saving | None = None
-    parts: list[StoredPart] = []
+    parts: dict[str, list[StoredPart]] = {}
     write_s: float = 30.0
     every_s: float = 0.0
     failures: int = 0

@@ -26,7 +26,6 @@ def order_saves(state: TransitionState, run: TaskRun) -> list[Message]:
     if run.state.ended or run.membership.through:
         return []
     saves, wanted = run.saves, _wanted(state, run)
-    saves.short = any(len(saver.keepers) < _lacking(run, saver.worker) for each in wanted.values() for saver in each)
     out: list[Message] = []
     for node in sorted({*wanted, *saves.ordered}):
         savers = wanted.get(node, [])
@@ -62,13 +61,9 @@ def _chosen(run: TaskRun) -> list[tuple[str, ...]]:
     return chosen
 
 
-def _lacking(run: TaskRun, worker: str) -> int:
-    """Return how many nodes must keep copies of what a worker saves, beside those that save it themselves."""
-    chosen = _chosen(run)
-    return COPIES - len(chosen) if chosen and worker in chosen[0] else 0
-
-
 def _wanted(state: TransitionState, run: TaskRun) -> dict[str, list[Saver]]:
+    """Return who is to save on which node, and with copies where; note whether there are fewer than there should be."""
+    run.saves.short = False
     if not run.target or run.membership.leaving:
         return {}
     chosen = _chosen(run)
@@ -77,7 +72,9 @@ def _wanted(state: TransitionState, run: TaskRun) -> dict[str, list[Saver]]:
         for place, name in enumerate(replica):
             node = run.workers[name].slot.node
             taken = {run.workers[each[place]].slot.node for each in chosen}
-            keepers = _keepers(state, node, taken, COPIES - len(chosen)) if index == 0 else []
+            lacking = COPIES - len(chosen) if index == 0 else 0
+            keepers = _keepers(state, node, taken, lacking)
+            run.saves.short = run.saves.short or len(keepers) < lacking
             store = order(run) if index == 0 else None
             found.setdefault(node, []).append(Saver(worker=name, keepers=keepers, store=store))
     return found

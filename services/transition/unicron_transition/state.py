@@ -186,6 +186,8 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
             for nodes in run.saves.held.values():
                 for node in nodes:
                     found[node].add(name)
+            if run.saves.search and run.saves.search.looking:
+                found[run.saves.search.looking].add(name)
         return found
 
     def is_there(self, node: str) -> bool:

@@ -13,6 +13,10 @@ PRIOR_S = 24 * 3600.0
 """A task is taken to fail once in that time, as long as nothing else is known of it."""
 
 LEAST_S = 60.0
+LEAST_WRITE_S = 1.0
+ATTEMPTS = 4
+"""Checkpoints of which parts may be on their way at once; older ones lack parts that will never come."""
+
 CHANGE = 1.25
 """By how much an interval must differ from the one in force to be ordered."""
 
@@ -33,15 +37,15 @@ def interval(run: TaskRun, now: float) -> float:
 
 
 def part_stored(state: TransitionState, run: TaskRun, fact: PartStored) -> list[Message]:
-    """Note a part of a checkpoint; when all are there, have it completed."""
+    """Note a part of a checkpoint; when all are there, have it completed, and forget what came to nothing before."""
     saves, saving = run.saves, fact.saving
-    if saves.saving is None or saving.iteration > saves.saving.iteration or saves.saving.attempt != saving.attempt:
-        saves.saving, saves.parts, saves.write_s = saving, [], 0.0
-    saves.parts = [*(part for part in saves.parts if part.place != fact.part.place), fact.part]
-    saves.write_s = max(saves.write_s, fact.seconds)
-    if len(saves.parts) < saving.layout.replica_workers or not state.is_there(fact.node):
+    others = [part for part in saves.parts.pop(saving.attempt, ()) if part.place != fact.part.place]
+    parts = saves.parts[saving.attempt] = [*others, fact.part]
+    saves.write_s = max(fact.seconds, saves.write_s if others else LEAST_WRITE_S)
+    if len(parts) < saving.layout.replica_workers or not state.is_there(fact.node):
+        saves.parts = dict(list(saves.parts.items())[-ATTEMPTS:])
         return []
-    parts, saves.parts = saves.parts, []
+    saves.parts = {}
     return [
         CommitCheckpoint(**state.to(fact.node), task=run.spec.name, saving=saving, parts=parts, since=run.submitted_at)
     ]
@@ -66,6 +70,7 @@ def look(state: TransitionState, run: TaskRun) -> list[Message]:
     if not there:
         return []  # the next node that joins begins the search again
     search.looking = there[0]
+    state.note(run, there[:1])
     return [
         FindCheckpoint(
             **state.to(there[0]),

@@ -22,7 +22,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.tasks import TaskState
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 
 ITERATIONS = 24
 names = (f"t{number}" for number in itertools.count())

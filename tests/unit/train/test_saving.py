@@ -1,5 +1,6 @@
 """States as files that can be mapped, and how they are saved while the worker computes on."""
 
+import os
 import threading
 
 import pytest
@@ -33,7 +34,8 @@ def written(path, value):
         {"a": torch.arange(5), "b": [1, (2.5, None, "x")], 3: torch.ones(2, 3, dtype=torch.bfloat16)},
         {"scalar": torch.tensor(3.0), "empty": torch.empty(0, 4), "flag": torch.tensor([True, False])},
         {"turned": torch.arange(6.0).reshape(2, 3).t(), "complex": torch.tensor([1 + 2j])},
-        {"nothing": {}, "dtype": torch.float16},
+        {"nothing": {}, "dtype": torch.float16, "long": 2**127 + 1, "least": -(2**63), "none": [None, (), b"x"]},
+        {(0, "a"): 1, 1.5: torch.ones(2), "__tensor__": [1]},
     ],
 )
 def test_a_state_is_read_as_it_was_written(tmp_path, value):
@@ -137,11 +139,38 @@ def test_what_does_not_fit_is_told_and_the_last_whole_one_stays(saver, monkeypat
     saver.wait()
     whole = (saver.at / "t-1.1.saved").read_bytes()
     monkeypatch.setenv("UNICRON_STATE_LIMIT", "6000")
-    saver.save(state(1))
-    saver.wait()
+    for number in (1, 2):
+        saver.save(state(number))
+        saver.wait()
+        assert saver.failed
+        assert [path.name for path in saver.at.iterdir()] == ["t-1.1.saved"]
+        assert (saver.at / "t-1.1.saved").read_bytes() == whole, "the next attempt goes to the other file again"
     assert len(saver.of) == 1
     assert "more than the node's limit of 6000 bytes; make room there" in saver.why[0]
-    assert (saver.at / "t-1.1.saved").read_bytes() == whole
+    monkeypatch.setenv("UNICRON_STATE_LIMIT", "0")
+    saver.save(state(3))
+    saver.wait()
+    assert not saver.failed
+    assert [ref.location.name for ref in saver.of] == ["t-1.1.saved", "t-1.0.saved"]
+
+
+def test_whatever_can_not_be_saved_is_told_and_ends_nothing(saver):
+    saver.save({"iteration": 0, "objects": {"odd": lambda: 0}})
+    saver.wait()
+    assert saver.failed
+    assert "pickle" in saver.why[0].lower()
+    assert not list(saver.at.iterdir())
+
+
+def test_a_file_that_has_a_second_name_is_left_as_it_is(saver):
+    saver.save(state(0))
+    saver.wait()
+    os.link(saver.at / "t-1.1.saved", saver.at / "held")
+    before = (saver.at / "held").read_bytes()
+    for number in (1, 2, 3):
+        saver.save(state(number))
+        saver.wait()
+    assert (saver.at / "held").read_bytes() == before
 
 
 def test_a_state_is_that_of_the_moment_at_which_saving_began(saver):

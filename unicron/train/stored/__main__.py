@@ -3,6 +3,7 @@
 An error goes to the standard error as one line, and the exit status is 1.
 """
 
+import mmap
 import sys
 import time
 from collections.abc import Callable
@@ -24,8 +25,8 @@ def write(request: dict[str, Any]) -> StoredPart:
     from unicron.train.stored.parts import write_part  # noqa: PLC0415 torch takes its time
 
     saving, path = msgspec.convert(request["saving"], Saving), Path(request["path"])
-    with path.open("rb") as file:
-        if xxh3_128(file.read(request["size"])).hexdigest() != request["checksum"]:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), request["size"], access=mmap.ACCESS_READ) as content:
+        if xxh3_128(content).hexdigest() != request["checksum"]:
             raise CheckpointError(f"{path.name} is not what its checksum says, and is not stored")
     claim(Storage(saving.root), saving.task)
     return write_part(saving, request["place"], unpack(path, request["size"]))
@@ -70,7 +71,7 @@ def main() -> int:
     request = msgspec.json.decode(sys.stdin.buffer.read())
     try:
         answer = DO[request["do"]](request)
-    except (UnicronError, OSError) as error:
+    except (UnicronError, OSError, ValueError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)  # noqa: T201 it is the answer
         return 1
     sys.stdout.buffer.write(msgspec.json.encode(answer))
