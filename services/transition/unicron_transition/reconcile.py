@@ -58,7 +58,7 @@ def stop(state: TransitionState, run: TaskRun, worker: WorkerRun, reason: str) -
 
 def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
     """Order a new membership where the present one is not the best that the living workers can form."""
-    if not run.state.ended and run.target and not run.present.is_like(run.shape):
+    if not run.state.ended and not (run.target and run.present.is_like(run.shape)):
         return _leave(state, run)
     usable = [] if run.state.ended else state.usable(run)
     # a slot that another task still holds is not waited for: that task may be waiting for one of this task's
@@ -103,21 +103,25 @@ def _begin_anew(state: TransitionState, run: TaskRun, lost: set[int]) -> list[Me
 
 
 def _leave(state: TransitionState, run: TaskRun) -> list[Message]:
-    """Have those with the state leave it behind: the task is to go on in another layout, in the same slots."""
+    """Have those with the state leave it behind: the task is to go on in another layout, or to go on later."""
     membership = run.membership
     if shelf := membership.shelf() or run.shelf:
         run.shelf, membership.left = shelf, {}
+        if not run.target:
+            return _stop_all(state, run, list(run.workers.values()), GIVEN_UP)
         reason = f"its state is kept, and the task goes on with {run.shape.degrees}"
         old = [worker for worker in run.workers.values() if not worker.layout.is_like(run.shape)]
         return _stop_all(state, run, old, reason) + _regroup(state, run)
     computes = not membership.leaving and membership.intact(run.workers)
     if membership.leaves(run.workers) or (computes and _are_awaited(state, run)):
         return []
+    lost, chosen = lost_places(run), leavers(run)
+    if not run.target and (lost or not chosen):  # others want its slots, and what was saved is as good
+        return _stop_all(state, run, list(run.workers.values()), GIVEN_UP)
     if _searches(run):
         return []
-    if lost := lost_places(run):
+    if lost:
         return _begin_anew(state, run, lost)
-    chosen = leavers(run)
     if not chosen:
         return []
     forsaken = forsake(state, run, chosen)
@@ -180,7 +184,7 @@ def _stop_unwanted(state: TransitionState, run: TaskRun) -> list[Message]:
 
     Who has its state stays until those that go on have met: they may be dying unseen.
     """
-    if run.state.ended or not run.target:
+    if run.state.ended or not (run.target or run.membership.leaves(run.workers)):
         run.membership.group = []
         return _stop_all(state, run, list(run.workers.values()), GIVEN_UP)
     group = {name for name in run.membership.group if name in run.workers}

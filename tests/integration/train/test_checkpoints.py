@@ -16,6 +16,7 @@ from unicron.contracts.events import (
     CheckpointFound,
     CheckpointStored,
     Regrouped,
+    StateKept,
     StateRejected,
     StateSecured,
     StatesFound,
@@ -117,6 +118,10 @@ async def test_a_task_that_is_put_aside_for_a_heavier_one_goes_on_where_it_was(s
     await run.ends_as_undisturbed(plain)
     again = [each.iteration for each in scene.of(Regrouped, task=run.name) if each.epoch > 0]
     assert min(again) >= reached > 4
+    left = scene.of(StateKept, task=run.name)
+    [leaving, *taken] = sorted(set(again))
+    assert {each.state.iteration for each in left} == {leaving + 1} == {min(taken)}, "they finished it before"
+    assert not scene.of(StatesFound, task=run.name), "nobody had to look for it"
 
 
 async def test_a_copy_with_a_byte_flipped_is_used_by_nobody(scene, script, plain, tmp_path):

@@ -1,0 +1,94 @@
+"""A task that a plan takes off all its slots finishes its iteration, leaves its state behind, and takes it later."""
+
+from helpers.transition import Cluster, of, slot, spec
+
+from unicron.contracts.commands import DropStates, FindStates, Regroup, StartWorker, StopWorker
+from unicron.contracts.events import TaskRemoved
+from unicron.contracts.tasks import ParallelLayout, TaskState
+
+TWO = [slot("n1:0"), slot("n2:0")]
+
+
+def running(*names, **fields):
+    cluster = Cluster({"n1": 1, "n2": 1}, [spec(name, **fields) for name in names])
+    cluster.plan(**{names[0]: TWO})
+    cluster.rest()
+    return cluster
+
+
+def test_its_workers_finish_the_iteration_and_leave_their_states_before_others_get_the_slots():
+    cluster = running("a", "b")
+    out = cluster.plan(b=TWO)
+    assert [order.leaving for order in of(Regroup, out)] == [True, True]
+    assert not of(StopWorker, out)
+    assert not of(StartWorker, out)
+    assert cluster.said["a"] is TaskState.WAITING
+    while cluster.run("a").shelf is None:
+        assert not cluster.run("b").workers, "its slots are in use"
+        assert cluster.step()
+    assert len(cluster.run("a").shelf.states) == 2, "two copies"
+    assert cluster.run("a").workers == {}
+    cluster.rest()
+    assert cluster.said["b"] is TaskState.RUNNING
+    assert len(cluster.kept) == 2, "they lie there until they are taken"
+
+
+def test_it_takes_that_state_when_it_gets_slots_again():
+    cluster = running("a")
+    cluster.plan()
+    cluster.rest()
+    left = cluster.run("a").shelf
+    out = cluster.plan(a=TWO)
+    assert not of(FindStates, out)
+    cluster.rest()
+    assert cluster.said["a"] is TaskState.RUNNING
+    assert cluster.run("a").shelf is None
+    assert left.iteration >= 0
+    assert cluster.anew == set()
+    assert cluster.kept == {}
+
+
+def test_slots_given_back_meanwhile_are_used_on_without_anybody_stopped():
+    cluster = running("a")
+    cluster.plan()
+    workers = list(cluster.group("a"))
+    out = cluster.plan(a=TWO)
+    cluster.rest()
+    assert not of(StopWorker, out)
+    assert cluster.group("a") == workers
+    assert cluster.said["a"] is TaskState.RUNNING
+    assert cluster.kept == {}
+
+
+def test_one_that_dies_while_it_leaves_is_not_waited_for():
+    cluster = running("a")
+    cluster.plan()
+    cluster.end(cluster.processes["a-1"])
+    out = cluster.report("a-1")
+    assert [order.world_size for order in of(Regroup, out)] == [1]
+    cluster.rest()
+    assert [ref.location.worker for ref in cluster.run("a").shelf.states] == ["a-2"]
+    assert cluster.run("a").workers == {}
+
+
+def test_where_a_part_of_the_state_is_lost_the_slots_are_given_up_at_once_and_what_was_saved_counts():
+    cluster = running("a", layout=ParallelLayout(tensor=2), min_workers=2)
+    cluster.end(cluster.processes["a-1"])
+    cluster.report("a-1")
+    out = cluster.plan()
+    assert {order.worker for order in of(StopWorker, out)} >= {"a-2"}
+    cluster.rest()
+    assert cluster.run("a").workers == {}
+    cluster.plan(a=TWO)
+    cluster.rest()
+    assert cluster.said["a"] is TaskState.RUNNING
+    assert cluster.anew == set()
+
+
+def test_what_it_left_is_removed_with_the_task():
+    cluster = running("a")
+    cluster.plan()
+    cluster.rest()
+    out = cluster.tell(TaskRemoved(task="a"))
+    assert {order.node for order in of(DropStates, out)} == {"n1", "n2"}
+    assert (cluster.kept, cluster.saved) == ({}, {})
