@@ -107,26 +107,28 @@ def _leave(state: TransitionState, run: TaskRun) -> list[Message]:
     membership = run.membership
     if shelf := membership.shelf() or run.shelf:
         run.shelf, membership.left = shelf, {}
-        if not run.target:
-            return _stop_all(state, run, list(run.workers.values()), GIVEN_UP)
-        reason = f"its state is kept, and the task goes on with {run.shape.degrees}"
-        old = [worker for worker in run.workers.values() if not worker.layout.is_like(run.shape)]
-        return _stop_all(state, run, old, reason) + _regroup(state, run)
+        return _give_way(state, run, f"its state is kept, and the task goes on with {run.shape.degrees}")
     computes = not membership.leaving and membership.intact(run.workers)
     if membership.leaves(run.workers) or (computes and _are_awaited(state, run)):
         return []
-    lost, chosen = lost_places(run), leavers(run)
-    if not run.target and (lost or not chosen):  # others want its slots, and what was saved is as good
-        return _stop_all(state, run, list(run.workers.values()), GIVEN_UP)
-    if _searches(run):
-        return []
-    if lost:
+    chosen = leavers(run)
+    if not chosen and not run.target:
+        return _give_way(state, run, GIVEN_UP)  # what was saved is as good
+    if not chosen and (lost := lost_places(run)) and not _searches(run):
         return _begin_anew(state, run, lost)
     if not chosen:
         return []
     forsaken = forsake(state, run, chosen)
     run.membership = membership.next(chosen, run.present.with_workers(len(chosen)), leaving=True)
     return forsaken + _order(state, run)
+
+
+def _give_way(state: TransitionState, run: TaskRun, reason: str) -> list[Message]:
+    """Stop the workers of the old layout, and go on in the new one; or stop all, if the task is to go on later."""
+    if not run.target:
+        return _stop_all(state, run, list(run.workers.values()), GIVEN_UP)
+    old = [worker for worker in run.workers.values() if not worker.layout.is_like(run.shape)]
+    return _stop_all(state, run, old, reason) + _regroup(state, run)
 
 
 def _are_awaited(state: TransitionState, run: TaskRun) -> bool:
