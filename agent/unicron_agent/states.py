@@ -47,7 +47,7 @@ class Savings:
         order: who is to have copies.
         saved: the newest state that it has saved.
         missing: nodes that have no copy of that yet.
-        secured: that all have one was told since the order came.
+        secured: that all have one was told since the order came, and nothing else since.
         again_at: when to send the missing copies once more; None while they are on their way, or all there.
         failures: attempts in a row that did not get there.
     """
@@ -153,6 +153,11 @@ class States:
         self._savings.pop(worker, None)
         return self._remove(worker) if worker in self._ended else []
 
+    def unprotected(self, worker: str) -> None:
+        """Note that a worker can't save its state: when it can again, that is told."""
+        if savings := self._savings.get(worker):
+            savings.secured = False
+
     def saved(self, worker: Worker, message: Saved) -> Out:
         """Have copies made of what a worker has saved."""
         ref = message.state
@@ -209,6 +214,7 @@ class States:
         goes_on = SendToWorker(worker.worker, Secured(name=ref.location.name, iteration=ref.iteration))
         if savings.failures > TRIES:
             return [goes_on]
+        savings.secured = False
         reason = f"{sent.node} keeps no copy: {sent.problem}"
         unprotected = StateUnprotected(
             node=self._node, slot=worker.slot, task=worker.task, worker=worker.worker, reason=reason
@@ -216,7 +222,7 @@ class States:
         return [goes_on, unprotected]
 
     def _secured(self, worker: Worker, savings: Savings, ref: StateRef) -> Out:
-        """Let the worker save the next one; the first time since it was ordered, tell everybody."""
+        """Let the worker save the next one; tell everybody, unless that is what they know."""
         out: Out = [SendToWorker(worker.worker, Secured(name=ref.location.name, iteration=ref.iteration))]
         if not savings.secured:
             savings.secured = True
