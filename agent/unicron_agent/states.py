@@ -77,6 +77,11 @@ class States:
         """Take over what an earlier agent has left."""
         self.found = {**dict.fromkeys(kept), **{ref.location.name: ref for ref in saved}}
 
+    @property
+    def whole(self) -> list[StateRef]:
+        """What was saved, here or elsewhere, and can be taken."""
+        return [ref for ref in self.found.values() if ref is not None]
+
     # --- orders ------------------------------------------------------------------------------------------------------
 
     def obey(self, command: AboutStates, workers: Iterable[Worker]) -> Out:
@@ -129,7 +134,7 @@ class States:
 
     def _tell(self, command: FindStates) -> Out:
         """Say which of a task's states are here."""
-        states = [ref for ref in self.found.values() if ref is not None and ref.task == command.task]
+        states = [ref for ref in self.whole if ref.task == command.task]
         return [StatesFound(node=self._node, task=command.task, search=command.search, states=states)]
 
     # --- what happens to states --------------------------------------------------------------------------------------
