@@ -10,6 +10,7 @@ from unicron.contracts.queries import (
     DrainNode,
     GetCurve,
     GetPlan,
+    GetStates,
     GetStatus,
     GetStraggler,
     InjectFault,
@@ -23,6 +24,7 @@ from unicron.contracts.queries import (
     SwitchRecording,
     WhatIf,
 )
+from unicron.contracts.states import StateRef
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError
 
@@ -91,6 +93,10 @@ class Client:
     async def record(self, task: str, share: float) -> str:
         """Have the workers of `task` record that share of their iterations; return a line for a person."""
         return (await self._ask("straggler", SwitchRecording(task=task, share=share))).text
+
+    async def states(self, node: str) -> list[StateRef]:
+        """Return the states of tasks that lie in the memory of `node`, whole."""
+        return (await self._ask(node, GetStates())).states
 
     async def inject(self, node: str, fault: str, worker: str = "") -> str:
         """Let the agent of `node` break something of its own; return a line for a person."""

@@ -41,6 +41,7 @@ from unicron.contracts.worker import (
     Sample,
     Saved,
     ToAgent,
+    Unprotected,
 )
 from unicron.errors import InvalidInputError, StaleTokenError, UnicronError
 from unicron_agent.reports import report
@@ -374,6 +375,8 @@ class AgentCore:
                 return self.states.saved(worker, message)
             case Joined():
                 self.states.joined(name)
+            case Unprotected():
+                self.states.unprotected(name)
         unheard = isinstance(message, Iterated) and message.rank > 0  # one is enough
         unheard = unheard or (isinstance(message, Kept) and not self.states.kept(name, message))
         return [] if unheard else report(self.node, worker, message)

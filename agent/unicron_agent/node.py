@@ -16,7 +16,7 @@ from unicron.bus.protocol import Bus
 from unicron.clock import Clock
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
-from unicron.contracts.queries import InjectFault, Reply
+from unicron.contracts.queries import GetStates, InjectFault, Reply
 from unicron.contracts.states import Keeper, StateRef
 from unicron.contracts.tasks import Slot
 from unicron.contracts.worker import StateFetched
@@ -270,13 +270,15 @@ class Node:
             "CUDA_VISIBLE_DEVICES": slot.device,
         }
 
-    # --- chaos -------------------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------------
 
     async def _on_query(self, data: bytes) -> bytes:
         try:
             query = codec.decode_query(data)
+            if isinstance(query, GetStates):
+                return codec.encode(Reply(states=self._agent.core.states.whole))
             if not isinstance(query, InjectFault):
-                raise InvalidInputError(f"an agent answers InjectFault, not {type(query).__name__}")
+                raise InvalidInputError(f"an agent answers GetStates and InjectFault, not {type(query).__name__}")
             if not self._settings.chaos:
                 raise InvalidInputError(f"{self._name} injects no faults: start its agent with UNICRON_CHAOS=true")
             text = break_something(query, self._agent.core, self._supervisor, self._channels.send)

@@ -4,7 +4,6 @@ import asyncio
 import mmap
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -17,6 +16,7 @@ from unicron_agent.memory import StateMemory
 
 FETCH, KEEP = "/unicron.v1.State/Fetch", "/unicron.v1.State/Keep"
 PIECE = 2 * 1024 * 1024
+ADMITTED = (("admitted", "yes"),)
 LIMITS = [("grpc.max_receive_message_length", PIECE + 1024), ("grpc.max_send_message_length", PIECE + 1024)]
 
 _ref: msgspec.msgpack.Decoder[StateRef] = msgspec.msgpack.Decoder(StateRef)
@@ -92,23 +92,20 @@ class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             ref = self._admitted(await anext(pieces, b""))
         except StateTransferError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        name, whole = ref.location.name, False
-        self._busy.add(name)
         try:
-            await self._take(ref, pieces)
-            whole = True
-        except (StateTransferError, OSError) as error:
+            await self._take(ref, pieces, context)
+        except StateTransferError as error:
             await context.abort(grpc.StatusCode.DATA_LOSS, str(error))
-        finally:
-            self._busy.discard(name)
-            if not whole:
-                self._memory.remove(name)
+        except OSError as error:
+            async for _ in pieces:  # whoever is still sending would not hear why
+                pass
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._memory.folder}: {error.strerror}")
         return b""
 
     def _admitted(self, first: bytes) -> StateRef:
         try:
             ref = _ref.decode(first)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise StateTransferError(f"a copy that does not say what it is: {error}") from error
         name = self._memory.checked(ref.location.name)
         if not name.endswith(SAVED) or not name.startswith(f"{ref.location.worker}.") or ref.size <= 0:
@@ -118,11 +115,26 @@ class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._memory.check_room(name, ref.size)
         return ref
 
-    async def _take(self, ref: StateRef, pieces: AsyncIterator[bytes]) -> None:
+    async def _take(self, ref: StateRef, pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        """Take the content of a copy; of one that is not whole in the end nothing stays."""
+        name, whole = ref.location.name, False
+        self._busy.add(name)
+        try:
+            await context.send_initial_metadata(ADMITTED)
+            await self._write(ref, pieces)
+            whole = True
+        finally:
+            self._busy.discard(name)
+            if not whole:
+                self._memory.remove(name)
+
+    async def _write(self, ref: StateRef, pieces: AsyncIterator[bytes]) -> None:
         """Write a copy over an older one, and label it in the end."""
         name, digest, size = ref.location.name, xxh3_128(), 0
         path: Path = self._memory.folder / name
         self._received(name, None)
+        if path.exists() and path.stat().st_nlink > 1:
+            path.unlink()  # somebody reads it under another name
         with path.open("r+b" if path.exists() else "w+b") as file:
             file.truncate(min(ref.size, path.stat().st_size))  # without its label it is no state from here on
             async for piece in pieces:
@@ -145,19 +157,26 @@ async def send_copy(memory: StateMemory, ref: StateRef, address: str) -> None:
         StateTransferError: it did not get there, whole.
     """
     path = memory.path(ref.location.name)
-    try:
-        async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
-            await channel.stream_unary(KEEP)(_pieces(path, ref), timeout=600)
-    except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.DATA_LOSS:
-            await asyncio.to_thread(check, ref, path)
-        raise StateTransferError(f"no copy of {ref.location.name} for {address}: {error.details()}") from error
 
-
-async def _pieces(path: Path, ref: StateRef) -> AsyncIterator[Any]:
-    yield msgspec.msgpack.encode(ref)
-    left = ref.size
-    with path.open("rb") as file:
+    async def pieces() -> AsyncIterator[bytes]:
+        """Yield what it is, and once that is admitted its content: of a call that is over no reason can be heard."""
+        yield msgspec.msgpack.encode(ref)
+        left = ref.size if dict(await call.initial_metadata()) == dict(ADMITTED) else 0
         while left and (piece := file.read(min(PIECE, left))):
             left -= len(piece)
             yield piece
+
+    try:
+        with path.open("rb") as file:
+            async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
+                call = channel.stream_unary(KEEP)(pieces(), timeout=600)
+                try:
+                    await call
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is grpc.StatusCode.DATA_LOSS:
+                        await asyncio.to_thread(check, ref, path)
+                    raise StateTransferError(error.details()) from error
+    except (StateTransferError, OSError) as error:
+        if isinstance(error, UnsoundStateError):
+            raise
+        raise StateTransferError(f"no copy of {ref.location.name} for {address}: {error}") from error

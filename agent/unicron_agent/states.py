@@ -47,7 +47,7 @@ class Savings:
         order: who is to have copies.
         saved: the newest state that it has saved.
         missing: nodes that have no copy of that yet.
-        secured: that all have one was told since the order came.
+        secured: that all have one was told since the order came, and nothing else since.
         again_at: when to send the missing copies once more; None while they are on their way, or all there.
         failures: attempts in a row that did not get there.
     """
@@ -76,6 +76,11 @@ class States:
     def adopt(self, kept: Iterable[str], saved: Iterable[StateRef]) -> None:
         """Take over what an earlier agent has left."""
         self.found = {**dict.fromkeys(kept), **{ref.location.name: ref for ref in saved}}
+
+    @property
+    def whole(self) -> list[StateRef]:
+        """What was saved, here or elsewhere, and can be taken."""
+        return [ref for ref in self.found.values() if ref is not None]
 
     # --- orders ------------------------------------------------------------------------------------------------------
 
@@ -129,7 +134,7 @@ class States:
 
     def _tell(self, command: FindStates) -> Out:
         """Say which of a task's states are here."""
-        states = [ref for ref in self.found.values() if ref is not None and ref.task == command.task]
+        states = [ref for ref in self.whole if ref.task == command.task]
         return [StatesFound(node=self._node, task=command.task, search=command.search, states=states)]
 
     # --- what happens to states --------------------------------------------------------------------------------------
@@ -152,6 +157,11 @@ class States:
         """Note that a worker has ended; what it saved stays, unless it was to be removed."""
         self._savings.pop(worker, None)
         return self._remove(worker) if worker in self._ended else []
+
+    def unprotected(self, worker: str) -> None:
+        """Note that a worker can't save its state: when it can again, that is told."""
+        if savings := self._savings.get(worker):
+            savings.secured = False
 
     def saved(self, worker: Worker, message: Saved) -> Out:
         """Have copies made of what a worker has saved."""
@@ -209,6 +219,7 @@ class States:
         goes_on = SendToWorker(worker.worker, Secured(name=ref.location.name, iteration=ref.iteration))
         if savings.failures > TRIES:
             return [goes_on]
+        savings.secured = False
         reason = f"{sent.node} keeps no copy: {sent.problem}"
         unprotected = StateUnprotected(
             node=self._node, slot=worker.slot, task=worker.task, worker=worker.worker, reason=reason
@@ -216,7 +227,7 @@ class States:
         return [goes_on, unprotected]
 
     def _secured(self, worker: Worker, savings: Savings, ref: StateRef) -> Out:
-        """Let the worker save the next one; the first time since it was ordered, tell everybody."""
+        """Let the worker save the next one; tell everybody, unless that is what they know."""
         out: Out = [SendToWorker(worker.worker, Secured(name=ref.location.name, iteration=ref.iteration))]
         if not savings.secured:
             savings.secured = True

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torchft.process_group import ManagedProcessGroup
 
-from benchmarks.peers.worker import NOBODY, TIMEOUT, Watched, accumulate, batch, join, number
+from benchmarks.peers.worker import NOBODY, TIMEOUT, Watched, accumulate, batch, join, number, save
 from benchmarks.struck import example
 
 
@@ -121,7 +121,7 @@ def main() -> None:
         if committed(manager, scene, began, size):
             rates.step()
             if scene.here.iteration == number("KEPT"):
-                train.save(model, Path(scene.orders.folder) / "stage-0.pt", writes=True)
+                save(model, Path(scene.orders.folder) / "stage-0.pt", writes=True)
     manager.shutdown()
     dist.destroy_process_group()
 

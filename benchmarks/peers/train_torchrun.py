@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.peers.worker import TIMEOUT, Watched, accumulate, batch, join, number
+from benchmarks.peers.worker import TIMEOUT, Watched, accumulate, batch, join, number, save
 from benchmarks.struck import example
 
 DIMENSIONS = ("replicate", "pipeline", "shard", "tensor")
@@ -169,7 +169,7 @@ def main() -> None:
         scene.note("updated", began)
         checkpoints.save(iteration + 1)
         if iteration + 1 == number("KEPT"):
-            train.save(model, folder / f"stage-{stage}.pt", writes=True)
+            save(model, folder / f"stage-{stage}.pt", writes=True)
     dist.destroy_process_group()
 
 

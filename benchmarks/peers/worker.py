@@ -91,3 +91,14 @@ def accumulate(
 def number(name: str) -> int:
     """Return a number from the environment."""
     return int(os.environ[name])
+
+
+def save(model: Any, path: Path, *, writes: bool) -> None:
+    """Save the whole parameters of a stage; all ranks of the replica take part in putting them together."""
+    whole = {}
+    for name, each in model.named_parameters():
+        whole[name] = each.full_tensor() if hasattr(each, "full_tensor") else each.detach()
+    if writes:
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        torch.save(whole, unfinished)
+        unfinished.rename(path)

@@ -1,10 +1,14 @@
 """The commands `unicron checkpoints`: what is saved of training, and what survives a failure."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unicron_cli.output import Json, console, print_json, warn
+from unicron_cli.output import Json, Nats, console, print_json, warn, with_client
+
+if TYPE_CHECKING:
+    from unicron.client import Client
+    from unicron.contracts.states import StateRef
 
 app = typer.Typer(no_args_is_help=True, help="What is saved of training, and what survives a failure.")
 
@@ -36,3 +40,61 @@ def odds(
         once = f"{float(1 / (1 - kept)):,.1f}" if kept < 1 else "never"
         table.add_row(str(number), f"{float(kept):.4%}", once, f"{float(alone):.0%}")
     console().print(table)
+
+
+@app.command()
+def memory(
+    task: Annotated[str, typer.Argument(metavar="[TASK]", help="Whose they are; of all tasks without.")] = "",
+    nats: Nats = None,
+    as_json: Json = False,
+) -> None:
+    """Show the states that lie in the memories of nodes, whole, newest first, and on which nodes each of them does."""
+    copies: dict[tuple[str, int, int, str], list[StateRef]] = {}
+    for ref in with_client(nats, _states):
+        if task in {"", ref.task}:
+            copies.setdefault((ref.task, -ref.iteration, ref.place, ref.location.worker), []).append(ref)
+    rows = [copies[key] for key in sorted(copies)]
+    if as_json:
+        print_json([_row(each) for each in rows])
+    elif rows:
+        from unicron_cli.views import plain_table  # noqa: PLC0415
+
+        table = plain_table("TASK", "ITERATION", "PLACE", "WORKER", "MB", "LAYOUT", "NODES")
+        for first, *others in rows:
+            nodes = ", ".join(ref.location.node for ref in (first, *others))
+            where = (str(first.iteration), str(first.place), first.location.worker, f"{first.size / 1e6:.1f}")
+            table.add_row(first.task, *where, first.layout.degrees, nodes)
+        console().print(table)
+    else:
+        typer.echo("no node has a state" + (f" of {task}" if task else ""))
+
+
+def _row(copies: "list[StateRef]") -> dict[str, object]:
+    first = copies[0]
+    return {
+        "task": first.task,
+        "iteration": first.iteration,
+        "place": first.place,
+        "worker": first.location.worker,
+        "size": first.size,
+        "layout": first.layout,
+        "nodes": [ref.location.node for ref in copies],
+    }
+
+
+async def _states(client: "Client") -> "list[StateRef]":
+    """Return what all nodes have that are in use; who doesn't answer is told of."""
+    import asyncio  # noqa: PLC0415
+
+    from unicron.contracts.tasks import NodeState  # noqa: PLC0415
+    from unicron.errors import UnicronError  # noqa: PLC0415
+
+    async def of(node: str) -> "list[StateRef]":
+        try:
+            return await client.states(node)
+        except UnicronError as error:
+            warn(f"{node} does not tell what it has: {error}")
+            return []
+
+    nodes = [view.node for view in (await client.status()).nodes if view.state in {NodeState.UP, NodeState.DRAINING}]
+    return [ref for each in await asyncio.gather(*map(of, nodes)) for ref in each]

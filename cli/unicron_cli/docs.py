@@ -84,6 +84,7 @@ OWNERS = {
     queries.GetPlan: "planner",
     queries.WhatIf: "planner",
     queries.GetCurve: "planner",
+    queries.GetStates: "node-1",
     queries.InjectFault: "node-1",
     queries.SwitchRecording: "straggler",
     queries.GetStraggler: "straggler",

@@ -13,6 +13,7 @@ import msgspec
 
 from unicron.contracts import commands
 from unicron.contracts.base import Message
+from unicron.contracts.queries import SaverView
 from unicron.contracts.states import Keeper
 from unicron.contracts.tasks import ParallelLayout
 from unicron.services import SERVICES
@@ -118,6 +119,8 @@ VALUES: dict[str, Any] = {
     "dropped": {"ranks missing": 1},
     "alert": "slow-worker",
     "problems": [],
+    "problem": "",
+    "savers": {"gpt-1": SaverView(nodes=["node-1", "node-2"])},
 }
 """Values of fields that read better than the first value of their type."""
 

@@ -1,6 +1,7 @@
 """Commands of `unicron checkpoints`: what lies on a storage, whether it is as it was written, and what may go."""
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,7 +32,7 @@ MB = 1e6
 def mount(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("list")(list_)
-    for command in (show, verify, prune):
+    for command in (show, verify, restore, prune):
         app.command()(command)
 
 
@@ -83,6 +84,43 @@ def verify(at: At, task: OneOrAll = "", step: Step = None, as_json: Json = False
         if not rows:
             typer.echo(f"{at} has no complete checkpoints" + (f" of {task}" if task else ""))
     raise typer.Exit(1 if any(row["faults"] for row in rows) else 0)
+
+
+def restore(
+    at: At,
+    task: Task,
+    to: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")],
+    step: Step = None,
+    as_json: Json = False,
+) -> None:
+    """Write a checkpoint to one file, for torch.load: whole parameters and optimizer states under their full names.
+
+    Without --step it is the newest that is as it was written.
+    """
+    from unicron.storage import catalog  # noqa: PLC0415
+
+    storage = _storage(at)
+    with needs("unicron checkpoints restore", "agent"):
+        from unicron.train import whole  # noqa: PLC0415
+        from unicron.train.stored import reading  # noqa: PLC0415
+    if step is None:
+        newest = catalog.newest(storage, task)
+        for each in newest.skipped:
+            typer.echo(f"damaged: {each.address}: {'; '.join(each.faults)}", err=True)
+        if newest.stored is None:
+            raise CheckpointError(f"{storage.address(task)} has no complete checkpoint that is as it was written")
+        found = newest.stored
+    else:
+        found = _one(storage, task, step)
+    content = reading.whole(storage, found)
+    try:
+        whole.write(content, to)
+    except OSError as error:
+        raise CheckpointError(str(error.strerror)) from error
+    if as_json:
+        print_json({**_told(task, found), "to": str(to.absolute()), "holds": sorted(content)})
+    else:
+        typer.echo(f"{to}: iteration {found.iteration} of {task}, with {', '.join(sorted(content))}")
 
 
 def prune(

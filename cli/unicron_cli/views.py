@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 from unicron_narration.units import KNOWN_FLOPS, ago, expected, si
 
-from unicron.contracts.queries import NodeView, Status, TaskView
+from unicron.contracts.queries import NodeView, SaverView, Status, TaskView
 from unicron.contracts.tasks import NodeState, Slot, TaskState
 
 _NODE_STYLES = {NodeState.UP: "green", NodeState.DRAINING: "yellow", NodeState.LOST: "red", NodeState.LEFT: "dim"}
@@ -39,7 +39,7 @@ def nodes_table(status: Status, now: float | None = None) -> Table:
 
 def tasks_table(status: Status) -> Table:
     """Return the tasks with their progress."""
-    table = plain_table("TASK", "STATE", "WEIGHT", "WORKERS", "ITERATION", "LOSS", "SECONDS", "WAF", "REASON")
+    table = plain_table("TASK", "STATE", "WEIGHT", "WORKERS", "ITERATION", "LOSS", "SECONDS", "WAF", "SAVED", "REASON")
     for view in status.tasks:
         spec = view.spec
         table.add_row(
@@ -51,9 +51,26 @@ def tasks_table(status: Status) -> Table:
             "" if view.loss is None else f"{view.loss:.4f}",
             f"{view.iteration_s:.3f}" if view.iteration_s else "",
             si(view.waf, "FLOP/s") if view.waf >= KNOWN_FLOPS else "",
+            _saved(view, status),
             Text(_reason(view)),
         )
     return table
+
+
+def _saved(view: TaskView, status: Status) -> Text:
+    """Return on how many nodes each part of its state is saved in memory, in every iteration."""
+    up = {node.node for node in status.nodes if _in_use(node)}
+    if not view.savers or not view.members:
+        return Text()
+    if any(saver.problem for saver in view.savers.values()):
+        return Text("no", "red")
+    layout = view.spec.shape(len(view.members))
+    nodes: dict[int, set[str]] = {place: set() for place in range(layout.replica_workers)}
+    for rank, member in enumerate(view.members[: layout.workers]):
+        saver = view.savers.get(member.worker, SaverView())
+        nodes[layout.seat(rank).place] |= up.intersection(saver.nodes)
+    fewest = min(map(len, nodes.values()))
+    return Text("1 node" if fewest == 1 else f"{fewest} nodes" if fewest else "no", "" if fewest > 1 else "yellow")
 
 
 def status_view(status: Status, now: float | None = None) -> Group:
@@ -91,4 +108,7 @@ def _in_use(node: NodeView) -> list[Slot]:
 def _reason(view: TaskView) -> str:
     if view.state == TaskState.FAILED and view.traceback:
         return view.reason or view.traceback.strip().rpartition("\n")[2]
-    return view.reason
+    unprotected = next(
+        (f"{name} can't be saved: {each.problem}" for name, each in view.savers.items() if each.problem), ""
+    )
+    return unprotected or view.reason

@@ -83,7 +83,7 @@ def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpus", type=Path, default=Path(sysconfig.get_path("stdlib")))
-    parser.add_argument("--out", type=Path, help="where rank 0 saves the parameters at the end")
+    parser.add_argument("--out", type=Path, help="file that the parameters are to be in at the end")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--iterations", type=int, default=50, help="without a cluster; else the task file decides")
     parser.add_argument("--microbatches", type=int, default=8, help="likewise")
@@ -111,6 +111,8 @@ def main() -> None:
         microbatches=args.microbatches,
     )
     session.protect(model=model, optimizer=optimizer)
+    if args.out:
+        session.save(args.out)
     for iteration in session.iterations():
         for _ in session.microbatches():
             inputs, targets = batch_of(corpus, args.batch, args.context)
@@ -119,10 +121,6 @@ def main() -> None:
         session.step()
         # -----------------------------------------------------------------------------------------------------------
         print(f"iteration {iteration} loss {session.loss:.4f} on {session.world_size} workers", flush=True)
-    if args.out and session.rank == 0:
-        unfinished = args.out.with_suffix(".part")
-        torch.save(model.state_dict(), unfinished)
-        unfinished.rename(args.out)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Without GPUs it trains on CPUs. The lines that a script of megatron-core changes
 """
 
 import argparse
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,18 +71,12 @@ def forward_step(iterator: Iterator[torch.Tensor], model: torch.nn.Module) -> tu
     return model(tokens, positions, mask, labels=labels), loss_of
 
 
-def save(model: torch.nn.Module, path: Path, session: Session) -> None:
-    """Save this place's parameters, in the first replica."""
-    if session.rank < session.mesh.size():
-        unfinished = path.with_suffix(f".{os.getpid()}")
-        torch.save({name: each.detach() for name, each in model.named_parameters()}, unfinished)
-        unfinished.rename(path)
-
-
 def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="folder where each place's parameters are saved at the end")
+    parser.add_argument(
+        "--out", type=Path, help="folder of the file model.pt that all places' parameters are to be in at the end"
+    )
     parser.add_argument("--iterations", type=int, default=20, help="without a cluster; else the task file decides")
     parser.add_argument("--microbatches", type=int, default=8, help="likewise")
     parser.add_argument("--chunks", type=int, default=2, help="batches that a session's microbatch is made of")
@@ -111,6 +104,8 @@ def main() -> None:
         use_gloo_process_groups=False,
     )
     training = megatron.Training(session, model, optimizer)  # unicron
+    if args.out:
+        session.save(args.out / "model.pt")  # unicron
     for iteration in session.iterations():  # unicron
         for _ in session.microbatches():  # unicron
             training.run(  # unicron
@@ -122,8 +117,6 @@ def main() -> None:
             )
         training.step()  # unicron
         print(f"iteration {iteration} loss {session.loss:.6f} on {session.world_size} workers", flush=True)
-    if args.out:
-        save(model[0], args.out / f"place-{session.mesh.get_rank()}.pt", session)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ all layouts, up to the order of summation.
 """
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
@@ -107,21 +106,12 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def save(model: Decoder, path: Path, *, writes: bool) -> None:
-    """Save the whole parameters of a stage; all ranks of the replica take part in putting them together."""
-    whole = {}
-    for name, each in model.named_parameters():
-        whole[name] = each.full_tensor() if hasattr(each, "full_tensor") else each.detach()
-    if writes:
-        unfinished = path.with_suffix(f".{os.getpid()}")
-        torch.save(whole, unfinished)
-        unfinished.rename(path)
-
-
 def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="folder where the parameters are saved at the end")
+    parser.add_argument(
+        "--out", type=Path, help="folder of the file model.pt that the parameters are to be in at the end"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--iterations", type=int, default=20, help="without a cluster; else the task file decides")
     parser.add_argument("--microbatches", type=int, default=8, help="likewise")
@@ -151,6 +141,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
     session.protect(model=model, optimizer=optimizer, rates=rates)
+    if args.out:
+        session.save(args.out / "model.pt")
     pipeline, schedule = mesh["pipeline"], None
     first, last = (pipeline.get_local_rank() == end for end in (0, pipeline.size() - 1))
     if pipeline.size() > 1:
@@ -173,8 +165,6 @@ def main() -> None:
         session.step()
         rates.step()
         print(f"iteration {iteration} loss {session.loss:.6f} on {session.world_size} workers", flush=True)
-    if args.out:
-        save(model, args.out / f"stage-{pipeline.get_local_rank()}.pt", writes=session.rank < mesh.size())
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from unicron.contracts.failures import DetectionMethod, Severity
 from unicron.contracts.plans import Plan
 from unicron.contracts.tasks import ParallelLayout, SlotRef, TaskSpec, TaskState
 from unicron.contracts.worker import Joined
+from unicron_simulator.training import saves_model
 
 if TYPE_CHECKING:
     from unicron_simulator.training import Gradient, Trainer
@@ -73,6 +74,7 @@ class Invariants:
         self._up: set[str] = set()
         self._drained: set[str] = set()
         self._replayed = 0
+        self._models: set[str] = set()
 
     def check(self, holds: bool, otherwise: str) -> None:
         """Note a violation where something does not hold."""
@@ -111,11 +113,14 @@ class Invariants:
                 self.ended[task] = TaskState.FAILED
             case TaskStateChanged(task=task, state=state) if state.ended:
                 self.ended[task] = state
+                there = state is not TaskState.FINISHED or not saves_model(self._specs[task]) or task in self._models
+                self.check(there, f"{task} is finished, and nobody has written its model")
 
     def _submitted(self, task: str, spec: TaskSpec) -> None:
         """Forget another task that had this name; whoever was struck as a worker of that one needs no answer."""
         self._specs[task] = spec
         self.steps.pop(task, None)
+        self._models.discard(task)
         if self.ended.pop(task, None):
             self.victims = {name: each for name, each in self.victims.items() if each[1] != task}
 
@@ -303,6 +308,13 @@ class Invariants:
             )
         if worker.spec == self._specs[worker.spec.name]:
             self.steps.setdefault(worker.spec.name, {}).setdefault(iteration, worker.core.epoch)
+
+    def wrote_model(self, worker: "Trainer", updates: int) -> None:
+        """Check a model that a worker has written: all updates are in it."""
+        wanted = worker.spec.iterations
+        self.check(updates == wanted, f"{worker.name} wrote a model of {updates} updates instead of {wanted}")
+        if worker.spec == self._specs[worker.spec.name]:
+            self._models.add(worker.spec.name)
 
     def _ordered_at(self, task: str, epoch: int) -> int:
         """Return up to which place in the journal was known what led to a membership of the task."""

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.states import KEPT, LENT, SAVED, StateLocation, StateRef
 from unicron.contracts.storage import StoredState
-from unicron.contracts.tasks import WorkerPhase
+from unicron.contracts.tasks import TaskSpec, WorkerPhase
 from unicron.contracts.worker import (
     NOWHERE,
     Hello,
@@ -51,6 +51,9 @@ SAVE_S = 0.05
 
 SAVE_LIMIT_S = 5.0
 
+MODEL_S = 2.0
+"""How long writing the model takes at most."""
+
 LOOK_S = 0.1
 """How often whoever forms a group looks whether a newer membership has made it void."""
 
@@ -78,6 +81,11 @@ class Pace(NamedTuple):
 STORM = Pace()
 
 Gradient = Counter[int]
+
+
+def saves_model(spec: TaskSpec) -> bool:
+    """Return whether a task's script has its model saved in the end."""
+    return spec.iterations % 2 == 0
 
 
 class Trainer:
@@ -222,7 +230,7 @@ class Trainer:
     async def _main(self) -> None:
         await self._pass(self._random.uniform(*self._pace.start))
         await self.core.start()
-        while self.core.enter():
+        while self.core.enter() or not await self.core.finish():
             while (microbatch := await self.core.next_microbatch()) is not None:
                 await self._pass(self._micro_s)
                 await self._beside(f"compute {self.core.iteration} {microbatch}")
@@ -231,7 +239,6 @@ class Trainer:
             await self._pass(CLIP_S if self.layout.replica_workers > 1 else 0.005)
             self.spoilt = not await self._beside(f"clip {self.core.iteration}")
             await self.core.step()
-        await self.core.finish()
         await self._save()
         self.end(0, None)
 
@@ -380,6 +387,23 @@ class Trainer:
     async def saved(self) -> None:
         """Wait for it."""
         await self._saving
+
+    @property
+    def saves_model(self) -> bool:
+        """Whether its script asks for that: every second one's does."""
+        return saves_model(self.spec)
+
+    async def save_model(self) -> None:
+        """Write it, which takes a moment; it is there at the end of that."""
+        if self.place == 0:
+            await self._pass(self._random.uniform(0.0, MODEL_S))
+            self._book.wrote_model(self, self._updates)
+        if self.layout.replica_workers > 1:
+            await self.confer()
+
+    async def meet(self) -> None:
+        """Wait for the ranks with this rank's place in other replicas."""
+        await self._over_replicas(None, "meet")
 
     def withdraw(self, ref: StateRef) -> None:
         """Take what was left behind back; other states take no room here."""

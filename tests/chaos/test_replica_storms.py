@@ -119,5 +119,4 @@ async def test_a_storm_leaves_no_trace_in_the_parameters(expected, scene, script
     await mend(scene)
     view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED, timeout_s=120.0)
     assert view.state is TaskState.FINISHED, (told, view.reason, view.traceback)
-    await scene.until(lambda: parameters(tmp_path).keys() == expected.keys())  # whatever stages there were in the end
     assert differing(parameters(tmp_path), expected) == [], told

@@ -64,11 +64,8 @@ def struck_script(folder, example, text):
 
 
 def parameters(out):
-    """Return the parameters that were saved in `out`, of all stages."""
-    found = {}
-    for path in out.glob("stage-*.pt"):
-        found |= torch.load(path, weights_only=True)
-    return found
+    """Return the parameters that were saved in `out`."""
+    return torch.load(out / "model.pt", weights_only=True)
 
 
 async def plain_parameters(script, out, iterations, microbatches):

@@ -161,7 +161,7 @@ class StateKept(WorkerFact, kw_only=True, frozen=True):
 
 
 class StateSecured(WorkerFact, kw_only=True, frozen=True):
-    """A worker's state is safe: all copies of it are complete for the first time since they were ordered.
+    """A worker's state is safe: all copies of it are complete for the first time since they were ordered, or failed.
 
     Attributes:
         nodes: other nodes that have one.

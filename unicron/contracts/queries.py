@@ -2,6 +2,7 @@
 
 from unicron.contracts.base import Record
 from unicron.contracts.plans import Plan, Trigger
+from unicron.contracts.states import StateRef
 from unicron.contracts.tasks import Member, NodeState, Slot, TaskSpec, TaskState
 
 
@@ -75,6 +76,10 @@ class GetStraggler(Query, kw_only=True, frozen=True):
     task: str
 
 
+class GetStates(Query, kw_only=True, frozen=True):
+    """Ask an agent which states of tasks lie in its node's memory, whole."""
+
+
 class InjectFault(Query, kw_only=True, frozen=True):
     """Ask an agent to break something of its own (chaos).
 
@@ -98,11 +103,24 @@ class NodeView(Record, kw_only=True, frozen=True):
     since: float = 0.0
 
 
+class SaverView(Record, kw_only=True, frozen=True):
+    """A worker that saves its task's state in every iteration, as the registry knows it.
+
+    Attributes:
+        nodes: in whose memories each of its states comes to lie, its own first; none where it can't be saved.
+        problem: why it can't.
+    """
+
+    nodes: list[str] = []
+    problem: str = ""
+
+
 class TaskView(Record, kw_only=True, frozen=True):
     """A task as the registry knows it.
 
     Attributes:
         waf: weighted FLOP/s that the last iteration achieved, 0 while it does not run.
+        savers: its workers that save its state, by name.
     """
 
     spec: TaskSpec
@@ -115,6 +133,7 @@ class TaskView(Record, kw_only=True, frozen=True):
     loss: float | None = None
     iteration_s: float = 0.0
     waf: float = 0.0
+    savers: dict[str, SaverView] = {}
 
 
 class Status(Record, kw_only=True, frozen=True):
@@ -258,7 +277,7 @@ class Reply(Record, kw_only=True, frozen=True):
 
     Attributes:
         error: empty on success, else what was wrong and the cure.
-        status, plan, curve, straggler: filled in for the queries that ask for them.
+        status, plan, curve, straggler, states: filled in for the queries that ask for them.
         text: a line for a person.
     """
 
@@ -268,3 +287,4 @@ class Reply(Record, kw_only=True, frozen=True):
     plan: PlanView | None = None
     curve: Curve | None = None
     straggler: StragglerView | None = None
+    states: list[StateRef] = []

@@ -4,7 +4,7 @@ All that belongs to a parameter goes by its name, and all that is spread by wher
 from a rank of the same place is only the case in which one is enough.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -110,6 +110,31 @@ class Gathering:
         return {"iteration": iteration, "objects": {name: _taken(each) for name, each in self._found.items()}}
 
 
+def assembled(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the objects that all places of a replica together have, with whole tensors under their full names.
+
+    Args:
+        parts: the objects that each place has laid out.
+
+    Raises:
+        StateTransferError: something is not whole.
+    """
+    found: dict[str, Any] = {}
+    listed: dict[tuple[str, int], dict[str, None]] = {}
+    for part in parts:
+        found = _merged(found, None, part)
+        for name, each in part.items():
+            groups = each.get("param_groups", ()) if isinstance(each, Mapping) else ()
+            for number, group in enumerate(groups):  # a stage of a pipeline has parameters of its own
+                listed.setdefault((name, number), {}).update(dict.fromkeys(group["params"]))
+    if lacking := _unfilled(found):
+        raise StateTransferError(f"the places of a replica together lack {lacking}")
+    whole: dict[str, Any] = _taken(found)
+    for (name, number), names in listed.items():
+        whole[name]["param_groups"][number]["params"] = list(names)
+    return whole
+
+
 class Needs:
     """What a rank needs of laid out states, told before they are read.
 
@@ -152,13 +177,13 @@ class _Part:
         self.missing = self._held.numel()
 
     def add(self, box: Box, shard: torch.Tensor) -> None:
-        """Copy what both hold; ranks that hold the same hold the very same box."""
+        """Copy what both hold; ranks that hold the same hold the very same box, or one of them all."""
         both = self._box.overlap(box)
-        if both is None or both in self._seen:
+        if both is None or both in self._seen or not self.missing:
             return
         self._seen.add(both)
         self._held[both.within(self._box)] = shard[both.within(box)]
-        self.missing -= self._held[both.within(self._box)].numel()
+        self.missing = 0 if both == self._box else self.missing - self._held[both.within(self._box)].numel()
 
     def written(self) -> Any:
         """Return it as it is laid out."""

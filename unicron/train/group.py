@@ -95,6 +95,15 @@ class Group:
         """
         self._connections.finish(work, self._replicas)
 
+    def meet(self) -> None:
+        """Wait until all ranks with this rank's place are here.
+
+        Raises:
+            GroupBrokenError: the group broke.
+        """
+        if (work := self.begin_all_reduce(torch.zeros(1, device=self._device))) is not None:
+            self.finish(work)
+
     def broadcast(self, tensor: torch.Tensor, replica: int) -> None:
         """Fill `tensor` with what the rank of `replica` with this rank's place has in it.
 

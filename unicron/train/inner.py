@@ -193,6 +193,7 @@ class InnerGroups:
 
     Attributes:
         device: of the model.
+        place: of this process.
         mesh: of the replica.
         broken: some collective since they were last formed did not do what it should.
         muted: collectives return at once, for as long as this rank is not where the others are.
@@ -203,7 +204,7 @@ class InnerGroups:
     def __init__(self, layout: ParallelLayout, place: int, device: torch.device) -> None:
         self.device = device
         self.broken = self.muted = self.strict = False
-        self._place, self._size = place, layout.replica_workers
+        self.place, self._size = place, layout.replica_workers
         self._connections = Connections()
         self._groups: list[_Switched] = []
         self._stores: list[Store] = []  # torch does not keep them
@@ -248,7 +249,7 @@ class InnerGroups:
         with self._connections.forming(epoch):
             store = meet()
             self._stores = [store]
-            store.set(f"here-{self._place}", "")
+            store.set(f"here-{self.place}", "")
             store.wait([f"here-{other}" for other in range(self._size)])
             made: dict[tuple[int, ...], ProcessGroup] = {}  # groups of the same ranks share what is inside of them
             for group in (each for each in self._groups if each.size() > 1):

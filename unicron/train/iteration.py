@@ -53,7 +53,7 @@ class WorkerCore:
         self._kept: StateRef | None = None
         self._saved, self._secured = -1, True
         self._stores, self._stored_at = False, 0.0
-        self._last = iterations
+        self._last = iterations + 1
         self._began = 0.0
         self._again = False
 
@@ -107,7 +107,7 @@ class WorkerCore:
                 self._save()
                 if self.todo:
                     return self.todo[0]
-                await self._reduce()
+                await (self._reduce() if self.iteration < self._iterations else self._save_model())
         return None
 
     def computed(self) -> None:
@@ -169,22 +169,62 @@ class WorkerCore:
         if self._in_parts:
             await self._shell.confer()
 
-    async def finish(self) -> None:
-        """Say that the last iteration is done, once the whole replica has it behind it.
+    async def finish(self) -> bool:
+        """Say that the last iteration is done, once the whole replica has it behind it, and its model is saved.
 
         From then on its ranks may be putting their results together, and whoever interrupts them ruins those.
+
+        Returns:
+            False where a state was taken meanwhile: go on with that.
         """
+        if self._shell.saves_model:  # as if in one more iteration, without microbatches
+            await self.next_microbatch()
+            if self.phase is not Phase.REDUCED:
+                return False
         with contextlib.suppress(GroupBrokenError):  # then there are no results of the whole to break
             await self._check_replica()
         self._shell.leave()
         self._shell.say(Finished(iterations=self._iterations))
+        return True
+
+    async def _save_model(self) -> None:
+        """Have the first replica save the model; all wait for it, so that another does so where it can't."""
+        self._progress(WorkerPhase.WAITING)
+        failure = None
+        try:
+            if self.seat.replica == 0:
+                await self._shell.save_model()
+            await self._shell.meet()
+        except GroupBrokenError as error:
+            failure = error
+        try:
+            await self._agreed(failure)
+        except GroupBrokenError as error:
+            broke = self._shell.now()
+            self._report(error)
+            await self._regroup(broke)
+        else:
+            self._move(Move.REDUCE)
+
+    async def _agreed(self, failure: GroupBrokenError | None) -> None:
+        """Go on if nothing failed on any rank of the replica.
+
+        Raises:
+            GroupBrokenError: `failure`, or that of another rank.
+        """
+        told = await self._shell.confer(float(failure is not None)) if self._in_parts else []
+        if failure is None and any(failed for (failed,) in told):
+            failure = GroupBrokenError("another rank of this replica could not tell whether the model is saved")
+        if failure is not None:
+            raise failure
 
     # --- within an iteration -----------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         self._drop()
         self._move(Move.BEGIN)
-        self.todo = list(range(self.seat.replica, self._microbatches, self.membership.layout.replicas))
+        microbatches = self._microbatches if self.iteration < self._iterations else 0
+        self.todo = list(range(self.seat.replica, microbatches, self.membership.layout.replicas))
         self._progress(WorkerPhase.COMPUTE)
 
     def _save(self) -> None:
@@ -317,7 +357,7 @@ class WorkerCore:
         if plan.stale[self.membership.rank]:
             self._drop()
         # all leave behind the same iteration: this one where nothing of it is done yet, else it is finished first
-        self._last = plan.iteration + (plan.kept > 0) if self.membership.leaving else self._iterations
+        self._last = plan.iteration + (plan.kept > 0) if self.membership.leaving else self._iterations + 1
         if self.membership.seat is not None:
             for bucket, source in enumerate(plan.bucket_from[self.seat.place]):
                 if source is not None:
@@ -345,7 +385,9 @@ class WorkerCore:
         return -1 not in formed and len(formed) == 1
 
     def _plan(self, standings: list[Standing]) -> Resumption:
-        return redistribute.resume(standings, self._microbatches, self.membership.layout)
+        plan = redistribute.resume(standings, self._microbatches, self.membership.layout)
+        over = plan.iteration == self._iterations
+        return redistribute.resume(standings, 0, self.membership.layout) if over else plan
 
     def _standing(self) -> Standing:
         return Standing(

@@ -18,6 +18,7 @@ import os
 from collections.abc import Iterator
 from functools import cached_property
 from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -124,6 +125,21 @@ class Session:
                 )
         self._shell.protect(protected)
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Name the file that the model is to be in when all iterations are done, before any of them begins.
+
+        It holds the model's `state_dict`, put together from all ranks of a replica, for `torch.load`. One rank writes
+        it after the last update; should that die, another does. The task is finished when the file is there, and
+        never is half a file there under its name.
+
+        Raises:
+            FileNotFoundError: the folder is not there; any rank may be the one that writes.
+        """
+        file = Path(path).absolute()
+        if not file.parent.is_dir():
+            raise FileNotFoundError(2, "session.save() makes no folders: make it, on all nodes", str(file.parent))
+        self._shell.model_file = file
+
     def iterations(self) -> Iterator[int]:
         """Yield the number of each iteration to compute; the first after a restart is the one that others are in."""
         if not self._shell.protected:
@@ -131,14 +147,17 @@ class Session:
         if self._channel is not None:
             run(self._core.start())
         self._collection.take_over()
-        while self._core.enter():
+        while True:
+            if not self._core.enter():
+                if run(self._core.finish()):
+                    break
+                continue
             if self._core.phase is Phase.BETWEEN:  # one that was joined in the middle is not recorded
                 self._shell.recorder.begin(self.iteration, self._channel.period if self._channel else 0)
             yield self.iteration
             if not self._core.stepped and self._core.phase in {Phase.OPEN, Phase.REDUCED}:
                 raise RuntimeError(f"iteration {self.iteration} ended without session.step()")
         self._collection.hand_back()
-        run(self._core.finish())
 
     def microbatches(self) -> Iterator[int]:
         """Yield the microbatches that this rank computes in this iteration, then reduce the gradients.

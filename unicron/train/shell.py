@@ -94,6 +94,20 @@ class Shell(Protocol):
     async def saved(self) -> None:
         """Wait until that is done: the update may change what is saved."""
 
+    @property
+    def saves_model(self) -> bool:
+        """Whether the model is to be in a file before anybody is through."""
+
+    async def save_model(self) -> None:
+        """Write that file, together with the other ranks of the replica; return when it is there.
+
+        Raises:
+            OSError: it can't be written.
+        """
+
+    async def meet(self) -> None:
+        """Wait until the ranks with this place in all replicas are here."""
+
     def withdraw(self, ref: StateRef) -> None:
         """Remove a state that was laid out."""
 

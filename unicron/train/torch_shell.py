@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -16,9 +17,9 @@ from unicron.contracts.storage import StoredState
 from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import NOWHERE, Iterated, Membership, Saved, ToAgent, Unprotected
 from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
-from unicron.train import saving, state
+from unicron.train import saving, state, whole
 from unicron.train.channel import Channel
-from unicron.train.gathering import Gathering, laid_out, loaded
+from unicron.train.gathering import Gathering, assembled, laid_out, loaded
 from unicron.train.gradients import Gradients
 from unicron.train.group import Group
 from unicron.train.rendezvous import Rendezvous
@@ -59,6 +60,7 @@ class TorchShell:
         self._unprotected = ""
         self._rates: list[dict[str, Any]] = []
         self.protected: dict[str, Any] = {}
+        self.model_file: Path | None = None
 
     def protect(self, protected: dict[str, Any]) -> None:
         """Take the objects that make up the state; "model" and "optimizer" are among them."""
@@ -219,6 +221,25 @@ class TorchShell:
         """Wait for the thread."""
         if self._saver is not None:
             self._saver.wait()
+
+    @property
+    def saves_model(self) -> bool:
+        """Whether the model is to be in a file before anybody is through."""
+        return self.model_file is not None
+
+    async def save_model(self) -> None:
+        """Put the model together at the first place of the replica, and write it there."""
+        part = laid_out(0, {"model": self.protected["model"]})["objects"]
+        in_parts = self._membership.shape.replica_workers > 1
+        found = assembled(whole.collected(part, self._replica()) if in_parts else [part])
+        if self.model_file is not None and self.place == 0:
+            whole.write(found["model"], self.model_file)
+        if in_parts:
+            await self.confer()
+
+    async def meet(self) -> None:
+        """Wait for those with this place."""
+        self.group.meet()
 
     def withdraw(self, ref: StateRef) -> None:
         """Remove the file of a state."""

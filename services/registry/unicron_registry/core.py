@@ -17,6 +17,8 @@ from unicron.contracts.events import (
     NodeJoined,
     NodeLeft,
     PlanDecided,
+    StateSecured,
+    StateUnprotected,
     TaskBroken,
     TaskRemoved,
     TaskStateChanged,
@@ -24,7 +26,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import TaskShare
-from unicron.contracts.queries import DrainNode, GetStatus, NodeView, RemoveTask, Reply, Status, SubmitTask
+from unicron.contracts.queries import DrainNode, GetStatus, NodeView, RemoveTask, Reply, SaverView, Status, SubmitTask
 from unicron.contracts.queries import TaskView as View
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import NodeState, TaskState
@@ -56,6 +58,8 @@ class RegistryCore(Core):
             TaskStateChanged: self._change,
             TaskBroken: self._broken,
             IterationFinished: self._progress,
+            StateSecured: lambda fact: self._saver(fact, SaverView(nodes=[fact.node, *fact.nodes])),
+            StateUnprotected: lambda fact: self._saver(fact, SaverView(problem=fact.reason)),
             StragglerDetected: self._straggler,
         }
         self.answers: Answers = {
@@ -227,10 +231,17 @@ class RegistryCore(Core):
             traceback=change.traceback or view.traceback,
             epoch=max(change.epoch, view.epoch),
             members=change.members,
+            savers=_staying(view, change),
             waf=view.waf if change.state == TaskState.RUNNING else 0.0,
         )
         if change.state == TaskState.FINISHED:  # telemetry of the last iteration may have been lost
             self._update(change.task, iteration=view.spec.iterations - 1)
+        return []
+
+    def _saver(self, fact: StateSecured | StateUnprotected, saver: SaverView) -> list[Message]:
+        view = self.state.tasks.get(fact.task)
+        if view is not None and not view.state.ended:
+            self._update(fact.task, savers={**view.savers, fact.worker: saver})
         return []
 
     def _progress(self, done: IterationFinished) -> list[Message]:
@@ -247,6 +258,12 @@ class RegistryCore(Core):
 
     def _update(self, task: str, **fields: object) -> None:
         self.state.tasks[task] = replace(self.state.tasks[task], **fields)
+
+
+def _staying(view: View, change: TaskStateChanged) -> dict[str, SaverView]:
+    """Return who saves that is still there; what was saved by those that are not goes when newer ones are whole."""
+    names = {member.worker for member in change.members}
+    return {name: saver for name, saver in view.savers.items() if name in names} if names else {}
 
 
 def _names(known: dict[str, NodeView] | dict[str, View]) -> str:

@@ -130,7 +130,7 @@ def search(state: TransitionState, run: TaskRun) -> list[Message]:
         run.saves.search = None
         return []
     if run.saves.search is not None:
-        return []
+        return conclude(state, run) if run.saves.search.waited else []
     asked = sorted({node for nodes in run.saves.held.values() for node in nodes if state.is_there(node)})
     run.saves.searches += 1
     run.saves.search = Search(number=run.saves.searches, asked=dict.fromkeys(asked))

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.cli import CLEAN, UNICRON, call, data, unicron
-from helpers.stored import TASK, alter, save, save_trained, spread
+from helpers.stored import TASK, alter, save, save_trained, spread, trained
+from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.storage.root import begin
+from unicron.train.gathering import laid_out
 
 
 @pytest.fixture
@@ -105,3 +107,42 @@ def test_no_command_loads_torch(root):
     code += "except SystemExit: print('torch' in sys.modules)"
     done = call([UNICRON[0], "-c", code], CLEAN | {"UNICRON_CHECKPOINTS": str(root)})
     assert done.stdout.splitlines()[-1] == "False", done.stderr
+
+
+def test_restore_writes_one_file_that_a_plain_process_goes_on_from(root, tmp_path):
+    protected, file = trained(seed=7), tmp_path / "whole.pt"
+    save(root, 210, [laid_out(210, protected)])
+    told = data("checkpoints", "restore", TASK, "--to", str(file), "--at", str(root))
+    assert (told["iteration"], told["holds"]) == (210, ["iteration", "model", "optimizer"])
+    found, other = torch.load(file, weights_only=True), trained(seed=8)
+    other["model"].load_state_dict(found["model"])
+    set_optimizer_state_dict(other["model"], other["optimizer"], found["optimizer"])
+    for one, two in zip(protected["model"].parameters(), other["model"].parameters(), strict=True):
+        assert torch.equal(one, two)
+        moments, theirs = protected["optimizer"].state[one], other["optimizer"].state[two]
+        assert moments.keys() == theirs.keys()
+        assert all(torch.equal(moments[name], theirs[name]) for name in moments)
+
+
+def test_restore_puts_parts_together(root, tmp_path):
+    file = tmp_path / "whole.pt"
+    text = unicron("checkpoints", "restore", "other", "--step", "5", "--to", str(file), "--at", str(root))
+    assert "iteration 5 of other, with iteration, model" in text
+    assert torch.equal(torch.load(file, weights_only=True)["model"]["w"], torch.arange(8.0))
+
+
+def test_restore_believes_no_damaged_checkpoint(root, tmp_path):
+    file = tmp_path / "whole.pt"
+    alter(root / TASK / "step-000200" / "__0_0.distcp", at=700)
+    text = unicron("checkpoints", "restore", TASK, "--step", "200", "--to", str(file), "--at", str(root), code=1)
+    assert "is not as it was written" in text
+    assert not file.exists()
+    text = unicron("checkpoints", "restore", TASK, "--to", str(file), "--at", str(root))
+    assert "iteration 100 of gpt" in text
+    assert torch.load(file, weights_only=True)["iteration"] == 100
+
+
+def test_restore_tells_where_it_can_not_write(root, tmp_path):
+    nowhere = tmp_path / "nothing" / "whole.pt"
+    text = unicron("checkpoints", "restore", TASK, "--to", str(nowhere), "--at", str(root), code=1)
+    assert f"{nowhere} can't be saved: No such file or directory" in text

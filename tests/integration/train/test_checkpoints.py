@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 import pytest_asyncio
 import torch
+from helpers.cli import data, unicron
 from helpers.training import difference, plain_run, running_cluster, task, write_script
 from unicron_agent.network import memory_dir
 
@@ -83,6 +84,28 @@ async def test_the_only_worker_killed_goes_on_where_it_was(scene, script, plain,
     [only] = await run.until_protected()
     await scene.client.inject(only.node, "kill-worker", only.worker)
     await run.ends_as_undisturbed(plain)
+
+
+async def test_users_see_what_lies_in_which_memories(scene, script, tmp_path):
+    run = Run(scene, script, tmp_path, pace=0.05, max_workers=1)
+    [only] = await run.until_protected()
+    [secured] = scene.of(StateSecured, task=run.name)
+    ask = ("checkpoints", "memory", run.name)
+    rows = await asyncio.to_thread(data, *ask, url=scene.cluster.url)
+    assert {(row["task"], row["worker"], row["place"]) for row in rows} == {(run.name, only.worker, 0)}
+    assert [row["iteration"] for row in rows] == sorted((row["iteration"] for row in rows), reverse=True)
+    older = rows[-1]
+    assert sorted(older["nodes"]) == sorted([only.node, *secured.nodes])
+    assert older["size"] > 10_000
+    text = await asyncio.to_thread(unicron, *ask, url=scene.cluster.url)
+    assert f"{run.name} " in text
+    assert secured.nodes[0] in text
+    status = await asyncio.to_thread(unicron, "status", url=scene.cluster.url)
+    assert "2 nodes" in next(line for line in status.splitlines() if line.startswith(run.name))
+    await scene.client.remove(run.name)
+    assert "no node has a state" in await asyncio.to_thread(
+        unicron, "checkpoints", "memory", "no-task", url=scene.cluster.url
+    )
 
 
 async def test_the_only_workers_node_killed_goes_on_from_another_nodes_memory(scene, script, plain, tmp_path):

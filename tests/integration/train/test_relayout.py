@@ -88,7 +88,6 @@ async def test_a_drained_node_changes_the_layout_and_one_that_is_back_changes_it
     await scene.until(lambda: len(scene.of(TaskRecovered, task=name, workers=4)) == 2)
     view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED, timeout_s=60.0)
     assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
-    await scene.until(lambda: len(list(tmp_path.glob("stage-*.pt"))) == shapes[4].pipeline)
     assert differing(parameters(tmp_path), expected) == []
     done = [message.iteration for message in scene.iterations if message.task == name]
     assert sorted(done) == sorted(set(done)), "no iteration is done again"

@@ -1,11 +1,11 @@
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
-from unicron_cli.views import status_view
+from unicron_cli.views import status_view, tasks_table
 from unicron_narration.units import ago, percent, si
 
 from unicron.contracts.plans import Plan, TaskShare
-from unicron.contracts.queries import NodeView, Status, TaskView
+from unicron.contracts.queries import NodeView, SaverView, Status, TaskView
 from unicron.contracts.tasks import Member, NodeState, ParallelLayout, Slot, SlotRef, TaskSpec, TaskState
 
 SPEC = TaskSpec(name="gpt", command=["x"], weight=2.0, min_workers=1, max_workers=4, iterations=10)
@@ -109,3 +109,37 @@ def test_status_tells_replicas_and_places_in_the_layout_of_the_size_that_compute
     assert "gpt running 2 1x2 (1-4)" in text(2)
     assert "cpu0=gpt:0 cpu1=gpt:1 cpu2=gpt:2" in text(3)
     assert "gpt running 2 3 (1-4)" in text(3)
+
+
+SLOTS = [Slot(index=index) for index in range(4)]
+UP = [NodeView(node=f"n{number}", state=NodeState.UP, slots=SLOTS, since=90.0) for number in range(4)]
+
+
+def saved(savers, spec=SPEC, nodes=UP, members=2):
+    """Return what status says of a task whose workers w0, w1, and so on are in the slots of n0."""
+    there = [Member(worker=f"w{slot}", node="n0", slot=slot) for slot in range(members)]
+    told = {name: SaverView(nodes=each) if isinstance(each, list) else SaverView(problem=each) for name, each in savers}
+    task = TaskView(spec=spec, state=TaskState.RUNNING, members=there, savers=told, reason="R")
+    table = shown(tasks_table(Status(nodes=nodes, tasks=[task])))
+    return table.partition("0.000 ")[0].partition("/10 ")[2]
+
+
+def test_status_tells_on_how_many_nodes_a_state_is_saved():
+    assert saved([("w0", ["n0", "n1"])]) == "2 nodes R"
+    assert saved([("w0", ["n0"]), ("w1", ["n1"])]) == "2 nodes R", "two replicas, each its own"
+    assert saved([("w0", ["n0"])]) == "1 node R"
+    assert saved([]) == "R", "nothing is known yet"
+    lost = [UP[0], replace(UP[1], state=NodeState.LOST)]
+    assert saved([("w0", ["n0", "n1"])], nodes=lost) == "1 node R"
+
+
+def test_of_a_model_in_parts_the_least_safe_part_counts():
+    spec = replace(SPEC, layout=ParallelLayout(tensor=2), min_workers=2)
+    assert saved([("w0", ["n0", "n1"]), ("w1", ["n0", "n2"])], spec) == "2 nodes R"
+    assert saved([("w0", ["n0", "n1"]), ("w1", ["n0"])], spec) == "1 node R"
+    assert saved([("w0", ["n0", "n1"])], spec) == "no R"
+    assert saved([("w0", ["n0"]), ("w1", ["n0"]), ("w2", ["n1"]), ("w3", ["n1"])], spec, members=4) == "2 nodes R"
+
+
+def test_status_tells_why_a_state_is_not_saved():
+    assert saved([("w0", ["n0"]), ("w1", "no room")]) == "no w1 can't be saved: no room"

@@ -17,6 +17,8 @@ from unicron.contracts.events import (
     NodeJoined,
     NodeLeft,
     PlanDecided,
+    StateSecured,
+    StateUnprotected,
     TaskBroken,
     TaskRemoved,
     TaskStateChanged,
@@ -25,7 +27,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
-from unicron.contracts.queries import DrainNode, GetPlan, GetStatus, RemoveTask, SubmitTask
+from unicron.contracts.queries import DrainNode, GetPlan, GetStatus, RemoveTask, SaverView, SubmitTask
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import Member, NodeState, ParallelLayout, Slot, SlotRef, TaskSpec, TaskState, WorkerStatus
 
@@ -436,6 +438,30 @@ def test_a_broken_task_keeps_its_traceback(running):
     view = task(running)
     assert (view.state, view.reason) == (TaskState.FAILED, "ValueError at iteration 3, twice")
     assert view.traceback == "Traceback ..."
+
+
+def secured(worker, *nodes, node="node-1", iteration=3):
+    return StateSecured(node=node, slot=0, task="gpt", worker=worker, iteration=iteration, nodes=list(nodes))
+
+
+def unprotected(worker, reason="no room"):
+    return StateUnprotected(node="node-1", slot=0, task="gpt", worker=worker, reason=reason)
+
+
+def test_who_saves_and_where_copies_are_is_told_until_it_is_no_longer_so(running):
+    assert running.handle(secured("w0", "node-2")) == []
+    assert running.handle(unprotected("w1")) == []
+    assert task(running).savers == {"w0": SaverView(nodes=["node-1", "node-2"]), "w1": SaverView(problem="no room")}
+    running.handle(secured("w1"))
+    assert task(running).savers["w1"] == SaverView(nodes=["node-1"]), "it can again"
+    running.handle(unprotected("w0"))
+    assert task(running).savers["w0"] == SaverView(problem="no room")
+    only = [Member(worker="w1", node="node-1", slot=1)]
+    running.handle(changed(TaskState.RECOVERING, epoch=2, members=only))
+    assert task(running).savers == {"w1": SaverView(nodes=["node-1"])}
+    running.handle(changed(TaskState.FINISHED))
+    running.handle(secured("w1"))
+    assert task(running).savers == {}
 
 
 def test_news_of_unknown_tasks_and_other_facts_change_nothing(registry):

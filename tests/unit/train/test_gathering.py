@@ -3,11 +3,12 @@
 import pytest
 import torch
 from helpers.layouts import HEADS, LAYOUTS, as_rank, filled, load_example, same, told
+from helpers.stored import spread
 from torch import nn
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import StateTransferError
-from unicron.train.gathering import Gathering, laid_out, loaded
+from unicron.train.gathering import Gathering, assembled, laid_out, loaded
 
 
 def leave(protected, path):
@@ -51,6 +52,32 @@ def takes_all(protected, left):
 def test_every_rank_of_a_layout_gets_its_part_of_what_any_layout_left(layout, left):
     for place in range(layout.replica_workers):
         assert as_rank(layout, place, takes_all, left) == ""
+
+
+def check_whole(protected, left):
+    expected = told(filled(protected))
+    for files in left.values():
+        assert same(assembled(read(path)["objects"] for path in files), expected)
+
+
+def test_the_places_of_any_layout_make_up_the_whole_model_and_its_optimizer(left):
+    assert as_rank(ParallelLayout(), 0, check_whole, left) == ""
+
+
+def test_what_a_place_lacks_is_named(left):
+    def lacks(_, files):
+        assembled(read(path)["objects"] for path in files)
+
+    assert "together lack model position elements" in as_rank(
+        ParallelLayout(), 0, lacks, left[ParallelLayout(shard=3)][:2]
+    )
+
+
+def test_a_tensor_that_one_place_has_whole_and_others_in_parts_is_whole():
+    weight = torch.rand(6, 2)
+    parts = [{"model": {"w": each}} for each in (*spread(weight, 3), weight)]
+    for some in (parts, parts[::-1], [parts[1], parts[3]], [parts[3], parts[0]]):
+        assert torch.equal(assembled(some)["model"]["w"], weight)
 
 
 def test_a_rank_of_the_same_place_is_enough(left):

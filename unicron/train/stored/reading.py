@@ -15,7 +15,7 @@ from unicron.storage.catalog import Stored, found
 from unicron.storage.check import index_of
 from unicron.storage.manifest import Index, Manifest, Piece, checksum_of
 from unicron.storage.root import Storage
-from unicron.train.gathering import Gathering, Needs, Protected
+from unicron.train.gathering import Gathering, Needs, Protected, assembled
 from unicron.train.redistribute import nearest
 from unicron.train.stored.metadata import box_of
 from unicron.train.stored.pieces import loads, together
@@ -78,6 +78,18 @@ def gathered(
         if not gathering.lacking:
             break
     return gathering.result(manifest.iteration)
+
+
+def whole(storage: Storage, stored: Stored) -> dict[str, Any]:
+    """Return all that a checkpoint holds, put together from the parts of all places, and its iteration.
+
+    Raises:
+        CheckpointError: it can't be read, or is not what was written.
+        StateTransferError: its parts do not make up whole tensors.
+    """
+    manifest = _manifest(stored)
+    parts = (read(storage, stored, place)["objects"] for place in range(len(manifest.parts)))
+    return {**assembled(parts), "iteration": manifest.iteration}
 
 
 def restored(

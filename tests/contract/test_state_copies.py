@@ -1,0 +1,254 @@
+"""What a node takes in as a copy of another node's state: all of it, checked, or nothing; and nothing else."""
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+import msgspec
+import pytest
+from unicron_agent.memory import StateMemory
+from unicron_agent.state_server import FETCH, KEEP, LIMITS, StateServer, send_copy
+from unicron_agent.state_sources import Peer, SharedMemory
+from xxhash import xxh3_128
+
+from unicron.contracts.states import StateLocation, StateRef, label
+from unicron.errors import StateTransferError, UnsoundStateError
+
+NAME, OLDER = "gpt-1.1.saved", "gpt-1.0.saved"
+CONTENT = os.urandom(5 * 1024 * 1024 + 17)
+
+
+def ref(content=CONTENT, name=NAME, iteration=3, worker="gpt-1"):
+    location = StateLocation(node="n1", worker=worker, name=name, address="n1:1")
+    checksum = xxh3_128(content).digest()
+    return StateRef(task="gpt", iteration=iteration, place=0, location=location, size=len(content), checksum=checksum)
+
+
+class Keeper:
+    """Node n2, which keeps copies; and the memory of n1, whose worker saves."""
+
+    def __init__(self, tmp_path, limit=0):
+        self.own, self.folder = tmp_path / "n1", tmp_path / "n2"
+        self.own.mkdir()
+        self.folder.mkdir()
+        self.sender, self.memory = StateMemory(self.own, 0), StateMemory(self.folder, limit)
+        self.told = []
+
+    @asynccontextmanager
+    async def served(self):
+        server, self.address = await StateServer(self.memory, "n2", lambda *told: self.told.append(told)).serve(
+            "127.0.0.1"
+        )
+        try:
+            yield self
+        finally:
+            await server.stop(0)
+
+    def save(self, content=CONTENT, **fields):
+        """Have a worker of n1 save something."""
+        saved = ref(content, **fields)
+        (self.own / saved.location.name).write_bytes(content + label(saved))
+        return saved
+
+    async def send(self, saved):
+        await send_copy(self.sender, saved, self.address)
+
+    async def stream(self, *pieces, cut=None):
+        """Send a stream of just these pieces; it is cut off when `cut` returns something true."""
+        async with grpc.aio.insecure_channel(self.address, options=LIMITS) as channel:
+            call = channel.stream_unary(KEEP)()
+            await call.write(pieces[0])
+            if dict(await call.initial_metadata()):
+                for piece in pieces[1:]:
+                    await call.write(piece)
+                if cut:
+                    await self.until(cut)
+                    call.cancel()
+                    return
+                await call.done_writing()
+            await call
+
+    async def until(self, condition):
+        for _ in range(500):
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"it never comes; {self.files()}")
+
+    def files(self):
+        return {path.name: path.read_bytes() for path in self.folder.iterdir()}
+
+
+@pytest.fixture
+async def keeper(tmp_path):
+    async with Keeper(tmp_path).served() as keeper:
+        yield keeper
+
+
+def first(saved):
+    return msgspec.msgpack.encode(saved)
+
+
+async def test_a_copy_arrives_whole_and_says_where_it_lies(keeper):
+    saved = keeper.save()
+    await keeper.send(saved)
+    here = saved.at("n2", keeper.address)
+    assert keeper.told == [(NAME, None), (NAME, here)]
+    assert keeper.files() == {NAME: CONTENT + label(here)}
+    assert keeper.memory.saved() == [here], "an agent that is started again finds it"
+
+
+async def test_a_shorter_copy_over_a_longer_one_has_nothing_of_it(keeper):
+    await keeper.send(keeper.save())
+    shorter = keeper.save(CONTENT[:1000], iteration=5)
+    await keeper.send(shorter)
+    assert keeper.files() == {NAME: CONTENT[:1000] + label(shorter.at("n2", keeper.address))}
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param([CONTENT[:1_000_000]], id="too little"),
+        pytest.param([CONTENT[:2_000_000]] * 3, id="more"),
+        pytest.param([bytes(1_000_000)] * 5 + [bytes(len(CONTENT) - 5_000_000)], id="something else"),
+        pytest.param([], id="nothing"),
+    ],
+)
+async def test_what_is_not_what_was_announced_is_not_kept_and_the_older_copy_stays(keeper, sent):
+    older = keeper.save(b"older", name=OLDER, iteration=2)
+    await keeper.send(older)
+    before = keeper.files()
+    with pytest.raises(grpc.aio.AioRpcError, match="bytes of"):
+        await keeper.stream(first(ref()), *sent)
+    assert keeper.files() == before
+    assert keeper.told[-1] == (NAME, None)
+    assert keeper.memory.saved() == [older.at("n2", keeper.address)]
+
+
+async def test_a_stream_that_is_cut_leaves_nothing_and_the_older_copy_stays(keeper):
+    older = keeper.save(b"older", name=OLDER, iteration=2)
+    await keeper.send(older)
+    before, keeper.told = keeper.files(), []
+    await keeper.stream(first(ref()), CONTENT[:1_000_000], cut=lambda: keeper.told)
+    await keeper.until(lambda: keeper.files() == before)
+    assert keeper.told == [(NAME, None)]
+    await keeper.send(keeper.save())  # and it can be sent again
+    assert len(keeper.memory.saved()) == 2
+
+
+async def test_an_agent_that_ends_in_the_middle_has_half_a_file_that_the_next_takes_for_none(keeper):
+    await keeper.send(keeper.save())
+    half = keeper.files()[NAME][: len(CONTENT) // 2]
+    (keeper.folder / NAME).write_bytes(half)
+    assert keeper.memory.saved() == []
+    keeper.memory.clean()
+    assert keeper.files() == {}
+
+
+@pytest.mark.parametrize("name", ["../n1/gpt-1.1.saved", "/etc/passwd", "gpt-1.1.saved/../x.1.saved", "", "agent.sock"])
+async def test_a_name_that_leads_elsewhere_is_refused(keeper, name):
+    (keeper.folder / "agent.sock").write_bytes(b"the agent's own")
+    saved = keeper.save()
+    with pytest.raises(grpc.aio.AioRpcError, match=r"expected WORKER\.NUMBER"):
+        await keeper.stream(first(ref(name=name)), CONTENT)
+    with pytest.raises(grpc.aio.AioRpcError, match=r"expected WORKER\.NUMBER"):
+        await fetch(keeper, name)
+    assert keeper.files() == {"agent.sock": b"the agent's own"}
+    assert (keeper.own / NAME).read_bytes() == CONTENT + label(saved)
+    assert keeper.told == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(ref(name="gpt-2.1.saved"), id="of another worker"),
+        pytest.param(ref(name="gpt-1.1.state"), id="lent, not saved"),
+        pytest.param(ref(name="gpt-1.1.kept"), id="left behind, not saved"),
+        pytest.param(ref(b""), id="empty"),
+    ],
+)
+async def test_what_no_worker_has_saved_is_refused(keeper, wrong):
+    with pytest.raises(grpc.aio.AioRpcError, match="nothing that a worker has saved"):
+        await keeper.stream(first(wrong), CONTENT)
+    assert (keeper.files(), keeper.told) == ({}, [])
+
+
+@pytest.mark.parametrize("start", [b"", b"\xc1", CONTENT[:99], first(ref()).replace(b"gpt-1.1", b"\xff\xff\xff-1.1")])
+async def test_what_does_not_say_what_it_is_is_refused(keeper, start):
+    with pytest.raises(grpc.aio.AioRpcError, match="does not say what it is"):
+        await keeper.stream(start, CONTENT)
+    assert (keeper.files(), keeper.told) == ({}, [])
+
+
+async def test_a_copy_that_does_not_fit_is_refused_before_anything_is_written(tmp_path):
+    async with Keeper(tmp_path, limit=len(CONTENT) + 1000).served() as keeper:
+        await keeper.send(keeper.save())
+        before = keeper.files()
+        with pytest.raises(StateTransferError, match="raise UNICRON_STATE_LIMIT"):
+            await keeper.send(keeper.save(CONTENT[:2000], name=OLDER, iteration=4))
+        assert keeper.files() == before
+        await keeper.send(keeper.save(CONTENT[::-1], iteration=5))  # over the one that is there it fits
+
+
+async def test_what_stops_the_writing_is_told_to_the_sender(keeper):
+    (keeper.folder / NAME).symlink_to("/dev/full")
+    with pytest.raises(StateTransferError, match=f"{keeper.folder}: (Invalid argument|No space left)"):
+        await keeper.send(keeper.save())
+    assert keeper.files() == {}
+
+
+async def test_a_keeper_that_is_gone_is_an_error_like_any_other(keeper):
+    keeper.address = "127.0.0.1:1"
+    with pytest.raises(StateTransferError, match=f"no copy of {NAME} for 127.0.0.1:1"):
+        await keeper.send(keeper.save())
+
+
+async def test_two_do_not_write_the_same_copy_at_once(keeper):
+    saved = keeper.save()
+    refused = []
+    writing = asyncio.ensure_future(keeper.stream(first(ref()), CONTENT[:1_000_000], cut=lambda: refused))
+    await keeper.until(lambda: keeper.told)
+    with pytest.raises(StateTransferError, match="is being written already") as refusal:
+        await keeper.send(saved)
+    refused.append(refusal)
+    await writing
+    await keeper.until(lambda: not keeper.files())
+    await keeper.send(saved)
+
+
+async def test_a_senders_own_file_that_is_not_what_was_saved_is_told_apart_from_a_bad_line(keeper):
+    saved = keeper.save()
+    data = bytearray((keeper.own / NAME).read_bytes())
+    data[100] ^= 1
+    (keeper.own / NAME).write_bytes(data)
+    with pytest.raises(UnsoundStateError, match="wrong checksum"):
+        await keeper.send(saved)
+    assert keeper.files() == {}
+
+
+async def test_a_copy_that_somebody_reads_stays_what_it_was_while_a_newer_one_comes(keeper):
+    """A worker has taken the copy under a second name: what it maps must neither change nor shrink."""
+    await keeper.send(keeper.save())
+    here = keeper.memory.saved()[0]
+    taken = await SharedMemory(keeper.memory).obtain(here, keeper.folder / "gpt-2.fetched")
+    newer = keeper.save(CONTENT[:1000], iteration=5)
+    await keeper.send(newer)
+    assert taken.read_bytes()[: here.size] == CONTENT
+    assert keeper.memory.saved() == [newer.at("n2", keeper.address)]
+
+
+async def test_a_copy_is_handed_out_like_any_state_and_checked_by_who_takes_it(keeper, tmp_path):
+    await keeper.send(keeper.save())
+    here = keeper.memory.saved()[0]
+    assert (await Peer().obtain(here, tmp_path / "taken")).read_bytes() == CONTENT
+    (keeper.folder / NAME).write_bytes(CONTENT[:-1])
+    with pytest.raises(UnsoundStateError, match="wrong checksum"):
+        await Peer().obtain(here, tmp_path / "taken-2")
+    assert not (tmp_path / "taken-2").exists()
+
+
+async def fetch(keeper, name):
+    async with grpc.aio.insecure_channel(keeper.address, options=LIMITS) as channel:
+        return [piece async for piece in channel.unary_stream(FETCH)(name.encode())]

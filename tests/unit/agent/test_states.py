@@ -1,0 +1,332 @@
+"""What an agent does about the states in its node's memory: copies, what is told of them, and what is removed."""
+
+import msgspec
+import pytest
+from unicron_agent.states import AGAIN_S, TRIES, States
+from unicron_agent.stimuli import (
+    AbandonCopies,
+    CopyReceived,
+    CopySent,
+    RemoveState,
+    SendCopy,
+    SendToWorker,
+    StateUnsound,
+    StorageTold,
+    StorePart,
+    UseStorage,
+)
+from unicron_agent.workers import Worker
+
+from unicron.contracts.commands import DropStates, FindCheckpoint, FindStates, SaveStates
+from unicron.contracts.events import CheckpointFailed, StateRejected, StateSecured, StatesFound, StateUnprotected
+from unicron.contracts.states import Keeper, Saver, StateLocation, StateRef
+from unicron.contracts.storage import StoreOrder
+from unicron.contracts.worker import Kept, Save, Saved, Secured
+
+N2, N3 = Keeper(node="n2", address="n2:1"), Keeper(node="n3", address="n3:1")
+STORE = StoreOrder(root="/storage", every_s=9.0, run="1.0:0")
+TO_NODE = {"node": "n1", "token": 1, "incarnation": "b.1"}
+
+
+class Scene:
+    """The states of node n1, where worker gpt-1 is."""
+
+    def __init__(self):
+        self.states = States("n1")
+        self.workers = {"gpt-1": Worker(worker="gpt-1", task="gpt", slot=1)}
+
+    def order(self, *savers, task="gpt"):
+        return self.states.obey(SaveStates(**TO_NODE, task=task, savers=list(savers)), self.workers.values())
+
+    def drop(self, *names, workers=()):
+        command = DropStates(**TO_NODE, task="gpt", names=list(names), workers=list(workers))
+        return self.states.obey(command, self.workers.values())
+
+    def find(self, task="gpt"):
+        [answer] = self.states.obey(FindStates(**TO_NODE, task=task, search=5), self.workers.values())
+        assert isinstance(answer, StatesFound)
+        assert (answer.node, answer.task, answer.search) == ("n1", task, 5)
+        return answer.states
+
+    def save(self, iteration=3, *, store=False, worker="gpt-1"):
+        return self.states.saved(self.workers[worker], Saved(state=ref(iteration), epoch=2, store=store))
+
+    def sent(self, iteration=3, node="n2", problem="", now=0.0, *, unsound=False):
+        return self.states.hear(CopySent(ref(iteration), node, problem, unsound), self.workers, now)
+
+    def fail(self, times, iteration=3, now=0.0):
+        """Let a copy not arrive several times in a row; return what comes of the last."""
+        for _ in range(times):
+            out = self.sent(iteration, problem="no room", now=now)
+        return out
+
+
+@pytest.fixture
+def scene():
+    return Scene()
+
+
+def ref(iteration=3, worker="gpt-1", task="gpt", node="n1"):
+    name = f"{worker}.{iteration % 2}.saved"
+    location = StateLocation(node=node, worker=worker, name=name)
+    return StateRef(task=task, iteration=iteration, place=0, location=location, size=1, checksum=b"x")
+
+
+def alone(*, store=None):
+    return Saver(worker="gpt-1", store=store)
+
+
+def copied(*keepers):
+    return Saver(worker="gpt-1", keepers=list(keepers or (N2,)))
+
+
+def to_worker(message):
+    return SendToWorker("gpt-1", message)
+
+
+def secured(iteration=3):
+    return to_worker(Secured(name=f"gpt-1.{iteration % 2}.saved", iteration=iteration))
+
+
+def of(kind, out):
+    return [each for each in out if isinstance(each, kind)]
+
+
+# --- who saves -------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_is_told_to_save_now_and_whenever_it_connects_again(scene):
+    assert scene.order(alone(store=STORE)) == [to_worker(Save(on=True, store_s=9.0))]
+    assert scene.states.greet("gpt-1") == [to_worker(Save(on=True, store_s=9.0))]
+
+
+def test_a_worker_that_is_in_no_order_is_told_to_save_no_more_once(scene):
+    scene.order(alone())
+    assert scene.order() == [to_worker(Save(on=False))]
+    assert scene.order() == []
+    assert scene.states.greet("gpt-1") == []
+
+
+def test_an_order_for_one_task_leaves_the_workers_of_others_alone(scene):
+    scene.order(alone())
+    assert scene.order(task="bert") == []
+    assert scene.states.greet("gpt-1") == [to_worker(Save(on=True))]
+
+
+def test_what_nobody_ordered_to_save_is_removed_and_its_saver_told_to_cease(scene):
+    assert scene.save() == [RemoveState("gpt-1.1.saved"), to_worker(Save(on=False))]
+    assert scene.find() == []
+
+
+@pytest.mark.parametrize("wrong", [ref(worker="gpt-2"), ref(task="bert")])
+def test_a_worker_can_save_in_its_own_name_only(scene, wrong):
+    scene.order(alone())
+    assert scene.states.saved(scene.workers["gpt-1"], Saved(state=wrong, epoch=2)) == []
+    assert scene.find() == []
+
+
+# --- copies ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_needs_no_copies_is_safe_at_once_and_told_of_once(scene):
+    scene.order(alone())
+    told = StateSecured(node="n1", slot=1, task="gpt", worker="gpt-1", iteration=3, nodes=[])
+    assert scene.save(3) == [secured(3), told]
+    assert scene.save(4) == [secured(4)]
+    scene.order(alone())
+    assert of(StateSecured, scene.save(5)), "another order, another word"
+
+
+def test_what_needs_copies_is_safe_when_all_have_arrived(scene):
+    scene.order(copied(N2, N3))
+    assert scene.save() == [SendCopy(ref(), N2), SendCopy(ref(), N3)]
+    assert scene.sent(node="n3") == []
+    told = StateSecured(node="n1", slot=1, task="gpt", worker="gpt-1", iteration=3, nodes=["n2", "n3"])
+    assert scene.sent(node="n2") == [secured(), told]
+
+
+def test_a_copy_of_an_older_state_makes_no_newer_one_safe(scene):
+    scene.order(copied())
+    scene.save(3)
+    scene.save(4)
+    assert scene.sent(3) == []
+    assert secured(4) in scene.sent(4)
+
+
+def test_a_copy_that_does_not_arrive_is_sent_again_after_a_while(scene):
+    scene.order(copied(N2, N3))
+    scene.save()
+    scene.sent(node="n3")
+    assert scene.sent(node="n2", problem="unreachable", now=7.0) == []
+    assert scene.states.tick(7.0 + AGAIN_S - 0.1) == []
+    assert scene.states.tick(7.0 + AGAIN_S) == [SendCopy(ref(), N2)]
+    assert scene.states.tick(99.0) == [], "it is on its way"
+    assert secured() in scene.sent(node="n2")
+
+
+def test_a_newer_state_is_not_held_up_by_an_older_ones_next_try(scene):
+    scene.order(copied())
+    scene.save(3)
+    scene.sent(3, problem="unreachable")
+    assert scene.save(4) == [SendCopy(ref(4), N2)]
+    assert scene.states.tick(99.0) == []
+
+
+def test_where_copies_never_arrive_the_worker_goes_on_alone_and_that_is_told_once(scene):
+    scene.order(copied())
+    scene.save(3)
+    assert scene.fail(TRIES - 1) == []
+    [goes_on, told] = scene.fail(1)
+    assert goes_on == secured(3)
+    assert told == StateUnprotected(node="n1", slot=1, task="gpt", worker="gpt-1", reason="n2 keeps no copy: no room")
+    assert scene.save(4) == [SendCopy(ref(4), N2)], "it is still tried"
+    assert scene.fail(1, 4) == [secured(4)]
+
+
+def test_a_worker_that_has_copies_again_is_told_of_again(scene):
+    scene.order(copied())
+    scene.save(3)
+    assert of(StateSecured, scene.sent(3))
+    scene.save(4)
+    assert of(StateUnprotected, scene.fail(TRIES, 4))
+    scene.save(5)
+    assert of(StateSecured, scene.sent(5))
+    scene.save(6)
+    assert of(StateUnprotected, scene.fail(TRIES, 6)), "and if they cease again, of that"
+
+
+def test_a_worker_that_can_save_again_is_told_of_again(scene):
+    scene.order(alone())
+    scene.save(3)
+    scene.states.unprotected("gpt-1")
+    assert of(StateSecured, scene.save(4))
+    assert not of(StateSecured, scene.save(5))
+
+
+def test_copies_for_nodes_that_keep_none_any_more_are_abandoned(scene):
+    scene.order(copied(N2))
+    scene.save()
+    out = scene.order(copied(N3))
+    assert out == [AbandonCopies("gpt-1", frozenset({"n2"})), to_worker(Save(on=True))]
+    assert scene.sent(node="n2") == [], "what arrived all the same counts for nothing"
+    assert scene.save(4) == [SendCopy(ref(4), N3)]
+
+
+def test_copies_that_arrived_are_not_abandoned(scene):
+    scene.order(copied(N2))
+    scene.save()
+    scene.sent()
+    assert scene.order() == [to_worker(Save(on=False))]
+
+
+def test_copies_for_nodes_that_stay_keepers_go_on(scene):
+    scene.order(copied(N2))
+    scene.save()
+    assert scene.order(copied(N2)) == [to_worker(Save(on=True))]
+
+
+def test_what_is_not_what_was_saved_is_named_and_saved_anew(scene):
+    scene.order(copied())
+    scene.save()
+    rejected, again = scene.sent(problem="wrong checksum", unsound=True)
+    assert rejected == StateRejected(node="n1", task="gpt", state=ref(), reason="wrong checksum")
+    assert again == to_worker(Save(on=True)), "then its next one need not wait for this one's copies"
+
+
+# --- workers that end ------------------------------------------------------------------------------------------------
+
+
+def test_what_a_worker_saved_outlives_it(scene):
+    scene.order(alone())
+    scene.save()
+    assert scene.states.gone("gpt-1") == []
+    assert scene.find() == [ref()]
+
+
+def test_of_a_worker_that_is_no_more_nothing_stays_nor_comes(scene):
+    scene.order(copied())
+    scene.save()
+    both = [RemoveState("gpt-1.0.saved"), RemoveState("gpt-1.1.saved")]
+    assert scene.drop(workers=["gpt-1"]) == both
+    assert scene.find() == []
+    assert scene.save(4) == [], "its last words, maybe"
+    assert scene.states.gone("gpt-1") == both, "what it wrote meanwhile"
+    assert scene.find() == []
+
+
+def test_a_copy_of_a_worker_that_is_no_more_is_removed_when_it_comes(scene):
+    scene.drop(workers=["bert-4"])
+    name = "bert-4.1.saved"
+    late = CopyReceived(name, ref(worker="bert-4", task="bert"))
+    assert scene.states.hear(late, scene.workers, 0.0) == [RemoveState(name)]
+    assert scene.find("bert") == []
+
+
+# --- what is here ----------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_that_is_written_over_is_none(scene):
+    here = ref(3, worker="bert-4", task="bert").at("n1", "n1:1")
+    assert scene.states.hear(CopyReceived(here.location.name, here), scene.workers, 0.0) == []
+    assert scene.find("bert") == [here]
+    assert scene.states.hear(CopyReceived(here.location.name, None), scene.workers, 0.0) == []
+    assert scene.find("bert") == []
+
+
+def test_only_the_states_of_the_task_that_is_asked_for_are_named(scene):
+    mine, other = ref(), ref(worker="bert-1", task="bert")
+    scene.states.adopt(["gpt-7.4.kept"], [mine, other])
+    assert scene.find() == [mine]
+    assert scene.find("bert") == [other]
+    assert set(scene.states.found) == {"gpt-7.4.kept", "gpt-1.1.saved", "bert-1.1.saved"}
+
+
+def test_what_is_dropped_by_name_is_removed_if_it_is_here(scene):
+    scene.states.adopt(["gpt-7.4.kept"], [ref()])
+    assert scene.drop("gpt-7.4.kept", "gpt-8.4.kept") == [RemoveState("gpt-7.4.kept")]
+    assert set(scene.states.found) == {"gpt-1.1.saved"}
+
+
+def test_what_is_left_behind_is_taken_in_under_its_own_name_only(scene):
+    kept = msgspec.structs.replace(ref(), location=StateLocation(node="n1", worker="gpt-1", name="gpt-1.4.kept"))
+    assert scene.states.kept("gpt-1", Kept(epoch=4, state=kept))
+    assert not scene.states.kept("gpt-2", Kept(epoch=4, state=kept))
+    assert set(scene.states.found) == {"gpt-1.4.kept"}
+    scene.states.joined("gpt-1")
+    assert set(scene.states.found) == set()
+
+
+def test_a_copy_that_a_taker_finds_unsound_is_told_of(scene):
+    bad = ref().at("n2", "n2:1")
+    told = scene.states.hear(StateUnsound(bad, "wrong checksum"), scene.workers, 0.0)
+    assert told == [StateRejected(node="n1", task="gpt", state=bad, reason="wrong checksum")]
+
+
+# --- storage ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_to_be_stored_is_written_as_the_same_attempt_by_all_places(scene):
+    scene.order(alone(store=STORE))
+    [one] = of(UseStorage, scene.save(4, store=True))
+    assert isinstance(one.job, StorePart)
+    assert one.job.ref == ref(4)
+    assert (one.job.saving.root, one.job.saving.task, one.job.saving.iteration) == ("/storage", "gpt", 4)
+    place = Scene()
+    place.order(alone(store=STORE))
+    assert of(UseStorage, place.save(4, store=True))[0].job.saving == one.job.saving
+    later = Scene()
+    later.order(alone(store=msgspec.structs.replace(STORE, run="2.0:7")))
+    assert of(UseStorage, later.save(4, store=True))[0].job.saving.attempt != one.job.saving.attempt
+    assert not of(UseStorage, scene.save(6))
+
+
+def test_what_is_to_be_stored_where_nothing_is_said_of_a_storage_is_only_saved(scene):
+    scene.order(alone())
+    assert not of(UseStorage, scene.save(4, store=True))
+
+
+def test_the_storage_is_looked_at_and_its_answer_told(scene):
+    command = FindCheckpoint(**TO_NODE, task="gpt", search=5, root="/storage", since=0.0)
+    assert scene.states.obey(command, ()) == [UseStorage(command)]
+    fact = CheckpointFailed(node="n1", task="gpt", reason="not mounted")
+    assert scene.states.hear(StorageTold(fact), scene.workers, 0.0) == [fact]
