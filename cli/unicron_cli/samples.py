@@ -118,6 +118,8 @@ VALUES: dict[str, Any] = {
     "dropped": {"ranks missing": 1},
     "alert": "slow-worker",
     "problems": [],
+    "digests": ["41a7c0d25be9f316", "41a7c0d25be9f316", "9e0b16d8f7742ca5"],
+    "undecided": False,
 }
 """Values of fields that read better than the first value of their type."""
 
