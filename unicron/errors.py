@@ -28,8 +28,24 @@ class GroupBrokenError(RuntimeError, UnicronError):
     """A collective, or the forming of a group, was interrupted or lost a peer: the membership can't go on."""
 
 
+class StateDivergedError(GroupBrokenError):
+    """Replicas of a place have different states, which were the same: some of them are to take another's.
+
+    Attributes:
+        own: this rank's is one of those that must not be used any more.
+    """
+
+    def __init__(self, text: str, *, own: bool) -> None:
+        super().__init__(text)
+        self.own = own
+
+
 class StateTransferError(RuntimeError, UnicronError):
     """No source could hand over a state that has its checksum."""
+
+
+class StateLostError(RuntimeError, UnicronError):
+    """A worker gave its state up and nobody has one for it: only a new process can begin without."""
 
 
 class UnsoundStateError(StateTransferError):

@@ -31,6 +31,7 @@ from unicron.contracts.failures import DetectionMethod
 from unicron.contracts.stragglers import RecordingSwitched
 from unicron.contracts.timings import period_of
 from unicron.contracts.worker import (
+    Diverged,
     FetchState,
     Hello,
     Iterated,
@@ -377,6 +378,8 @@ class AgentCore:
                 self.states.joined(name)
             case Unprotected():
                 self.states.unprotected(name)
+            case Diverged():
+                return [*self.states.disown(name), *report(self.node, worker, message)]
         unheard = isinstance(message, Iterated) and message.rank > 0  # one is enough
         unheard = unheard or (isinstance(message, Kept) and not self.states.kept(name, message))
         return [] if unheard else report(self.node, worker, message)

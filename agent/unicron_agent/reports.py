@@ -9,6 +9,7 @@ from unicron.contracts.events import (
     CollectiveFailed,
     IterationFinished,
     Regrouped,
+    StateDiverged,
     StateKept,
     StateUnprotected,
     StepTimed,
@@ -18,6 +19,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.worker import (
     Broken,
+    Diverged,
     Finished,
     Iterated,
     Joined,
@@ -40,6 +42,7 @@ REPORTS: dict[type[ToAgent], type[Message]] = {
     Raised: WorkerRaised,
     Kept: StateKept,
     Unprotected: StateUnprotected,
+    Diverged: StateDiverged,
     Finished: WorkerFinished,
 }
 """What a worker says, and the fact that the agent makes of it: the same fields, and where it came from."""

@@ -163,20 +163,29 @@ class States:
         if savings := self._savings.get(worker):
             savings.secured = False
 
+    def disown(self, worker: str) -> Out:
+        """Remove what a worker saved that is in doubt; it saves nothing more until that is ordered anew."""
+        savings = self._savings.pop(worker, None)
+        if savings is None:
+            return []
+        abandoned = [AbandonCopies(worker, savings.missing)] if savings.missing else []
+        return [*abandoned, *self._remove(worker), SendToWorker(worker, Save(on=False))]
+
     def saved(self, worker: Worker, message: Saved) -> Out:
         """Have copies made of what a worker has saved."""
         ref = message.state
         savings = self._savings.get(worker.worker)
         if ref.location.worker != worker.worker or ref.task != worker.task or worker.worker in self._ended:
             return []
+        if message.store and self.found.get(ref.location.name) == ref and savings:
+            return _stored(savings.order, message)
         if savings is None:  # nobody would know of it: it was ordered by an earlier agent's word, or no longer is
             self.found.pop(ref.location.name, None)
             return [RemoveState(ref.location.name), SendToWorker(worker.worker, Save(on=False))]
         self.found[ref.location.name] = ref
         savings.saved, savings.again_at = ref, None
         savings.missing = frozenset(keeper.node for keeper in savings.order.keepers)
-        out = _stored(savings.order, message)
-        return out + (self._send(savings) if savings.missing else self._secured(worker, savings, ref))
+        return self._send(savings) if savings.missing else self._secured(worker, savings, ref)
 
     def _send(self, savings: Savings) -> Out:
         missing = (keeper for keeper in savings.order.keepers if keeper.node in savings.missing)

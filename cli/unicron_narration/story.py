@@ -27,6 +27,10 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
         f"{_after(', also on ', ', '.join(m.nodes))}"
     ),
     events.StateUnprotected: lambda m: f"{_where(m)} can't save its state: {m.reason}",
+    events.StateDiverged: lambda m: (
+        f"{_where(m)} has another state of iteration {m.iteration} than other replicas, and takes theirs: "
+        f"{' '.join(m.digests)}{', undecided: the lowest rank counts' * m.undecided}"
+    ),
     events.StateRejected: lambda m: f"{m.state.location.node} holds a bad copy, found out on {m.node}: {m.reason}",
     events.StatesFound: lambda m: (
         f"{m.node} has of {m.task} {', '.join(sorted({f'iteration {ref.iteration}' for ref in m.states})) or 'nothing'}"

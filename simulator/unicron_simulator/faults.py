@@ -120,6 +120,16 @@ class Rot(Fault, kw_only=True, frozen=True):
     pick: int
 
 
+class Flip(Fault, kw_only=True, frozen=True):
+    """A bit of a worker's parameters is flipped, where they are.
+
+    Attributes:
+        pick: which one of those that live then, modulo their number.
+    """
+
+    pick: int
+
+
 class Drain(Fault, kw_only=True, frozen=True):
     """A user takes a node out of use for `for_s` seconds."""
 
@@ -234,6 +244,8 @@ def _to_states(random: Random) -> list[Fault]:
         found += [*rot, KillTask(at=at, pick=pick)]
     if random.random() < 0.15:
         found.append(Blackout(at=random.uniform(BEGIN_S, BEGIN_S + 22), back_s=random.uniform(0.5, 4.0)))
+    for _ in range(random.choice([0, 1, 2])):
+        found.append(Flip(at=random.uniform(BEGIN_S, BEGIN_S + 22), pick=random.randint(1, 999)))
     return found
 
 

@@ -75,6 +75,9 @@ class Invariants:
         self._drained: set[str] = set()
         self._replayed = 0
         self._models: set[str] = set()
+        self._handed: dict[str, int] = {}
+        self._compared: set[tuple[str, int, int]] = set()
+        self._flaws: dict[tuple[str, int, int], dict[int, set[bytes]]] = {}
 
     def check(self, holds: bool, otherwise: str) -> None:
         """Note a violation where something does not hold."""
@@ -121,6 +124,9 @@ class Invariants:
         self._specs[task] = spec
         self.steps.pop(task, None)
         self._models.discard(task)
+        self._handed.pop(task, None)
+        self._compared = {each for each in self._compared if each[0] != task}
+        self._flaws = {key: each for key, each in self._flaws.items() if key[0] != task}
         if self.ended.pop(task, None):
             self.victims = {name: each for name, each in self.victims.items() if each[1] != task}
 
@@ -229,12 +235,20 @@ class Invariants:
         """
         self._at[worker.name] = joined.iteration
         self._living[worker.name] = worker
+        if joined.state_from:
+            self._handed[worker.spec.name] = joined.epoch
         if established or not self.steps.get(worker.spec.name) or worker.spec != self._specs[worker.spec.name]:
             return
         there = self._there(self._ordered_at(worker.spec.name, joined.epoch))
         held: dict[tuple[int, ParallelLayout], dict[int, str]] = {}
         for each in self._living.values():
-            if each.living and each.core.iteration and each.spec == worker.spec and each.host.name in there:
+            if (
+                each.living
+                and each.core.has_state
+                and each.core.iteration
+                and each.spec == worker.spec
+                and each.host.name in there
+            ):
                 held.setdefault((each.core.iteration, each.layout), {})[each.place] = each.name
         whole = [places for (_, layout), places in held.items() if len(places) == layout.replica_workers]
         holders = [name for places in whole for name in places.values()]
@@ -306,6 +320,7 @@ class Invariants:
                 f"{worker.name} updated after iteration {iteration} in epoch {worker.core.epoch} with microbatches "
                 f"{sorted(gradient.elements())} instead of each of {worker.spec.microbatches} once",
             )
+        self._flawless(worker, iteration)
         if worker.spec == self._specs[worker.spec.name]:
             self.steps.setdefault(worker.spec.name, {}).setdefault(iteration, worker.core.epoch)
 
@@ -315,6 +330,29 @@ class Invariants:
         self.check(updates == wanted, f"{worker.name} wrote a model of {updates} updates instead of {wanted}")
         if worker.spec == self._specs[worker.spec.name]:
             self._models.add(worker.spec.name)
+
+    def _flawless(self, worker: "Trainer", iteration: int) -> None:
+        """Check, in the first update after a state was handed over, that all replicas have the same state."""
+        task, epoch = worker.spec.name, worker.core.epoch
+        key = (task, epoch, iteration)
+        if epoch >= self._handed.get(task, epoch + 1):
+            del self._handed[task]
+            self._compared.add(key)
+        self._flaws.setdefault(key, {}).setdefault(worker.place, set()).add(worker.flaw)
+        self._check_alike(key)
+
+    def compared(self, worker: "Trainer") -> None:
+        """Check that all replicas have the same state in an iteration whose state goes to storage."""
+        key = (worker.spec.name, worker.core.epoch, worker.core.iteration)
+        self._compared.add(key)
+        self._flaws.setdefault(key, {}).setdefault(worker.place, set()).add(worker.flaw)
+        self._check_alike(key)
+
+    def _check_alike(self, key: tuple[str, int, int]) -> None:
+        for place, flaws in self._flaws[key].items() if key in self._compared else ():
+            self.check(
+                len(flaws) == 1, f"{key[0]} goes on after iteration {key[2]} with several states of place {place}"
+            )
 
     def _ordered_at(self, task: str, epoch: int) -> int:
         """Return up to which place in the journal was known what led to a membership of the task."""

@@ -15,11 +15,13 @@ class SharedStorage:
     Attributes:
         parts: what places have written, by attempt and place.
         whole: complete checkpoints by folder, with the task and when they were completed.
+        flaws: of the states in them.
     """
 
     def __init__(self) -> None:
         self.parts: dict[tuple[str, int], StateRef] = {}
         self.whole: dict[str, tuple[str, float, StoredState]] = {}
+        self.flaws: dict[str, bytes] = {}
 
     def use(self, effect: UseStorage, node: str, now: float, *, sound: bool) -> Message:
         """Do what an agent has done there; return what it tells.
@@ -48,6 +50,7 @@ class SharedStorage:
                 folder = f"{task}/step-{saving.iteration}-{saving.attempt}"
                 stored = StoredState(root=saving.root, folder=folder, iteration=saving.iteration, layout=saving.layout)
                 self.whole[folder] = (task, now, stored)
+                self.flaws[folder] = max(self.parts[saving.attempt, at].checksum for at in places)
                 return CheckpointStored(node=node, task=task, iteration=saving.iteration, address=folder, removed=[])
             case FindCheckpoint() as find:
                 return CheckpointFound(

@@ -29,7 +29,7 @@ from unicron.contracts.worker import (
     Secured,
     ToAgent,
 )
-from unicron.errors import GroupBrokenError, StateTransferError
+from unicron.errors import GroupBrokenError, StateLostError, StateTransferError
 from unicron.train.iteration import WorkerCore
 from unicron.train.phases import FORGOTTEN, greeting
 from unicron_simulator.collectives import Group
@@ -100,6 +100,7 @@ class Trainer:
         layout: the shape of the replica that has this place.
         formed: epoch in which the groups inside of its replica were formed; -1 where they are not, or broke.
         spoilt: what its script did to the gradient is noise.
+        flaw: of its state, which is that of others where this is the same; empty for one that nothing struck.
         saves: its agent wants its state saved.
         store_s: seconds from one state that goes to storage to the next; 0 where none does.
     """
@@ -122,10 +123,13 @@ class Trainer:
         self.core = make_core(self, self.spec.iterations, self.spec.microbatches)
         self._book, self._random, self._pace = book, random, pace
         self._hello = Hello(worker=self.name, pid=1)
-        self.newest, self.formed = NOWHERE, -1
+        self.newest, self.formed, self.flaw = NOWHERE, -1, b""
         self._group, self._replicas, self._replica = Group(1), Group(1), Group(1)
-        self._collectives, self._conferred = 0, 0
-        self._updates, self._taken = 0, 0
+        self._collectives, self._conferred, self._tallies = 0, 0, 0
+        self._updates, self._taken = 0, (0, b"")
+        self._saved: Saved | None = None
+        self._flip = b""
+        self._announces, self.announced = False, False
         self._sums: Gradient = Counter()
         self._reduced: list[Gradient] = [Counter() for _ in range(BUCKETS)]
         self._unsent: list[ToAgent] = []
@@ -219,6 +223,10 @@ class Trainer:
         self.say(Raised(iteration=self.core.iteration, exception="RuntimeError", text=text, traceback=text))
         self.end(1, None)
 
+    def flip(self, flaw: bytes) -> None:
+        """Have a bit of the parameters flipped when the next iteration begins."""
+        self._flip = flaw
+
     async def _pass(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
         while self.paused:
@@ -229,8 +237,15 @@ class Trainer:
 
     async def _main(self) -> None:
         await self._pass(self._random.uniform(*self._pace.start))
+        try:
+            await self._train()
+        except StateLostError as error:
+            self.throw(f"StateLostError: {error}")
+
+    async def _train(self) -> None:
         await self.core.start()
         while self.core.enter() or not await self.core.finish():
+            self.flaw, self._flip = self._flip or self.flaw, b""
             while (microbatch := await self.core.next_microbatch()) is not None:
                 await self._pass(self._micro_s)
                 await self._beside(f"compute {self.core.iteration} {microbatch}")
@@ -273,7 +288,8 @@ class Trainer:
     async def form(self, membership: Membership) -> None:
         """Let the time pass that a group takes to form; a newer membership ends the wait."""
         self._leave(f"{self.name} left for epoch {membership.epoch}")
-        self._group, self._replicas, self._collectives, left = Group(1), Group(1), 0, self._pace.meet
+        self._group, self._replicas, left = Group(1), Group(1), self._pace.meet
+        self._collectives, self._tallies = 0, 0
         while left > 0 and self.newest.epoch <= membership.epoch:
             await self._pass(min(left, LOOK_S))
             left -= LOOK_S
@@ -346,7 +362,8 @@ class Trainer:
     async def export(self, place: int, iteration: int, *, taken: bool = False, kept: bool = False) -> StateRef:  # noqa: ARG002
         """Say which updates are in the state, whatever the core takes them for."""
         ref = self._described(f"{self.name}.{self.core.epoch}.{KEPT if kept else LENT}")
-        ref = replace(ref, iteration=self._taken) if taken else ref
+        if taken:
+            ref = replace(ref, iteration=self._taken[0], checksum=self._taken[1])
         if kept:
             await self._pass(self._pace.transfer)
             self.host.kept[ref.location.name] = ref
@@ -359,7 +376,7 @@ class Trainer:
             place=self.place,
             location=StateLocation(node=self.host.name, worker=self.name, name=name),
             size=0,
-            checksum=b"",
+            checksum=self.flaw,
             layout=self.layout,
         )
 
@@ -368,7 +385,7 @@ class Trainer:
         """Whether all copies of what was saved last are whole."""
         return self._unsecured is None
 
-    def save(self, iteration: int, *, store: bool) -> None:
+    def save(self, iteration: int) -> None:
         """Write to the file that is not the newest; from here on that holds no state."""
         self._turn = 1 - self._turn
         ref = self._described(f"{self.name}.{self._turn}.{SAVED}")
@@ -376,13 +393,14 @@ class Trainer:
         self._at_risk = ref.location.name
         self._unsecured = (ref.location.name, iteration)
         self.host.saved.pop(ref.location.name, None)
-        self._saving = asyncio.ensure_future(self._save_state(ref, self.core.epoch, store=store))
+        self._saving = asyncio.ensure_future(self._save_state(ref, self.core.epoch))
 
-    async def _save_state(self, ref: StateRef, epoch: int, *, store: bool) -> None:
+    async def _save_state(self, ref: StateRef, epoch: int) -> None:
         await self._pass(self._random.uniform(*self._pace.save))
         self._book.check(ref.iteration == self._updates, f"{self.name} updated what it was still saving")
         self.host.saved[ref.location.name] = ref
-        self.say(Saved(state=ref, epoch=epoch, store=store))
+        self._saved = Saved(state=ref, epoch=epoch)
+        self.say(self._saved)
 
     async def saved(self) -> None:
         """Wait for it."""
@@ -405,6 +423,21 @@ class Trainer:
         """Wait for the ranks with this rank's place in other replicas."""
         await self._over_replicas(None, "meet")
 
+    def store(self) -> None:
+        """Have what was saved written to storage."""
+        self._book.compared(self)
+        if self._saved is not None:
+            self.say(replace(self._saved, store=True))
+
+    def digest(self) -> int:
+        """Return what updates and flaws are in the state."""
+        return int.from_bytes(self.flaw) << 32 | self._updates
+
+    async def tally(self, *numbers: int) -> list[tuple[int, ...]]:
+        """Wait for this place's ranks of other replicas."""
+        self._tallies += 1
+        return await self._over_replicas(numbers, f"tally {self._tallies}")
+
     def withdraw(self, ref: StateRef) -> None:
         """Take what was left behind back; other states take no room here."""
         self.host.kept.pop(ref.location.name, None)
@@ -413,22 +446,26 @@ class Trainer:
         """Let the time of a transfer pass; each part is needed, and from one update."""
         await self._pass(self._pace.transfer)
         self._check()
+        flaws = set[bytes]()
         for copies in sources:
-            if not any(map(self.host.hands_over, copies)):
+            given = next(filter(self.host.hands_over, copies), None)
+            if given is None:
                 nodes = ", ".join(ref.location.node for ref in copies)
                 raise StateTransferError(f"place {copies[0].place} can't be had from {nodes} on {self.host.name}")
-        [self._taken] = {ref.iteration for copies in sources for ref in copies}
+            flaws.add(given.checksum)
+        [iteration] = {ref.iteration for copies in sources for ref in copies}
+        self._taken = iteration, max(flaws)
         self._muted = True
 
     def take_stored(self, stored: StoredState) -> None:
         """Have a state from storage."""
         if stored.folder not in self.host.storage.whole:
             raise StateTransferError(f"{stored.folder} is not there any more")
-        self._taken, self._muted = stored.iteration, True
+        self._taken, self._muted = (stored.iteration, self.host.storage.flaws[stored.folder]), True
 
     def load(self) -> None:
         """Have the updates that are in the state."""
-        self._updates, self._muted = self._taken, False
+        (self._updates, self.flaw), self._muted = self._taken, False
 
     def remember(self) -> None:
         """Be alone until the script begins again: all that is modelled of its state are updates."""
@@ -440,13 +477,15 @@ class Trainer:
 
     def clear(self) -> None:
         """Have no microbatch in the gradient."""
-        self._sums, self._reduced = Counter(), [Counter() for _ in range(BUCKETS)]
+        self._sums, self._reduced, self._announces = Counter(), [Counter() for _ in range(BUCKETS)], False
 
     async def reduce(self, iteration: int, bucket: int) -> None:
         """Add up the microbatches of all."""
         seconds = self._random.uniform(0.001, 0.01)
-        given = await self._over_replicas(self._sums.copy(), f"reduce {iteration} {bucket}", seconds)
-        self._reduced[bucket] = Counter(microbatch for each in given for microbatch in each.elements())
+        mine = self._sums.copy(), self._announces
+        given = await self._over_replicas(mine, f"reduce {iteration} {bucket}", seconds)
+        self._reduced[bucket] = Counter(microbatch for each, _ in given for microbatch in each.elements())
+        self.announced = any(announces for _, announces in given)
 
     async def _over_replicas(self, value: T, name: str, seconds: float = 0.0) -> list[T]:
         """Wait for the ranks with this rank's place in other replicas."""
@@ -472,6 +511,10 @@ class Trainer:
 
     def discard(self) -> None:
         """Forget the microbatch."""
+
+    def announce(self) -> None:
+        """Say with the gradient that the next state goes to storage."""
+        self._announces = True
 
     def loss(self) -> float:
         """Return no loss."""

@@ -239,6 +239,10 @@ class World:
                 self._kill_task(pick)
             case faults.Rot(pick=pick):
                 self._rot(pick)
+            case faults.Flip(pick=pick) if living := self.trainers():
+                victim = living[pick % len(living)]
+                self._tell(f"a bit of the parameters of {victim.name} on {victim.host.name} is flipped")
+                victim.flip(pick.to_bytes(2))
             case faults.Blackout(at=at, back_s=back_s):
                 nodes = (faults.LosePower(at=at, node=node, back_s=back_s, noticed=True) for node in self.machines)
                 await asyncio.gather(*map(self._hit_node, nodes))

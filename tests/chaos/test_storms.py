@@ -16,6 +16,7 @@ from unicron_simulator.world import Parts
 from unicron.contracts.events import NodeJoined
 from unicron.ledger import Ledger
 from unicron.service import Service
+from unicron.train.duties import Duties
 from unicron.train.iteration import WorkerCore
 from unicron.train.phases import Phase
 
@@ -216,6 +217,21 @@ class Heedless(WorkerCore):
         pass
 
 
+class Credulous(Duties):
+    """Duties of a worker that takes it that all replicas have the same state."""
+
+    async def compare(self, membership, iteration):
+        pass
+
+
+class Trusting(WorkerCore):
+    """Such a worker."""
+
+    def __init__(self, shell, *more):
+        super().__init__(shell, *more)
+        self._duties = Credulous(shell)
+
+
 class Unasked(WorkerCore):
     """A worker that updates without asking whether all is well in its replica."""
 
@@ -255,6 +271,7 @@ def found(parts, seeds=100):
         (Parts(agent=Hopeful), "still lies"),
         (Parts(worker=Rash), "before the last one is safe"),
         (Parts(worker=Heedless), "was still saving"),
+        (Parts(worker=Trusting), "with several states of place"),
         (Parts(remembers=False), "stands in the journal twice"),
     ],
     ids=[
@@ -277,6 +294,7 @@ def found(parts, seeds=100):
         "copies-not-sent",
         "saved-over-what-is-needed",
         "updated-while-saved",
+        "states-not-compared",
         "no-duplicate-window",
     ],
 )

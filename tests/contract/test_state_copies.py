@@ -175,7 +175,11 @@ async def test_what_no_worker_has_saved_is_refused(keeper, wrong):
     assert (keeper.files(), keeper.told) == ({}, [])
 
 
-@pytest.mark.parametrize("start", [b"", b"\xc1", CONTENT[:99], first(ref()).replace(b"gpt-1.1", b"\xff\xff\xff-1.1")])
+@pytest.mark.parametrize(
+    "start",
+    [b"", b"\xc1", CONTENT[:99], first(ref()).replace(b"gpt-1.1", b"\xff\xff\xff-1.1")],
+    ids=["empty", "no msgpack", "content", "a name that is no text"],
+)
 async def test_what_does_not_say_what_it_is_is_refused(keeper, start):
     with pytest.raises(grpc.aio.AioRpcError, match="does not say what it is"):
         await keeper.stream(start, CONTENT)

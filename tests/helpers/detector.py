@@ -12,6 +12,7 @@ from unicron.contracts.events import (
     NodeAdmitted,
     NodeHeartbeat,
     Regrouped,
+    StateDiverged,
     WorkerExited,
     WorkerRaised,
     WorkerStalled,
@@ -110,6 +111,11 @@ class DetectorHarness:
         """Let a worker report that nobody could hand it the state it needs."""
         fact = CollectiveFailed(**self.places[worker], epoch=epoch, iteration=3, error=error, broke=Breakage.STATE)
         return self.feed(fact)
+
+    def diverge(self, worker, epoch=0):
+        """Let a worker find that its state is not what other replicas have."""
+        told = {"iteration": 3, "place": 0, "replica": 1, "digests": ["a", "b", "a"]}
+        return self.feed(StateDiverged(**self.places[worker], epoch=epoch, **told))
 
     def stall(self, worker, epoch=0, phase="compute", responsive=True):
         fact = WorkerStalled(

@@ -177,6 +177,25 @@ class StateUnprotected(WorkerFact, kw_only=True, frozen=True):
     reason: str
 
 
+class StateDiverged(WorkerFact, kw_only=True, frozen=True):
+    """A worker's state is not what other replicas have of its place: it takes another's, and its copies count no more.
+
+    Attributes:
+        epoch: of the membership that compared.
+        place: part of the model.
+        replica: of the worker.
+        digests: of all replicas, in their order: 64 bits of parameters and optimizer state.
+        undecided: there is no majority; the state of as many as any other, and of the lowest rank among them, counts.
+    """
+
+    epoch: int
+    iteration: int
+    place: int
+    replica: int
+    digests: list[str]
+    undecided: bool = False
+
+
 class StateRejected(Message, kw_only=True, frozen=True):
     """A copy of a state is not what its checksum says, and must not be used by anybody.
 

@@ -38,6 +38,8 @@ class FailureStatus(Word):
     TASK_HANG = "task_hang"
     STATE_TRANSFER_FAILED = "state_transfer_failed"
     """No source could hand over the state that a worker needs."""
+    STATE_DIVERGED = "state_diverged"
+    """A worker's state is not what other replicas have of it."""
     CONNECTION_REFUSED = "connection_refused"
     CONNECTION_RESET = "connection_reset"
     NCCL_TIMEOUT = "nccl_timeout"

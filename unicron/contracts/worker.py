@@ -120,7 +120,7 @@ class Saved(ToAgent, kw_only=True, frozen=True):
 
     Attributes:
         epoch: of the membership that it was saved in.
-        store: it is to be written to storage as well.
+        store: it is to be written to storage as well; said once more, when replicas have compared it.
     """
 
     state: StateRef
@@ -132,6 +132,17 @@ class Unprotected(ToAgent, kw_only=True, frozen=True):
     """The worker can't save its state; fields as in `events.StateUnprotected`."""
 
     reason: str
+
+
+class Diverged(ToAgent, kw_only=True, frozen=True):
+    """The worker gives its state up; fields as in `events.StateDiverged`."""
+
+    epoch: int
+    iteration: int
+    place: int
+    replica: int
+    digests: list[str]
+    undecided: bool = False
 
 
 class FetchState(ToAgent, kw_only=True, frozen=True):
@@ -245,6 +256,7 @@ _to_agent: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
     | Kept
     | Saved
     | Unprotected
+    | Diverged
     | FetchState
     | Pong
 )

@@ -24,7 +24,8 @@ BUCKETS = 16
 """In how many pieces a gradient is reduced, where they are neither below `LEAST_BYTES` nor above `BUCKET_BYTES`."""
 
 LEAST_BYTES, BUCKET_BYTES = 1024 * 1024, 25 * 1024 * 1024
-LOSS = 2
+LOSS = 3
+"""Elements behind those of the gradient."""
 
 
 class Gradients:
@@ -32,8 +33,8 @@ class Gradients:
 
     Of a sharded parameter it is this rank's shard: ranks of one place have the same ones, and sum them.
 
-    The last two elements are the sum of the losses, and how many there are, so that the mean loss needs no collective
-    of its own; a stage of a pipeline that is not its last has none.
+    Behind it come the sum of the losses and how many there are, so that the mean loss needs no collective of its own (a
+    stage of a pipeline that is not its last has none), and how many replicas have announced something.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], dtype: torch.dtype | None) -> None:
@@ -92,7 +93,7 @@ class Gradients:
             torch._foreach_add_(sums, parts)  # one call: of a small layer it costs more than the sum
         if loss is not None:
             self._accumulated[-LOSS] += loss
-            self._accumulated[-1] += 1
+            self._accumulated[1 - LOSS] += 1
 
     @torch.no_grad()
     def _take_in(self, number: int) -> None:
@@ -135,8 +136,17 @@ class Gradients:
 
     def loss(self) -> float:
         """Return the mean loss over the global batch; NaN where this rank has none."""
-        total, count = self._reduced[-LOSS:].tolist()
+        total, count, _ = self._reduced[-LOSS:].tolist()
         return total / count if count else math.nan
+
+    def announce(self) -> None:
+        """Have all replicas know, after the reduce, that one of them has something to say."""
+        self._accumulated[-1] = 1
+
+    @property
+    def announced(self) -> bool:
+        """Whether one of them had."""
+        return bool(self._reduced[-1] > 0)
 
     @torch.no_grad()
     def publish(self, microbatches: int) -> None:

@@ -2,7 +2,7 @@
 
 import atexit
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -112,6 +112,17 @@ class Group:
         """
         if self._layout.replicas > 1:
             self._wait(self._replicas, lambda group: group.broadcast(tensor, replica))
+
+    def tally(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the numbers of every replica's rank with this rank's place, 64 bits each.
+
+        Raises:
+            GroupBrokenError: the group broke.
+        """
+        row = torch.tensor([*numbers], dtype=torch.int64, device=self._device)
+        rows = [torch.empty_like(row) for _ in range(self._layout.replicas)]
+        self._wait(self._replicas, lambda group: group.allgather(rows, row))
+        return [tuple(each.tolist()) for each in rows]
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return the `data` of every rank of every replica.

@@ -5,16 +5,18 @@ The core decides; its shell (`unicron.train.shell`) computes, meets other ranks,
 
 import contextlib
 from math import isnan
+from typing import NoReturn
 
 import msgspec
 
 from unicron.contracts.states import COPIES, StateRef
 from unicron.contracts.tasks import Breakage, Seat, WorkerPhase
 from unicron.contracts.worker import NOWHERE, Broken, Finished, Iterated, Joined, Kept, Progress, Ready
-from unicron.errors import GroupBrokenError, StateTransferError
+from unicron.errors import GroupBrokenError, StateDivergedError, StateLostError, StateTransferError
 from unicron.train import redistribute
+from unicron.train.duties import Duties
 from unicron.train.exchange import Exchange
-from unicron.train.phases import MOVES, Move, Phase
+from unicron.train.phases import MOVES, Due, Move, Phase
 from unicron.train.redistribute import Resumption, Standing
 from unicron.train.shell import Shell
 
@@ -52,15 +54,15 @@ class WorkerCore:
         self._reduced: list[bool] = []
         self._kept: StateRef | None = None
         self._saved, self._secured = -1, True
-        self._stores, self._stored_at = False, 0.0
         self._last = iterations + 1
         self._began = 0.0
         self._again = False
+        self._duties = Duties(shell)
 
     @property
     def has_state(self) -> bool:
         """Whether it has the state of its task, loaded or not."""
-        return self.phase is not Phase.NEW
+        return self.phase not in {Phase.NEW, Phase.DOUBTED}
 
     @property
     def epoch(self) -> int:
@@ -234,17 +236,8 @@ class WorkerCore:
         """
         secured = self._shell.secured and (self._secured or not self._in_parts)
         if self._shell.saves and self._saved != self.iteration and secured:
-            store = self._stores if self._in_parts else self._is_due()
-            if store:
-                self._stores, self._stored_at = False, self._shell.now()
             self._saved = self.iteration
-            self._shell.save(self.iteration, store=store)
-
-    def _is_due(self) -> bool:
-        """Return whether the next state that is saved is to go to storage too; the first one after a while."""
-        every_s, now = self._shell.store_s, self._shell.now()
-        self._stored_at = self._stored_at or now
-        return 0 < every_s <= now - self._stored_at
+            self._shell.save(self.iteration)
 
     async def _await_saved(self) -> None:
         """Wait until the state is saved, before anybody of the replica updates: then it is whole on all ranks."""
@@ -257,45 +250,59 @@ class WorkerCore:
 
     async def _reduce(self) -> None:
         self._progress(WorkerPhase.REDUCE)
-        failure = None
+        failure, saved = None, self._saved == self.iteration
+        self._duties.announce(saved=saved)
         try:
             for bucket in range(self._shell.buckets):
                 if not self._reduced[bucket]:
                     await self._shell.reduce(self.iteration, bucket)
                     self._reduced[bucket] = True
+            await self._duties.compare(self.membership, self.iteration)
         except GroupBrokenError as error:
             failure = error
         if failure is None:
             await self._await_saved()
         try:
-            self.loss = await self._agreed_loss(failure)
+            self.loss, announced = await self._agreed_loss(failure)
         except GroupBrokenError as error:
             broke = self._shell.now()
             self._report(error)
+            await self._give_up_what_is_wrong(failure)
             await self._regroup(broke)
             return
+        self._duties.fulfil(saved=saved, announced=announced)
         self._shell.publish()
         self._move(Move.REDUCE)
 
-    async def _agreed_loss(self, failure: GroupBrokenError | None) -> float:
-        """Return the mean loss, once all ranks of the replica know that the gradient is whole; they go on together.
+    async def _give_up_what_is_wrong(self, failure: GroupBrokenError | None) -> None:
+        """Give up what is in doubt after a reduce that failed: sums of what was computed, and maybe this state."""
+        if Due.COMPARE in self._duties.due:
+            self._reduced = [False] * self._shell.buckets
+        if isinstance(failure, StateDivergedError) and failure.own:
+            await self._shell.saved()
+            self._move(Move.GIVE_UP)
+            self._drop()
+            self._saved = -1
+
+    async def _agreed_loss(self, failure: GroupBrokenError | None) -> tuple[float, bool]:
+        """Return mean loss and what was announced, once all ranks of the replica know that the gradient is whole.
 
         Raises:
             GroupBrokenError: `failure`, or that of another rank.
         """
-        loss = self._shell.loss()
+        loss, announced = self._shell.loss(), self._shell.announced
         if self._in_parts:
-            mine = (float(failure is not None), loss, float(self._shell.secured), float(self._is_due()))
+            mine = (float(failure is not None), loss, float(self._shell.secured), float(announced))
             told = await self._shell.confer(*mine)
             if any(failed for failed, *_ in told) and failure is None:
                 raise GroupBrokenError("another rank of this replica could not sum its part of the gradient")
             losses = [each for _, each, *_ in told if not isnan(each)]  # the last stage of a pipeline has one
             loss = sum(losses) / len(losses) if losses else loss
             self._secured = all(secured for *_, secured, _ in told)
-            self._stores = self._stores or told[0][-1] > 0  # the first rank's clock counts for all
+            announced = told[0][-1] > 0  # the first rank's clock counts for all
         if failure is not None:
             raise failure
-        return loss
+        return loss, announced
 
     @property
     def _in_parts(self) -> bool:
@@ -353,7 +360,10 @@ class WorkerCore:
         standings = await self._shell.gather(self._standing())
         plan = self._plan(standings)
         self.established = plan.established
+        if not plan.established and any(each.doubted for each in standings):
+            self._despair()
         state_from = await self._take_what_is_missing(plan)
+        self._duties.join(plan, standings, taken=bool(state_from))
         if plan.stale[self.membership.rank]:
             self._drop()
         # all leave behind the same iteration: this one where nothing of it is done yet, else it is finished first
@@ -401,6 +411,8 @@ class WorkerCore:
             formed=self._shell.formed,
             shapes=self._shell.shapes,
             shelf=self.membership.shelf,
+            due=self._duties.due,
+            doubted=self.phase is Phase.DOUBTED,
         )
 
     # --- states ------------------------------------------------------------------------------------------------------
@@ -421,6 +433,15 @@ class WorkerCore:
                 self._drop()
                 self.todo, self.iteration = [], plan.iteration
         return exchange.took_from
+
+    def _despair(self) -> NoReturn:
+        """Have no task begin anew because a state was given up whose copies nobody has looked for yet."""
+        if self.phase is Phase.DOUBTED:
+            raise StateLostError(
+                f"nobody here has place {self._shell.place} of iteration {self.iteration}, and what this worker had "
+                "was not what other replicas had: it is to be started anew"
+            )
+        raise StateTransferError("the only state here was given up: it was not what other replicas had")
 
     async def _hand_over(self) -> None:
         """Leave the state behind for workers of another layout, and wait for what comes: as a rule, the end."""

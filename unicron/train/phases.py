@@ -19,6 +19,7 @@ class Phase(StrEnum):
         BETWEEN: its parameters are updated, and its next iteration has not begun.
         OPEN: it has microbatches to compute, or the gradient to reduce.
         REDUCED: the gradient is whole; the update comes next.
+        DOUBTED: it gave its state up, which is not what most replicas have, and is to take another's.
     """
 
     NEW = "new"
@@ -26,6 +27,7 @@ class Phase(StrEnum):
     BETWEEN = "between"
     OPEN = "open"
     REDUCED = "reduced"
+    DOUBTED = "doubted"
 
 
 class Move(StrEnum):
@@ -37,6 +39,16 @@ class Move(StrEnum):
     BEGIN = "begin"
     REDUCE = "reduce"
     UPDATE = "update"
+    GIVE_UP = "give_up"
+
+
+class Due(StrEnum):
+    """What all ranks of a membership are to do before the update of their iteration."""
+
+    COMPARE = "compare"
+    """Hold their states against those of other replicas."""
+    STORE = "store"
+    """Have it written to storage, as far as they write there."""
 
 
 MOVES = {
@@ -49,6 +61,8 @@ MOVES = {
     (Phase.OPEN, Move.JOIN): Phase.OPEN,
     (Phase.OPEN, Move.TAKE): Phase.TAKEN,
     (Phase.OPEN, Move.REDUCE): Phase.REDUCED,
+    (Phase.OPEN, Move.GIVE_UP): Phase.DOUBTED,
+    (Phase.DOUBTED, Move.TAKE): Phase.TAKEN,
     (Phase.REDUCED, Move.JOIN): Phase.OPEN,
     (Phase.REDUCED, Move.TAKE): Phase.TAKEN,
     (Phase.REDUCED, Move.UPDATE): Phase.BETWEEN,

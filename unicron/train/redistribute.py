@@ -13,6 +13,7 @@ from msgspec import Struct
 from unicron.contracts.states import Shelf, StateRef
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import InvalidInputError, StateTransferError
+from unicron.train.phases import Due
 
 
 class Standing(Struct, frozen=True, kw_only=True):
@@ -29,6 +30,8 @@ class Standing(Struct, frozen=True, kw_only=True):
         formed: epoch in which the groups inside of its replica were formed; -1 where they are not, or broke.
         shapes: digest of its part of the gradient.
         shelf: what was left behind by others, where this rank was told of it.
+        due: what is to be done before the update of this iteration.
+        doubted: it had a state and gave it up.
     """
 
     node: str
@@ -41,6 +44,8 @@ class Standing(Struct, frozen=True, kw_only=True):
     formed: int = -1
     shapes: str = ""
     shelf: Shelf | None = None
+    due: frozenset[Due] = frozenset()
+    doubted: bool = False
 
 
 @dataclass(frozen=True)

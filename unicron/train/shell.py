@@ -85,11 +85,8 @@ class Shell(Protocol):
     def store_s(self) -> float:
         """How many seconds after one state that goes to storage the next is to; 0 where none is."""
 
-    def save(self, iteration: int, *, store: bool) -> None:
-        """Begin to save the state from before the update of `iteration`, and go on meanwhile.
-
-        One that is to be stored is then written to storage, from what was saved.
-        """
+    def save(self, iteration: int) -> None:
+        """Begin to save the state from before the update of `iteration`, and go on meanwhile."""
 
     async def saved(self) -> None:
         """Wait until that is done: the update may change what is saved."""
@@ -107,6 +104,22 @@ class Shell(Protocol):
 
     async def meet(self) -> None:
         """Wait until the ranks with this place in all replicas are here."""
+
+    def store(self) -> None:
+        """Have what was saved last written to storage."""
+
+    def digest(self) -> int:
+        """Return 64 bits, as a signed number, of this rank's state: the same where the states are."""
+
+    async def tally(self, *numbers: int) -> list[tuple[int, ...]]:
+        """Return what the rank of this place says in every replica, in their order."""
+
+    def announce(self) -> None:
+        """Have all replicas hear with the reduced gradient that the next state is to go to storage."""
+
+    @property
+    def announced(self) -> bool:
+        """Whether somebody with this rank's place did so in the reduce that is over."""
 
     def withdraw(self, ref: StateRef) -> None:
         """Remove a state that was laid out."""

@@ -19,6 +19,7 @@ from unicron.contracts.worker import NOWHERE, Iterated, Membership, Saved, ToAge
 from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
 from unicron.train import saving, state, whole
 from unicron.train.channel import Channel
+from unicron.train.digest import digest, of_state
 from unicron.train.gathering import Gathering, assembled, laid_out, loaded
 from unicron.train.gradients import Gradients
 from unicron.train.group import Group
@@ -57,6 +58,7 @@ class TorchShell:
         self._remembered: dict[str, Any] = {}
         self._saver: saving.Saver | None = None
         self._unsecured: tuple[str, int] | None = None
+        self._saved: Saved | None = None
         self._unprotected = ""
         self._rates: list[dict[str, Any]] = []
         self.protected: dict[str, Any] = {}
@@ -156,6 +158,10 @@ class TorchShell:
         """Return what every rank of the replica says."""
         return self._replica().gather(numbers)
 
+    async def tally(self, *numbers: int) -> list[tuple[int, ...]]:
+        """Return what this place's rank of every replica says."""
+        return self.group.tally(numbers)
+
     def _replica(self) -> "InnerGroups":
         if self._inner is None:
             raise GroupBrokenError("this worker is no part of a replica")
@@ -196,7 +202,7 @@ class TorchShell:
         """How many seconds after one state that goes to storage the next is to."""
         return self._channel.store_s if self._channel is not None else 0.0
 
-    def save(self, iteration: int, *, store: bool) -> None:
+    def save(self, iteration: int) -> None:
         """Have a thread save the state."""
         if self._saver is None:
             self._saver = saving.Saver(state.directory(), self._told_unprotected)
@@ -204,12 +210,12 @@ class TorchShell:
         ref = state.described(self._membership, self.place, iteration)
         if self._channel is not None:
             self._channel.secured = ("", -1)
-        saved = partial(self._told_saved, self._membership.epoch, store)
+        saved = partial(self._told_saved, self._membership.epoch)
         self._unsecured = (self._saver.begin(found, ref, saved), iteration)
 
-    def _told_saved(self, epoch: int, store: bool, ref: StateRef) -> None:
-        self._unprotected = ""
-        self.say(Saved(state=ref, epoch=epoch, store=store))
+    def _told_saved(self, epoch: int, ref: StateRef) -> None:
+        self._unprotected, self._saved = "", Saved(state=ref, epoch=epoch)
+        self.say(self._saved)
 
     def _told_unprotected(self, reason: str) -> None:
         """Say so once, and try again in the next iteration."""
@@ -240,6 +246,15 @@ class TorchShell:
     async def meet(self) -> None:
         """Wait for those with this place."""
         self.group.meet()
+
+    def store(self) -> None:
+        """Tell the agent once more what was saved last, unless that failed."""
+        if self._saver is not None and self._saved is not None and not self._saver.failed:
+            self.say(msgspec.structs.replace(self._saved, store=True))
+
+    def digest(self) -> int:
+        """Return a digest of parameters and the optimizer's state."""
+        return digest(of_state(self.protected))
 
     def withdraw(self, ref: StateRef) -> None:
         """Remove the file of a state."""
@@ -339,6 +354,15 @@ class TorchShell:
     async def share(self, bucket: int, replica: int) -> None:
         """Give a reduced bucket to all replicas."""
         self.gradients.share(self.group, bucket, replica)
+
+    def announce(self) -> None:
+        """Say with the gradient that the next state goes to storage."""
+        self.gradients.announce()
+
+    @property
+    def announced(self) -> bool:
+        """Whether somebody has."""
+        return self.gradients.announced
 
     def loss(self) -> float:
         """Return the mean loss."""

@@ -5,6 +5,7 @@ from unicron.contracts.events import (
     CollectiveFailed,
     FailureDetected,
     Regrouped,
+    StateDiverged,
     TaskStateChanged,
     TaskSubmitted,
     WorkerStalled,
@@ -74,6 +75,32 @@ class Memberships:
             epoch=failed.epoch,
         )
         return self._hold(failure, failed.epoch, collective=not of_state)
+
+    def diverged(self, fact: StateDiverged) -> list[Message]:
+        """Have a task whose replicas have different states regroup, without delay; its wrong ones are taken anew.
+
+        A process to which that happens once more is replaced, and the ladder counts that for its node.
+        """
+        worker, task = (
+            self._reporter.worker(fact.worker, fact.task, fact.node, fact.slot),
+            self._reporter.task(fact.task),
+        )
+        again, worker.diverged = worker.diverged, True
+        if task.closed or (not again and (fact.epoch < task.epoch or fact.epoch <= task.failed_epoch)):
+            return []
+        failure = FailureDetected(
+            severity=Severity.SEV2 if again else Severity.SEV3,
+            method=DetectionMethod.ONLINE_STATISTICS,
+            status=FailureStatus.STATE_DIVERGED,
+            task=fact.task,
+            node=fact.node,
+            slot=fact.slot,
+            worker=fact.worker,
+            reason=f"{fact.worker} has another state of iteration {fact.iteration} than other replicas",
+            escalated=Severity.SEV3 if again else None,
+            epoch=fact.epoch,
+        )
+        return self._advance(task, fact.epoch) + self._reporter.fail(failure)
 
     def waits(self, stalled: WorkerStalled) -> list[Message]:
         """Hold the report of a worker that waits in a collective: the one it waits for is reported by others."""

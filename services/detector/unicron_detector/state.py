@@ -56,6 +56,7 @@ class Worker(msgspec.Struct, kw_only=True, omit_defaults=True):
         epoch: membership that it last joined, -1 before the first.
         finished: it is through its last iteration.
         failed: it was reported by name.
+        diverged: its state was once another than that of other replicas.
         gone_at: when everything had been said about this process; None while it is watched. It is remembered for a
             while, since the same end may be told several times: as an exception, an exit, a stall.
     """
@@ -66,6 +67,7 @@ class Worker(msgspec.Struct, kw_only=True, omit_defaults=True):
     epoch: int = -1
     finished: bool = False
     failed: bool = False
+    diverged: bool = False
     gone_at: float | None = None
 
 

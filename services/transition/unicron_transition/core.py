@@ -15,6 +15,7 @@ from unicron.contracts.events import (
     PartStored,
     PlanDecided,
     Regrouped,
+    StateDiverged,
     StateKept,
     StateRejected,
     StateSecured,
@@ -40,6 +41,7 @@ from unicron_transition.reconcile import forsake, release, settle, stop
 from unicron_transition.replicas import awaited, is_over
 from unicron_transition.saves import (
     count_on,
+    disown,
     drop_saved,
     forget_node,
     forget_orders,
@@ -69,6 +71,7 @@ class TransitionCore(Core):
             PlanDecided: self._plan,
             Regrouped: self._regrouped,
             Started: self._activated,
+            StateDiverged: self._diverged,
             StateKept: self._kept,
             StateRejected: self._rejected,
             StateSecured: self._secured,
@@ -325,6 +328,14 @@ class TransitionCore(Core):
         if run is None or run.state.ended:
             return []
         return reject(self.state, run, fact.state) + self._settle([fact.task])
+
+    def _diverged(self, fact: StateDiverged) -> list[Message]:
+        """A worker's state is not what most have of it: it counts no more, nor does what it saved."""
+        run = self.state.tasks.get(fact.task)
+        if run is None or run.state.ended:
+            return []
+        run.states.forget(fact.worker)
+        return disown(self.state, run, fact.worker, fact.node) + self._settle([fact.task])
 
     def _about_storage(self, fact: PartStored | CheckpointStored | CheckpointFailed | CheckpointFound) -> list[Message]:
         """A node has written to storage, or looked there, or could not."""

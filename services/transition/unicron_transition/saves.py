@@ -227,6 +227,19 @@ def reject(state: TransitionState, run: TaskRun, bad: StateRef) -> list[Message]
     return out
 
 
+def disown(state: TransitionState, run: TaskRun, worker: str, node: str) -> list[Message]:
+    """Have copies of what a worker saved removed that is in doubt; on its own `node` they are, and it saves anew."""
+    forget_orders(run, node)
+    names = [f"{worker}.{turn}.{SAVED}" for turn in range(TURNS)]
+    shelved = run.shelf.states if run.shelf else ()
+    out: list[Message] = []
+    for ref in [each for each in shelved if each.location.worker == worker]:
+        out += reject(state, run, ref)
+    run.saves.search = None  # what was found may be among them
+    others = [each for each in run.saves.held.get(worker, ()) if each != node and state.is_there(each)]
+    return out + [drop_order(state, run.spec.name, each, names) for each in others]
+
+
 def is_saved(state: TransitionState, node: str, name: str) -> bool:
     """Return whether somebody may still want a state that was saved under this name and lies on a node."""
     worker, _, kind = name.split(".")

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 import torch
 from helpers.cli import data, unicron
-from helpers.training import difference, plain_run, running_cluster, task, write_script
+from helpers.training import TRAIN, difference, plain_run, running_cluster, task, write_script
 from unicron_agent.network import memory_dir
 
 from unicron.contracts.events import (
@@ -17,16 +17,35 @@ from unicron.contracts.events import (
     CheckpointFound,
     CheckpointStored,
     Regrouped,
+    StateDiverged,
     StateKept,
     StateRejected,
     StateSecured,
     StatesFound,
+    WorkerReady,
 )
 from unicron.contracts.tasks import TaskState
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 
 ITERATIONS = 24
+FLIPPING = TRAIN.replace(
+    "        for microbatch",
+    """
+        if str(iteration) == os.environ.get("FLIP_AT") and session.rank == int(os.environ["FLIP"]):
+            with torch.no_grad(), open(os.environ["FLIPPED"], "x") as told:
+                model[0].weight[3, 5] += 0.5
+                told.write(os.environ["UNICRON_WORKER"])
+        for microbatch""",
+).replace(
+    "            time.sleep",
+    """
+            while str(iteration) == os.environ.get("FLIP_AT") and not os.path.exists(os.environ["HELD"]):
+                time.sleep(0.01)
+            time.sleep""",
+)
+"""The usual script, in which one worker's parameters change, and in that iteration all wait."""
+
 names = (f"t{number}" for number in itertools.count())
 
 
@@ -49,9 +68,9 @@ def plain(script):
 class Run:
     """A task that trains for a while, and what comes of it."""
 
-    def __init__(self, scene, script, tmp_path, pace=0.02, **fields):
+    def __init__(self, scene, script, tmp_path, pace=0.02, env=(), **fields):
         self.scene, self.name, self.out = scene, next(names), tmp_path / "out.pt"
-        env = {"OUT": str(self.out), "ACCUMULATE": "float64", "PACE": str(pace)}
+        env = {"OUT": str(self.out), "ACCUMULATE": "float64", "PACE": str(pace), **dict(env)}
         self.spec = task(script, self.name, iterations=ITERATIONS, env=env, **fields)
 
     async def until_protected(self):
@@ -197,3 +216,54 @@ def flip(path):
 
 def memory_of(scene, node):
     return memory_dir((scene.cluster.root / "nodes" / node).resolve())
+
+
+async def hold_in_iteration_8(scene, script, tmp_path, rank, **fields):
+    """Run a task of four in which the parameters of one worker change, and which goes no further before `held`."""
+    env = {"FLIP_AT": "8", "FLIP": str(rank), "HELD": str(tmp_path / "held"), "FLIPPED": str(tmp_path / "flipped")}
+    run = Run(scene, script, tmp_path, env=env, max_workers=4, **fields)
+    await scene.client.submit(run.spec)
+    await scene.until((tmp_path / "flipped").exists)
+    members = (await scene.view(run.name)).members
+    return run, members, (tmp_path / "flipped").read_text()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def wide(tmp_path_factory, plain):
+    async with running_cluster(tmp_path_factory.mktemp("wide"), nodes=4) as scene:
+        yield scene
+
+
+@pytest.fixture(scope="module")
+def flipping(tmp_path_factory):
+    return write_script(tmp_path_factory.mktemp("flipping"), FLIPPING)
+
+
+async def test_a_worker_whose_parameters_changed_takes_those_of_the_others_when_one_of_them_is_replaced(
+    wide, flipping, plain, tmp_path
+):
+    run, members, flipped = await hold_in_iteration_8(wide, flipping, tmp_path, rank=2)
+    victim = next(each for each in members if each.worker not in {flipped, members[0].worker})
+    await wide.client.inject(victim.node, "kill-worker", victim.worker)
+    await wide.until(lambda: [each for each in wide.of(WorkerReady, task=run.name) if each.worker == f"{run.name}-5"])
+    (tmp_path / "held").touch()
+    await run.ends_as_undisturbed(plain)
+    [told] = wide.of(StateDiverged, task=run.name)
+    [node] = [each.node for each in members if each.worker == flipped]
+    assert (told.worker, told.node, told.iteration, told.undecided) == (flipped, node, 8, False)
+    assert told.digests.count(told.digests[told.replica]) == 1
+    again = [each for each in wide.of(Regrouped, task=run.name, worker=flipped) if each.epoch > told.epoch]
+    assert again[0].state_from, "in place"
+
+
+async def test_what_goes_to_storage_is_what_most_replicas_have(wide, flipping, plain, tmp_path):
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    run, members, flipped = await hold_in_iteration_8(
+        wide, flipping, tmp_path, rank=0, checkpoints=str(storage), checkpoint_s=0.01
+    )
+    (tmp_path / "held").touch()
+    await run.ends_as_undisturbed(plain)
+    [told] = wide.of(StateDiverged, task=run.name)
+    assert (told.worker, told.iteration, told.undecided) == (flipped, 8, False)
+    assert flipped == members[0].worker, "who writes to storage"

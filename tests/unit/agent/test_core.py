@@ -4,7 +4,9 @@ import msgspec
 import pytest
 from unicron_agent.core import ADOPTION_S, AgentCore
 from unicron_agent.stimuli import (
+    AbandonCopies,
     Adopted,
+    CopySent,
     EntryRead,
     Kill,
     Leave,
@@ -15,10 +17,12 @@ from unicron_agent.stimuli import (
     Reconnected,
     RemoveState,
     Running,
+    SendCopy,
     SendToWorker,
     StartProcess,
     StoreToken,
     Tick,
+    UseStorage,
     WorkerSaid,
 )
 from unicron_agent.workers import StallLimits
@@ -26,7 +30,7 @@ from unicron_agent.workers import StallLimits
 from unicron import codec, subjects
 from unicron.contracts import worker as wire
 from unicron.contracts.base import Message
-from unicron.contracts.commands import DropStates, Regroup, StartWorker, StopWorker
+from unicron.contracts.commands import DropStates, Regroup, SaveStates, StartWorker, StopWorker
 from unicron.contracts.events import (
     CollectiveFailed,
     CommandRefused,
@@ -37,6 +41,7 @@ from unicron.contracts.events import (
     NodeJoined,
     NodeLeft,
     Regrouped,
+    StateDiverged,
     StateKept,
     StepTimed,
     WorkerExited,
@@ -45,7 +50,8 @@ from unicron.contracts.events import (
     WorkerStalled,
 )
 from unicron.contracts.failures import Severity
-from unicron.contracts.states import Shelf, StateLocation, StateRef
+from unicron.contracts.states import Keeper, Saver, Shelf, StateLocation, StateRef
+from unicron.contracts.storage import StoreOrder
 from unicron.contracts.stragglers import RecordingSwitched
 from unicron.contracts.tasks import Member, ParallelLayout, Slot, TaskSpec
 from unicron.contracts.timings import Op
@@ -549,3 +555,44 @@ def test_rank_0_alone_is_told_of_the_shelf(scene):
     order = msgspec.structs.replace(regroup("gpt-1", "gpt-2"), ranks=[0, 1], leaving=True, shelf=shelf)
     told = [effect.message for effect in scene.read(order)]
     assert [(each.rank, each.leaving, each.shelf) for each in told] == [(0, True, shelf), (1, True, None)]
+
+
+def saved(turn, iteration):
+    location = StateLocation(node="n1", worker="gpt-1", name=f"gpt-1.{turn}.saved")
+    return StateRef(task="gpt", iteration=iteration, place=0, location=location, size=9, checksum=b"x")
+
+
+def saving(scene):
+    """Have the worker save with a copy elsewhere and on storage; return the state of its iteration 3."""
+    keepers, store = [Keeper(node="n2", address="h:2")], StoreOrder(root="/r", every_s=5.0, run="1")
+    saver = Saver(worker="gpt-1", keepers=keepers, store=store)
+    scene.read(SaveStates(node="n1", token=9, task="gpt", savers=[saver]))
+    return saved(0, 3)
+
+
+def test_a_state_goes_to_storage_when_the_worker_says_so_again_and_is_not_sent_twice(scene):
+    ref = saving(scene)
+    assert [type(each) for each in scene.say(wire.Saved(state=ref, epoch=0))] == [SendCopy]
+    [effect] = scene.say(wire.Saved(state=ref, epoch=0, store=True))
+    assert isinstance(effect, UseStorage)
+    assert effect.job.ref == ref
+    scene.feed(CopySent(ref, "n2"))
+    assert scene.feed(Tick()) is not None
+    assert scene.core.states.found == {"gpt-1.0.saved": ref}
+
+
+def test_what_a_worker_saved_that_gives_its_state_up_is_removed_and_nothing_saved_until_it_is_ordered_anew(scene):
+    ref = saving(scene)
+    scene.say(wire.Saved(state=ref, epoch=0))
+    told = {"epoch": 4, "iteration": 3, "place": 0, "replica": 1, "digests": ["a", "b", "a"]}
+    *effects, fact = scene.say(wire.Diverged(**told))
+    assert effects == [
+        AbandonCopies("gpt-1", frozenset({"n2"})),
+        RemoveState("gpt-1.0.saved"),
+        RemoveState("gpt-1.1.saved"),
+        SendToWorker("gpt-1", wire.Save(on=False)),
+    ]
+    assert fact == StateDiverged(**PLACE, **told)
+    assert scene.core.states.found == {}
+    late = scene.say(wire.Saved(state=saved(1, 3), epoch=0))
+    assert late == [RemoveState("gpt-1.1.saved"), SendToWorker("gpt-1", wire.Save(on=False))]

@@ -307,21 +307,25 @@ def test_a_copy_that_a_taker_finds_unsound_is_told_of(scene):
 
 def test_what_is_to_be_stored_is_written_as_the_same_attempt_by_all_places(scene):
     scene.order(alone(store=STORE))
+    scene.save(4)
     [one] = of(UseStorage, scene.save(4, store=True))
     assert isinstance(one.job, StorePart)
     assert one.job.ref == ref(4)
     assert (one.job.saving.root, one.job.saving.task, one.job.saving.iteration) == ("/storage", "gpt", 4)
     place = Scene()
     place.order(alone(store=STORE))
+    place.save(4)
     assert of(UseStorage, place.save(4, store=True))[0].job.saving == one.job.saving
     later = Scene()
     later.order(alone(store=msgspec.structs.replace(STORE, run="2.0:7")))
+    later.save(4)
     assert of(UseStorage, later.save(4, store=True))[0].job.saving.attempt != one.job.saving.attempt
     assert not of(UseStorage, scene.save(6))
 
 
 def test_what_is_to_be_stored_where_nothing_is_said_of_a_storage_is_only_saved(scene):
     scene.order(alone())
+    scene.save(4)
     assert not of(UseStorage, scene.save(4, store=True))
 
 

@@ -310,3 +310,36 @@ def test_the_ladder_forgets(scene):
     ladder = scene.detector.state.tasks["gpt"].ladder
     assert (ladder.reattempts, ladder.restarts, ladder.climbs) == ([], {}, {})
     assert scene.detector.state.lost == {}
+
+
+def test_a_state_that_diverged_is_taken_anew_without_delay_and_what_broke_by_that_needs_no_report(scene):
+    assert scene.collective("w1") == []
+    assert brief(scene.diverge("w2")) == [(3, "state_diverged", "w2")]
+    assert scene.collective("w3") == []
+    assert scene.diverge("w3") == [], "one new membership is enough for both"
+    assert scene.wait(10) == []
+
+
+def test_who_diverges_again_is_restarted_and_the_node_on_which_that_goes_on_is_given_up(scene):
+    scene.diverge("w2")
+    scene.run(epoch=1, w1="n1", w2="n2", w3="n3")
+    [failure] = scene.diverge("w2", epoch=1)
+    assert brief([failure]) == [(2, "state_diverged", "w2")]
+    assert failure.escalated is Severity.SEV3
+    severities = []
+    for number in range(4, 7):
+        for epoch in (2 * number, 2 * number + 1):
+            scene.run(epoch=epoch, w1="n1", w3="n3", **{f"w{number}": "n2"})
+            severities += [each.severity for each in scene.diverge(f"w{number}", epoch=epoch)]
+    assert severities[-1] is Severity.SEV1
+    assert Severity.SEV1 not in severities[:-1]
+
+
+def test_who_was_restarted_may_diverge_once_more_itself(scene):
+    scene.diverge("w2")
+    scene.restart()
+    scene.run(epoch=1, w1="n1", w2="n2", w3="n3")
+    assert brief(scene.diverge("w2", epoch=1)) == [(2, "state_diverged", "w2")], "remembered over a restart"
+    scene.run(epoch=2, w1="n1", w4="n2", w3="n3")
+    assert brief(scene.diverge("w4", epoch=2)) == [(3, "state_diverged", "w4")]
+    assert scene.diverge("w1", epoch=1) == [], "of an older membership"

@@ -142,3 +142,24 @@ def test_what_was_begun_before_a_regroup_is_given_up_and_reduced_anew():
     plain = layers()
     plain(torch.arange(12.0).reshape(2, 6)).square().mean().backward()
     torch.testing.assert_close(ours, [2 * each.grad for each in plain.parameters()])
+
+
+def test_what_one_replica_announces_all_hear_with_the_gradient_and_only_then():
+    model, group = layers(), Twice()
+    found = Gradients(model.parameters(), torch.float64)
+    backward(model, found)
+    before = reduced(model, found, group)
+    assert not found.announced
+    found.clear()
+    model.zero_grad()
+    backward(model, found)
+    found.announce()
+    after = reduced(model, found, group)
+    assert found.announced
+    assert before[1] == after[1]
+    assert all(torch.equal(*pair) for pair in zip(before[0], after[0], strict=True))
+    found.clear()
+    model.zero_grad()
+    backward(model, found)
+    reduced(model, found, group)
+    assert not found.announced

@@ -12,7 +12,7 @@ from unicron.clock import VirtualClock
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.states import Shelf
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, TaskSpec
-from unicron.contracts.worker import NOWHERE, Broken, Iterated, Joined, Kept, Membership
+from unicron.contracts.worker import NOWHERE, Broken, Diverged, Iterated, Joined, Kept, Membership, Raised
 from unicron.errors import StateTransferError
 from unicron.train.iteration import WorkerCore
 from unicron.train.phases import MOVES, Move, Phase
@@ -75,6 +75,9 @@ class Place:
         pass
 
     def counted(self, worker):
+        pass
+
+    def compared(self, worker):
         pass
 
     def stepped(self, worker, iteration, gradients):
@@ -288,3 +291,95 @@ def test_a_membership_from_before_layouts_counts_each_worker_as_a_replica():
     place = play(script)
     assert place.workers["b"].core.seat == (1, 0)
     assert place.workers["b"].core.membership.layout == ParallelLayout(replicas=2)
+
+
+def flipped_among(*names, victim, layout=WHOLE, then=()):
+    """Play workers of which one's parameters change, and with `then` another membership in the next iteration."""
+
+    async def script(place):
+        size = layout.replica_workers
+        for at, name in enumerate(names):
+            place.start(name, place=at % size, layout=layout)
+        await asyncio.sleep(1.0)
+        shape = {"layout": layout.with_workers(len(names))} if size > 1 else {}
+        place.regroup(0, *names, **shape)
+        await asyncio.sleep(2.0)
+        for at, name in enumerate(then):
+            if name not in place.workers:
+                place.start(name, place=at % size, layout=layout)
+        await asyncio.sleep(1.0)
+        place.workers[victim].flip(b"!")
+        await asyncio.sleep(1.0)
+        shape = {"layout": layout.with_workers(len(then))} if size > 1 else {}
+        place.regroup(1, *then, **shape)
+        await asyncio.sleep(2.0)
+        while any(place.of(name, Broken) for name in then) and max(each.newest.epoch for each in alive(place)) < 4:
+            place.regroup(max(each.newest.epoch for each in alive(place)) + 1, *then, **shape)
+            await asyncio.sleep(2.0)
+
+    def alive(place):
+        return [each for each in place.workers.values() if each.living]
+
+    return play(script)
+
+
+def test_who_has_another_state_than_most_takes_theirs_and_what_it_computed_does_not_count():
+    place = flipped_among("a", "b", "c", victim="b", then=("a", "b", "c", "d"))
+    [told] = place.of("b", Diverged)
+    assert (told.replica, told.place, told.undecided, len(told.digests)) == (1, 0, False, 4)
+    assert len(set(told.digests)) == 2
+    assert not any(place.of(name, Diverged) for name in "acd")
+    again = place.of("b", Joined)[2]
+    assert (again.iteration, again.state_from != "") == (told.iteration, True)
+    assert again.kept < SPEC.microbatches, "the sums with its gradient in them are dropped"
+    assert [each.flaw for each in place.workers.values()] == [b""] * 4
+    assert place.of("b", Iterated)[-1].iteration > told.iteration
+
+
+def test_of_two_that_differ_the_lowest_rank_counts_and_that_is_told():
+    place = flipped_among("a", "b", victim="a", then=("a", "b", "c"))
+    told = [*place.of("b", Diverged), *place.of("c", Diverged)]
+    assert told
+    assert all(each.undecided for each in told)
+    assert not place.of("a", Diverged)
+    assert [each.flaw for each in place.workers.values()] == [b"!"] * 3
+
+
+def test_all_places_break_off_where_one_of_them_has_another_state():
+    names = tuple("abcdef")  # three replicas of two places
+    place = flipped_among(*names, victim="d", layout=PAIR, then=("a", "b", "c", "d", "g", "f"))
+    [told] = place.of("d", Diverged)
+    assert (told.replica, told.place) == (1, 1)
+    assert all(place.of(name, Broken) for name in "abcdfg")
+    assert not any(place.of(name, Diverged) for name in "abcfg")
+    assert [each.flaw for each in place.workers.values()] == [b""] * 7
+    assert len({place.of(name, Iterated)[-1].iteration for name in "abcdfg"}) == 1
+
+
+def test_nobody_begins_anew_because_the_only_state_there_is_was_given_up():
+    async def script(place):
+        for name in "abc":
+            place.start(name)
+        await asyncio.sleep(1.0)
+        place.regroup(0, "a", "b", "c")
+        await asyncio.sleep(2.0)
+        doubted = place.workers["b"]
+        doubted.flip(b"!")
+        place.start("d")
+        await asyncio.sleep(1.0)
+        place.regroup(1, "a", "b", "c", "d")
+        while not place.of("b", Diverged):
+            await asyncio.sleep(0.01)
+        for name in "ac":
+            place.workers[name].end(None, 9)
+        place.start("e")
+        place.workers["d"].end(None, 9)
+        await asyncio.sleep(1.0)
+        place.regroup(2, "e", "b")
+        await asyncio.sleep(1.0)
+
+    place = play(script)
+    assert [each.broke for each in place.of("e", Broken)][:1] == [Breakage.STATE]
+    assert not place.of("e", Joined)
+    [raised] = place.of("b", Raised)
+    assert "StateLostError: nobody here has place 0" in raised.text

@@ -1,0 +1,109 @@
+"""What ranks do with a state before they update it: compare it among replicas, and have it stored."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from unicron.contracts.worker import Diverged, Membership
+from unicron.errors import StateDivergedError
+from unicron.train.phases import Due
+from unicron.train.redistribute import Resumption, Standing
+from unicron.train.shell import Shell
+
+BITS = (1 << 64) - 1
+
+
+class Vote(NamedTuple):
+    """What a replica has of a place's state; who has taken it from another since they compared says nothing new."""
+
+    digest: int
+    taken: bool
+
+
+class Verdict(NamedTuple):
+    """What came of a comparison.
+
+    Attributes:
+        wrong: replicas whose state is not the one that counts.
+        undecided: it is not that of most, only that of as many as any other has, and the lowest rank.
+    """
+
+    wrong: frozenset[int]
+    undecided: bool
+
+
+def judge(votes: Sequence[Vote]) -> Verdict:
+    """Return which replicas have another state than most of those that have it of themselves."""
+    heard = [vote.digest for vote in votes if not vote.taken] or [vote.digest for vote in votes]
+    [(right, count)] = Counter(heard).most_common(1)  # of equals the first
+    wrong = frozenset(replica for replica, vote in enumerate(votes) if vote.digest != right)
+    return Verdict(wrong, bool(wrong) and 2 * count <= len(heard))
+
+
+class Duties:
+    """One rank's part in it; all ranks of a membership have the same duties.
+
+    Args:
+        shell: of the rank.
+
+    Attributes:
+        due: in this iteration.
+    """
+
+    def __init__(self, shell: Shell) -> None:
+        self.due: frozenset[Due] = frozenset()
+        self._shell = shell
+        self._taken = False
+        self._stored_at = 0.0
+
+    def join(self, plan: Resumption, standings: Sequence[Standing], *, taken: bool) -> None:
+        """Have the duties of all members; where one of them took a state, states are to be compared."""
+        handed = {Due.COMPARE} if any(plan.sources) or plan.lacking else set[Due]()
+        self.due = frozenset(handed).union(*(each.due for each in standings))
+        self._taken = self._taken or taken
+
+    def announce(self, *, saved: bool) -> None:
+        """Have the next state stored where it is time for one, or this one should be and is not even saved."""
+        every_s, now = self._shell.store_s, self._shell.now()
+        self._stored_at = self._stored_at or now
+        if every_s > 0 and (now - self._stored_at >= every_s or (Due.STORE in self.due and not saved)):
+            self._shell.announce()
+
+    async def compare(self, membership: Membership, iteration: int) -> None:
+        """Compare states, where that is due; tell whose this rank's is, if that must not be used any more.
+
+        Raises:
+            GroupBrokenError: the group broke.
+            StateDivergedError: some replica's must not be used.
+        """
+        seat = membership.seat
+        if Due.COMPARE not in self.due or seat is None or membership.layout.replicas == 1:
+            return
+        told = await self._shell.tally(self._shell.digest(), int(self._taken))
+        votes = [Vote(digest, bool(taken)) for digest, taken in told]
+        wrong, undecided = judge(votes)
+        if seat.replica in wrong:
+            self._shell.say(
+                Diverged(
+                    epoch=membership.epoch,
+                    iteration=iteration,
+                    place=seat.place,
+                    replica=seat.replica,
+                    digests=[f"{vote.digest & BITS:016x}" for vote in votes],
+                    undecided=undecided,
+                )
+            )
+        if wrong:
+            names = ", ".join(map(str, sorted(wrong)))
+            text = (
+                f"replica {names} has another state of place {seat.place} than {'most' if not undecided else 'others'}"
+            )
+            raise StateDivergedError(text, own=seat.replica in wrong)
+
+    def fulfil(self, *, saved: bool, announced: bool) -> None:
+        """Note that all is well with the state; who stores now has its own stored, if it was saved at all."""
+        if Due.STORE in self.due and saved and self._shell.store_s > 0:
+            self._shell.store()
+        self.due, self._taken = frozenset(), False
+        if announced:
+            self.due, self._stored_at = frozenset({Due.COMPARE, Due.STORE}), self._shell.now()
