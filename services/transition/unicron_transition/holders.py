@@ -71,7 +71,6 @@ class Search(msgspec.Struct, kw_only=True):
         number: that answers repeat.
         asked: nodes that have yet to answer.
         found: what the others have.
-        waited: nodes that are gone, or a storage that could not be read, were waited for long enough.
         looking: node that looks at the storage; empty where none does.
         over: it was in vain, and the task begins anew.
     """
@@ -79,7 +78,6 @@ class Search(msgspec.Struct, kw_only=True):
     number: int
     asked: dict[str, None] = {}
     found: list[StateRef] = []
-    waited: bool = False
     looking: str = ""
     over: bool = False
 

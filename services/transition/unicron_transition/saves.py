@@ -130,7 +130,7 @@ def search(state: TransitionState, run: TaskRun) -> list[Message]:
         run.saves.search = None
         return []
     if run.saves.search is not None:
-        return conclude(state, run) if run.saves.search.waited else []
+        return []
     asked = sorted({node for nodes in run.saves.held.values() for node in nodes if state.is_there(node)})
     run.saves.searches += 1
     run.saves.search = Search(number=run.saves.searches, asked=dict.fromkeys(asked))
@@ -187,19 +187,21 @@ def conclude(state: TransitionState, run: TaskRun) -> list[Message]:
         run.membership.broken, run.saves.search = True, None
         return [Deadline(Wait.STATES, run.spec.name).cancel()]
     away = any(not state.is_there(node) for nodes in run.saves.held.values() for node in nodes)
-    if search.waited or not away:
+    if not away:
         return look(state, run)
     return [Deadline(Wait.REGROUP, run.spec.name).cancel(), Deadline(Wait.STATES, run.spec.name).set()]
 
 
 def give_up_waiting(state: TransitionState, run: TaskRun) -> list[Message]:
-    """Count no more on what nodes have that are gone."""
-    if run.saves.search is not None:
-        run.saves.search.waited = True
+    """Count no more on what nodes have that are gone; ask the others again: what was on its way has arrived since."""
+    on = run.saves.search
+    if on is None or on.asked or on.looking or on.over:
+        return []
     for nodes in run.saves.held.values():
         for node in [node for node in nodes if not state.is_there(node)]:
             del nodes[node]
-    return conclude(state, run)
+    run.saves.search = None
+    return search(state, run)
 
 
 def _newest(states: Iterable[StateRef]) -> Shelf | None:

@@ -68,7 +68,7 @@ def look(state: TransitionState, run: TaskRun) -> list[Message]:
         return []
     there = [slot.node for slot in state.usable(run)] or [name for name in state.nodes if state.is_there(name)]
     if not there:
-        search.waited = True  # whichever node comes first is to look
+        run.saves.search = None  # it begins again with whichever node comes first
         return []
     search.looking = there[0]
     state.note(run, there[:1])
@@ -101,5 +101,5 @@ def failed(run: TaskRun, node: str) -> list[Message]:
     search = run.saves.search
     if search is None or search.looking != node:
         return []
-    search.looking, search.waited = "", False
+    search.looking = ""
     return [Deadline(Wait.STATES, run.spec.name).set()]
