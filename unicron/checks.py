@@ -66,8 +66,7 @@ def task_problems(spec: TaskSpec) -> list[Problem]:
         if not _positive(getattr(spec, field)):
             hint = " (0.5 to 2.0 recommended)" if field == "weight" else ""
             found.append(Problem(field, getattr(spec, field), f"must be a finite number above 0{hint}"))
-    if not (math.isfinite(spec.checkpoint_s) and spec.checkpoint_s >= 0):
-        found.append(Problem("checkpoint_s", spec.checkpoint_s, "must be a finite number of seconds, or 0"))
+    found += _checkpoint_problems(spec)
     for workers, flops in spec.throughput.items():
         if not 1 <= workers <= _LIMITS["max_workers"]:
             found.append(Problem("throughput", workers, "its keys are numbers of workers, from 1"))
@@ -78,6 +77,15 @@ def task_problems(spec: TaskSpec) -> list[Problem]:
     found += _layout_problems("layout", spec.layout, spec.model)
     found += _table_problems(spec)
     return found or _size_problems(spec)
+
+
+def _checkpoint_problems(spec: TaskSpec) -> list[Problem]:
+    found = []
+    if spec.resume and not spec.checkpoints:
+        found.append(Problem("resume", spec.resume, "needs `checkpoints`: where an earlier task has written some"))
+    if not (math.isfinite(spec.checkpoint_s) and spec.checkpoint_s >= 0):
+        found.append(Problem("checkpoint_s", spec.checkpoint_s, "must be a finite number of seconds, or 0"))
+    return found
 
 
 def task_warnings(spec: TaskSpec) -> list[Problem]:

@@ -14,10 +14,13 @@ from unicron.contracts.queries import (
     GetStatus,
     GetStraggler,
     InjectFault,
+    PauseTask,
     PlanView,
     Query,
     RemoveTask,
     Reply,
+    RewindTask,
+    SaveTask,
     Status,
     StragglerView,
     SubmitTask,
@@ -80,6 +83,18 @@ class Client:
     async def remove(self, task: str) -> str:
         """Stop a task and forget it; return a line for a person."""
         return (await self._ask("registry", RemoveTask(task=task))).text
+
+    async def pause(self, task: str, *, pause: bool = True) -> str:
+        """Take all slots off a task, or have it planned for again; return a line for a person."""
+        return (await self._ask("registry", PauseTask(task=task, pause=pause))).text
+
+    async def save(self, task: str, *, stop: bool = False) -> str:
+        """Have a task's state written to storage now, and then maybe the task stopped; return a line for a person."""
+        return (await self._ask("registry", SaveTask(task=task, stop=stop))).text
+
+    async def rewind(self, task: str, iteration: int) -> str:
+        """Have a task go on from an earlier checkpoint on storage; return a line for a person."""
+        return (await self._ask("registry", RewindTask(task=task, iteration=iteration))).text
 
     async def drain(self, node: str, *, drain: bool = True) -> str:
         """Take a node out of use, or put it back; return a line for a person."""

@@ -272,7 +272,8 @@ class States:
 
 
 def _switch(saver: Saver | None) -> Save:
-    return Save(on=saver is not None, store_s=saver.store.every_s if saver and saver.store else 0.0)
+    store = saver.store if saver else None
+    return Save(on=saver is not None, store_s=store.every_s if store else 0.0, store_asked=store.asked if store else 0)
 
 
 def _stored(order: Saver, saved: Saved) -> list[Message | Effect]:

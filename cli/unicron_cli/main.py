@@ -9,7 +9,19 @@ from collections.abc import Callable
 import typer
 
 from unicron.errors import UnicronError
-from unicron_cli import chaos, checkpoints, local, orders, plan, simulate, stored, straggler, straggler_live, watch
+from unicron_cli import (
+    chaos,
+    checkpoints,
+    local,
+    orders,
+    plan,
+    simulate,
+    stored,
+    straggler,
+    straggler_live,
+    task,
+    watch,
+)
 from unicron_cli.output import Nats
 
 app = typer.Typer(
@@ -44,6 +56,7 @@ _COMMANDS: list[Callable[..., None]] = [
 ]
 for _command in _COMMANDS:
     app.command()(_command)
+app.add_typer(task.app, name="task")
 app.add_typer(plan.app, name="plan")
 app.add_typer(chaos.app, name="chaos")
 app.add_typer(checkpoints.app, name="checkpoints")

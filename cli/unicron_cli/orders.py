@@ -26,13 +26,18 @@ def provision(nats: Nats = None, as_json: Json = False) -> None:
 
 def submit(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A task file (YAML).")],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Begin with the newest checkpoint that a task of this name has written.")
+    ] = False,
     nats: Nats = None,
     as_json: Json = False,
 ) -> None:
     """Launch the task that FILE describes; the same file again changes nothing."""
+    from msgspec.structs import replace  # noqa: PLC0415
     from unicron_taskfile import load  # noqa: PLC0415
 
     spec, warnings = load(file)
+    spec = replace(spec, resume=spec.resume or resume)
     for warning in warnings:
         warn(warning)
     text = with_client(nats, lambda client: client.submit(spec))

@@ -194,7 +194,9 @@ def _told(task: str, found: "Stored") -> dict[str, Any]:
 
 
 def _state(found: "Stored") -> str:
-    return "unfinished" if found.unfinished else "damaged" if found.fault else "complete"
+    if found.unfinished:
+        return "unfinished"
+    return "damaged" if found.fault else "rewound" if found.rewound else "complete"
 
 
 def _table(found: "dict[str, list[Stored]]") -> Any:

@@ -21,6 +21,8 @@ _HAPPENED = {
     TriggerKind.NODE_DRAINED: "node {} was taken out of use",
     TriggerKind.NODE_UNDRAINED: "node {} was put back into use",
     TriggerKind.TASK_SUBMITTED: "task {} was submitted",
+    TriggerKind.TASK_PAUSED: "task {} was paused",
+    TriggerKind.TASK_RESUMED: "task {} was resumed",
     TriggerKind.TASK_REMOVED: "task {} was removed",
     TriggerKind.TASK_FAILED: "task {} failed",
     TriggerKind.TASK_FINISHED: "task {} finished",

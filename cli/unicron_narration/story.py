@@ -40,6 +40,9 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
         f"iteration {m.saving.iteration}, {m.seconds:.1f} s"
     ),
     events.CheckpointStored: lambda m: f"iteration {m.iteration} of {m.task} is on storage: {m.address}",
+    events.CheckpointOrdered: lambda m: f"a user wants the state of {m.task} on storage now",
+    events.TaskRewound: lambda m: f"a user wants {m.task} to go back to iteration {m.iteration}",
+    events.TaskPaused: lambda m: f"a user {'pauses' if m.paused else 'resumes'} {m.task}",
     events.CheckpointFailed: lambda m: f"{m.node} can't use the storage of {m.task}: {m.reason}",
     events.CheckpointFound: lambda m: (
         f"on storage {m.node} finds of {m.task} {f'iteration {m.stored.iteration}' if m.stored else 'nothing'}"

@@ -200,5 +200,6 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "flops_per_iteration": fields.number,
     "checkpoints": fields.text,
     "checkpoint_s": fields.number,
+    "resume": fields.truth,
     "model": read_model,
 }

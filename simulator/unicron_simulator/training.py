@@ -103,6 +103,7 @@ class Trainer:
         flaw: of its state, which is that of others where this is the same; empty for one that nothing struck.
         saves: its agent wants its state saved.
         store_s: seconds from one state that goes to storage to the next; 0 where none does.
+        store_asked: counts orders to store the next.
     """
 
     buckets = BUCKETS
@@ -135,6 +136,7 @@ class Trainer:
         self._unsent: list[ToAgent] = []
         self._changed, self._resumed = asyncio.Event(), asyncio.Event()
         self._computed, self.spoilt, self._muted, self._through = -1, False, False, False
+        self.store_asked = 0
         self.saves, self.store_s, self._turn, self._saving = False, 0.0, 0, asyncio.ensure_future(asyncio.sleep(0))
         self._unsecured: tuple[str, int] | None = None
         self._at_risk = ""
@@ -159,7 +161,8 @@ class Trainer:
 
     def save_from_now(self, message: Save) -> None:
         """Take in whether to save; what was saved before need not be secured."""
-        self.saves, self.store_s, self._unsecured, self._at_risk = message.on, message.store_s, None, ""
+        self.saves, self.store_s, self.store_asked = message.on, message.store_s, message.store_asked
+        self._unsecured, self._at_risk = None, ""
 
     def secure(self, message: Secured) -> None:
         """Take in that a state's copies are whole."""

@@ -339,7 +339,7 @@ class Cluster:
         """Return whether each part of the state that the newest membership was told of lies where it is said to."""
         shelf = next(each.shelf for each in self.orders[task] if 0 in each.ranks)
         there = {ref.place for ref in shelf.states if self.lies(ref)} if shelf else ()
-        return shelf is None or len(there) == shelf.layout.replica_workers
+        return shelf is None or shelf.stored is not None or len(there) == shelf.layout.replica_workers
 
     def lies(self, ref):
         """Return whether a state is where it is said to be."""

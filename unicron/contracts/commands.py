@@ -108,12 +108,14 @@ class FindCheckpoint(Command, kw_only=True, frozen=True):
         search: a number that the answer repeats.
         root: directory or URL.
         since: Unix seconds; older checkpoints are an earlier task's of this name, and don't count.
+        iteration: if not negative, only the one of this iteration will do, and later ones are put aside for it.
     """
 
     task: str
     search: int
     root: str
     since: float
+    iteration: int = -1
 
 
 class Regroup(Command, kw_only=True, frozen=True):

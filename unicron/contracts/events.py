@@ -379,6 +379,35 @@ class TaskSubmitted(Message, kw_only=True, frozen=True):
     spec: TaskSpec
 
 
+class TaskPaused(Message, kw_only=True, frozen=True):
+    """A user wants a task to have no slots (`paused=True`), or to be planned for again."""
+
+    task: str
+    paused: bool = True
+
+
+class CheckpointOrdered(Message, kw_only=True, frozen=True):
+    """A user wants a task's state to be written to storage now.
+
+    Attributes:
+        after: the last iteration known to be done; a checkpoint of a later one will do.
+    """
+
+    task: str
+    after: int
+
+
+class TaskRewound(Message, kw_only=True, frozen=True):
+    """A user wants a task to go on from an earlier checkpoint on storage.
+
+    Attributes:
+        iteration: of the checkpoint; later ones no longer count.
+    """
+
+    task: str
+    iteration: int
+
+
 class TaskRemoved(Message, kw_only=True, frozen=True):
     """A user took a task away."""
 

@@ -27,6 +27,8 @@ class TriggerKind(Word):
     TASK_SUBMITTED = "task_submitted"
     TASK_LAUNCHED = "task_launched"
     """A task that waits must run."""
+    TASK_PAUSED = "task_paused"
+    TASK_RESUMED = "task_resumed"
     TASK_REMOVED = "task_removed"
     TASK_FAILED = "task_failed"
     TASK_FINISHED = "task_finished"

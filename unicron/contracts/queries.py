@@ -26,6 +26,35 @@ class RemoveTask(Query, kw_only=True, frozen=True):
     task: str
 
 
+class PauseTask(Query, kw_only=True, frozen=True):
+    """Take all slots off a task, after the iteration at hand, or (pause=False) plan for it again."""
+
+    task: str
+    pause: bool = True
+
+
+class SaveTask(Query, kw_only=True, frozen=True):
+    """Write a task's state to storage now.
+
+    Attributes:
+        stop: then stop the task, and forget it.
+    """
+
+    task: str
+    stop: bool = False
+
+
+class RewindTask(Query, kw_only=True, frozen=True):
+    """Have a task go on from an earlier checkpoint on storage.
+
+    Attributes:
+        iteration: of the checkpoint; later ones no longer count.
+    """
+
+    task: str
+    iteration: int
+
+
 class DrainNode(Query, kw_only=True, frozen=True):
     """Take a node out of use after its workers have moved, or (drain=False) put it back."""
 
@@ -121,6 +150,8 @@ class TaskView(Record, kw_only=True, frozen=True):
     Attributes:
         waf: weighted FLOP/s that the last iteration achieved, 0 while it does not run.
         savers: its workers that save its state, by name.
+        paused: a user took its slots off it.
+        stops_after: it is to be stopped as soon as a later iteration than this is on storage; None where it isn't.
     """
 
     spec: TaskSpec
@@ -134,6 +165,8 @@ class TaskView(Record, kw_only=True, frozen=True):
     iteration_s: float = 0.0
     waf: float = 0.0
     savers: dict[str, SaverView] = {}
+    paused: bool = False
+    stops_after: int | None = None
 
 
 class Status(Record, kw_only=True, frozen=True):

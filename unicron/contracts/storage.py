@@ -29,11 +29,13 @@ class StoreOrder(Record, kw_only=True, frozen=True):
         root: directory or URL, the same for every node.
         every_s: seconds from one checkpoint to the next.
         run: tells the task from others that had its name.
+        asked: if not 0, counts the orders of users to write one now, the last of which none was written for yet.
     """
 
     root: str
     every_s: float
     run: str
+    asked: int = 0
 
 
 class StoredState(Record, kw_only=True, frozen=True):

@@ -152,6 +152,7 @@ class TaskSpec(Record, kw_only=True, frozen=True):
         checkpoints: directory or URL (such as s3://bucket/folder) that every node sees, to which the state is written
             once in a while; empty: none.
         checkpoint_s: seconds from one such checkpoint to the next; 0: as failures and the time to write one call for.
+        resume: begin with the newest checkpoint there that an earlier task of this name has written, if there is one.
         layout: shape of one replica; how many replicas there are is for the plan to say.
         layouts: shape of one replica by number of workers, where it depends on that: then these are the sizes that are
             allowed, and `layout` does not count.
@@ -172,6 +173,7 @@ class TaskSpec(Record, kw_only=True, frozen=True):
     model: ModelSpec | None = None
     checkpoints: str = ""
     checkpoint_s: float = 0.0
+    resume: bool = False
     layout: ParallelLayout = ParallelLayout()
     layouts: dict[int, ParallelLayout] = {}
 

@@ -216,10 +216,12 @@ class Save(ToWorker, kw_only=True, frozen=True):
 
     Attributes:
         store_s: seconds from one that is to be written to storage to the next; 0: none is.
+        store_asked: another number than before, but 0, has the next one written to storage in any case.
     """
 
     on: bool
     store_s: float = 0.0
+    store_asked: int = 0
 
 
 class Secured(ToWorker, kw_only=True, frozen=True):

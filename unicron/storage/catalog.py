@@ -7,14 +7,14 @@ from msgspec.structs import replace
 from unicron.contracts.base import Record
 from unicron.errors import CheckpointError
 from unicron.storage.check import faults
-from unicron.storage.manifest import MANIFEST, Manifest, manifest_in
+from unicron.storage.manifest import MANIFEST, REWOUND, Manifest, manifest_in
 from unicron.storage.root import MARKER, UNFINISHED, Storage, check_owned
 
 FEWEST = 2
 """Checkpoints that pruning leaves at least: the one before the newest is the way out should that be no good."""
 
 UNFINISHED_S = 24 * 3600.0
-"""How long nothing comes to an attempt before it counts as given up."""
+"""How long nothing comes to an attempt before it counts as given up, and how long a rewound checkpoint stays."""
 
 _FOLDER = re.compile(r"step-(\d+)(\.[0-9a-f]{8})*(\.part)?")
 
@@ -29,6 +29,7 @@ class Stored(Record, kw_only=True, frozen=True):
         manifest: what the checkpoint says of itself; None where it is unfinished or can't be read.
         fault: why the manifest can't be read, empty otherwise.
         modified: when something was last written to it, in Unix seconds; 0 where the storage does not say.
+        rewound: the task went on from an earlier one, and this one no longer counts.
     """
 
     folder: str
@@ -37,11 +38,17 @@ class Stored(Record, kw_only=True, frozen=True):
     manifest: Manifest | None = None
     fault: str = ""
     modified: float = 0.0
+    rewound: bool = False
 
     @property
     def unfinished(self) -> bool:
         """Whether it is being written, or was given up."""
         return self.manifest is None and not self.fault
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is complete, and no earlier one was preferred to it."""
+        return not (self.unfinished or self.rewound)
 
 
 class Skipped(Record, kw_only=True, frozen=True):
@@ -114,13 +121,33 @@ def newest(storage: Storage, task: str, since: float = 0.0) -> Newest:
     return _newest(storage, task, _since(found(storage, task), since))
 
 
+def rewind(storage: Storage, task: str, iteration: int, since: float = 0.0) -> Newest:
+    """Have later checkpoints than that of an iteration count no more, if that one passes its check; return it.
+
+    Args:
+        storage: where it is.
+        task: whose it is.
+        iteration: of it.
+        since: Unix seconds; what was written before does not count.
+
+    Raises:
+        CheckpointError: the task's folder is not there or is somebody else's, or the storage can't be read or written.
+    """
+    every = _since(found(storage, task), since)
+    best = _newest(storage, task, [each for each in every if each.iteration == iteration])
+    for each in every if best.stored else ():
+        if each.counts and each.iteration > iteration:
+            storage.write(b"{}", task, each.folder, REWOUND)
+    return best
+
+
 def _since(every: list[Stored], since: float) -> list[Stored]:
     """Return those that were written since then, or can't tell."""
     return [each for each in every if each.manifest is None or each.manifest.written >= since]
 
 
 def prune(storage: Storage, task: str, keep: int, now: float, since: float = 0.0) -> Pruned:
-    """Remove all but the newest `keep` checkpoints, and attempts that were given up a day ago.
+    """Remove all but the newest `keep` checkpoints, and attempts that were given up or rewound a day ago.
 
     The newest that passes its check stays, however many newer ones there are.
 
@@ -139,10 +166,10 @@ def prune(storage: Storage, task: str, keep: int, now: float, since: float = 0.0
             f"{keep} checkpoints are too few to keep: it takes {FEWEST}, for the newest may turn out to be damaged"
         )
     every = _since(found(storage, task), since)
-    complete = [each for each in every if not each.unfinished]
+    complete = [each for each in every if each.counts]
     best = _newest(storage, task, complete)
     kept = complete[:keep] + [each for each in complete[keep:] if each == best.stored]
-    given_up = [each for each in every if each.unfinished and 0 < each.modified < now - UNFINISHED_S]
+    given_up = [each for each in every if not each.counts and 0 < each.modified < now - UNFINISHED_S]
     removed = [each for each in complete if each not in kept] + given_up
     for each in removed:
         storage.remove(task, each.folder)
@@ -154,7 +181,7 @@ def prune(storage: Storage, task: str, keep: int, now: float, since: float = 0.0
 def _newest(storage: Storage, task: str, every: list[Stored]) -> Newest:
     skipped: list[Skipped] = []
     for each in every:
-        if each.unfinished:
+        if not each.counts:
             continue
         wrong = [each.fault] if each.manifest is None else faults(storage, (task, each.folder), each.manifest)
         if not wrong:
@@ -171,6 +198,7 @@ def _stored(storage: Storage, task: str, folder: str, modified: float) -> Stored
         address=storage.address(task, folder),
         iteration=int(shape[1]) if shape else 0,
         modified=max((entry.modified for entry in files.values()), default=modified),
+        rewound=REWOUND in files,
     )
     if folder.endswith(UNFINISHED) or MANIFEST not in files:
         return made

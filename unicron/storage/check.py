@@ -11,6 +11,7 @@ from unicron.contracts.storage import StoredFile, StoredPart
 from unicron.errors import CheckpointError
 from unicron.storage.manifest import (
     MANIFEST,
+    REWOUND,
     Index,
     Manifest,
     checksum_of,
@@ -46,7 +47,7 @@ def strangers(storage: Storage, folder: Folder, manifest: Manifest) -> list[str]
     Raises:
         CheckpointError: the storage can't be listed.
     """
-    return sorted(storage.entries(*folder).keys() - {MANIFEST} - {file.name for file in manifest.files})
+    return sorted(storage.entries(*folder).keys() - {MANIFEST, REWOUND} - {file.name for file in manifest.files})
 
 
 def index_of(storage: Storage, folder: Folder, part: StoredPart) -> Index:

@@ -21,6 +21,9 @@ FORMAT = 1
 
 MANIFEST = "unicron.json"
 
+REWOUND = "rewound.json"
+"""Beside a manifest: the task went on from an earlier checkpoint, and this one no longer counts."""
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 _TASK = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -63,7 +63,7 @@ class Channel:
         self._fetched: dict[str, StateFetched] = {}
         self._hello = Hello(worker=worker, pid=os.getpid())
         self.period = period_of(DEFAULT_SHARE)
-        self.saves, self.store_s = False, 0.0
+        self.saves, self.store_s, self.store_asked = False, 0.0, 0
         self.secured: tuple[str, int] | None = None
         self.interrupt: Callable[[Membership], bool] = lambda _: False
         threading.Thread(target=self._run, name="unicron-channel", daemon=True).start()
@@ -161,7 +161,8 @@ class Channel:
             case Sample():
                 self.period = message.period
             case Save():
-                self.saves, self.store_s, self.secured = message.on, message.store_s, None
+                self.saves, self.store_s, self.store_asked = message.on, message.store_s, message.store_asked
+                self.secured = None
             case Secured():
                 self.secured = (message.name, message.iteration)
             case RaiseFault():

@@ -55,6 +55,7 @@ class Duties:
         self._shell = shell
         self._taken = False
         self._stored_at = 0.0
+        self._asked = 0
 
     def join(self, plan: Resumption, standings: Sequence[Standing], *, taken: bool) -> None:
         """Have the duties of all members; where one of them took a state, states are to be compared."""
@@ -66,7 +67,9 @@ class Duties:
         """Have the next state stored where it is time for one, or this one should be and is not even saved."""
         every_s, now = self._shell.store_s, self._shell.now()
         self._stored_at = self._stored_at or now
-        if every_s > 0 and (now - self._stored_at >= every_s or (Due.STORE in self.due and not saved)):
+        missed = Due.STORE in self.due and not saved
+        asked = self._shell.store_asked not in {0, self._asked}
+        if every_s > 0 and (now - self._stored_at >= every_s or missed or asked):
             self._shell.announce()
 
     async def compare(self, membership: Membership, iteration: int) -> None:
@@ -107,3 +110,4 @@ class Duties:
         self.due, self._taken = frozenset(), False
         if announced:
             self.due, self._stored_at = frozenset({Due.COMPARE, Due.STORE}), self._shell.now()
+            self._asked = self._shell.store_asked

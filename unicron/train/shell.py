@@ -85,6 +85,10 @@ class Shell(Protocol):
     def store_s(self) -> float:
         """How many seconds after one state that goes to storage the next is to; 0 where none is."""
 
+    @property
+    def store_asked(self) -> int:
+        """Another number than before, but 0, has the next state go to storage in any case."""
+
     def save(self, iteration: int) -> None:
         """Begin to save the state from before the update of `iteration`, and go on meanwhile."""
 

@@ -202,6 +202,11 @@ class TorchShell:
         """How many seconds after one state that goes to storage the next is to."""
         return self._channel.store_s if self._channel is not None else 0.0
 
+    @property
+    def store_asked(self) -> int:
+        """Which order to store the next state was the last."""
+        return self._channel.store_asked if self._channel is not None else 0
+
     def save(self, iteration: int) -> None:
         """Have a thread save the state."""
         if self._saver is None:

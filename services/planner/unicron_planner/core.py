@@ -21,6 +21,7 @@ from unicron.contracts.events import (
     NodeGone,
     PlanDecided,
     TaskBroken,
+    TaskPaused,
     TaskRecovered,
     TaskRemoved,
     TaskStateChanged,
@@ -99,6 +100,7 @@ class PlannerCore(Core):
             NodeGone: self._gone,
             FailureDetected: self._failure,
             TaskSubmitted: self._submit,
+            TaskPaused: self._pause,
             TaskRemoved: lambda removed: self._end(removed.task, TriggerKind.TASK_REMOVED),
             TaskBroken: lambda broken: self._end(broken.task, TriggerKind.TASK_FAILED),
             TaskRecovered: self._recovered,
@@ -190,12 +192,27 @@ class PlannerCore(Core):
         throughput.check(submitted.spec)
         if self.state.tasks.get(submitted.task) == submitted.spec:
             return []
+        self.state.paused.pop(submitted.task, None)
         self._forget(submitted.task)
         self.state.tasks[submitted.task] = submitted.spec
         self._table = {}  # nothing in it foresaw this task
         return self._decide(Trigger.of(TriggerKind.TASK_SUBMITTED, [submitted.task]))
 
+    def _pause(self, message: TaskPaused) -> list[Message]:
+        """Plan without a task, or with it again; it is told the plan in any case, for it gives its slots up itself."""
+        task, pause = message.task, message.paused
+        come, go = (self.state.paused, self.state.tasks) if pause else (self.state.tasks, self.state.paused)
+        if task not in go:
+            return []
+        come[task] = go.pop(task)
+        self._table = {}  # nothing in it foresaw this
+        if pause:
+            self._held.drop(task)
+            return self._decide(Trigger.of(TriggerKind.TASK_PAUSED, [task]), ended=task, owed=True)
+        return self._decide(Trigger.of(TriggerKind.TASK_RESUMED, [task]))
+
     def _end(self, task: str, how: TriggerKind) -> list[Message]:
+        self.state.paused.pop(task, None)
         if task not in self.state.tasks:
             return []
         del self.state.tasks[task]

@@ -43,6 +43,7 @@ class PlannerState(msgspec.Struct, kw_only=True):
         nodes: by name, lost ones included.
         drained: nodes that a user took out of use; holds over their loss and return.
         tasks: those that are not ended, in order of submission.
+        paused: those that a user took all slots off; nothing is planned for them.
         joined: nodes that are to be planned for together, in a moment.
         plan: the last one that was sent out.
         measured: iteration times by task and size.
@@ -59,6 +60,7 @@ class PlannerState(msgspec.Struct, kw_only=True):
     nodes: dict[str, Node] = {}
     drained: list[str] = []
     tasks: dict[str, TaskSpec] = {}
+    paused: dict[str, TaskSpec] = {}
     joined: list[str] = []
     plan: Plan | None = None
     measured: dict[str, dict[int, Measured]] = {}

@@ -9,6 +9,8 @@ from unicron.checks import check_task
 from unicron.contracts.base import Message
 from unicron.contracts.events import (
     Alert,
+    CheckpointFailed,
+    CheckpointStored,
     FailureDetected,
     IterationFinished,
     NodeAdmitted,
@@ -26,19 +28,30 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import TaskShare
-from unicron.contracts.queries import DrainNode, GetStatus, NodeView, RemoveTask, Reply, SaverView, Status, SubmitTask
+from unicron.contracts.queries import (
+    DrainNode,
+    GetStatus,
+    NodeView,
+    PauseTask,
+    RemoveTask,
+    Reply,
+    RewindTask,
+    SaverView,
+    SaveTask,
+    Status,
+    SubmitTask,
+)
 from unicron.contracts.queries import TaskView as View
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
+from unicron_registry import orders
 from unicron_registry.nodes import node_problems
+from unicron_registry.orders import names
 from unicron_registry.state import RegistryState
 
 NO_PLAN_YET = "the planner has not planned for it yet"
-
-NAMED = 10
-"""Nodes or tasks that an error names at most."""
 
 PRESENT = {NodeState.UP, NodeState.DRAINING}
 """States of a node whose agent is held to be alive."""
@@ -59,6 +72,8 @@ class RegistryCore(Core):
             TaskBroken: self._broken,
             IterationFinished: self._progress,
             StateSecured: lambda fact: self._saver(fact, SaverView(nodes=[fact.node, *fact.nodes])),
+            CheckpointStored: lambda fact: orders.stored(self.state, fact),
+            CheckpointFailed: lambda fact: orders.not_stored(self.state, fact),
             StateUnprotected: lambda fact: self._saver(fact, SaverView(problem=fact.reason)),
             StragglerDetected: self._straggler,
         }
@@ -67,6 +82,9 @@ class RegistryCore(Core):
             SubmitTask: self._submit,
             RemoveTask: self._remove,
             DrainNode: lambda query: self._drain(query.node, drain=query.drain),
+            PauseTask: lambda query: orders.pause(self.state, query),
+            SaveTask: lambda query: orders.save(self.state, query),
+            RewindTask: lambda query: orders.rewind(self.state, query),
         }
 
     # --- nodes -------------------------------------------------------------------------------------------------------
@@ -141,7 +159,7 @@ class RegistryCore(Core):
     def _drain(self, node: str, *, drain: bool) -> tuple[Reply, list[Message]]:
         view = self.state.nodes.get(node)
         if view is None:
-            raise InvalidInputError(f"no node {node!r}; the known ones are {_names(self.state.nodes)}")
+            raise InvalidInputError(f"no node {node!r}; the known ones are {names(self.state.nodes)}")
         if drain == (node in self.state.drained):
             return Reply(text=f"{node} is {'drained' if drain else 'in use'} already; nothing changed"), []
         if drain:
@@ -179,10 +197,7 @@ class RegistryCore(Core):
         return Reply(text=f"task {spec.name} submitted"), [TaskSubmitted(task=spec.name, spec=spec)]
 
     def _remove(self, query: RemoveTask) -> tuple[Reply, list[Message]]:
-        task = query.task
-        view = self.state.tasks.get(task)
-        if view is None:
-            raise InvalidInputError(f"no task {task!r}; the known ones are {_names(self.state.tasks)}")
+        task, view = query.task, orders.known(self.state, query.task)
         if view.state.ended:
             del self.state.tasks[task]
         else:  # shown until the transition service says that its workers are gone
@@ -264,9 +279,3 @@ def _staying(view: View, change: TaskStateChanged) -> dict[str, SaverView]:
     """Return who saves that is still there; what was saved by those that are not goes when newer ones are whole."""
     names = {member.worker for member in change.members}
     return {name: saver for name, saver in view.savers.items() if name in names} if names else {}
-
-
-def _names(known: dict[str, NodeView] | dict[str, View]) -> str:
-    names = sorted(known)
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return (", ".join(names[:NAMED]) or "none") + more

@@ -7,6 +7,7 @@ from unicron.contracts.events import (
     AttemptFailed,
     CheckpointFailed,
     CheckpointFound,
+    CheckpointOrdered,
     CheckpointStored,
     CommandRefused,
     FailureDetected,
@@ -21,8 +22,10 @@ from unicron.contracts.events import (
     StateSecured,
     StatesFound,
     TaskBroken,
+    TaskPaused,
     TaskRecovered,
     TaskRemoved,
+    TaskRewound,
     TaskSubmitted,
     WorkerExited,
     WorkerFinished,
@@ -30,6 +33,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import Cure, Severity
 from unicron.contracts.states import SAVED
+from unicron.contracts.storage import StoredState
 from unicron.contracts.tasks import SlotRef, WorkerStatus
 from unicron.core import Core, Handlers
 from unicron_transition import storing
@@ -63,6 +67,7 @@ class TransitionCore(Core):
             CheckpointFailed: self._about_storage,
             CheckpointFound: self._about_storage,
             CheckpointStored: self._about_storage,
+            CheckpointOrdered: self._ordered,
             CommandRefused: self._refused,
             FailureDetected: self._failure,
             NodeAdmitted: self._admitted,
@@ -77,7 +82,9 @@ class TransitionCore(Core):
             StateSecured: self._secured,
             StatesFound: self._found,
             TaskBroken: lambda broken: self._end(broken.task, Cause.OWN_FAULT, broken.reason, broken.traceback),
+            TaskPaused: self._pause,
             TaskRemoved: lambda removed: self._end(removed.task, Cause.USER, "removed by its user"),
+            TaskRewound: self._ordered,
             TaskSubmitted: self._submitted,
             TimerFired: self._timer,
             WorkerExited: self._exited,
@@ -230,7 +237,7 @@ class TransitionCore(Core):
         changed = []
         for share in decided.plan.shares:
             run = self.state.tasks.get(share.task)
-            if run is None or run.state.ended:
+            if run is None or run.state.ended or run.paused:
                 continue
             shape = share.layout if share.slots and share.layout.replicas else run.shape
             if run.target == share.slots and shape.is_like(run.shape):
@@ -247,6 +254,16 @@ class TransitionCore(Core):
             else:
                 out += move(self.state, run, Cause.SLOTS if run.target else Cause.NO_SLOTS, reason)
         return out
+
+    def _pause(self, fact: TaskPaused) -> list[Message]:
+        run = self.state.tasks.get(fact.task)
+        if run is None or run.state.ended or run.paused == fact.paused:
+            return []
+        run.paused = fact.paused
+        if not run.paused:
+            return []  # a plan follows
+        self.state.aim(run, [])
+        return self._settle([fact.task]) + move(self.state, run, Cause.NO_SLOTS, "paused by a user")
 
     def _lodgers(self, runs: Iterable[TaskRun]) -> list[str]:
         """Return the tasks without a slot that have a worker, come back with its node, in a slot of one of `runs`."""
@@ -347,12 +364,35 @@ class TransitionCore(Core):
             case PartStored():
                 out = storing.part_stored(self.state, run, fact)
             case CheckpointStored():
-                storing.stored(run, fact.at)
+                storing.stored(run, fact)
             case CheckpointFailed():
-                out = storing.failed(run, fact.node)
+                out = storing.failed(run, fact.node) + storing.no_rewind(run, fact.node, fact.reason)
             case CheckpointFound():
+                stored, out = storing.rewound(run, fact)
+                if stored is not None:
+                    out = self._rewind(run, stored)
                 storing.looked(run, fact)
         return out + self._settle([fact.task])
+
+    def _ordered(self, fact: CheckpointOrdered | TaskRewound) -> list[Message]:
+        """A user wants a checkpoint now, or to go back to one."""
+        run = self.state.tasks.get(fact.task)
+        if run is None or run.state.ended or not run.spec.checkpoints:
+            return []
+        if isinstance(fact, TaskRewound):
+            return storing.rewind(self.state, run, fact.iteration)
+        run.saves.asks, run.saves.asked_after = run.saves.asks + 1, fact.after
+        return self._settle([fact.task])
+
+    def _rewind(self, run: TaskRun, stored: StoredState) -> list[Message]:
+        """Give up the state that a task has for an earlier one."""
+        reason = f"a user has it go back to iteration {stored.iteration}"
+        out = release(self.state, run) + forsake(self.state, run)
+        for worker in list(run.workers.values()):
+            out += stop(self.state, run, worker, reason)
+        out += drop_saved(self.state, run)
+        storing.take(run, stored)
+        return out + move(self.state, run, Cause.FAILURE, reason)
 
     def _complete(self, run: TaskRun, at: float) -> list[Message]:
         """Say that the newest membership computes, and whether it is all that the plan wants."""

@@ -82,6 +82,20 @@ class Search(msgspec.Struct, kw_only=True):
     over: bool = False
 
 
+class Rewind(msgspec.Struct, kw_only=True):
+    """An order of a user to go on from an earlier checkpoint.
+
+    Attributes:
+        number: that the answer repeats.
+        iteration: of the checkpoint.
+        node: that looks whether it is there, and sound.
+    """
+
+    number: int
+    iteration: int
+    node: str
+
+
 class Saves(msgspec.Struct, kw_only=True):
     """Where a task's states are saved.
 
@@ -98,6 +112,9 @@ class Saves(msgspec.Struct, kw_only=True):
         write_s: seconds that writing a part took last, at most.
         every_s: seconds from one such checkpoint to the next, as ordered.
         failures: of the task so far.
+        asks: how often users have ordered to write one now.
+        asked_after: the last time, after this iteration, and there is none yet; None where there is.
+        rewind: the task is to go on from an earlier one.
     """
 
     ordered: dict[str, list[Saver]] = {}
@@ -110,3 +127,6 @@ class Saves(msgspec.Struct, kw_only=True):
     write_s: float = 30.0
     every_s: float = 0.0
     failures: int = 0
+    asks: int = 0
+    asked_after: int | None = None
+    rewind: Rewind | None = None

@@ -62,7 +62,7 @@ def lacks_state(run: TaskRun) -> bool:
     membership = run.membership
     if run.shelf is not None or membership.through or membership.intact(run.workers):
         return False
-    if not (membership.met or run.saves.held):
+    if not (membership.met or run.saves.held or run.spec.resume):
         return False  # it has not begun
     return len(run.states.places(run.ready())) < run.present.replica_workers
 

@@ -16,7 +16,7 @@ from unicron_transition.holders import Search
 from unicron_transition.orders import drop_order
 from unicron_transition.replicas import lacks_state
 from unicron_transition.state import TaskRun, TransitionState
-from unicron_transition.storing import look, order
+from unicron_transition.storing import look, no_rewind, order
 
 # --- who saves -------------------------------------------------------------------------------------------------------
 
@@ -153,12 +153,13 @@ def found(state: TransitionState, run: TaskRun, node: str, number: int, states: 
 def forget_node(state: TransitionState, run: TaskRun, node: str) -> list[Message]:
     """Wait for the answer of a node no more."""
     run.saves.ordered.pop(node, None)
+    out = no_rewind(run, node, f"{node}, which looked for it, is gone")
     search = run.saves.search
     if search is None or (node not in search.asked and search.looking != node):
-        return []
+        return out
     search.asked.pop(node, None)
     search.looking = "" if search.looking == node else search.looking
-    return conclude(state, run)
+    return out + conclude(state, run)
 
 
 def count_on(state: TransitionState, node: str, names: Iterable[str]) -> None:

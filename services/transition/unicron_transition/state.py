@@ -40,6 +40,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
         shelf: what lies in the memories of nodes and is to be taken; None where living workers have the state.
         saves: where its states are saved.
         submitted_at: Unix seconds; what was stored before under its name is another task's.
+        paused: a user took its slots off it; what plans say of it is out of date.
         failed_at: Unix seconds of the failure or plan being carried out; None while nothing is.
     """
 
@@ -55,6 +56,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
     shelf: Shelf | None = None
     saves: Saves = msgspec.field(default_factory=Saves)
     submitted_at: float = 0.0
+    paused: bool = False
     failed_at: float | None = None
 
     @property
@@ -188,6 +190,8 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
                     found[node].add(name)
             if run.saves.search and run.saves.search.looking:
                 found[run.saves.search.looking].add(name)
+            if run.saves.rewind:
+                found[run.saves.rewind.node].add(name)
         return found
 
     def is_there(self, node: str) -> bool:

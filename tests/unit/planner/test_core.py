@@ -37,6 +37,7 @@ from unicron.contracts.events import (
     NodeGone,
     PlanDecided,
     TaskBroken,
+    TaskPaused,
     TaskRemoved,
     TaskSubmitted,
 )
@@ -392,6 +393,7 @@ def test_it_listens_to_what_it_handles_and_never_imports_torch():
         "TaskSubmitted",
         "TaskRemoved",
         "TaskBroken",
+        "TaskPaused",
         "TaskRecovered",
         "TaskStateChanged",
     }
@@ -434,3 +436,32 @@ def test_a_task_of_a_declared_shape_gets_whole_replicas_of_it():
     (share,) = plan.shares
     assert share.layout == ParallelLayout(tensor=2, replicas=3)
     assert [slot.node for slot in share.slots] == ["n1", "n1", "n2", "n2", "n3", "n3"]
+
+
+def test_a_paused_task_leaves_its_slots_to_others_and_gets_its_share_again():
+    planner = cluster(*TWO)
+    whole = sizes(planner.state.plan)
+    (plan,) = feed(planner, TaskPaused(task="b"))
+    assert (plan.trigger, sizes(plan)) == ("task_paused:b", {"a": 4})
+    assert feed(planner, TaskPaused(task="b")) == []
+    (plan,) = feed(planner, lost("n1"))
+    assert "b" not in sizes(plan)
+    feed(planner, admitted("n1", incarnation="2"))
+    (plan,) = feed(planner, TaskPaused(task="b", paused=False))
+    assert (plan.trigger, sizes(plan)) == ("task_resumed:b", whole)
+
+
+def test_a_task_paused_alone_gets_the_same_slots_again_though_nothing_else_changed():
+    planner = cluster(submitted("a"))
+    before = slots(planner.state.plan)
+    (plan,) = feed(planner, TaskPaused(task="a"))
+    assert sizes(plan) == {}
+    (plan,) = feed(planner, TaskPaused(task="a", paused=False))
+    assert slots(plan) == before, "it is told anew: the task has given them up"
+
+
+def test_a_task_removed_while_it_is_paused_is_planned_for_no_more():
+    planner = cluster(*TWO)
+    feed(planner, TaskPaused(task="b"), TaskRemoved(task="b"))
+    assert feed(planner, TaskPaused(task="b", paused=False)) == []
+    assert sizes(planner.state.plan) == {"a": 4}

@@ -38,7 +38,7 @@ class Shell:
     """A rank of replica 1 of three, in an iteration that takes a second."""
 
     def __init__(self, *told):
-        self.told, self.done, self.time, self.store_s = told, [], 0.0, 0.0
+        self.told, self.done, self.time, self.store_s, self.store_asked = told, [], 0.0, 0.0, 0
 
     def now(self):
         return self.time
@@ -163,3 +163,15 @@ def test_who_does_not_write_to_storage_announces_nothing_and_stores_nothing():
     assert duties.due == {Due.COMPARE, Due.STORE}
     duties.fulfil(saved=True, announced=False)
     assert (shell.done, duties.due) == ([], frozenset())
+
+
+def test_a_state_that_is_asked_for_goes_to_storage_once_whenever_the_next_would():
+    shell = Shell()
+    shell.store_s = 1000.0
+    duties, stored = Duties(shell), []
+    for asked in (0, 1, 1, 1, 0, 2, 2, 2):
+        shell.store_asked, shell.done = asked, []
+        duties.announce(saved=True)
+        duties.fulfil(saved=True, announced="announce" in shell.done)
+        stored.append("store" in shell.done)
+    assert stored == [False, False, True, False, False, False, True, False]

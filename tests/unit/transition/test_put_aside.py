@@ -3,7 +3,7 @@
 from helpers.transition import Cluster, of, slot, spec
 
 from unicron.contracts.commands import DropStates, FindStates, Regroup, StartWorker, StopWorker
-from unicron.contracts.events import TaskRemoved
+from unicron.contracts.events import TaskPaused, TaskRemoved
 from unicron.contracts.tasks import ParallelLayout, TaskState
 
 TWO = [slot("n1:0"), slot("n2:0")]
@@ -92,3 +92,18 @@ def test_what_it_left_is_removed_with_the_task():
     out = cluster.tell(TaskRemoved(task="a"))
     assert {order.node for order in of(DropStates, out)} == {"n1", "n2"}
     assert (cluster.kept, cluster.saved) == ({}, {})
+
+
+def test_a_paused_task_gives_its_slots_up_by_itself_and_takes_no_plan_until_it_is_resumed():
+    cluster = running("a")
+    out = cluster.tell(TaskPaused(task="a"))
+    assert [order.leaving for order in of(Regroup, out)] == [True, True]
+    cluster.rest()
+    assert cluster.said["a"] is TaskState.WAITING
+    cluster.plan(a=TWO)  # made before the planner knew
+    assert cluster.run("a").workers == {}
+    cluster.tell(TaskPaused(task="a", paused=False))
+    cluster.plan(a=TWO)
+    cluster.rest()
+    assert cluster.said["a"] is TaskState.RUNNING
+    assert cluster.anew == set()

@@ -7,11 +7,19 @@ from unicron_transition.state import TransitionState
 from unicron_transition.storing import ATTEMPTS, CHANGE, LEAST_S, PRIOR_S, interval, part_stored
 
 from unicron.checkpoints.interval import daly
-from unicron.contracts.commands import CommitCheckpoint, FindCheckpoint, Regroup, SaveStates
-from unicron.contracts.events import CheckpointFailed, CheckpointFound, CheckpointStored, PartStored
+from unicron.contracts.commands import CommitCheckpoint, FindCheckpoint, Regroup, SaveStates, StartWorker, StopWorker
+from unicron.contracts.events import (
+    Alert,
+    CheckpointFailed,
+    CheckpointFound,
+    CheckpointOrdered,
+    CheckpointStored,
+    PartStored,
+    TaskRewound,
+)
 from unicron.contracts.failures import Severity
 from unicron.contracts.storage import Saving, StoredFile, StoredPart, StoredState
-from unicron.contracts.tasks import ParallelLayout
+from unicron.contracts.tasks import ParallelLayout, TaskState
 
 ROOT = "s3://bucket/folder"
 PAIR = ParallelLayout(tensor=2, replicas=1)
@@ -295,3 +303,81 @@ def test_without_a_storage_nobody_looks():
     stage.lose_all_memory()
     assert not stage.of(FindCheckpoint)
     assert stage.anew == {"a"}
+
+
+# --- orders of users -------------------------------------------------------------------------------------------------
+
+
+def asked(stage):
+    """Return what the first worker was last told of orders to store its state."""
+    told = [saver.store for order in stage.of(SaveStates) for saver in order.savers if saver.store]
+    return told[-1].asked
+
+
+def test_an_order_to_store_stands_until_a_later_iteration_is_on_storage(stage):
+    assert asked(stage) == 0
+    stage.tell(CheckpointOrdered(task="a", after=6))
+    assert asked(stage) == 1
+    stage.tell(CheckpointStored(node="n1", task="a", iteration=6, address="x", removed=[]))
+    assert asked(stage) == 1, "that one was on its way before"
+    stage.tell(CheckpointStored(node="n1", task="a", iteration=7, address="x", removed=[]))
+    assert asked(stage) == 0
+    stage.tell(CheckpointOrdered(task="a", after=7))
+    assert asked(stage) == 2, "another number, so that it is another order"
+    stage.tell(CheckpointFailed(node="n1", task="a", reason="full"))
+    assert asked(stage) == 0
+
+
+def test_going_back_is_done_when_the_checkpoint_is_there_and_sound(stage):
+    out = stage.tell(TaskRewound(task="a", iteration=4))
+    [order] = of(FindCheckpoint, out)
+    assert order.iteration == 4
+    assert not of(StopWorker, out), "it computes on until then"
+    stage.stored(iteration=9)
+    assert not stage.of(CommitCheckpoint), "a later one would count as newer"
+    out = stage.answers(order, checkpoint(4))
+    assert len(of(StopWorker, out)) == 2
+    assert len(of(StartWorker, out)) == 2
+    assert [each for each in stage.saved.values() if each.location.worker in {"a-1", "a-2"}] == []
+    stage.rest()
+    told = [each.shelf for each in stage.of(Regroup) if each.shelf]
+    assert {each.stored for each in told} == {checkpoint(4)}
+    assert stage.said["a"] is TaskState.RUNNING
+
+
+def test_where_it_is_not_there_the_task_goes_on_and_the_user_is_told(stage):
+    [order] = of(FindCheckpoint, stage.tell(TaskRewound(task="a", iteration=4)))
+    out = stage.answers(order)
+    [alert] = of(Alert, out)
+    assert "not from iteration 4" in alert.text
+    assert not of(StopWorker, out)
+    assert stage.answers(order, checkpoint(4)) == [], "it was answered"
+
+
+def test_where_the_looking_node_is_lost_or_can_not_read_the_user_is_told(stage):
+    [order] = of(FindCheckpoint, stage.tell(TaskRewound(task="a", iteration=4)))
+    [alert] = of(Alert, stage.tell(CheckpointFailed(node=order.node, task="a", reason="no such bucket")))
+    assert "no such bucket" in alert.text
+    [order] = of(FindCheckpoint, stage.tell(TaskRewound(task="a", iteration=4)))
+    [alert] = of(Alert, stage.lose(order.node))
+    assert f"{order.node}, which looked for it, is gone" in alert.text
+
+
+def test_a_task_that_takes_up_an_earlier_ones_checkpoint_looks_for_it_before_anybody_computes():
+    stage = Stage(resume=True)
+    [order] = stage.of(FindCheckpoint)
+    assert order.since == 0.0
+    assert not stage.of(Regroup)
+    stage.answers(order, checkpoint(4))
+    stage.rest()
+    assert next(each.shelf for each in stage.of(Regroup) if each.shelf).stored == checkpoint(4)
+    assert stage.said["a"] is TaskState.RUNNING
+
+
+def test_where_there_is_none_it_begins_at_the_beginning():
+    stage = Stage(resume=True)
+    stage.answers(stage.of(FindCheckpoint)[0])
+    stage.rest()
+    assert len(stage.of(FindCheckpoint)) == 1
+    assert [each.shelf for each in stage.of(Regroup)] == [None] * len(stage.of(Regroup))
+    assert stage.said["a"] is TaskState.RUNNING

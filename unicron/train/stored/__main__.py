@@ -15,7 +15,7 @@ from xxhash import xxh3_128
 
 from unicron.contracts.storage import Saving, StoredPart, StoredState
 from unicron.errors import CheckpointError, UnicronError
-from unicron.storage.catalog import FEWEST, newest, prune
+from unicron.storage.catalog import FEWEST, newest, prune, rewind
 from unicron.storage.root import Storage, claim
 from unicron.train.packed import unpack
 
@@ -46,11 +46,12 @@ def commit(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def find(request: dict[str, Any]) -> dict[str, Any]:
-    """Look for the newest checkpoint of a task that passes its check."""
+    """Look for the newest checkpoint of a task that passes its check, or for that of an iteration, to go back to."""
     storage, task = Storage(request["root"]), request["task"]
     if task not in storage.entries():
         return {"stored": None, "skipped": []}
-    found = newest(storage, task, request["since"])
+    iteration, since = request["iteration"], request["since"]
+    found = newest(storage, task, since) if iteration < 0 else rewind(storage, task, iteration, since)
     skipped = [f"{each.address}: {'; '.join(each.faults)}" for each in found.skipped]
     if found.stored is None or found.stored.manifest is None:
         return {"stored": None, "skipped": skipped}

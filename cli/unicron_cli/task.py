@@ -1,0 +1,63 @@
+"""Commands of `unicron task`: what users order a running task to do."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unicron_cli.output import Json, Nats, done, with_client
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from unicron.client import Client
+
+app = typer.Typer(
+    no_args_is_help=True, help="Pause a task, have it go on, save it, stop it, or have it go back to a checkpoint."
+)
+Task = Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.")]
+
+
+@app.command()
+def pause(task: Task, nats: Nats = None, as_json: Json = False) -> None:
+    """Take all slots off a task: it finishes its iteration, and its state stays in the nodes' memory."""
+    done(with_client(nats, lambda client: client.pause(task)), as_json, task=task, paused=True)
+
+
+@app.command()
+def resume(task: Task, nats: Nats = None, as_json: Json = False) -> None:
+    """Have a paused task go on where it was."""
+    done(with_client(nats, lambda client: client.pause(task, pause=False)), as_json, task=task, paused=False)
+
+
+@app.command()
+def save(task: Task, nats: Nats = None, as_json: Json = False) -> None:
+    """Write a task's state to its storage now; `unicron events` tells when it is there, and where."""
+    done(with_client(nats, lambda client: client.save(task)), as_json, task=task)
+
+
+@app.command()
+def stop(
+    task: Task,
+    keep: Annotated[
+        bool, typer.Option("--save", help="Write its state to its storage first; submit --resume takes it up.")
+    ] = False,
+    nats: Nats = None,
+    as_json: Json = False,
+) -> None:
+    """Stop a task and forget it, at once or as soon as its state is on its storage."""
+
+    def order(client: "Client") -> "Awaitable[str]":
+        return client.save(task, stop=True) if keep else client.remove(task)
+
+    done(with_client(nats, order), as_json, task=task, saved=keep)
+
+
+@app.command()
+def rewind(
+    task: Task,
+    iteration: Annotated[int, typer.Option(metavar="N", help="Of the checkpoint; `checkpoints list` shows them.")],
+    nats: Nats = None,
+    as_json: Json = False,
+) -> None:
+    """Have a task go on from an earlier checkpoint on its storage; later ones no longer count."""
+    done(with_client(nats, lambda client: client.rewind(task, iteration)), as_json, task=task, iteration=iteration)
