@@ -15,6 +15,7 @@ from unicron.contracts.worker import NOWHERE, Broken, Finished, Iterated, Joined
 from unicron.errors import GroupBrokenError, StateDivergedError, StateLostError, StateTransferError
 from unicron.train import redistribute
 from unicron.train.duties import Duties
+from unicron.train.ending import save_model
 from unicron.train.exchange import Exchange
 from unicron.train.phases import MOVES, Due, Move, Phase
 from unicron.train.redistribute import Resumption, Standing
@@ -190,35 +191,16 @@ class WorkerCore:
         return True
 
     async def _save_model(self) -> None:
-        """Have the first replica save the model; all wait for it, so that another does so where it can't."""
+        """Have the first replica save the model; where it can't, another becomes the first."""
         self._progress(WorkerPhase.WAITING)
-        failure = None
         try:
-            if self.seat.replica == 0:
-                await self._shell.save_model()
-            await self._shell.meet()
-        except GroupBrokenError as error:
-            failure = error
-        try:
-            await self._agreed(failure)
+            await save_model(self._shell, first=self.seat.replica == 0, in_parts=self._in_parts)
         except GroupBrokenError as error:
             broke = self._shell.now()
             self._report(error)
             await self._regroup(broke)
         else:
             self._move(Move.REDUCE)
-
-    async def _agreed(self, failure: GroupBrokenError | None) -> None:
-        """Go on if nothing failed on any rank of the replica.
-
-        Raises:
-            GroupBrokenError: `failure`, or that of another rank.
-        """
-        told = await self._shell.confer(float(failure is not None)) if self._in_parts else []
-        if failure is None and any(failed for (failed,) in told):
-            failure = GroupBrokenError("another rank of this replica could not tell whether the model is saved")
-        if failure is not None:
-            raise failure
 
     # --- within an iteration -----------------------------------------------------------------------------------------
 
