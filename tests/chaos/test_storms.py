@@ -1,5 +1,6 @@
 """The real services in virtual time, under seeded faults; and planted bugs, which the storms must find."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -14,11 +15,13 @@ from unicron_simulator import storm
 from unicron_simulator.world import Parts
 
 from unicron.contracts.events import NodeJoined
+from unicron.errors import GroupBrokenError
 from unicron.ledger import Ledger
 from unicron.service import Service
 from unicron.train.duties import Duties
+from unicron.train.ending import save_model
 from unicron.train.iteration import WorkerCore
-from unicron.train.phases import Phase
+from unicron.train.phases import Move, Phase
 
 SEEDS = 200
 BATCH = 10
@@ -239,6 +242,15 @@ class Unasked(WorkerCore):
         pass
 
 
+class Departing(WorkerCore):
+    """Is through when a wait for the model has failed, too: the rank that was to write it may have died."""
+
+    async def _save_model(self):
+        with contextlib.suppress(GroupBrokenError):
+            await save_model(self._shell, first=self.seat.replica == 0, in_parts=self._in_parts)
+        self._move(Move.REDUCE)
+
+
 def found(parts, seeds=100):
     for seed in range(seeds):
         violation = storm.run(seed, parts, shrink=False).violation
@@ -272,6 +284,7 @@ def found(parts, seeds=100):
         (Parts(worker=Rash), "before the last one is safe"),
         (Parts(worker=Heedless), "was still saving"),
         (Parts(worker=Trusting), "with several states of place"),
+        (Parts(worker=Departing), "nobody has written its model"),
         (Parts(remembers=False), "stands in the journal twice"),
     ],
     ids=[
@@ -295,6 +308,7 @@ def found(parts, seeds=100):
         "saved-over-what-is-needed",
         "updated-while-saved",
         "states-not-compared",
+        "model-not-waited-for",
         "no-duplicate-window",
     ],
 )
