@@ -19,9 +19,8 @@ from unicron.errors import GroupBrokenError
 from unicron.ledger import Ledger
 from unicron.service import Service
 from unicron.train.duties import Duties
-from unicron.train.ending import save_model
 from unicron.train.iteration import WorkerCore
-from unicron.train.phases import Move, Phase
+from unicron.train.phases import Phase
 
 SEEDS = 200
 BATCH = 10
@@ -247,8 +246,7 @@ class Departing(WorkerCore):
 
     async def _save_model(self):
         with contextlib.suppress(GroupBrokenError):
-            await save_model(self._shell, first=self.seat.replica == 0, in_parts=self._in_parts)
-        self._move(Move.REDUCE)
+            await super()._save_model()
 
 
 def found(parts, seeds=100):
