@@ -18,7 +18,7 @@ from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
 from unicron.contracts.queries import GetStates, InjectFault, Reply
 from unicron.contracts.states import Keeper, StateRef
-from unicron.contracts.tasks import Slot
+from unicron.contracts.tasks import Slot, TaskSpec
 from unicron.contracts.worker import StateFetched
 from unicron.errors import (
     BusUnavailableError,
@@ -203,7 +203,8 @@ class Node:
     async def _start(self, command: StartWorker) -> None:
         spec = command.spec
         try:
-            pid = await self._supervisor.start_worker(command, {**spec.env, **self._environment_of(command)})
+            environment = {**own_checkpoints(spec), **spec.env, **self._environment_of(command)}
+            pid = await self._supervisor.start_worker(command, environment)
         except (OSError, UnicronError) as error:
             reason = f"{self._name} can't start {spec.command[0]!r} in {spec.workdir!r}: {error}"
             self._handle(ProcessExited(command.worker, 127, stderr=(reason,)))
@@ -285,3 +286,13 @@ class Node:
             return codec.encode(Reply(text=text))
         except UnicronError as error:
             return codec.encode(Reply(error=str(error)))
+
+
+def own_checkpoints(spec: TaskSpec) -> dict[str, str]:
+    """Return the variable that tells a script where to keep checkpoints of its own, beside those of its task.
+
+    It is the same for all workers of a task, and of a later task of that name; a task file's `env` goes over it.
+    """
+    root = spec.checkpoints.rstrip("/")
+    place = root if "://" in root else Path(root).absolute()
+    return {"UNICRON_CHECKPOINT_DIR": f"{place}/{spec.name}.own"} if root else {}

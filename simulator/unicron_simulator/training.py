@@ -51,7 +51,7 @@ SAVE_S = 0.05
 
 SAVE_LIMIT_S = 5.0
 
-MODEL_S = 2.0
+MODEL_S = 8.0
 """How long writing the model takes at most."""
 
 LOOK_S = 0.1

@@ -1,5 +1,6 @@
 """The real services in virtual time, under seeded faults; and planted bugs, which the storms must find."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from unicron_simulator import storm
 from unicron_simulator.world import Parts
 
 from unicron.contracts.events import NodeJoined
+from unicron.errors import GroupBrokenError
 from unicron.ledger import Ledger
 from unicron.service import Service
 from unicron.train.duties import Duties
@@ -239,6 +241,14 @@ class Unasked(WorkerCore):
         pass
 
 
+class Departing(WorkerCore):
+    """Is through when a wait for the model has failed, too: the rank that was to write it may have died."""
+
+    async def _save_model(self):
+        with contextlib.suppress(GroupBrokenError):
+            await super()._save_model()
+
+
 def found(parts, seeds=100):
     for seed in range(seeds):
         violation = storm.run(seed, parts, shrink=False).violation
@@ -272,6 +282,7 @@ def found(parts, seeds=100):
         (Parts(worker=Rash), "before the last one is safe"),
         (Parts(worker=Heedless), "was still saving"),
         (Parts(worker=Trusting), "with several states of place"),
+        (Parts(worker=Departing), "nobody has written its model"),
         (Parts(remembers=False), "stands in the journal twice"),
     ],
     ids=[
@@ -295,6 +306,7 @@ def found(parts, seeds=100):
         "saved-over-what-is-needed",
         "updated-while-saved",
         "states-not-compared",
+        "model-not-waited-for",
         "no-duplicate-window",
     ],
 )

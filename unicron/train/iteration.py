@@ -109,7 +109,7 @@ class WorkerCore:
                 self._save()
                 if self.todo:
                     return self.todo[0]
-                await (self._reduce() if self.iteration < self._iterations else self._save_model())
+                await self._reduce()
         return None
 
     def computed(self) -> None:
@@ -189,43 +189,12 @@ class WorkerCore:
         self._shell.say(Finished(iterations=self._iterations))
         return True
 
-    async def _save_model(self) -> None:
-        """Have the first replica save the model; all wait for it, so that another does so where it can't."""
-        self._progress(WorkerPhase.WAITING)
-        failure = None
-        try:
-            if self.seat.replica == 0:
-                await self._shell.save_model()
-            await self._shell.meet()
-        except GroupBrokenError as error:
-            failure = error
-        try:
-            await self._agreed(failure)
-        except GroupBrokenError as error:
-            broke = self._shell.now()
-            self._report(error)
-            await self._regroup(broke)
-        else:
-            self._move(Move.REDUCE)
-
-    async def _agreed(self, failure: GroupBrokenError | None) -> None:
-        """Go on if nothing failed on any rank of the replica.
-
-        Raises:
-            GroupBrokenError: `failure`, or that of another rank.
-        """
-        told = await self._shell.confer(float(failure is not None)) if self._in_parts else []
-        if failure is None and any(failed for (failed,) in told):
-            failure = GroupBrokenError("another rank of this replica could not tell whether the model is saved")
-        if failure is not None:
-            raise failure
-
     # --- within an iteration -----------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         self._drop()
         self._move(Move.BEGIN)
-        microbatches = self._microbatches if self.iteration < self._iterations else 0
+        microbatches = 0 if self._over else self._microbatches
         self.todo = list(range(self.seat.replica, microbatches, self.membership.layout.replicas))
         self._progress(WorkerPhase.COMPUTE)
 
@@ -254,16 +223,18 @@ class WorkerCore:
         self._duties.announce(saved=saved)
         try:
             for bucket in range(self._shell.buckets):
-                if not self._reduced[bucket]:
+                if not self._reduced[bucket] and not self._over:
                     await self._shell.reduce(self.iteration, bucket)
                     self._reduced[bucket] = True
             await self._duties.compare(self.membership, self.iteration)
+            if self._over:
+                await self._save_model()
         except GroupBrokenError as error:
             failure = error
         if failure is None:
             await self._await_saved()
         try:
-            self.loss, announced = await self._agreed_loss(failure)
+            loss, announced = await self._agreed_loss(failure)
         except GroupBrokenError as error:
             broke = self._shell.now()
             self._report(error)
@@ -271,8 +242,22 @@ class WorkerCore:
             await self._regroup(broke)
             return
         self._duties.fulfil(saved=saved, announced=announced)
-        self._shell.publish()
+        if not self._over:
+            self.loss = loss
+            self._shell.publish()
         self._move(Move.REDUCE)
+
+    async def _save_model(self) -> None:
+        """Have the first replica save the model; where it can't, another becomes the first."""
+        self._progress(WorkerPhase.WAITING)
+        if self.seat.replica == 0:
+            await self._shell.save_model()
+        await self._shell.meet()
+
+    @property
+    def _over(self) -> bool:
+        """Whether all updates are made: what may be left is to save the model."""
+        return self.iteration == self._iterations
 
     async def _give_up_what_is_wrong(self, failure: GroupBrokenError | None) -> None:
         """Give up what is in doubt after a reduce that failed: sums of what was computed, and maybe this state."""
@@ -396,8 +381,9 @@ class WorkerCore:
 
     def _plan(self, standings: list[Standing]) -> Resumption:
         plan = redistribute.resume(standings, self._microbatches, self.membership.layout)
-        over = plan.iteration == self._iterations
-        return redistribute.resume(standings, 0, self.membership.layout) if over else plan
+        if plan.iteration < self._iterations:
+            return plan
+        return redistribute.resume(standings, 0, self.membership.layout)
 
     def _standing(self) -> Standing:
         return Standing(

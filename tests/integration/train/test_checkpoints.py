@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import shutil
+import textwrap
 from collections import Counter
 
 import pytest
@@ -198,6 +199,32 @@ async def test_where_every_memory_is_lost_it_goes_on_from_storage(scene, script,
     await run.ends_as_undisturbed(plain, again=ITERATIONS - found.iteration)
     begun = min(each.iteration for each in scene.of(Regrouped, task=run.name) if each.state_from == found.folder)
     assert begun == found.iteration > 0
+
+
+OWN = """
+    import os, time
+    from pathlib import Path
+    folder = Path(os.environ["UNICRON_CHECKPOINT_DIR"])
+    folder.mkdir(exist_ok=True)
+    found = sorted(path.name for path in folder.iterdir())
+    (folder / os.environ["UNICRON_WORKER"]).write_text(" ".join(found))
+"""
+
+
+async def test_a_script_finds_its_own_checkpoints_again_when_it_is_started_again(scene, script, tmp_path):
+    own = write_script(tmp_path, textwrap.dedent(OWN) + script.read_text())
+    run = Run(scene, own, tmp_path, pace=0.05, max_workers=1, checkpoints=str(tmp_path))
+    [only] = await run.until_protected()
+    await scene.client.inject(only.node, "kill-worker", only.worker)
+    await scene.until_state(run.name, TaskState.FINISHED)
+    await scene.client.remove(run.name)
+    await scene.client.submit(run.spec)  # under the same name
+    await scene.until(lambda: len(list((tmp_path / f"{run.name}.own").iterdir())) == 3)
+    await scene.client.remove(run.name)
+    found = {path.name: path.read_text().split() for path in (tmp_path / f"{run.name}.own").iterdir()}
+    one, two, three = sorted(found)
+    assert found == {one: [], two: [one], three: [one, two]}
+    assert f"{run.name}.own" not in await asyncio.to_thread(unicron, "checkpoints", "list", "--at", str(tmp_path))
 
 
 async def test_a_storage_that_refuses_is_told_of_and_training_goes_on(scene, script, plain, tmp_path):

@@ -135,9 +135,9 @@ async def test_a_lost_rank_makes_no_difference_to_the_parameters(scene, script, 
     found = await trained(scene, script, tmp_path / "found", name, layout, *options, STRIKE=strike, MARKER=str(marker))
     assert marker.exists(), "nothing was struck"
     assert found.keys() == expected.keys()
-    assert {name.split("-")[3] for name in found} == {"0", "1"}, "all places"
-    for name, value in expected.items():
-        assert torch.allclose(found[name], value, rtol=1e-5, atol=1e-7), name
+    assert {key.split("-")[3] for key in found} == {"0", "1"}, "all places"
+    for key, value in expected.items():
+        assert torch.allclose(found[key], value, rtol=1e-5, atol=1e-7), key
     joined = sorted(scene.of(Regrouped, task=name), key=lambda each: each.epoch)
     assert joined[-1].epoch > 0
     assert all(each.iteration >= 1 for each in joined if each.epoch > 0), "nobody begins anew"

@@ -45,6 +45,7 @@ SCRIPT = """
 
     for iteration in session.iterations():
         for microbatch in session.microbatches():
+            time.sleep(float(os.environ.get("PACE", "0")))
             x = torch.randn(16, 32)[ranks.get_local_rank() :: ranks.size()]
             session.backward((model(x) - x.sum(1, keepdim=True)).square().mean())
         session.step()
@@ -106,6 +107,7 @@ async def test_writers_that_are_killed_while_they_write_are_followed_by_others(s
 
 async def test_where_the_only_worker_is_killed_while_it_writes_the_next_one_writes(scene, script, plain, tmp_path):
     run = Writers(scene, script, tmp_path, "only", writers=1, max_workers=1)
+    run.spec.env["PACE"] = "0.1"  # saving keeps up with that
     await scene.client.submit(run.spec)
     os.kill(await run.next(0), signal.SIGKILL)
     await run.ends_as_undisturbed(plain)
