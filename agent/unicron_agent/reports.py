@@ -12,6 +12,7 @@ from unicron.contracts.events import (
     StateDiverged,
     StateKept,
     StateUnprotected,
+    StateUnusable,
     StepTimed,
     WorkerFinished,
     WorkerRaised,
@@ -29,6 +30,7 @@ from unicron.contracts.worker import (
     Timed,
     ToAgent,
     Unprotected,
+    Unusable,
 )
 from unicron_agent.stimuli import Effect
 from unicron_agent.workers import Worker
@@ -43,6 +45,7 @@ REPORTS: dict[type[ToAgent], type[Message]] = {
     Kept: StateKept,
     Unprotected: StateUnprotected,
     Diverged: StateDiverged,
+    Unusable: StateUnusable,
     Finished: WorkerFinished,
 }
 """What a worker says, and the fact that the agent makes of it: the same fields, and where it came from."""

@@ -232,6 +232,21 @@ class Trusting(WorkerCore):
         self._duties = Credulous(shell)
 
 
+class Swallowing(Duties):
+    """Duties of a worker that goes on from whatever it finds."""
+
+    def check(self):
+        pass
+
+
+class Undiscerning(WorkerCore):
+    """Such a worker."""
+
+    def __init__(self, shell, *more):
+        super().__init__(shell, *more)
+        self._duties = Swallowing(shell)
+
+
 class Unasked(WorkerCore):
     """A worker that updates without asking whether all is well in its replica."""
 
@@ -272,6 +287,7 @@ def found(parts, seeds=100):
         (Parts(worker=Rash), "before the last one is safe"),
         (Parts(worker=Heedless), "was still saving"),
         (Parts(worker=Trusting), "with several states of place"),
+        (Parts(worker=Undiscerning), "a state that is no good"),
         (Parts(remembers=False), "stands in the journal twice"),
     ],
     ids=[
@@ -295,6 +311,7 @@ def found(parts, seeds=100):
         "saved-over-what-is-needed",
         "updated-while-saved",
         "states-not-compared",
+        "states-not-tried",
         "no-duplicate-window",
     ],
 )

@@ -108,12 +108,14 @@ class FindCheckpoint(Command, kw_only=True, frozen=True):
         search: a number that the answer repeats.
         root: directory or URL.
         since: Unix seconds; older checkpoints are an earlier task's of this name, and don't count.
+        before: iteration from which on none is to be used; -1: all may be.
     """
 
     task: str
     search: int
     root: str
     since: float
+    before: int = -1
 
 
 class Regroup(Command, kw_only=True, frozen=True):

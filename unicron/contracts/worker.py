@@ -145,6 +145,15 @@ class Diverged(ToAgent, kw_only=True, frozen=True):
     undecided: bool = False
 
 
+class Unusable(ToAgent, kw_only=True, frozen=True):
+    """The worker gives its state up, and so do all; fields as in `events.StateUnusable`."""
+
+    epoch: int
+    iteration: int
+    copies: str
+    reason: str
+
+
 class FetchState(ToAgent, kw_only=True, frozen=True):
     """Please fetch the state `ref`."""
 
@@ -257,6 +266,7 @@ _to_agent: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
     | Saved
     | Unprotected
     | Diverged
+    | Unusable
     | FetchState
     | Pong
 )

@@ -139,6 +139,11 @@ class Gradients:
         total, count, _ = self._reduced[-LOSS:].tolist()
         return total / count if count else math.nan
 
+    @property
+    def finite(self) -> bool:
+        """Whether what was reduced is."""
+        return bool(torch.isfinite(self._reduced).all())
+
     def announce(self) -> None:
         """Have all replicas know, after the reduce, that one of them has something to say."""
         self._accumulated[-1] = 1

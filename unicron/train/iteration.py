@@ -12,13 +12,16 @@ import msgspec
 from unicron.contracts.states import COPIES, StateRef
 from unicron.contracts.tasks import Breakage, Seat, WorkerPhase
 from unicron.contracts.worker import NOWHERE, Broken, Finished, Iterated, Joined, Kept, Progress, Ready
-from unicron.errors import GroupBrokenError, StateDivergedError, StateLostError, StateTransferError
+from unicron.errors import GroupBrokenError, StateDivergedError, StateLostError, StateTransferError, UnusableStateError
 from unicron.train import redistribute
 from unicron.train.duties import Duties
 from unicron.train.exchange import Exchange
 from unicron.train.phases import MOVES, Due, Move, Phase
 from unicron.train.redistribute import Resumption, Standing
 from unicron.train.shell import Shell
+
+TRIED = 2.0
+"""What ranks of a replica tell each other where the state that they are to try is no good; 1 is any other failure."""
 
 
 class WorkerCore:
@@ -234,6 +237,8 @@ class WorkerCore:
 
         Ranks of a replica go on together, so that they always have one iteration in common.
         """
+        if Due.TRY in self._duties.due:
+            return  # older copies stay until this state has been tried
         secured = self._shell.secured and (self._secured or not self._in_parts)
         if self._shell.saves and self._saved != self.iteration and secured:
             self._saved = self.iteration
@@ -258,6 +263,7 @@ class WorkerCore:
                     await self._shell.reduce(self.iteration, bucket)
                     self._reduced[bucket] = True
             await self._duties.compare(self.membership, self.iteration)
+            self._duties.check()
         except GroupBrokenError as error:
             failure = error
         if failure is None:
@@ -266,19 +272,22 @@ class WorkerCore:
             self.loss, announced = await self._agreed_loss(failure)
         except GroupBrokenError as error:
             broke = self._shell.now()
-            self._report(error)
-            await self._give_up_what_is_wrong(failure)
+            await self._give_up_what_is_wrong(failure, error)
             await self._regroup(broke)
             return
         self._duties.fulfil(saved=saved, announced=announced)
         self._shell.publish()
         self._move(Move.REDUCE)
 
-    async def _give_up_what_is_wrong(self, failure: GroupBrokenError | None) -> None:
+    async def _give_up_what_is_wrong(self, failure: GroupBrokenError | None, error: GroupBrokenError) -> None:
         """Give up what is in doubt after a reduce that failed: sums of what was computed, and maybe this state."""
+        if isinstance(error, UnusableStateError):
+            self._duties.reject(self.epoch, self.iteration, error)
+        else:
+            self._report(error)
         if Due.COMPARE in self._duties.due:
             self._reduced = [False] * self._shell.buckets
-        if isinstance(failure, StateDivergedError) and failure.own:
+        if isinstance(error, UnusableStateError) or (isinstance(failure, StateDivergedError) and failure.own):
             await self._shell.saved()
             self._move(Move.GIVE_UP)
             self._drop()
@@ -292,9 +301,12 @@ class WorkerCore:
         """
         loss, announced = self._shell.loss(), self._shell.announced
         if self._in_parts:
-            mine = (float(failure is not None), loss, float(self._shell.secured), float(announced))
-            told = await self._shell.confer(*mine)
-            if any(failed for failed, *_ in told) and failure is None:
+            failed = TRIED if isinstance(failure, UnusableStateError) else float(failure is not None)
+            told = await self._shell.confer(failed, loss, float(self._shell.secured), float(announced))
+            failed = max(each for each, *_ in told)
+            if failed == TRIED:
+                raise failure or UnusableStateError("the gradient of another place is not finite")
+            if failed and failure is None:
                 raise GroupBrokenError("another rank of this replica could not sum its part of the gradient")
             losses = [each for _, each, *_ in told if not isnan(each)]  # the last stage of a pipeline has one
             loss = sum(losses) / len(losses) if losses else loss
@@ -438,10 +450,10 @@ class WorkerCore:
         """Have no task begin anew because a state was given up whose copies nobody has looked for yet."""
         if self.phase is Phase.DOUBTED:
             raise StateLostError(
-                f"nobody here has place {self._shell.place} of iteration {self.iteration}, and what this worker had "
-                "was not what other replicas had: it is to be started anew"
+                f"nobody here has place {self._shell.place} of iteration {self.iteration}, and this worker gave up "
+                "what it had: it is to be started anew"
             )
-        raise StateTransferError("the only state here was given up: it was not what other replicas had")
+        raise StateTransferError("the only state here was given up")
 
     async def _hand_over(self) -> None:
         """Leave the state behind for workers of another layout, and wait for what comes: as a rule, the end."""

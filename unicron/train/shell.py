@@ -114,6 +114,10 @@ class Shell(Protocol):
     async def tally(self, *numbers: int) -> list[tuple[int, ...]]:
         """Return what the rank of this place says in every replica, in their order."""
 
+    @property
+    def finite(self) -> bool:
+        """Whether the reduced gradient and the mean loss are."""
+
     def announce(self) -> None:
         """Have all replicas hear with the reduced gradient that the next state is to go to storage."""
 

@@ -355,6 +355,11 @@ class TorchShell:
         """Give a reduced bucket to all replicas."""
         self.gradients.share(self.group, bucket, replica)
 
+    @property
+    def finite(self) -> bool:
+        """Whether gradient and loss are."""
+        return self.gradients.finite
+
     def announce(self) -> None:
         """Say with the gradient that the next state goes to storage."""
         self.gradients.announce()

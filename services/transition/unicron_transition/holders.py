@@ -98,6 +98,8 @@ class Saves(msgspec.Struct, kw_only=True):
         write_s: seconds that writing a part took last, at most.
         every_s: seconds from one such checkpoint to the next, as ordered.
         failures: of the task so far.
+        tried: states that were taken and were no good: which, from where, and why.
+        before: iteration from which on none is to be taken again; None where any may be.
     """
 
     ordered: dict[str, list[Saver]] = {}
@@ -110,3 +112,5 @@ class Saves(msgspec.Struct, kw_only=True):
     write_s: float = 30.0
     every_s: float = 0.0
     failures: int = 0
+    tried: list[str] = []
+    before: int | None = None

@@ -79,6 +79,7 @@ def look(state: TransitionState, run: TaskRun) -> list[Message]:
             search=search.number,
             root=run.spec.checkpoints,
             since=run.submitted_at,
+            before=-1 if run.saves.before is None else run.saves.before,
         )
     ]
 

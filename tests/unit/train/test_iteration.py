@@ -80,6 +80,9 @@ class Place:
     def compared(self, worker):
         pass
 
+    def check(self, holds, otherwise):
+        assert holds, otherwise
+
     def stepped(self, worker, iteration, gradients):
         assert all(gradient == dict.fromkeys(range(SPEC.microbatches), 1) for gradient in gradients)
 

@@ -50,7 +50,7 @@ def find(request: dict[str, Any]) -> dict[str, Any]:
     storage, task = Storage(request["root"]), request["task"]
     if task not in storage.entries():
         return {"stored": None, "skipped": []}
-    found = newest(storage, task, request["since"])
+    found = newest(storage, task, request["since"], request["before"])
     skipped = [f"{each.address}: {'; '.join(each.faults)}" for each in found.skipped]
     if found.stored is None or found.stored.manifest is None:
         return {"stored": None, "skipped": skipped}
