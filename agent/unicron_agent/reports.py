@@ -7,6 +7,7 @@ import msgspec
 from unicron.contracts.base import Message
 from unicron.contracts.events import (
     CollectiveFailed,
+    GradientNotFinite,
     IterationFinished,
     Regrouped,
     StateDiverged,
@@ -25,6 +26,7 @@ from unicron.contracts.worker import (
     Iterated,
     Joined,
     Kept,
+    NotFinite,
     Raised,
     Ready,
     Timed,
@@ -46,6 +48,7 @@ REPORTS: dict[type[ToAgent], type[Message]] = {
     Unprotected: StateUnprotected,
     Diverged: StateDiverged,
     Unusable: StateUnusable,
+    NotFinite: GradientNotFinite,
     Finished: WorkerFinished,
 }
 """What a worker says, and the fact that the agent makes of it: the same fields, and where it came from."""

@@ -523,6 +523,11 @@ class Trainer:
         """Whether no replica has a flaw that makes its gradient infinite."""
         return self._finite
 
+    @property
+    def summed(self) -> bool:
+        """Whether its own state has none."""
+        return not self.flaw.startswith(INFINITE)
+
     def announce(self) -> None:
         """Say with the gradient that the next state goes to storage."""
         self._announces = True
@@ -531,10 +536,10 @@ class Trainer:
         """Return no loss."""
         return 0.0
 
-    def publish(self) -> None:
+    def publish(self, *, void: bool = False) -> None:
         """Do nothing: `update` takes what was reduced."""
 
-    def update(self) -> None:
+    def update(self, *, void: bool = False) -> None:  # noqa: ARG002
         """Make the update, and have it checked."""
         self._book.stepped(self, self._updates, self._reduced)
         self._book.check(self.finite or not self._tries, f"{self.name} went on from copies of a state that is no good")

@@ -154,6 +154,16 @@ class Unusable(ToAgent, kw_only=True, frozen=True):
     reason: str
 
 
+class NotFinite(ToAgent, kw_only=True, frozen=True):
+    """A gradient is not finite; fields as in `events.GradientNotFinite`."""
+
+    iteration: int
+    epoch: int
+    rank: int
+    microbatches: list[int]
+    rule: str = ""
+
+
 class FetchState(ToAgent, kw_only=True, frozen=True):
     """Please fetch the state `ref`."""
 
@@ -267,6 +277,7 @@ _to_agent: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
     | Unprotected
     | Diverged
     | Unusable
+    | NotFinite
     | FetchState
     | Pong
 )

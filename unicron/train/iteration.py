@@ -16,6 +16,7 @@ from unicron.errors import GroupBrokenError, StateDivergedError, StateLostError,
 from unicron.train import redistribute
 from unicron.train.duties import Duties
 from unicron.train.exchange import Exchange
+from unicron.train.finite import Finite, Rule
 from unicron.train.phases import MOVES, Due, Move, Phase
 from unicron.train.redistribute import Resumption, Standing
 from unicron.train.shell import Shell
@@ -32,6 +33,7 @@ class WorkerCore:
         iterations: updates to make in all.
         microbatches: of a global batch.
         alone: there is no cluster; this process computes everything.
+        rule: what to do where a gradient is not finite; None: nothing.
 
     Attributes:
         phase: where it stands; it changes by the table `MOVES` only.
@@ -44,7 +46,9 @@ class WorkerCore:
         stepped: the script has called `step` in this iteration.
     """
 
-    def __init__(self, shell: Shell, iterations: int, microbatches: int, *, alone: bool = False) -> None:
+    def __init__(
+        self, shell: Shell, iterations: int, microbatches: int, *, alone: bool = False, rule: Rule | None = None
+    ) -> None:
         self.phase = Phase.BETWEEN if alone else Phase.NEW
         self.iteration = 0
         self.membership = msgspec.structs.replace(NOWHERE, world_size=1)
@@ -60,7 +64,7 @@ class WorkerCore:
         self._last = iterations + 1
         self._began = 0.0
         self._again = False
-        self._duties = Duties(shell)
+        self._duties, self._finite, self._void = Duties(shell), Finite(shell, rule), False
 
     @property
     def has_state(self) -> bool:
@@ -121,6 +125,7 @@ class WorkerCore:
             self._shell.discard()
             return
         self._shell.accumulate()
+        self._finite.note(self.todo[0])
         self.done.add(self.todo.pop(0))
         self._progress(WorkerPhase.COMPUTE)
 
@@ -151,7 +156,7 @@ class WorkerCore:
             await self._regroup(broke)
             return
         self._progress(WorkerPhase.STEP)
-        self._shell.update()
+        self._shell.update(void=self._void)
         self.iteration += 1
         self._move(Move.UPDATE)
         self._shell.say(
@@ -251,6 +256,7 @@ class WorkerCore:
     def _drop(self) -> None:
         """Forget what was accumulated and reduced."""
         self._shell.clear()
+        self._finite.clear()
         self.done, self._reduced = set(), [False] * self._shell.buckets
 
     async def _reduce(self) -> None:
@@ -269,14 +275,17 @@ class WorkerCore:
         if failure is None:
             await self._await_saved()
         try:
-            self.loss, announced = await self._agreed_loss(failure)
+            self.loss, announced, holds = await self._agreed_loss(failure)
+            if not holds:
+                await self._finite.decide(self.membership, self.iteration)
         except GroupBrokenError as error:
             broke = self._shell.now()
             await self._give_up_what_is_wrong(failure, error)
             await self._regroup(broke)
             return
         self._duties.fulfil(saved=saved, announced=announced)
-        self._shell.publish()
+        self._void = not holds
+        self._shell.publish(void=self._void)
         self._move(Move.REDUCE)
 
     async def _give_up_what_is_wrong(self, failure: GroupBrokenError | None, error: GroupBrokenError) -> None:
@@ -293,28 +302,31 @@ class WorkerCore:
             self._drop()
             self._saved = -1
 
-    async def _agreed_loss(self, failure: GroupBrokenError | None) -> tuple[float, bool]:
-        """Return mean loss and what was announced, once all ranks of the replica know that the gradient is whole.
+    async def _agreed_loss(self, failure: GroupBrokenError | None) -> tuple[float, bool, bool]:
+        """Return mean loss, what was announced and whether the gradient may be used, once it is whole on all ranks.
 
         Raises:
             GroupBrokenError: `failure`, or that of another rank.
         """
         loss, announced = self._shell.loss(), self._shell.announced
+        holds = failure is not None or self._finite.holds
         if self._in_parts:
             failed = TRIED if isinstance(failure, UnusableStateError) else float(failure is not None)
-            told = await self._shell.confer(failed, loss, float(self._shell.secured), float(announced))
+            mine = (failed, loss, float(holds), float(self._shell.secured), float(announced))
+            told = await self._shell.confer(*mine)
             failed = max(each for each, *_ in told)
             if failed == TRIED:
                 raise failure or UnusableStateError("the gradient of another place is not finite")
             if failed and failure is None:
                 raise GroupBrokenError("another rank of this replica could not sum its part of the gradient")
+            holds = all(each for _, _, each, *_ in told)
             losses = [each for _, each, *_ in told if not isnan(each)]  # the last stage of a pipeline has one
             loss = sum(losses) / len(losses) if losses else loss
             self._secured = all(secured for *_, secured, _ in told)
             announced = told[0][-1] > 0  # the first rank's clock counts for all
         if failure is not None:
             raise failure
-        return loss, announced
+        return loss, announced, holds
 
     @property
     def _in_parts(self) -> bool:

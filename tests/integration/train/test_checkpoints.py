@@ -17,6 +17,7 @@ from unicron.contracts.events import (
     CheckpointFound,
     CheckpointStored,
     FailureDetected,
+    GradientNotFinite,
     Regrouped,
     StateDiverged,
     StateKept,
@@ -31,6 +32,11 @@ from unicron.contracts.tasks import TaskState
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 
 ITERATIONS = 24
+UNRULY = TRAIN.replace("microbatches=6)", 'microbatches=6, finite=os.environ["RULE"])').replace(
+    ".square().mean())", '.square().mean() * (float("nan") if iteration == 4 and microbatch == 2 else 1.0))'
+)
+"""The usual script, in which the loss of one microbatch is no number."""
+
 FLIPPING = TRAIN.replace(
     "        for microbatch",
     """
@@ -276,6 +282,33 @@ async def test_what_goes_to_storage_is_what_most_replicas_have(wide, flipping, p
     [told] = wide.of(StateDiverged, task=run.name)
     assert (told.worker, told.iteration, told.undecided) == (flipped, 8, False)
     assert flipped == members[0].worker, "who writes to storage"
+
+
+async def test_an_update_whose_gradient_is_no_number_is_skipped_and_the_microbatch_named(wide, unruly, tmp_path):
+    run = Run(wide, unruly, tmp_path, env={"RULE": "skip"})
+    await wide.client.submit(run.spec)
+    view = await wide.until_state(run.name, TaskState.FINISHED, TaskState.FAILED)
+    assert view.state is TaskState.FINISHED, view
+    [told] = wide.of(GradientNotFinite, task=run.name)
+    assert (told.iteration, told.microbatches, told.rule) == (4, [2], "skip")
+    await wide.until(run.out.exists)
+    assert all(each.isfinite().all() for each in torch.load(run.out, weights_only=True)["model"].values())
+
+
+async def test_a_task_that_is_to_stop_at_such_a_gradient_fails_and_nothing_is_restarted(wide, unruly, tmp_path):
+    run = Run(wide, unruly, tmp_path, env={"RULE": "stop"})
+    await wide.client.submit(run.spec)
+    view = await wide.until_state(run.name, TaskState.FINISHED, TaskState.FAILED)
+    assert view.state is TaskState.FAILED
+    [told] = wide.of(GradientNotFinite, task=run.name)
+    assert f"that of microbatch 2 on rank {told.rank} ({told.worker})" in view.reason
+    assert not wide.of(FailureDetected, task=run.name)
+    assert len(wide.of(WorkerReady, task=run.name)) == 3
+
+
+@pytest.fixture(scope="module")
+def unruly(tmp_path_factory):
+    return write_script(tmp_path_factory.mktemp("unruly"), UNRULY)
 
 
 async def test_a_saved_state_that_makes_the_loss_no_number_is_left_for_the_one_before(wide, flipping, plain, tmp_path):

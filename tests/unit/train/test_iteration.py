@@ -248,7 +248,7 @@ class Recording:
         self.calls.append(type(message).__name__)
 
     def __getattr__(self, name):
-        return lambda *_: self.calls.append(name)
+        return lambda *_, **__: self.calls.append(name)
 
 
 @pytest.mark.parametrize("phase", Phase)
