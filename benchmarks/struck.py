@@ -186,10 +186,10 @@ def watched_shell(scene: Scene) -> type[TorchShell]:
             scene.reached("reduce")
             await super().reduce(iteration, bucket)
 
-        def update(self) -> None:
+        def update(self, *, void: bool = False) -> None:
             scene.reached("update")
             began = time.time()
-            super().update()
+            super().update(void=void)
             scene.note("updated", began)
 
     return Watched

@@ -44,6 +44,14 @@ class StateTransferError(RuntimeError, UnicronError):
     """No source could hand over a state that has its checksum."""
 
 
+class UnusableStateError(GroupBrokenError):
+    """The first gradient on a state that was had from copies is not finite: nobody goes on with it."""
+
+
+class NonFiniteGradientError(RuntimeError, UnicronError):
+    """The gradient is not finite, and the session was told to stop then: no restart would change that."""
+
+
 class StateLostError(RuntimeError, UnicronError):
     """A worker gave its state up and nobody has one for it: only a new process can begin without."""
 

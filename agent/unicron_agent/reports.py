@@ -7,11 +7,13 @@ import msgspec
 from unicron.contracts.base import Message
 from unicron.contracts.events import (
     CollectiveFailed,
+    GradientNotFinite,
     IterationFinished,
     Regrouped,
     StateDiverged,
     StateKept,
     StateUnprotected,
+    StateUnusable,
     StepTimed,
     WorkerFinished,
     WorkerRaised,
@@ -24,11 +26,13 @@ from unicron.contracts.worker import (
     Iterated,
     Joined,
     Kept,
+    NotFinite,
     Raised,
     Ready,
     Timed,
     ToAgent,
     Unprotected,
+    Unusable,
 )
 from unicron_agent.stimuli import Effect
 from unicron_agent.workers import Worker
@@ -43,6 +47,8 @@ REPORTS: dict[type[ToAgent], type[Message]] = {
     Kept: StateKept,
     Unprotected: StateUnprotected,
     Diverged: StateDiverged,
+    Unusable: StateUnusable,
+    NotFinite: GradientNotFinite,
     Finished: WorkerFinished,
 }
 """What a worker says, and the fact that the agent makes of it: the same fields, and where it came from."""

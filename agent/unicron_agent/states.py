@@ -185,7 +185,8 @@ class States:
         self.found[ref.location.name] = ref
         savings.saved, savings.again_at = ref, None
         savings.missing = frozenset(keeper.node for keeper in savings.order.keepers)
-        return self._send(savings) if savings.missing else self._secured(worker, savings, ref)
+        out = _stored(savings.order, message)
+        return out + (self._send(savings) if savings.missing else self._secured(worker, savings, ref))
 
     def _send(self, savings: Savings) -> Out:
         missing = (keeper for keeper in savings.order.keepers if keeper.node in savings.missing)

@@ -33,8 +33,8 @@ async def done(job: Job, node: str, memory: StateMemory) -> Message:
                 found = await _told({"do": "commit", "saving": saving, "parts": job.parts, "since": job.since})
                 return CheckpointStored(node=node, task=task, iteration=saving.iteration, **found)
             case FindCheckpoint(task=task):
-                where = {"root": job.root, "task": task, "since": job.since, "iteration": job.iteration}
-                found = await _told({"do": "find", **where})
+                where = {"root": job.root, "task": task, "since": job.since}
+                found = await _told({"do": "find", **where, "before": job.before, "iteration": job.iteration})
                 stored = msgspec.convert(found["stored"], StoredState | None)
                 return CheckpointFound(node=node, task=task, search=job.search, stored=stored, skipped=found["skipped"])
     except (CheckpointError, StateTransferError, OSError) as error:

@@ -123,6 +123,8 @@ VALUES: dict[str, Any] = {
     "savers": {"gpt-1": SaverView(nodes=["node-1", "node-2"])},
     "digests": ["41a7c0d25be9f316", "41a7c0d25be9f316", "9e0b16d8f7742ca5"],
     "undecided": False,
+    "rule": "skip",
+    "copies": "the memory of node-1",
 }
 """Values of fields that read better than the first value of their type."""
 

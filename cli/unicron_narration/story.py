@@ -31,6 +31,13 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
         f"{_where(m)} has another state of iteration {m.iteration} than other replicas, and takes theirs: "
         f"{' '.join(m.digests)}{', undecided: the lowest rank counts' * m.undecided}"
     ),
+    events.StateUnusable: lambda m: (
+        f"{m.worker} can't go on from iteration {m.iteration}, which is from {m.copies}: {m.reason}"
+    ),
+    events.GradientNotFinite: lambda m: (
+        f"the gradient of iteration {m.iteration} is not finite: "
+        f"microbatch {', '.join(map(str, m.microbatches)) or 'none'} on rank {m.rank}, {_where(m)}; rule: {m.rule}"
+    ),
     events.StateRejected: lambda m: f"{m.state.location.node} holds a bad copy, found out on {m.node}: {m.reason}",
     events.StatesFound: lambda m: (
         f"{m.node} has of {m.task} {', '.join(sorted({f'iteration {ref.iteration}' for ref in m.states})) or 'nothing'}"

@@ -125,9 +125,11 @@ class Flip(Fault, kw_only=True, frozen=True):
 
     Attributes:
         pick: which one of those that live then, modulo their number.
+        infinite: its gradients are infinite from then on.
     """
 
     pick: int
+    infinite: bool = False
 
 
 class Drain(Fault, kw_only=True, frozen=True):
@@ -245,7 +247,8 @@ def _to_states(random: Random) -> list[Fault]:
     if random.random() < 0.15:
         found.append(Blackout(at=random.uniform(BEGIN_S, BEGIN_S + 22), back_s=random.uniform(0.5, 4.0)))
     for _ in range(random.choice([0, 1, 2])):
-        found.append(Flip(at=random.uniform(BEGIN_S, BEGIN_S + 22), pick=random.randint(1, 999)))
+        at, pick = random.uniform(BEGIN_S, BEGIN_S + 22), random.randint(1, 999)
+        found.append(Flip(at=at, pick=pick, infinite=random.random() < 0.3))
     return found
 
 

@@ -54,11 +54,16 @@ class SharedStorage:
                 return CheckpointStored(node=node, task=task, iteration=saving.iteration, address=folder, removed=[])
             case FindCheckpoint() as find:
                 return CheckpointFound(
-                    node=node, task=find.task, search=find.search, stored=self.newest(find.task, find.since), skipped=[]
+                    node=node,
+                    task=find.task,
+                    search=find.search,
+                    stored=self.newest(find.task, find.since, find.before),
+                    skipped=[],
                 )
         raise TypeError(effect.job)
 
-    def newest(self, task: str, since: float) -> StoredState | None:
-        """Return the newest checkpoint of a task that was completed since then."""
+    def newest(self, task: str, since: float, before: int = -1) -> StoredState | None:
+        """Return the newest checkpoint of a task that was completed since then, of an iteration before that."""
         known = [stored for name, at, stored in self.whole.values() if name == task and at >= since]
+        known = [stored for stored in known if before < 0 or stored.iteration < before]
         return max(known, key=lambda stored: stored.iteration, default=None)

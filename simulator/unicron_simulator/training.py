@@ -54,6 +54,9 @@ SAVE_LIMIT_S = 5.0
 MODEL_S = 8.0
 """How long writing the model takes at most."""
 
+INFINITE = b"infinite"
+"""How a flaw begins that makes a gradient infinite."""
+
 LOOK_S = 0.1
 """How often whoever forms a group looks whether a newer membership has made it void."""
 
@@ -129,8 +132,8 @@ class Trainer:
         self._collectives, self._conferred, self._tallies = 0, 0, 0
         self._updates, self._taken = 0, (0, b"")
         self._saved: Saved | None = None
-        self._flip = b""
-        self._announces, self.announced = False, False
+        self._flip, self._tries = b"", False
+        self._announces, self.announced, self._finite = False, False, True
         self._sums: Gradient = Counter()
         self._reduced: list[Gradient] = [Counter() for _ in range(BUCKETS)]
         self._unsent: list[ToAgent] = []
@@ -458,12 +461,14 @@ class Trainer:
             flaws.add(given.checksum)
         [iteration] = {ref.iteration for copies in sources for ref in copies}
         self._taken = iteration, max(flaws)
+        self._tries = any(ref.location.name.endswith(SAVED) for copies in sources for ref in copies)
         self._muted = True
 
     def take_stored(self, stored: StoredState) -> None:
         """Have a state from storage."""
         if stored.folder not in self.host.storage.whole:
             raise StateTransferError(f"{stored.folder} is not there any more")
+        self._tries = True
         self._taken, self._muted = (stored.iteration, self.host.storage.flaws[stored.folder]), True
 
     def load(self) -> None:
@@ -485,10 +490,11 @@ class Trainer:
     async def reduce(self, iteration: int, bucket: int) -> None:
         """Add up the microbatches of all."""
         seconds = self._random.uniform(0.001, 0.01)
-        mine = self._sums.copy(), self._announces
+        mine = self._sums.copy(), self._announces, not self.flaw.startswith(INFINITE)
         given = await self._over_replicas(mine, f"reduce {iteration} {bucket}", seconds)
-        self._reduced[bucket] = Counter(microbatch for each, _ in given for microbatch in each.elements())
-        self.announced = any(announces for _, announces in given)
+        self._reduced[bucket] = Counter(microbatch for each, _, _ in given for microbatch in each.elements())
+        self.announced = any(announces for _, announces, _ in given)
+        self._finite = all(finite for *_, finite in given)
 
     async def _over_replicas(self, value: T, name: str, seconds: float = 0.0) -> list[T]:
         """Wait for the ranks with this rank's place in other replicas."""
@@ -515,6 +521,16 @@ class Trainer:
     def discard(self) -> None:
         """Forget the microbatch."""
 
+    @property
+    def finite(self) -> bool:
+        """Whether no replica has a flaw that makes its gradient infinite."""
+        return self._finite
+
+    @property
+    def summed(self) -> bool:
+        """Whether its own state has none."""
+        return not self.flaw.startswith(INFINITE)
+
     def announce(self) -> None:
         """Say with the gradient that the next state goes to storage."""
         self._announces = True
@@ -523,10 +539,12 @@ class Trainer:
         """Return no loss."""
         return 0.0
 
-    def publish(self) -> None:
+    def publish(self, *, void: bool = False) -> None:
         """Do nothing: `update` takes what was reduced."""
 
-    def update(self) -> None:
+    def update(self, *, void: bool = False) -> None:  # noqa: ARG002
         """Make the update, and have it checked."""
         self._book.stepped(self, self._updates, self._reduced)
+        self._book.check(self.finite or not self._tries, f"{self.name} went on from copies of a state that is no good")
+        self._tries = False
         self._updates += 1

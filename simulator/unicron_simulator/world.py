@@ -41,7 +41,7 @@ from unicron_simulator.invariants import SERVICES, Invariants
 from unicron_simulator.links import Commits, CrashedError, Journal, Link, Network
 from unicron_simulator.nodes import Machine
 from unicron_simulator.storage import SharedStorage
-from unicron_simulator.training import Trainer
+from unicron_simulator.training import INFINITE, Trainer
 
 START = 1_700_000_000.0
 LEASE_TTL_S = 2.0
@@ -239,10 +239,10 @@ class World:
                 self._kill_task(pick)
             case faults.Rot(pick=pick):
                 self._rot(pick)
-            case faults.Flip(pick=pick) if living := self.trainers():
+            case faults.Flip(pick=pick, infinite=infinite) if living := self.trainers():
                 victim = living[pick % len(living)]
                 self._tell(f"a bit of the parameters of {victim.name} on {victim.host.name} is flipped")
-                victim.flip(pick.to_bytes(2))
+                victim.flip(INFINITE * infinite + pick.to_bytes(2))
             case faults.Blackout(at=at, back_s=back_s):
                 nodes = (faults.LosePower(at=at, node=node, back_s=back_s, noticed=True) for node in self.machines)
                 await asyncio.gather(*map(self._hit_node, nodes))

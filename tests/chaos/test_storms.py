@@ -234,6 +234,21 @@ class Trusting(WorkerCore):
         self._duties = Credulous(shell)
 
 
+class Swallowing(Duties):
+    """Duties of a worker that goes on from whatever it finds."""
+
+    def check(self):
+        pass
+
+
+class Undiscerning(WorkerCore):
+    """Such a worker."""
+
+    def __init__(self, shell, *more):
+        super().__init__(shell, *more)
+        self._duties = Swallowing(shell)
+
+
 class Unasked(WorkerCore):
     """A worker that updates without asking whether all is well in its replica."""
 
@@ -283,6 +298,7 @@ def found(parts, seeds=100):
         (Parts(worker=Heedless), "was still saving"),
         (Parts(worker=Trusting), "with several states of place"),
         (Parts(worker=Departing), "nobody has written its model"),
+        (Parts(worker=Undiscerning), "a state that is no good"),
         (Parts(remembers=False), "stands in the journal twice"),
     ],
     ids=[
@@ -307,6 +323,7 @@ def found(parts, seeds=100):
         "updated-while-saved",
         "states-not-compared",
         "model-not-waited-for",
+        "states-not-tried",
         "no-duplicate-window",
     ],
 )

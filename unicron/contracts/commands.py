@@ -109,6 +109,7 @@ class FindCheckpoint(Command, kw_only=True, frozen=True):
         root: directory or URL.
         since: Unix seconds; older checkpoints are an earlier task's of this name, and don't count.
         iteration: if not negative, only the one of this iteration will do, and later ones are put aside for it.
+        before: iteration from which on none is to be used; -1: all may be.
     """
 
     task: str
@@ -116,6 +117,7 @@ class FindCheckpoint(Command, kw_only=True, frozen=True):
     root: str
     since: float
     iteration: int = -1
+    before: int = -1
 
 
 class Regroup(Command, kw_only=True, frozen=True):

@@ -196,6 +196,37 @@ class StateDiverged(WorkerFact, kw_only=True, frozen=True):
     undecided: bool = False
 
 
+class StateUnusable(WorkerFact, kw_only=True, frozen=True):
+    """The first gradient on a state that was had from copies is not finite: an older state is to be taken.
+
+    Attributes:
+        epoch: of the membership that took it.
+        iteration: of the state.
+        copies: where it was had from.
+    """
+
+    epoch: int
+    iteration: int
+    copies: str
+    reason: str
+
+
+class GradientNotFinite(WorkerFact, kw_only=True, frozen=True):
+    """The gradient of an iteration has infinity in it or what is no number, so that it makes no update.
+
+    Attributes:
+        rank: of the worker.
+        microbatches: the first of this worker whose gradient is not finite; none where only the sum of all is not.
+        rule: what the script wants then: "skip" this update, or "stop".
+    """
+
+    epoch: int
+    iteration: int
+    rank: int
+    microbatches: list[int]
+    rule: str = ""
+
+
 class StateRejected(Message, kw_only=True, frozen=True):
     """A copy of a state is not what its checksum says, and must not be used by anybody.
 

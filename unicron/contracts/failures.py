@@ -40,6 +40,8 @@ class FailureStatus(Word):
     """No source could hand over the state that a worker needs."""
     STATE_DIVERGED = "state_diverged"
     """A worker's state is not what other replicas have of it."""
+    GRADIENT_NOT_FINITE = "gradient_not_finite"
+    """A script was told to stop where that is so."""
     CONNECTION_REFUSED = "connection_refused"
     CONNECTION_RESET = "connection_reset"
     NCCL_TIMEOUT = "nccl_timeout"

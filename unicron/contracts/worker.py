@@ -145,6 +145,25 @@ class Diverged(ToAgent, kw_only=True, frozen=True):
     undecided: bool = False
 
 
+class Unusable(ToAgent, kw_only=True, frozen=True):
+    """The worker gives its state up, and so do all; fields as in `events.StateUnusable`."""
+
+    epoch: int
+    iteration: int
+    copies: str
+    reason: str
+
+
+class NotFinite(ToAgent, kw_only=True, frozen=True):
+    """A gradient is not finite; fields as in `events.GradientNotFinite`."""
+
+    iteration: int
+    epoch: int
+    rank: int
+    microbatches: list[int]
+    rule: str = ""
+
+
 class FetchState(ToAgent, kw_only=True, frozen=True):
     """Please fetch the state `ref`."""
 
@@ -259,6 +278,8 @@ _to_agent: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
     | Saved
     | Unprotected
     | Diverged
+    | Unusable
+    | NotFinite
     | FetchState
     | Pong
 )

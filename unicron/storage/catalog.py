@@ -107,18 +107,20 @@ def found(storage: Storage, task: str) -> list[Stored]:
     return sorted(every, key=lambda each: (each.iteration, each.manifest.written if each.manifest else 0), reverse=True)
 
 
-def newest(storage: Storage, task: str, since: float = 0.0) -> Newest:
+def newest(storage: Storage, task: str, since: float = 0.0, before: int = -1) -> Newest:
     """Return the newest checkpoint whose files are all as they were written; all of it is read for that.
 
     Args:
         storage: where it is.
         task: whose it is.
         since: Unix seconds; what was written before does not count.
+        before: iteration from which on none counts; -1: all do.
 
     Raises:
         CheckpointError: the task's folder is not there or is somebody else's, or the storage can't be read.
     """
-    return _newest(storage, task, _since(found(storage, task), since))
+    every = _since(found(storage, task), since)
+    return _newest(storage, task, [each for each in every if before < 0 or each.iteration < before])
 
 
 def rewind(storage: Storage, task: str, iteration: int, since: float = 0.0) -> Newest:

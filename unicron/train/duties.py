@@ -1,11 +1,12 @@
-"""What ranks do with a state before they update it: compare it among replicas, and have it stored."""
+"""What ranks do with a state before they update it: compare it among replicas, try it, and have it stored."""
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from unicron.contracts.worker import Diverged, Membership
-from unicron.errors import StateDivergedError
+from unicron.contracts.states import SAVED, Shelf
+from unicron.contracts.worker import Diverged, Membership, Unusable
+from unicron.errors import StateDivergedError, UnusableStateError
 from unicron.train.phases import Due
 from unicron.train.redistribute import Resumption, Standing
 from unicron.train.shell import Shell
@@ -40,6 +41,14 @@ def judge(votes: Sequence[Vote]) -> Verdict:
     return Verdict(wrong, bool(wrong) and 2 * count <= len(heard))
 
 
+def _source(shelf: Shelf) -> str:
+    """Return where copies of a state were had from; empty where workers left it behind who had gone on from it."""
+    if shelf.stored is not None:
+        return f"{shelf.stored.root}/{shelf.stored.folder}"
+    nodes = sorted({ref.location.node for ref in shelf.states if ref.location.name.endswith(SAVED)})
+    return f"the memory of {', '.join(nodes)}" if nodes else ""
+
+
 class Duties:
     """One rank's part in it; all ranks of a membership have the same duties.
 
@@ -54,12 +63,16 @@ class Duties:
         self.due: frozenset[Due] = frozenset()
         self._shell = shell
         self._taken = False
+        self._source = "copies"
         self._stored_at = 0.0
         self._asked = 0
 
     def join(self, plan: Resumption, standings: Sequence[Standing], *, taken: bool) -> None:
         """Have the duties of all members; where one of them took a state, states are to be compared."""
         handed = {Due.COMPARE} if any(plan.sources) or plan.lacking else set[Due]()
+        if plan.shelf and plan.lacking and (source := _source(plan.shelf)):
+            handed.add(Due.TRY)
+            self._source = source
         self.due = frozenset(handed).union(*(each.due for each in standings))
         self._taken = self._taken or taken
 
@@ -71,6 +84,19 @@ class Duties:
         asked = self._shell.store_asked not in {0, self._asked}
         if every_s > 0 and (now - self._stored_at >= every_s or missed or asked):
             self._shell.announce()
+
+    def check(self) -> None:
+        """Look at the gradient, where this is the first on a state that nobody has gone on from.
+
+        Raises:
+            UnusableStateError: it is not finite.
+        """
+        if Due.TRY in self.due and not self._shell.finite:
+            raise UnusableStateError("the loss or the gradient is not finite")
+
+    def reject(self, epoch: int, iteration: int, error: UnusableStateError) -> None:
+        """Tell that this state is to be used by nobody."""
+        self._shell.say(Unusable(epoch=epoch, iteration=iteration, copies=self._source, reason=str(error)))
 
     async def compare(self, membership: Membership, iteration: int) -> None:
         """Compare states, where that is due; tell whose this rank's is, if that must not be used any more.

@@ -139,6 +139,16 @@ class Gradients:
         total, count, _ = self._reduced[-LOSS:].tolist()
         return total / count if count else math.nan
 
+    @property
+    def finite(self) -> bool:
+        """Whether what was reduced is."""
+        return bool(torch.isfinite(self._reduced).all())
+
+    @property
+    def summed(self) -> bool:
+        """Whether what was accumulated is finite."""
+        return math.isfinite(float(self._accumulated.sum(dtype=torch.float64)))
+
     def announce(self) -> None:
         """Have all replicas know, after the reduce, that one of them has something to say."""
         self._accumulated[-1] = 1
@@ -149,11 +159,12 @@ class Gradients:
         return bool(self._reduced[-1] > 0)
 
     @torch.no_grad()
-    def publish(self, microbatches: int) -> None:
-        """Put the mean over the global batch into each `p.grad`."""
+    def publish(self, microbatches: int, *, void: bool = False) -> None:
+        """Put the mean over the global batch into each `p.grad`; zeros where it is void."""
         for parameter, offset in zip(self._parameters, self._overlap.offsets, strict=True):
             shard = local(parameter)
             mean = (self._reduced[offset : offset + shard.numel()] / microbatches).reshape(shard.shape)
+            mean = torch.zeros_like(mean) if void else mean
             if (buffer := _buffer(parameter)) is None:
                 parameter.grad = as_shard_of(mean.to(shard.dtype), parameter)
             else:

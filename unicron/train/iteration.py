@@ -12,13 +12,17 @@ import msgspec
 from unicron.contracts.states import COPIES, StateRef
 from unicron.contracts.tasks import Breakage, Seat, WorkerPhase
 from unicron.contracts.worker import NOWHERE, Broken, Finished, Iterated, Joined, Kept, Progress, Ready
-from unicron.errors import GroupBrokenError, StateDivergedError, StateLostError, StateTransferError
+from unicron.errors import GroupBrokenError, StateDivergedError, StateLostError, StateTransferError, UnusableStateError
 from unicron.train import redistribute
 from unicron.train.duties import Duties
 from unicron.train.exchange import Exchange
+from unicron.train.finite import Finite, Rule
 from unicron.train.phases import MOVES, Due, Move, Phase
 from unicron.train.redistribute import Resumption, Standing
 from unicron.train.shell import Shell
+
+TRIED = 2.0
+"""What ranks of a replica tell each other where the state that they are to try is no good; 1 is any other failure."""
 
 
 class WorkerCore:
@@ -29,6 +33,7 @@ class WorkerCore:
         iterations: updates to make in all.
         microbatches: of a global batch.
         alone: there is no cluster; this process computes everything.
+        rule: what to do where a gradient is not finite; None: nothing.
 
     Attributes:
         phase: where it stands; it changes by the table `MOVES` only.
@@ -41,7 +46,9 @@ class WorkerCore:
         stepped: the script has called `step` in this iteration.
     """
 
-    def __init__(self, shell: Shell, iterations: int, microbatches: int, *, alone: bool = False) -> None:
+    def __init__(
+        self, shell: Shell, iterations: int, microbatches: int, *, alone: bool = False, rule: Rule | None = None
+    ) -> None:
         self.phase = Phase.BETWEEN if alone else Phase.NEW
         self.iteration = 0
         self.membership = msgspec.structs.replace(NOWHERE, world_size=1)
@@ -57,7 +64,7 @@ class WorkerCore:
         self._last = iterations + 1
         self._began = 0.0
         self._again = False
-        self._duties = Duties(shell)
+        self._duties, self._finite, self._void = Duties(shell), Finite(shell, rule), False
 
     @property
     def has_state(self) -> bool:
@@ -118,6 +125,7 @@ class WorkerCore:
             self._shell.discard()
             return
         self._shell.accumulate()
+        self._finite.note(self.todo[0])
         self.done.add(self.todo.pop(0))
         self._progress(WorkerPhase.COMPUTE)
 
@@ -148,7 +156,7 @@ class WorkerCore:
             await self._regroup(broke)
             return
         self._progress(WorkerPhase.STEP)
-        self._shell.update()
+        self._shell.update(void=self._void)
         self.iteration += 1
         self._move(Move.UPDATE)
         self._shell.say(
@@ -203,6 +211,8 @@ class WorkerCore:
 
         Ranks of a replica go on together, so that they always have one iteration in common.
         """
+        if Due.TRY in self._duties.due:
+            return  # older copies stay until this state has been tried
         secured = self._shell.secured and (self._secured or not self._in_parts)
         if self._shell.saves and self._saved != self.iteration and secured:
             self._saved = self.iteration
@@ -215,6 +225,7 @@ class WorkerCore:
     def _drop(self) -> None:
         """Forget what was accumulated and reduced."""
         self._shell.clear()
+        self._finite.clear()
         self.done, self._reduced = set(), [False] * self._shell.buckets
 
     async def _reduce(self) -> None:
@@ -227,6 +238,7 @@ class WorkerCore:
                     await self._shell.reduce(self.iteration, bucket)
                     self._reduced[bucket] = True
             await self._duties.compare(self.membership, self.iteration)
+            self._duties.check()
             if self._over:
                 await self._save_model()
         except GroupBrokenError as error:
@@ -234,17 +246,19 @@ class WorkerCore:
         if failure is None:
             await self._await_saved()
         try:
-            loss, announced = await self._agreed_loss(failure)
+            loss, announced, holds = await self._agreed_loss(failure)
+            if not holds:
+                await self._finite.decide(self.membership, self.iteration)
         except GroupBrokenError as error:
             broke = self._shell.now()
-            self._report(error)
-            await self._give_up_what_is_wrong(failure)
+            await self._give_up_what_is_wrong(failure, error)
             await self._regroup(broke)
             return
         self._duties.fulfil(saved=saved, announced=announced)
+        self._void = not holds
         if not self._over:
             self.loss = loss
-            self._shell.publish()
+            self._shell.publish(void=self._void)
         self._move(Move.REDUCE)
 
     async def _save_model(self) -> None:
@@ -259,35 +273,45 @@ class WorkerCore:
         """Whether all updates are made: what may be left is to save the model."""
         return self.iteration == self._iterations
 
-    async def _give_up_what_is_wrong(self, failure: GroupBrokenError | None) -> None:
+    async def _give_up_what_is_wrong(self, failure: GroupBrokenError | None, error: GroupBrokenError) -> None:
         """Give up what is in doubt after a reduce that failed: sums of what was computed, and maybe this state."""
+        if isinstance(error, UnusableStateError):
+            self._duties.reject(self.epoch, self.iteration, error)
+        else:
+            self._report(error)
         if Due.COMPARE in self._duties.due:
             self._reduced = [False] * self._shell.buckets
-        if isinstance(failure, StateDivergedError) and failure.own:
+        if isinstance(error, UnusableStateError) or (isinstance(failure, StateDivergedError) and failure.own):
             await self._shell.saved()
             self._move(Move.GIVE_UP)
             self._drop()
             self._saved = -1
 
-    async def _agreed_loss(self, failure: GroupBrokenError | None) -> tuple[float, bool]:
-        """Return mean loss and what was announced, once all ranks of the replica know that the gradient is whole.
+    async def _agreed_loss(self, failure: GroupBrokenError | None) -> tuple[float, bool, bool]:
+        """Return mean loss, what was announced and whether the gradient may be used, once it is whole on all ranks.
 
         Raises:
             GroupBrokenError: `failure`, or that of another rank.
         """
         loss, announced = self._shell.loss(), self._shell.announced
+        holds = failure is not None or self._finite.holds
         if self._in_parts:
-            mine = (float(failure is not None), loss, float(self._shell.secured), float(announced))
+            failed = TRIED if isinstance(failure, UnusableStateError) else float(failure is not None)
+            mine = (failed, loss, float(holds), float(self._shell.secured), float(announced))
             told = await self._shell.confer(*mine)
-            if any(failed for failed, *_ in told) and failure is None:
+            failed = max(each for each, *_ in told)
+            if failed == TRIED:
+                raise failure or UnusableStateError("the gradient of another place is not finite")
+            if failed and failure is None:
                 raise GroupBrokenError("another rank of this replica could not sum its part of the gradient")
+            holds = all(each for _, _, each, *_ in told)
             losses = [each for _, each, *_ in told if not isnan(each)]  # the last stage of a pipeline has one
             loss = sum(losses) / len(losses) if losses else loss
             self._secured = all(secured for *_, secured, _ in told)
             announced = told[0][-1] > 0  # the first rank's clock counts for all
         if failure is not None:
             raise failure
-        return loss, announced
+        return loss, announced, holds
 
     @property
     def _in_parts(self) -> bool:
@@ -424,10 +448,10 @@ class WorkerCore:
         """Have no task begin anew because a state was given up whose copies nobody has looked for yet."""
         if self.phase is Phase.DOUBTED:
             raise StateLostError(
-                f"nobody here has place {self._shell.place} of iteration {self.iteration}, and what this worker had "
-                "was not what other replicas had: it is to be started anew"
+                f"nobody here has place {self._shell.place} of iteration {self.iteration}, and this worker gave up "
+                "what it had: it is to be started anew"
             )
-        raise StateTransferError("the only state here was given up: it was not what other replicas had")
+        raise StateTransferError("the only state here was given up")
 
     async def _hand_over(self) -> None:
         """Leave the state behind for workers of another layout, and wait for what comes: as a rule, the end."""

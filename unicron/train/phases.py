@@ -19,7 +19,7 @@ class Phase(StrEnum):
         BETWEEN: its parameters are updated, and its next iteration has not begun.
         OPEN: it has microbatches to compute, or the gradient to reduce.
         REDUCED: the gradient is whole; the update comes next.
-        DOUBTED: it gave its state up, which is not what most replicas have, and is to take another's.
+        DOUBTED: it gave its state up, which is not what most replicas have or no good, and is to take another.
     """
 
     NEW = "new"
@@ -47,6 +47,8 @@ class Due(StrEnum):
 
     COMPARE = "compare"
     """Hold their states against those of other replicas."""
+    TRY = "try"
+    """Break off if the gradient is not finite: their state is from copies, and nobody has gone on from it yet."""
     STORE = "store"
     """Have it written to storage, as far as they write there."""
 

@@ -26,6 +26,7 @@ import torch
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.train import channel as channels
+from unicron.train.finite import Rule
 from unicron.train.iteration import WorkerCore
 from unicron.train.phases import Phase
 from unicron.train.pipelines import PipelineRuns
@@ -52,6 +53,8 @@ class Session:
         microbatches: microbatches of a global batch; likewise.
         gc_every: collect Python's garbage in every n-th iteration, on all ranks in the same, and at no other
             time; 0 leaves Python's own collection as it is. The environment variable UNICRON_GC_EVERY goes over it.
+        finite: what to do before an update whose gradient is not finite: "skip" leaves that update out, "stop", or
+            True, ends the task. Either names the rank and the microbatch. False: it is not looked at.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Session:
         iterations: int = 1,
         microbatches: int = 1,
         gc_every: int = 0,
+        finite: Rule | bool = False,
     ) -> None:
         self.seed = seed
         self.total = int(os.environ.get("UNICRON_ITERATIONS", iterations))
@@ -70,7 +74,10 @@ class Session:
         self._channel = channels.connect()
         self._shell = TorchShell(self._channel, accumulate_dtype, self.per_iteration, self._collection)
         self._pipelines = PipelineRuns()
-        self._core = WorkerCore(self._shell, self.total, self.per_iteration, alone=self._channel is None)
+        if finite not in {False, True, "skip", "stop"}:
+            raise ValueError(f'Session(finite={finite!r}): give "skip", "stop" or a bool')
+        rule: Rule | None = "stop" if finite is True else finite or None
+        self._core = WorkerCore(self._shell, self.total, self.per_iteration, alone=self._channel is None, rule=rule)
 
     @cached_property
     def mesh(self) -> "DeviceMesh":

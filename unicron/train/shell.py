@@ -118,6 +118,14 @@ class Shell(Protocol):
     async def tally(self, *numbers: int) -> list[tuple[int, ...]]:
         """Return what the rank of this place says in every replica, in their order."""
 
+    @property
+    def finite(self) -> bool:
+        """Whether the reduced gradient and the mean loss are."""
+
+    @property
+    def summed(self) -> bool:
+        """Whether all that is accumulated is finite."""
+
     def announce(self) -> None:
         """Have all replicas hear with the reduced gradient that the next state is to go to storage."""
 
@@ -173,11 +181,11 @@ class Shell(Protocol):
     def loss(self) -> float:
         """Return the reduced mean loss; NaN on a rank that computes none."""
 
-    def publish(self) -> None:
-        """Make the reduced gradient that of the parameters."""
+    def publish(self, *, void: bool = False) -> None:
+        """Make the reduced gradient that of the parameters; a `void` one makes it zero."""
 
-    def update(self) -> None:
-        """Update the parameters."""
+    def update(self, *, void: bool = False) -> None:
+        """Update the parameters, or with a `void` gradient leave them as they are."""
 
 
 def run(flow: Coroutine[Any, Any, T]) -> T:

@@ -360,6 +360,16 @@ class TorchShell:
         """Give a reduced bucket to all replicas."""
         self.gradients.share(self.group, bucket, replica)
 
+    @property
+    def finite(self) -> bool:
+        """Whether gradient and loss are."""
+        return self.gradients.finite
+
+    @property
+    def summed(self) -> bool:
+        """Whether this rank's sum is."""
+        return self.gradients.summed
+
     def announce(self) -> None:
         """Say with the gradient that the next state goes to storage."""
         self.gradients.announce()
@@ -373,14 +383,15 @@ class TorchShell:
         """Return the mean loss."""
         return self.gradients.loss()
 
-    def publish(self) -> None:
+    def publish(self, *, void: bool = False) -> None:
         """Put the mean gradient into the parameters' `grad`."""
         self.recorder.start(OPTIMIZER)  # what the script does until the update, such as clipping, counts to it
-        self.gradients.publish(self._microbatches)
+        self.gradients.publish(self._microbatches, void=void)
 
-    def update(self) -> None:
-        """Step the optimizer."""
+    def update(self, *, void: bool = False) -> None:
+        """Step the optimizer, unless the gradient is void."""
         optimizer = self.protected["optimizer"]
-        optimizer.step()
+        if not void:
+            optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         self.recorder.stop()

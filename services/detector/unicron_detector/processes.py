@@ -96,6 +96,10 @@ class Processes:
             return []
         verdict = self._rules.classify(raised.exception, raised.text)
         what = f"{raised.exception}: {raised.text}"
+        if verdict.status is FailureStatus.GRADIENT_NOT_FINITE:  # all ranks have seen it: again would be the same
+            closed = self._reporter.task(raised.task).closed
+            told = f"{raised.worker} raised {what}"
+            return [] if closed else self._reporter.break_task(raised.task, told, raised.traceback)
         if verdict.status is FailureStatus.OTHER_SOFTWARE_ERROR:
             broken = self._user_error(raised, what, f"{raised.worker} raised {what}", raised.traceback)
             if broken:

@@ -21,6 +21,7 @@ from unicron.contracts.events import (
     StateRejected,
     StateSecured,
     StatesFound,
+    StateUnusable,
     TaskBroken,
     TaskPaused,
     TaskRecovered,
@@ -52,7 +53,9 @@ from unicron_transition.saves import (
     found,
     give_up_waiting,
     is_saved,
+    nothing_is_left,
     reject,
+    rule_out,
     secured,
 )
 from unicron_transition.state import NodeRun, TaskRun, TransitionState
@@ -80,6 +83,7 @@ class TransitionCore(Core):
             StateKept: self._kept,
             StateRejected: self._rejected,
             StateSecured: self._secured,
+            StateUnusable: self._unusable,
             StatesFound: self._found,
             TaskBroken: lambda broken: self._end(broken.task, Cause.OWN_FAULT, broken.reason, broken.traceback),
             TaskPaused: self._pause,
@@ -354,6 +358,16 @@ class TransitionCore(Core):
         run.states.forget(fact.worker)
         return disown(self.state, run, fact.worker, fact.node) + self._settle([fact.task])
 
+    def _unusable(self, fact: StateUnusable) -> list[Message]:
+        """What a task went on from is no good: it is to go on from something older."""
+        run = self.state.tasks.get(fact.task)
+        if run is None or run.state.ended or fact.epoch != run.membership.epoch or fact.iteration == run.saves.before:
+            return []
+        rule_out(run, fact)
+        run.failed_at = run.failed_at or fact.at
+        reason = f"iteration {fact.iteration} from {fact.copies} is no good: {fact.reason}"
+        return self._settle([fact.task]) + move(self.state, run, Cause.FAILURE, reason)
+
     def _about_storage(self, fact: PartStored | CheckpointStored | CheckpointFailed | CheckpointFound) -> list[Message]:
         """A node has written to storage, or looked there, or could not."""
         run = self.state.tasks.get(fact.task)
@@ -487,7 +501,9 @@ class TransitionCore(Core):
         """Return what brings these tasks nearer to their targets, or to their end."""
         runs = [run for name in names if not (run := self.state.tasks[name]).state.ended]
         out = [message for run in runs if is_over(run) for message in self._finish(run)]
-        return out + settle(self.state, [run.spec.name for run in runs if not run.state.ended])
+        out += settle(self.state, [run.spec.name for run in runs if not run.state.ended])
+        vain = [(run.spec.name, why) for run in runs if (why := nothing_is_left(run))]
+        return out + [message for name, why in vain for message in self._end(name, Cause.OWN_FAULT, why)]
 
 
 def _worker(node: str, status: WorkerStatus) -> WorkerRun:

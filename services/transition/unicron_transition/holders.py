@@ -115,6 +115,8 @@ class Saves(msgspec.Struct, kw_only=True):
         asks: how often users have ordered to write one now.
         asked_after: the last time, after this iteration, and there is none yet; None where there is.
         rewind: the task is to go on from an earlier one.
+        tried: states that were taken and were no good: which, from where, and why.
+        before: iteration from which on none is to be taken again; None where any may be.
     """
 
     ordered: dict[str, list[Saver]] = {}
@@ -130,3 +132,5 @@ class Saves(msgspec.Struct, kw_only=True):
     asks: int = 0
     asked_after: int | None = None
     rewind: Rewind | None = None
+    tried: list[str] = []
+    before: int | None = None

@@ -13,7 +13,7 @@ from unicron_transition.deadlines import Deadline, Wait
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.orders import remove, stop_order
 from unicron_transition.replicas import choose, lacks_state, leavers, lost_places, next_place, surplus
-from unicron_transition.saves import drop_older, order_saves, search
+from unicron_transition.saves import drop_older, nothing_is_left, order_saves, search
 from unicron_transition.state import TaskRun, TransitionState
 from unicron_transition.swaps import knot, to_give_up, waits
 
@@ -90,7 +90,8 @@ def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
 
 def _searches(run: TaskRun) -> bool:
     """Return whether copies of a state that nobody has any more are being looked for."""
-    return run.saves.search is not None and not run.saves.search.over and lacks_state(run)
+    search = run.saves.search
+    return search is not None and (not search.over or bool(nothing_is_left(run))) and lacks_state(run)
 
 
 def _begin_anew(state: TransitionState, run: TaskRun, lost: set[int]) -> list[Message]:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from unicron.contracts.base import Message
 from unicron.contracts.commands import FindStates, SaveStates
+from unicron.contracts.events import StateUnusable
 from unicron.contracts.states import COPIES, SAVED, TURNS, Keeper, Saver, Shelf, StateRef
 from unicron_transition.deadlines import Deadline, Wait
 from unicron_transition.holders import Search
@@ -96,6 +97,7 @@ def drop_older(state: TransitionState, run: TaskRun) -> list[Message]:
     savers = {saver.worker: (node, saver) for node, each in run.saves.ordered.items() for saver in each}
     if not savers or not run.saves.secured.keys() >= savers.keys() or not run.membership.has_met:
         return []
+    run.saves.tried, run.saves.before = [], None
     current = {name: {node, *(keeper.node for keeper in saver.keepers)} for name, (node, saver) in savers.items()}
     return _drop_all_but(state, run, current)
 
@@ -183,7 +185,8 @@ def conclude(state: TransitionState, run: TaskRun) -> list[Message]:
     search = run.saves.search
     if search is None or search.asked or search.over or search.looking:
         return []
-    run.shelf = _newest(search.found)
+    before = run.saves.before
+    run.shelf = _newest(ref for ref in search.found if before is None or ref.iteration < before)
     if run.shelf is not None:
         run.membership.broken, run.saves.search = True, None
         return [Deadline(Wait.STATES, run.spec.name).cancel()]
@@ -241,6 +244,22 @@ def disown(state: TransitionState, run: TaskRun, worker: str, node: str) -> list
     run.saves.search = None  # what was found may be among them
     others = [each for each in run.saves.held.get(worker, ()) if each != node and state.is_there(each)]
     return out + [drop_order(state, run.spec.name, each, names) for each in others]
+
+
+def rule_out(run: TaskRun, fact: StateUnusable) -> None:
+    """Note that a state which was taken is no good: nobody has one any more, and an older one is looked for."""
+    run.saves.tried.append(f"iteration {fact.iteration} from {fact.copies} ({fact.reason})")
+    run.saves.before, run.saves.search, run.shelf = fact.iteration, None, None
+    run.states.by_worker.clear()
+    run.membership.broken = True
+
+
+def nothing_is_left(run: TaskRun) -> str:
+    """Return why a task can't go on whose states were all tried in vain; empty as long as it may."""
+    search = run.saves.search
+    if search is None or not search.over or not run.saves.tried:
+        return ""
+    return f"no copy of its state can be used: {'; '.join(run.saves.tried)}; nothing older is there"
 
 
 def is_saved(state: TransitionState, node: str, name: str) -> bool:

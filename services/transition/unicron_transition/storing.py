@@ -95,6 +95,7 @@ def _find(state: TransitionState, run: TaskRun, node: str, number: int, iteratio
         search=number,
         root=run.spec.checkpoints,
         since=0.0 if run.spec.resume else run.submitted_at,
+        before=-1 if run.saves.before is None else run.saves.before,
         iteration=iteration,
     )
 

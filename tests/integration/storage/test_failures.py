@@ -401,4 +401,5 @@ def test_the_newest_stay_and_so_does_the_newest_that_is_good(tmp_path):
     assert [each.address for each in done.skipped] == [each.address for each in every[:1:-1]]
     assert names(tmp_path / TASK) == [MARKER, "notes", "step-000002", "step-000004", "step-000005"]
     assert catalog.newest(storage, TASK).stored.iteration == 2
+    assert catalog.newest(storage, TASK, before=2) == catalog.Newest(stored=None, skipped=[])
     assert catalog.prune(storage, TASK, 2, time.time()).removed == []

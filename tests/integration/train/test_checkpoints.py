@@ -17,12 +17,15 @@ from unicron.contracts.events import (
     CheckpointFailed,
     CheckpointFound,
     CheckpointStored,
+    FailureDetected,
+    GradientNotFinite,
     Regrouped,
     StateDiverged,
     StateKept,
     StateRejected,
     StateSecured,
     StatesFound,
+    StateUnusable,
     WorkerReady,
 )
 from unicron.contracts.tasks import TaskState
@@ -30,12 +33,18 @@ from unicron.contracts.tasks import TaskState
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 
 ITERATIONS = 24
+UNRULY = TRAIN.replace("microbatches=6)", 'microbatches=6, finite=os.environ["RULE"])').replace(
+    ".square().mean())", '.square().mean() * (float("nan") if iteration == 4 and microbatch == 2 else 1.0))'
+)
+"""The usual script, in which the loss of one microbatch is no number."""
+
 FLIPPING = TRAIN.replace(
     "        for microbatch",
     """
-        if str(iteration) == os.environ.get("FLIP_AT") and session.rank == int(os.environ["FLIP"]):
+        flips = str(iteration) == os.environ.get("FLIP_AT") and session.rank == int(os.environ["FLIP"])
+        if flips and not os.path.exists(os.environ["FLIPPED"]):
             with torch.no_grad(), open(os.environ["FLIPPED"], "x") as told:
-                model[0].weight[3, 5] += 0.5
+                model[0].weight[3, 5] += float(os.environ["BY"])
                 told.write(os.environ["UNICRON_WORKER"])
         for microbatch""",
 ).replace(
@@ -245,10 +254,16 @@ def memory_of(scene, node):
     return memory_dir((scene.cluster.root / "nodes" / node).resolve())
 
 
-async def hold_in_iteration_8(scene, script, tmp_path, rank, **fields):
-    """Run a task of four in which the parameters of one worker change, and which goes no further before `held`."""
-    env = {"FLIP_AT": "8", "FLIP": str(rank), "HELD": str(tmp_path / "held"), "FLIPPED": str(tmp_path / "flipped")}
-    run = Run(scene, script, tmp_path, env=env, max_workers=4, **fields)
+async def hold_in_iteration_8(scene, script, tmp_path, rank, by="0.5", **fields):
+    """Run a task in which the parameters of one worker change, and which goes no further before `held` is there."""
+    env = {
+        "FLIP_AT": "8",
+        "FLIP": str(rank),
+        "BY": by,
+        "HELD": str(tmp_path / "held"),
+        "FLIPPED": str(tmp_path / "flipped"),
+    }
+    run = Run(scene, script, tmp_path, env=env, **{"max_workers": 4, **fields})
     await scene.client.submit(run.spec)
     await scene.until((tmp_path / "flipped").exists)
     members = (await scene.view(run.name)).members
@@ -294,3 +309,44 @@ async def test_what_goes_to_storage_is_what_most_replicas_have(wide, flipping, p
     [told] = wide.of(StateDiverged, task=run.name)
     assert (told.worker, told.iteration, told.undecided) == (flipped, 8, False)
     assert flipped == members[0].worker, "who writes to storage"
+
+
+async def test_an_update_whose_gradient_is_no_number_is_skipped_and_the_microbatch_named(wide, unruly, tmp_path):
+    run = Run(wide, unruly, tmp_path, env={"RULE": "skip"})
+    await wide.client.submit(run.spec)
+    view = await wide.until_state(run.name, TaskState.FINISHED, TaskState.FAILED)
+    assert view.state is TaskState.FINISHED, view
+    [told] = wide.of(GradientNotFinite, task=run.name)
+    assert (told.iteration, told.microbatches, told.rule) == (4, [2], "skip")
+    await wide.until(run.out.exists)
+    assert all(each.isfinite().all() for each in torch.load(run.out, weights_only=True)["model"].values())
+
+
+async def test_a_task_that_is_to_stop_at_such_a_gradient_fails_and_nothing_is_restarted(wide, unruly, tmp_path):
+    run = Run(wide, unruly, tmp_path, env={"RULE": "stop"})
+    await wide.client.submit(run.spec)
+    view = await wide.until_state(run.name, TaskState.FINISHED, TaskState.FAILED)
+    assert view.state is TaskState.FAILED
+    [told] = wide.of(GradientNotFinite, task=run.name)
+    assert f"that of microbatch 2 on rank {told.rank} ({told.worker})" in view.reason
+    assert not wide.of(FailureDetected, task=run.name)
+    assert len(wide.of(WorkerReady, task=run.name)) == 3
+
+
+@pytest.fixture(scope="module")
+def unruly(tmp_path_factory):
+    return write_script(tmp_path_factory.mktemp("unruly"), UNRULY)
+
+
+async def test_a_saved_state_that_makes_the_loss_no_number_is_left_for_the_one_before(wide, flipping, plain, tmp_path):
+    run, [only], _ = await hold_in_iteration_8(wide, flipping, tmp_path, rank=0, by="nan", max_workers=1)
+    await asyncio.sleep(2.0)  # until that state is saved, and copied
+    await wide.client.inject(only.node, "kill-worker", only.worker)
+    await wide.until(lambda: wide.of(FailureDetected, worker=only.worker))
+    (tmp_path / "held").touch()
+    await run.ends_as_undisturbed(plain, again=1)
+    [told] = wide.of(StateUnusable, task=run.name)
+    assert told.iteration == 8
+    assert told.copies.startswith("the memory of node-")
+    begun = [each.iteration for each in wide.of(Regrouped, task=run.name)]
+    assert begun == [0, 8, 7]

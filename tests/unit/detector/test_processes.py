@@ -342,3 +342,16 @@ def test_a_worker_that_somebody_waits_for_in_vain_fails_though_nothing_was_expec
     assert scene.exit("w1", expected=True) == []
     assert brief(scene.give_up("regroup", "w1")) == [(2, "task_hang", "w1")]
     assert scene.give_up("regroup", "w1") == [], "it was reported now"
+
+
+def test_a_gradient_that_is_not_finite_ends_a_task_that_is_to_stop_then_at_once_and_once():
+    scene = DetectorHarness()
+    scene.join("n1", "n2")
+    scene.run(w1="n1", w2="n2")
+    text = "iteration 3: the gradient is not finite: that of microbatch 1 on rank 0 (w1)"
+    [broken] = scene.throw("w2", "unicron.errors.NonFiniteGradientError", text)
+    assert brief([broken]) == ["TaskBroken"]
+    assert text in broken.reason
+    assert broken.traceback == "Traceback ..."
+    assert scene.throw("w1", "unicron.errors.NonFiniteGradientError", text) == []
+    assert scene.exit("w1", exit_code=1) == scene.exit("w2", exit_code=1) == []

@@ -2,9 +2,11 @@
 
 import pytest
 
+from unicron.contracts.states import Shelf, StateLocation, StateRef
+from unicron.contracts.storage import StoredState
 from unicron.contracts.tasks import Member, ParallelLayout
-from unicron.contracts.worker import Diverged, Membership
-from unicron.errors import StateDivergedError
+from unicron.contracts.worker import Diverged, Membership, Unusable
+from unicron.errors import StateDivergedError, UnusableStateError
 from unicron.train.duties import Duties, Vote, judge
 from unicron.train.phases import Due
 from unicron.train.redistribute import Standing, resume
@@ -130,6 +132,60 @@ def test_who_has_just_taken_its_state_says_so_until_that_was_compared():
     duties.fulfil(saved=True, announced=True)
     run(duties.compare(membership(), 4))
     assert shell.done == [(7, 1), (7, 0)]
+
+
+def saved_on(*nodes):
+    refs = [
+        StateRef(
+            task="t",
+            iteration=3,
+            place=0,
+            location=StateLocation(node=node, worker="w", name=name),
+            size=1,
+            checksum=b"",
+        )
+        for node, name in nodes
+    ]
+    return Shelf(layout=ParallelLayout(), iteration=3, states=refs)
+
+
+STORED = StoredState(root="/r", folder="t/step-3", iteration=3, layout=ParallelLayout())
+
+
+@pytest.mark.parametrize(
+    ("shelf", "source"),
+    [
+        (saved_on(("n2", "w.0.saved"), ("n1", "w.0.saved")), "the memory of n1, n2"),
+        (Shelf(layout=ParallelLayout(), iteration=3, states=[], stored=STORED), "/r/t/step-3"),
+    ],
+)
+def test_a_state_from_copies_is_tried_and_told_of_where_it_is_no_good(shelf, source):
+    shell = Shell()
+    duties = Duties(shell)
+    joined(duties, standing(has_state=False, shelf=shelf), taken=True)
+    shell.finite = True
+    duties.check()
+    shell.finite = False
+    joined(duties, standing(due=duties.due), standing(has_state=False))  # broken off before it was tried
+    with pytest.raises(UnusableStateError, match="not finite") as raised:
+        duties.check()
+    duties.reject(2, 3, raised.value)
+    assert shell.done == [Unusable(epoch=2, iteration=3, copies=source, reason=str(raised.value))]
+    duties.fulfil(saved=False, announced=False)
+    duties.check()
+
+
+@pytest.mark.parametrize("kind", ["living", "left behind"])
+def test_what_somebody_has_gone_on_from_is_not_tried(kind):
+    shell = Shell()
+    duties = Duties(shell)
+    shell.finite = False
+    if kind == "living":
+        joined(duties, standing(), standing(has_state=False))
+    else:
+        joined(duties, standing(has_state=False, shelf=saved_on(("n1", "w.3.kept"))), taken=True)
+    assert duties.due == {Due.COMPARE}
+    duties.check()
 
 
 def test_one_replica_has_nothing_to_compare_with():

@@ -163,3 +163,19 @@ def test_what_one_replica_announces_all_hear_with_the_gradient_and_only_then():
     backward(model, found)
     reduced(model, found, group)
     assert not found.announced
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+@pytest.mark.parametrize("where", ["gradient", "loss"])
+def test_what_was_reduced_is_finite_or_not(value, where):
+    model, group = layers(), Twice()
+    found = Gradients(model.parameters(), torch.float64)
+    for is_finite in (True, False):
+        found.clear()
+        loss = model(torch.ones(2, 6)).square().mean()
+        loss.backward()
+        if not is_finite and where == "gradient":
+            model[2].weight.grad[3, 1] = float(value)
+        found.accumulate(loss * float(value) if not is_finite and where == "loss" else loss)
+        reduced(model, found, group)
+        assert found.finite is is_finite

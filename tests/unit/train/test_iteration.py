@@ -80,6 +80,9 @@ class Place:
     def compared(self, worker):
         pass
 
+    def check(self, holds, otherwise):
+        assert holds, otherwise
+
     def stepped(self, worker, iteration, gradients):
         assert all(gradient == dict.fromkeys(range(SPEC.microbatches), 1) for gradient in gradients)
 
@@ -245,7 +248,7 @@ class Recording:
         self.calls.append(type(message).__name__)
 
     def __getattr__(self, name):
-        return lambda *_: self.calls.append(name)
+        return lambda *_, **__: self.calls.append(name)
 
 
 @pytest.mark.parametrize("phase", Phase)

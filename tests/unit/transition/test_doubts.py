@@ -1,13 +1,22 @@
-"""States that must not be believed: of a worker that diverged, and what it saved."""
+"""States that must not be believed: of a worker that diverged, what it saved, and what turns out to be no good."""
 
 import pytest
 from helpers.transition import failure, of
 
 from tests.unit.transition.test_core import TransitionHarness
-from unicron.contracts.commands import DropStates, FindStates, Regroup, SaveStates
-from unicron.contracts.events import StateDiverged, StatesFound
+from unicron.contracts.commands import DropStates, FindCheckpoint, FindStates, Regroup, SaveStates, StopWorker
+from unicron.contracts.events import (
+    CheckpointFound,
+    StateDiverged,
+    StateSecured,
+    StatesFound,
+    StateUnusable,
+    TaskStateChanged,
+)
 from unicron.contracts.failures import Severity
 from unicron.contracts.states import StateLocation, StateRef
+from unicron.contracts.storage import StoredState
+from unicron.contracts.tasks import ParallelLayout, TaskState
 
 
 class Remembering(TransitionHarness):
@@ -74,3 +83,92 @@ def test_nothing_that_it_saved_is_taken_even_if_it_was_found_before(scene):
     assert scene.run("a").shelf is None
     assert [order.search for order in of(FindStates, out)] == [2] * len(asked)
     assert {order.node for order in of(DropStates, out)} >= {"n2"}
+
+
+def unusable(scene, iteration, copies="the memory of n1", worker=""):
+    run = scene.run("a")
+    worker = worker or run.membership.group[0]
+    node = run.workers[worker].slot.node
+    told = {"epoch": run.membership.epoch, "iteration": iteration, "copies": copies, "reason": "not finite"}
+    return scene.feed(StateUnusable(node=node, slot=0, task="a", worker=worker, **told))
+
+
+def answered(scene, out, *copies):
+    """Answer the search that `out` begins."""
+    for order in of(FindStates, out):
+        there = [each for each in copies if each.location.node == order.node]
+        out = scene.feed(StatesFound(node=order.node, task="a", search=order.search, states=there))
+    return out
+
+
+def restored(scene, *copies):
+    """Kill all workers and have new ones go on from these copies; return the copies that are then taken."""
+    for name, node in (("a-1", "n1"), ("a-2", "n1")):
+        scene.fail(name, node)
+    answered(scene, scene.fail("a-3", "n2"), *copies)
+    shelf = scene.run("a").shelf
+    scene.ready("a")
+    scene.join("a")
+    return shelf
+
+
+def test_of_what_turns_out_to_be_no_good_the_next_older_is_taken_and_never_the_same_again(scene):
+    there = [copy("a-1", "n1", 5), copy("a-3", "n2", 4)]
+    assert restored(scene, *there).iteration == 5
+    out = unusable(scene, 5)
+    assert scene.run("a").state is TaskState.RECOVERING
+    assert of(Regroup, out) == []
+    out = answered(scene, out, *there)
+    [order] = [order for order in of(Regroup, out) if order.shelf]
+    assert order.shelf.iteration == 4
+    assert [ref.location.node for ref in order.shelf.states] == ["n2"]
+
+
+def test_what_several_workers_tell_of_one_state_counts_once(scene):
+    restored(scene, copy("a-1", "n1", 5), copy("a-3", "n2", 4))
+    group = scene.run("a").membership.group
+    out = unusable(scene, 5)
+    assert unusable(scene, 5, worker=group[1]) == []
+    assert of(Regroup, answered(scene, out, copy("a-3", "n2", 4)))
+    late = {"epoch": 1, "iteration": 5, "copies": "x", "reason": "not finite"}
+    assert scene.feed(StateUnusable(node="n1", slot=0, task="a", worker=group[1], **late)) == []
+
+
+def test_where_nothing_older_is_left_the_task_ends_and_says_what_was_tried(scene):
+    there = [copy("a-1", "n1", 5), copy("a-3", "n2", 4)]
+    restored(scene, *there)
+    answered(scene, unusable(scene, 5), *there)
+    scene.join("a")
+    out = answered(scene, unusable(scene, 4, "the memory of n2"), *there)
+    [changed] = of(TaskStateChanged, out)
+    assert changed.state is TaskState.FAILED
+    assert changed.reason == (
+        "no copy of its state can be used: iteration 5 from the memory of n1 (not finite); "
+        "iteration 4 from the memory of n2 (not finite); nothing older is there"
+    )
+    assert of(Regroup, out) == []
+    assert {order.worker for order in of(StopWorker, out)} == {"a-4", "a-5", "a-6"}
+
+
+def test_on_storage_only_what_is_older_is_looked_for():
+    scene = Remembering(a={"checkpoints": "/r"}).running(a=["n1:0", "n1:1", "n2:0"])
+    restored(scene, copy("a-1", "n1", 5))
+    [find] = of(FindCheckpoint, answered(scene, unusable(scene, 5), copy("a-1", "n1", 5)))
+    assert find.before == 5
+    found = {"task": "a", "search": find.search, "skipped": []}
+    stored = StoredState(root="/r", folder="a/step-3", iteration=3, layout=ParallelLayout(replicas=3))
+    out = scene.feed(CheckpointFound(node=find.node, stored=stored, **found))
+    assert [order.shelf.stored for order in of(Regroup, out) if order.shelf] == [stored]
+
+
+def test_once_a_newer_state_is_safe_what_was_no_good_is_forgotten(scene):
+    restored(scene, copy("a-1", "n1", 5), copy("a-3", "n2", 4))
+    answered(scene, unusable(scene, 5), copy("a-3", "n2", 4))
+    scene.join("a")
+    run = scene.run("a")
+    assert run.saves.before == 5
+    savers = [(node, saver.worker) for node, each in run.saves.ordered.items() for saver in each]
+    for node, name in savers:
+        told = {"iteration": 5, "nodes": []}
+        scene.feed(StateSecured(node=node, slot=0, task="a", worker=name, **told))
+    assert (scene.run("a").saves.before, scene.run("a").saves.tried) == (None, [])

@@ -51,7 +51,10 @@ def find(request: dict[str, Any]) -> dict[str, Any]:
     if task not in storage.entries():
         return {"stored": None, "skipped": []}
     iteration, since = request["iteration"], request["since"]
-    found = newest(storage, task, since) if iteration < 0 else rewind(storage, task, iteration, since)
+    if iteration < 0:
+        found = newest(storage, task, since, request["before"])
+    else:
+        found = rewind(storage, task, iteration, since)
     skipped = [f"{each.address}: {'; '.join(each.faults)}" for each in found.skipped]
     if found.stored is None or found.stored.manifest is None:
         return {"stored": None, "skipped": skipped}
