@@ -238,9 +238,10 @@ class WorkerCore:
                     await self._shell.reduce(self.iteration, bucket)
                     self._reduced[bucket] = True
             await self._duties.compare(self.membership, self.iteration)
-            self._duties.check()
             if self._over:
                 await self._save_model()
+            else:
+                self._duties.check()
         except GroupBrokenError as error:
             failure = error
         if failure is None:
@@ -294,7 +295,7 @@ class WorkerCore:
             GroupBrokenError: `failure`, or that of another rank.
         """
         loss, announced = self._shell.loss(), self._shell.announced
-        holds = failure is not None or self._finite.holds
+        holds = failure is not None or self._over or self._finite.holds
         if self._in_parts:
             failed = TRIED if isinstance(failure, UnusableStateError) else float(failure is not None)
             mine = (failed, loss, float(holds), float(self._shell.secured), float(announced))
