@@ -411,7 +411,11 @@ class TaskSubmitted(Message, kw_only=True, frozen=True):
 
 
 class TaskPaused(Message, kw_only=True, frozen=True):
-    """A user wants a task to have no slots (`paused=True`), or to be planned for again."""
+    """A user wants a task to have no slots, or to be planned for again.
+
+    Attributes:
+        paused: the former.
+    """
 
     task: str
     paused: bool = True

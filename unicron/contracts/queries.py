@@ -27,7 +27,11 @@ class RemoveTask(Query, kw_only=True, frozen=True):
 
 
 class PauseTask(Query, kw_only=True, frozen=True):
-    """Take all slots off a task, after the iteration at hand, or (pause=False) plan for it again."""
+    """Take all slots off a task, after the iteration at hand, or plan for it again.
+
+    Attributes:
+        pause: the former.
+    """
 
     task: str
     pause: bool = True

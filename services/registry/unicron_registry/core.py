@@ -10,6 +10,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.events import (
     Alert,
     CheckpointFailed,
+    CheckpointFound,
     CheckpointStored,
     FailureDetected,
     IterationFinished,
@@ -73,6 +74,7 @@ class RegistryCore(Core):
             IterationFinished: self._progress,
             StateSecured: lambda fact: self._saver(fact, SaverView(nodes=[fact.node, *fact.nodes])),
             CheckpointStored: lambda fact: orders.stored(self.state, fact),
+            CheckpointFound: lambda fact: orders.gone_back(self.state, fact),
             CheckpointFailed: lambda fact: orders.not_stored(self.state, fact),
             StateUnprotected: lambda fact: self._saver(fact, SaverView(problem=fact.reason)),
             StragglerDetected: self._straggler,

@@ -8,6 +8,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.events import (
     Alert,
     CheckpointFailed,
+    CheckpointFound,
     CheckpointOrdered,
     CheckpointStored,
     TaskPaused,
@@ -99,6 +100,14 @@ def stored(state: RegistryState, fact: CheckpointStored) -> list[Message]:
     reason = f"stopped by a user, with iteration {fact.iteration} in {fact.address}"
     state.tasks[fact.task] = replace(view, state=TaskState.REMOVED, reason=reason, waf=0.0)
     return [TaskRemoved(task=fact.task)]
+
+
+def gone_back(state: RegistryState, fact: CheckpointFound) -> list[Message]:
+    """Note how far a task is that goes on from storage: less far than it was."""
+    view = state.tasks.get(fact.task)
+    if view is not None and fact.stored is not None:
+        state.tasks[fact.task] = replace(view, iteration=fact.stored.iteration - 1)
+    return []
 
 
 def not_stored(state: RegistryState, fact: CheckpointFailed) -> list[Message]:

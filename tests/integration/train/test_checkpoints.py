@@ -11,9 +11,11 @@ import pytest_asyncio
 import torch
 from helpers.cli import data, unicron
 from helpers.training import TRAIN, difference, plain_run, running_cluster, task, write_script
+from msgspec.structs import replace
 from unicron_agent.network import memory_dir
 
 from unicron.contracts.events import (
+    Alert,
     CheckpointFailed,
     CheckpointFound,
     CheckpointStored,
@@ -26,6 +28,8 @@ from unicron.contracts.events import (
     StateSecured,
     StatesFound,
     StateUnusable,
+    TaskRemoved,
+    WorkerExited,
     WorkerReady,
 )
 from unicron.contracts.tasks import TaskState
@@ -174,6 +178,49 @@ async def test_a_task_that_is_put_aside_for_a_heavier_one_goes_on_where_it_was(s
     [leaving, *taken] = sorted(set(again))
     assert {each.state.iteration for each in left} == {leaving + 1} == {min(taken)}, "they finished it before"
     assert not scene.of(StatesFound, task=run.name), "nobody had to look for it"
+
+
+async def test_a_task_that_its_user_pauses_goes_on_where_it_was(scene, script, plain, tmp_path):
+    run = Run(scene, script, tmp_path, pace=0.05)
+    await run.until_protected()
+    await scene.client.pause(run.name)
+    view = await scene.until_state(run.name, TaskState.WAITING)
+    assert view.paused
+    started = {each.worker for each in scene.of(WorkerReady, task=run.name)}
+    await scene.until(lambda: {each.worker for each in scene.of(WorkerExited, task=run.name)} >= started)
+    done = len(scene.iterations)
+    await asyncio.sleep(0.5)
+    assert len(scene.iterations) == done
+    await scene.client.pause(run.name, pause=False)
+    await run.ends_as_undisturbed(plain)
+
+
+async def test_a_task_is_saved_rewound_stopped_and_taken_up_by_order(scene, script, plain, tmp_path):
+    run = Run(scene, script, tmp_path, pace=0.4, checkpoints=str(tmp_path), checkpoint_s=1e6)
+    await run.until_protected()
+    await scene.client.save(run.name)
+    [first] = await scene.until(lambda: scene.of(CheckpointStored, task=run.name))
+    await scene.reached(run.name, first.iteration + 2)
+    await scene.client.rewind(run.name, 23)
+    alert = await scene.until(lambda: [each for each in scene.of(Alert) if run.name in each.text])
+    assert "not from iteration 23" in alert[0].text
+    await scene.client.rewind(run.name, first.iteration)
+    taken = await scene.until(
+        lambda: [each for each in scene.of(Regrouped, task=run.name) if "step" in each.state_from]
+    )
+    assert {each.iteration for each in taken} == {first.iteration}
+    await scene.until_state(run.name, TaskState.RUNNING)
+    await scene.client.save(run.name, stop=True)
+    await scene.until(lambda: scene.of(TaskRemoved, task=run.name))
+    last = scene.of(CheckpointStored, task=run.name)[-1]
+    while await scene.view(run.name):
+        await asyncio.sleep(0.05)
+    await scene.client.submit(replace(run.spec, resume=True))
+    await scene.until_state(run.name, TaskState.FINISHED)
+    await scene.until(run.out.exists)
+    assert difference(torch.load(run.out, weights_only=True), plain) <= 1e-5
+    begun = [each for each in scene.of(Regrouped, task=run.name) if each.at > last.at]
+    assert min(each.iteration for each in begun) == last.iteration > first.iteration
 
 
 async def test_a_copy_with_a_byte_flipped_is_used_by_nobody(scene, script, plain, tmp_path):

@@ -8,6 +8,7 @@ from unicron_registry.core import RegistryCore
 from unicron.contracts.events import (
     Alert,
     CheckpointFailed,
+    CheckpointFound,
     CheckpointOrdered,
     CheckpointStored,
     IterationFinished,
@@ -17,7 +18,8 @@ from unicron.contracts.events import (
     TaskStateChanged,
 )
 from unicron.contracts.queries import PauseTask, RewindTask, SaveTask, SubmitTask
-from unicron.contracts.tasks import TaskSpec, TaskState
+from unicron.contracts.storage import StoredState
+from unicron.contracts.tasks import ParallelLayout, TaskSpec, TaskState
 
 
 @pytest.fixture
@@ -69,6 +71,13 @@ def test_who_stops_a_task_with_its_state_saved_has_it_removed_when_that_is_on_st
     assert registry.handle(stored(8)) == [TaskRemoved(task="gpt")]
     assert view(registry).state is TaskState.REMOVED
     assert "iteration 8 in /storage/gpt/step" in view(registry).reason
+
+
+def test_a_task_that_has_gone_back_is_stopped_with_an_earlier_state_than_it_had(registry):
+    found = StoredState(root="/storage", folder="step-000003", iteration=3, layout=ParallelLayout())
+    registry.handle(CheckpointFound(node="n1", task="gpt", search=1, stored=found, skipped=[]))
+    assert registry.answer(SaveTask(task="gpt", stop=True))[1] == [CheckpointOrdered(task="gpt", after=2)]
+    assert registry.handle(stored(4)) == [TaskRemoved(task="gpt")]
 
 
 def test_what_can_not_be_saved_is_not_stopped(registry):

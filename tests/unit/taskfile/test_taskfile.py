@@ -31,6 +31,7 @@ model:
   batch: 1024
 checkpoints: s3://bucket/folder
 checkpoint_s: 600
+resume: true
 layout:
   tensor: 2
 """
@@ -56,7 +57,7 @@ def test_every_field_arrives():
     assert spec.env == {"OMP_NUM_THREADS": "1", "MODE": "quick"}
     assert spec.throughput == {2: 1e12, 4: 1.9e12}
     assert spec.flops_per_iteration == 3.5e12
-    assert (spec.checkpoints, spec.checkpoint_s) == ("s3://bucket/folder", 600)
+    assert (spec.checkpoints, spec.checkpoint_s, spec.resume) == ("s3://bucket/folder", 600, True)
     assert spec.layout == ParallelLayout(tensor=2)
     assert (spec.model.layers, spec.model.batch, spec.model.accelerator) == (32, 1024, "A100")
     assert warnings == []
