@@ -188,6 +188,7 @@ class TransitionCore(Core):
                 if node.alive:
                     out.append(stop_order(self.state, run.spec.name, worker, f"{name} is taken out of use"))
                 self._lose_worker(run, worker.worker, at)
+            out += remove(self.state, run, run.counted_on(name))  # its agent may well live
             out += remove(self.state, run, run.without(name, ()))
         node.alive = False
         self.state.regroup_nodes()

@@ -47,6 +47,7 @@ class Membership(msgspec.Struct, kw_only=True):
         broken: it must be formed anew even if its workers stay the same.
         leaving: its workers leave their states behind for others in another layout, and then wait for their end.
         left: what each of them has left behind.
+        taken_back: what those have left behind who are to go on after all; they remove it when they join.
     """
 
     epoch: int = -1
@@ -59,13 +60,14 @@ class Membership(msgspec.Struct, kw_only=True):
     broken: bool = False
     leaving: bool = False
     left: dict[str, StateRef] = {}
+    taken_back: dict[str, StateRef] = {}
 
     def next(self, group: Sequence[str], layout: ParallelLayout, *, leaving: bool = False) -> "Membership":
         """Return the membership of the next epoch."""
         epoch, kept = self.epoch + 1, dict(zip(self.replicas(), self.since, strict=False))
         following = Membership(epoch=epoch, layout=layout, group=list(group), met=self.met, through=dict(self.through))
         following.since = [kept.get(replica, epoch) for replica in following.replicas()]
-        following.leaving = leaving
+        following.leaving, following.taken_back = leaving, self.taken_back
         return following
 
     def due(self) -> list[str]:
@@ -100,6 +102,7 @@ class Membership(msgspec.Struct, kw_only=True):
     def join(self, worker: str) -> None:
         """Note that a member computes in it, so that all of them have met; nobody else joins."""
         self.joined[worker] = None
+        self.taken_back.pop(worker, None)
         self.met = self.group[: self.layout.workers]
 
     def lose(self, worker: str) -> None:

@@ -27,7 +27,7 @@ def settle(state: TransitionState, names: Iterable[str]) -> list[Message]:
     for name in names:
         out += search(state, state.tasks[name])
         out += _regroup(state, state.tasks[name])
-        out += _stop_unwanted(state, state.tasks[name])
+        out += _stop_unwanted(state, state.tasks[name]) + _clear(state, state.tasks[name])
     out += _untie(state, names)
     for name in names:
         out += order_saves(state, state.tasks[name]) + drop_older(state, state.tasks[name])
@@ -149,9 +149,16 @@ def release(state: TransitionState, run: TaskRun) -> list[Message]:
 
 
 def forsake(state: TransitionState, run: TaskRun, staying: Iterable[str] = ()) -> list[Message]:
-    """Have removed what members have left behind in vain; those that stay remove it themselves."""
+    """Have removed what members have left behind in vain; those that stay remove it themselves, if they live to."""
     left, run.membership.left = run.membership.left, {}
-    return remove(state, run, [left[name] for name in left.keys() - set(staying)])
+    run.membership.taken_back |= {name: left[name] for name in staying if name in left}
+    return remove(state, run, [left[name] for name in sorted(left.keys() - set(staying))])
+
+
+def _clear(state: TransitionState, run: TaskRun) -> list[Message]:
+    """Have removed what members that are gone were to take back."""
+    back = run.membership.taken_back
+    return remove(state, run, [back.pop(name) for name in back.keys() - run.workers.keys()])
 
 
 def _order(state: TransitionState, run: TaskRun) -> list[Message]:

@@ -107,3 +107,18 @@ def test_a_paused_task_gives_its_slots_up_by_itself_and_takes_no_plan_until_it_i
     cluster.rest()
     assert cluster.said["a"] is TaskState.RUNNING
     assert cluster.anew == set()
+
+
+def test_one_that_dies_before_it_takes_back_what_it_left_leaves_nothing():
+    cluster = running("a")
+    cluster.plan()
+    while not cluster.kept:
+        assert cluster.step()
+    [(name, _)] = cluster.kept.items()
+    cluster.plan(a=TWO)
+    worker = cluster.processes[name.partition(".")[0]]
+    cluster.end(worker)
+    out = cluster.report(worker.name)
+    assert [order.names for order in of(DropStates, out)] == [[name]]
+    cluster.rest()
+    assert cluster.kept == {}
