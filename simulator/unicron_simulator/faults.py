@@ -145,6 +145,13 @@ class Submit(Fault, kw_only=True, frozen=True):
     task: TaskSpec
 
 
+class Pause(Fault, kw_only=True, frozen=True):
+    """A user pauses a task for `for_s` seconds."""
+
+    task: str
+    for_s: float
+
+
 class Remove(Fault, kw_only=True, frozen=True):
     """A user removes a task."""
 
@@ -267,6 +274,7 @@ def _fault(random: Random, at: float, nodes: list[str], tasks: list[TaskSpec]) -
         Drain(at=at, node=node, for_s=back_s * 2),
         Submit(at=at, task=_task(random, f"task-{number}")),
         Remove(at=at, task=random.choice(tasks).name),
+        Pause(at=at, task=random.choice(tasks).name, for_s=back_s * 2),
         # under a name that may be in use, when it is refused, or may have been, when it is another task's from now on
         Submit(at=at, task=_task(random, random.choice(tasks).name)),
     ]

@@ -29,7 +29,7 @@ from unicron.bus.protocol import Entry
 from unicron.clock import VirtualClock
 from unicron.commit import Commit
 from unicron.contracts.commands import Command
-from unicron.contracts.queries import DrainNode, GetStatus, Query, RemoveTask, Reply, Status, SubmitTask
+from unicron.contracts.queries import DrainNode, GetStatus, PauseTask, Query, RemoveTask, Reply, Status, SubmitTask
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron.ledger import Sizes
 from unicron.service import Service, Wiring
@@ -262,6 +262,12 @@ class World:
                 self._tell(f"a user submits {task.name}")
                 if not (await self._ask(SubmitTask(spec=task))).error:
                     self.specs[task.name] = task
+            case faults.Pause(task=name, for_s=for_s):
+                self._tell(f"a user pauses {name}")
+                await self._ask(PauseTask(task=name))
+                await asyncio.sleep(for_s)
+                self._tell(f"a user resumes {name}")
+                await self._ask(PauseTask(task=name, pause=False))
             case faults.Remove(task=name):
                 self._tell(f"a user removes {name}")
                 await self._ask(RemoveTask(task=name))
