@@ -276,12 +276,15 @@ class Invariants:
         return [name for names in whole for name in names.values()]
 
     def _saved(self, worker: "Trainer", there: set[str]) -> list[str]:
-        """Return the names of whole states of a worker's task that are saved in the memories of nodes."""
+        """Return the names of whole states of a worker's task that are saved in the memories of nodes.
+
+        That of iteration 0 is no loss: a replica that begins anew saves it before another one comes to its beginning.
+        """
         found: dict[tuple[int, str], dict[int, str]] = {}
         for node in there:
             for name, ref in worker.host.machines[node].saved.items():
                 sound = worker.host.machines[node].lies(ref)
-                if sound and self._begun.get(ref.location.worker) == worker.spec:
+                if sound and ref.iteration and self._begun.get(ref.location.worker) == worker.spec:
                     found.setdefault((ref.iteration, ref.layout.degrees), {})[ref.place] = f"{name} on {node}"
         sizes = {each.degrees: each.replica_workers for each in (worker.spec.layout, *worker.spec.layouts.values())}
         whole = [places for (_, degrees), places in found.items() if len(places) == sizes[degrees]]
