@@ -100,14 +100,15 @@ class States:
         """Have workers of a task begin or cease to save."""
         savers = {saver.worker: saver for saver in command.savers}
         out: Out = []
+        for name in sorted({ref.location.worker for ref, _ in self._sending if ref.task == command.task}):
+            saver = savers.get(name)  # it may be gone meanwhile: nobody would ever remove what an old keeper got
+            out += self._abandon(name, {keeper.node for keeper in saver.keepers} if saver else ())
         for worker in workers:
             if worker.task != command.task:
                 continue
             before = self._savings.pop(worker.worker, None)
             if saver := savers.get(worker.worker):
                 self._savings[worker.worker] = Savings(saver)
-            keepers = {keeper.node for keeper in saver.keepers} if saver else set()
-            out += self._abandon(worker.worker, keepers)
             if saver or before:
                 out.append(SendToWorker(worker.worker, _switch(saver)))
         return out

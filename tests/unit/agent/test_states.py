@@ -268,6 +268,17 @@ def test_copies_on_their_way_are_abandoned_when_their_worker_is_to_leave_nothing
     assert scene.states.tick(AGAIN_S) == []
 
 
+@pytest.mark.parametrize("savers", [[], [copied(N3)]])
+def test_an_order_that_comes_after_its_worker_abandons_copies_for_nodes_that_it_does_not_name(scene, savers):
+    scene.order(copied(N2))
+    scene.save()
+    del scene.workers["gpt-1"]
+    scene.states.gone("gpt-1")
+    assert scene.order(copied(N2)) == []
+    assert scene.order(*savers, task="bert") == []
+    assert scene.order(*savers) == [AbandonCopies("gpt-1", frozenset({"n2"}))]
+
+
 @pytest.mark.parametrize("problem", ["", "no room"])
 def test_a_copy_that_came_to_its_end_after_its_worker_is_not_abandoned(scene, problem):
     scene.order(copied())
