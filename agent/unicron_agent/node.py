@@ -84,7 +84,7 @@ class Node:
         )
         self._jobs: set[asyncio.Task[None]] = set()
         self._storing: set[str] = set()
-        self._sending: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._sending: dict[tuple[StateRef, str], asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """Adopt what lives, join, and serve until cancelled."""
@@ -176,11 +176,11 @@ class Node:
             case ObtainState(worker, ref):
                 self._begin(self._obtain(worker, ref))
             case SendCopy(ref, keeper):
-                self._sending[ref.location.worker, keeper.node] = self._begin(self._send_copy(ref, keeper))
+                self._sending[ref, keeper.node] = self._begin(self._send_copy(ref, keeper))
             case AbandonCopies(worker, nodes):
-                for node in nodes:
-                    if sending := self._sending.pop((worker, node), None):
-                        sending.cancel()
+                for ref, node in list(self._sending):
+                    if ref.location.worker == worker and node in nodes:
+                        self._sending.pop((ref, node)).cancel()
             case UseStorage(job):
                 self._begin(self._use_storage(job))
             case RemoveState(name):
@@ -230,7 +230,7 @@ class Node:
         except StateTransferError as error:
             log.warning("%s", error)
             problem, unsound = str(error), isinstance(error, UnsoundStateError)
-        self._sending.pop((ref.location.worker, keeper.node), None)
+        self._sending.pop((ref, keeper.node), None)
         self._handle(CopySent(ref, keeper.node, problem, unsound))
 
     async def _use_storage(self, job: Job) -> None:

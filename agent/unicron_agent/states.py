@@ -4,7 +4,7 @@ States come to lie here in three ways: workers leave them behind, workers save t
 send copies of what was saved there.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -71,6 +71,7 @@ class States:
         self.found: dict[str, StateRef | None] = {}
         self._node = node
         self._savings: dict[str, Savings] = {}
+        self._sending: set[tuple[StateRef, str]] = set()
         self._ended: dict[str, None] = {}
 
     def adopt(self, kept: Iterable[str], saved: Iterable[StateRef]) -> None:
@@ -99,15 +100,15 @@ class States:
         """Have workers of a task begin or cease to save."""
         savers = {saver.worker: saver for saver in command.savers}
         out: Out = []
+        for name in sorted({ref.location.worker for ref, _ in self._sending if ref.task == command.task}):
+            saver = savers.get(name)  # it may be gone meanwhile: nobody would ever remove what an old keeper got
+            out += self._abandon(name, {keeper.node for keeper in saver.keepers} if saver else ())
         for worker in workers:
             if worker.task != command.task:
                 continue
             before = self._savings.pop(worker.worker, None)
             if saver := savers.get(worker.worker):
                 self._savings[worker.worker] = Savings(saver)
-            keepers = {keeper.node for keeper in saver.keepers} if saver else set()
-            if before and before.missing - keepers:
-                out.append(AbandonCopies(worker.worker, before.missing - keepers))
             if saver or before:
                 out.append(SendToWorker(worker.worker, _switch(saver)))
         return out
@@ -122,8 +123,18 @@ class States:
         here = [name for name in command.names if name in self.found]
         for name in here:
             del self.found[name]
-        self._ended |= dict.fromkeys(command.workers)
-        return [RemoveState(name) for name in here] + [each for name in command.workers for each in self._remove(name)]
+        out: Out = [RemoveState(name) for name in here]
+        for worker in command.workers:
+            self._ended[worker] = None
+            self._savings.pop(worker, None)
+            out += [*self._abandon(worker), *self._remove(worker)]
+        return out
+
+    def _abandon(self, worker: str, keepers: Collection[str] = ()) -> Out:
+        """Abandon copies that are on their way to others than the `keepers`, also where their worker is gone."""
+        under_way = {each for each in self._sending if each[0].location.worker == worker and each[1] not in keepers}
+        self._sending -= under_way
+        return [AbandonCopies(worker, frozenset(node for _, node in under_way))] if under_way else []
 
     def _remove(self, worker: str) -> Out:
         """Remove all that a worker has saved, whole or not."""
@@ -165,11 +176,9 @@ class States:
 
     def disown(self, worker: str) -> Out:
         """Remove what a worker saved that is in doubt; it saves nothing more until that is ordered anew."""
-        savings = self._savings.pop(worker, None)
-        if savings is None:
+        if self._savings.pop(worker, None) is None:
             return []
-        abandoned = [AbandonCopies(worker, savings.missing)] if savings.missing else []
-        return [*abandoned, *self._remove(worker), SendToWorker(worker, Save(on=False))]
+        return [*self._abandon(worker), *self._remove(worker), SendToWorker(worker, Save(on=False))]
 
     def saved(self, worker: Worker, message: Saved) -> Out:
         """Have copies made of what a worker has saved."""
@@ -189,8 +198,11 @@ class States:
         return out + (self._send(savings) if savings.missing else self._secured(worker, savings, ref))
 
     def _send(self, savings: Savings) -> Out:
-        missing = (keeper for keeper in savings.order.keepers if keeper.node in savings.missing)
-        return [SendCopy(savings.saved, keeper) for keeper in missing] if savings.saved else []
+        if (ref := savings.saved) is None:
+            return []
+        missing = [keeper for keeper in savings.order.keepers if keeper.node in savings.missing]
+        self._sending |= {(ref, keeper.node) for keeper in missing}
+        return [SendCopy(ref, keeper) for keeper in missing]
 
     def hear(
         self, told: CopySent | CopyReceived | StateUnsound | StorageTold, workers: Mapping[str, Worker], now: float
@@ -198,6 +210,7 @@ class States:
         """Take in what came of copies, or of the storage."""
         match told:
             case CopySent(ref=ref):
+                self._sending.discard((ref, told.node))
                 return self._sent(workers.get(ref.location.worker), told, now)
             case CopyReceived():
                 return self._received(told)

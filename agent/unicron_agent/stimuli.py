@@ -217,7 +217,7 @@ class SendCopy:
 
 @dataclass(frozen=True)
 class AbandonCopies:
-    """Send these nodes no copy of what a worker saved, not even to its end: they keep none any more."""
+    """Send these nodes no copy of what a worker saved, not even to its end: they are to keep none."""
 
     worker: str
     nodes: frozenset[str]

@@ -61,7 +61,7 @@ class Machine:
         self._network = network
         self._boots = 0
         self._groups: dict[str, Group] = {}
-        self._sending: dict[tuple[str, str], asyncio.TimerHandle] = {}
+        self._sending: dict[tuple[StateRef, str], asyncio.TimerHandle] = {}
 
     # --- power -------------------------------------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class Machine:
         for group in self._groups.values():
             if not group.complete:
                 group.end("the rendezvous is gone")
-        self._groups = {}
+        self._groups, self._sending = {}, {}
         if agent is not None:
             await agent.link.crash()
             agent.task.cancel()
@@ -132,10 +132,9 @@ class Machine:
                 self.token = token
             case stimuli.SendCopy(ref, keeper):
                 handle = self._send_copy(self.agent, ref, self.machines[keeper.node])
-                self._sending[ref.location.worker, keeper.node] = handle
+                self._sending[ref, keeper.node] = handle
             case stimuli.AbandonCopies(worker, nodes):
-                for node in nodes & {node for name, node in self._sending if name == worker}:
-                    self._sending.pop((worker, node)).cancel()
+                self._abandon(worker, nodes)
             case stimuli.UseStorage():
                 seconds = self.random.uniform(0.1, 1.0)
                 asyncio.get_running_loop().call_later(seconds, self._use_storage, self.agent, effect)
@@ -162,10 +161,16 @@ class Machine:
                 there.saved[name] = copy = ref.at(there.name, f"{there.name}:2")
                 taker.handle(stimuli.CopyReceived(name, copy))
             if sender is not None and sender is self.agent:
+                del self._sending[ref, there.name]
                 problem = "" if sound else "it is gone"
                 sender.handle(stimuli.CopySent(ref, there.name, problem, unsound=ref in self.rotten))
 
         return asyncio.get_running_loop().call_later(self.random.uniform(*self.pace.copy), end)
+
+    def _abandon(self, worker: str, nodes: frozenset[str]) -> None:
+        for ref, node in list(self._sending):
+            if ref.location.worker == worker and node in nodes:
+                self._sending.pop((ref, node)).cancel()
 
     def _start(self, agent: WatchedAgent | None, command: StartWorker) -> None:
         if agent is None or agent is not self.agent:

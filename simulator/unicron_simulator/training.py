@@ -9,7 +9,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -18,10 +18,8 @@ from unicron.contracts.states import KEPT, LENT, SAVED, StateLocation, StateRef
 from unicron.contracts.storage import StoredState
 from unicron.contracts.tasks import TaskSpec, WorkerPhase
 from unicron.contracts.worker import (
-    NOWHERE,
     Hello,
     Joined,
-    Membership,
     Progress,
     Raised,
     Save,
@@ -32,13 +30,11 @@ from unicron.contracts.worker import (
 from unicron.errors import GroupBrokenError, StateLostError, StateTransferError
 from unicron.train.iteration import WorkerCore
 from unicron.train.phases import FORGOTTEN, greeting
-from unicron_simulator.collectives import Group
+from unicron_simulator.rank import Rank
 
 if TYPE_CHECKING:
     from unicron_simulator.invariants import Invariants
     from unicron_simulator.nodes import Machine
-
-T = TypeVar("T")
 
 BUCKETS = 2
 """Buckets of the modelled gradient."""
@@ -56,9 +52,6 @@ MODEL_S = 8.0
 
 INFINITE = b"infinite"
 """How a flaw begins that makes a gradient infinite."""
-
-LOOK_S = 0.1
-"""How often whoever forms a group looks whether a newer membership has made it void."""
 
 
 class Pace(NamedTuple):
@@ -91,17 +84,14 @@ def saves_model(spec: TaskSpec) -> bool:
     return spec.iterations % 2 == 0
 
 
-class Trainer:
+class Trainer(Rank):
     """A worker process: the shell of a core in virtual time, and a script that trains.
 
     Attributes:
         core: of the worker, the same as in real ones.
         living: the process is there.
-        paused: it is stopped by a signal.
         computes: it is in its membership, and not on its way to one.
-        place: part of the model that it was started for.
         layout: the shape of the replica that has this place.
-        formed: epoch in which the groups inside of its replica were formed; -1 where they are not, or broke.
         spoilt: what its script did to the gradient is noise.
         flaw: of its state, which is that of others where this is the same; empty for one that nothing struck.
         saves: its agent wants its state saved.
@@ -121,24 +111,20 @@ class Trainer:
         pace: Pace = STORM,
         make_core: type[WorkerCore] = WorkerCore,
     ) -> None:
-        self.name, self.spec, self.slot = command.worker, command.spec, command.slot
-        self.place, self.layout, self.host = command.place, command.layout, host
-        self.living, self.paused, self.computes = True, False, False
+        super().__init__(command.worker, command.place, host.meeting, pace.meet)
+        self.spec, self.slot, self.layout, self.host = command.spec, command.slot, command.layout, host
+        self.living, self.computes = True, False
         self.core = make_core(self, self.spec.iterations, self.spec.microbatches)
         self._book, self._random, self._pace = book, random, pace
         self._hello = Hello(worker=self.name, pid=1)
-        self.newest, self.formed, self.flaw = NOWHERE, -1, b""
-        self._group, self._replicas, self._replica = Group(1), Group(1), Group(1)
-        self._collectives, self._conferred, self._tallies = 0, 0, 0
-        self._updates, self._taken = 0, (0, b"")
+        self.flaw, self._updates, self._taken = b"", 0, (0, b"")
         self._saved: Saved | None = None
         self._flip, self._tries = b"", False
         self._announces, self.announced, self._finite = False, False, True
         self._sums: Gradient = Counter()
         self._reduced: list[Gradient] = [Counter() for _ in range(BUCKETS)]
         self._unsent: list[ToAgent] = []
-        self._changed, self._resumed = asyncio.Event(), asyncio.Event()
-        self._computed, self.spoilt, self._muted, self._through = -1, False, False, False
+        self._computed, self.spoilt, self._muted = -1, False, False
         self.store_asked = 0
         self.saves, self.store_s, self._turn, self._saving = False, 0.0, 0, asyncio.ensure_future(asyncio.sleep(0))
         self._unsecured: tuple[str, int] | None = None
@@ -155,13 +141,6 @@ class Trainer:
         unsent, self._unsent = self._unsent, []
         return self._hello, unsent
 
-    def tell(self, membership: Membership) -> None:
-        """Take a newer membership in, which interrupts whatever collective waits."""
-        if membership.epoch > self.newest.epoch:
-            self.newest = membership
-        if not self.paused:
-            self._interrupt()
-
     def save_from_now(self, message: Save) -> None:
         """Take in whether to save; what was saved before need not be secured."""
         self.saves, self.store_s, self.store_asked = message.on, message.store_s, message.store_asked
@@ -171,22 +150,6 @@ class Trainer:
         """Take in that a state's copies are whole."""
         if self._unsecured == (message.name, message.iteration):
             self._unsecured, self._at_risk = None, ""
-
-    def _interrupt(self) -> None:
-        if self.newest.epoch > self.core.epoch:
-            self._leave(f"{self.name} left for epoch {self.newest.epoch}")
-        if self.newest.since > self.formed and not self._through:
-            self._break(f"{self.name} left for epoch {self.newest.epoch}")
-        self._changed.set()
-
-    def _leave(self, why: str) -> None:
-        self._group.end(why)
-        self._replicas.end(why)
-
-    def _break(self, why: str) -> None:
-        """Take no part in the replica any more, as it was formed."""
-        self.formed = -1
-        self._replica.end(why)
 
     def say(self, message: ToAgent) -> None:
         """Tell the agent; the book hears of memberships too."""
@@ -212,16 +175,6 @@ class Trainer:
             self._break(f"connection to {self.name} closed by peer")
         self.host.exited(self.name, exit_code, signal)
 
-    def pause(self) -> None:
-        """Stop the process, as SIGSTOP does."""
-        self.paused = True
-
-    def go_on(self) -> None:
-        """Let it go on, as SIGCONT does."""
-        self.paused = False
-        self._resumed.set()
-        self._interrupt()
-
     def throw(self, text: str) -> None:
         """Raise an exception in the script, which ends it; in one that is stopped, nothing runs that could raise."""
         if self.paused or not self.living:
@@ -232,12 +185,6 @@ class Trainer:
     def flip(self, flaw: bytes) -> None:
         """Have a bit of the parameters flipped when the next iteration begins."""
         self._flip = flaw
-
-    async def _pass(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-        while self.paused:
-            self._resumed.clear()
-            await self._resumed.wait()
 
     # --- the script --------------------------------------------------------------------------------------------------
 
@@ -263,6 +210,15 @@ class Trainer:
         await self._save()
         self.end(0, None)
 
+    async def _beside(self, what: str) -> bool:
+        """Have a collective inside of the replica, as a model's layers do; False where all that came of it is noise."""
+        try:
+            if self.layout.replica_workers > 1 and not self._muted:
+                await self._together(what, None)
+        except GroupBrokenError:
+            return False
+        return True
+
     async def _save(self) -> None:
         """Put results together with the other ranks of the replica; one whose machine is gone is not waited for."""
         await self._pass(self._random.uniform(0.0, 2 * SAVE_S))
@@ -278,92 +234,6 @@ class Trainer:
     def now(self) -> float:
         """Return the virtual seconds."""
         return asyncio.get_running_loop().time()
-
-    async def await_membership(self, above: int) -> Membership:
-        """Wait for a newer membership."""
-        while self.newest.epoch <= above:
-            self._changed.clear()
-            await self._changed.wait()
-        return self.newest
-
-    def leave(self) -> None:
-        """Be with nobody but the replica any more."""
-        self._through = True
-        self._leave(f"{self.name} is done")
-
-    async def form(self, membership: Membership) -> None:
-        """Let the time pass that a group takes to form; a newer membership ends the wait."""
-        self._leave(f"{self.name} left for epoch {membership.epoch}")
-        self._group, self._replicas, left = Group(1), Group(1), self._pace.meet
-        self._collectives, self._tallies = 0, 0
-        while left > 0 and self.newest.epoch <= membership.epoch:
-            await self._pass(min(left, LOOK_S))
-            left -= LOOK_S
-        layout, seat = membership.layout, membership.seat
-        self._group = self._meet(membership, "", membership.world_size)
-        self._replicas = self._group
-        if layout.replica_workers > 1 and seat is not None:
-            self._replicas = self._meet(membership, f"-place-{seat.place}", layout.replicas)
-        self._check()
-
-    def _meet(self, membership: Membership, name: str, size: int) -> Group:
-        group = self.host.meeting(membership.rendezvous, f"{membership.rendezvous_id}-{membership.epoch}{name}", size)
-        if group is None:
-            raise GroupBrokenError("the rendezvous refused the connection")
-        return group
-
-    async def form_replica(self, membership: Membership) -> None:
-        """Meet the other ranks of the replica; that takes a moment."""
-        self._break(f"{self.name} forms its replica anew in epoch {membership.epoch}")
-        name, size = f"-replica-{self.core.seat.replica}", membership.layout.replica_workers
-        self._replica, self._conferred = self._meet(membership, name, size), 0
-        await self._replica.gather("formed", self.place, None)
-        await self._pass(self._pace.meet)
-        self._check()
-        self.formed = membership.epoch
-
-    async def confer(self, *numbers: float) -> list[tuple[float, ...]]:
-        """Wait for the other ranks of the replica."""
-        self._conferred += 1
-        told: list[tuple[float, ...]] = await self._together(f"confer {self._conferred}", numbers)
-        return told
-
-    async def _beside(self, what: str) -> bool:
-        """Have a collective inside of the replica, as a model's layers do; False where all that came of it is noise."""
-        try:
-            if self.layout.replica_workers > 1 and not self._muted:
-                await self._together(what, None)
-        except GroupBrokenError:
-            return False
-        return True
-
-    async def _together(self, what: str, value: Any) -> list[Any]:
-        if self.formed < 0:
-            raise GroupBrokenError("a rank of this replica is gone")
-        try:
-            found = await self._replica.gather(what, self.place, value)
-        except GroupBrokenError as error:
-            self._break(str(error))
-            await self._pass(0.001)
-            raise
-        await self._pass(0.0)
-        return found
-
-    def _check(self) -> None:
-        if self.newest.epoch > self.core.epoch:
-            raise GroupBrokenError("interrupted by a newer membership")
-
-    async def gather(self, value: T, name: str = "", seconds: float = 0.0) -> list[T]:
-        """Wait for the others; a newer membership interrupts that."""
-        self._collectives += 1
-        try:
-            found = await self._group.gather(f"{self._collectives} {name}", self.core.membership.rank, value)
-        except GroupBrokenError:
-            await self._pass(0.001)
-            raise
-        await self._pass(seconds)
-        self._check()
-        return found
 
     async def export(self, place: int, iteration: int, *, taken: bool = False, kept: bool = False) -> StateRef:  # noqa: ARG002
         """Say which updates are in the state, whatever the core takes them for."""
@@ -425,10 +295,6 @@ class Trainer:
         if self.layout.replica_workers > 1:
             await self.confer()
 
-    async def meet(self) -> None:
-        """Wait for the ranks with this rank's place in other replicas."""
-        await self._over_replicas(None, "meet")
-
     def store(self) -> None:
         """Have what was saved written to storage."""
         self._book.compared(self)
@@ -438,11 +304,6 @@ class Trainer:
     def digest(self) -> int:
         """Return what updates and flaws are in the state."""
         return int.from_bytes(self.flaw) << 32 | self._updates
-
-    async def tally(self, *numbers: int) -> list[tuple[int, ...]]:
-        """Wait for this place's ranks of other replicas."""
-        self._tallies += 1
-        return await self._over_replicas(numbers, f"tally {self._tallies}")
 
     def withdraw(self, ref: StateRef) -> None:
         """Take what was left behind back; other states take no room here."""
@@ -495,19 +356,6 @@ class Trainer:
         self._reduced[bucket] = Counter(microbatch for each, _, _ in given for microbatch in each.elements())
         self.announced = any(announces for _, announces, _ in given)
         self._finite = all(finite for *_, finite in given)
-
-    async def _over_replicas(self, value: T, name: str, seconds: float = 0.0) -> list[T]:
-        """Wait for the ranks with this rank's place in other replicas."""
-        if self._replicas is self._group:
-            return await self.gather(value, name, seconds)
-        try:
-            found = await self._replicas.gather(name, self.core.seat.replica, value)
-        except GroupBrokenError:
-            await self._pass(0.001)
-            raise
-        await self._pass(seconds)
-        self._check()
-        return found
 
     async def share(self, bucket: int, replica: int) -> None:
         """Have what `replica` has."""

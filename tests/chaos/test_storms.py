@@ -21,6 +21,7 @@ from unicron.service import Service
 from unicron.train.duties import Duties
 from unicron.train.iteration import WorkerCore
 from unicron.train.phases import Phase
+from unicron.train.replica import Replica
 
 SEEDS = 200
 BATCH = 10
@@ -207,7 +208,7 @@ class Rash(WorkerCore):
     """A worker that saves over the older state before the newer one is safe everywhere."""
 
     def _save(self):
-        self._secured = True
+        self._replica.secured = True
         self._shell._unsecured = None
         super()._save()
 
@@ -249,11 +250,19 @@ class Undiscerning(WorkerCore):
         self._duties = Swallowing(shell)
 
 
-class Unasked(WorkerCore):
-    """A worker that updates without asking whether all is well in its replica."""
+class Unasking(Replica):
+    """The part in its replica of a worker that updates without asking whether all is well there."""
 
-    async def _check_replica(self):
+    async def check(self):
         pass
+
+
+class Unasked(WorkerCore):
+    """Such a worker."""
+
+    def __init__(self, shell, *more):
+        super().__init__(shell, *more)
+        self._replica = Unasking(shell)
 
 
 class Departing(WorkerCore):

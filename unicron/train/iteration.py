@@ -4,7 +4,6 @@ The core decides; its shell (`unicron.train.shell`) computes, meets other ranks,
 """
 
 import contextlib
-from math import isnan
 from typing import NoReturn
 
 import msgspec
@@ -19,10 +18,8 @@ from unicron.train.exchange import Exchange
 from unicron.train.finite import Finite, Rule
 from unicron.train.phases import MOVES, Due, Move, Phase
 from unicron.train.redistribute import Resumption, Standing
+from unicron.train.replica import Replica
 from unicron.train.shell import Shell
-
-TRIED = 2.0
-"""What ranks of a replica tell each other where the state that they are to try is no good; 1 is any other failure."""
 
 
 class WorkerCore:
@@ -60,11 +57,12 @@ class WorkerCore:
         self._shell, self._iterations, self._microbatches = shell, iterations, microbatches
         self._reduced: list[bool] = []
         self._kept: StateRef | None = None
-        self._saved, self._secured = -1, True
+        self._saved = -1
         self._last = iterations + 1
         self._began = 0.0
         self._again = False
         self._duties, self._finite, self._void = Duties(shell), Finite(shell, rule), False
+        self._replica = Replica(shell)
 
     @property
     def has_state(self) -> bool:
@@ -121,7 +119,7 @@ class WorkerCore:
 
     def computed(self) -> None:
         """Take in the gradient of that microbatch, unless the replica broke under its computation."""
-        if self._in_parts and self._shell.formed < 0:
+        if self._replica.broken:
             self._shell.discard()
             return
         self._shell.accumulate()
@@ -147,7 +145,7 @@ class WorkerCore:
                 "let the loop over session.microbatches() run to its end, then call step() once"
             )
         try:
-            await self._check_replica()
+            await self._replica.check()
         except GroupBrokenError as error:
             broke = self._shell.now()
             self._report(error)
@@ -170,15 +168,6 @@ class WorkerCore:
             )
         )
 
-    async def _check_replica(self) -> None:
-        """Make sure that nothing broke on any rank of the replica: then all of them update.
-
-        Raises:
-            GroupBrokenError: something did.
-        """
-        if self._in_parts:
-            await self._shell.confer()
-
     async def finish(self) -> bool:
         """Say that the last iteration is done, once the whole replica has it behind it, and its model is saved.
 
@@ -192,7 +181,7 @@ class WorkerCore:
             if self.phase is not Phase.REDUCED:
                 return False
         with contextlib.suppress(GroupBrokenError):  # then there are no results of the whole to break
-            await self._check_replica()
+            await self._replica.check()
         self._shell.leave()
         self._shell.say(Finished(iterations=self._iterations))
         return True
@@ -207,14 +196,10 @@ class WorkerCore:
         self._progress(WorkerPhase.COMPUTE)
 
     def _save(self) -> None:
-        """Have the state of this iteration saved, where the one before is safe; else that one must stay.
-
-        Ranks of a replica go on together, so that they always have one iteration in common.
-        """
+        """Have the state of this iteration saved, where the one before is safe; else that one must stay."""
         if Due.TRY in self._duties.due:
             return  # older copies stay until this state has been tried
-        secured = self._shell.secured and (self._secured or not self._in_parts)
-        if self._shell.saves and self._saved != self.iteration and secured:
+        if self._shell.saves and self._saved != self.iteration and self._replica.may_save:
             self._saved = self.iteration
             self._shell.save(self.iteration)
 
@@ -246,19 +231,20 @@ class WorkerCore:
             failure = error
         if failure is None:
             await self._await_saved()
+        holds = failure is not None or self._over or self._finite.holds
         try:
-            loss, announced, holds = await self._agreed_loss(failure)
-            if not holds:
+            agreed = await self._replica.agree(failure, holds=holds)
+            if not agreed.holds:
                 await self._finite.decide(self.membership, self.iteration)
         except GroupBrokenError as error:
             broke = self._shell.now()
             await self._give_up_what_is_wrong(failure, error)
             await self._regroup(broke)
             return
-        self._duties.fulfil(saved=saved, announced=announced)
-        self._void = not holds
+        self._duties.fulfil(saved=saved, announced=agreed.announced)
+        self._void = not agreed.holds
         if not self._over:
-            self.loss = loss
+            self.loss = agreed.loss
             self._shell.publish(void=self._void)
         self._move(Move.REDUCE)
 
@@ -288,57 +274,20 @@ class WorkerCore:
             self._drop()
             self._saved = -1
 
-    async def _agreed_loss(self, failure: GroupBrokenError | None) -> tuple[float, bool, bool]:
-        """Return mean loss, what was announced and whether the gradient may be used, once it is whole on all ranks.
-
-        Raises:
-            GroupBrokenError: `failure`, or that of another rank.
-        """
-        loss, announced = self._shell.loss(), self._shell.announced
-        holds = failure is not None or self._over or self._finite.holds
-        if self._in_parts:
-            failed = TRIED if isinstance(failure, UnusableStateError) else float(failure is not None)
-            mine = (failed, loss, float(holds), float(self._shell.secured), float(announced))
-            told = await self._shell.confer(*mine)
-            failed = max(each for each, *_ in told)
-            if failed == TRIED:
-                raise failure or UnusableStateError("the gradient of another place is not finite")
-            if failed and failure is None:
-                raise GroupBrokenError("another rank of this replica could not sum its part of the gradient")
-            holds = all(each for _, _, each, *_ in told)
-            losses = [each for _, each, *_ in told if not isnan(each)]  # the last stage of a pipeline has one
-            loss = sum(losses) / len(losses) if losses else loss
-            self._secured = all(secured for *_, secured, _ in told)
-            announced = told[0][-1] > 0  # the first rank's clock counts for all
-        if failure is not None:
-            raise failure
-        return loss, announced, holds
-
-    @property
-    def _in_parts(self) -> bool:
-        """Whether other ranks hold the other parts of the model: then they do together whatever they do."""
-        return self.membership.layout.replica_workers > 1
-
-    def _interrupted(self) -> bool:
-        return self._shell.newest.epoch > self.epoch
-
     async def _leaves(self) -> bool:
         """Whether to go to a newer membership, which the ranks of a replica do before the same microbatch."""
-        if not self._in_parts:
-            return self._interrupted()
         try:
-            told = await self._shell.confer(float(self._shell.newest.epoch))
+            return await self._replica.newest() > self.epoch
         except GroupBrokenError as error:
             self._report(error)
             return True
-        return max(epoch for (epoch,) in told) > self.epoch
 
     def _progress(self, phase: WorkerPhase) -> None:
         self._shell.say(Progress(iteration=self.iteration, phase=phase, done=len(self.done)))
 
     def _report(self, error: GroupBrokenError | StateTransferError) -> None:
         """Tell the agent what broke; where a newer membership is there already, that is why, and nothing is wrong."""
-        if self._interrupted():
+        if self._shell.newest.epoch > self.epoch:
             return
         broke = Breakage.STATE if isinstance(error, StateTransferError) else Breakage.GROUP
         text = str(error).partition("\n")[0][:300]
@@ -352,6 +301,7 @@ class WorkerCore:
             self._progress(WorkerPhase.WAITING)
             membership = await self._shell.await_membership(self.epoch)
             self.membership = msgspec.structs.replace(membership, layout=membership.shape)
+            self._replica.size = self.membership.layout.replica_workers
             if self._kept is not None:  # others take it only where this worker does not go on
                 self._shell.withdraw(self._kept)
                 self._kept = None
@@ -384,8 +334,7 @@ class WorkerCore:
                     await self._shell.share(bucket, self.membership.layout.seat(source).replica)
                 self._reduced[bucket] = source is not None
             self.todo = list(plan.todo[self.seat.replica])
-            if self._in_parts and not self._formed_together(standings):  # last: the others wait for all before
-                await self._shell.form_replica(self.membership)
+            await self._replica.form(self.membership, standings, self.seat.replica)  # last: others wait for all before
         self._move(Move.JOIN)
         return Joined(
             epoch=self.epoch,
@@ -397,12 +346,6 @@ class WorkerCore:
             state_from=state_from,
             seconds=0.0,
         )
-
-    def _formed_together(self, standings: list[Standing]) -> bool:
-        """Whether the groups inside of this rank's replica are whole."""
-        size = self.membership.layout.replica_workers
-        formed = {each.formed for each in standings[self.seat.replica * size :][:size]}
-        return -1 not in formed and len(formed) == 1
 
     def _plan(self, standings: list[Standing]) -> Resumption:
         plan = redistribute.resume(standings, self._microbatches, self.membership.layout)

@@ -247,11 +247,53 @@ def test_of_a_worker_that_is_no_more_nothing_stays_nor_comes(scene):
     scene.order(copied())
     scene.save()
     both = [RemoveState("gpt-1.0.saved"), RemoveState("gpt-1.1.saved")]
-    assert scene.drop(workers=["gpt-1"]) == both
+    assert scene.drop(workers=["gpt-1"]) == [AbandonCopies("gpt-1", frozenset({"n2"})), *both]
     assert scene.find() == []
     assert scene.save(4) == [], "its last words, maybe"
     assert scene.states.gone("gpt-1") == both, "what it wrote meanwhile"
     assert scene.find() == []
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_copies_on_their_way_are_abandoned_when_their_worker_is_to_leave_nothing(scene, gone):
+    scene.order(copied(N2, N3))
+    scene.save()
+    scene.sent(node="n3")
+    if gone:
+        del scene.workers["gpt-1"]
+        assert scene.states.gone("gpt-1") == [], "what it saved may still be needed, and so may its copies"
+    abandoned = AbandonCopies("gpt-1", frozenset({"n2"}))
+    assert scene.drop(workers=["gpt-2", "gpt-1"])[2] == abandoned
+    assert not of(AbandonCopies, scene.drop(workers=["gpt-1"])), "once is enough"
+    assert scene.states.tick(AGAIN_S) == []
+
+
+@pytest.mark.parametrize("savers", [[], [copied(N3)]])
+def test_an_order_that_comes_after_its_worker_abandons_copies_for_nodes_that_it_does_not_name(scene, savers):
+    scene.order(copied(N2))
+    scene.save()
+    del scene.workers["gpt-1"]
+    scene.states.gone("gpt-1")
+    assert scene.order(copied(N2)) == []
+    assert scene.order(*savers, task="bert") == []
+    assert scene.order(*savers) == [AbandonCopies("gpt-1", frozenset({"n2"}))]
+
+
+@pytest.mark.parametrize("problem", ["", "no room"])
+def test_a_copy_that_came_to_its_end_after_its_worker_is_not_abandoned(scene, problem):
+    scene.order(copied())
+    scene.save()
+    del scene.workers["gpt-1"]
+    scene.states.gone("gpt-1")
+    scene.sent(problem=problem)
+    assert not of(AbandonCopies, scene.drop(workers=["gpt-1"]))
+
+
+def test_copies_that_are_on_their_way_since_an_earlier_order_are_abandoned_by_a_later_one(scene):
+    scene.order(copied())
+    scene.save()
+    scene.order(copied())
+    assert scene.order(alone())[0] == AbandonCopies("gpt-1", frozenset({"n2"}))
 
 
 def test_a_copy_of_a_worker_that_is_no_more_is_removed_when_it_comes(scene):
