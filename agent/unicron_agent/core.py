@@ -10,6 +10,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.commands import (
     Command,
     CommitCheckpoint,
+    CopyState,
     DropStates,
     FindCheckpoint,
     FindStates,
@@ -262,7 +263,7 @@ class AgentCore:
                 return self._start(command)
             case StopWorker(worker=name):
                 return self._stop(name)
-            case DropStates() | SaveStates() | FindStates() | CommitCheckpoint() | FindCheckpoint():
+            case CopyState() | DropStates() | SaveStates() | FindStates() | CommitCheckpoint() | FindCheckpoint():
                 return self.states.obey(command, self.workers.values())
             case Regroup():
                 return self._regroup(command)

@@ -39,6 +39,11 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
         f"microbatch {', '.join(map(str, m.microbatches)) or 'none'} on rank {m.rank}, {_where(m)}; rule: {m.rule}"
     ),
     events.StateRejected: lambda m: f"{m.state.location.node} holds a bad copy, found out on {m.node}: {m.reason}",
+    events.StateCopied: lambda m: (
+        f"{m.state.location.node} keeps "
+        f"{'no copy' if m.problem else 'a copy'} of what {m.state.location.worker} left on {m.node}"
+        f"{_after(': ', m.problem)}"
+    ),
     events.StatesFound: lambda m: (
         f"{m.node} has of {m.task} {', '.join(sorted({f'iteration {ref.iteration}' for ref in m.states})) or 'nothing'}"
     ),
@@ -93,6 +98,7 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
     commands.DropStates: lambda m: (
         f"remove what was left behind on {m.node}: {', '.join([*m.names, *(f'all of {each}' for each in m.workers)])}"
     ),
+    commands.CopyState: lambda m: f"copy {m.state.location.name} from {m.node} to {m.keeper.node}",
     commands.SaveStates: lambda m: f"save on {m.node}: {', '.join(map(_saver, m.savers)) or 'nothing any more'}",
     commands.CommitCheckpoint: lambda m: f"complete the checkpoint of iteration {m.saving.iteration} of {m.task}",
     commands.FindCheckpoint: lambda m: f"look at {m.root} for a checkpoint of {m.task}",

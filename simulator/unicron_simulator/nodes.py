@@ -14,7 +14,7 @@ from unicron.aio import insist
 from unicron.clock import VirtualClock
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
-from unicron.contracts.states import LENT, StateRef
+from unicron.contracts.states import KEPT, LENT, StateRef
 from unicron.contracts.tasks import Slot
 from unicron.contracts.worker import Membership, Ping, Pong, Save, Secured, ToAgent, ToWorker
 from unicron.train.iteration import WorkerCore
@@ -153,13 +153,13 @@ class Machine:
         """Begin to write over an older copy elsewhere; in the end it is whole, or there is none."""
         taker, name = there.agent, ref.location.name
         if taker is not None:
-            there.saved.pop(name, None)
+            there.memory(name).pop(name, None)
             taker.handle(stimuli.CopyReceived(name, None))
 
         def end() -> None:
             sound = taker is not None and taker is there.agent and self.lies(ref)
             if sound and taker is not None and sender is self.agent:
-                there.saved[name] = copy = ref.at(there.name, f"{there.name}:2")
+                there.memory(name)[name] = copy = ref.at(there.name, f"{there.name}:2")
                 taker.handle(stimuli.CopyReceived(name, copy))
             if sender is not None and sender is self.agent:
                 problem = "" if sound else "it is gone"
@@ -245,6 +245,10 @@ class Machine:
             self.agent.handle(stimuli.StateUnsound(ref, "a byte of it was flipped"))
         return name.endswith(LENT) or name in there.kept or there.lies(ref)
 
+    def memory(self, name: str) -> dict[str, StateRef]:
+        """Return the states of a kind that lie here, by name."""
+        return self.kept if name.endswith(KEPT) else self.saved
+
     def lies(self, ref: StateRef) -> bool:
-        """Return whether a state that was saved is here, whole and sound."""
-        return self.saved.get(ref.location.name) == ref and ref not in self.rotten
+        """Return whether a state that was saved, or left behind, is here, whole and sound."""
+        return self.memory(ref.location.name).get(ref.location.name) == ref and ref not in self.rotten

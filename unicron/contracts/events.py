@@ -241,6 +241,21 @@ class StateRejected(Message, kw_only=True, frozen=True):
     reason: str
 
 
+class StateCopied(Message, kw_only=True, frozen=True):
+    """The answer to `CopyState`: another node has a copy now; or it has none, and why.
+
+    Attributes:
+        node: that was to send it.
+        state: as it lies at its new node, or would.
+        problem: why it does not; empty where it does.
+    """
+
+    node: str
+    task: str
+    state: StateRef
+    problem: str = ""
+
+
 class StatesFound(Message, kw_only=True, frozen=True):
     """The answer to `FindStates`: what lies in the memory of a node.
 

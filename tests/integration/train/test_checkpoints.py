@@ -22,6 +22,7 @@ from unicron.contracts.events import (
     FailureDetected,
     GradientNotFinite,
     Regrouped,
+    StateCopied,
     StateDiverged,
     StateKept,
     StateRejected,
@@ -221,6 +222,30 @@ async def test_a_task_is_saved_rewound_stopped_and_taken_up_by_order(scene, scri
     assert difference(torch.load(run.out, weights_only=True), plain) <= 1e-5
     begun = [each for each in scene.of(Regrouped, task=run.name) if each.at > last.at]
     assert min(each.iteration for each in begun) == last.iteration > first.iteration
+
+
+async def test_a_paused_task_whose_node_is_drained_and_switched_off_goes_on_where_it_was(
+    scene, script, plain, tmp_path
+):
+    run = Run(scene, script, tmp_path, max_workers=1)
+    [only] = await run.until_protected()
+    await scene.client.pause(run.name)
+    [left] = await scene.until(lambda: scene.of(StateKept, task=run.name))
+    await scene.until_state(run.name, TaskState.WAITING)
+    await scene.client.drain(only.node)
+    [copied] = await scene.until(lambda: scene.of(StateCopied, task=run.name))
+    assert copied.state == left.state.at(copied.state.location.node, copied.state.location.address)
+    scene.cluster.kill_node(only.node)
+    shutil.rmtree(memory_of(scene, only.node))
+    try:
+        await scene.client.pause(run.name, pause=False)
+        await run.ends_as_undisturbed(plain)
+    finally:
+        scene.cluster.start_process(only.node)
+        await scene.client.drain(only.node, drain=False)
+    iterations = {each.iteration for each in scene.of(Regrouped, task=run.name) if each.node != only.node}
+    assert iterations == {left.state.iteration}
+    assert not scene.of(StatesFound, task=run.name), "nobody had to look for it"
 
 
 async def test_a_copy_with_a_byte_flipped_is_used_by_nobody(scene, script, plain, tmp_path):

@@ -33,7 +33,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("plan"), st.permutations(range(8)), st.tuples(*[st.integers(0, 3)] * 3)),
     st.tuples(st.just("die"), st.integers(0, 30)),
     st.tuples(st.just("report"), st.integers(0, 30)),
-    st.tuples(st.sampled_from(["lose", "cut off", "return"]), st.sampled_from(sorted(NODES))),
+    st.tuples(st.sampled_from(["lose", "cut off", "return", "drain", "undrain"]), st.sampled_from(sorted(NODES))),
     *[st.tuples(st.just("step"), st.integers(1, 4))] * 3,
 )
 
@@ -68,6 +68,8 @@ def play(events, specs=SPECS):
                 cluster.lose(what[0], alive=kind == "cut off")
             case "return" if what[0] not in cluster.up:
                 cluster.join(what[0])
+            case "drain" | "undrain":
+                cluster.drain(what[0], drain=kind == "drain")
             case "step":
                 for _ in range(what[0]):
                     cluster.step()
@@ -108,7 +110,7 @@ def test_tasks_come_to_the_layouts_of_the_last_plan_and_nothing_is_left_behind(e
             assert run.membership.layout == cluster.specs[task].shape(len(slots))
             assert run.shelf is None
     running = {task for task, slots in target.items() if slots}
-    assert not [name for name, (node, task) in cluster.kept.items() if node in cluster.up and task in running]
+    assert not [name for (node, name), task in cluster.kept.items() if node in cluster.up and task in running]
 
 
 @settings(max_examples=50, deadline=None)
