@@ -19,6 +19,7 @@ _LONGEST = 160
 _WORDS: dict[type[Message], Callable[[Any], str]] = {
     events.NodeJoined: lambda m: f"{m.node} joined with {len(m.slots)} slots, {len(m.workers)} workers alive",
     events.NodeAdmitted: lambda m: f"{m.node} admitted with {len(m.slots)} slots" + " again" * m.returned,
+    events.NodeLeaving: lambda m: f"{m.node} is to go, and hands over what it has for up to {m.seconds:g} s",
     events.WorkerReady: lambda m: f"{_where(m)} is ready",
     events.WorkerFinished: lambda m: f"{_where(m)} has done all {m.iterations} iterations",
     events.StateKept: lambda m: f"{_where(m)} leaves its state of iteration {m.state.iteration} behind",
@@ -99,6 +100,7 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
         f"remove what was left behind on {m.node}: {', '.join([*m.names, *(f'all of {each}' for each in m.workers)])}"
     ),
     commands.CopyState: lambda m: f"copy {m.state.location.name} from {m.node} to {m.keeper.node}",
+    commands.ReleaseNode: lambda m: f"nothing on {m.node} is needed any more: it may go",
     commands.SaveStates: lambda m: f"save on {m.node}: {', '.join(map(_saver, m.savers)) or 'nothing any more'}",
     commands.CommitCheckpoint: lambda m: f"complete the checkpoint of iteration {m.saving.iteration} of {m.task}",
     commands.FindCheckpoint: lambda m: f"look at {m.root} for a checkpoint of {m.task}",

@@ -110,9 +110,12 @@ class Machine:
             trainer.end(None, None, silently=True)
         self.running, self.processes, self.kept, self.saved = {}, {}, {}, {}
 
-    async def leave(self) -> None:
-        """Let the agent say goodbye and go."""
-        if agent := self.agent:
+    async def leave(self, notice_s: float = 0.0) -> None:
+        """Let the agent hand over for so long at most, say goodbye and go."""
+        agent = self.agent
+        if agent is not None and notice_s:
+            await agent.hand_over(notice_s)
+        if agent is not None and agent is self.agent:
             await agent.leave()
             self.kept, self.saved = {}, {}
             if self.agent is agent:

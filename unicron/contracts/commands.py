@@ -88,6 +88,10 @@ class CopyState(Command, kw_only=True, frozen=True):
     keeper: Keeper
 
 
+class ReleaseNode(Command, kw_only=True, frozen=True):
+    """Go, since you want to: no worker of this node is counted on, and no state lies on it alone."""
+
+
 class FindStates(Command, kw_only=True, frozen=True):
     """Tell which states of the task lie in this node's memory.
 

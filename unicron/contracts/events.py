@@ -55,6 +55,18 @@ class NodeLeft(Message, kw_only=True, frozen=True):
     incarnation: str
 
 
+class NodeLeaving(Message, kw_only=True, frozen=True):
+    """An agent was told that its node is to go; until it leaves, it hands over what others count on.
+
+    Attributes:
+        seconds: after which it leaves in any case.
+    """
+
+    node: str
+    incarnation: str
+    seconds: float
+
+
 class WorkerReady(WorkerFact, kw_only=True, frozen=True):
     """A worker has built its model and waits for a membership."""
 

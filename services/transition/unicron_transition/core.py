@@ -14,6 +14,7 @@ from unicron.contracts.events import (
     NodeAdmitted,
     NodeDrained,
     NodeGone,
+    NodeLeaving,
     PartStored,
     PlanDecided,
     Regrouped,
@@ -41,7 +42,7 @@ from unicron.contracts.tasks import SlotRef, WorkerStatus
 from unicron.core import Core, Handlers
 from unicron_transition import storing
 from unicron_transition.deadlines import Deadline, Wait
-from unicron_transition.evacuation import copied, evacuate
+from unicron_transition.evacuation import copied, evacuate, let_go
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.moves import Cause, move
 from unicron_transition.orders import drop_order, remove, stop_order
@@ -79,6 +80,7 @@ class TransitionCore(Core):
             NodeAdmitted: self._admitted,
             NodeDrained: self._drained,
             NodeGone: lambda gone: self._lose_node(gone.node, gone.at),
+            NodeLeaving: self._leaving,
             PartStored: self._about_storage,
             PlanDecided: self._plan,
             Regrouped: self._regrouped,
@@ -101,6 +103,11 @@ class TransitionCore(Core):
             WorkerReady: self._ready,
         }
 
+    def handle(self, message: Message) -> list[Message]:
+        """Take one message in; return what follows from it."""
+        out = super().handle(message)
+        return out + let_go(self.state) if self.state.leaving else out
+
     # --- the world ---------------------------------------------------------------------------------------------------
 
     def _activated(self, started: Started) -> list[Message]:
@@ -120,6 +127,7 @@ class TransitionCore(Core):
     def _admitted(self, node: NodeAdmitted) -> list[Message]:
         """A node is new, or its agent came back: believe what it says about its workers."""
         before = self.state.nodes.get(node.node)
+        self.state.waits_to_go(node.node, waits=False)
         self.state.nodes[node.node] = NodeRun(
             incarnation=node.incarnation,
             rendezvous=node.rendezvous,
@@ -155,12 +163,21 @@ class TransitionCore(Core):
         shelved = [run for run in self.state.tasks.values() if run.shelf]
         return self._settle(hit | short) + evacuate(self.state, shelved)
 
+    def _leaving(self, fact: NodeLeaving) -> list[Message]:
+        """A node is to go; the registry drains it, and it waits until nobody needs it any more."""
+        node = self.state.nodes.get(fact.node)
+        if node is not None and node.alive and node.incarnation == fact.incarnation:
+            self.state.waits_to_go(fact.node, waits=True)
+        return []
+
     def _drained(self, fact: NodeDrained) -> list[Message]:
         """Nothing more is to lie on a node that is to go, and nothing only there."""
         node = self.state.nodes.get(fact.node)
         if node is None or node.drained == fact.drain:
             return []
         node.drained = fact.drain
+        if not node.drained:
+            self.state.waits_to_go(fact.node, waits=False)
         self.state.regroup_nodes()
         return self._place_anew(fact.node)
 
@@ -212,6 +229,7 @@ class TransitionCore(Core):
             out += remove(self.state, run, run.counted_on(name))  # its agent may well live
             out += remove(self.state, run, run.without(name, ()))
         node.alive = False
+        self.state.waits_to_go(name, waits=False)
         self.state.regroup_nodes()
         for run in hit:
             out += forget_node(self.state, run, name)

@@ -1,15 +1,16 @@
-"""What lies in the memories of nodes that are to go, and nowhere else, is copied to nodes that stay. Pure functions."""
+"""Nodes that are to go: what lies in their memories only is copied to nodes that stay. Pure functions."""
 
 from collections.abc import Iterable
 
 from msgspec.structs import replace
 
 from unicron.contracts.base import Message
-from unicron.contracts.commands import CopyState
+from unicron.contracts.commands import CopyState, ReleaseNode
 from unicron.contracts.events import StateCopied
 from unicron.contracts.states import SAVED, Keeper, StateRef
 from unicron_transition.holders import Copying
 from unicron_transition.orders import remove
+from unicron_transition.replicas import lacks_state
 from unicron_transition.state import TaskRun, TransitionState
 
 
@@ -78,3 +79,25 @@ def copied(state: TransitionState, run: TaskRun, fact: StateCopied) -> list[Mess
 
 def _leads_to(copying: Copying, copy: StateRef) -> bool:
     return (copying.state.location.name, copying.keeper.node) == (copy.location.name, copy.location.node)
+
+
+def let_go(state: TransitionState) -> list[Message]:
+    """Return the commands that tell nodes which are leaving that nobody needs them any more."""
+    free = [node for node in state.leaving if state.nodes[node].drained and not _is_needed(state, node)]
+    state.leaving = [node for node in state.leaving if node not in free]
+    return [ReleaseNode(**state.to(node)) for node in free]
+
+
+def _is_needed(state: TransitionState, node: str) -> bool:
+    """Return whether a task has or is to have a worker on a node, or something to go on with that lies there only."""
+    return any(_counts_on(state, run, node) for run in state.on(node) if not run.state.ended)
+
+
+def _counts_on(state: TransitionState, run: TaskRun, node: str) -> bool:
+    slots = [*run.target, *(worker.slot for worker in run.workers.values())]
+    if any(slot.node == node for slot in slots):
+        return True
+    if run.shelf is None:
+        return lacks_state(run) and any(node in nodes for nodes in run.saves.held.values())
+    safe = {ref.place for ref in run.shelf.states if state.stays(ref.location.node)}
+    return any(ref.location.node == node and ref.place not in safe for ref in run.shelf.states)

@@ -138,6 +138,7 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
     Attributes:
         token: fencing token of the active instance.
         plan: number of the newest plan taken up.
+        leaving: nodes whose agents wait to be told that nobody needs them any more.
         placement: of copies, as it was asked for last.
     """
 
@@ -145,6 +146,7 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
     plan: int = 0
     nodes: dict[str, NodeRun] = {}
     tasks: dict[str, TaskRun] = {}
+    leaving: list[str] = []
     placement: Placement = Placement((), COPIES)
 
     @cached_property
@@ -216,6 +218,10 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
     def to(self, node: str) -> dict[str, Any]:
         """Return the fields that every command to a node has."""
         return {"node": node, "token": self.token, "incarnation": self.nodes[node].incarnation}
+
+    def waits_to_go(self, node: str, *, waits: bool) -> None:
+        """Note whether a node's agent waits to be told that nobody needs it any more."""
+        self.leaving = [each for each in self.leaving if each != node] + [node] * waits
 
     def stays(self, node: str) -> bool:
         """Return whether a node is there, and not to go."""

@@ -2,7 +2,9 @@
 
 import asyncio
 import itertools
+import os
 import shutil
+import signal
 import textwrap
 from collections import Counter
 
@@ -13,6 +15,7 @@ from helpers.cli import data, unicron
 from helpers.training import TRAIN, difference, plain_run, running_cluster, task, write_script
 from msgspec.structs import replace
 from unicron_agent.network import memory_dir
+from unicron_deploy.processes import wait_until_gone
 
 from unicron.contracts.events import (
     Alert,
@@ -21,6 +24,7 @@ from unicron.contracts.events import (
     CheckpointStored,
     FailureDetected,
     GradientNotFinite,
+    NodeGone,
     Regrouped,
     StateCopied,
     StateDiverged,
@@ -33,7 +37,7 @@ from unicron.contracts.events import (
     WorkerExited,
     WorkerReady,
 )
-from unicron.contracts.tasks import TaskState
+from unicron.contracts.tasks import NodeState, TaskState
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 
@@ -246,6 +250,26 @@ async def test_a_paused_task_whose_node_is_drained_and_switched_off_goes_on_wher
     iterations = {each.iteration for each in scene.of(Regrouped, task=run.name) if each.node != only.node}
     assert iterations == {left.state.iteration}
     assert not scene.of(StatesFound, task=run.name), "nobody had to look for it"
+
+
+async def test_the_agent_of_the_only_workers_node_told_to_stop_hands_over_first(scene, script, plain, tmp_path):
+    run = Run(scene, script, tmp_path, pace=0.2, max_workers=1)
+    [only] = await run.until_protected()
+    process = scene.cluster.processes[only.node]
+    os.kill(process.pid, signal.SIGTERM)
+    try:
+        await scene.until(lambda: scene.of(NodeGone, node=only.node))
+        moved = {each.node for each in scene.of(Regrouped, task=run.name)} - {only.node}
+        assert moved, "before it said goodbye"
+        await run.ends_as_undisturbed(plain)
+    finally:
+        await asyncio.to_thread(wait_until_gone, [process], 20)
+        scene.cluster.start_process(only.node)
+    assert not scene.of(FailureDetected, task=run.name)
+    assert not scene.of(StatesFound, task=run.name), "a living worker had it"
+    up = [NodeState.UP] * 3
+    while [view.state for view in (await scene.client.status()).nodes] != up:
+        await asyncio.sleep(0.1)
 
 
 async def test_a_copy_with_a_byte_flipped_is_used_by_nobody(scene, script, plain, tmp_path):

@@ -3,8 +3,8 @@
 import pytest
 from helpers.transition import Cluster, failure, of, slot, spec
 
-from unicron.contracts.commands import CopyState, DropStates, SaveStates
-from unicron.contracts.events import StateCopied
+from unicron.contracts.commands import CopyState, DropStates, ReleaseNode, SaveStates
+from unicron.contracts.events import NodeLeaving, StateCopied
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import ParallelLayout, TaskState
 
@@ -138,10 +138,7 @@ def test_where_no_node_stays_it_waits_for_one():
 def test_a_node_that_comes_back_meanwhile_is_told_again(lost):
     cluster = put_aside()
     [order] = of(CopyState, cluster.drain("n1"))
-    if lost == "n1":
-        out = cluster.join("n1", "another")
-    else:
-        out = cluster.lose(order.keeper.node)
+    out = cluster.join("n1", "another") if lost == "n1" else cluster.lose(order.keeper.node)
     [again] = of(CopyState, out)
     assert (again.keeper == order.keeper) is (lost == "n1")
     cluster.copying.remove(order)
@@ -177,3 +174,65 @@ def test_told_twice_it_stays():
     here = order.state.at(order.keeper.node, order.keeper.address)
     assert cluster.tell(StateCopied(node="n1", task="a", state=here)) == []
     assert len(lies(cluster)) == 2
+
+
+def leaves(cluster, node="n1", incarnation="x"):
+    """Have an agent say that it leaves, and the registry drain the node."""
+    return cluster.tell(NodeLeaving(node=node, incarnation=incarnation, seconds=9.0)) + cluster.drain(node)
+
+
+def released(cluster, act):
+    """Return the nodes that are told while `act` is done that they may go."""
+    told = []
+    take = cluster.take
+
+    def watch(message):
+        take(message)
+        if isinstance(message, ReleaseNode):
+            told.append(message.node)
+
+    cluster.take = watch
+    act()
+    cluster.take = take
+    return told
+
+
+def test_a_node_on_which_nothing_is_may_go_once_it_is_drained():
+    cluster = running()
+    assert not of(ReleaseNode, cluster.tell(NodeLeaving(node="n4", incarnation="x", seconds=9.0)))
+    [order] = of(ReleaseNode, cluster.drain("n4"))
+    assert (order.node, order.incarnation) == ("n4", "x")
+    assert not of(ReleaseNode, cluster.drain("n3")), "it did not ask"
+    assert of(ReleaseNode, cluster.tell(NodeLeaving(node="n3", incarnation="x", seconds=9.0))), "drained before"
+
+
+def test_one_with_a_worker_may_go_when_that_has_moved():
+    cluster = running()
+    assert not of(ReleaseNode, leaves(cluster))
+    moved = []
+
+    def act():
+        moved.append(of(ReleaseNode, cluster.plan(a=[slot("n4:0")])))
+        cluster.rest()
+
+    assert released(cluster, act) == ["n1"]
+    assert moved == [[]], "not before"
+    assert cluster.anew == set()
+
+
+def test_one_with_the_only_copy_may_go_when_another_has_one():
+    cluster = put_aside()
+    assert not of(ReleaseNode, leaves(cluster))
+    assert released(cluster, cluster.copy) == ["n1"]
+
+
+def test_one_that_is_back_or_is_to_stay_is_not_told_to_go():
+    cluster = put_aside()
+    leaves(cluster)
+    cluster.join("n1", "another")
+    assert released(cluster, cluster.rest) == []
+    cluster = put_aside()
+    leaves(cluster)
+    cluster.drain("n1", drain=False)
+    assert released(cluster, cluster.rest) == []
+    assert not of(ReleaseNode, leaves(cluster, "n2", "an earlier one"))

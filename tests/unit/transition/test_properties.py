@@ -64,16 +64,23 @@ def play(events, specs=SPECS):
                 dead = [name for name in cluster.processes if not cluster.processes[name].living]
                 if dead:
                     cluster.report(dead[what[0] % len(dead)])
-            case "lose" | "cut off" if what[0] in cluster.up:
-                cluster.lose(what[0], alive=kind == "cut off")
-            case "return" if what[0] not in cluster.up:
-                cluster.join(what[0])
-            case "drain" | "undrain":
-                cluster.drain(what[0], drain=kind == "drain")
             case "step":
                 for _ in range(what[0]):
                     cluster.step()
+            case "lose" | "cut off" | "return" | "drain" | "undrain":
+                befall(cluster, kind, what[0])
     return cluster, target
+
+
+def befall(cluster, kind, node):
+    """Let something happen to a node."""
+    match kind:
+        case "lose" | "cut off" if node in cluster.up:
+            cluster.lose(node, alive=kind == "cut off")
+        case "return" if node not in cluster.up:
+            cluster.join(node)
+        case "drain" | "undrain":
+            cluster.drain(node, drain=kind == "drain")
 
 
 @settings(max_examples=120, deadline=None)
