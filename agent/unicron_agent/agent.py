@@ -16,7 +16,7 @@ from unicron.contracts.events import CommandRefused, DeadLetter
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
 from unicron_agent.states import Out
-from unicron_agent.stimuli import Effect, EntryRead, Leave, Published, Reconnected, Stimulus, Tick
+from unicron_agent.stimuli import Effect, EntryRead, Leave, Notice, Published, Reconnected, Stimulus, Tick
 
 log = logging.getLogger(__name__)
 
@@ -88,15 +88,20 @@ class Agent:
             log.info("the bus was away for %.1f s; joining again", down_s)
             self.handle(Reconnected())
 
+    async def hand_over(self, seconds: float) -> None:
+        """Say that the node is to go; return when nobody needs it any more, or it took too long."""
+        self.handle(Notice(seconds))
+        await _within(seconds, lambda: self.core.released and not self.core.workers)
+
     async def leave(self) -> None:
         """Say goodbye and end the workers, while `run` goes on; return when both are done, or it took too long."""
         self.handle(Leave())
-        await _within_goodbye(lambda: not self.core.workers)
-        await _within_goodbye(lambda: not self._outbox.unpublished)
+        await _within(GOODBYE_S, lambda: not self.core.workers)
+        await _within(GOODBYE_S, lambda: not self._outbox.unpublished)
 
 
-async def _within_goodbye(over: Callable[[], bool]) -> None:
+async def _within(seconds: float, over: Callable[[], bool]) -> None:
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(GOODBYE_S):
+        async with asyncio.timeout(seconds):
             while not over():
                 await asyncio.sleep(0.01)

@@ -10,10 +10,12 @@ from unicron.contracts.base import Message
 from unicron.contracts.commands import (
     Command,
     CommitCheckpoint,
+    CopyState,
     DropStates,
     FindCheckpoint,
     FindStates,
     Regroup,
+    ReleaseNode,
     SaveStates,
     StartWorker,
     StopWorker,
@@ -24,6 +26,7 @@ from unicron.contracts.events import (
     FailureDetected,
     NodeHeartbeat,
     NodeJoined,
+    NodeLeaving,
     NodeLeft,
     WorkerExited,
 )
@@ -54,6 +57,7 @@ from unicron_agent.stimuli import (
     EntryRead,
     Kill,
     Leave,
+    Notice,
     ObtainState,
     ProcessExited,
     ProcessStarted,
@@ -88,6 +92,8 @@ class AgentCore:
         joined: place in the journal at which it did; None until that is known.
         given_up: place of the newest fact that gives this node up for its silence, -1 where there is none.
         token: highest fencing token seen.
+        leave_s: within how many seconds it is to go, as it was told; None as long as it stays.
+        released: nobody needs the node any more.
         left: it has said goodbye, and reads nothing more.
         states: that lie in this node's memory.
         samples: by task, what its workers are to record, where somebody has switched that.
@@ -122,7 +128,8 @@ class AgentCore:
         self._joins = 0
         self._awaited: set[str] = set()
         self._join_by = self._beat_at = 0.0
-        self.left = False
+        self.leave_s: float | None = None
+        self.released = self.left = False
 
     def handle(self, stimulus: Stimulus, now: float) -> Out:
         """Take a stimulus in at `now`, in monotonic seconds; return facts and effects, each kind in its order."""
@@ -150,6 +157,9 @@ class AgentCore:
                 out = self._adopt(stimulus, now)
             case Reconnected() if self.incarnation:  # the others may hold this node to be lost
                 out = self._join()
+            case Notice(seconds):
+                self.leave_s = seconds
+                out = self._warn()
             case Leave():
                 out = self._leave()
         return out
@@ -175,7 +185,7 @@ class AgentCore:
         self.incarnation, self.joined = f"{self._boot}.{self._joins}", None
         present = [worker.status() for worker in self.workers.values() if not worker.stopping]
         card, kept = self._card, list(self.states.found)
-        return [msgspec.structs.replace(card, incarnation=self.incarnation, workers=present, kept=kept)]
+        return [msgspec.structs.replace(card, incarnation=self.incarnation, workers=present, kept=kept), *self._warn()]
 
     def _published(self, fact: Message, sequence: int) -> Out:
         if isinstance(fact, NodeJoined) and fact.incarnation == self.incarnation:
@@ -188,6 +198,12 @@ class AgentCore:
         That fact may be late: of a connection that ended long before, or of an earlier agent.
         """
         return self._join() if self.joined is not None and self.given_up > self.joined else []
+
+    def _warn(self) -> Out:
+        """Say that this node is to go, if it is, under the name that it has now."""
+        if self.leave_s is None or not self.incarnation:
+            return []
+        return [NodeLeaving(node=self.node, incarnation=self.incarnation, seconds=self.leave_s)]
 
     def _leave(self) -> Out:
         """Say goodbye before any worker ends: whoever hears them end must know why."""
@@ -262,10 +278,12 @@ class AgentCore:
                 return self._start(command)
             case StopWorker(worker=name):
                 return self._stop(name)
-            case DropStates() | SaveStates() | FindStates() | CommitCheckpoint() | FindCheckpoint():
+            case CopyState() | DropStates() | SaveStates() | FindStates() | CommitCheckpoint() | FindCheckpoint():
                 return self.states.obey(command, self.workers.values())
             case Regroup():
                 return self._regroup(command)
+            case ReleaseNode():
+                self.released = self.leave_s is not None
         return []
 
     # --- workers -----------------------------------------------------------------------------------------------------

@@ -60,6 +60,11 @@ class StateMemory:
         found = (_labelled(path) for path in sorted(self.folder.glob(f"*.{SAVED}")) if _NAME.fullmatch(path.name))
         return [ref for ref in found if ref is not None]
 
+    def holds(self, ref: StateRef) -> bool:
+        """Return whether a copy that came from another node is here, whole."""
+        path = self.folder / ref.location.name
+        return path.is_file() and _labelled(path) == ref
+
     def clean(self) -> None:
         """Remove what belongs to workers that are no more, and no states."""
         states = {*self.kept(), *(ref.location.name for ref in self.saved())}

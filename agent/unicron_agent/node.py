@@ -33,6 +33,7 @@ from unicron_agent.chaos import break_something
 from unicron_agent.core import AgentCore
 from unicron_agent.memory import StateMemory
 from unicron_agent.network import interface_of, memory_dir, own_address
+from unicron_agent.notice import notice
 from unicron_agent.outbox import Outbox
 from unicron_agent.rendezvous import RendezvousServer
 from unicron_agent.settings import AgentSettings
@@ -68,7 +69,7 @@ log = logging.getLogger(__name__)
 
 
 class Node:
-    """This machine, and the agent on it. `run` returns when cancelled, after the agent has said goodbye."""
+    """This machine, and its agent. `run` returns when cancelled or told to go; the agent has said goodbye then."""
 
     def __init__(self, settings: AgentSettings, bus: Bus, clock: Clock, slots: list[Slot]) -> None:
         self._settings, self._bus, self._clock, self._slots = settings, bus, clock, slots
@@ -99,7 +100,7 @@ class Node:
         await self._bus.serve(subjects.rpc(self._name), f"agent-{self._name}", self._on_query)
         running = asyncio.create_task(self._agent.run(position))
         try:
-            await asyncio.shield(running)  # its loops are needed for the goodbye
+            await self._until_told(running)
         finally:
             await self._agent.leave()
             running.cancel()
@@ -109,6 +110,17 @@ class Node:
             socket.close()
             rendezvous.close()
             shutil.rmtree(self._memory.folder, ignore_errors=True)
+
+    async def _until_told(self, running: asyncio.Task[None]) -> None:
+        """Serve until the node is to go, and hand over what it has; the loops that do so are needed for the goodbye."""
+        told = asyncio.create_task(notice(self._clock.now(), self._settings.leave_s))
+        try:
+            await asyncio.wait({running, told}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            told.cancel()
+        if running.done():
+            running.result()
+        await self._agent.hand_over(self._settings.leave_s)
 
     async def _journal_end(self) -> int:
         """Return from where on commands are for this agent; the control services make the journal when they start.

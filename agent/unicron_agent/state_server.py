@@ -10,7 +10,7 @@ import grpc.aio
 import msgspec
 from xxhash import xxh3_128
 
-from unicron.contracts.states import SAVED, StateRef, label
+from unicron.contracts.states import KEPT, SAVED, StateRef, label
 from unicron.errors import StateTransferError, UnsoundStateError
 from unicron_agent.memory import StateMemory
 
@@ -92,6 +92,8 @@ class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             ref = self._admitted(await anext(pieces, b""))
         except StateTransferError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        if self._memory.holds(ref.at(self._node, self._address)):
+            return b""  # it was sent before, and somebody may be reading it
         try:
             await self._take(ref, pieces, context)
         except StateTransferError as error:
@@ -108,8 +110,8 @@ class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise StateTransferError(f"a copy that does not say what it is: {error}") from error
         name = self._memory.checked(ref.location.name)
-        if not name.endswith(SAVED) or not name.startswith(f"{ref.location.worker}.") or ref.size <= 0:
-            raise StateTransferError(f"{name} of {ref.size} bytes is nothing that a worker has saved")
+        if not name.endswith((SAVED, KEPT)) or not name.startswith(f"{ref.location.worker}.") or ref.size <= 0:
+            raise StateTransferError(f"{name} of {ref.size} bytes is nothing that a worker has saved or left behind")
         if name in self._busy:
             raise StateTransferError(f"{name} is being written already")
         self._memory.check_room(name, ref.size)
@@ -150,7 +152,7 @@ class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 async def send_copy(memory: StateMemory, ref: StateRef, address: str) -> None:
-    """Send a copy of a saved state to another node.
+    """Send a copy of a state to another node, one that was saved or left behind.
 
     Raises:
         UnsoundStateError: it is not what its checksum says.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from unicron.contracts.base import Message
-from unicron.contracts.commands import CommitCheckpoint, DropStates, FindCheckpoint, FindStates, SaveStates
-from unicron.contracts.events import StateRejected, StateSecured, StatesFound, StateUnprotected
+from unicron.contracts.commands import CommitCheckpoint, CopyState, DropStates, FindCheckpoint, FindStates, SaveStates
+from unicron.contracts.events import StateCopied, StateRejected, StateSecured, StatesFound, StateUnprotected
 from unicron.contracts.states import KEPT, SAVED, TURNS, Saver, StateRef
 from unicron.contracts.storage import Saving
 from unicron.contracts.worker import Kept, Save, Saved, Secured
@@ -36,7 +36,7 @@ TRIES = 4
 """How often in a row; a node that is gone is known to be by then. After that the worker goes on saving without it."""
 
 Out = list[Message | Effect]
-AboutStates = DropStates | SaveStates | FindStates | CommitCheckpoint | FindCheckpoint
+AboutStates = CopyState | DropStates | SaveStates | FindStates | CommitCheckpoint | FindCheckpoint
 
 
 @dataclass
@@ -60,6 +60,37 @@ class Savings:
     failures: int = 0
 
 
+@dataclass
+class Copying:
+    """Of one state that is copied because this node is to go.
+
+    Attributes:
+        order: which, and where to.
+        again_at: when to send it once more; None while it is on its way.
+        failures: attempts that did not get there.
+    """
+
+    order: CopyState
+    again_at: float | None = None
+    failures: int = 0
+
+    def send(self) -> SendCopy:
+        """Return the effect that does."""
+        return SendCopy(self.order.state, self.order.keeper)
+
+    def done(self, problem: str) -> StateCopied:
+        """Return the answer."""
+        keeper = self.order.keeper
+        copy = self.order.state.at(keeper.node, keeper.address)
+        return StateCopied(
+            node=self.order.node,
+            task=self.order.task,
+            state=copy,
+            problem=problem,
+            correlation=self.order.correlation,
+        )
+
+
 class States:
     """The states in this node's memory.
 
@@ -72,6 +103,7 @@ class States:
         self._node = node
         self._savings: dict[str, Savings] = {}
         self._sending: set[tuple[StateRef, str]] = set()
+        self._copying: dict[tuple[str, str], Copying] = {}
         self._ended: dict[str, None] = {}
 
     def adopt(self, kept: Iterable[str], saved: Iterable[StateRef]) -> None:
@@ -92,6 +124,8 @@ class States:
                 return [UseStorage(command)]
             case DropStates():
                 return self._drop(command)
+            case CopyState():
+                return self._copy(command)
             case SaveStates():
                 return self._order(command, workers)
         return self._tell(command)
@@ -123,7 +157,11 @@ class States:
         here = [name for name in command.names if name in self.found]
         for name in here:
             del self.found[name]
-        out: Out = [RemoveState(name) for name in here]
+        out: Out = []
+        for key in [key for key in self._copying if key[0] in here]:
+            order = self._copying.pop(key).order
+            out.append(AbandonCopies(order.state.location.worker, frozenset({order.keeper.node})))
+        out += [RemoveState(name) for name in here]
         for worker in command.workers:
             self._ended[worker] = None
             self._savings.pop(worker, None)
@@ -135,6 +173,14 @@ class States:
         under_way = {each for each in self._sending if each[0].location.worker == worker and each[1] not in keepers}
         self._sending -= under_way
         return [AbandonCopies(worker, frozenset(node for _, node in under_way))] if under_way else []
+
+    def _copy(self, command: CopyState) -> Out:
+        """Have another node keep what may lie here only."""
+        key = (command.state.location.name, command.keeper.node)
+        before = self._copying.get(key)
+        self._copying[key] = Copying(command)
+        same = before is not None and (before.order.state, before.order.keeper) == (command.state, command.keeper)
+        return [] if same and before and before.again_at is None else [self._copying[key].send()]
 
     def _remove(self, worker: str) -> Out:
         """Remove all that a worker has saved, whole or not."""
@@ -209,6 +255,8 @@ class States:
     ) -> Out:
         """Take in what came of copies, or of the storage."""
         match told:
+            case CopySent(ref=ref) if (ref.location.name, told.node) in self._copying:
+                return self._copied(self._copying[ref.location.name, told.node], told, now)
             case CopySent(ref=ref):
                 self._sending.discard((ref, told.node))
                 return self._sent(workers.get(ref.location.worker), told, now)
@@ -231,6 +279,17 @@ class States:
         savings.failures = 0
         savings.missing -= {sent.node}
         return [] if savings.missing else self._secured(worker, savings, sent.ref)
+
+    def _copied(self, copying: Copying, sent: CopySent, now: float) -> Out:
+        """Say that another node keeps a state now; or send it again, and in the end say that none does."""
+        copying.failures += 1
+        if sent.problem and not sent.unsound and copying.failures < TRIES:
+            copying.again_at = now + AGAIN_S
+            return []
+        del self._copying[sent.ref.location.name, sent.node]
+        if sent.unsound:  # another one, then
+            return [StateRejected(node=self._node, task=sent.ref.task, state=sent.ref, reason=sent.problem)]
+        return [copying.done(sent.problem)]
 
     def _not_sent(self, worker: Worker, savings: Savings, sent: CopySent, now: float) -> Out:
         """Send it again; in the end have the worker save newer states here alone, rather than none."""
@@ -282,6 +341,10 @@ class States:
             if savings.again_at is not None and now >= savings.again_at:
                 savings.again_at = None
                 out += self._send(savings)
+        for copying in self._copying.values():
+            if copying.again_at is not None and now >= copying.again_at:
+                copying.again_at = None
+                out.append(copying.send())
         return out
 
 

@@ -147,6 +147,13 @@ class Tick:
 
 
 @dataclass(frozen=True)
+class Notice:
+    """The node is to go in so many seconds, or as soon as nobody needs it any more."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Leave:
     """The agent is to end, with all its workers."""
 
@@ -164,6 +171,7 @@ Stimulus = (
     | StateUnsound
     | StorageTold
     | Tick
+    | Notice
     | Leave
 )
 

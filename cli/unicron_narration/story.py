@@ -19,6 +19,7 @@ _LONGEST = 160
 _WORDS: dict[type[Message], Callable[[Any], str]] = {
     events.NodeJoined: lambda m: f"{m.node} joined with {len(m.slots)} slots, {len(m.workers)} workers alive",
     events.NodeAdmitted: lambda m: f"{m.node} admitted with {len(m.slots)} slots" + " again" * m.returned,
+    events.NodeLeaving: lambda m: f"{m.node} is to go, and hands over what it has for up to {m.seconds:g} s",
     events.WorkerReady: lambda m: f"{_where(m)} is ready",
     events.WorkerFinished: lambda m: f"{_where(m)} has done all {m.iterations} iterations",
     events.StateKept: lambda m: f"{_where(m)} leaves its state of iteration {m.state.iteration} behind",
@@ -39,6 +40,11 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
         f"microbatch {', '.join(map(str, m.microbatches)) or 'none'} on rank {m.rank}, {_where(m)}; rule: {m.rule}"
     ),
     events.StateRejected: lambda m: f"{m.state.location.node} holds a bad copy, found out on {m.node}: {m.reason}",
+    events.StateCopied: lambda m: (
+        f"{m.state.location.node} keeps "
+        f"{'no copy' if m.problem else 'a copy'} of what {m.state.location.worker} left on {m.node}"
+        f"{_after(': ', m.problem)}"
+    ),
     events.StatesFound: lambda m: (
         f"{m.node} has of {m.task} {', '.join(sorted({f'iteration {ref.iteration}' for ref in m.states})) or 'nothing'}"
     ),
@@ -93,6 +99,8 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
     commands.DropStates: lambda m: (
         f"remove what was left behind on {m.node}: {', '.join([*m.names, *(f'all of {each}' for each in m.workers)])}"
     ),
+    commands.CopyState: lambda m: f"copy {m.state.location.name} from {m.node} to {m.keeper.node}",
+    commands.ReleaseNode: lambda m: f"nothing on {m.node} is needed any more: it may go",
     commands.SaveStates: lambda m: f"save on {m.node}: {', '.join(map(_saver, m.savers)) or 'nothing any more'}",
     commands.CommitCheckpoint: lambda m: f"complete the checkpoint of iteration {m.saving.iteration} of {m.task}",
     commands.FindCheckpoint: lambda m: f"look at {m.root} for a checkpoint of {m.task}",

@@ -233,8 +233,8 @@ class Cluster:
                 if not started:
                     continue
                 on_step(f"stopping {', '.join(started)}")
-                for process in started.values():
-                    process.signal(signal.SIGTERM)
+                for process in started.values():  # an agent that gets SIGTERM looks for somebody to hand over to
+                    process.signal(signal.SIGINT if group is self.nodes else signal.SIGTERM)
                 wait_until_gone(list(started.values()), GRACE_S)
                 for process in started.values():
                     process.kill_session()

@@ -74,10 +74,15 @@ class CrashAgent(Fault, kw_only=True, frozen=True):
 
 
 class Leave(Fault, kw_only=True, frozen=True):
-    """An agent is told to end, and does so in order; it is started again `back_s` later."""
+    """An agent is told to end, and does so in order; it is started again `back_s` later.
+
+    Attributes:
+        notice_s: how long it may hand over before it does.
+    """
 
     node: str
     back_s: float
+    notice_s: float = 0.0
 
 
 class Strike(Fault, kw_only=True, frozen=True):
@@ -269,7 +274,7 @@ def _fault(random: Random, at: float, nodes: list[str], tasks: list[TaskSpec]) -
         Cut(at=at, who=random.choice([*SERVICES, *nodes]), for_s=back_s + 0.5, noticed=random.random() < 0.5),
         *[LosePower(at=at, node=node, back_s=back_s, noticed=random.random() < 0.7)] * 2,
         CrashAgent(at=at, node=node, back_s=back_s),
-        Leave(at=at, node=node, back_s=back_s),
+        Leave(at=at, node=node, back_s=back_s, notice_s=10.0 * (number % 2)),
         *[Strike(at=at, pick=number, how=how, for_s=back_s * 2) for how in ("kill", "stop", "raise")],
         Drain(at=at, node=node, for_s=back_s * 2),
         Submit(at=at, task=_task(random, f"task-{number}")),

@@ -265,8 +265,8 @@ class Invariants:
             at for at, each in enumerate(self.messages) if isinstance(each, TaskSubmitted) and each.task == task
         )
         known = self.messages[begun : self._ordered_at(task, epoch)]
-        dropped = {name for each in self.messages if isinstance(each, DropStates) for name in each.names}
-        lies = {name for node in there for name in worker.host.machines[node].kept} - dropped
+        dropped = {(each.node, name) for each in self.messages if isinstance(each, DropStates) for name in each.names}
+        lies = {name for node in there for name in worker.host.machines[node].kept if (node, name) not in dropped}
         found: dict[int, dict[int, str]] = {}
         for each in known:
             if isinstance(each, StateKept) and each.task == task and each.state.location.name in lies:

@@ -14,7 +14,7 @@ from unicron.aio import insist
 from unicron.clock import VirtualClock
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
-from unicron.contracts.states import LENT, StateRef
+from unicron.contracts.states import KEPT, LENT, StateRef
 from unicron.contracts.tasks import Slot
 from unicron.contracts.worker import Membership, Ping, Pong, Save, Secured, ToAgent, ToWorker
 from unicron.train.iteration import WorkerCore
@@ -110,9 +110,12 @@ class Machine:
             trainer.end(None, None, silently=True)
         self.running, self.processes, self.kept, self.saved = {}, {}, {}, {}
 
-    async def leave(self) -> None:
-        """Let the agent say goodbye and go."""
-        if agent := self.agent:
+    async def leave(self, notice_s: float = 0.0) -> None:
+        """Let the agent hand over for so long at most, say goodbye and go."""
+        agent = self.agent
+        if agent is not None and notice_s:
+            await agent.hand_over(notice_s)
+        if agent is not None and agent is self.agent:
             await agent.leave()
             self.kept, self.saved = {}, {}
             if self.agent is agent:
@@ -152,13 +155,13 @@ class Machine:
         """Begin to write over an older copy elsewhere; in the end it is whole, or there is none."""
         taker, name = there.agent, ref.location.name
         if taker is not None:
-            there.saved.pop(name, None)
+            there.memory(name).pop(name, None)
             taker.handle(stimuli.CopyReceived(name, None))
 
         def end() -> None:
             sound = taker is not None and taker is there.agent and self.lies(ref)
             if sound and taker is not None and sender is self.agent:
-                there.saved[name] = copy = ref.at(there.name, f"{there.name}:2")
+                there.memory(name)[name] = copy = ref.at(there.name, f"{there.name}:2")
                 taker.handle(stimuli.CopyReceived(name, copy))
             if sender is not None and sender is self.agent:
                 del self._sending[ref, there.name]
@@ -250,6 +253,10 @@ class Machine:
             self.agent.handle(stimuli.StateUnsound(ref, "a byte of it was flipped"))
         return name.endswith(LENT) or name in there.kept or there.lies(ref)
 
+    def memory(self, name: str) -> dict[str, StateRef]:
+        """Return the states of a kind that lie here, by name."""
+        return self.kept if name.endswith(KEPT) else self.saved
+
     def lies(self, ref: StateRef) -> bool:
-        """Return whether a state that was saved is here, whole and sound."""
-        return self.saved.get(ref.location.name) == ref and ref not in self.rotten
+        """Return whether a state that was saved, or left behind, is here, whole and sound."""
+        return self.memory(ref.location.name).get(ref.location.name) == ref and ref not in self.rotten

@@ -325,9 +325,9 @@ class World:
                 self._tell(f"the agent of {fault.node} is killed, for {fault.back_s:g} s")
                 await machine.crash_agent()
                 self._advise(fault.node, "Client Closed")
-            case faults.Leave():
+            case faults.Leave(notice_s=notice_s):
                 self._tell(f"the agent of {fault.node} is told to leave, for {fault.back_s:g} s")
-                await machine.leave()
+                await machine.leave(notice_s)
         await asyncio.sleep(fault.back_s)
         self._tell(f"{fault.node} comes back")
         machine.boot()

@@ -100,6 +100,21 @@ async def test_a_copy_arrives_whole_and_says_where_it_lies(keeper):
     assert keeper.memory.saved() == [here], "an agent that is started again finds it"
 
 
+async def test_what_was_left_behind_arrives_whole_too_and_is_written_once(keeper):
+    left = ref(name="gpt-1.7.kept")
+    (keeper.own / left.location.name).write_bytes(CONTENT)
+    await keeper.send(left)
+    here = left.at("n2", keeper.address)
+    assert keeper.told == [("gpt-1.7.kept", None), ("gpt-1.7.kept", here)]
+    assert keeper.memory.kept() == ["gpt-1.7.kept"], "an agent that is started again finds it"
+    taken = await SharedMemory(keeper.memory).obtain(here, keeper.folder / "gpt-2.fetched")
+    assert taken.read_bytes()[: here.size] == CONTENT
+    assert (await Peer().obtain(here, keeper.own / "taken")).read_bytes() == CONTENT
+    keeper.told.clear()
+    await keeper.send(left)
+    assert keeper.told == [], "who takes it meanwhile is not disturbed"
+
+
 async def test_a_shorter_copy_over_a_longer_one_has_nothing_of_it(keeper):
     await keeper.send(keeper.save())
     shorter = keeper.save(CONTENT[:1000], iteration=5)
@@ -165,7 +180,6 @@ async def test_a_name_that_leads_elsewhere_is_refused(keeper, name):
     [
         pytest.param(ref(name="gpt-2.1.saved"), id="of another worker"),
         pytest.param(ref(name="gpt-1.1.state"), id="lent, not saved"),
-        pytest.param(ref(name="gpt-1.1.kept"), id="left behind, not saved"),
         pytest.param(ref(b""), id="empty"),
     ],
 )

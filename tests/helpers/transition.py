@@ -8,12 +8,14 @@ from unicron_transition.moves import MOVES
 from unicron_transition.state import TransitionState
 
 from unicron.contracts.base import CancelTimer, SetTimer, Started, TimerFired
-from unicron.contracts.commands import DropStates, FindStates, Regroup, SaveStates, StartWorker, StopWorker
+from unicron.contracts.commands import CopyState, DropStates, FindStates, Regroup, SaveStates, StartWorker, StopWorker
 from unicron.contracts.events import (
     FailureDetected,
     NodeAdmitted,
+    NodeDrained,
     PlanDecided,
     Regrouped,
+    StateCopied,
     StateKept,
     StateSecured,
     StatesFound,
@@ -69,7 +71,8 @@ class Cluster:
 
     Attributes:
         anew: tasks that had a state, and lost it.
-        kept: states that were left behind, by name: on which node, and of which task.
+        kept: states that were left behind, and copies of them, by node and name: of which task.
+        copying: orders to copy a state that nobody has obeyed yet.
         saved: states that were saved, by node and name; none where workers do not save.
     """
 
@@ -85,7 +88,7 @@ class Cluster:
         self.anew = set()
         self.kept = {}
         self.saving, self.savers, self.saved = saving, {}, {}
-        self.asked, self.timers = [], {}
+        self.asked, self.copying, self.timers = [], [], {}
         self.plans = 0
         self.tell(Started(token=TOKEN))
         for node in nodes:
@@ -122,13 +125,16 @@ class Cluster:
         match message:
             case DropStates(node=node, names=names, workers=workers):
                 for name in names:
-                    assert self.kept.pop(name, (node,))[0] == node
+                    self.kept.pop((node, name), None)
                     self.saved.pop((node, name), None)
                 gone = [key for key, ref in self.saved.items() if key[0] == node and ref.location.worker in workers]
                 for key in gone:
                     del self.saved[key]
             case SaveStates(node=node, task=task, savers=savers):
                 self.savers[task, node] = {saver.worker: [saver, -1] for saver in savers} if self.saving else {}
+            case CopyState(state=ref):
+                assert ref.location.node == message.node
+                self.copying.append(message)
             case FindStates():
                 self.asked.append(message)
             case SetTimer(name=name) if name.startswith("states."):
@@ -148,7 +154,7 @@ class Cluster:
 
     # --- what the cluster does ---------------------------------------------------------------------------------------
 
-    def join(self, node):
+    def join(self, node, incarnation="x"):
         self.up.add(node)
         living = [each for each in self.processes.values() if each.slot.node == node and each.living]
         workers = [
@@ -164,17 +170,17 @@ class Cluster:
             )
             for each in living
         ]
-        kept = [name for name, (at, _) in self.kept.items() if at == node]
+        kept = [name for at, name in self.kept if at == node]
         kept += [name for at, name in self.saved if at == node]
         slots = [Slot(index=index) for index in range(self.slots[node])]
         return self.tell(
             NodeAdmitted(
                 node=node,
-                incarnation="x",
+                incarnation=incarnation,
                 host=node,
                 slots=slots,
                 rendezvous=f"{node}:1",
-                state_server=f"{node}:2",
+                state_server=f"{node}:{incarnation}",
                 workers=workers,
                 kept=kept,
             )
@@ -194,10 +200,11 @@ class Cluster:
             if not alive:
                 self.end(process)
         if not alive:
-            self.kept = {name: each for name, each in self.kept.items() if each[0] != node}
+            self.kept = {key: task for key, task in self.kept.items() if key[0] != node}
             self.saved = {key: ref for key, ref in self.saved.items() if key[0] != node}
         self.savers = {key: each for key, each in self.savers.items() if key[1] != node}
         self.asked = [each for each in self.asked if each.node != node]
+        self.copying = [each for each in self.copying if each.node != node]
         stopped = {name for name, each in self.processes.items() if each.slot.node == node and each.living}
         keep = {name: (self.processes[name].living, self.processes[name].place) for name in stopped}
         out = self.tell(failure(Severity.SEV1, node=node))
@@ -220,7 +227,7 @@ class Cluster:
                 at = process.slot
                 self.tell(WorkerReady(node=at.node, slot=at.slot, task=process.task, worker=process.name, pid=1))
                 return True
-        return self.found() or any(self.meet(task) for task in self.orders) or self.save() or self.fire()
+        return self.found() or self.copy() or any(self.meet(task) for task in self.orders) or self.save() or self.fire()
 
     def found(self):
         """Let the next node that was asked tell what it has."""
@@ -229,6 +236,24 @@ class Cluster:
         asked = self.asked.pop(0)
         states = [ref for (node, _), ref in self.saved.items() if (node, ref.task) == (asked.node, asked.task)]
         self.tell(StatesFound(node=asked.node, task=asked.task, search=asked.search, states=states))
+        return True
+
+    def drain(self, node, *, drain=True):
+        return self.tell(NodeDrained(node=node, drain=drain))
+
+    def copy(self, problem=""):
+        """Let the next copy that was ordered arrive where it is to lie, or not."""
+        if not self.copying:
+            return False
+        order = self.copying.pop(0)
+        ref, node = order.state, order.keeper.node
+        lies, key = self.lies(ref), (node, ref.location.name)
+        if lies and node in self.up and not problem:
+            memory = self.kept if ref.location.name.endswith("kept") else self.saved
+            memory[key] = ref.task if memory is self.kept else ref.at(node, order.keeper.address)
+        problem = problem or ("" if lies and node in self.up else "it is gone")
+        copy = ref.at(node, order.keeper.address)
+        self.tell(StateCopied(node=order.node, task=order.task, state=copy, problem=problem))
         return True
 
     def save(self):
@@ -305,7 +330,7 @@ class Cluster:
         if process is None:
             return False
         process.left, name = order.epoch, f"{process.name}.{order.epoch}.kept"
-        self.kept[name] = (process.slot.node, task)
+        self.kept[process.slot.node, name] = task
         location = StateLocation(node=process.slot.node, worker=process.name, name=name)
         ref = StateRef(task=task, iteration=order.epoch, place=process.place, location=location, size=1, checksum=b"")
         at = process.slot
@@ -328,7 +353,7 @@ class Cluster:
             assert not self.whole(task), f"{task} begins anew though {self.whole(task)} is saved"
             self.anew.add(task)
         for process in group:
-            self.kept.pop(f"{process.name}.{process.left}.kept", None)
+            self.kept.pop((process.slot.node, f"{process.name}.{process.left}.kept"), None)
         self.progress.add(task)
         for rank, process in enumerate(group):
             place = layout.seat(rank).place if rank < layout.workers else process.built
@@ -343,7 +368,8 @@ class Cluster:
 
     def lies(self, ref):
         """Return whether a state is where it is said to be."""
-        return ref.location.name in self.kept or (ref.location.node, ref.location.name) in self.saved
+        key = (ref.location.node, ref.location.name)
+        return key in self.kept or key in self.saved
 
     def whole(self, task):
         """Return the iterations of a task's state that are whole in the memories of nodes that are up."""

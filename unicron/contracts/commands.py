@@ -7,7 +7,7 @@ highest it has seen.
 import msgspec
 
 from unicron.contracts.base import Message
-from unicron.contracts.states import Saver, Shelf
+from unicron.contracts.states import Keeper, Saver, Shelf, StateRef
 from unicron.contracts.storage import Saving, StoredPart
 from unicron.contracts.tasks import Member, ParallelLayout, TaskSpec
 
@@ -73,6 +73,23 @@ class SaveStates(Command, kw_only=True, frozen=True):
 
     task: str
     savers: list[Saver]
+
+
+class CopyState(Command, kw_only=True, frozen=True):
+    """Send a copy of a state that lies in this node's memory to another node: this one is to go.
+
+    Attributes:
+        state: which.
+        keeper: where to.
+    """
+
+    task: str
+    state: StateRef
+    keeper: Keeper
+
+
+class ReleaseNode(Command, kw_only=True, frozen=True):
+    """Go, since you want to: no worker of this node is counted on, and no state lies on it alone."""
 
 
 class FindStates(Command, kw_only=True, frozen=True):

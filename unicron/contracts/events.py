@@ -55,6 +55,18 @@ class NodeLeft(Message, kw_only=True, frozen=True):
     incarnation: str
 
 
+class NodeLeaving(Message, kw_only=True, frozen=True):
+    """An agent was told that its node is to go; until it leaves, it hands over what others count on.
+
+    Attributes:
+        seconds: after which it leaves in any case.
+    """
+
+    node: str
+    incarnation: str
+    seconds: float
+
+
 class WorkerReady(WorkerFact, kw_only=True, frozen=True):
     """A worker has built its model and waits for a membership."""
 
@@ -239,6 +251,21 @@ class StateRejected(Message, kw_only=True, frozen=True):
     task: str
     state: StateRef
     reason: str
+
+
+class StateCopied(Message, kw_only=True, frozen=True):
+    """The answer to `CopyState`: another node has a copy now; or it has none, and why.
+
+    Attributes:
+        node: that was to send it.
+        state: as it lies at its new node, or would.
+        problem: why it does not; empty where it does.
+    """
+
+    node: str
+    task: str
+    state: StateRef
+    problem: str = ""
 
 
 class StatesFound(Message, kw_only=True, frozen=True):

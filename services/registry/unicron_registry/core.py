@@ -18,6 +18,7 @@ from unicron.contracts.events import (
     NodeDrained,
     NodeGone,
     NodeJoined,
+    NodeLeaving,
     NodeLeft,
     PlanDecided,
     StateSecured,
@@ -66,6 +67,7 @@ class RegistryCore(Core):
         self.handlers: Handlers = {
             NodeJoined: self._join,
             NodeAdmitted: self._admitted,
+            NodeLeaving: self._leaving,
             NodeLeft: self._leave,
             FailureDetected: self._failure,
             PlanDecided: self._plan,
@@ -98,6 +100,7 @@ class RegistryCore(Core):
             return [Alert(text=text, node=joined.node)]
         before = self.state.nodes.get(joined.node)
         present = before is not None and before.state in PRESENT
+        back = self._is_back(joined, before)
         drained = joined.node in self.state.drained
         view = NodeView(
             node=joined.node,
@@ -122,7 +125,15 @@ class RegistryCore(Core):
             kept=joined.kept,
             rack=joined.rack,
         )
-        return [admitted, NodeDrained(node=joined.node)] if drained else [admitted]
+        return [*back, admitted, NodeDrained(node=joined.node)] if drained else [*back, admitted]
+
+    def _is_back(self, joined: NodeJoined, before: NodeView | None) -> list[Message]:
+        """Put a node back into use that was out of it only because its agent was leaving."""
+        if joined.node not in self.state.leaving or (before and before.incarnation == joined.incarnation):
+            return []
+        self.state.leaving.remove(joined.node)
+        self.state.drained.remove(joined.node)
+        return [NodeDrained(node=joined.node, drain=False)]
 
     def _admitted(self, admitted: NodeAdmitted) -> list[Message]:
         """Read the own admission back: in the journal it may follow a failure that was published after the joining.
@@ -145,6 +156,16 @@ class RegistryCore(Core):
         wanted = detected.drain and detected.source == "straggler" and detected.node in self.state.nodes
         return self._drain(detected.node, drain=True)[1] if wanted else []
 
+    def _leaving(self, leaving: NodeLeaving) -> list[Message]:
+        """Drain a node that is to go until its agent joins again."""
+        view = self.state.nodes.get(leaving.node)
+        known = view is not None and view.incarnation == leaving.incarnation and view.state == NodeState.UP
+        if not known:
+            return []
+        facts = self._drain(leaving.node, drain=True)[1]
+        self.state.leaving.append(leaving.node)
+        return facts
+
     def _leave(self, left: NodeLeft) -> list[Message]:
         view = self.state.nodes.get(left.node)
         # A goodbye of an earlier incarnation says nothing about the one that is here now.
@@ -162,6 +183,8 @@ class RegistryCore(Core):
         view = self.state.nodes.get(node)
         if view is None:
             raise InvalidInputError(f"no node {node!r}; the known ones are {names(self.state.nodes)}")
+        if node in self.state.leaving:
+            self.state.leaving.remove(node)  # what is said now holds when it is back
         if drain == (node in self.state.drained):
             return Reply(text=f"{node} is {'drained' if drain else 'in use'} already; nothing changed"), []
         if drain:

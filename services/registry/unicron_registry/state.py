@@ -14,9 +14,11 @@ class RegistryState(msgspec.Struct, kw_only=True):
         tasks: by name, in order of submission, until a user removes them.
         plan: the last one decided.
         drained: nodes that a user took out of use; holds over restarts of their agents.
+        leaving: those of them that are so only because their agents said they leave: until they join again.
     """
 
     nodes: dict[str, NodeView] = {}
     tasks: dict[str, TaskView] = {}
     plan: Plan | None = None
     drained: list[str] = []
+    leaving: list[str] = []

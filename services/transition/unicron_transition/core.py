@@ -12,10 +12,13 @@ from unicron.contracts.events import (
     CommandRefused,
     FailureDetected,
     NodeAdmitted,
+    NodeDrained,
     NodeGone,
+    NodeLeaving,
     PartStored,
     PlanDecided,
     Regrouped,
+    StateCopied,
     StateDiverged,
     StateKept,
     StateRejected,
@@ -39,6 +42,7 @@ from unicron.contracts.tasks import SlotRef, WorkerStatus
 from unicron.core import Core, Handlers
 from unicron_transition import storing
 from unicron_transition.deadlines import Deadline, Wait
+from unicron_transition.evacuation import copied, evacuate, let_go
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.moves import Cause, move
 from unicron_transition.orders import drop_order, remove, stop_order
@@ -74,11 +78,14 @@ class TransitionCore(Core):
             CommandRefused: self._refused,
             FailureDetected: self._failure,
             NodeAdmitted: self._admitted,
+            NodeDrained: self._drained,
             NodeGone: lambda gone: self._lose_node(gone.node, gone.at),
+            NodeLeaving: self._leaving,
             PartStored: self._about_storage,
             PlanDecided: self._plan,
             Regrouped: self._regrouped,
             Started: self._activated,
+            StateCopied: self._copied,
             StateDiverged: self._diverged,
             StateKept: self._kept,
             StateRejected: self._rejected,
@@ -95,6 +102,11 @@ class TransitionCore(Core):
             WorkerFinished: self._finished,
             WorkerReady: self._ready,
         }
+
+    def handle(self, message: Message) -> list[Message]:
+        """Take one message in; return what follows from it."""
+        out = super().handle(message)
+        return out + let_go(self.state) if self.state.leaving else out
 
     # --- the world ---------------------------------------------------------------------------------------------------
 
@@ -114,11 +126,14 @@ class TransitionCore(Core):
 
     def _admitted(self, node: NodeAdmitted) -> list[Message]:
         """A node is new, or its agent came back: believe what it says about its workers."""
+        before = self.state.nodes.get(node.node)
+        self.state.waits_to_go(node.node, waits=False)
         self.state.nodes[node.node] = NodeRun(
             incarnation=node.incarnation,
             rendezvous=node.rendezvous,
             state_server=node.state_server,
             rack=node.rack,
+            drained=before is not None and before.drained,
         )
         self.state.regroup_nodes()
         alive = {status.worker: status for status in node.workers}
@@ -138,10 +153,33 @@ class TransitionCore(Core):
         unknown = [status for status in alive.values() if not self._take_back(node.node, status)]
         reason = "the node was held to be lost, and its place in the membership is taken"
         out += [stop_order(self.state, status.task, _worker(node.node, status), reason) for status in unknown]
+        return out + self._place_anew(node.node) + self._remove_strays(node.node, node.kept)
+
+    def _place_anew(self, node: str) -> list[Message]:
+        """See what a node that can keep copies now, or can't any more, changes for whom."""
         # a task without a slot waits for the plan that this node's coming brings: it may have a worker here
-        hit = {run.spec.name: None for run in self.state.on(node.node) if run.target}
+        hit = {run.spec.name: None for run in self.state.on(node) if run.target}
         short = {name: None for name, run in self.state.tasks.items() if run.saves.short}
-        return out + self._settle(hit | short) + self._remove_strays(node.node, node.kept)
+        shelved = [run for run in self.state.tasks.values() if run.shelf]
+        return self._settle(hit | short) + evacuate(self.state, shelved)
+
+    def _leaving(self, fact: NodeLeaving) -> list[Message]:
+        """A node is to go; the registry drains it, and it waits until nobody needs it any more."""
+        node = self.state.nodes.get(fact.node)
+        if node is not None and node.alive and node.incarnation == fact.incarnation:
+            self.state.waits_to_go(fact.node, waits=True)
+        return []
+
+    def _drained(self, fact: NodeDrained) -> list[Message]:
+        """Nothing more is to lie on a node that is to go, and nothing only there."""
+        node = self.state.nodes.get(fact.node)
+        if node is None or node.drained == fact.drain:
+            return []
+        node.drained = fact.drain
+        if not node.drained:
+            self.state.waits_to_go(fact.node, waits=False)
+        self.state.regroup_nodes()
+        return self._place_anew(fact.node)
 
     def _remove_strays(self, node: str, kept: list[str]) -> list[Message]:
         """Have states removed that are of no task; of their workers, who are no more, also what is on its way."""
@@ -191,6 +229,7 @@ class TransitionCore(Core):
             out += remove(self.state, run, run.counted_on(name))  # its agent may well live
             out += remove(self.state, run, run.without(name, ()))
         node.alive = False
+        self.state.waits_to_go(name, waits=False)
         self.state.regroup_nodes()
         for run in hit:
             out += forget_node(self.state, run, name)
@@ -328,6 +367,11 @@ class TransitionCore(Core):
             return [drop_order(self.state, kept.task, kept.node, [kept.state.location.name])] if there else []
         membership.left[kept.worker] = kept.state
         return self._settle([kept.task]) if membership.shelf() else []
+
+    def _copied(self, fact: StateCopied) -> list[Message]:
+        """A node that is to go has handed a state over, or could not."""
+        run = self.state.tasks.get(fact.task)
+        return copied(self.state, run, fact) + self._settle([fact.task]) if run else []
 
     def _secured(self, fact: StateSecured) -> list[Message]:
         run = self.state.tasks.get(fact.task)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from unicron.contracts.states import Saver, StateRef
+from unicron.contracts.states import Keeper, Saver, StateRef
 from unicron.contracts.storage import StoredPart
 
 
@@ -20,6 +20,22 @@ class Holding(msgspec.Struct, kw_only=True, array_like=True):
     place: int
     iteration: int
     node: str
+
+
+class Copying(msgspec.Struct, kw_only=True, array_like=True):
+    """A copy that is being made of a state on a node that is to go.
+
+    Attributes:
+        state: that is copied.
+        incarnation: of its node, as it was told to; a later one has not heard of it.
+        keeper: where the copy is to lie.
+        failed: it could not be made.
+    """
+
+    state: StateRef
+    incarnation: str
+    keeper: Keeper
+    failed: bool = False
 
 
 class StateMap(msgspec.Struct, kw_only=True):

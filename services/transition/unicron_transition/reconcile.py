@@ -10,6 +10,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.commands import Regroup, StartWorker
 from unicron.contracts.tasks import SlotRef
 from unicron_transition.deadlines import Deadline, Wait
+from unicron_transition.evacuation import evacuate
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.orders import remove, stop_order
 from unicron_transition.replicas import choose, lacks_state, leavers, lost_places, next_place, surplus
@@ -31,6 +32,7 @@ def settle(state: TransitionState, names: Iterable[str]) -> list[Message]:
     out += _untie(state, names)
     for name in names:
         out += order_saves(state, state.tasks[name]) + drop_older(state, state.tasks[name])
+    out += evacuate(state, [state.tasks[name] for name in names])
     for name in names:
         out += _start_missing(state, state.tasks[name])
     # a slot that one task has given up is what another may be waiting for; the stop has gone out before the start

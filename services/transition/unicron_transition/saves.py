@@ -82,8 +82,7 @@ def _wanted(state: TransitionState, run: TaskRun) -> dict[str, list[Saver]]:
 
 
 def _keepers(state: TransitionState, node: str, taken: set[str], count: int) -> list[Keeper]:
-    partners = [each for each in state.partners(node) if each not in taken]
-    return [Keeper(node=each, address=state.nodes[each].state_server) for each in partners[:count]]
+    return [each for each in state.partners(node) if each.node not in taken][:count]
 
 
 def secured(run: TaskRun, worker: str) -> None:

@@ -10,20 +10,30 @@ from msgspec.structs import replace
 
 from unicron.checkpoints.placement import Placement, place
 from unicron.checkpoints.shapes import Kept
-from unicron.contracts.states import COPIES, Shelf, StateRef
+from unicron.contracts.states import COPIES, Keeper, Shelf, StateRef
 from unicron.contracts.tasks import Member, ParallelLayout, SlotRef, TaskSpec, TaskState
-from unicron_transition.holders import Saves, StateMap
+from unicron_transition.holders import Copying, Saves, StateMap
 from unicron_transition.membership import Membership, WorkerRun, WorkerStage
 
 
 class NodeRun(msgspec.Struct, kw_only=True):
-    """A node as far as commands are concerned; `incarnation` is the one it last joined under."""
+    """A node as far as commands are concerned; `incarnation` is the one it last joined under.
+
+    Attributes:
+        drained: it is to go, and nothing more is to lie there.
+    """
 
     incarnation: str = ""
     rendezvous: str = msgspec.field(name="store", default="")
     state_server: str = ""
     rack: str = ""
     alive: bool = True
+    drained: bool = False
+
+    @property
+    def stays(self) -> bool:
+        """Whether states are safe there, as far as anybody knows."""
+        return self.alive and not self.drained
 
 
 class TaskRun(msgspec.Struct, kw_only=True):
@@ -38,6 +48,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
         membership: the newest one ordered.
         states: who holds which part of its state.
         shelf: what lies in the memories of nodes and is to be taken; None where living workers have the state.
+        copying: copies of what lies there that are on their way to nodes that stay, or could not be made.
         saves: where its states are saved.
         submitted_at: Unix seconds; what was stored before under its name is another task's.
         paused: a user took its slots off it; what plans say of it is out of date.
@@ -54,6 +65,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
     membership: Membership = msgspec.field(default_factory=Membership)
     states: StateMap = msgspec.field(default_factory=StateMap)
     shelf: Shelf | None = None
+    copying: list[Copying] = []
     saves: Saves = msgspec.field(default_factory=Saves)
     submitted_at: float = 0.0
     paused: bool = False
@@ -78,7 +90,8 @@ class TaskRun(msgspec.Struct, kw_only=True):
     def counted_on(self, node: str) -> list[StateRef]:
         """Return the states on a node, left behind there, that are to be taken."""
         left = [*(self.shelf.states if self.shelf else ()), *self.membership.left.values()]
-        return [ref for ref in left if ref.location.node == node]
+        coming = [each.state.at(node, "") for each in self.copying if each.keeper.node == node]
+        return [ref for ref in left if ref.location.node == node] + coming
 
     def without(self, node: str, kept: Collection[str]) -> list[StateRef]:
         """Note that of the states left behind on a node no others than those of these names are there any more.
@@ -125,6 +138,7 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
     Attributes:
         token: fencing token of the active instance.
         plan: number of the newest plan taken up.
+        leaving: nodes whose agents wait to be told that nobody needs them any more.
         placement: of copies, as it was asked for last.
     """
 
@@ -132,6 +146,7 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
     plan: int = 0
     nodes: dict[str, NodeRun] = {}
     tasks: dict[str, TaskRun] = {}
+    leaving: list[str] = []
     placement: Placement = Placement((), COPIES)
 
     @cached_property
@@ -185,6 +200,8 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
                 found[held.node].add(name)
             for ref in (*(run.shelf.states if run.shelf else ()), *run.membership.left.values()):
                 found[ref.location.node].add(name)
+            for copying in run.copying:
+                found[copying.keeper.node].add(name)
             for nodes in run.saves.held.values():
                 for node in nodes:
                     found[node].add(name)
@@ -202,18 +219,34 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
         """Return the fields that every command to a node has."""
         return {"node": node, "token": self.token, "incarnation": self.nodes[node].incarnation}
 
-    def partners(self, node: str) -> tuple[str, ...]:
-        """Return the nodes that keep copies of what is saved on a node."""
-        return self._keepers.get(node, (node,))[1:]
+    def waits_to_go(self, node: str, *, waits: bool) -> None:
+        """Note whether a node's agent waits to be told that nobody needs it any more."""
+        self.leaving = [each for each in self.leaving if each != node] + [node] * waits
+
+    def stays(self, node: str) -> bool:
+        """Return whether a node is there, and not to go."""
+        return node in self.nodes and self.nodes[node].stays
+
+    def partners(self, node: str) -> list[Keeper]:
+        """Return the nodes that keep copies of what is saved on a node, those of one that is to go by preference."""
+        names = self._keepers[node][1:] if node in self._keepers else self._others(node)
+        return [Keeper(node=name, address=self.nodes[name].state_server) for name in names]
+
+    def _others(self, node: str) -> list[str]:
+        """Return the nodes that stay, those of other racks first; each node that is to go begins with another one."""
+        staying = [name for name, each in self.nodes.items() if each.stays]
+        first = list(self.nodes).index(node) % len(staying) if staying else 0
+        rack = self.nodes[node].rack
+        return sorted(staying[first:] + staying[:first], key=lambda name: bool(rack) and self.nodes[name].rack == rack)
 
     @cached_property
     def _keepers(self) -> Kept:
-        there = {name: node.rack for name, node in self.nodes.items() if node.alive}
+        there = {name: node.rack for name, node in self.nodes.items() if node.stays}
         self.placement = place(list(there), COPIES, there, self.placement)
         return self.placement.keepers()
 
     def regroup_nodes(self) -> None:
-        """Note that other nodes are there than before: who keeps whose copies is worked out when it is asked for."""
+        """Note that other nodes stay than before: who keeps whose copies is worked out when it is asked for."""
         self.__dict__.pop("_keepers", None)
 
     def usable(self, run: TaskRun) -> list[SlotRef]:

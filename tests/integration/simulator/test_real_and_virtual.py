@@ -104,7 +104,7 @@ class Real:
         for drain, word in ((True, "drained"), (False, "undrained")):
             await client.drain("node-1", drain=drain)
             await self.planned(f"node_{word}:node-1")
-        cluster.processes["node-3"].signal(signal.SIGTERM)
+        cluster.processes["node-3"].signal(signal.SIGINT)
         await self.scene.until(lambda: self.scene.of(NodeGone, node="node-3"))
         await self.planned("node_left:node-3")
         while cluster.processes["node-3"].alive():

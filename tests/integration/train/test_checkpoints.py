@@ -2,7 +2,9 @@
 
 import asyncio
 import itertools
+import os
 import shutil
+import signal
 import textwrap
 from collections import Counter
 
@@ -13,6 +15,7 @@ from helpers.cli import data, unicron
 from helpers.training import TRAIN, difference, plain_run, running_cluster, task, write_script
 from msgspec.structs import replace
 from unicron_agent.network import memory_dir
+from unicron_deploy.processes import wait_until_gone
 
 from unicron.contracts.events import (
     Alert,
@@ -21,7 +24,9 @@ from unicron.contracts.events import (
     CheckpointStored,
     FailureDetected,
     GradientNotFinite,
+    NodeGone,
     Regrouped,
+    StateCopied,
     StateDiverged,
     StateKept,
     StateRejected,
@@ -32,7 +37,7 @@ from unicron.contracts.events import (
     WorkerExited,
     WorkerReady,
 )
-from unicron.contracts.tasks import TaskState
+from unicron.contracts.tasks import NodeState, TaskState
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 
@@ -221,6 +226,50 @@ async def test_a_task_is_saved_rewound_stopped_and_taken_up_by_order(scene, scri
     assert difference(torch.load(run.out, weights_only=True), plain) <= 1e-5
     begun = [each for each in scene.of(Regrouped, task=run.name) if each.at > last.at]
     assert min(each.iteration for each in begun) == last.iteration > first.iteration
+
+
+async def test_a_paused_task_whose_node_is_drained_and_switched_off_goes_on_where_it_was(
+    scene, script, plain, tmp_path
+):
+    run = Run(scene, script, tmp_path, max_workers=1)
+    [only] = await run.until_protected()
+    await scene.client.pause(run.name)
+    [left] = await scene.until(lambda: scene.of(StateKept, task=run.name))
+    await scene.until_state(run.name, TaskState.WAITING)
+    await scene.client.drain(only.node)
+    [copied] = await scene.until(lambda: scene.of(StateCopied, task=run.name))
+    assert copied.state == left.state.at(copied.state.location.node, copied.state.location.address)
+    scene.cluster.kill_node(only.node)
+    shutil.rmtree(memory_of(scene, only.node))
+    try:
+        await scene.client.pause(run.name, pause=False)
+        await run.ends_as_undisturbed(plain)
+    finally:
+        scene.cluster.start_process(only.node)
+        await scene.client.drain(only.node, drain=False)
+    iterations = {each.iteration for each in scene.of(Regrouped, task=run.name) if each.node != only.node}
+    assert iterations == {left.state.iteration}
+    assert not scene.of(StatesFound, task=run.name), "nobody had to look for it"
+
+
+async def test_the_agent_of_the_only_workers_node_told_to_stop_hands_over_first(scene, script, plain, tmp_path):
+    run = Run(scene, script, tmp_path, pace=0.2, max_workers=1)
+    [only] = await run.until_protected()
+    process = scene.cluster.processes[only.node]
+    os.kill(process.pid, signal.SIGTERM)
+    try:
+        await scene.until(lambda: scene.of(NodeGone, node=only.node))
+        moved = {each.node for each in scene.of(Regrouped, task=run.name)} - {only.node}
+        assert moved, "before it said goodbye"
+        await run.ends_as_undisturbed(plain)
+    finally:
+        await asyncio.to_thread(wait_until_gone, [process], 20)
+        scene.cluster.start_process(only.node)
+    assert not scene.of(FailureDetected, task=run.name)
+    assert not scene.of(StatesFound, task=run.name), "a living worker had it"
+    up = [NodeState.UP] * 3
+    while [view.state for view in (await scene.client.status()).nodes] != up:
+        await asyncio.sleep(0.1)
 
 
 async def test_a_copy_with_a_byte_flipped_is_used_by_nobody(scene, script, plain, tmp_path):

@@ -10,6 +10,7 @@ from unicron_agent.stimuli import (
     EntryRead,
     Kill,
     Leave,
+    Notice,
     ObtainState,
     ProcessExited,
     ProcessStarted,
@@ -30,7 +31,7 @@ from unicron_agent.workers import StallLimits
 from unicron import codec, subjects
 from unicron.contracts import worker as wire
 from unicron.contracts.base import Message
-from unicron.contracts.commands import DropStates, Regroup, SaveStates, StartWorker, StopWorker
+from unicron.contracts.commands import DropStates, Regroup, ReleaseNode, SaveStates, StartWorker, StopWorker
 from unicron.contracts.events import (
     CollectiveFailed,
     CommandRefused,
@@ -39,6 +40,7 @@ from unicron.contracts.events import (
     IterationFinished,
     NodeHeartbeat,
     NodeJoined,
+    NodeLeaving,
     NodeLeft,
     Regrouped,
     StateDiverged,
@@ -327,6 +329,20 @@ def test_a_leaving_node_says_so_before_its_workers_end_and_then_does_nothing_mor
     [exited] = scene.feed(ProcessExited("gpt-1", None, 9))
     assert exited.expected
     assert scene.feed(ProcessStarted("gpt-2", 43)) == [Kill("gpt-2")]
+
+
+def test_a_node_that_is_to_go_says_so_and_serves_on_until_it_is_told_that_it_may(scene):
+    leaving = NodeLeaving(node="n1", incarnation="b.1", seconds=20.0)
+    scene.read(ReleaseNode(node="n1", token=1, incarnation="b.1"))
+    assert not scene.core.released, "it stays"
+    assert scene.feed(Notice(20.0)) == [leaving]
+    assert scene.read(start("gpt-2", 0)) != []
+    [joined, again] = scene.feed(Reconnected())
+    assert again == msgspec.structs.replace(leaving, incarnation=joined.incarnation), "the others may have missed it"
+    scene.read(ReleaseNode(node="n1", token=1, incarnation="b.1"))
+    assert not scene.core.released, "that was said of what was before"
+    scene.read(ReleaseNode(node="n1", token=1, incarnation="b.2"))
+    assert scene.core.released
 
 
 # --- what workers are sent -------------------------------------------------------------------------------------------

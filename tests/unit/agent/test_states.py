@@ -17,8 +17,15 @@ from unicron_agent.stimuli import (
 )
 from unicron_agent.workers import Worker
 
-from unicron.contracts.commands import DropStates, FindCheckpoint, FindStates, SaveStates
-from unicron.contracts.events import CheckpointFailed, StateRejected, StateSecured, StatesFound, StateUnprotected
+from unicron.contracts.commands import CopyState, DropStates, FindCheckpoint, FindStates, SaveStates
+from unicron.contracts.events import (
+    CheckpointFailed,
+    StateCopied,
+    StateRejected,
+    StateSecured,
+    StatesFound,
+    StateUnprotected,
+)
 from unicron.contracts.states import Keeper, Saver, StateLocation, StateRef
 from unicron.contracts.storage import StoreOrder
 from unicron.contracts.worker import Kept, Save, Saved, Secured
@@ -376,3 +383,57 @@ def test_the_storage_is_looked_at_and_its_answer_told(scene):
     assert scene.states.obey(command, ()) == [UseStorage(command)]
     fact = CheckpointFailed(node="n1", task="gpt", reason="not mounted")
     assert scene.states.hear(StorageTold(fact), scene.workers, 0.0) == [fact]
+
+
+def left_behind():
+    location = StateLocation(node="n1", worker="gpt-1", name="gpt-1.2.kept")
+    return StateRef(task="gpt", iteration=3, place=0, location=location, size=1, checksum=b"x")
+
+
+@pytest.fixture
+def leaving(scene):
+    """The node is to go, and n2 to have what gpt-1 left behind."""
+    scene.states.kept("gpt-1", Kept(epoch=2, state=left_behind()))
+    scene.states.gone("gpt-1")
+    del scene.workers["gpt-1"]
+    return scene
+
+
+def copy(scene, keeper=N2):
+    return scene.states.obey(CopyState(**TO_NODE, task="gpt", state=left_behind(), keeper=keeper), ())
+
+
+def told(problem=""):
+    return StateCopied(node="n1", task="gpt", state=left_behind().at("n2", "n2:1"), problem=problem)
+
+
+def test_what_was_left_here_is_copied_elsewhere_when_ordered_and_that_is_told(leaving):
+    assert copy(leaving) == [SendCopy(left_behind(), N2)]
+    assert copy(leaving) == [], "it is on its way"
+    assert leaving.states.hear(CopySent(left_behind(), "n2"), {}, 0.0) == [told()]
+    assert copy(leaving) == [SendCopy(left_behind(), N2)], "whoever orders it again may have lost it"
+
+
+def test_a_copy_that_does_not_get_there_is_tried_again_and_given_up_in_the_end(leaving):
+    copy(leaving)
+    for attempt in range(1, TRIES):
+        assert leaving.states.hear(CopySent(left_behind(), "n2", "no room"), {}, float(attempt)) == []
+        assert leaving.states.tick(attempt + AGAIN_S - 0.1) == []
+        assert leaving.states.tick(attempt + AGAIN_S) == [SendCopy(left_behind(), N2)]
+    assert leaving.states.hear(CopySent(left_behind(), "n2", "no room"), {}, 9.0) == [told("no room")]
+    assert leaving.states.tick(99.0) == []
+
+
+def test_a_copy_of_what_is_dropped_meanwhile_is_abandoned(leaving):
+    copy(leaving)
+    out = leaving.drop("gpt-1.2.kept")
+    assert out == [AbandonCopies("gpt-1", frozenset({"n2"})), RemoveState("gpt-1.2.kept")]
+    assert leaving.states.hear(CopySent(left_behind(), "n2", "it is gone"), {}, 0.0) == []
+
+
+def test_one_that_is_not_what_it_should_be_is_told_of_and_not_sent_again(leaving):
+    copy(leaving)
+    [rejected] = leaving.states.hear(CopySent(left_behind(), "n2", "wrong checksum", unsound=True), {}, 0.0)
+    assert isinstance(rejected, StateRejected)
+    assert rejected.state == left_behind()
+    assert leaving.states.tick(99.0) == []

@@ -15,6 +15,7 @@ from unicron.contracts.events import (
     NodeDrained,
     NodeGone,
     NodeJoined,
+    NodeLeaving,
     NodeLeft,
     PlanDecided,
     StateSecured,
@@ -193,6 +194,33 @@ def test_a_drained_node_stays_so_when_its_agent_returns(registry):
     registry.handle(lost("node-1"))
     assert registry.handle(joined(incarnation="b")) == [admitted(incarnation="b"), NodeDrained(node="node-1")]
     assert node(registry).state == NodeState.DRAINING
+
+
+def leaving(incarnation="a"):
+    return NodeLeaving(node="node-1", incarnation=incarnation, seconds=20.0)
+
+
+def test_a_node_that_is_to_go_is_drained_until_it_joins_again(registry):
+    registry.handle(joined())
+    assert registry.handle(leaving("an earlier one")) == []
+    assert registry.handle(leaving()) == [NodeDrained(node="node-1")]
+    assert node(registry).state == NodeState.DRAINING
+    assert registry.handle(leaving()) == []
+    assert registry.handle(joined()) == [], "it is the same agent, heard twice"
+    assert node(registry).state == NodeState.DRAINING
+    registry.handle(NodeLeft(node="node-1", incarnation="a"))
+    facts = registry.handle(joined(incarnation="b"))
+    assert facts == [NodeDrained(node="node-1", drain=False), admitted(incarnation="b", returned=False)]
+    assert node(registry).state == NodeState.UP
+
+
+def test_what_a_user_says_of_a_node_that_is_to_go_holds_when_it_is_back(registry):
+    registry.handle(joined())
+    registry.handle(leaving())
+    registry.answer(DrainNode(node="node-1"))
+    assert registry.handle(joined(incarnation="b"))[1:] == [NodeDrained(node="node-1")]
+    assert registry.handle(leaving("b")) == [], "it is drained already"
+    assert registry.handle(joined(incarnation="c"))[1:] == [NodeDrained(node="node-1")]
 
 
 def test_a_lost_node_can_be_kept_out_for_when_it_returns(registry):

@@ -121,7 +121,7 @@ def test_what_is_of_no_use_without_a_part_that_is_gone_is_removed():
     cluster.rest()
     leaving(cluster, [slot("n3:0")])
     shelved(cluster)
-    left = [name for name, (node, _) in cluster.kept.items() if node == "n1"]
+    left = [name for node, name in cluster.kept if node == "n1"]
     out = cluster.lose("n2")
     [lost, other] = of(DropStates, out)
     assert lost.node == "n2", "its agent may well live"
@@ -171,8 +171,8 @@ def test_a_node_that_comes_back_without_a_state_is_not_counted_on_and_strays_are
     cluster = changing()
     leaving(cluster, [FOUR[0], FOUR[1], slot("n3:0")])
     shelved(cluster)
-    cluster.kept = {name: each for name, each in cluster.kept.items() if each[0] != "n2"}
-    cluster.kept["a-99.7.kept"] = ("n2", "a")
+    cluster.kept = {key: task for key, task in cluster.kept.items() if key[0] != "n2"}
+    cluster.kept["n2", "a-99.7.kept"] = "a"
     out = cluster.join("n2")
     assert [order.names for order in of(DropStates, out)] == [["a-99.7.kept"]]
     assert {ref.location.node for ref in cluster.run("a").shelf.states} == {"n1"}

@@ -33,7 +33,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("plan"), st.permutations(range(8)), st.tuples(*[st.integers(0, 3)] * 3)),
     st.tuples(st.just("die"), st.integers(0, 30)),
     st.tuples(st.just("report"), st.integers(0, 30)),
-    st.tuples(st.sampled_from(["lose", "cut off", "return"]), st.sampled_from(sorted(NODES))),
+    st.tuples(st.sampled_from(["lose", "cut off", "return", "drain", "undrain"]), st.sampled_from(sorted(NODES))),
     *[st.tuples(st.just("step"), st.integers(1, 4))] * 3,
 )
 
@@ -64,14 +64,23 @@ def play(events, specs=SPECS):
                 dead = [name for name in cluster.processes if not cluster.processes[name].living]
                 if dead:
                     cluster.report(dead[what[0] % len(dead)])
-            case "lose" | "cut off" if what[0] in cluster.up:
-                cluster.lose(what[0], alive=kind == "cut off")
-            case "return" if what[0] not in cluster.up:
-                cluster.join(what[0])
             case "step":
                 for _ in range(what[0]):
                     cluster.step()
+            case "lose" | "cut off" | "return" | "drain" | "undrain":
+                befall(cluster, kind, what[0])
     return cluster, target
+
+
+def befall(cluster, kind, node):
+    """Let something happen to a node."""
+    match kind:
+        case "lose" | "cut off" if node in cluster.up:
+            cluster.lose(node, alive=kind == "cut off")
+        case "return" if node not in cluster.up:
+            cluster.join(node)
+        case "drain" | "undrain":
+            cluster.drain(node, drain=kind == "drain")
 
 
 @settings(max_examples=120, deadline=None)
@@ -108,7 +117,7 @@ def test_tasks_come_to_the_layouts_of_the_last_plan_and_nothing_is_left_behind(e
             assert run.membership.layout == cluster.specs[task].shape(len(slots))
             assert run.shelf is None
     running = {task for task, slots in target.items() if slots}
-    assert not [name for name, (node, task) in cluster.kept.items() if node in cluster.up and task in running]
+    assert not [name for (node, name), task in cluster.kept.items() if node in cluster.up and task in running]
 
 
 @settings(max_examples=50, deadline=None)
