@@ -201,7 +201,7 @@ async def test_a_task_that_its_user_pauses_goes_on_where_it_was(scene, script, p
 
 
 async def test_a_task_is_saved_rewound_stopped_and_taken_up_by_order(scene, script, plain, tmp_path):
-    run = Run(scene, script, tmp_path, pace=0.4, checkpoints=str(tmp_path), checkpoint_s=1e6)
+    run = Run(scene, script, tmp_path, pace=0.8, checkpoints=str(tmp_path), checkpoint_s=1e6)
     await run.until_protected()
     await scene.client.save(run.name)
     [first] = await scene.until(lambda: scene.of(CheckpointStored, task=run.name))
