@@ -114,7 +114,7 @@ def test_one_that_dies_before_it_takes_back_what_it_left_leaves_nothing():
     cluster.plan()
     while not cluster.kept:
         assert cluster.step()
-    [(name, _)] = cluster.kept.items()
+    [(_, name)] = cluster.kept
     cluster.plan(a=TWO)
     worker = cluster.processes[name.partition(".")[0]]
     cluster.end(worker)
