@@ -1,35 +1,26 @@
 """The transition service's core: failures, plans and reports in; fenced commands out (paper section 6)."""
 
 from collections.abc import Iterable
+from typing import get_args
 
 from unicron.contracts.base import Message, Started, TimerFired
 from unicron.contracts.events import (
     AttemptFailed,
-    CheckpointFailed,
-    CheckpointFound,
-    CheckpointOrdered,
-    CheckpointStored,
     CommandRefused,
     FailureDetected,
     NodeAdmitted,
     NodeDrained,
     NodeGone,
     NodeLeaving,
-    PartStored,
     PlanDecided,
     Regrouped,
     StateCopied,
-    StateDiverged,
     StateKept,
-    StateRejected,
-    StateSecured,
-    StatesFound,
     StateUnusable,
     TaskBroken,
     TaskPaused,
     TaskRecovered,
     TaskRemoved,
-    TaskRewound,
     TaskSubmitted,
     WorkerExited,
     WorkerFinished,
@@ -37,12 +28,11 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import Cure, Severity
 from unicron.contracts.states import SAVED
-from unicron.contracts.storage import StoredState
 from unicron.contracts.tasks import SlotRef, WorkerStatus
 from unicron.core import Core, Handlers
-from unicron_transition import storing
 from unicron_transition.deadlines import Deadline, Wait
 from unicron_transition.evacuation import copied, evacuate, let_go
+from unicron_transition.keeping import AboutStates, heard
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.moves import Cause, move
 from unicron_transition.orders import drop_order, remove, stop_order
@@ -50,17 +40,13 @@ from unicron_transition.reconcile import forsake, release, settle, stop
 from unicron_transition.replicas import awaited, is_over
 from unicron_transition.saves import (
     count_on,
-    disown,
     drop_saved,
     forget_node,
     forget_orders,
-    found,
     give_up_waiting,
     is_saved,
     nothing_is_left,
-    reject,
     rule_out,
-    secured,
 )
 from unicron_transition.state import NodeRun, TaskRun, TransitionState
 
@@ -71,31 +57,22 @@ class TransitionCore(Core):
     def __init__(self, state: TransitionState | None = None) -> None:
         self.state: TransitionState = state or TransitionState()
         self.handlers: Handlers = {
-            CheckpointFailed: self._about_storage,
-            CheckpointFound: self._about_storage,
-            CheckpointStored: self._about_storage,
-            CheckpointOrdered: self._ordered,
+            **dict.fromkeys(get_args(AboutStates), self._about_states),
             CommandRefused: self._refused,
             FailureDetected: self._failure,
             NodeAdmitted: self._admitted,
             NodeDrained: self._drained,
             NodeGone: lambda gone: self._lose_node(gone.node, gone.at),
             NodeLeaving: self._leaving,
-            PartStored: self._about_storage,
             PlanDecided: self._plan,
             Regrouped: self._regrouped,
             Started: self._activated,
             StateCopied: self._copied,
-            StateDiverged: self._diverged,
             StateKept: self._kept,
-            StateRejected: self._rejected,
-            StateSecured: self._secured,
             StateUnusable: self._unusable,
-            StatesFound: self._found,
             TaskBroken: lambda broken: self._end(broken.task, Cause.OWN_FAULT, broken.reason, broken.traceback),
             TaskPaused: self._pause,
             TaskRemoved: lambda removed: self._end(removed.task, Cause.USER, "removed by its user"),
-            TaskRewound: self._ordered,
             TaskSubmitted: self._submitted,
             TimerFired: self._timer,
             WorkerExited: self._exited,
@@ -373,35 +350,11 @@ class TransitionCore(Core):
         run = self.state.tasks.get(fact.task)
         return copied(self.state, run, fact) + self._settle([fact.task]) if run else []
 
-    def _secured(self, fact: StateSecured) -> list[Message]:
+    def _about_states(self, fact: AboutStates) -> list[Message]:
         run = self.state.tasks.get(fact.task)
         if run is None or run.state.ended:
             return []
-        secured(run, fact.worker)
-        return self._settle([fact.task])
-
-    def _found(self, answer: StatesFound) -> list[Message]:
-        """A node has told which copies it has of a state that nobody living has."""
-        run = self.state.tasks.get(answer.task)
-        if run is None or run.state.ended:
-            return []
-        out = found(self.state, run, answer.node, answer.search, answer.states)
-        return out + self._settle([answer.task])
-
-    def _rejected(self, fact: StateRejected) -> list[Message]:
-        """A copy is not what it should be: nobody is to take it."""
-        run = self.state.tasks.get(fact.task)
-        if run is None or run.state.ended:
-            return []
-        return reject(self.state, run, fact.state) + self._settle([fact.task])
-
-    def _diverged(self, fact: StateDiverged) -> list[Message]:
-        """A worker's state is not what most have of it: it counts no more, nor does what it saved."""
-        run = self.state.tasks.get(fact.task)
-        if run is None or run.state.ended:
-            return []
-        run.states.forget(fact.worker)
-        return disown(self.state, run, fact.worker, fact.node) + self._settle([fact.task])
+        return heard(self.state, run, fact) + self._settle([fact.task])
 
     def _unusable(self, fact: StateUnusable) -> list[Message]:
         """What a task went on from is no good: it is to go on from something older."""
@@ -412,46 +365,6 @@ class TransitionCore(Core):
         run.failed_at = run.failed_at or fact.at
         reason = f"iteration {fact.iteration} from {fact.copies} is no good: {fact.reason}"
         return self._settle([fact.task]) + move(self.state, run, Cause.FAILURE, reason)
-
-    def _about_storage(self, fact: PartStored | CheckpointStored | CheckpointFailed | CheckpointFound) -> list[Message]:
-        """A node has written to storage, or looked there, or could not."""
-        run = self.state.tasks.get(fact.task)
-        if run is None or run.state.ended:
-            return []
-        out: list[Message] = []
-        match fact:
-            case PartStored():
-                out = storing.part_stored(self.state, run, fact)
-            case CheckpointStored():
-                storing.stored(run, fact)
-            case CheckpointFailed():
-                out = storing.failed(run, fact.node) + storing.no_rewind(run, fact.node, fact.reason)
-            case CheckpointFound():
-                stored, out = storing.rewound(run, fact)
-                if stored is not None:
-                    out = self._rewind(run, stored)
-                storing.looked(run, fact)
-        return out + self._settle([fact.task])
-
-    def _ordered(self, fact: CheckpointOrdered | TaskRewound) -> list[Message]:
-        """A user wants a checkpoint now, or to go back to one."""
-        run = self.state.tasks.get(fact.task)
-        if run is None or run.state.ended or not run.spec.checkpoints:
-            return []
-        if isinstance(fact, TaskRewound):
-            return storing.rewind(self.state, run, fact.iteration)
-        run.saves.asks, run.saves.asked_after = run.saves.asks + 1, fact.after
-        return self._settle([fact.task])
-
-    def _rewind(self, run: TaskRun, stored: StoredState) -> list[Message]:
-        """Give up the state that a task has for an earlier one."""
-        reason = f"a user has it go back to iteration {stored.iteration}"
-        out = release(self.state, run) + forsake(self.state, run)
-        for worker in list(run.workers.values()):
-            out += stop(self.state, run, worker, reason)
-        out += drop_saved(self.state, run)
-        storing.take(run, stored)
-        return out + move(self.state, run, Cause.FAILURE, reason)
 
     def _complete(self, run: TaskRun, at: float) -> list[Message]:
         """Say that the newest membership computes, and whether it is all that the plan wants."""
