@@ -117,6 +117,7 @@ class TransitionCore(Core):
         for run in self.state.on(node.node):
             forget_orders(run, node.node)
             run.saves.search = None
+            run.readdress(node.node, node.state_server)
             run.states.only(node.node, alive)
             for worker in [worker for worker in run.workers.values() if worker.slot.node == node.node]:
                 status = alive.pop(worker.worker, None)

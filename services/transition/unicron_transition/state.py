@@ -93,6 +93,17 @@ class TaskRun(msgspec.Struct, kw_only=True):
         coming = [each.state.at(node, "") for each in self.copying if each.keeper.node == node]
         return [ref for ref in left if ref.location.node == node] + coming
 
+    def readdress(self, node: str, address: str) -> None:
+        """Note where what was left behind on a node is to be had now: its agent was started again."""
+        left = self.membership.left
+        left.update({each: ref.at(node, address) for each, ref in left.items() if ref.location.node == node})
+        if self.shelf is None:
+            return
+        states = [ref.at(node, address) if ref.location.node == node else ref for ref in self.shelf.states]
+        if states != self.shelf.states:
+            self.shelf = replace(self.shelf, states=states)
+            self.membership.broken = True  # its members were told otherwise
+
     def without(self, node: str, kept: Collection[str]) -> list[StateRef]:
         """Note that of the states left behind on a node no others than those of these names are there any more.
 

@@ -3,8 +3,8 @@
 from helpers.transition import Cluster, of, slot, spec
 
 from unicron.contracts.commands import DropStates, FindStates, Regroup, StartWorker, StopWorker
-from unicron.contracts.events import TaskPaused, TaskRemoved
-from unicron.contracts.tasks import ParallelLayout, TaskState
+from unicron.contracts.events import NodeAdmitted, TaskPaused, TaskRemoved
+from unicron.contracts.tasks import ParallelLayout, Slot, TaskState
 
 TWO = [slot("n1:0"), slot("n2:0")]
 
@@ -122,3 +122,15 @@ def test_one_that_dies_before_it_takes_back_what_it_left_leaves_nothing():
     assert [order.names for order in of(DropStates, out)] == [[name]]
     cluster.rest()
     assert cluster.kept == {}
+
+
+def test_what_it_left_is_had_from_where_the_nodes_agent_is_now():
+    cluster = running("a")
+    cluster.plan()
+    cluster.rest()
+    kept = [name for node, name in cluster.kept if node == "n1"]
+    fields = {"host": "n1", "slots": [Slot(index=0)], "rendezvous": "n1:1", "kept": kept}
+    cluster.tell(NodeAdmitted(node="n1", incarnation="y", state_server="n1:9", **fields))
+    there = {ref.location.node: ref.location.address for ref in cluster.run("a").shelf.states}
+    assert there["n1"] == "n1:9"
+    assert there["n2"] != "n1:9"
