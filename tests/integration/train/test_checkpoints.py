@@ -207,7 +207,7 @@ async def test_a_task_that_its_user_pauses_goes_on_where_it_was(scene, script, p
 
 
 async def test_a_task_is_saved_rewound_stopped_and_taken_up_by_order(scene, script, plain, tmp_path):
-    run = Run(scene, script, tmp_path, pace=0.4, checkpoints=str(tmp_path), checkpoint_s=1e6)
+    run = Run(scene, script, tmp_path, pace=1.0, checkpoints=str(tmp_path), checkpoint_s=1e6)
     await run.until_protected()
     await scene.client.save(run.name)
     [first] = await scene.until(lambda: scene.of(CheckpointStored, task=run.name))
@@ -230,7 +230,7 @@ async def test_a_task_is_saved_rewound_stopped_and_taken_up_by_order(scene, scri
     last = scene.of(CheckpointStored, task=run.name)[-1]
     while await scene.view(run.name):
         await asyncio.sleep(0.05)
-    await scene.client.submit(replace(run.spec, resume=True))
+    await scene.client.submit(replace(run.spec, resume=True, env={**run.spec.env, "PACE": "0.02"}))
     await scene.until_state(run.name, TaskState.FINISHED)
     assert difference(await run.result(), plain) <= 1e-5
     begun = [each for each in scene.of(Regrouped, task=run.name) if each.at > last.at]
