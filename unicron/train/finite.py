@@ -59,6 +59,8 @@ class Finite:
             told = NotFinite(iteration=iteration, epoch=membership.epoch, rank=rank, microbatches=self._bad)
             self._shell.say(msgspec.structs.replace(told, rule=str(self._rule)))
         if self._rule == "stop":
+            if membership.world_size > 1:
+                await self._shell.gather(mine)  # who ends has the others stopped: not before it is told
             raise NonFiniteGradientError(f"iteration {iteration}: the gradient is not finite: {_named(accounts)}")
 
 

@@ -75,5 +75,6 @@ def _rewind(state: TransitionState, run: TaskRun, stored: StoredState) -> list[M
     for worker in list(run.workers.values()):
         out += stop(state, run, worker, reason)
     out += drop_saved(state, run)
+    run.saves.tried, run.saves.before = [], None  # the user wants this one, whatever was ruled out
     storing.take(run, stored)
     return out + move(state, run, Cause.FAILURE, reason)

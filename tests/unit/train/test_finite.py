@@ -19,13 +19,16 @@ class Shell:
 
     def __init__(self, *others):
         self.others, self.said, self.summed, self.finite = others, [], True, True
+        self.log = []
 
     async def gather(self, value):
+        self.log.append("gather")
         first, last = self.others
         return [Account("a", first), value, Account("c", last)]
 
     def say(self, message):
         self.said.append(message)
+        self.log.append("say")
 
 
 def membership(rank=1):
@@ -47,6 +50,7 @@ def test_the_first_microbatch_that_spoils_the_sum_is_the_one_that_is_named():
         "that of microbatch 4 on rank 1 (b); that of microbatch 5 on rank 2 (c)"
     )
     assert shell.said == [NotFinite(iteration=8, epoch=4, rank=1, microbatches=[4], rule="stop")]
+    assert shell.log == ["gather", "say", "gather"], "who ends has the others stopped: they have told by then"
 
 
 def test_what_was_accumulated_for_nothing_is_forgotten():

@@ -7,7 +7,14 @@ from unicron_transition.state import TransitionState
 from unicron_transition.storing import ATTEMPTS, CHANGE, LEAST_S, PRIOR_S, interval, part_stored
 
 from unicron.checkpoints.interval import daly
-from unicron.contracts.commands import CommitCheckpoint, FindCheckpoint, Regroup, SaveStates, StartWorker, StopWorker
+from unicron.contracts.commands import (
+    CommitCheckpoint,
+    FindCheckpoint,
+    Regroup,
+    SaveStates,
+    StartWorker,
+    StopWorker,
+)
 from unicron.contracts.events import (
     Alert,
     CheckpointFailed,
@@ -15,6 +22,7 @@ from unicron.contracts.events import (
     CheckpointOrdered,
     CheckpointStored,
     PartStored,
+    StateUnusable,
     TaskRewound,
 )
 from unicron.contracts.failures import Severity
@@ -70,6 +78,13 @@ class Stage(Cluster):
         self.lose("n2")
         self.plan(a=[slot("n3:0")])
         self.rest()
+
+    def unusable(self, iteration):
+        worker, epoch = self.group("a")[0], self.run("a").membership.epoch
+        told = {"epoch": epoch, "iteration": iteration, "copies": ROOT, "reason": "not finite"}
+        return self.tell(
+            StateUnusable(node=self.run("a").workers[worker].slot.node, slot=0, task="a", worker=worker, **told)
+        )
 
     def answers(self, order, stored=None):
         return self.tell(CheckpointFound(node=order.node, task="a", search=order.search, stored=stored, skipped=[]))
@@ -343,6 +358,20 @@ def test_going_back_is_done_when_the_checkpoint_is_there_and_sound(stage):
     told = [each.shelf for each in stage.of(Regroup) if each.shelf]
     assert {each.stored for each in told} == {checkpoint(4)}
     assert stage.said["a"] is TaskState.RUNNING
+
+
+def test_what_was_ruled_out_counts_for_nothing_once_a_user_goes_back_to_it(stage):
+    stage.saving = False  # each state is found to be no good before anything is saved
+    for earlier in (2, 1):
+        [order] = of(FindCheckpoint, stage.tell(TaskRewound(task="a", iteration=4)))
+        stage.answers(order, checkpoint(4))
+        stage.rest()
+        stage.unusable(4)
+        stage.rest()
+        [order] = [each for each in stage.of(FindCheckpoint)[-1:] if each.before == 4]
+        stage.answers(order, checkpoint(earlier))
+        stage.rest()
+        assert [each.shelf.stored for each in stage.of(Regroup) if each.shelf][-1] == checkpoint(earlier)
 
 
 def test_where_it_is_not_there_the_task_goes_on_and_the_user_is_told(stage):
