@@ -8,6 +8,7 @@ from unicron.contracts.states import KEPT, LABEL_FOOT, LENT, SAVED, StateRef, re
 from unicron.errors import InvalidInputError, StateTransferError
 
 _NAME = re.compile(rf"([A-Za-z0-9_-]{{1,200}})\.[0-9]+\.({LENT}|{KEPT}|{SAVED})")
+FETCHED = "fetched"
 _LABEL_BYTES = 64 * 1024
 
 
@@ -64,6 +65,16 @@ class StateMemory:
         """Return whether a copy that came from another node is here, whole."""
         path = self.folder / ref.location.name
         return path.is_file() and _labelled(path) == ref
+
+    def fetched(self, worker: str, name: str) -> Path:
+        """Return where a state is to lie that is fetched for a worker."""
+        return self.folder / f"{worker}.{name}.{FETCHED}"
+
+    def forget(self, worker: str) -> None:
+        """Remove what a worker that is gone had lent to others or was fetching, whole or not."""
+        for path in self.folder.glob(f"{worker}.*"):
+            if path.name.endswith((f".{LENT}", f".{FETCHED}", ".part")):
+                path.unlink(missing_ok=True)
 
     def clean(self) -> None:
         """Remove what belongs to workers that are no more, and no states."""

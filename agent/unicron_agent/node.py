@@ -78,7 +78,7 @@ class Node:
         self._memory = StateMemory(memory_dir(self._run_dir), settings.state_limit)
         self._token_file = self._run_dir / "token"
         self._host = settings.host or own_address(settings.nats_url)
-        self._supervisor = Supervisor(self._run_dir, self._common_environment(), self._handle)
+        self._supervisor = Supervisor(self._run_dir, self._common_environment(), self._exited)
         self._channels = Channels(
             known=lambda worker: worker in self._agent.core.workers,
             said=lambda worker, message: self._handle(WorkerSaid(worker, message)),
@@ -165,6 +165,10 @@ class Node:
         (self._memory.folder / "agent.sock").unlink(missing_ok=True)
         self._handle(Adopted(found, self._memory.kept(), self._memory.saved()))
 
+    def _exited(self, exited: ProcessExited) -> None:
+        self._memory.forget(exited.worker)
+        self._handle(exited)
+
     def _handle(self, stimulus: Stimulus) -> None:
         self._agent.handle(stimulus)
 
@@ -226,7 +230,7 @@ class Node:
     async def _obtain(self, worker: str, ref: StateRef) -> None:
         source = source_of(ref, self._name, self._memory)
         try:
-            path = await source.obtain(ref, self._memory.folder / f"{worker}.fetched")
+            path = await source.obtain(ref, self._memory.fetched(worker, ref.location.name))
             answer = StateFetched(name=ref.location.name, path=str(path), own=True)
         except StateTransferError as error:
             if isinstance(error, UnsoundStateError):
@@ -234,6 +238,8 @@ class Node:
             log.warning("worker %s gets no state: %s", worker, error)
             answer = StateFetched(name=ref.location.name, error=str(error))
         self._channels.send(worker, answer)
+        if worker not in self._agent.core.workers:
+            self._memory.forget(worker)
 
     async def _send_copy(self, ref: StateRef, keeper: Keeper) -> None:
         problem, unsound = "", False

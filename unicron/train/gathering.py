@@ -15,6 +15,9 @@ from unicron.train.shards import MARK, Box, as_shard_of, is_spread, read, writte
 Protected = Mapping[str, Any]
 """What makes up the state, by the name that its script gave it."""
 
+EXTRA = "_extra_state"
+"""How the names of what `torch.nn.Module.get_extra_state` gives end: modules may keep what they are given of it."""
+
 
 def laid_out(iteration: int, protected: Protected) -> dict[str, Any]:
     """Return what this rank has of the state from before the update of `iteration`: plain values and tensors."""
@@ -49,7 +52,9 @@ class Gathering:
         self._unlisted: dict[str, set[str]] = {}
 
     def add(self, state: Mapping[str, Any]) -> None:
-        """Take what this rank needs of a laid out state.
+        """Take what this rank needs of a laid out state; its file must stay as it is until all is loaded.
+
+        Parameters are read from there when they are loaded, as that copies them; all else is copied here.
 
         Raises:
             StateTransferError: it does not fit.
@@ -57,14 +62,15 @@ class Gathering:
         for name, thing in self._protected.items():
             if name not in state["objects"]:
                 raise StateTransferError(f"the state has no {name!r}: not all workers run the same script")
-            value, like = state["objects"][name], self._like[name]
-            if isinstance(thing, torch.nn.Module):
-                value = {key: each for key, each in value.items() if key in like}
+            value, like, in_place = state["objects"][name], self._like[name], isinstance(thing, torch.nn.Module)
+            if in_place:
+                value = {key: _own(each) if key.endswith(EXTRA) else each for key, each in value.items() if key in like}
                 _check_shapes(name, value, like)
             elif isinstance(thing, torch.optim.Optimizer):
                 value = self._of_mine(name, value, like)
             # whole moments, and all else that is not spread, are as the holder has them
-            self._found[name] = _merged(self._found.get(name), _as_parameters(thing, like, self._names), value)
+            like = _as_parameters(thing, like, self._names)
+            self._found[name] = _merged(self._found.get(name), like, value, borrow=in_place)
 
     def _of_mine(self, name: str, value: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
         """Return what an optimizer has of this rank's parameters."""
@@ -176,10 +182,19 @@ class _Part:
         self._seen: set[Box] = set()
         self.missing = self._held.numel()
 
-    def add(self, box: Box, shard: torch.Tensor) -> None:
-        """Copy what both hold; ranks that hold the same hold the very same box, or one of them all."""
+    def add(self, box: Box, shard: torch.Tensor, *, borrow: bool) -> None:
+        """Take what both hold; ranks that hold the same hold the very same box, or one of them all.
+
+        Args:
+            box: where the shard lies.
+            shard: what another rank holds.
+            borrow: a shard that is all that is wanted is not copied.
+        """
         both = self._box.overlap(box)
         if both is None or both in self._seen or not self.missing:
+            return
+        if borrow and self._box == box:
+            self._held, self.missing = shard, 0
             return
         self._seen.add(both)
         self._held[both.within(self._box)] = shard[both.within(box)]
@@ -283,6 +298,13 @@ def _within(value: Any, key: Any) -> Any:
     return value[key] if isinstance(value, list | tuple) and key < len(value) else None
 
 
+def _own(value: Any) -> Any:
+    """Return a value whose tensors are nobody else's."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return value if _is_leaf(value) else _rebuilt(value, [(key, _own(each)) for key, each in _items(value)])
+
+
 def _rebuilt(value: Any, items: list[tuple[Any, Any]]) -> Any:
     """Return a value of the kind of `value` with these items."""
     if isinstance(value, Mapping):
@@ -296,10 +318,12 @@ def _mapped(value: Any) -> Any:
     return value if _is_leaf(value) else _rebuilt(value, [(key, _mapped(each)) for key, each in _items(value)])
 
 
-def _merged(found: Any, like: Any, value: Any) -> Any:
+def _merged(found: Any, like: Any, value: Any, *, borrow: bool = False) -> Any:
     """Return what was found so far, with what `value` has of it."""
     if not _is_leaf(value):
-        new = [(key, _merged(_within(found, key), _within(like, key), each)) for key, each in _items(value)]
+        new = [
+            (key, _merged(_within(found, key), _within(like, key), each, borrow=borrow)) for key, each in _items(value)
+        ]
         if isinstance(value, Mapping) and isinstance(found, Mapping):
             return {**found, **dict(new)}
         return _rebuilt(value, new)
@@ -312,7 +336,7 @@ def _merged(found: Any, like: Any, value: Any) -> Any:
         found = _Part(
             Box.of(like) if spread else Box(box.whole, (0,) * len(box.whole), box.whole), shard, spread=spread
         )
-    found.add(box, shard)
+    found.add(box, shard, borrow=borrow)
     return found
 
 

@@ -5,6 +5,7 @@ loads it so that it can hold tensors and plain values but no code.
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,26 +82,53 @@ def export(membership: Membership, place: int, found: dict[str, Any], *, kept: b
     return replace(ref, size=packing.size, checksum=checksum)
 
 
-def fetch(channel: Channel, ref: StateRef, epoch: int) -> dict[str, Any]:
-    """Have the agent fetch the state `ref`; what is read of it is read from its file when it is used.
+class Fetcher:
+    """Has the agent fetch states for this worker.
 
-    Raises:
-        StateTransferError: it can't be had.
-        GroupBrokenError: a membership newer than `epoch` came meanwhile.
+    Args:
+        channel: to the agent; None outside a cluster.
     """
-    channel.send(FetchState(ref=ref))
-    fetched = channel.await_state(ref.location.name, epoch)
-    if fetched.error:
-        raise StateTransferError(fetched.error)
-    path = Path(fetched.path)
-    try:
-        found = unpack(path, ref.size)
-    except OSError as error:
-        raise StateTransferError(f"state {ref.location.name} can't be read: {error}") from error
-    if fetched.own:
-        path.unlink()
-    if not (isinstance(found, dict) and {"iteration", "objects"} <= found.keys()):
-        raise StateTransferError(f"state {ref.location.name} is none: it lacks its iteration or its objects")
-    if found["iteration"] != ref.iteration:
-        raise StateTransferError(f"state {ref.location.name} is of iteration {found['iteration']}, not {ref.iteration}")
-    return found
+
+    def __init__(self, channel: Channel | None) -> None:
+        self._channel = channel
+        self._files: list[Path] = []
+
+    def fetch(self, copies: Sequence[StateRef], epoch: int) -> dict[str, Any]:
+        """Return a state, from the first of these that can be had; its tensors are read from the file when used.
+
+        Raises:
+            StateTransferError: none can be had.
+            GroupBrokenError: a membership newer than `epoch` came meanwhile.
+        """
+        if self._channel is None:
+            raise StateTransferError("there is no agent that could fetch a state")
+        problems = []
+        for ref in copies:
+            try:
+                return self._fetch(self._channel, ref, epoch)
+            except StateTransferError as error:
+                problems.append(str(error))
+        raise StateTransferError("; ".join(problems))
+
+    def let_go(self) -> None:
+        """Remove the files: until then nobody writes over them."""
+        while self._files:
+            self._files.pop().unlink(missing_ok=True)
+
+    def _fetch(self, channel: Channel, ref: StateRef, epoch: int) -> dict[str, Any]:
+        channel.send(FetchState(ref=ref))
+        fetched = channel.await_state(ref.location.name, epoch)
+        if fetched.error:
+            raise StateTransferError(fetched.error)
+        self._files.append(Path(fetched.path))
+        try:
+            found = unpack(self._files[-1], ref.size)
+        except OSError as error:
+            raise StateTransferError(f"state {ref.location.name} can't be read: {error}") from error
+        if not (isinstance(found, dict) and {"iteration", "objects"} <= found.keys()):
+            raise StateTransferError(f"state {ref.location.name} is none: it lacks its iteration or its objects")
+        if found["iteration"] != ref.iteration:
+            raise StateTransferError(
+                f"state {ref.location.name} is of iteration {found['iteration']}, not {ref.iteration}"
+            )
+        return found

@@ -16,7 +16,7 @@ from unicron.contracts.states import StateRef
 from unicron.contracts.storage import StoredState
 from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import NOWHERE, Iterated, Membership, Saved, ToAgent, Unprotected
-from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
+from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train import saving, state, whole
 from unicron.train.channel import Channel
 from unicron.train.digest import digest, of_state
@@ -55,6 +55,7 @@ class TorchShell:
         self._inner: InnerGroups | None = None
         self._loss: torch.Tensor | None = None
         self._taken: dict[str, Any] | None = None
+        self._fetcher = state.Fetcher(channel)
         self._remembered: dict[str, Any] = {}
         self._saver: saving.Saver | None = None
         self._unsecured: tuple[str, int] | None = None
@@ -267,10 +268,11 @@ class TorchShell:
 
     async def take(self, sources: Sequence[Sequence[StateRef]]) -> None:
         """Fetch a state by the agent, one part after the other."""
+        self._fetcher.let_go()
         gathering = Gathering(self.protected)
         for copies in sources:
             if gathering.lacking:
-                gathering.add(self._fetch(copies))
+                gathering.add(self._fetcher.fetch(copies, self._membership.epoch))
         self._taken = gathering.result(sources[0][0].iteration)
         self._mute()
 
@@ -282,22 +284,12 @@ class TorchShell:
         self._taken = restored(stored, task, self._membership.shape, self.place, self.protected)
         self._mute()
 
-    def _fetch(self, copies: Sequence[StateRef]) -> dict[str, Any]:
-        if self._channel is None:
-            raise StateTransferError("there is no agent that could fetch a state")
-        problems = []
-        for ref in copies:
-            try:
-                return state.fetch(self._channel, ref, self._membership.epoch)
-            except StateTransferError as error:
-                problems.append(str(error))
-        raise StateTransferError("; ".join(problems))
-
     def load(self) -> None:
         """Load the state that was taken."""
         if self._taken is not None:
             loaded(self._taken, self.protected)
             self._taken = None
+            self._fetcher.let_go()
         self._mute(muted=False)
 
     def remember(self) -> None:

@@ -130,3 +130,36 @@ def test_a_part_that_is_none_is_refused(broken):
     state["objects"]["model"]["bias"] = broken
     with pytest.raises(StateTransferError, match="the state has a"):
         Gathering({"model": model}).add(state)
+
+
+class Counting(nn.Linear):
+    """A module that keeps the very tensor that it is given of its state."""
+
+    def get_extra_state(self):
+        return self.count
+
+    def set_extra_state(self, state):
+        self.count = state
+
+
+def counting():
+    torch.manual_seed(0)
+    model = Counting(3, 3)
+    model.count = torch.tensor([4])
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+def test_what_is_loaded_has_nothing_of_the_file_that_it_came_from():
+    state, taker, expected = laid_out(3, counting()), counting(), counting()
+    gathering = Gathering(taker)
+    gathering.add(state)
+    loaded(gathering.result(3), taker)
+    file = [*state["objects"]["model"].values()]
+    file += [each for of in state["objects"]["optimizer"]["state"].values() for each in of.values()]
+    for each in file:
+        each.data.zero_()
+    assert same(told(taker), told(expected))
+    assert taker["model"].count == 4
