@@ -34,7 +34,8 @@ TRAIN = """
     for iteration in session.iterations():
         for microbatch in session.microbatches():
             x = torch.randn(16, 32)
-            time.sleep(float(os.environ.get("PACE", "0")))
+            if not os.path.exists(os.environ.get("HURRY", "")):
+                time.sleep(float(os.environ.get("PACE", "0")))
             session.backward((model(x) - x.sum(1, keepdim=True)).square().mean())
         session.step()
         schedule.step()

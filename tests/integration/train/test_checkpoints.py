@@ -66,6 +66,23 @@ FLIPPING = TRAIN.replace(
 )
 """The usual script, in which one worker's parameters change, and in that iteration all wait."""
 
+DYING = TRAIN.replace(
+    "    for iteration",
+    """
+    from unicron.train.packed import Packing
+    write, iteration = Packing.write, 0
+    def dies_half_way(packing, mapped, before=None):
+        if iteration == 8 and not os.path.exists(os.environ["DIED"]):
+            open(os.environ["DIED"], "x").close()
+            mapped[: packing.size // 2] = bytes(packing.size // 2)
+            os.kill(os.getpid(), 9)
+        return write(packing, mapped, before)
+    Packing.write = dies_half_way
+    for iteration""",
+    1,
+)
+"""The usual script, which is killed while its state from before the update of iteration 8 is being written."""
+
 names = (f"t{number}" for number in itertools.count())
 
 
@@ -89,8 +106,8 @@ class Run:
     """A task that trains for a while, and what comes of it."""
 
     def __init__(self, scene, script, tmp_path, pace=0.02, env=(), **fields):
-        self.scene, self.name, self.out = scene, next(names), tmp_path / "out.pt"
-        env = {"OUT": str(self.out), "ACCUMULATE": "float64", "PACE": str(pace), **dict(env)}
+        self.scene, self.name, self.out, self._hurry = scene, next(names), tmp_path / "out.pt", tmp_path / "hurry"
+        env = {"OUT": str(self.out), "ACCUMULATE": "float64", "PACE": str(pace), "HURRY": str(self._hurry), **dict(env)}
         self.spec = task(script, self.name, iterations=ITERATIONS, env=env, **fields)
 
     async def until_protected(self):
@@ -98,6 +115,10 @@ class Run:
         await self.scene.reached(self.name, 5)
         await self.scene.until(lambda: self.scene.of(StateSecured, task=self.name))
         return (await self.scene.view(self.name)).members
+
+    def hurry(self):
+        """Have it train without a pause from now on."""
+        self._hurry.touch()
 
     async def ends_as_undisturbed(self, plain, again=0):
         view = await self.scene.until_state(self.name, TaskState.FINISHED, TaskState.FAILED)
@@ -128,6 +149,15 @@ async def test_the_only_worker_killed_goes_on_where_it_was(scene, script, plain,
     [only] = await run.until_protected()
     await scene.client.inject(only.node, "kill-worker", only.worker)
     await run.ends_as_undisturbed(plain)
+
+
+async def test_the_only_worker_killed_while_it_writes_its_state_goes_on_from_the_one_before(scene, plain, tmp_path):
+    run = Run(scene, write_script(tmp_path, DYING), tmp_path, max_workers=1, env={"DIED": str(tmp_path / "died")})
+    await run.until_protected()
+    await run.ends_as_undisturbed(plain, again=1)
+    assert (tmp_path / "died").exists()
+    assert {each.iteration for each in scene.of(Regrouped, task=run.name) if each.state_from} == {7}
+    assert not scene.of(StateRejected, task=run.name), "what is not whole is offered to nobody"
 
 
 async def test_users_see_what_lies_in_which_memories(scene, script, tmp_path):
@@ -230,7 +260,8 @@ async def test_a_task_is_saved_rewound_stopped_and_taken_up_by_order(scene, scri
     last = scene.of(CheckpointStored, task=run.name)[-1]
     while await scene.view(run.name):
         await asyncio.sleep(0.05)
-    await scene.client.submit(replace(run.spec, resume=True, env={**run.spec.env, "PACE": "0.02"}))
+    run.hurry()
+    await scene.client.submit(replace(run.spec, resume=True))
     await scene.until_state(run.name, TaskState.FINISHED)
     assert difference(await run.result(), plain) <= 1e-5
     begun = [each for each in scene.of(Regrouped, task=run.name) if each.at > last.at]
@@ -296,16 +327,19 @@ async def test_a_copy_with_a_byte_flipped_is_used_by_nobody(scene, script, plain
     assert {each.iteration for each in scene.of(Regrouped, task=run.name)}.isdisjoint({1, 2, 3, 4})
 
 
-async def test_where_every_memory_is_lost_it_goes_on_from_storage(scene, script, plain, tmp_path):
+@pytest.mark.parametrize("workers", [3, 2], ids=["all-nodes", "two-of-a-group"])
+async def test_where_every_memory_is_lost_it_goes_on_from_storage(scene, script, plain, tmp_path, workers):
     storage = tmp_path / "storage"
     storage.mkdir()
-    run = Run(scene, script, tmp_path, pace=0.8, checkpoints=str(storage), checkpoint_s=0.3)
+    run = Run(scene, script, tmp_path, pace=0.8, checkpoints=str(storage), checkpoint_s=0.3, max_workers=workers)
     members = await run.until_protected()
+    assert len(members) == workers
     stored = await scene.until(lambda: scene.of(CheckpointStored, task=run.name))
     assert all(each.address.startswith(str(storage)) for each in stored)
     for each in members:
         scene.cluster.kill_node(each.node)
         shutil.rmtree(memory_of(scene, each.node))
+    run.hurry()
     for each in members:
         scene.cluster.start_process(each.node)
     found = (await scene.until(lambda: scene.of(CheckpointFound, task=run.name)))[0].stored
