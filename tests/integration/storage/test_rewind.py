@@ -1,5 +1,8 @@
 """Going back to an earlier checkpoint: later ones count no more, and are removed after a day."""
 
+import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -65,3 +68,14 @@ def test_what_no_longer_counts_does_not_make_others_superfluous_and_is_removed_a
     assert len(removed) == 2
     assert [each.iteration for each in catalog.found(storage, TASK)] == [1]
     assert not list(Path(storage.address(TASK)).rglob(REWOUND))
+
+
+def test_looking_for_a_checkpoint_does_not_wait_for_torch(tmp_path):
+    code = (
+        "import sys; sys.modules['torch'] = None; from unicron.train.stored import __main__ as it; sys.exit(it.main())"
+    )
+    request = {"do": "find", "root": str(tmp_path), "task": "t", "since": 0.0, "before": -1, "iteration": -1}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], input=json.dumps(request).encode(), capture_output=True, check=True
+    )
+    assert json.loads(ended.stdout) == {"stored": None, "skipped": []}

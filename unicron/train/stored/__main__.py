@@ -17,12 +17,12 @@ from unicron.contracts.storage import Saving, StoredPart, StoredState
 from unicron.errors import CheckpointError, UnicronError
 from unicron.storage.catalog import FEWEST, newest, prune, rewind
 from unicron.storage.root import Storage, claim
-from unicron.train.packed import unpack
 
 
 def write(request: dict[str, Any]) -> StoredPart:
     """Write the part of a place from a file in the node's memory, which is what its checksum says."""
-    from unicron.train.stored.parts import write_part  # noqa: PLC0415 torch takes its time
+    from unicron.train.packed import unpack  # noqa: PLC0415 torch takes its time, and looking needs none
+    from unicron.train.stored.parts import write_part  # noqa: PLC0415
 
     saving, path = msgspec.convert(request["saving"], Saving), Path(request["path"])
     with path.open("rb") as file, mmap.mmap(file.fileno(), request["size"], access=mmap.ACCESS_READ) as content:
