@@ -122,7 +122,7 @@ class AgentCore:
         self.given_up = -1
         self.token = token
         self.workers: dict[str, Worker] = {}
-        self.states = States(card.node)
+        self.states = States(card.node, card.state_server)
         self.samples: dict[str, Sample] = {}
         self._card, self._boot, self._limits, self._heartbeat_s = card, boot, limits, heartbeat_s
         self._joins = 0

@@ -94,21 +94,26 @@ class Copying:
 class States:
     """The states in this node's memory.
 
+    Args:
+        node: its name.
+        address: of its state server.
+
     Attributes:
         found: all whole ones, by name.
     """
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, address: str) -> None:
         self.found: dict[str, StateRef | None] = {}
-        self._node = node
+        self._node, self._address = node, address
         self._savings: dict[str, Savings] = {}
         self._sending: set[tuple[StateRef, str]] = set()
         self._copying: dict[tuple[str, str], Copying] = {}
         self._ended: dict[str, None] = {}
 
     def adopt(self, kept: Iterable[str], saved: Iterable[StateRef]) -> None:
-        """Take over what an earlier agent has left."""
-        self.found = {**dict.fromkeys(kept), **{ref.location.name: ref for ref in saved}}
+        """Take over what an earlier agent has left; from now on it is had from this one."""
+        here = [ref.at(self._node, self._address) for ref in saved]
+        self.found = {**dict.fromkeys(kept), **{ref.location.name: ref for ref in here}}
 
     @property
     def whole(self) -> list[StateRef]:
@@ -228,7 +233,7 @@ class States:
 
     def saved(self, worker: Worker, message: Saved) -> Out:
         """Have copies made of what a worker has saved."""
-        ref = message.state
+        ref = message.state.at(self._node, self._address)  # a worker may know the address of an earlier agent
         savings = self._savings.get(worker.worker)
         if ref.location.worker != worker.worker or ref.task != worker.task or worker.worker in self._ended:
             return []

@@ -14,7 +14,7 @@ from unicron.aio import insist
 from unicron.clock import VirtualClock
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
-from unicron.contracts.states import KEPT, LENT, StateRef
+from unicron.contracts.states import KEPT, LENT, Keeper, StateRef
 from unicron.contracts.tasks import Slot
 from unicron.contracts.worker import Membership, Ping, Pong, Save, Secured, ToAgent, ToWorker
 from unicron.train.iteration import WorkerCore
@@ -59,7 +59,7 @@ class Machine:
         self.machines: dict[str, Machine] = {}
         self.storage = SharedStorage()
         self._network = network
-        self._boots = 0
+        self._boots, self.address = 0, ""
         self._groups: dict[str, Group] = {}
         self._sending: dict[tuple[StateRef, str], asyncio.TimerHandle] = {}
 
@@ -71,9 +71,10 @@ class Machine:
             return
         self._boots += 1
         boot, link = f"{self.name}b{self._boots}", self._network.link(self.name)
+        self.address = f"{self.name}:{self._boots}"
         slots = [Slot(index=index) for index in range(self.slots)]
         card = NodeJoined(node=self.name, incarnation="", host=self.name, slots=slots, rendezvous=f"{self.name}:1")
-        card = replace(card, state_server=f"{self.name}:2")
+        card = replace(card, state_server=self.address)
         core, outbox = self.make_core(card, boot, self.token), self.make_outbox(link, self.clock, self.name, boot)
         self.agent = WatchedAgent(core, link, outbox, self._carry_out, self._stopped, self.invariants)
         self.agent.task = asyncio.ensure_future(self._run(self.agent))
@@ -134,7 +135,7 @@ class Machine:
             case stimuli.StoreToken(token):
                 self.token = token
             case stimuli.SendCopy(ref, keeper):
-                handle = self._send_copy(self.agent, ref, self.machines[keeper.node])
+                handle = self._send_copy(self.agent, ref, keeper)
                 self._sending[ref, keeper.node] = handle
             case stimuli.AbandonCopies(worker, nodes):
                 self._abandon(worker, nodes)
@@ -148,12 +149,13 @@ class Machine:
     def _use_storage(self, agent: WatchedAgent | None, effect: stimuli.UseStorage) -> None:
         if agent is not None and agent is self.agent:
             job = effect.job
-            sound = not isinstance(job, stimuli.StorePart) or job.ref not in self.rotten
+            sound = not isinstance(job, stimuli.StorePart) or not self.is_rotten(job.ref)
             agent.handle(stimuli.StorageTold(self.storage.use(effect, self.name, self.clock.now(), sound=sound)))
 
-    def _send_copy(self, sender: WatchedAgent | None, ref: StateRef, there: "Machine") -> asyncio.TimerHandle:
+    def _send_copy(self, sender: WatchedAgent | None, ref: StateRef, keeper: Keeper) -> asyncio.TimerHandle:
         """Begin to write over an older copy elsewhere; in the end it is whole, or there is none."""
-        taker, name = there.agent, ref.location.name
+        there, name = self.machines[keeper.node], ref.location.name
+        taker = there.agent if keeper.address == there.address else None
         if taker is not None:
             there.memory(name).pop(name, None)
             taker.handle(stimuli.CopyReceived(name, None))
@@ -161,12 +163,12 @@ class Machine:
         def end() -> None:
             sound = taker is not None and taker is there.agent and self.lies(ref)
             if sound and taker is not None and sender is self.agent:
-                there.memory(name)[name] = copy = ref.at(there.name, f"{there.name}:2")
+                there.memory(name)[name] = copy = ref.at(there.name, there.address)
                 taker.handle(stimuli.CopyReceived(name, copy))
             if sender is not None and sender is self.agent:
                 del self._sending[ref, there.name]
                 problem = "" if sound else "it is gone"
-                sender.handle(stimuli.CopySent(ref, there.name, problem, unsound=ref in self.rotten))
+                sender.handle(stimuli.CopySent(ref, there.name, problem, unsound=self.is_rotten(ref)))
 
         return asyncio.get_running_loop().call_later(self.random.uniform(*self.pace.copy), end)
 
@@ -247,9 +249,9 @@ class Machine:
     def hands_over(self, ref: StateRef) -> bool:
         """Return whether a state can be fetched now, from this node or another."""
         there, name = self.machines[ref.location.node], ref.location.name
-        if self.agent is None or there.agent is None:
+        if self.agent is None or there.agent is None or (there is not self and ref.location.address != there.address):
             return False
-        if ref in there.rotten and there.saved.get(name) == ref:
+        if there.is_rotten(ref) and _same(there.saved.get(name), ref):
             self.agent.handle(stimuli.StateUnsound(ref, "a byte of it was flipped"))
         return name.endswith(LENT) or name in there.kept or there.lies(ref)
 
@@ -259,4 +261,13 @@ class Machine:
 
     def lies(self, ref: StateRef) -> bool:
         """Return whether a state that was saved, or left behind, is here, whole and sound."""
-        return self.memory(ref.location.name).get(ref.location.name) == ref and ref not in self.rotten
+        return _same(self.memory(ref.location.name).get(ref.location.name), ref) and not self.is_rotten(ref)
+
+    def is_rotten(self, ref: StateRef) -> bool:
+        """Return whether a byte of a state was flipped here."""
+        return any(_same(each, ref) for each in self.rotten)
+
+
+def _same(found: StateRef | None, ref: StateRef) -> bool:
+    """Return whether what lies here is that state, whatever address its agent had when it came."""
+    return found is not None and found.at("", "") == ref.at("", "")

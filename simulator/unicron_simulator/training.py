@@ -246,11 +246,12 @@ class Trainer(Rank):
         return ref
 
     def _described(self, name: str) -> StateRef:
+        member = self.core.membership.member
         return StateRef(
             task=self.spec.name,
             iteration=self._updates,
             place=self.place,
-            location=StateLocation(node=self.host.name, worker=self.name, name=name),
+            location=StateLocation(node=self.host.name, worker=self.name, name=name, address=member.state_server),
             size=0,
             checksum=self.flaw,
             layout=self.layout,

@@ -178,7 +178,7 @@ class Hoarding(AgentCore):
 
     def __init__(self, card, *more):
         super().__init__(card, *more)
-        self.states = Keepsakes(card.node)
+        self.states = Keepsakes(card.node, card.state_server)
 
 
 class Unremembered(AgentCore):
@@ -201,7 +201,7 @@ class Hopeful(AgentCore):
 
     def __init__(self, card, *more):
         super().__init__(card, *more)
-        self.states = Optimist(card.node)
+        self.states = Optimist(card.node, card.state_server)
 
 
 class Rash(WorkerCore):

@@ -39,7 +39,7 @@ class Scene:
     """The states of node n1, where worker gpt-1 is."""
 
     def __init__(self):
-        self.states = States("n1")
+        self.states = States("n1", "n1:2")
         self.workers = {"gpt-1": Worker(worker="gpt-1", task="gpt", slot=1)}
 
     def order(self, *savers, task="gpt"):
@@ -75,7 +75,7 @@ def scene():
 
 def ref(iteration=3, worker="gpt-1", task="gpt", node="n1"):
     name = f"{worker}.{iteration % 2}.saved"
-    location = StateLocation(node=node, worker=worker, name=name)
+    location = StateLocation(node=node, worker=worker, name=name, address=f"{node}:2")
     return StateRef(task=task, iteration=iteration, place=0, location=location, size=1, checksum=b"x")
 
 
@@ -328,6 +328,15 @@ def test_only_the_states_of_the_task_that_is_asked_for_are_named(scene):
     assert scene.find() == [mine]
     assert scene.find("bert") == [other]
     assert set(scene.states.found) == {"gpt-7.4.kept", "gpt-1.1.saved", "bert-1.1.saved"}
+
+
+def test_what_is_here_is_had_from_this_agent_whichever_it_was_made_under(scene):
+    scene.order(alone())
+    earlier = ref(4).at("n1", "n1:1")
+    scene.states.adopt([], [ref(3).at("n1", "n1:1")])
+    scene.states.saved(scene.workers["gpt-1"], Saved(state=earlier, epoch=1))
+    assert {each.location.address for each in scene.find()} == {"n1:2"}
+    assert len(scene.find()) == 2
 
 
 def test_what_is_dropped_by_name_is_removed_if_it_is_here(scene):
