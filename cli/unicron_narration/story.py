@@ -38,6 +38,7 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
     events.GradientNotFinite: lambda m: (
         f"the gradient of iteration {m.iteration} is not finite: "
         f"microbatch {', '.join(map(str, m.microbatches)) or 'none'} on rank {m.rank}, {_where(m)}; rule: {m.rule}"
+        f"{'; computed again it is: suspect this device' * m.suspect}"
     ),
     events.StateRejected: lambda m: f"{m.state.location.node} holds a bad copy, found out on {m.node}: {m.reason}",
     events.StateCopied: lambda m: (

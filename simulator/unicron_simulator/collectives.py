@@ -36,6 +36,7 @@ class Group:
             self._waiting.setdefault(key, []).append(future)
             return await future
         everything = [given[rank] for rank in range(self._size)]
+        del self._given[key]  # the same may be done once more
         self.complete = True
         for waiting in self._waiting.pop(key, []):
             if not waiting.done():

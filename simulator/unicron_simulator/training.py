@@ -352,7 +352,7 @@ class Trainer(Rank):
     async def reduce(self, iteration: int, bucket: int) -> None:
         """Add up the microbatches of all."""
         seconds = self._random.uniform(0.001, 0.01)
-        mine = self._sums.copy(), self._announces, not self.flaw.startswith(INFINITE)
+        mine = self._sums.copy(), self._announces, self.summed
         given = await self._over_replicas(mine, f"reduce {iteration} {bucket}", seconds)
         self._reduced[bucket] = Counter(microbatch for each, _, _ in given for microbatch in each.elements())
         self.announced = any(announces for _, announces, _ in given)

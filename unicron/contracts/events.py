@@ -229,7 +229,8 @@ class GradientNotFinite(WorkerFact, kw_only=True, frozen=True):
     Attributes:
         rank: of the worker.
         microbatches: the first of this worker whose gradient is not finite; none where only the sum of all is not.
-        rule: what the script wants then: "skip" this update, or "stop".
+        rule: what the script wants then: "skip" this update, "stop", or "retry", on another rank.
+        suspect: it was finite then, so this worker's device may compute wrongly.
     """
 
     epoch: int
@@ -237,6 +238,7 @@ class GradientNotFinite(WorkerFact, kw_only=True, frozen=True):
     rank: int
     microbatches: list[int]
     rule: str = ""
+    suspect: bool = False
 
 
 class StateRejected(Message, kw_only=True, frozen=True):

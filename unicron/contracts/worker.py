@@ -162,6 +162,7 @@ class NotFinite(ToAgent, kw_only=True, frozen=True):
     rank: int
     microbatches: list[int]
     rule: str = ""
+    suspect: bool = False
 
 
 class FetchState(ToAgent, kw_only=True, frozen=True):

@@ -1,22 +1,29 @@
 """Gradients that are not finite: found before the update, named, and left to a rule."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
+from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import Membership, NotFinite
 from unicron.errors import NonFiniteGradientError
 from unicron.train.shell import Shell
 
-Rule = Literal["skip", "stop"]
+Rule = Literal["skip", "stop", "retry"]
 
 
 class Account(msgspec.Struct, frozen=True):
-    """What a rank says when the sum of all gradients is not finite: its microbatches whose own was not."""
+    """What a rank says when the sum of all gradients is not finite.
+
+    Attributes:
+        bad: its microbatches whose own gradient was not.
+        done: all that are in its sum.
+    """
 
     worker: str
     bad: list[int]
+    done: list[int] = []
 
 
 class Finite:
@@ -30,6 +37,8 @@ class Finite:
     def __init__(self, shell: Shell, rule: Rule | None) -> None:
         self._shell, self._rule = shell, rule
         self._bad: list[int] = []
+        self._tried = (-1, -1)
+        self._suspected: list[int] = []
 
     def clear(self) -> None:
         """Forget what was accumulated."""
@@ -45,23 +54,61 @@ class Finite:
         """Whether the gradient of all may be used, as far as this rank's part of it tells."""
         return self._rule is None or self._shell.finite
 
-    async def decide(self, membership: Membership, iteration: int) -> None:
-        """Name whose gradient is not finite; return where the rule is to go on without this update.
+    async def decide(
+        self, membership: Membership, iteration: int, done: Iterable[int], microbatches: int
+    ) -> list[list[int]]:
+        """Name whose gradient is not finite; return what each replica is to compute once more, if the rule says so.
+
+        That is once in a membership. Nothing is returned where the rule is to go on without this update.
 
         Raises:
             GroupBrokenError: a rank was lost meanwhile.
-            NonFiniteGradientError: the rule is to stop, the same on all ranks.
+            NonFiniteGradientError: the rule is to stop, or it is not finite for the second time; the same on all ranks.
         """
-        mine = Account(membership.member.worker, self._bad)
+        mine = Account(membership.member.worker, self._bad, sorted(done))
         accounts = await self._shell.gather(mine) if membership.world_size > 1 else [mine]
-        rank = membership.rank
-        if self._bad or (rank == 0 and not any(each.bad for each in accounts)):
-            told = NotFinite(iteration=iteration, epoch=membership.epoch, rank=rank, microbatches=self._bad)
-            self._shell.say(msgspec.structs.replace(told, rule=str(self._rule)))
-        if self._rule == "stop":
+        if self._bad or (membership.rank == 0 and not any(each.bad for each in accounts)):
+            self._tell(membership, iteration, self._bad)
+        if self._rule == "skip":
+            return []
+        again, self._tried = self._tried == (membership.epoch, iteration), (membership.epoch, iteration)
+        if self._rule == "stop" or again:
             if membership.world_size > 1:
                 await self._shell.gather(mine)  # who ends has the others stopped: not before it is told
-            raise NonFiniteGradientError(f"iteration {iteration}: the gradient is not finite: {_named(accounts)}")
+            twice = ", nor is it when computed again" if again else ""
+            raise NonFiniteGradientError(
+                f"iteration {iteration}: the gradient is not finite{twice}: {_named(accounts)}"
+            )
+        self._suspected = self._bad
+        return elsewhere(accounts, membership.shape, microbatches)
+
+    def settle(self, membership: Membership, iteration: int) -> None:
+        """Take it that the gradient is finite; whose was not, though others' of the same microbatches is, says so."""
+        if self._suspected and self._tried[1] == iteration:
+            self._tell(membership, iteration, self._suspected, suspect=True)
+        self._suspected = []
+
+    def _tell(self, membership: Membership, iteration: int, bad: list[int], *, suspect: bool = False) -> None:
+        told = NotFinite(iteration=iteration, epoch=membership.epoch, rank=membership.rank, microbatches=bad)
+        self._shell.say(msgspec.structs.replace(told, rule=str(self._rule), suspect=suspect))
+
+
+def elsewhere(accounts: Sequence[Account], layout: ParallelLayout, microbatches: int) -> list[list[int]]:
+    """Return what each replica is to compute once more: all that is not in a sum which is finite, by other replicas.
+
+    A sum can't be taken apart, so one that is spoilt counts for nothing. Where every replica's is, each takes what the
+    one before it did, and an only one what it did itself.
+    """
+    size, replicas = layout.replica_workers, layout.replicas
+    of = [accounts[replica * size :][:size] for replica in range(replicas)]
+    sound = [replica for replica in range(replicas) if not any(each.bad for each in of[replica])]
+    owner = {microbatch: replica for replica in range(replicas) for microbatch in of[replica][0].done}
+    lost = [microbatch for microbatch in range(microbatches) if owner.get(microbatch) not in sound]
+    todo: list[list[int]] = [[] for _ in range(replicas)]
+    for number, microbatch in enumerate(lost):
+        other = (owner.get(microbatch, number) + 1) % replicas
+        todo[sound[number % len(sound)] if sound else other].append(microbatch)
+    return todo
 
 
 def _named(accounts: Sequence[Account]) -> str:

@@ -215,7 +215,7 @@ class WorkerCore:
 
     async def _reduce(self) -> None:
         self._progress(WorkerPhase.REDUCE)
-        failure, saved = None, self._saved == self.iteration
+        failure, saved, self._void = None, self._saved == self.iteration, False
         self._duties.announce(saved=saved)
         try:
             for bucket in range(self._shell.buckets):
@@ -234,19 +234,33 @@ class WorkerCore:
         holds = failure is not None or self._over or self._finite.holds
         try:
             agreed = await self._replica.agree(failure, holds=holds)
-            if not agreed.holds:
-                await self._finite.decide(self.membership, self.iteration)
+            self._void = not agreed.holds
+            if self._void and (dealt := await self._decide()):
+                self._compute_again(dealt)
+                return
         except GroupBrokenError as error:
             broke = self._shell.now()
             await self._give_up_what_is_wrong(failure, error)
             await self._regroup(broke)
             return
         self._duties.fulfil(saved=saved, announced=agreed.announced)
-        self._void = not agreed.holds
+        if agreed.holds:
+            self._finite.settle(self.membership, self.iteration)
         if not self._over:
             self.loss = agreed.loss
             self._shell.publish(void=self._void)
         self._move(Move.REDUCE)
+
+    async def _decide(self) -> list[list[int]]:
+        return await self._finite.decide(self.membership, self.iteration, self.done, self._microbatches)
+
+    def _compute_again(self, dealt: list[list[int]]) -> None:
+        """Go on with the microbatches that are dealt anew; whose they were forgets all that it has summed."""
+        if any(not self.done.isdisjoint(each) for each in dealt):
+            self._drop()
+        self._reduced = [False] * self._shell.buckets
+        self.todo = dealt[self.seat.replica]
+        self._progress(WorkerPhase.COMPUTE)
 
     async def _save_model(self) -> None:
         """Have the first replica save the model; where it can't, another becomes the first."""
@@ -266,7 +280,7 @@ class WorkerCore:
             self._duties.reject(self.epoch, self.iteration, error)
         else:
             self._report(error)
-        if Due.COMPARE in self._duties.due:
+        if Due.COMPARE in self._duties.due or self._void:
             self._reduced = [False] * self._shell.buckets
         if isinstance(error, UnusableStateError) or (isinstance(failure, StateDivergedError) and failure.own):
             await self._shell.saved()

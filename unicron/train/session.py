@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 import torch
@@ -54,7 +54,8 @@ class Session:
         gc_every: collect Python's garbage in every n-th iteration, on all ranks in the same, and at no other
             time; 0 leaves Python's own collection as it is. The environment variable UNICRON_GC_EVERY goes over it.
         finite: what to do before an update whose gradient is not finite: "skip" leaves that update out, "stop", or
-            True, ends the task. Either names the rank and the microbatch. False: it is not looked at.
+            True, ends the task, "retry" has other ranks compute it once more and ends the task if it is not finite
+            then, either. Each names the rank and the microbatch. False: it is not looked at.
     """
 
     def __init__(
@@ -74,8 +75,8 @@ class Session:
         self._channel = channels.connect()
         self._shell = TorchShell(self._channel, accumulate_dtype, self.per_iteration, self._collection)
         self._pipelines = PipelineRuns()
-        if finite not in {False, True, "skip", "stop"}:
-            raise ValueError(f'Session(finite={finite!r}): give "skip", "stop" or a bool')
+        if not isinstance(finite, bool) and finite not in get_args(Rule):
+            raise ValueError(f'Session(finite={finite!r}): give "skip", "stop", "retry" or a bool')
         rule: Rule | None = "stop" if finite is True else finite or None
         self._core = WorkerCore(self._shell, self.total, self.per_iteration, alone=self._channel is None, rule=rule)
 

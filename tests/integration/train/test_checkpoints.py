@@ -44,9 +44,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.asyncio(lo
 
 ITERATIONS = 24
 UNRULY = TRAIN.replace("microbatches=6)", 'microbatches=6, finite=os.environ["RULE"])').replace(
-    ".square().mean())", '.square().mean() * (float("nan") if iteration == 4 and microbatch == 2 else 1.0))'
+    "            session.backward((model(x) - x.sum(1, keepdim=True)).square().mean())",
+    """
+            loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+            if iteration == 4 and microbatch == 2:
+                with open(os.environ["FAULTY"], "a+") as faulty:  # who computes it first, or whoever does
+                    faulty.seek(0)
+                    first = faulty.read() or faulty.write(os.environ["UNICRON_WORKER"]) and os.environ["UNICRON_WORKER"]
+                loss = loss * float("nan") if first in {os.environ["UNICRON_WORKER"], "all"} else loss
+            session.backward(loss)""",
 )
-"""The usual script, in which the loss of one microbatch is no number."""
+"""The usual script, in which the loss of one microbatch is no number, on one worker or on all."""
 
 FLIPPING = TRAIN.replace(
     "        for microbatch",
@@ -455,10 +463,15 @@ async def test_what_goes_to_storage_is_what_most_replicas_have(wide, flipping, p
     assert flipped == members[0].worker, "who writes to storage"
 
 
-async def test_an_update_whose_gradient_is_no_number_is_skipped_and_the_microbatch_named(wide, unruly, tmp_path):
-    run = Run(wide, unruly, tmp_path, env={"RULE": "skip"})
+async def unruly_run(wide, unruly, tmp_path, rule, faulty="all"):
+    (tmp_path / "faulty").write_text(faulty)
+    run = Run(wide, unruly, tmp_path, env={"RULE": rule, "FAULTY": str(tmp_path / "faulty")})
     await wide.client.submit(run.spec)
-    view = await wide.until_state(run.name, TaskState.FINISHED, TaskState.FAILED)
+    return run, await wide.until_state(run.name, TaskState.FINISHED, TaskState.FAILED)
+
+
+async def test_an_update_whose_gradient_is_no_number_is_skipped_and_the_microbatch_named(wide, unruly, tmp_path):
+    run, view = await unruly_run(wide, unruly, tmp_path, "skip")
     assert view.state is TaskState.FINISHED, view
     [told] = await wide.until(lambda: wide.of(GradientNotFinite, task=run.name))
     assert (told.iteration, told.microbatches, told.rule) == (4, [2], "skip")
@@ -466,14 +479,35 @@ async def test_an_update_whose_gradient_is_no_number_is_skipped_and_the_microbat
 
 
 async def test_a_task_that_is_to_stop_at_such_a_gradient_fails_and_nothing_is_restarted(wide, unruly, tmp_path):
-    run = Run(wide, unruly, tmp_path, env={"RULE": "stop"})
-    await wide.client.submit(run.spec)
-    view = await wide.until_state(run.name, TaskState.FINISHED, TaskState.FAILED)
+    run, view = await unruly_run(wide, unruly, tmp_path, "stop")
     assert view.state is TaskState.FAILED
     [told] = await wide.until(lambda: wide.of(GradientNotFinite, task=run.name))
     assert f"that of microbatch 2 on rank {told.rank} ({told.worker})" in view.reason
     assert not wide.of(FailureDetected, task=run.name)
     assert len(wide.of(WorkerReady, task=run.name)) == 3
+
+
+async def test_what_is_no_number_on_one_worker_only_is_had_from_another_and_its_node_named(
+    wide, unruly, plain, tmp_path
+):
+    run, view = await unruly_run(wide, unruly, tmp_path, "retry", faulty="")
+    assert view.state is TaskState.FINISHED, view
+    await run.ends_as_undisturbed(plain)
+    told = await wide.until(lambda: wide.of(GradientNotFinite, task=run.name)[1:] and wide.of(GradientNotFinite))
+    told = [each for each in told if each.task == run.name]
+    assert [(each.iteration, each.microbatches, each.suspect) for each in told] == [(4, [2], False), (4, [2], True)]
+    [ready] = wide.of(WorkerReady, worker=(tmp_path / "faulty").read_text())
+    assert {each.node for each in told} == {ready.node}
+    assert not wide.of(FailureDetected, task=run.name)
+
+
+async def test_what_is_no_number_on_another_worker_either_ends_the_task(wide, unruly, tmp_path):
+    run, view = await unruly_run(wide, unruly, tmp_path, "retry")
+    assert view.state is TaskState.FAILED
+    assert "nor is it when computed again: that of microbatch 2 on rank" in view.reason
+    first = await wide.until(lambda: wide.of(GradientNotFinite, task=run.name))
+    assert (first[0].microbatches, first[0].rule, any(each.suspect for each in first)) == ([2], "retry", False)
+    assert f"({first[0].worker})" not in view.reason, "it was computed by another"
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,18 @@
 """Gradients that are not finite: who is named, and what the rule makes of the update."""
 
 import math
+import re
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
-from unicron.contracts.tasks import Member
+from unicron.contracts.tasks import Member, ParallelLayout
 from unicron.contracts.worker import Membership, NotFinite
 from unicron.errors import NonFiniteGradientError
 from unicron.train import Session
-from unicron.train.finite import Account, Finite
+from unicron.train.finite import Account, Finite, elsewhere
 from unicron.train.shell import run
 
 
@@ -24,7 +26,7 @@ class Shell:
     async def gather(self, value):
         self.log.append("gather")
         first, last = self.others
-        return [Account("a", first), value, Account("c", last)]
+        return [Account("a", first, [0, 3, 6]), value, Account("c", last, [2, 5, 8])]
 
     def say(self, message):
         self.said.append(message)
@@ -44,7 +46,7 @@ def test_the_first_microbatch_that_spoils_the_sum_is_the_one_that_is_named():
     finite.note(4)
     finite.note(7)
     with pytest.raises(NonFiniteGradientError) as raised:
-        run(finite.decide(membership(), 8))
+        run(finite.decide(membership(), 8, {1, 4, 7}, 9))
     assert str(raised.value) == (
         "iteration 8: the gradient is not finite: "
         "that of microbatch 4 on rank 1 (b); that of microbatch 5 on rank 2 (c)"
@@ -59,23 +61,81 @@ def test_what_was_accumulated_for_nothing_is_forgotten():
     shell.summed = False
     finite.note(4)
     finite.clear()
-    run(finite.decide(membership(), 8))
+    run(finite.decide(membership(), 8, {1, 4, 7}, 9))
     assert shell.said == []
 
 
 def test_where_only_the_sum_of_all_is_too_large_the_first_rank_says_so():
     shell = Shell([], [])
     finite = Finite(shell, "skip")
-    run(finite.decide(membership(rank=0), 8))
+    run(finite.decide(membership(rank=0), 8, (), 9))
     assert shell.said == [NotFinite(iteration=8, epoch=4, rank=0, microbatches=[], rule="skip")]
     with pytest.raises(NonFiniteGradientError, match="each microbatch's is, and their sum is not"):
-        run(Finite(shell, "stop").decide(membership(rank=0), 8))
+        run(Finite(shell, "stop").decide(membership(rank=0), 8, (), 9))
 
 
 def test_without_a_rule_nothing_is_looked_at():
     finite = Finite(object(), None)
     finite.note(4)
     assert finite.holds
+
+
+def test_what_is_to_be_tried_again_is_computed_by_those_whose_own_was_finite():
+    shell = Shell([], [])
+    finite, shell.summed = Finite(shell, "retry"), False
+    finite.note(4)
+    assert run(finite.decide(membership(), 8, {1, 4, 7}, 9)) == [[1, 7], [], [4]]
+    assert shell.said == [NotFinite(iteration=8, epoch=4, rank=1, microbatches=[4], rule="retry")]
+    finite.clear()
+    finite.settle(membership(), 8)
+    assert shell.said[1:] == [NotFinite(iteration=8, epoch=4, rank=1, microbatches=[4], rule="retry", suspect=True)]
+    finite.settle(membership(), 9)
+    assert len(shell.said) == 2, "once"
+
+
+def test_what_is_not_finite_for_the_second_time_stops_with_the_last_to_compute_it():
+    shell = Shell([], [])
+    finite, shell.summed = Finite(shell, "retry"), False
+    finite.note(4)
+    run(finite.decide(membership(), 8, {1, 4, 7}, 9))
+    finite.clear()
+    shell.others = [], [4]
+    with pytest.raises(NonFiniteGradientError, match=r"nor is it when computed again: that of microbatch 4 on rank 2"):
+        run(finite.decide(membership(), 8, (), 9))
+    finite.settle(membership(), 9)
+    assert len(shell.said) == 1, "nobody is suspected of what others come to as well"
+
+
+def test_in_another_membership_it_is_tried_once_more():
+    shell = Shell([], [4])
+    finite = Finite(shell, "retry")
+    run(finite.decide(membership(), 8, {1, 4, 7}, 9))
+    later = msgspec.structs.replace(membership(), epoch=5)
+    assert run(finite.decide(later, 8, {1, 4, 7}, 9))
+    with pytest.raises(NonFiniteGradientError):
+        run(finite.decide(later, 8, {1, 4, 7}, 9))
+
+
+@pytest.mark.parametrize(
+    ("bad", "dealt"),
+    [
+        ([[], [], []], [[], [], []]),
+        ([[0], [1], []], [[], [], [0, 1, 3, 4]]),
+        ([[0], [1], [2]], [[2, 5], [0, 3], [1, 4]]),
+    ],
+)
+def test_microbatches_go_from_spoilt_sums_to_other_replicas(bad, dealt):
+    accounts = [Account(f"w{rank}", each, [rank, rank + 3]) for rank, each in enumerate(bad)]
+    assert elsewhere(accounts, ParallelLayout(replicas=3), 6) == dealt
+
+
+def test_a_replica_is_spoilt_where_one_of_its_ranks_is_and_what_nobody_has_is_dealt_too():
+    accounts = [Account("w", bad, done) for bad, done in [([], [0, 2]), ([2], [0, 2]), ([], [1]), ([], [1])]]
+    assert elsewhere(accounts, ParallelLayout(tensor=2, replicas=2), 4) == [[], [0, 2, 3]]
+
+
+def test_an_only_replica_computes_them_again_itself():
+    assert elsewhere([Account("w", [1], [0, 1])], ParallelLayout(replicas=1), 2) == [[0, 1]]
 
 
 def trained(finite, bad):
@@ -114,6 +174,32 @@ def test_a_session_that_is_not_told_to_look_does_not():
     assert weights[-1].isnan().all()
 
 
-def test_another_word_is_refused():
-    with pytest.raises(ValueError, match="Session\\(finite='retry'\\): give"):
-        Session(finite="retry")
+def test_a_gradient_that_is_finite_the_second_time_makes_the_update_that_there_would_have_been():
+    (plain, _), passing = trained("retry", ()), Once((2, 1))
+    weights, _ = trained("retry", passing)
+    assert passing.seen == 2
+    assert all(torch.equal(*pair) for pair in zip(plain, weights, strict=True))
+
+
+def test_one_that_is_not_ends_training_before_the_update():
+    with pytest.raises(NonFiniteGradientError, match="nor is it when computed again: that of microbatch 1 on rank 0"):
+        trained("retry", {(2, 1)})
+
+
+class Once:
+    """A microbatch that is bad when it is computed for the first time only."""
+
+    def __init__(self, where):
+        self.where, self.seen = where, 0
+
+    def __contains__(self, where):
+        self.seen += where == self.where
+        return where == self.where and self.seen == 1
+
+
+@pytest.mark.parametrize("word", ["again", 1, 0, None, ["skip"]])
+def test_another_word_is_refused(word):
+    with pytest.raises(
+        ValueError, match=re.escape(f'Session(finite={word!r}): give "skip", "stop", "retry" or a bool')
+    ):
+        Session(finite=word)

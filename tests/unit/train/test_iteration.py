@@ -1,6 +1,7 @@
 """The core of a worker: phases, states that can't be had, and what the agent is told of it."""
 
 import asyncio
+import functools
 import random
 from collections import defaultdict
 
@@ -12,7 +13,7 @@ from unicron.clock import VirtualClock
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.states import Shelf
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, TaskSpec
-from unicron.contracts.worker import NOWHERE, Broken, Diverged, Iterated, Joined, Kept, Membership, Raised
+from unicron.contracts.worker import NOWHERE, Broken, Diverged, Iterated, Joined, Kept, Membership, NotFinite, Raised
 from unicron.errors import StateTransferError
 from unicron.train.iteration import WorkerCore
 from unicron.train.phases import MOVES, Move, Phase
@@ -386,3 +387,70 @@ def test_nobody_begins_anew_because_the_only_state_there_is_was_given_up():
     assert not place.of("e", Joined)
     [raised] = place.of("b", Raised)
     assert "StateLostError: nobody here has place 0" in raised.text
+
+
+# --- gradients that are not finite -----------------------------------------------------------------------------------
+
+
+class Retrying(Trainer):
+    """A worker whose script wants gradients that are not finite computed again."""
+
+    def __init__(self, *given):
+        super().__init__(*given, make_core=functools.partial(WorkerCore, rule="retry"))
+
+
+class Faulty(Retrying):
+    """One whose device computes what is not finite in one iteration."""
+
+    @property
+    def summed(self):
+        return self.core.iteration != 3 or not self._sums
+
+
+def struck(at_s=None, victim="a", layout=WHOLE, size=3):
+    """Play replicas of which b's is faulty; at a time the victim dies, and the others go on."""
+    names = "abcdef"[: size * layout.replica_workers]
+
+    async def script(place):
+        for rank, name in enumerate(names):
+            kind = Faulty if name == "b" else Retrying
+            place.start(name, kind, place=rank % layout.replica_workers, layout=layout)
+        await asyncio.sleep(1.0)
+        more = {"layout": layout.with_workers(len(names))} if layout.replica_workers > 1 else {}
+        place.regroup(0, *names, **more)
+        if at_s is not None:
+            await asyncio.sleep(at_s)
+            place.workers[victim].end(None, 9)
+            place.regroup(1, *(name for name in names if name != victim), **more)
+        await asyncio.sleep(4.0)
+
+    return play(script)
+
+
+def test_what_a_faulty_device_spoilt_is_computed_by_the_others_and_it_is_named():
+    place = struck()
+    told = place.of("b", NotFinite)
+    assert [(each.iteration, each.rank, each.microbatches, each.suspect) for each in told] == [
+        (3, 1, [1], False),
+        (3, 1, [1], True),
+    ]
+    assert not place.of("a", NotFinite) + place.of("c", NotFinite)
+    assert [each.iteration for each in place.of("b", Iterated)][:6] == list(range(6)), "nothing is left out"
+
+
+def test_with_a_replica_of_two_all_of_it_is_computed_by_another():
+    place = struck(layout=PAIR, size=2)
+    assert [(each.rank, each.suspect) for each in place.of("b", NotFinite)] == [(1, False), (1, True)]
+    assert not any(place.of(name, NotFinite) for name in "acd")
+    for name in "abcd":
+        assert [each.iteration for each in place.of(name, Iterated)][:6] == list(range(6))
+
+
+@pytest.mark.parametrize("victim", "abc")
+def test_whoever_dies_meanwhile_each_update_is_whole_and_all_go_on(victim):
+    for at_s in range(100, 260, 2):
+        place = struck(at_s / 100, victim)
+        made = [[each.iteration for each in place.of(name, Iterated)] for name in set("abc") - {victim}]
+        last = min(made[0][-1], made[1][-1])
+        assert last > 6, at_s
+        assert {*made[0], *made[1]} >= {*range(last)}, at_s
