@@ -20,8 +20,8 @@ S = TypeVar("S", bound=Settings)
 
 LEVELS = ("debug", "info", "warning", "error")
 
-Beside = Callable[[Bus], Coroutine[Any, Any, None]]
-"""Work beside a service, on the same bus."""
+Beside = Callable[[S, Bus], Coroutine[Any, Any, None]]
+"""Work beside a service, by its settings and on its bus."""
 
 
 def set_up_logging(level: str, name: str) -> None:
@@ -52,7 +52,7 @@ def run_process(settings_type: type[S], job: Callable[[S], Coroutine[Any, Any, N
     return 0
 
 
-def run_service(settings_type: type[S], wiring: Callable[[S], Wiring], beside: Beside | None = None) -> int:
+def run_service(settings_type: type[S], wiring: Callable[[S], Wiring], beside: Beside[S] | None = None) -> int:
     """Run a service until SIGTERM or SIGINT; return the exit status of the process.
 
     Args:
@@ -63,11 +63,11 @@ def run_service(settings_type: type[S], wiring: Callable[[S], Wiring], beside: B
     return run_process(settings_type, lambda settings: _serve(wiring(settings), settings, beside))
 
 
-async def _serve(wiring: Wiring, settings: Settings, beside: Beside | None) -> None:
+async def _serve(wiring: Wiring, settings: S, beside: Beside[S] | None) -> None:
     bus = await nats.connect(settings, wiring.name)
     try:
         await topology.provision(bus.jetstream, lease_ttl_s=settings.lease_ttl_s)
-        extra = asyncio.create_task(_guarded(beside(bus), wiring.name)) if beside else None
+        extra = asyncio.create_task(_guarded(beside(settings, bus), wiring.name)) if beside else None
         try:
             await Service(wiring, bus, SystemClock(), settings.lease_ttl_s).run()
         finally:

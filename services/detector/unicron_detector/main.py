@@ -96,7 +96,7 @@ def wiring(settings: DetectorSettings) -> Wiring:
     )
 
 
-async def watch_statistics(bus: Bus) -> None:
+async def watch_statistics(_: DetectorSettings, bus: Bus) -> None:
     """Run the online statistics beside the core."""
     from unicron_detector.statistics import Statistics  # noqa: PLC0415 faust comes with an extra of its own
 

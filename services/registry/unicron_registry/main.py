@@ -1,19 +1,30 @@
-"""Wires the registry up: settings, core, and what it listens to."""
+"""Wires the registry up: settings, core, what it listens to, and the switches that it watches beside."""
 
+from pathlib import Path
 from typing import ClassVar
 
 from unicron import subjects
+from unicron.bus.protocol import Bus
+from unicron.client import Client
 from unicron.runner import run_service
 from unicron.service import Wiring
 from unicron.settings import Settings
 from unicron_registry.core import RegistryCore
 from unicron_registry.state import RegistryState
+from unicron_registry.switches import Switches
 
 
 class RegistrySettings(Settings, kw_only=True, frozen=True):
-    """The registry: which nodes and tasks there are."""
+    """The registry: which nodes and tasks there are.
+
+    Attributes:
+        switches: folder in which files are orders to tasks, see [checkpoints.md](checkpoints.md#switches); empty: none.
+            Whoever may write there may give them.
+    """
 
     process: ClassVar[str] = "registry"
+
+    switches: str = ""
 
 
 def wiring(settings: RegistrySettings) -> Wiring:
@@ -31,6 +42,12 @@ def wiring(settings: RegistrySettings) -> Wiring:
     )
 
 
+async def watch_switches(settings: RegistrySettings, bus: Bus) -> None:
+    """Obey what users order by files, where a folder is set."""
+    if settings.switches:
+        await Switches(Path(settings.switches), Client(bus)).watch()
+
+
 def main() -> int:
     """Run the registry until it is told to stop; return the exit status."""
-    return run_service(RegistrySettings, wiring)
+    return run_service(RegistrySettings, wiring, beside=watch_switches)

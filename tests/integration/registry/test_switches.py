@@ -1,0 +1,170 @@
+"""Orders by files in a watched folder: obeyed once, refused with a reason, and nothing else there is touched."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+
+import pytest
+from integration.registry.test_service import SPEC, connected, eventually, facts, registry
+from unicron_registry.switches import LEFT_S, MOST, Switches
+
+from unicron.contracts.events import TaskPaused, TaskRemoved
+from unicron.errors import BusUnavailableError
+
+ORDERED = (TaskPaused, TaskRemoved)
+
+
+@contextlib.contextmanager
+def watching(world, folder, monkeypatch):
+    monkeypatch.setenv("UNICRON_SWITCHES", str(folder))
+    with registry(world) as process:
+        yield process
+
+
+async def gone(folder, name):
+    await eventually(lambda: asyncio.to_thread((folder / name).exists), lambda there: not there)
+
+
+async def until_there(path):
+    await eventually(lambda: asyncio.to_thread(path.exists), bool)
+    return path.read_text()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "switches"
+    made.mkdir()
+    return made
+
+
+async def test_files_are_orders_and_are_removed_when_obeyed_also_over_a_kill(private_world, folder, monkeypatch):
+    async with connected(private_world) as client:
+        with watching(private_world, folder, monkeypatch) as process:
+            await eventually(client.status, lambda status: True)
+            await client.submit(SPEC)
+            (folder / "gpt.pause").touch()
+            await eventually(client.status, lambda status: status.tasks[0].paused)
+            await gone(folder, "gpt.pause.taken")
+            process.send_signal(signal.SIGKILL)
+            (folder / "gpt.resume").touch()
+        assert (folder / "gpt.resume").exists()
+        with watching(private_world, folder, monkeypatch), watching(private_world, folder, monkeypatch):
+            await eventually(client.status, lambda status: not status.tasks[0].paused)
+            (folder / "gpt.stop").touch()
+            await eventually(lambda: facts(client, TaskRemoved), len)
+            await gone(folder, "gpt.stop.taken")
+            assert not any(folder.iterdir())
+            assert [each.paused for each in await facts(client, TaskPaused)] == [True, False], "once each"
+
+
+async def test_what_can_t_be_obeyed_says_why_and_what_is_no_order_stays(private_world, tmp_path, folder, monkeypatch):
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    async with connected(private_world) as client:
+        with watching(private_world, folder, monkeypatch):
+            await eventually(client.status, lambda status: True)
+            await client.submit(SPEC)
+            (folder / "README").write_text("orders go here")
+            (folder / "gpt.pause").mkdir()
+            (folder / "gpt.resume").symlink_to(outside)
+            (folder / "gpt.rewind-3.refused").symlink_to(outside)  # would be written through
+            (folder / "gpt.rewind-3").touch()
+            (folder / "zz.stop").touch()
+            assert "no task 'zz'; the known ones are gpt" in await until_there(folder / "zz.stop.refused")
+            assert "no storage" in (folder / "gpt.rewind-3.refused").read_text()
+            await asyncio.sleep(2.5)  # one more look
+        assert outside.read_text() == "mine"
+        left = {each.name for each in folder.iterdir()}
+        assert left == {"README", "gpt.pause", "gpt.resume", "zz.stop.refused", "gpt.rewind-3.refused"}
+        assert not [fact for kind in ORDERED for fact in await facts(client, kind)]
+
+
+class Nobody:
+    """A client of a cluster without a registry, or with one that counts what it is ordered."""
+
+    def __init__(self, *, active=True):
+        self.there, self.orders = active, []
+
+    async def status(self):
+        if not self.there:
+            raise BusUnavailableError("nobody answers")
+
+    async def save(self, task, *, stop=False):
+        self.orders.append((task, stop))
+        return "done"
+
+
+async def test_orders_wait_for_a_registry_and_of_two_that_watch_one_obeys(tmp_path):
+    client = Nobody(active=False)
+    several = [Switches(tmp_path, client) for _ in range(4)]
+    (tmp_path / "gpt.save").touch()
+    (tmp_path / "gpt.stop-save").touch()
+    await several[0].look()
+    assert (client.orders, len(list(tmp_path.iterdir()))) == ([], 2)
+    client.there = True
+    await asyncio.gather(*(each.look() for each in several))
+    assert sorted(client.orders) == [("gpt", False), ("gpt", True)]
+    assert not any(tmp_path.iterdir())
+
+
+async def test_what_a_process_took_that_ended_is_not_obeyed_again_but_told(tmp_path):
+    client, now = Nobody(), 0.0
+    switches = Switches(tmp_path, client, lambda: now)
+    (tmp_path / "gpt.save.taken").touch()
+    (tmp_path / "other.taken").touch()
+    await switches.look()
+    now = LEFT_S - 1
+    await switches.look()
+    assert (tmp_path / "gpt.save.taken").exists(), "another may be at it"
+    now = LEFT_S + 1
+    await switches.look()
+    assert {each.name for each in tmp_path.iterdir()} == {"gpt.save.refused", "other.taken"}
+    assert "whether it was obeyed is not known" in (tmp_path / "gpt.save.refused").read_text()
+    assert client.orders == []
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt.sav", "gpt.save.txt", "g pt.save", "save", "gpt.rewind-", "gpt.rewind--1", "ä.save"]
+)
+async def test_what_is_no_order_is_told_once(tmp_path, caplog, name):
+    (tmp_path / name).touch()
+    client = Nobody()
+    switches = Switches(tmp_path, client)
+    await switches.look()
+    await switches.look()
+    assert [each.levelno for each in caplog.records] == [logging.WARNING]
+    assert "no order: it is TASK.ORDER with one of pause, resume, save, stop, stop-save, rewind-N" in caplog.text
+    assert (client.orders, (tmp_path / name).exists()) == ([], True)
+
+
+async def test_a_folder_that_is_not_there_is_told_once_and_watched_again_when_it_is(tmp_path, caplog):
+    folder, client = tmp_path / "later", Nobody()
+    switches = Switches(folder, client)
+    await switches.look()
+    await switches.look()
+    assert len(caplog.records) == 1
+    folder.mkdir()
+    (folder / "gpt.save").touch()
+    await switches.look()
+    assert client.orders == [("gpt", False)]
+
+
+async def test_what_can_t_be_taken_is_not_obeyed(tmp_path, caplog):
+    (tmp_path / "gpt.save").touch()
+    (tmp_path / "gpt.save.taken").mkdir()  # no file can be renamed to that, as in a folder where one may not
+    client = Nobody()
+    switches = Switches(tmp_path, client)
+    await switches.look()
+    await switches.look()
+    assert (client.orders, len(caplog.records)) == ([], 1)
+
+
+async def test_one_look_is_bounded(tmp_path, caplog):
+    for number in range(MOST + 1):
+        (tmp_path / f".{number}").touch()
+    switches = Switches(tmp_path, Nobody())
+    await switches.look()
+    await switches.look()
+    assert len(caplog.records) == 1
+    assert f"{MOST} entries or more" in caplog.text
