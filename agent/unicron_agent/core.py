@@ -19,6 +19,7 @@ from unicron.contracts.commands import (
     SaveStates,
     StartWorker,
     StopWorker,
+    StoreState,
 )
 from unicron.contracts.events import (
     CommandRefused,
@@ -278,7 +279,9 @@ class AgentCore:
                 return self._start(command)
             case StopWorker(worker=name):
                 return self._stop(name)
-            case CopyState() | DropStates() | SaveStates() | FindStates() | CommitCheckpoint() | FindCheckpoint():
+            case CopyState() | DropStates() | SaveStates() | FindStates():
+                return self.states.obey(command, self.workers.values())
+            case StoreState() | CommitCheckpoint() | FindCheckpoint():
                 return self.states.obey(command, self.workers.values())
             case Regroup():
                 return self._regroup(command)

@@ -67,6 +67,9 @@ from unicron_agent.workers import StallLimits
 
 log = logging.getLogger(__name__)
 
+STORING_S = 0.2
+"""How often an order to write to storage looks whether what is being written of the same worker is done."""
+
 
 class Node:
     """This machine, and its agent. `run` returns when cancelled or told to go; the agent has said goodbye then."""
@@ -254,8 +257,10 @@ class Node:
     async def _use_storage(self, job: Job) -> None:
         """Write to storage or look there; while one part of a worker is being written, no other is begun."""
         worker = job.ref.location.worker if isinstance(job, StorePart) else ""
-        if worker in self._storing:
-            return
+        while worker in self._storing:
+            if not (isinstance(job, StorePart) and job.ordered):
+                return
+            await asyncio.sleep(STORING_S)
         self._storing |= {worker} if worker else set()
         try:
             self._handle(StorageTold(await done(job, self._name, self._memory)))

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from unicron.contracts.base import Message
-from unicron.contracts.commands import CommitCheckpoint, CopyState, DropStates, FindCheckpoint, FindStates, SaveStates
+from unicron.contracts.commands import (
+    CommitCheckpoint,
+    CopyState,
+    DropStates,
+    FindCheckpoint,
+    FindStates,
+    SaveStates,
+    StoreState,
+)
 from unicron.contracts.events import StateCopied, StateRejected, StateSecured, StatesFound, StateUnprotected
 from unicron.contracts.states import KEPT, SAVED, TURNS, Saver, StateRef
 from unicron.contracts.storage import Saving
@@ -36,7 +44,7 @@ TRIES = 4
 """How often in a row; a node that is gone is known to be by then. After that the worker goes on saving without it."""
 
 Out = list[Message | Effect]
-AboutStates = CopyState | DropStates | SaveStates | FindStates | CommitCheckpoint | FindCheckpoint
+AboutStates = CopyState | DropStates | SaveStates | FindStates | StoreState | CommitCheckpoint | FindCheckpoint
 
 
 @dataclass
@@ -127,6 +135,8 @@ class States:
         match command:
             case CommitCheckpoint() | FindCheckpoint():
                 return [UseStorage(command)]
+            case StoreState(state=ref, saving=saving):
+                return [UseStorage(StorePart(ref=ref, saving=saving, ordered=True))]
             case DropStates():
                 return self._drop(command)
             case CopyState():

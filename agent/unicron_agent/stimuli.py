@@ -232,10 +232,15 @@ class AbandonCopies:
 
 
 class StorePart(Record, kw_only=True, frozen=True):
-    """A state that was saved here, to be written to storage as a part of a checkpoint."""
+    """A state that lies here, to be written to storage as a part of a checkpoint.
+
+    Attributes:
+        ordered: somebody waits for it; else the next one will do as well.
+    """
 
     ref: StateRef
     saving: Saving
+    ordered: bool = False
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,7 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
     commands.DropStates: lambda m: (
         f"remove what was left behind on {m.node}: {', '.join([*m.names, *(f'all of {each}' for each in m.workers)])}"
     ),
+    commands.StoreState: lambda m: f"write {m.state.location.name} on {m.node} to {m.saving.root}",
     commands.CopyState: lambda m: f"copy {m.state.location.name} from {m.node} to {m.keeper.node}",
     commands.ReleaseNode: lambda m: f"nothing on {m.node} is needed any more: it may go",
     commands.SaveStates: lambda m: f"save on {m.node}: {', '.join(map(_saver, m.savers)) or 'nothing any more'}",

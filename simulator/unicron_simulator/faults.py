@@ -110,9 +110,14 @@ class KillTask(Fault, kw_only=True, frozen=True):
 
 
 class Blackout(Fault, kw_only=True, frozen=True):
-    """All nodes lose power in one moment, and come back `back_s` later, empty."""
+    """All nodes lose power in one moment, and come back `back_s` later, empty.
+
+    Attributes:
+        notice_s: how long before that they are told to leave in order; 0: they are not.
+    """
 
     back_s: float
+    notice_s: float = 0.0
 
 
 class Rot(Fault, kw_only=True, frozen=True):
@@ -261,6 +266,9 @@ def _to_states(random: Random) -> list[Fault]:
     for _ in range(random.choice([0, 1, 2])):
         at, pick = random.uniform(BEGIN_S, BEGIN_S + 22), random.randint(1, 999)
         found.append(Flip(at=at, pick=pick, infinite=random.random() < 0.3))
+    if random.random() < 0.15:
+        at = random.uniform(BEGIN_S, BEGIN_S + 22)
+        found.append(Blackout(at=at, back_s=random.uniform(0.5, 4.0), notice_s=10.0))
     return found
 
 

@@ -149,8 +149,12 @@ class Machine:
     def _use_storage(self, agent: WatchedAgent | None, effect: stimuli.UseStorage) -> None:
         if agent is not None and agent is self.agent:
             job = effect.job
-            sound = not isinstance(job, stimuli.StorePart) or not self.is_rotten(job.ref)
+            sound = not isinstance(job, stimuli.StorePart) or self._can_be_stored(job)
             agent.handle(stimuli.StorageTold(self.storage.use(effect, self.name, self.clock.now(), sound=sound)))
+
+    def _can_be_stored(self, job: stimuli.StorePart) -> bool:
+        """Return whether a state is sound, and there: what is saved over meanwhile has a second name."""
+        return self.lies(job.ref) if job.ordered else not self.is_rotten(job.ref)
 
     def _send_copy(self, sender: WatchedAgent | None, ref: StateRef, keeper: Keeper) -> asyncio.TimerHandle:
         """Begin to write over an older copy elsewhere; in the end it is whole, or there is none."""

@@ -51,7 +51,9 @@ class SharedStorage:
                 stored = StoredState(root=saving.root, folder=folder, iteration=saving.iteration, layout=saving.layout)
                 self.whole[folder] = (task, now, stored)
                 self.flaws[folder] = max(self.parts[saving.attempt, at].checksum for at in places)
-                return CheckpointStored(node=node, task=task, iteration=saving.iteration, address=folder, removed=[])
+                return CheckpointStored(
+                    node=node, task=task, iteration=saving.iteration, address=folder, removed=[], folder=folder
+                )
             case FindCheckpoint() as find:
                 return CheckpointFound(
                     node=node,

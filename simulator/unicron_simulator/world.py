@@ -45,6 +45,7 @@ from unicron_simulator.training import INFINITE, Trainer
 
 START = 1_700_000_000.0
 LEASE_TTL_S = 2.0
+IDLE_S = 3.0
 OPTIONS = Options(use_measured=False)
 """Tables are believed: what a planner that is started afresh does can then be compared."""
 
@@ -73,7 +74,7 @@ def wirings() -> dict[str, Wiring]:
         "registry": registry_wiring(RegistrySettings()),
         "detector": detector_wiring(DetectorSettings()),
         "planner": planner,
-        "transition": transition_wiring(TransitionSettings()),
+        "transition": transition_wiring(TransitionSettings(idle_s=IDLE_S)),
     }
 
 
@@ -243,9 +244,10 @@ class World:
                 victim = living[pick % len(living)]
                 self._tell(f"a bit of the parameters of {victim.name} on {victim.host.name} is flipped")
                 victim.flip(INFINITE * infinite + pick.to_bytes(2))
-            case faults.Blackout(at=at, back_s=back_s):
-                nodes = (faults.LosePower(at=at, node=node, back_s=back_s, noticed=True) for node in self.machines)
-                await asyncio.gather(*map(self._hit_node, nodes))
+            case faults.Blackout(at=at, back_s=back_s, notice_s=notice_s):
+                lost = partial(faults.LosePower, noticed=True)
+                kind = partial(faults.Leave, notice_s=notice_s) if notice_s else lost
+                await asyncio.gather(*(self._hit_node(kind(at=at, node=each, back_s=back_s)) for each in self.machines))
             case _:
                 await self._obey(fault)
 

@@ -88,6 +88,19 @@ class CopyState(Command, kw_only=True, frozen=True):
     keeper: Keeper
 
 
+class StoreState(Command, kw_only=True, frozen=True):
+    """Write a state that lies in this node's memory to storage, for it is not to stay there.
+
+    Attributes:
+        state: which.
+        saving: the checkpoint that it is a part of.
+    """
+
+    task: str
+    state: StateRef
+    saving: Saving
+
+
 class ReleaseNode(Command, kw_only=True, frozen=True):
     """Go, since you want to: no worker of this node is counted on, and no state lies on it alone."""
 

@@ -306,6 +306,7 @@ class CheckpointStored(Message, kw_only=True, frozen=True):
     Attributes:
         address: as `torch.distributed.checkpoint.load` takes it.
         removed: older ones that were removed for it.
+        folder: of it, in the task's.
     """
 
     node: str
@@ -313,6 +314,7 @@ class CheckpointStored(Message, kw_only=True, frozen=True):
     iteration: int
     address: str
     removed: list[str]
+    folder: str = ""
 
 
 class CheckpointFailed(Message, kw_only=True, frozen=True):

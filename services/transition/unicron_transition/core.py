@@ -30,14 +30,15 @@ from unicron.contracts.failures import Cure, Severity
 from unicron.contracts.states import SAVED
 from unicron.contracts.tasks import SlotRef, WorkerStatus
 from unicron.core import Core, Handlers
-from unicron_transition.deadlines import Deadline, Wait
-from unicron_transition.evacuation import copied, evacuate, let_go
+from unicron_transition.deadlines import TIMEOUT_S, Deadline, Wait
+from unicron_transition.evacuation import copied, let_go
 from unicron_transition.keeping import AboutStates, heard
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.moves import Cause, move
 from unicron_transition.orders import drop_order, remove, stop_order
-from unicron_transition.reconcile import forsake, release, settle, stop
+from unicron_transition.reconcile import forsake, hand_over, release, settle, stop
 from unicron_transition.replicas import awaited, is_over
+from unicron_transition.retiring import waited
 from unicron_transition.saves import (
     count_on,
     drop_saved,
@@ -54,8 +55,9 @@ from unicron_transition.state import NodeRun, TaskRun, TransitionState
 class TransitionCore(Core):
     """One state machine a task."""
 
-    def __init__(self, state: TransitionState | None = None) -> None:
+    def __init__(self, state: TransitionState | None = None, idle_s: float = TIMEOUT_S[Wait.IDLE]) -> None:
         self.state: TransitionState = state or TransitionState()
+        self.state.idle_s = idle_s
         self.handlers: Handlers = {
             **dict.fromkeys(get_args(AboutStates), self._about_states),
             CommandRefused: self._refused,
@@ -139,7 +141,7 @@ class TransitionCore(Core):
         hit = {run.spec.name: None for run in self.state.on(node) if run.target}
         short = {name: None for name, run in self.state.tasks.items() if run.saves.short}
         shelved = [run for run in self.state.tasks.values() if run.shelf]
-        return self._settle(hit | short) + evacuate(self.state, shelved)
+        return self._settle(hit | short) + hand_over(self.state, shelved)
 
     def _leaving(self, fact: NodeLeaving) -> list[Message]:
         """A node is to go; the registry drains it, and it waits until nobody needs it any more."""
@@ -440,8 +442,9 @@ class TransitionCore(Core):
         run = self.state.tasks.get(deadline.task)
         if run is None or run.state.ended:
             return []
-        if deadline.wait is Wait.STATES:
-            return give_up_waiting(self.state, run) + self._settle([deadline.task])
+        if deadline.wait in {Wait.STATES, Wait.IDLE, Wait.AGAIN}:
+            over = give_up_waiting(self.state, run) if deadline.wait is Wait.STATES else waited(run)
+            return over + self._settle([deadline.task])
         if deadline.wait is Wait.START:
             late = run.workers.get(deadline.worker)
             if late is None or late.stage is not WorkerStage.STARTING:

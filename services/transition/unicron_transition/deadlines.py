@@ -16,9 +16,13 @@ class Wait(StrEnum):
 
     STATES = "states"
     """Nodes that are gone, with copies of a state that nobody else has: until then they may come back."""
+    IDLE = "idle"
+    """Slots for a task, as long as its state stays in memory meanwhile."""
+    AGAIN = "again"
+    """The next attempt to write a state to storage whose nodes are to go."""
 
 
-TIMEOUT_S = {Wait.START: 180.0, Wait.REGROUP: 30.0, Wait.STATES: 60.0}
+TIMEOUT_S = {Wait.START: 180.0, Wait.REGROUP: 30.0, Wait.STATES: 60.0, Wait.IDLE: 600.0, Wait.AGAIN: 3.0}
 """How long each may take."""
 
 
@@ -34,9 +38,9 @@ class Deadline(NamedTuple):
         """Of its timer; no part of it has a dot in it."""
         return f"{self.wait}.{self.task}.{self.worker}".rstrip(".")
 
-    def set(self) -> SetTimer:
-        """Return the request for its timer."""
-        return SetTimer(name=self.name, after_s=TIMEOUT_S[self.wait])
+    def set(self, after_s: float | None = None) -> SetTimer:
+        """Return the request for its timer; the usual one, or after so many seconds."""
+        return SetTimer(name=self.name, after_s=TIMEOUT_S[self.wait] if after_s is None else after_s)
 
     def cancel(self) -> CancelTimer:
         """Return that it is no longer waited for."""

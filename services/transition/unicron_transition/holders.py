@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from unicron.contracts.states import Keeper, Saver, StateRef
-from unicron.contracts.storage import StoredPart
+from unicron.contracts.storage import Saving, StoredPart
 
 
 class Holding(msgspec.Struct, kw_only=True, array_like=True):
@@ -112,6 +112,20 @@ class Rewind(msgspec.Struct, kw_only=True):
     node: str
 
 
+class Retiring(msgspec.Struct, kw_only=True):
+    """A state that is to go from memory to storage.
+
+    Attributes:
+        wait: what is waited for before it is written, as in `Wait`; empty: nothing.
+        saving: the attempt that is on.
+        nodes: that write it, by their incarnations as they were told to; a later one has not heard of it.
+    """
+
+    wait: str = ""
+    saving: Saving | None = None
+    nodes: dict[str, str] = {}
+
+
 class Saves(msgspec.Struct, kw_only=True):
     """Where a task's states are saved.
 
@@ -131,6 +145,8 @@ class Saves(msgspec.Struct, kw_only=True):
         asks: how often users have ordered to write one now.
         asked_after: the last time, after this iteration, and there is none yet; None where there is.
         rewind: the task is to go on from an earlier one.
+        retiring: its state is to go from memory to storage.
+        retired: counts attempts at that.
         tried: states that were taken and were no good: which, from where, and why.
         before: iteration from which on none is to be taken again; None where any may be.
     """
@@ -148,5 +164,7 @@ class Saves(msgspec.Struct, kw_only=True):
     asks: int = 0
     asked_after: int | None = None
     rewind: Rewind | None = None
+    retiring: Retiring | None = None
+    retired: int = 0
     tried: list[str] = []
     before: int | None = None

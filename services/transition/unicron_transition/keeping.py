@@ -17,6 +17,7 @@ from unicron.contracts.storage import StoredState
 from unicron_transition import storing
 from unicron_transition.moves import Cause, move
 from unicron_transition.reconcile import forsake, release, stop
+from unicron_transition.retiring import not_retired, retired
 from unicron_transition.saves import disown, drop_saved, found, reject, secured
 from unicron_transition.state import TaskRun, TransitionState
 
@@ -55,8 +56,10 @@ def _about_storage(state: TransitionState, run: TaskRun, fact: AboutStates) -> l
             return storing.part_stored(state, run, fact)
         case CheckpointStored():
             storing.stored(run, fact)
+            return retired(state, run, fact)
         case CheckpointFailed():
-            return storing.failed(run, fact.node) + storing.no_rewind(run, fact.node, fact.reason)
+            out = storing.failed(run, fact.node) + storing.no_rewind(run, fact.node, fact.reason)
+            return out + not_retired(state, run, fact.node)
         case CheckpointFound():
             stored, out = storing.rewound(run, fact)
             storing.looked(run, fact)

@@ -1,19 +1,35 @@
 """Wires the transition service up: settings, core, and what it listens to."""
 
+import math
+from functools import partial
 from typing import ClassVar
 
 from unicron import subjects
+from unicron.errors import InvalidInputError
 from unicron.runner import run_service
 from unicron.service import Wiring
-from unicron.settings import Settings
+from unicron.settings import PREFIX, Settings
 from unicron_transition.core import TransitionCore
+from unicron_transition.deadlines import TIMEOUT_S, Wait
 from unicron_transition.state import TransitionState, migrate_1, migrate_2
 
 
 class TransitionSettings(Settings, kw_only=True, frozen=True):
-    """The transition service: failures and plans become commands, in order."""
+    """The transition service: failures and plans become commands, in order.
+
+    Attributes:
+        idle_s: how long a task without slots keeps its state in the memory of nodes, where it has a storage; then it is
+            written there and removed from memory.
+    """
 
     process: ClassVar[str] = "transition"
+
+    idle_s: float = TIMEOUT_S[Wait.IDLE]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (math.isfinite(self.idle_s) and self.idle_s >= 0):
+            raise InvalidInputError(f"{PREFIX}IDLE_S {self.idle_s}: give seconds, 0 or more")
 
 
 def wiring(settings: TransitionSettings) -> Wiring:
@@ -21,7 +37,7 @@ def wiring(settings: TransitionSettings) -> Wiring:
     facts, telemetry = subjects.listened(TransitionCore().handlers)
     return Wiring(
         name=settings.process,
-        core=TransitionCore,
+        core=partial(TransitionCore, idle_s=settings.idle_s),
         state=TransitionState,
         facts=facts,
         telemetry=telemetry,

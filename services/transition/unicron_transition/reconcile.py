@@ -14,6 +14,7 @@ from unicron_transition.evacuation import evacuate
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.orders import remove, stop_order
 from unicron_transition.replicas import choose, lacks_state, leavers, lost_places, next_place, surplus
+from unicron_transition.retiring import retire
 from unicron_transition.saves import drop_older, nothing_is_left, order_saves, search
 from unicron_transition.state import TaskRun, TransitionState
 from unicron_transition.swaps import knot, to_give_up, waits
@@ -32,7 +33,7 @@ def settle(state: TransitionState, names: Iterable[str]) -> list[Message]:
     out += _untie(state, names)
     for name in names:
         out += order_saves(state, state.tasks[name]) + drop_older(state, state.tasks[name])
-    out += evacuate(state, [state.tasks[name] for name in names])
+    out += hand_over(state, [state.tasks[name] for name in names])
     for name in names:
         out += _start_missing(state, state.tasks[name])
     # a slot that one task has given up is what another may be waiting for; the stop has gone out before the start
@@ -42,6 +43,11 @@ def settle(state: TransitionState, names: Iterable[str]) -> list[Message]:
         if not freed.isdisjoint(run.target):
             out += _start_missing(state, run)
     return out
+
+
+def hand_over(state: TransitionState, runs: list[TaskRun]) -> list[Message]:
+    """Return the commands that take states from where they are not to stay: to other nodes, or else to storage."""
+    return evacuate(state, runs) + retire(state, runs)
 
 
 def stop(state: TransitionState, run: TaskRun, worker: WorkerRun, reason: str) -> list[Message]:

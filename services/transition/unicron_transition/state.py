@@ -12,6 +12,7 @@ from unicron.checkpoints.placement import Placement, place
 from unicron.checkpoints.shapes import Kept
 from unicron.contracts.states import COPIES, Keeper, Shelf, StateRef
 from unicron.contracts.tasks import Member, ParallelLayout, SlotRef, TaskSpec, TaskState
+from unicron_transition.deadlines import TIMEOUT_S, Wait
 from unicron_transition.holders import Copying, Saves, StateMap
 from unicron_transition.membership import Membership, WorkerRun, WorkerStage
 
@@ -151,6 +152,7 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
         plan: number of the newest plan taken up.
         leaving: nodes whose agents wait to be told that nobody needs them any more.
         placement: of copies, as it was asked for last.
+        idle_s: how long a task without slots keeps its state in memory, where it has a storage; as it is set.
     """
 
     token: int = 0
@@ -159,6 +161,7 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
     tasks: dict[str, TaskRun] = {}
     leaving: list[str] = []
     placement: Placement = Placement((), COPIES)
+    idle_s: float = TIMEOUT_S[Wait.IDLE]
 
     @cached_property
     def occupied(self) -> dict[SlotRef, Occupant]:

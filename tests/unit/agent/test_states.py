@@ -17,7 +17,7 @@ from unicron_agent.stimuli import (
 )
 from unicron_agent.workers import Worker
 
-from unicron.contracts.commands import CopyState, DropStates, FindCheckpoint, FindStates, SaveStates
+from unicron.contracts.commands import CopyState, DropStates, FindCheckpoint, FindStates, SaveStates, StoreState
 from unicron.contracts.events import (
     CheckpointFailed,
     StateCopied,
@@ -27,7 +27,8 @@ from unicron.contracts.events import (
     StateUnprotected,
 )
 from unicron.contracts.states import Keeper, Saver, StateLocation, StateRef
-from unicron.contracts.storage import StoreOrder
+from unicron.contracts.storage import Saving, StoreOrder
+from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import Kept, Save, Saved, Secured
 
 N2, N3 = Keeper(node="n2", address="n2:1"), Keeper(node="n3", address="n3:1")
@@ -392,6 +393,13 @@ def test_the_storage_is_looked_at_and_its_answer_told(scene):
     assert scene.states.obey(command, ()) == [UseStorage(command)]
     fact = CheckpointFailed(node="n1", task="gpt", reason="not mounted")
     assert scene.states.hear(StorageTold(fact), scene.workers, 0.0) == [fact]
+
+
+def test_what_is_to_leave_memory_is_written_whether_its_worker_lives_or_not(scene):
+    saving = Saving(root="/storage", task="gpt", iteration=3, layout=ParallelLayout(), attempt="12345678")
+    command = StoreState(**TO_NODE, task="gpt", state=left_behind(), saving=saving)
+    job = StorePart(ref=left_behind(), saving=saving, ordered=True)
+    assert scene.states.obey(command, ()) == [UseStorage(job)]
 
 
 def left_behind():

@@ -42,7 +42,7 @@ def commit(request: dict[str, Any]) -> dict[str, Any]:
         removed = prune(Storage(saving.root), saving.task, FEWEST, time.time(), request["since"]).removed
     except CheckpointError:  # the checkpoint is there, and the next one tries again
         removed = []
-    return {"address": stored.address, "removed": removed}
+    return {"address": stored.address, "removed": removed, "folder": stored.folder}
 
 
 def find(request: dict[str, Any]) -> dict[str, Any]:
