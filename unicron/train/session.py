@@ -15,6 +15,8 @@ rank. So an iteration is finished by whoever is left, exactly once.
 """
 
 import os
+import random
+import sys
 from collections.abc import Iterator
 from functools import cached_property
 from hashlib import blake2b
@@ -45,8 +47,8 @@ class Session:
     shares out the microbatches; all ranks of a replica get the same ones.
 
     Args:
-        seed: of the task; before each microbatch torch's generators are seeded from (seed, iteration, microbatch), so
-            that a microbatch is the same whoever computes it.
+        seed: of the task; before each microbatch the generators of torch, numpy and Python are seeded from (seed,
+            iteration, microbatch), so that a microbatch is the same whoever computes it.
         accumulate_dtype: in which gradients are accumulated and reduced; None means that of the parameters. With
             float64 the order of summation, and so the number of workers, makes no visible difference.
         iterations: optimizer steps in all; the task file decides where the script runs in a cluster.
@@ -173,10 +175,18 @@ class Session:
         When it ends, every `p.grad` holds the mean gradient over the global batch and `loss` the mean loss.
         """
         while (microbatch := run(self._core.next_microbatch())) is not None:
-            text = f"{self.seed}:{self.iteration}:{microbatch}".encode()
             self._shell.recorder.start(FORWARD, microbatch)
-            torch.manual_seed(int.from_bytes(blake2b(text, digest_size=7).digest()))
+            self._draw_for(microbatch)
             yield microbatch
+
+    def _draw_for(self, microbatch: int) -> None:
+        """Have all that is random in a microbatch the same whoever computes it, and however often."""
+        text = f"{self.seed}:{self.iteration}:{microbatch}".encode()
+        number = int.from_bytes(blake2b(text, digest_size=7).digest())
+        torch.manual_seed(number)
+        random.seed(number)
+        if numpy := sys.modules.get("numpy"):  # it takes none so large
+            numpy.random.seed(number % 2**32)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Run the backward pass of the current microbatch and add its gradients to the accumulated ones."""
