@@ -1,7 +1,5 @@
 """The registry as a process of its own, on a real server."""
 
-import asyncio
-import contextlib
 import signal
 import subprocess
 import sys
@@ -9,10 +7,9 @@ import time
 
 import msgspec
 import pytest
-from helpers.worlds import LEASE_TTL_S
+from helpers.registry import SPEC, connected, eventually, facts, registry
 
 from unicron import codec, subjects
-from unicron.bootstrap import connected_client
 from unicron.contracts.events import (
     Alert,
     DeadLetter,
@@ -24,41 +21,8 @@ from unicron.contracts.events import (
     TaskSubmitted,
 )
 from unicron.contracts.failures import Severity
-from unicron.contracts.tasks import Member, NodeState, Slot, TaskSpec, TaskState
+from unicron.contracts.tasks import Member, NodeState, Slot, TaskState
 from unicron.errors import BusUnavailableError, InvalidInputError
-
-WAIT_S = 30.0
-SPEC = TaskSpec(name="gpt", command=["train.py"], max_workers=2, microbatches=4, flops_per_iteration=3e9)
-
-
-@contextlib.contextmanager
-def registry(world):
-    command = ["-m", "unicron_registry", "--nats-url", world.settings.nats_url, "--lease-ttl-s", str(LEASE_TTL_S)]
-    process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        sys.stdout.write(process.communicate()[1])  # pytest shows it where the test fails
-
-
-@contextlib.asynccontextmanager
-async def connected(world):
-    async with connected_client(world.settings, "test") as client:
-        yield client
-
-
-async def eventually(ask, holds):
-    """Return what `ask` answers as soon as `holds` is true of it."""
-    last = None
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        with contextlib.suppress(BusUnavailableError):
-            last = await ask()
-            if holds(last):
-                return last
-        await asyncio.sleep(0.05)
-    pytest.fail(f"not within {WAIT_S:g} s; last seen: {last}")
 
 
 async def say(client, message, number):
@@ -68,10 +32,6 @@ async def say(client, message, number):
 
 def joined(node):
     return NodeJoined(node=node, source=node, incarnation="a", host="127.0.0.1", slots=[Slot(index=0)])
-
-
-async def facts(client, kind):
-    return [message async for _, message in client.follow(0, await client.tail()) if isinstance(message, kind)]
 
 
 async def test_it_keeps_its_picture_over_a_kill_and_says_everything_once(private_world):

@@ -6,7 +6,7 @@ import logging
 import signal
 
 import pytest
-from integration.registry.test_service import SPEC, connected, eventually, facts, registry
+from helpers.registry import SPEC, connected, eventually, facts, registry
 from unicron_registry.switches import LEFT_S, MOST, Switches
 
 from unicron.contracts.events import TaskPaused, TaskRemoved
