@@ -66,11 +66,11 @@ FLIPPING = TRAIN.replace(
                 told.write(os.environ["UNICRON_WORKER"])
         for microbatch""",
 ).replace(
-    "            time.sleep",
+    "            if not os.path",
     """
             while str(iteration) == os.environ.get("FLIP_AT") and not os.path.exists(os.environ["HELD"]):
                 time.sleep(0.01)
-            time.sleep""",
+            if not os.path""",
 )
 """The usual script, in which one worker's parameters change, and in that iteration all wait."""
 
