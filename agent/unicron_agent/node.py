@@ -263,7 +263,7 @@ class Node:
             await asyncio.sleep(STORING_S)
         self._storing |= {worker} if worker else set()
         try:
-            self._handle(StorageTold(await done(job, self._name, self._memory)))
+            self._handle(StorageTold(await done(job, self._name, self._memory, self._supervisor)))
         finally:
             self._storing.discard(worker)
 

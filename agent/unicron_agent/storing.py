@@ -1,10 +1,7 @@
 """Checkpoints on storage: what the agent does about them runs in processes of their own, which may take their time."""
 
-import asyncio
 import os
-import sys
 import time
-from asyncio.subprocess import PIPE
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +11,40 @@ from unicron.contracts.base import Message
 from unicron.contracts.commands import CommitCheckpoint, FindCheckpoint
 from unicron.contracts.events import CheckpointFailed, CheckpointFound, CheckpointStored, PartStored
 from unicron.contracts.storage import StoredPart, StoredState
-from unicron.errors import CheckpointError, StateTransferError
+from unicron.errors import CheckpointError, UnicronError
 from unicron_agent.memory import StateMemory
 from unicron_agent.stimuli import StorePart
+from unicron_agent.supervisor import Supervisor
 
 Job = StorePart | CommitCheckpoint | FindCheckpoint
 LONGEST = 2000
 """Characters of an error that are told."""
 
 
-async def done(job: Job, node: str, memory: StateMemory) -> Message:
-    """Do what a job asks for; return the fact that tells what came of it."""
+async def done(job: Job, node: str, memory: StateMemory, supervisor: Supervisor) -> Message:
+    """Do what a job asks for, in a process that the supervisor starts; return the fact that tells what came of it."""
     try:
         match job:
             case StorePart():
-                return await _part(job, node, memory)
+                return await _part(job, node, memory, supervisor)
             case CommitCheckpoint(task=task, saving=saving):
-                found = await _told({"do": "commit", "saving": saving, "parts": job.parts, "since": job.since})
+                found = await _told(
+                    supervisor, {"do": "commit", "saving": saving, "parts": job.parts, "since": job.since}
+                )
                 return CheckpointStored(node=node, task=task, iteration=saving.iteration, **found)
             case FindCheckpoint(task=task):
                 where = {"root": job.root, "task": task, "since": job.since}
-                found = await _told({"do": "find", **where, "before": job.before, "iteration": job.iteration})
+                found = await _told(
+                    supervisor, {"do": "find", **where, "before": job.before, "iteration": job.iteration}
+                )
                 stored = msgspec.convert(found["stored"], StoredState | None)
                 return CheckpointFound(node=node, task=task, search=job.search, stored=stored, skipped=found["skipped"])
-    except (CheckpointError, StateTransferError, OSError) as error:
+    except (UnicronError, OSError) as error:
         task = job.saving.task if isinstance(job, StorePart) else job.task
         return CheckpointFailed(node=node, task=task, reason=str(error)[:LONGEST])
 
 
-async def _part(job: StorePart, node: str, memory: StateMemory) -> PartStored:
+async def _part(job: StorePart, node: str, memory: StateMemory, supervisor: Supervisor) -> PartStored:
     """Write a part from a second name of the state's file: whoever saves next leaves that one alone."""
     ref, began = job.ref, time.monotonic()
     path = memory.path(ref.location.name)
@@ -51,7 +53,7 @@ async def _part(job: StorePart, node: str, memory: StateMemory) -> PartStored:
     os.link(path, held)
     try:
         state = {"path": str(held), "size": ref.size, "checksum": ref.checksum.hex(), "place": ref.place}
-        found = await _told({"do": "write", "saving": job.saving, **state})
+        found = await _told(supervisor, {"do": "write", "saving": job.saving, **state})
     finally:
         held.unlink(missing_ok=True)
     part = msgspec.convert(found, StoredPart)
@@ -59,21 +61,14 @@ async def _part(job: StorePart, node: str, memory: StateMemory) -> PartStored:
     return PartStored(node=node, task=ref.task, saving=job.saving, part=part, seconds=seconds)
 
 
-async def _told(request: dict[str, Any]) -> Any:
+async def _told(supervisor: Supervisor, request: dict[str, Any]) -> Any:
     """Return what a process answers.
 
     Raises:
         CheckpointError: it failed.
+        UnicronError: there is no standby to fork it.
     """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "unicron.train.stored", stdin=PIPE, stdout=PIPE, stderr=PIPE
-    )
-    try:
-        out, err = await process.communicate(msgspec.json.encode(request))
-    except asyncio.CancelledError:
-        process.kill()
-        raise
-    if process.returncode:
-        lines = err.decode(errors="replace").strip().splitlines() or [f"it ended with {process.returncode}"]
-        raise CheckpointError(lines[-1])
-    return msgspec.json.decode(out)
+    status, lines = await supervisor.run("unicron.train.stored", msgspec.json.encode(request).decode())
+    if status or not lines:
+        raise CheckpointError(lines[-1] if lines else f"its process ended with {status}")
+    return msgspec.json.decode(lines[-1])

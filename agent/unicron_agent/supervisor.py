@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,29 @@ class Supervisor:
             self._standby.stdin.write(json.dumps(request).encode() + b"\n")
             answer = await self._answer()
         return int(answer["pid"])
+
+    async def run(self, module: str, argument: str) -> tuple[int, tuple[str, ...]]:
+        """Run a module that is no worker, forked from the standby; return its exit status and its last lines.
+
+        The status is that of a shell where a signal ended it.
+
+        Raises:
+            UnicronError: the standby is dead.
+        """
+        with tempfile.NamedTemporaryFile(dir=self._run_dir / "logs") as log:
+            there = {"cwd": str(self._run_dir), "log": log.name, "env": {"UNICRON_WORKER_SOCKET": ""}}
+            pid = await self.fork({"argv": [module, argument], "module": True, "parts": False, **there})
+            descriptor, ended = os.pidfd_open(pid), asyncio.Event()
+            asyncio.get_running_loop().add_reader(descriptor, ended.set)
+            try:
+                await ended.wait()
+            finally:
+                asyncio.get_running_loop().remove_reader(descriptor)
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)  # where this was cancelled
+                code, number = _status(descriptor)
+                os.close(descriptor)
+            return code if code is not None else 128 + (number or 0), _tail(log.name)
 
     async def _answer(self) -> dict[str, Any]:
         line = await self._standby.stdout.readline() if self._standby.stdout else b""
@@ -184,18 +208,25 @@ class Supervisor:
         code = number = None
         if descriptor is not None:
             asyncio.get_running_loop().remove_reader(descriptor)
-            with contextlib.suppress(ChildProcessError):
-                status = os.waitid(os.P_PIDFD, descriptor, os.WEXITED)
-                if status is not None and status.si_code == os.CLD_EXITED:
-                    code = status.si_status
-                elif status is not None:
-                    number = status.si_status
+            code, number = _status(descriptor)
             os.close(descriptor)
         self._running.pop(running.worker, None)
         if process := self._fresh.pop(running.worker, None):
             process.returncode = 0  # its status was collected above; it must not be waited for again
         self._record(running.worker).unlink(missing_ok=True)
         self._on_exit(ProcessExited(running.worker, code, number, _tail(running.log)))
+
+
+def _status(descriptor: int) -> tuple[int | None, int | None]:
+    """Return the exit code of a process that has ended or is about to, or the signal that ended it.
+
+    Both are None where it was another's child.
+    """
+    with contextlib.suppress(ChildProcessError):
+        status = os.waitid(os.P_PIDFD, descriptor, os.WEXITED)
+        if status is not None:
+            return (status.si_status, None) if status.si_code == os.CLD_EXITED else (None, status.si_status)
+    return None, None
 
 
 def _tail(log: str) -> tuple[str, ...]:

@@ -75,7 +75,5 @@ def test_looking_for_a_checkpoint_does_not_wait_for_torch(tmp_path):
         "import sys; sys.modules['torch'] = None; from unicron.train.stored import __main__ as it; sys.exit(it.main())"
     )
     request = {"do": "find", "root": str(tmp_path), "task": "t", "since": 0.0, "before": -1, "iteration": -1}
-    ended = subprocess.run(
-        [sys.executable, "-c", code], input=json.dumps(request).encode(), capture_output=True, check=True
-    )
+    ended = subprocess.run([sys.executable, "-c", code, json.dumps(request)], capture_output=True, check=True)
     assert json.loads(ended.stdout) == {"stored": None, "skipped": []}

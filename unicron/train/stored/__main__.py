@@ -1,6 +1,6 @@
-"""What an agent has done about checkpoints on storage: one request in JSON comes in, one answer goes out.
+"""What an agent has done about checkpoints on storage: a request in JSON is the argument, the answer the last line.
 
-An error goes to the standard error as one line, and the exit status is 1.
+An error is that line where the exit status is 1.
 """
 
 import mmap
@@ -71,15 +71,14 @@ DO: dict[str, Callable[[dict[str, Any]], Any]] = {"write": write, "commit": comm
 
 
 def main() -> int:
-    """Answer the request on the standard input; return the exit status."""
-    request = msgspec.json.decode(sys.stdin.buffer.read())
+    """Answer the request; return the exit status."""
+    request = msgspec.json.decode(sys.argv[1])
     try:
-        answer = DO[request["do"]](request)
+        answer, status = msgspec.json.encode(DO[request["do"]](request)).decode(), 0
     except (UnicronError, OSError, ValueError) as error:
-        print(" ".join(str(error).split()), file=sys.stderr)  # noqa: T201 it is the answer
-        return 1
-    sys.stdout.buffer.write(msgspec.json.encode(answer))
-    return 0
+        answer, status = " ".join(str(error).split()), 1
+    print(answer, flush=True)  # noqa: T201 it is what this is for
+    return status
 
 
 if __name__ == "__main__":
