@@ -32,6 +32,7 @@ import torch
 from unicron_agent.memory import StateMemory
 from unicron_agent.state_server import FETCH, LIMITS, StateServer
 from unicron_agent.state_sources import Peer, SharedMemory, StateSource
+from unicron_agent.traffic import NodeTraffic
 
 from benchmarks.checkpointing import WAYS
 from benchmarks.output import as_json
@@ -160,7 +161,7 @@ async def having(repeats: int, memory: Path) -> dict[str, float]:
     saver.begin(laid_out(1, protected), ref, refs.append)
     saver.wait()
     [ref] = refs
-    server, address = await StateServer(states, "here", lambda *_: None).serve("127.0.0.1")
+    server, address = await StateServer(states, "here", lambda *_: None, NodeTraffic(memory)).serve("127.0.0.1")
     there = ref.at("there", address)
     source, copy = torch.ones(ref.size // 4), torch.empty(ref.size // 4)
     target = memory / "w.fetched"

@@ -63,7 +63,8 @@ from unicron_agent.stimuli import (
 )
 from unicron_agent.storing import Job, done
 from unicron_agent.supervisor import Supervisor, is_stopped
-from unicron_agent.workers import StallLimits
+from unicron_agent.traffic import NodeTraffic
+from unicron_agent.workers import StallLimits, communicating
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class Node:
         self._name = subjects.token(settings.node, "node")
         self._run_dir = Path(settings.run_dir).resolve()
         self._memory = StateMemory(memory_dir(self._run_dir), settings.state_limit)
+        self._traffic = NodeTraffic(self._memory.folder, lambda: communicating(self._agent.core.workers.values()))
         self._token_file = self._run_dir / "token"
         self._host = settings.host or own_address(settings.nats_url)
         self._supervisor = Supervisor(self._run_dir, self._common_environment(), self._exited)
@@ -94,8 +96,9 @@ class Node:
         """Adopt what lives, join, and serve until cancelled."""
         position = await self._journal_end()
         rendezvous, rendezvous_address = await RendezvousServer().serve(self._host)
-        received = StateServer(self._memory, self._name, lambda name, ref: self._handle(CopyReceived(name, ref)))
-        states, states_address = await received.serve(self._host)
+        states, states_address = await StateServer(
+            self._memory, self._name, lambda name, ref: self._handle(CopyReceived(name, ref)), self._traffic
+        ).serve(self._host)
         self._agent = self._make_agent(rendezvous_address, states_address)
         self._adopt()
         socket = await self._channels.serve(self._memory.folder / "agent.sock")
@@ -247,7 +250,7 @@ class Node:
     async def _send_copy(self, ref: StateRef, keeper: Keeper) -> None:
         problem, unsound = "", False
         try:
-            await send_copy(self._memory, ref, keeper.address)
+            await send_copy(self._memory, ref, keeper.address, self._traffic)
         except StateTransferError as error:
             log.warning("%s", error)
             problem, unsound = str(error), isinstance(error, UnsoundStateError)

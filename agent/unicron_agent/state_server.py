@@ -1,22 +1,37 @@
 """Hands states of this node to others, and takes copies of what is saved elsewhere: gRPC streams of pieces."""
 
 import asyncio
+import contextlib
+import io
 import mmap
+import struct
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
 import msgspec
 from xxhash import xxh3_128
 
+from unicron.aio import together
+from unicron.checkpoints.gate import Gate
 from unicron.contracts.states import KEPT, SAVED, StateRef, label
 from unicron.errors import StateTransferError, UnsoundStateError
 from unicron_agent.memory import StateMemory
+from unicron_agent.traffic import NodeTraffic
 
 FETCH, KEEP = "/unicron.v1.State/Fetch", "/unicron.v1.State/Keep"
 PIECE = 2 * 1024 * 1024
-ADMITTED = (("admitted", "yes"),)
+TIMEOUT_S = 600.0
+HALVES = 2
+"""Pieces of a copy that are under way at once: while one is written there, the next is sent."""
+
+RECEIPT = struct.Struct("<d")
+"""Says for each piece for how many seconds it was held back, so that the next does not come while others send there."""
+
+ADMITTED, RECEIPTS = ("admitted", "yes"), ("receipts", "yes")
 LIMITS = [("grpc.max_receive_message_length", PIECE + 1024), ("grpc.max_send_message_length", PIECE + 1024)]
 
 _ref: msgspec.msgpack.Decoder[StateRef] = msgspec.msgpack.Decoder(StateRef)
@@ -53,10 +68,11 @@ class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         memory: where they lie.
         node: its name.
         received: told of copies.
+        traffic: of the node.
     """
 
-    def __init__(self, memory: StateMemory, node: str, received: Received) -> None:
-        self._memory, self._node, self._received = memory, node, received
+    def __init__(self, memory: StateMemory, node: str, received: Received, traffic: NodeTraffic) -> None:
+        self._memory, self._node, self._received, self._traffic = memory, node, received, traffic
         self._address = ""
         self._busy: set[str] = set()
 
@@ -74,7 +90,7 @@ class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             case str(method) if method == FETCH:
                 return grpc.unary_stream_rpc_method_handler(self._fetch)
             case str(method) if method == KEEP:
-                return grpc.stream_unary_rpc_method_handler(self._keep)
+                return grpc.stream_stream_rpc_method_handler(self._keep)
         return None
 
     async def _fetch(self, request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
@@ -86,23 +102,27 @@ class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             while piece := file.read(PIECE):
                 yield piece
 
-    async def _keep(self, pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
-        """Take a copy: first what it is, then its content."""
+    async def _keep(self, pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        """Take a copy: first what it is, then its content; whoever wants no receipts gets one answer in the end."""
+        receipts = RECEIPTS in (context.invocation_metadata() or ())
         try:
             ref = self._admitted(await anext(pieces, b""))
         except StateTransferError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        if self._memory.holds(ref.at(self._node, self._address)):
-            return b""  # it was sent before, and somebody may be reading it
-        try:
-            await self._take(ref, pieces, context)
-        except StateTransferError as error:
-            await context.abort(grpc.StatusCode.DATA_LOSS, str(error))
-        except OSError as error:
-            async for _ in pieces:  # whoever is still sending would not hear why
-                pass
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._memory.folder}: {error.strerror}")
-        return b""
+        if not self._memory.holds(ref.at(self._node, self._address)):  # else somebody may be reading it
+            try:
+                async for held_s in self._take(ref, pieces, context):
+                    if receipts:
+                        yield RECEIPT.pack(held_s)
+            except StateTransferError as error:
+                await context.abort(grpc.StatusCode.DATA_LOSS, str(error))
+            except OSError as error:
+                async for _ in pieces:  # whoever is still sending would not hear why
+                    if receipts:
+                        yield RECEIPT.pack(0.0)
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._memory.folder}: {error.strerror}")
+        if not receipts:
+            yield b""
 
     def _admitted(self, first: bytes) -> StateRef:
         try:
@@ -117,21 +137,24 @@ class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._memory.check_room(name, ref.size)
         return ref
 
-    async def _take(self, ref: StateRef, pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+    async def _take(
+        self, ref: StateRef, pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[float]:
         """Take the content of a copy; of one that is not whole in the end nothing stays."""
         name, whole = ref.location.name, False
         self._busy.add(name)
         try:
-            await context.send_initial_metadata(ADMITTED)
-            await self._write(ref, pieces)
+            await context.send_initial_metadata((ADMITTED, RECEIPTS))
+            async for held_s in self._write(ref, pieces):
+                yield held_s
             whole = True
         finally:
             self._busy.discard(name)
             if not whole:
                 self._memory.remove(name)
 
-    async def _write(self, ref: StateRef, pieces: AsyncIterator[bytes]) -> None:
-        """Write a copy over an older one, and label it in the end."""
+    async def _write(self, ref: StateRef, pieces: AsyncIterator[bytes]) -> AsyncIterator[float]:
+        """Write a copy over an older one, and label it in the end; yield for each piece how long it was held back."""
         name, digest, size = ref.location.name, xxh3_128(), 0
         path: Path = self._memory.folder / name
         self._received(name, None)
@@ -144,6 +167,7 @@ class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
                 size += file.write(piece)
                 if size > ref.size:
                     break
+                yield await self._traffic.until_idle() if size < ref.size else 0.0
             if (size, digest.digest()) != (ref.size, ref.checksum):
                 raise StateTransferError(f"{name}: {size} bytes of {ref.size} came, or others than were sent")
             here = ref.at(self._node, self._address)
@@ -151,29 +175,19 @@ class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._received(name, here)
 
 
-async def send_copy(memory: StateMemory, ref: StateRef, address: str) -> None:
-    """Send a copy of a state to another node, one that was saved or left behind.
+async def send_copy(memory: StateMemory, ref: StateRef, address: str, traffic: NodeTraffic) -> None:
+    """Send a copy of a state to another node, one that was saved or left behind, while training sends nothing.
 
     Raises:
         UnsoundStateError: it is not what its checksum says.
         StateTransferError: it did not get there, whole.
     """
     path = memory.path(ref.location.name)
-
-    async def pieces() -> AsyncIterator[bytes]:
-        """Yield what it is, and once that is admitted its content: of a call that is over no reason can be heard."""
-        yield msgspec.msgpack.encode(ref)
-        left = ref.size if dict(await call.initial_metadata()) == dict(ADMITTED) else 0
-        while left and (piece := file.read(min(PIECE, left))):
-            left -= len(piece)
-            yield piece
-
     try:
         with path.open("rb") as file:
             async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
-                call = channel.stream_unary(KEEP)(pieces(), timeout=600)
                 try:
-                    await call
+                    await _Sending(channel, file, ref, traffic).run()
                 except grpc.aio.AioRpcError as error:
                     if error.code() is grpc.StatusCode.DATA_LOSS:
                         await asyncio.to_thread(check, ref, path)
@@ -182,3 +196,59 @@ async def send_copy(memory: StateMemory, ref: StateRef, address: str) -> None:
         if isinstance(error, UnsoundStateError):
             raise
         raise StateTransferError(f"no copy of {ref.location.name} for {address}: {error}") from error
+
+
+class _Sending:
+    """A copy on its way, in pieces for which there are receipts."""
+
+    def __init__(self, channel: grpc.aio.Channel, file: io.BufferedReader, ref: StateRef, traffic: NodeTraffic) -> None:
+        self._call: Any = channel.stream_stream(KEEP)(timeout=TIMEOUT_S, metadata=(RECEIPTS,))
+        self._file, self._ref, self._traffic = file, ref, traffic
+        self._room = asyncio.Semaphore(HALVES)
+        self._under_way: deque[tuple[int, float]] = deque()
+        self._arrived_at = 0.0
+
+    async def run(self) -> None:
+        """Send it; return when all of it is there.
+
+        Raises:
+            grpc.aio.AioRpcError: it never will be.
+        """
+        try:
+            await together(self._hear(), self._send())
+        finally:
+            self._traffic.line.on_its_way -= sum(size for size, _ in self._under_way)
+
+    async def _hear(self) -> None:
+        async for receipt in self._call:
+            if receipt:
+                self._arrived(*RECEIPT.unpack(receipt))
+
+    async def _send(self) -> None:
+        with contextlib.suppress(asyncio.InvalidStateError):  # the call is over, and says why
+            await self._send_all()
+
+    async def _send_all(self) -> None:
+        """Send what it is, and once that is admitted its content: of a call that is over no reason can be heard."""
+        await self._call.write(msgspec.msgpack.encode(self._ref))
+        told = tuple(await self._call.initial_metadata())
+        left = self._ref.size if ADMITTED in told else 0
+        gate = Gate(self._traffic.line, left, PIECE, asyncio.get_running_loop().time())
+        while left:
+            await self._room.acquire()
+            size = await self._traffic.piece(gate)
+            self._under_way.append((size, asyncio.get_running_loop().time()))
+            self._traffic.line.on_its_way += size
+            await self._call.write(self._file.read(size))
+            left -= size
+            if RECEIPTS not in told:  # a keeper of before
+                self._arrived(0.0)
+        await self._call.done_writing()
+
+    def _arrived(self, held_s: float) -> None:
+        now = asyncio.get_running_loop().time()
+        size, sent_at = self._under_way.popleft()
+        self._traffic.line.on_its_way -= size
+        self._traffic.line.arrived(size, now - max(sent_at, self._arrived_at) - held_s)
+        self._arrived_at = now
+        self._room.release()

@@ -1,5 +1,7 @@
 """A worker as its agent knows it: where it is, and whether it has stalled."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from unicron.contracts.commands import StartWorker
@@ -148,3 +150,14 @@ class Worker:
                 responsive=not stopped and now - self.heard_at < SILENT_S,
             )
         ]
+
+
+def communicating(workers: Iterable[Worker]) -> list[int]:
+    """Return the slots of workers that may send something to other nodes: not all of their membership are here."""
+    alive = [worker for worker in workers if not worker.finished]
+    here = Counter((each.task, each.membership.epoch) for each in alive if each.membership is not None)
+    return [
+        each.slot
+        for each in alive
+        if each.membership is None or here[each.task, each.membership.epoch] < each.membership.world_size
+    ]

@@ -11,6 +11,7 @@ import pytest
 from unicron_agent.memory import StateMemory
 from unicron_agent.state_server import FETCH, KEEP, LIMITS, StateServer, send_copy
 from unicron_agent.state_sources import Peer, SharedMemory
+from unicron_agent.traffic import NodeTraffic
 from xxhash import xxh3_128
 
 from unicron.contracts.states import StateLocation, StateRef, label
@@ -38,9 +39,9 @@ class Keeper:
 
     @asynccontextmanager
     async def served(self):
-        server, self.address = await StateServer(self.memory, "n2", lambda *told: self.told.append(told)).serve(
-            "127.0.0.1"
-        )
+        received = lambda *told: self.told.append(told)  # noqa: E731
+        traffic = NodeTraffic(self.folder)
+        server, self.address = await StateServer(self.memory, "n2", received, traffic).serve("127.0.0.1")
         try:
             yield self
         finally:
@@ -53,7 +54,7 @@ class Keeper:
         return saved
 
     async def send(self, saved):
-        await send_copy(self.sender, saved, self.address)
+        await send_copy(self.sender, saved, self.address, NodeTraffic(self.own))
 
     async def stream(self, *pieces, cut=None):
         """Send a stream of just these pieces; it is cut off when `cut` returns something true."""

@@ -8,6 +8,7 @@ import pytest
 from unicron_agent.memory import StateMemory
 from unicron_agent.state_server import StateServer
 from unicron_agent.state_sources import Peer, SharedMemory, source_of
+from unicron_agent.traffic import NodeTraffic
 from xxhash import xxh3_128
 
 from unicron.contracts.states import StateLocation, StateRef
@@ -42,7 +43,9 @@ class Holder:
 
 @asynccontextmanager
 async def serving(directory):
-    server, address = await StateServer(StateMemory(directory, 0), "n1", lambda *_: None).serve("127.0.0.1")
+    server, address = await StateServer(StateMemory(directory, 0), "n1", lambda *_: None, NodeTraffic(directory)).serve(
+        "127.0.0.1"
+    )
     try:
         yield server, address
     finally:

@@ -13,6 +13,7 @@ from unicron.contracts.worker import Membership
 from unicron.errors import GroupBrokenError
 from unicron.train.connections import Connections
 from unicron.train.rendezvous import Rendezvous
+from unicron.train.traffic import Traffic
 
 
 class Group:
@@ -20,10 +21,14 @@ class Group:
 
     There is a group of everybody, and one of the ranks that have this rank's place in their replicas; where a replica
     is one worker, these are the same. torch's default process group is left to the replica (`unicron.train.inner`).
+
+    Args:
+        device: of what is reduced.
+        traffic: of this worker, to note what is sent.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, traffic: Traffic | None = None) -> None:
+        self._device, self._traffic = device, traffic or Traffic()
         self._connections = Connections()
         self._everybody: Any = None
         self._replicas: Any = None
@@ -93,7 +98,7 @@ class Group:
         Raises:
             GroupBrokenError: the group broke.
         """
-        self._connections.finish(work, self._replicas)
+        self._finish(work, self._replicas)
 
     def meet(self) -> None:
         """Wait until all ranks with this rank's place are here.
@@ -142,12 +147,20 @@ class Group:
 
     def _wait(self, group: Any, begin: Callable[[Any], Work]) -> None:
         """Do a collective."""
-        self._connections.finish(self._begin(group, begin), group)
+        self._finish(self._begin(group, begin), group)
+
+    def _finish(self, work: Work, group: Any) -> None:
+        try:
+            self._connections.finish(work, group)
+        finally:
+            self._traffic.ends()
 
     def _begin(self, group: Any, begin: Callable[[Any], Work]) -> Work:
         if group is None:
             raise GroupBrokenError("there is no process group")
+        self._traffic.begins()
         try:
             return begin(group)
         except RuntimeError as error:
+            self._traffic.ends()
             raise GroupBrokenError(str(error)) from error

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.connections import Connections, backend
+from unicron.train.traffic import Traffic
 
 NAME = "unicron"
 DIMENSIONS = ("pipeline", "shard", "tensor")
@@ -201,8 +202,10 @@ class InnerGroups:
             no newer membership interrupts one.
     """
 
-    def __init__(self, layout: ParallelLayout, place: int, device: torch.device) -> None:
-        self.device = device
+    def __init__(
+        self, layout: ParallelLayout, place: int, device: torch.device, traffic: Traffic | None = None
+    ) -> None:
+        self.device, self._traffic = device, traffic or Traffic()
         self.broken = self.muted = self.strict = False
         self.place, self._size = place, layout.replica_workers
         self._connections = Connections()
@@ -279,12 +282,15 @@ class InnerGroups:
         if group.ghost or (self.muted and group.size() > 1):
             return _Work()
         inside = group.inside
+        self._traffic.begins()
         try:
             work = getattr(inside, name)(*arguments, **named)
         except RuntimeError as error:
+            self._traffic.ends()
             self._break(error)
             return _Work()
         if work is None:
+            self._traffic.ends()
             return _Work()
         finish: Callable[[Any, Any], None] = self._connections.finish
         if self.device.type == "cuda":  # waiting only orders streams, and must not hold the processor up
@@ -298,6 +304,8 @@ class InnerGroups:
             finish(work, inside)
         except GroupBrokenError as error:
             self._break(error)
+        finally:
+            self._traffic.ends()
 
     def _break(self, error: RuntimeError) -> None:
         """Let peers know that this rank takes no part any more, and have ghosts from here on."""

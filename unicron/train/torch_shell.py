@@ -15,6 +15,7 @@ import torch
 from unicron.contracts.states import StateRef
 from unicron.contracts.storage import StoredState
 from unicron.contracts.tasks import ParallelLayout
+from unicron.contracts.traffic import forecast_name
 from unicron.contracts.worker import NOWHERE, Iterated, Membership, Saved, ToAgent, Unprotected
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train import saving, state, whole
@@ -25,6 +26,7 @@ from unicron.train.gradients import Gradients
 from unicron.train.group import Group
 from unicron.train.rendezvous import Rendezvous
 from unicron.train.timing import GC, OPTIMIZER, REDUCE, PlannedCollection, Recorder
+from unicron.train.traffic import Traffic
 
 if TYPE_CHECKING:
     from unicron.train.inner import InnerGroups
@@ -52,6 +54,8 @@ class TorchShell:
         self._channel, self._dtype = channel, dtype
         self._microbatches, self._collection = microbatches, collection
         self._membership = NOWHERE
+        shared = state.directory() / forecast_name(os.environ["UNICRON_SLOT"]) if channel is not None else None
+        self._traffic = Traffic(shared)
         self._inner: InnerGroups | None = None
         self._loss: torch.Tensor | None = None
         self._taken: dict[str, Any] | None = None
@@ -69,7 +73,8 @@ class TorchShell:
         """Take the objects that make up the state; "model" and "optimizer" are among them."""
         parameters = list(protected["model"].parameters())
         self.gradients = Gradients(parameters, self._dtype)
-        self.group, self.recorder = Group(parameters[0].device), Recorder(parameters[0].device)
+        self.group = Group(parameters[0].device, self._traffic)
+        self.recorder = Recorder(parameters[0].device)
         self.protected = protected
         if self._channel is not None:
             self._channel.interrupt = self._interrupt
@@ -79,7 +84,8 @@ class TorchShell:
         if self._inner is None:
             from unicron.train.inner import InnerGroups  # noqa: PLC0415 torch's meshes take half a second to import
 
-            self._inner = InnerGroups(layout, self.place, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            self._inner = InnerGroups(layout, self.place, device, self._traffic)
         return self._inner
 
     def _interrupt(self, membership: Membership) -> bool:
@@ -118,10 +124,10 @@ class TorchShell:
         if self._channel is None:
             return
         self._channel.send(message)
-        if isinstance(message, Iterated) and (
-            timed := self.recorder.end(message.iteration, message.epoch, message.rank, message.world_size)
-        ):
-            self._channel.send(timed)
+        if isinstance(message, Iterated):
+            self._traffic.iterated()
+            if timed := self.recorder.end(message.iteration, message.epoch, message.rank, message.world_size):
+                self._channel.send(timed)
 
     @property
     def newest(self) -> Membership:
@@ -131,6 +137,7 @@ class TorchShell:
     async def await_membership(self, above: int) -> Membership:
         """Block until there is a membership newer than epoch `above`."""
         self.recorder.drop()
+        self._traffic.rests()
         if self._channel is None:
             raise RuntimeError("a collective failed outside a cluster")
         return self._channel.await_membership(above)
@@ -171,6 +178,7 @@ class TorchShell:
     def leave(self) -> None:
         """Give up the groups of replicas; those inside of one stay, to put results together, and tell what fails."""
         self.group.leave()
+        self._traffic.rests()
         if self._inner is not None:
             self._inner.strict = True
 

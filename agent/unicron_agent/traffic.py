@@ -1,0 +1,65 @@
+"""Copies of states on their way to other nodes, between what this node's workers send each other."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from unicron.checkpoints.gate import Gate, Line
+from unicron.contracts.traffic import Forecast, decode_forecast, forecast_name
+
+log = logging.getLogger(__name__)
+
+LOOKS = 100
+"""How often in an iteration a copy that waits looks whether the network is idle."""
+
+SHORTEST_S, LONGEST_S = 0.0005, 0.005
+"""Between two looks."""
+
+
+class NodeTraffic:
+    """What this node's workers send, and what it has under way itself.
+
+    Args:
+        folder: the node's memory.
+        slots: returns the slots whose workers send something to other nodes.
+    """
+
+    def __init__(self, folder: Path, slots: Callable[[], Iterable[int]] = tuple) -> None:
+        self.line = Line()
+        self._folder, self._slots = folder, slots
+
+    def forecast(self) -> Forecast:
+        """Return what is to be expected of all workers together."""
+        told = [self._told(slot) for slot in self._slots()] or [Forecast()]
+        return Forecast(min(each.idle_until for each in told), max(each.iteration_s for each in told))
+
+    def _told(self, slot: int) -> Forecast:
+        try:
+            return decode_forecast((self._folder / forecast_name(slot)).read_bytes())
+        except FileNotFoundError:
+            return Forecast()
+
+    async def piece(self, gate: Gate) -> int:
+        """Return how large a piece goes, once one may."""
+        clock = asyncio.get_running_loop()
+        while not (size := gate.lets(forecast := self.forecast(), clock.time())):
+            await asyncio.sleep(_pause(forecast))
+        spare = forecast.idle_until - clock.time()
+        log.debug("a piece of %d bytes goes at %.6f, %.6f s before the network is used", size, clock.time(), spare)
+        return size
+
+    async def until_idle(self) -> float:
+        """Wait while workers send, for an iteration at most; return for how long it was."""
+        clock = asyncio.get_running_loop()
+        began = clock.time()
+        while (forecast := self.forecast()).idle_until < clock.time() < began + forecast.iteration_s:
+            await asyncio.sleep(_pause(forecast))
+        return clock.time() - began
+
+
+def _pause(forecast: Forecast) -> float:
+    if math.isinf(forecast.idle_until):
+        return SHORTEST_S
+    return min(max(forecast.iteration_s / LOOKS, SHORTEST_S), LONGEST_S)
