@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import io
+import logging
 import mmap
 import struct
 from collections import deque
@@ -21,6 +22,8 @@ from unicron.contracts.states import KEPT, SAVED, StateRef, label
 from unicron.errors import StateTransferError, UnsoundStateError
 from unicron_agent.memory import StateMemory
 from unicron_agent.traffic import NodeTraffic
+
+log = logging.getLogger(__name__)
 
 FETCH, KEEP = "/unicron.v1.State/Fetch", "/unicron.v1.State/Keep"
 PIECE = 2 * 1024 * 1024
@@ -250,5 +253,6 @@ class _Sending:
         size, sent_at = self._under_way.popleft()
         self._traffic.line.on_its_way -= size
         self._traffic.line.arrived(size, now - max(sent_at, self._arrived_at) - held_s)
+        log.debug("a piece of %d bytes was on its way from %.6f to %.6f", size, sent_at, now - held_s)
         self._arrived_at = now
         self._room.release()

@@ -1,15 +1,12 @@
 """Copies of states on their way to other nodes, between what this node's workers send each other."""
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from unicron.checkpoints.gate import Gate, Line
 from unicron.contracts.traffic import Forecast, decode_forecast, forecast_name
-
-log = logging.getLogger(__name__)
 
 LOOKS = 100
 """How often in an iteration a copy that waits looks whether the network is idle."""
@@ -46,8 +43,6 @@ class NodeTraffic:
         clock = asyncio.get_running_loop()
         while not (size := gate.lets(forecast := self.forecast(), clock.time())):
             await asyncio.sleep(_pause(forecast))
-        spare = forecast.idle_until - clock.time()
-        log.debug("a piece of %d bytes goes at %.6f, %.6f s before the network is used", size, clock.time(), spare)
         return size
 
     async def until_idle(self) -> float:

@@ -11,6 +11,9 @@ LEAST = 64 * 1024
 RATES = 8
 """Pieces of which the time they took counts."""
 
+MARGIN_S = 0.001
+"""Of a span, in which nothing is on its way any more: a piece takes a little longer than its bytes do."""
+
 MOST_ITERATIONS = 20
 """In how many iterations a copy is there, also where spans have no room: a part of it then goes at any time."""
 
@@ -35,9 +38,10 @@ class Line:
 
     def fits(self, seconds: float) -> float:
         """Return how many bytes more arrive within that time, as the slower quarter of pieces did; one is tried."""
+        left_s = max(0.0, seconds - MARGIN_S)
         if not self._rates:
-            return LEAST - self.on_its_way if seconds > 0 else 0
-        return sorted(self._rates)[len(self._rates) // 4] * seconds - self.on_its_way
+            return LEAST - self.on_its_way if left_s else 0
+        return sorted(self._rates)[len(self._rates) // 4] * left_s - self.on_its_way
 
 
 class Gate:

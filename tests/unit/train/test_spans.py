@@ -1,0 +1,114 @@
+"""What is expected of training's own communication, by what it has done before."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unicron.contracts.traffic import Forecast, decode_forecast, forecast_name
+from unicron.train.spans import LEARNT, REMEMBERED, IdleSpans
+from unicron.train.traffic import Traffic
+
+BUSY_S = 0.25
+
+
+class Training:
+    """Iterations with given idle spans before each collective; the last span of one reaches into the next."""
+
+    def __init__(self):
+        self.spans, self.now, self.expected = IdleSpans(), 100.0, math.inf
+
+    def iterate(self, lengths):
+        """Return for each span how long it was expected to be."""
+        found = []
+        for number, length in enumerate(lengths):
+            self.now += length
+            found.append(self.expected)
+            self.spans.busy(self.now)
+            self.now += BUSY_S
+            if number == len(lengths) - 1:
+                self.spans.iterated(self.now)
+            self.expected = self.spans.idle(self.now) - self.now
+        return found
+
+
+lengths = st.floats(0.01, 10.0).map(lambda each: round(each, 3))
+iterations = st.integers(1, 6).flatmap(
+    lambda spans: st.lists(st.lists(lengths, min_size=spans, max_size=spans), min_size=3 * REMEMBERED, max_size=20)
+)
+
+
+@given(iterations)
+def test_of_each_span_its_shortest_of_the_last_iterations_is_expected(done):
+    training = Training()
+    found = [training.iterate(each) for each in done]
+    assert all(math.isinf(each) for row in found[: LEARNT + 1] for each in row), "nothing is known in the first ones"
+    for number in range(LEARNT + REMEMBERED, len(done)):
+        before = done[number - REMEMBERED : number]
+        assert found[number] == pytest.approx([min(row[span] for row in before) for span in range(len(done[0]))])
+
+
+def test_a_span_that_was_never_there_before_is_left_alone():
+    training = Training()
+    for _ in range(6):
+        training.iterate([1.0, 2.0])
+    assert training.iterate([1.0, 2.0, 3.0]) == pytest.approx([1.0, 2.0, 0.0])
+
+
+def test_an_iteration_is_as_long_as_the_last_one():
+    training = Training()
+    training.iterate([1.0, 2.0])
+    assert training.spans.iteration_s == 0.0
+    training.iterate([3.0, 4.0])
+    assert training.spans.iteration_s == 7.0 + 2 * BUSY_S
+
+
+def told(path):
+    return decode_forecast(path.read_bytes())
+
+
+def test_an_agent_reads_what_a_worker_has_under_way(tmp_path):
+    path = tmp_path / forecast_name(3)
+    traffic = Traffic(path)
+    assert told(path) == Forecast(), "nothing is known"
+    traffic.begins()
+    traffic.begins()
+    traffic.ends()
+    assert told(path) == Forecast(0.0, 0.0), "one of two has not arrived"
+    traffic.ends()
+    assert math.isinf(told(path).idle_until)
+    for _ in range(LEARNT + 1):
+        traffic.begins()
+        traffic.ends()
+        traffic.iterated()
+    traffic.begins()
+    traffic.ends()
+    assert 0 < told(path).idle_until < math.inf
+    assert told(path).iteration_s > 0
+    traffic.rests()
+    assert told(path) == Forecast(), "whoever comes next is another"
+
+
+def test_what_nobody_waits_for_is_over_with_its_iteration(tmp_path):
+    path = tmp_path / forecast_name(0)
+    traffic = Traffic(path)
+    traffic.begins()
+    traffic.begins()
+    assert told(path).idle_until == 0.0
+    traffic.iterated()
+    assert math.isinf(told(path).idle_until)
+
+
+def test_what_was_given_up_before_a_membership_ended_counts_no_more(tmp_path):
+    path = tmp_path / forecast_name(0)
+    traffic = Traffic(path)
+    traffic.begins()
+    traffic.rests()
+    traffic.ends()
+    traffic.begins()
+    assert told(path).idle_until == 0.0
+
+
+def test_what_a_worker_has_only_begun_to_write_says_nothing():
+    assert decode_forecast(b"") == Forecast()
