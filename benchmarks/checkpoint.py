@@ -9,6 +9,8 @@ folder in memory. Figures are medians over rounds of a block's mean against that
 
 - `overhead_percent_*`: two replicas on two nodes, each of which saves in its own node's memory.
 - `travelling_percent_*`: one worker alone, whose state its node's agent sends to the other node.
+- `paced_percent_*`: one replica of two workers that shard the model, whose states go to the other's node while they
+  send each other nothing; `at_once_percent_*`: likewise, as soon as they are saved.
 - `dcp_async_percent_*` and `torch_save_percent_*`: beside the first of these.
 
 A state of 1 GB is had again, until it is in the parameters and the optimizer: from the memory of the own node, and from
@@ -24,7 +26,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
@@ -34,57 +36,82 @@ from unicron_agent.state_server import FETCH, LIMITS, StateServer
 from unicron_agent.state_sources import Peer, SharedMemory, StateSource
 from unicron_agent.traffic import NodeTraffic
 
-from benchmarks.checkpointing import WAYS
+from benchmarks.checkpointing import PACED, WAYS
 from benchmarks.output import as_json
 from benchmarks.parallel import Scene, running
 from benchmarks.strikes import ROOT, say
 from unicron.contracts.states import StateLocation, StateRef
-from unicron.contracts.tasks import TaskSpec, TaskState
+from unicron.contracts.tasks import ParallelLayout, TaskSpec, TaskState
 from unicron.train.gathering import Gathering, laid_out, loaded
 from unicron.train.packed import unpack
 from unicron.train.saving import Saver
 
 SIZES = {"10mb": {"width": 128, "layers": 4, "batch": 16}, "100mb": {"width": 384, "layers": 5, "batch": 32}}
 MICROBATCHES = 4
+
+
+class Scenario(NamedTuple):
+    """Who trains.
+
+    Attributes:
+        workers: in all.
+        shard: workers that share a replica.
+        ways: that take turns.
+        label: of what keeping the state in Unicron's way costs there.
+    """
+
+    workers: int
+    shard: int
+    ways: Sequence[str]
+    label: str
+
+
+SCENARIOS = {
+    "apart": Scenario(2, 1, WAYS, "overhead"),
+    "travelling": Scenario(1, 1, WAYS[:2], "travelling"),
+    "sharded": Scenario(2, 2, PACED, "paced"),
+}
 PATIENCE_S = 1500.0
 GIGABYTE = 83
 """Layers of 1024 x 1024 that make, with their moments, a state of 1 GB."""
 
 
-def overheads(notes: Sequence[dict[str, Any]], block: int) -> dict[str, float]:
+def overheads(notes: Sequence[dict[str, Any]], block: int, ways: Sequence[str]) -> dict[str, float]:
     """Return for each way by how many percent its blocks took longer than those without, the median over rounds."""
     rounds: dict[int, dict[str, list[float]]] = {}
     for note in notes:
         if not note["first"]:
-            of_round = rounds.setdefault(note["iteration"] // (block * len(WAYS)), {})
+            of_round = rounds.setdefault(note["iteration"] // (block * len(ways)), {})
             of_round.setdefault(note["way"], []).append(note["s"])
-    whole = [each for number, each in rounds.items() if number and set(each) == set(WAYS)]
+    whole = [each for number, each in rounds.items() if number and set(each) == set(ways)]
     return {
         way: round(
             100 * statistics.median(statistics.mean(each[way]) / statistics.mean(each["none"]) - 1 for each in whole), 2
         )
-        for way in WAYS[1:]
+        for way in ways[1:]
     }
 
 
-async def train(scene: Scene, name: str, workers: int, folder: Path, rounds: int, block: int, **sizes: int) -> Any:
-    """Train a task of that many workers; return its notes and the size of its state in bytes."""
+async def train(scene: Scene, scenario: str, folder: Path, options: argparse.Namespace, sizes: dict[str, int]) -> Any:
+    """Train a task; return its notes and the size of its state in bytes."""
     folder.mkdir()
-    numbers = {**sizes, "block": block}
+    workers, shard, ways, _ = SCENARIOS[scenario]
+    numbers = {**sizes, "block": options.block, "shard": shard}
     words = [word for key, value in numbers.items() for word in (f"--{key}", str(value))]
     spec = TaskSpec(
-        name=name,
-        command=["python", "-m", "benchmarks.checkpointing", "--folder", str(folder), *words],
+        name=folder.name,
+        command=["python", "-m", "benchmarks.checkpointing", "--folder", str(folder), *words, "--ways", *ways],
         workdir=str(ROOT),
         min_workers=workers,
         max_workers=workers,
         microbatches=MICROBATCHES,
-        iterations=block * len(WAYS) * (rounds + 1),
+        iterations=options.block * len(ways) * (options.rounds + 1),
+        layout=ParallelLayout(shard=shard),
         env={"OMP_NUM_THREADS": "1"},
     )
     await scene.client.submit(spec)
-    if (state := await scene.until_ended(name, PATIENCE_S)) != TaskState.FINISHED:
-        raise SystemExit(f"{name} is {state}")
+    if (state := await scene.until_ended(folder.name, PATIENCE_S)) != TaskState.FINISHED:
+        raise SystemExit(f"{folder.name} is {state}")
     lines = (folder / "notes.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines], int((folder / "size").read_text(encoding="utf-8"))
 
@@ -94,15 +121,12 @@ async def saving(options: argparse.Namespace, root: Path, memory: Path) -> tuple
     figures: dict[str, float] = {}
     details: dict[str, Any] = {"rounds": options.rounds, "block": options.block}
     async with running(root / "cluster", 2) as scene:
-        for (size, sizes), workers in itertools.product(SIZES.items(), (2, 1)):
-            name = f"{'apart' if workers > 1 else 'travelling'}-{size}"
-            notes, bytes_ = await train(scene, name, workers, memory / name, options.rounds, options.block, **sizes)
-            found = overheads(notes, options.block)
-            if workers > 1:
-                figures |= {f"overhead_percent_{size}": found["ours"]}
-                figures |= {f"{way}_percent_{size}": found[way] for way in WAYS[2:]}
-            else:
-                figures[f"travelling_percent_{size}"] = found["ours"]
+        for (size, sizes), scenario in itertools.product(SIZES.items(), options.scenarios):
+            name, ways = f"{scenario}-{size}", SCENARIOS[scenario].ways
+            notes, bytes_ = await train(scene, scenario, memory / name, options, sizes)
+            found = overheads(notes, options.block, ways)
+            labels = {**{way: way for way in ways}, "ours": SCENARIOS[scenario].label}
+            figures |= {f"{labels[way]}_percent_{size}": percent for way, percent in found.items()}
             plain = statistics.median(note["s"] for note in notes if note["way"] == "none" and not note["first"])
             details[name] = {"iteration_ms": round(1e3 * plain, 1), "state_mb": round(bytes_ / 1e6, 1)}
             say(f"{name}: {found}, {details[name]}")
@@ -186,6 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--block", type=int, default=5, help="iterations of a turn")
     parser.add_argument("--repeats", type=int, default=5, help="of having a state again")
     parser.add_argument("--only", choices=("saving", "having"), help="measure one half")
+    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), help="who trains")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     figures, details = dict[str, Any](), dict[str, Any]()

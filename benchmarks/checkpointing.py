@@ -1,5 +1,7 @@
 """The training script of `benchmarks.checkpoint`: ways of keeping the state in every iteration take turns with none.
 
+Where workers share the model, it is spread over them by torch's `fully_shard`.
+
 Each block of iterations has one way, and each round has a block of each; the first iteration of a block does not count.
 What an iteration took is noted by rank 0, from update to update.
 """
@@ -15,21 +17,33 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.fsdp import fully_shard
 
+from unicron.contracts.traffic import Forecast
 from unicron.train import Session
 from unicron.train.torch_shell import TorchShell
+from unicron.train.traffic import Traffic
 
 WAYS = ("none", "ours", "dcp_async", "torch_save")
+PACED = ("none", "ours", "at_once")
+"""Ways of a replica of several workers: copies in idle spans, or as soon as they are saved."""
+
 SEQUENCE = 64
 
 
 class Switched:
-    """Says to the session whether to save, where its agent wants it."""
+    """Says to the session whether to save, where its agent wants it, and to the agent whether something is sent."""
 
     def __init__(self) -> None:
-        self.on = False
+        self.way = "none"
         wanted: Any = vars(TorchShell)["saves"]
-        TorchShell.saves = property(lambda shell: self.on and wanted.fget(shell))  # type: ignore[assignment]
+        TorchShell.saves = property(lambda shell: self.way in PACED[1:] and wanted.fget(shell))  # type: ignore[assignment]
+        share = Traffic._share  # noqa: SLF001 so that agents know of nothing for a while
+
+        def told(traffic: Traffic, forecast: Forecast) -> None:
+            share(traffic, Forecast() if self.way == "at_once" else forecast)
+
+        Traffic._share = told  # type: ignore[assignment,method-assign] # noqa: SLF001
 
 
 class Decoder(torch.nn.Module):
@@ -75,24 +89,28 @@ def main() -> None:
     parser.add_argument("--layers", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--block", type=int, required=True)
+    parser.add_argument("--shard", type=int, required=True, help="workers that share the model")
+    parser.add_argument("--ways", nargs="+", required=True)
     parser.add_argument("--folder", type=Path, required=True)
     options = parser.parse_args()
     torch.manual_seed(0)
+    session, switched, keepers = Session(), Switched(), keeper(options.folder)
     model = Decoder(options.width, options.layers)
+    if options.shard > 1:
+        for part in (*model.layers, model):
+            fully_shard(part, mesh=session.mesh["shard"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
-    session, switched, ways = Session(), Switched(), keeper(options.folder)
     session.protect(model=model, optimizer=optimizer)
     before = time.perf_counter()
     for iteration in session.iterations():
-        way = WAYS[iteration // options.block % len(WAYS)]
-        switched.on = way == "ours"
+        way = switched.way = options.ways[iteration // options.block % len(options.ways)]
         for _ in session.microbatches():
             symbols = torch.randint(256, (options.batch, SEQUENCE + 1))
             logits = model(symbols[:, :-1])
             session.backward(torch.nn.functional.cross_entropy(logits.flatten(0, 1), symbols[:, 1:].flatten()))
         session.step()
         if session.rank == 0:
-            if keep := ways.get(way):
+            if keep := keepers.get(way):
                 keep(iteration, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
             now = time.perf_counter()
             note = {"way": way, "iteration": iteration, "first": iteration % options.block == 0, "s": now - before}

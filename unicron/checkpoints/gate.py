@@ -11,8 +11,8 @@ LEAST = 64 * 1024
 RATES = 8
 """Pieces of which the time they took counts."""
 
-MARGIN_S = 0.001
-"""Of a span, in which nothing is on its way any more: a piece takes a little longer than its bytes do."""
+MARGIN_S = 0.005
+"""At the end of a span nothing is on its way any more; who has to be woken on a busy node takes that long to be."""
 
 MOST_ITERATIONS = 20
 """In how many iterations a copy is there, also where spans have no room: a part of it then goes at any time."""
