@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from contextlib import asynccontextmanager
 
 import grpc
@@ -15,6 +16,7 @@ from unicron_agent.traffic import NodeTraffic
 from xxhash import xxh3_128
 
 from unicron.contracts.states import StateLocation, StateRef, label
+from unicron.contracts.traffic import Forecast
 from unicron.errors import StateTransferError, UnsoundStateError
 
 NAME, OLDER = "gpt-1.1.saved", "gpt-1.0.saved"
@@ -35,13 +37,12 @@ class Keeper:
         self.own.mkdir()
         self.folder.mkdir()
         self.sender, self.memory = StateMemory(self.own, 0), StateMemory(self.folder, limit)
-        self.told = []
+        self.told, self.traffic = [], NodeTraffic(self.folder)
 
     @asynccontextmanager
     async def served(self):
         received = lambda *told: self.told.append(told)  # noqa: E731
-        traffic = NodeTraffic(self.folder)
-        server, self.address = await StateServer(self.memory, "n2", received, traffic).serve("127.0.0.1")
+        server, self.address = await StateServer(self.memory, "n2", received, self.traffic).serve("127.0.0.1")
         try:
             yield self
         finally:
@@ -266,6 +267,78 @@ async def test_a_copy_is_handed_out_like_any_state_and_checked_by_who_takes_it(k
     with pytest.raises(UnsoundStateError, match="wrong checksum"):
         await Peer().obtain(here, tmp_path / "taken-2")
     assert not (tmp_path / "taken-2").exists()
+
+
+class Older(StateServer):
+    """A keeper of before there were receipts."""
+
+    def service(self, details):
+        return grpc.stream_unary_rpc_method_handler(self.take)
+
+    async def take(self, pieces, context):
+        saved = msgspec.msgpack.decode(await anext(pieces), type=StateRef)
+        await context.send_initial_metadata((("admitted", "yes"),))
+        self.taken = saved, b"".join([piece async for piece in pieces])
+        return b""
+
+
+async def test_a_keeper_of_an_older_version_gets_its_copy_too(keeper):
+    older = Older(keeper.memory, "n2", lambda *_: None, NodeTraffic(keeper.folder))
+    server, keeper.address = await older.serve("127.0.0.1")
+    saved = keeper.save()
+    await keeper.send(saved)
+    assert older.taken == (saved, CONTENT)
+    await server.stop(0)
+
+
+class Told(NodeTraffic):
+    """A node whose workers send from `busy_from` on, until `busy_until`, as they did before."""
+
+    busy_from = busy_until = 0.0
+
+    def forecast(self):
+        now = time.monotonic()
+        return Forecast(self.busy_from if now < self.busy_until else now + 0.2, 30.0)
+
+
+async def test_a_copy_waits_until_the_senders_workers_send_nothing(keeper):
+    traffic = Told(keeper.own)
+    began = time.monotonic()
+    traffic.busy_until = began + 0.5
+    await send_copy(keeper.sender, keeper.save(), keeper.address, traffic)
+    assert time.monotonic() - began >= 0.5
+    assert traffic.line.on_its_way == 0
+
+
+async def test_a_copy_of_which_the_rest_must_wait_goes_on_in_the_next_span(keeper):
+    traffic = Told(keeper.own)
+    traffic.line.arrived(1_000_000, 0.05)
+    began = time.monotonic()
+    traffic.busy_until, traffic.busy_from = began + 0.5, began + 0.05
+    await send_copy(keeper.sender, keeper.save(), keeper.address, traffic)
+    assert time.monotonic() - began >= 0.5, "not all of it arrives in a twentieth of a second"
+    assert len(keeper.memory.saved()) == 1
+
+
+async def test_a_keeper_whose_workers_send_has_the_copy_wait_as_well(tmp_path):
+    keeper = Keeper(tmp_path)
+    keeper.traffic = Told(keeper.folder)
+    async with keeper.served():
+        began = time.monotonic()
+        keeper.traffic.busy_until = began + 0.5
+        await keeper.send(keeper.save())
+        assert time.monotonic() - began >= 0.5
+        keeper.traffic.busy_until = time.monotonic() + 60.0
+        keeper.traffic.forecast = lambda: Forecast(0.0, 0.1)
+        await asyncio.wait_for(keeper.send(keeper.save(CONTENT[::-1], iteration=4)), 10.0)
+
+
+async def test_what_was_on_its_way_of_a_copy_that_failed_counts_no_more(keeper):
+    traffic = NodeTraffic(keeper.own)
+    (keeper.folder / NAME).symlink_to("/dev/full")
+    with pytest.raises(StateTransferError):
+        await send_copy(keeper.sender, keeper.save(), keeper.address, traffic)
+    assert traffic.line.on_its_way == 0
 
 
 async def fetch(keeper, name):

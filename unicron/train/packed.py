@@ -9,7 +9,7 @@ import mmap
 import os
 import pickle
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,9 @@ TENSOR, TUPLE, OTHER = "__tensor__", "__tuple__", "__other__"
 MARKS = frozenset({TENSOR, TUPLE, OTHER})
 PLAIN = frozenset({str, float, bool, bytes, type(None)})
 DTYPES = {str(each).removeprefix("torch."): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+
+
+Copy = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 
 
 class Packing:
@@ -49,19 +52,20 @@ class Packing:
         self._tail = held + FOOT.pack(MAGIC, len(held))
         self.size = self._end + len(self._tail)
 
-    def write(self, mapped: mmap.mmap, before: "Targets | None" = None) -> "Targets":
+    def write(self, mapped: mmap.mmap, before: "Targets | None" = None, copy: Copy | None = None) -> "Targets":
         """Write it to a mapped file of this size.
 
         Args:
             mapped: the file.
             before: what this returned for the same file; where tensors go is not worked out again.
+            copy: copies tensors to where they go; None: at once, by this thread.
         """
         places = [(offset, each.dtype, each.shape) for offset, each in zip(self._offsets, self._sources, strict=True)]
         if before is None or before.places != places:
             flat = torch.frombuffer(mapped, dtype=torch.uint8)
             before = Targets(places, [_part(flat, *place) for place in places])
         if places:
-            torch._foreach_copy_(before.tensors, self._sources)
+            (copy or torch._foreach_copy_)(before.tensors, self._sources)
         mapped[self._end : self.size] = self._tail
         return before
 

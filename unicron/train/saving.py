@@ -18,6 +18,7 @@ from xxhash import xxh3_128
 from unicron.contracts.states import SAVED, TURNS, StateRef, label
 from unicron.train.packed import Packing, Targets, mapped
 from unicron.train.shards import local
+from unicron.train.side_stream import SideStream
 
 VARIABLE = "UNICRON_STATE_LIMIT"
 """Bytes that saved states may take on this node, all together."""
@@ -59,6 +60,7 @@ class Saver:
         self._files: dict[str, mmap.mmap] = {}
         self._targets: dict[str, Targets] = {}
         self._thread: threading.Thread | None = None
+        self._side: SideStream | None = None
 
     def begin(self, state: dict[str, Any], ref: StateRef, saved: Callable[[StateRef], None]) -> str:
         """Begin to save a state; return the name that it will have.
@@ -73,6 +75,9 @@ class Saver:
         turn = (self._whole + 1) % TURNS
         name = f"{ref.location.worker}.{turn}.{SAVED}"
         ref = replace(ref, location=replace(ref.location, name=name))
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._side = self._side or SideStream(torch.device("cuda", torch.cuda.current_device()))
+            self._side.follow()
         job = (state, ref, turn, saved)
         self._thread = threading.Thread(target=self._save, args=job, name="unicron-saver", daemon=True)
         self._thread.start()
@@ -99,7 +104,8 @@ class Saver:
     def _written(self, state: dict[str, Any], ref: StateRef) -> StateRef:
         packing, name = Packing(state), ref.location.name
         file = self._file(name, packing.size)
-        self._targets[name] = packing.write(file, self._targets.get(name))
+        copy = self._side.copy if self._side is not None else None
+        self._targets[name] = packing.write(file, self._targets.get(name), copy)
         ref = replace(ref, size=packing.size, checksum=xxh3_128(file).digest())
         with (self._directory / name).open("ab") as end:
             end.write(label(ref))  # only now it is a state
