@@ -129,6 +129,9 @@ async def saving(options: argparse.Namespace, root: Path, memory: Path) -> tuple
             figures |= {f"{labels[way]}_percent_{size}": percent for way, percent in found.items()}
             plain = statistics.median(note["s"] for note in notes if note["way"] == "none" and not note["first"])
             details[name] = {"iteration_ms": round(1e3 * plain, 1), "state_mb": round(bytes_ / 1e6, 1)}
+            for way in set(ways) & set(PACED[1:]):
+                saved = [note["saved"] for note in notes if note["way"] == way]
+                details[name][f"saved_{way}"] = round(sum(saved) / len(saved), 2)
             say(f"{name}: {found}, {details[name]}")
     return figures, details
 

@@ -35,7 +35,7 @@ class Switched:
     """Says to the session whether to save, where its agent wants it, and to the agent whether something is sent."""
 
     def __init__(self) -> None:
-        self.way = "none"
+        self.way, self.saved = "none", -1
         wanted: Any = vars(TorchShell)["saves"]
         TorchShell.saves = property(lambda shell: self.way in PACED[1:] and wanted.fget(shell))  # type: ignore[assignment]
         share = Traffic._share  # noqa: SLF001 so that agents know of nothing for a while
@@ -43,6 +43,13 @@ class Switched:
         def told(traffic: Traffic, forecast: Forecast) -> None:
             share(traffic, Forecast() if self.way == "at_once" else forecast)
 
+        save = TorchShell.save
+
+        def saving(shell: TorchShell, iteration: int) -> None:
+            self.saved = iteration
+            save(shell, iteration)
+
+        TorchShell.save = saving  # type: ignore[assignment,method-assign]
         Traffic._share = told  # type: ignore[assignment,method-assign] # noqa: SLF001
 
 
@@ -114,6 +121,7 @@ def main() -> None:
                 keep(iteration, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
             now = time.perf_counter()
             note = {"way": way, "iteration": iteration, "first": iteration % options.block == 0, "s": now - before}
+            note["saved"] = switched.saved == iteration
             with (options.folder / "notes.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(note) + "\n")
             before = now
