@@ -197,8 +197,8 @@ class Node:
         match effect:
             case ObtainState(worker, ref):
                 self._begin(self._obtain(worker, ref))
-            case SendCopy(ref, keeper):
-                self._sending[ref, keeper.node] = self._begin(self._send_copy(ref, keeper))
+            case SendCopy(ref, keeper, paced):
+                self._sending[ref, keeper.node] = self._begin(self._send_copy(ref, keeper, paced=paced))
             case AbandonCopies(worker, nodes):
                 for ref, node in list(self._sending):
                     if ref.location.worker == worker and node in nodes:
@@ -247,10 +247,10 @@ class Node:
         if worker not in self._agent.core.workers:
             self._memory.forget(worker)
 
-    async def _send_copy(self, ref: StateRef, keeper: Keeper) -> None:
+    async def _send_copy(self, ref: StateRef, keeper: Keeper, *, paced: bool) -> None:
         problem, unsound = "", False
         try:
-            await send_copy(self._memory, ref, keeper.address, self._traffic)
+            await send_copy(self._memory, ref, keeper.address, self._traffic, paced=paced)
         except StateTransferError as error:
             log.warning("%s", error)
             problem, unsound = str(error), isinstance(error, UnsoundStateError)

@@ -105,27 +105,26 @@ class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             while piece := file.read(PIECE):
                 yield piece
 
-    async def _keep(self, pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+    async def _keep(self, pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         """Take a copy: first what it is, then its content; whoever wants no receipts gets one answer in the end."""
-        receipts = RECEIPTS in (context.invocation_metadata() or ())
         try:
             ref = self._admitted(await anext(pieces, b""))
         except StateTransferError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        wanted = RECEIPTS in (context.invocation_metadata() or ())
+        receipts = _Receipts(context, self._traffic, ref.size) if wanted else None
         if not self._memory.holds(ref.at(self._node, self._address)):  # else somebody may be reading it
             try:
-                async for held_s in self._take(ref, pieces, context):
-                    if receipts:
-                        yield RECEIPT.pack(held_s)
+                await context.send_initial_metadata((ADMITTED, RECEIPTS) if wanted else (ADMITTED,))
+                await self._take(ref, pieces, receipts)
             except StateTransferError as error:
                 await context.abort(grpc.StatusCode.DATA_LOSS, str(error))
             except OSError as error:
-                async for _ in pieces:  # whoever is still sending would not hear why
-                    if receipts:
-                        yield RECEIPT.pack(0.0)
+                async for piece in pieces:  # whoever is still sending would not hear why
+                    await _acknowledge(receipts, piece)
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._memory.folder}: {error.strerror}")
-        if not receipts:
-            yield b""
+        if receipts is None:
+            await context.write(b"")
 
     def _admitted(self, first: bytes) -> StateRef:
         try:
@@ -140,24 +139,20 @@ class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._memory.check_room(name, ref.size)
         return ref
 
-    async def _take(
-        self, ref: StateRef, pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[float]:
+    async def _take(self, ref: StateRef, pieces: AsyncIterator[bytes], receipts: "_Receipts | None") -> None:
         """Take the content of a copy; of one that is not whole in the end nothing stays."""
         name, whole = ref.location.name, False
         self._busy.add(name)
         try:
-            await context.send_initial_metadata((ADMITTED, RECEIPTS))
-            async for held_s in self._write(ref, pieces):
-                yield held_s
+            await self._write(ref, pieces, receipts)
             whole = True
         finally:
             self._busy.discard(name)
             if not whole:
                 self._memory.remove(name)
 
-    async def _write(self, ref: StateRef, pieces: AsyncIterator[bytes]) -> AsyncIterator[float]:
-        """Write a copy over an older one, and label it in the end; yield for each piece how long it was held back."""
+    async def _write(self, ref: StateRef, pieces: AsyncIterator[bytes], receipts: "_Receipts | None") -> None:
+        """Write a copy over an older one, and label it in the end."""
         name, digest, size = ref.location.name, xxh3_128(), 0
         path: Path = self._memory.folder / name
         self._received(name, None)
@@ -170,7 +165,7 @@ class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
                 size += file.write(piece)
                 if size > ref.size:
                     break
-                yield await self._traffic.until_idle() if size < ref.size else 0.0
+                await _acknowledge(receipts, piece)
             if (size, digest.digest()) != (ref.size, ref.checksum):
                 raise StateTransferError(f"{name}: {size} bytes of {ref.size} came, or others than were sent")
             here = ref.at(self._node, self._address)
@@ -178,8 +173,34 @@ class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._received(name, here)
 
 
-async def send_copy(memory: StateMemory, ref: StateRef, address: str, traffic: NodeTraffic) -> None:
-    """Send a copy of a state to another node, one that was saved or left behind, while training sends nothing.
+class _Receipts:
+    """Says of each piece of a copy that it arrived, as soon as the next may come."""
+
+    def __init__(self, context: grpc.aio.ServicerContext, traffic: NodeTraffic, size: int) -> None:
+        self._context, self._traffic = context, traffic
+        self._gate = Gate(traffic.line, size, PIECE, asyncio.get_running_loop().time())
+
+    async def give(self, size: int) -> None:
+        """Acknowledge a piece."""
+        self._gate.passes(size)
+        held_s = await self._traffic.until_idle(self._gate)
+        await self._context.write(RECEIPT.pack(held_s))
+
+
+async def _acknowledge(receipts: _Receipts | None, piece: bytes) -> None:
+    if receipts is not None:
+        await receipts.give(len(piece))
+
+
+async def send_copy(memory: StateMemory, ref: StateRef, address: str, traffic: NodeTraffic, *, paced: bool) -> None:
+    """Send a copy of a state to another node, one that was saved or left behind.
+
+    Args:
+        memory: where it lies.
+        ref: what it is.
+        address: of the other node's state server.
+        traffic: of this node.
+        paced: send it while training sends nothing, rather than now.
 
     Raises:
         UnsoundStateError: it is not what its checksum says.
@@ -190,7 +211,7 @@ async def send_copy(memory: StateMemory, ref: StateRef, address: str, traffic: N
         with path.open("rb") as file:
             async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
                 try:
-                    await _Sending(channel, file, ref, traffic).run()
+                    await _Sending(channel, file, ref, traffic, paced=paced).run()
                 except grpc.aio.AioRpcError as error:
                     if error.code() is grpc.StatusCode.DATA_LOSS:
                         await asyncio.to_thread(check, ref, path)
@@ -202,11 +223,13 @@ async def send_copy(memory: StateMemory, ref: StateRef, address: str, traffic: N
 
 
 class _Sending:
-    """A copy on its way, in pieces for which there are receipts."""
+    """A copy on its way, in pieces; for each there is a receipt where they are paced."""
 
-    def __init__(self, channel: grpc.aio.Channel, file: io.BufferedReader, ref: StateRef, traffic: NodeTraffic) -> None:
-        self._call: Any = channel.stream_stream(KEEP)(timeout=TIMEOUT_S, metadata=(RECEIPTS,))
-        self._file, self._ref, self._traffic = file, ref, traffic
+    def __init__(
+        self, channel: grpc.aio.Channel, file: io.BufferedReader, ref: StateRef, traffic: NodeTraffic, *, paced: bool
+    ) -> None:
+        self._call: Any = channel.stream_stream(KEEP)(timeout=TIMEOUT_S, metadata=(RECEIPTS,) if paced else ())
+        self._file, self._ref, self._traffic, self._paced = file, ref, traffic, paced
         self._room = asyncio.Semaphore(HALVES)
         self._under_way: deque[tuple[int, float]] = deque()
         self._arrived_at = 0.0
@@ -239,20 +262,25 @@ class _Sending:
         gate = Gate(self._traffic.line, left, PIECE, asyncio.get_running_loop().time())
         while left:
             await self._room.acquire()
-            size = await self._traffic.piece(gate)
+            size = await self._traffic.piece(gate) if self._paced else min(left, PIECE)
             self._under_way.append((size, asyncio.get_running_loop().time()))
             self._traffic.line.on_its_way += size
             await self._call.write(self._file.read(size))
             left -= size
-            if RECEIPTS not in told:  # a keeper of before
-                self._arrived(0.0)
+            if RECEIPTS not in told:  # it gives none, or none is wanted
+                self._forget()
         await self._call.done_writing()
 
     def _arrived(self, held_s: float) -> None:
         now = asyncio.get_running_loop().time()
-        size, sent_at = self._under_way.popleft()
-        self._traffic.line.on_its_way -= size
+        size, sent_at = self._forget()
         self._traffic.line.arrived(size, now - max(sent_at, self._arrived_at) - held_s)
         log.debug("a piece of %d bytes was on its way from %.6f to %.6f", size, sent_at, now - held_s)
         self._arrived_at = now
+
+    def _forget(self) -> tuple[int, float]:
+        """Have one piece less under way, and room for another."""
+        size, sent_at = self._under_way.popleft()
+        self._traffic.line.on_its_way -= size
         self._room.release()
+        return size, sent_at

@@ -83,8 +83,8 @@ class Copying:
     failures: int = 0
 
     def send(self) -> SendCopy:
-        """Return the effect that does."""
-        return SendCopy(self.order.state, self.order.keeper)
+        """Return the effect that does: at once, the node is about to go."""
+        return SendCopy(self.order.state, self.order.keeper, paced=False)
 
     def done(self, problem: str) -> StateCopied:
         """Return the answer."""

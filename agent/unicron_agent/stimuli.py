@@ -217,10 +217,15 @@ class ObtainState:
 
 @dataclass(frozen=True)
 class SendCopy:
-    """Send a copy of a state that was saved here to another node; `CopySent` is the answer."""
+    """Send a copy of a state that was saved here to another node; `CopySent` is the answer.
+
+    Attributes:
+        paced: while training sends nothing, rather than now.
+    """
 
     ref: StateRef
     keeper: Keeper
+    paced: bool = True
 
 
 @dataclass(frozen=True)

@@ -45,11 +45,11 @@ class NodeTraffic:
             await asyncio.sleep(_pause(forecast))
         return size
 
-    async def until_idle(self) -> float:
-        """Wait while workers send, for an iteration at most; return for how long it was."""
+    async def until_idle(self, gate: Gate) -> float:
+        """Wait while workers send, as long as a copy that comes has the time; return for how long it was."""
         clock = asyncio.get_running_loop()
         began = clock.time()
-        while (forecast := self.forecast()).idle_until < clock.time() < began + forecast.iteration_s:
+        while gate.holds(forecast := self.forecast(), clock.time()):
             await asyncio.sleep(_pause(forecast))
         return clock.time() - began
 

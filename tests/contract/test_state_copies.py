@@ -55,7 +55,7 @@ class Keeper:
         return saved
 
     async def send(self, saved):
-        await send_copy(self.sender, saved, self.address, NodeTraffic(self.own))
+        await send_copy(self.sender, saved, self.address, NodeTraffic(self.own), paced=True)
 
     async def stream(self, *pieces, cut=None):
         """Send a stream of just these pieces; it is cut off when `cut` returns something true."""
@@ -305,8 +305,17 @@ async def test_a_copy_waits_until_the_senders_workers_send_nothing(keeper):
     traffic = Told(keeper.own)
     began = time.monotonic()
     traffic.busy_until = began + 0.5
-    await send_copy(keeper.sender, keeper.save(), keeper.address, traffic)
+    await send_copy(keeper.sender, keeper.save(), keeper.address, traffic, paced=True)
     assert time.monotonic() - began >= 0.5
+    assert traffic.line.on_its_way == 0
+
+
+async def test_a_copy_that_is_not_paced_waits_for_nobody(keeper):
+    keeper.traffic.forecast = lambda: Forecast(0.0, 30.0)
+    traffic = NodeTraffic(keeper.own)
+    traffic.forecast = keeper.traffic.forecast
+    await asyncio.wait_for(send_copy(keeper.sender, keeper.save(), keeper.address, traffic, paced=False), 10.0)
+    assert len(keeper.memory.saved()) == 1
     assert traffic.line.on_its_way == 0
 
 
@@ -315,7 +324,7 @@ async def test_a_copy_of_which_the_rest_must_wait_goes_on_in_the_next_span(keepe
     traffic.line.arrived(1_000_000, 0.05)
     began = time.monotonic()
     traffic.busy_until, traffic.busy_from = began + 0.5, began + 0.05
-    await send_copy(keeper.sender, keeper.save(), keeper.address, traffic)
+    await send_copy(keeper.sender, keeper.save(), keeper.address, traffic, paced=True)
     assert time.monotonic() - began >= 0.5, "not all of it arrives in a twentieth of a second"
     assert len(keeper.memory.saved()) == 1
 
@@ -333,11 +342,24 @@ async def test_a_keeper_whose_workers_send_has_the_copy_wait_as_well(tmp_path):
         await asyncio.wait_for(keeper.send(keeper.save(CONTENT[::-1], iteration=4)), 10.0)
 
 
+async def test_a_copy_that_is_given_up_while_it_waits_leaves_nothing(keeper):
+    keeper.traffic.forecast = lambda: Forecast(0.0, 30.0)
+    traffic = NodeTraffic(keeper.own)
+    sending = asyncio.create_task(send_copy(keeper.sender, keeper.save(), keeper.address, traffic, paced=True))
+    await keeper.until(keeper.files)
+    sending.cancel()
+    await keeper.until(lambda: not keeper.files())
+    assert traffic.line.on_its_way == 0
+    del keeper.traffic.forecast
+    await keeper.send(keeper.save())
+    assert len(keeper.memory.saved()) == 1
+
+
 async def test_what_was_on_its_way_of_a_copy_that_failed_counts_no_more(keeper):
     traffic = NodeTraffic(keeper.own)
     (keeper.folder / NAME).symlink_to("/dev/full")
     with pytest.raises(StateTransferError):
-        await send_copy(keeper.sender, keeper.save(), keeper.address, traffic)
+        await send_copy(keeper.sender, keeper.save(), keeper.address, traffic, paced=True)
     assert traffic.line.on_its_way == 0
 
 

@@ -65,10 +65,20 @@ class Gate:
         idle_s = forecast.idle_until - now
         room = self._most if math.isinf(idle_s) else int(self._line.fits(idle_s))
         if room < least:
-            iteration_s = min(forecast.iteration_s or 1.0, MOST_S / MOST_ITERATIONS)
-            room = int((now - self._began) / iteration_s) * self._part - self._passed
-        piece = min(room, self._most, self._left)
-        if piece <= 0:
-            return 0
-        self._passed, self._left = self._passed + piece, self._left - piece
+            room = self._due(forecast, now)
+        piece = max(0, min(room, self._most, self._left))
+        self.passes(piece)
         return piece
+
+    def passes(self, size: int) -> None:
+        """Note that a piece goes, or has come."""
+        self._passed, self._left = self._passed + size, self._left - size
+
+    def holds(self, forecast: Forecast, now: float) -> bool:
+        """Return whether who takes a copy has the next piece wait."""
+        return self._left > 0 and forecast.idle_until <= now and self._due(forecast, now) <= 0
+
+    def _due(self, forecast: Forecast, now: float) -> int:
+        """Return how many bytes are to go now, whatever training does."""
+        iteration_s = min(forecast.iteration_s or 1.0, MOST_S / MOST_ITERATIONS)
+        return int((now - self._began) / iteration_s) * self._part - self._passed

@@ -1,5 +1,6 @@
 """Tells the agent when this worker leaves the network idle, without a word on the way (`unicron.contracts.traffic`)."""
 
+import contextlib
 import mmap
 import time
 from pathlib import Path
@@ -17,10 +18,12 @@ class Traffic:
 
     def __init__(self, path: Path | None = None) -> None:
         self._shared: mmap.mmap | None = None
-        if path is not None:
-            path.write_bytes(Forecast().encode())
-            with path.open("r+b") as file:
-                self._shared = mmap.mmap(file.fileno(), 0)
+        with contextlib.suppress(OSError):  # where there is no room, its agent knows of nothing
+            if path is not None:
+                path.unlink(missing_ok=True)
+                path.write_bytes(Forecast().encode())
+                with path.open("r+b") as file:
+                    self._shared = mmap.mmap(file.fileno(), 0)
         self.rests()
 
     def rests(self) -> None:

@@ -425,10 +425,10 @@ def told(problem=""):
 
 
 def test_what_was_left_here_is_copied_elsewhere_when_ordered_and_that_is_told(leaving):
-    assert copy(leaving) == [SendCopy(left_behind(), N2)]
+    assert copy(leaving) == [SendCopy(left_behind(), N2, paced=False)]
     assert copy(leaving) == [], "it is on its way"
     assert leaving.states.hear(CopySent(left_behind(), "n2"), {}, 0.0) == [told()]
-    assert copy(leaving) == [SendCopy(left_behind(), N2)], "whoever orders it again may have lost it"
+    assert copy(leaving) == [SendCopy(left_behind(), N2, paced=False)], "whoever orders it again may have lost it"
 
 
 def test_a_copy_that_does_not_get_there_is_tried_again_and_given_up_in_the_end(leaving):
@@ -436,7 +436,7 @@ def test_a_copy_that_does_not_get_there_is_tried_again_and_given_up_in_the_end(l
     for attempt in range(1, TRIES):
         assert leaving.states.hear(CopySent(left_behind(), "n2", "no room"), {}, float(attempt)) == []
         assert leaving.states.tick(attempt + AGAIN_S - 0.1) == []
-        assert leaving.states.tick(attempt + AGAIN_S) == [SendCopy(left_behind(), N2)]
+        assert leaving.states.tick(attempt + AGAIN_S) == [SendCopy(left_behind(), N2, paced=False)]
     assert leaving.states.hear(CopySent(left_behind(), "n2", "no room"), {}, 9.0) == [told("no room")]
     assert leaving.states.tick(99.0) == []
 
