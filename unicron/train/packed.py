@@ -38,12 +38,14 @@ class Packing:
     Args:
         state: nested mappings and sequences of tensors and plain values. The tensors are read when it is written, all
             else is as it is now.
+        copy: copies tensors to where they go; None: this thread does, at once.
 
     Attributes:
         size: of the file, in bytes.
     """
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: Any, copy: Copy | None = None) -> None:
+        self._copy = copy or torch._foreach_copy_
         self._sources: list[torch.Tensor] = []
         self._offsets: list[int] = []
         self._placed: dict[tuple[Any, ...], int] = {}
@@ -52,20 +54,19 @@ class Packing:
         self._tail = held + FOOT.pack(MAGIC, len(held))
         self.size = self._end + len(self._tail)
 
-    def write(self, mapped: mmap.mmap, before: "Targets | None" = None, copy: Copy | None = None) -> "Targets":
+    def write(self, mapped: mmap.mmap, before: "Targets | None" = None) -> "Targets":
         """Write it to a mapped file of this size.
 
         Args:
             mapped: the file.
             before: what this returned for the same file; where tensors go is not worked out again.
-            copy: copies tensors to where they go; None: at once, by this thread.
         """
         places = [(offset, each.dtype, each.shape) for offset, each in zip(self._offsets, self._sources, strict=True)]
         if before is None or before.places != places:
             flat = torch.frombuffer(mapped, dtype=torch.uint8)
             before = Targets(places, [_part(flat, *place) for place in places])
         if places:
-            (copy or torch._foreach_copy_)(before.tensors, self._sources)
+            self._copy(before.tensors, self._sources)
         mapped[self._end : self.size] = self._tail
         return before
 

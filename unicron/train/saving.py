@@ -102,10 +102,10 @@ class Saver:
             saved(ref)
 
     def _written(self, state: dict[str, Any], ref: StateRef) -> StateRef:
-        packing, name = Packing(state), ref.location.name
-        file = self._file(name, packing.size)
         copy = self._side.copy if self._side is not None else None
-        self._targets[name] = packing.write(file, self._targets.get(name), copy)
+        packing, name = Packing(state, copy), ref.location.name
+        file = self._file(name, packing.size)
+        self._targets[name] = packing.write(file, self._targets.get(name))
         ref = replace(ref, size=packing.size, checksum=xxh3_128(file).digest())
         with (self._directory / name).open("ab") as end:
             end.write(label(ref))  # only now it is a state

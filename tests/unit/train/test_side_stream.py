@@ -27,8 +27,8 @@ def test_what_is_copied_is_what_comes_of_all_that_training_has_queued(tmp_path):
     for _ in range(100):
         values += 1
     side.follow()
-    packing = Packing({"values": values, "small": small})
-    packing.write(mapped(tmp_path / "x", packing.size), copy=side.copy)
+    packing = Packing({"values": values, "small": small}, side.copy)
+    packing.write(mapped(tmp_path / "x", packing.size))
     found = unpack(tmp_path / "x", packing.size)
     assert (found["values"] == 100).all()
     assert torch.equal(found["small"], small)
