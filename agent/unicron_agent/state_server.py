@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import logging
+import math
 import mmap
 import struct
 from collections import deque
@@ -248,7 +249,10 @@ class _Sending:
     async def _hear(self) -> None:
         async for receipt in self._call:
             if receipt:
-                self._arrived(*RECEIPT.unpack(receipt))
+                held_s = RECEIPT.unpack(receipt)[0] if len(receipt) == RECEIPT.size else math.nan
+                if not (self._under_way and 0.0 <= held_s <= TIMEOUT_S):
+                    raise StateTransferError("it was answered with something that is no receipt")
+                self._arrived(held_s)
 
     async def _send(self) -> None:
         with contextlib.suppress(asyncio.InvalidStateError):  # the call is over, and says why

@@ -1,7 +1,9 @@
 """What a node takes in as a copy of another node's state: all of it, checked, or nothing; and nothing else."""
 
 import asyncio
+import math
 import os
+import struct
 import time
 from contextlib import asynccontextmanager
 
@@ -288,6 +290,31 @@ async def test_a_keeper_of_an_older_version_gets_its_copy_too(keeper):
     saved = keeper.save()
     await keeper.send(saved)
     assert older.taken == (saved, CONTENT)
+    await server.stop(0)
+
+
+class Babbling(StateServer):
+    """A keeper that answers something, before it has been sent anything."""
+
+    answer = b""
+
+    def service(self, details):
+        return grpc.stream_stream_rpc_method_handler(self.talk)
+
+    async def talk(self, pieces, context):
+        await context.send_initial_metadata((("admitted", "yes"), ("receipts", "yes")))
+        await context.write(self.answer)
+        async for _ in pieces:
+            pass
+
+
+@pytest.mark.parametrize("answer", [b"x", struct.pack("<d", math.nan), struct.pack("<d", -1.0), struct.pack("<d", 1e9)])
+async def test_answers_that_are_no_receipts_are_not_believed(keeper, answer):
+    babbling = Babbling(keeper.memory, "n2", lambda *_: None, NodeTraffic(keeper.folder))
+    babbling.answer = answer
+    server, address = await babbling.serve("127.0.0.1")
+    with pytest.raises(StateTransferError, match="no receipt"):
+        await send_copy(keeper.sender, keeper.save(), address, NodeTraffic(keeper.own), paced=True)
     await server.stop(0)
 
 
