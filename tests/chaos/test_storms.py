@@ -273,8 +273,9 @@ class Departing(WorkerCore):
             await super()._save_model()
 
 
-def found(parts, seeds=100):
-    for seed in range(seeds):
+def found(parts, first):
+    """Return what the first storm tells that finds a bug; the one that did the last time is tried before the others."""
+    for seed in (first, *range(100)):
         violation = storm.run(seed, parts, shrink=False).violation
         if violation:
             return violation
@@ -284,60 +285,35 @@ def found(parts, seeds=100):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("parts", "words"),
+    ("parts", "words", "seed"),
     [
-        (Parts(agent=Obedient), "took effect with token"),
-        (Parts(agent=Forgetting), "took effect for incarnation"),
-        (Parts(agent=Amnesiac), "was started in"),
-        (Parts(outbox=Impatient), "behind facts made after it"),
-        (Parts(service=Hasty), "without a commit"),
-        (Parts(service=Overwriting), "lacks its part"),
-        (Parts(compares=False), ""),
-        (Parts(worker=Keeping), "instead of each of"),
-        (Parts(worker=Uncritical), "instead of each of"),
-        (Parts(worker=Noisy), "though a rank of its replica was replaced"),
-        (Parts(worker=Torn), "instead of each of"),
-        (Parts(worker=Unasked), "was clipped by noise"),
-        (Parts(worker=Blind), "starts anew"),
-        (Parts(worker=Littering), "still lies where it was left behind"),
-        (Parts(agent=Hoarding), "still lies where it was left behind"),
-        (Parts(agent=Unremembered), "still lies"),
-        (Parts(agent=Hopeful), "still lies"),
-        (Parts(worker=Rash), "before the last one is safe"),
-        (Parts(worker=Heedless), "was still saving"),
-        (Parts(worker=Trusting), "with several states of place"),
-        (Parts(worker=Departing), "nobody has written its model"),
-        (Parts(worker=Undiscerning), "a state that is no good"),
-        (Parts(remembers=False), "stands in the journal twice"),
-    ],
-    ids=[
-        "no-token-check",
-        "no-incarnation-check",
-        "no-adoption",
-        "joins-first",
-        "publish-first",
-        "parts-overwritten",
-        "no-compare",
-        "stale-sum-kept",
-        "counted-twice-after-a-sit-out",
-        "noise-counted",
-        "torn-replica-kept",
-        "updates-unasked",
-        "shelf-untold",
-        "left-and-gone-on",
-        "nothing-removed",
-        "saved-states-forgotten",
-        "copies-not-sent",
-        "saved-over-what-is-needed",
-        "updated-while-saved",
-        "states-not-compared",
-        "model-not-waited-for",
-        "states-not-tried",
-        "no-duplicate-window",
+        pytest.param(Parts(agent=Obedient), "took effect with token", 6, id="no-token-check"),
+        pytest.param(Parts(agent=Forgetting), "took effect for incarnation", 0, id="no-incarnation-check"),
+        pytest.param(Parts(agent=Amnesiac), "was started in", 18, id="no-adoption"),
+        pytest.param(Parts(outbox=Impatient), "behind facts made after it", 18, id="joins-first"),
+        pytest.param(Parts(service=Hasty), "without a commit", 0, id="publish-first"),
+        pytest.param(Parts(service=Overwriting), "lacks its part", 32, id="parts-overwritten"),
+        pytest.param(Parts(compares=False), "", 78, id="no-compare"),
+        pytest.param(Parts(worker=Keeping), "instead of each of", 25, id="stale-sum-kept"),
+        pytest.param(Parts(worker=Uncritical), "instead of each of", 3, id="counted-twice-after-a-sit-out"),
+        pytest.param(Parts(worker=Noisy), "though a rank of its replica was replaced", 2, id="noise-counted"),
+        pytest.param(Parts(worker=Torn), "instead of each of", 3, id="torn-replica-kept"),
+        pytest.param(Parts(worker=Unasked), "was clipped by noise", 26, id="updates-unasked"),
+        pytest.param(Parts(worker=Blind), "starts anew", 1, id="shelf-untold"),
+        pytest.param(Parts(worker=Littering), "still lies where it was left behind", 6, id="left-and-gone-on"),
+        pytest.param(Parts(agent=Hoarding), "still lies where it was left behind", 2, id="nothing-removed"),
+        pytest.param(Parts(agent=Unremembered), "still lies", 2, id="saved-states-forgotten"),
+        pytest.param(Parts(agent=Hopeful), "still lies", 38, id="copies-not-sent"),
+        pytest.param(Parts(worker=Rash), "before the last one is safe", 0, id="saved-over-what-is-needed"),
+        pytest.param(Parts(worker=Heedless), "was still saving", 18, id="updated-while-saved"),
+        pytest.param(Parts(worker=Trusting), "with several states of place", 1, id="states-not-compared"),
+        pytest.param(Parts(worker=Departing), "nobody has written its model", 29, id="model-not-waited-for"),
+        pytest.param(Parts(worker=Undiscerning), "a state that is no good", 4, id="states-not-tried"),
+        pytest.param(Parts(remembers=False), "stands in the journal twice", 0, id="no-duplicate-window"),
     ],
 )
-def test_a_planted_bug_is_found_within_100_storms(parts, words):
-    violation = found(parts)
+def test_a_planted_bug_is_found_within_100_storms(parts, words, seed):
+    violation = found(parts, seed)
     assert violation
     assert words in violation
 
