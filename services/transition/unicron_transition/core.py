@@ -27,29 +27,24 @@ from unicron.contracts.events import (
     WorkerReady,
 )
 from unicron.contracts.failures import Cure, Severity
-from unicron.contracts.states import SAVED
-from unicron.contracts.tasks import SlotRef, WorkerStatus
 from unicron.core import Core, Handlers
 from unicron_transition.deadlines import TIMEOUT_S, Deadline, Wait
 from unicron_transition.evacuation import copied, let_go
 from unicron_transition.keeping import AboutStates, heard
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.moves import Cause, move
-from unicron_transition.orders import drop_order, remove, stop_order
+from unicron_transition.nodes import admitted, lose_worker, lost, remove_strays
+from unicron_transition.orders import drop_order
 from unicron_transition.reconcile import forsake, hand_over, release, settle, stop
 from unicron_transition.replicas import awaited, is_over
 from unicron_transition.retiring import waited
 from unicron_transition.saves import (
-    count_on,
     drop_saved,
-    forget_node,
-    forget_orders,
     give_up_waiting,
-    is_saved,
     nothing_is_left,
     rule_out,
 )
-from unicron_transition.state import NodeRun, TaskRun, TransitionState
+from unicron_transition.state import TaskRun, TransitionState
 
 
 class TransitionCore(Core):
@@ -104,36 +99,9 @@ class TransitionCore(Core):
         return []
 
     def _admitted(self, node: NodeAdmitted) -> list[Message]:
-        """A node is new, or its agent came back: believe what it says about its workers."""
-        before = self.state.nodes.get(node.node)
-        self.state.waits_to_go(node.node, waits=False)
-        self.state.nodes[node.node] = NodeRun(
-            incarnation=node.incarnation,
-            rendezvous=node.rendezvous,
-            state_server=node.state_server,
-            rack=node.rack,
-            drained=before is not None and before.drained,
-        )
-        self.state.regroup_nodes()
-        alive = {status.worker: status for status in node.workers}
-        for run in self.state.on(node.node):
-            forget_orders(run, node.node)
-            run.saves.search = None
-            run.readdress(node.node, node.state_server)
-            run.states.only(node.node, alive)
-            for worker in [worker for worker in run.workers.values() if worker.slot.node == node.node]:
-                status = alive.pop(worker.worker, None)
-                if status is None:
-                    self._lose_worker(run, worker.worker, node.at)
-                else:
-                    self._catch_up(run, worker, status)
-        count_on(self.state, node.node, node.kept)
-        useless = [(run, run.without(node.node, node.kept)) for run in self.state.tasks.values()]
-        out = [order for run, states in useless for order in remove(self.state, run, states)]
-        unknown = [status for status in alive.values() if not self._take_back(node.node, status)]
-        reason = "the node was held to be lost, and its place in the membership is taken"
-        out += [stop_order(self.state, status.task, _worker(node.node, status), reason) for status in unknown]
-        return out + self._place_anew(node.node) + self._remove_strays(node.node, node.kept)
+        """A node is new, or its agent came back."""
+        out = admitted(self.state, node) + self._place_anew(node.node)
+        return out + remove_strays(self.state, node.node, node.kept)
 
     def _place_anew(self, node: str) -> list[Message]:
         """See what a node that can keep copies now, or can't any more, changes for whom."""
@@ -161,65 +129,9 @@ class TransitionCore(Core):
         self.state.regroup_nodes()
         return self._place_anew(fact.node)
 
-    def _remove_strays(self, node: str, kept: list[str]) -> list[Message]:
-        """Have states removed that are of no task; of their workers, who are no more, also what is on its way."""
-        wanted = {ref.location.name for run in self.state.tasks.values() for ref in run.counted_on(node)}
-        strays = [name for name in kept if name not in wanted and not is_saved(self.state, node, name)]
-        names = [name for name in strays if not name.endswith(SAVED)]
-        ended = {name.partition(".")[0] for name in strays if name.endswith(SAVED)}
-        return [drop_order(self.state, "", node, names, sorted(ended))] if strays else []
-
-    def _catch_up(self, run: TaskRun, worker: WorkerRun, status: WorkerStatus) -> None:
-        """A worker outlived its agent: see what was said on either side while the agent was away."""
-        if status.ready and worker.stage is WorkerStage.STARTING:
-            worker.stage = WorkerStage.READY
-        place = _place_held(status)
-        if place is not None:
-            run.states.hold(status.worker, place, status.iteration, worker.slot.node)
-        if status.worker in run.membership.group and status.epoch != run.membership.epoch:
-            run.membership.broken = True
-
-    def _take_back(self, node: str, status: WorkerStatus) -> bool:
-        """Take in a worker that was given up with its node, where nobody else has its part of the state any more."""
-        run = self.state.tasks.get(status.task)
-        if run is None or run.state.ended or not status.ready:
-            return False
-        number = status.worker.rpartition("-")[2]
-        earlier = not number.isdecimal() or int(number) <= run.before
-        place, worker = _place_held(status), _worker(node, status)
-        if earlier or place is None or worker.slot in self.state.occupied or run.shelf is not None:
-            return False
-        if place in run.states.places(run.workers) or not worker.layout.is_like(run.present):
-            return False
-        self.state.add(run, worker)
-        run.states.hold(status.worker, place, status.iteration, node)
-        return True
-
     def _lose_node(self, name: str, at: float) -> list[Message]:
-        node = self.state.nodes.get(name)
-        if node is None:
-            return []
-        out: list[Message] = []
         hit = self.state.on(name)
-        for run in hit:
-            for worker in [worker for worker in run.workers.values() if worker.slot.node == name]:
-                if node.alive:
-                    out.append(stop_order(self.state, run.spec.name, worker, f"{name} is taken out of use"))
-                self._lose_worker(run, worker.worker, at)
-            out += remove(self.state, run, run.counted_on(name))  # its agent may well live
-            out += remove(self.state, run, run.without(name, ()))
-        node.alive = False
-        self.state.waits_to_go(name, waits=False)
-        self.state.regroup_nodes()
-        for run in hit:
-            out += forget_node(self.state, run, name)
-        return out + self._settle(run.spec.name for run in hit)
-
-    def _lose_worker(self, run: TaskRun, name: str, at: float) -> None:
-        self.state.drop(run, name)
-        run.membership.lose(name)
-        if run.failed_at is None:
-            run.failed_at = at
+        return lost(self.state, name, at) + self._settle(run.spec.name for run in hit)
 
     # --- failures and plans ------------------------------------------------------------------------------------------
 
@@ -425,7 +337,7 @@ class TransitionCore(Core):
             return self._after_the_end(run)
         if not exited.expected:
             return []
-        self._lose_worker(run, exited.worker, exited.at)
+        lose_worker(self.state, run, exited.worker, exited.at)
         return self._settle([exited.task])
 
     # --- what does not come back -------------------------------------------------------------------------------------
@@ -466,17 +378,6 @@ class TransitionCore(Core):
         out += settle(self.state, [run.spec.name for run in runs if not run.state.ended])
         vain = [(run.spec.name, why) for run in runs if (why := nothing_is_left(run))]
         return out + [message for name, why in vain for message in self._end(name, Cause.OWN_FAULT, why)]
-
-
-def _worker(node: str, status: WorkerStatus) -> WorkerRun:
-    """Return a worker as its agent names it."""
-    slot = SlotRef(node=node, slot=status.slot)
-    return WorkerRun(worker=status.worker, slot=slot, stage=WorkerStage.READY, place=status.place, layout=status.layout)
-
-
-def _place_held(status: WorkerStatus) -> int | None:
-    """Return whose place's state a worker has that its agent names, None where it has none."""
-    return status.place if status.epoch >= 0 else None
 
 
 def _attempt_failed(task: str, action: Cure, worker: WorkerRun, reason: str) -> AttemptFailed:

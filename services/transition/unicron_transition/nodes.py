@@ -1,0 +1,121 @@
+"""Nodes that come, with what their agents have found there, and nodes that go. Pure functions."""
+
+from unicron.contracts.base import Message
+from unicron.contracts.events import NodeAdmitted
+from unicron.contracts.states import SAVED
+from unicron.contracts.tasks import SlotRef, WorkerStatus
+from unicron_transition.membership import WorkerRun, WorkerStage
+from unicron_transition.orders import drop_order, remove, stop_order
+from unicron_transition.saves import count_on, forget_node, forget_orders, is_saved
+from unicron_transition.state import NodeRun, TaskRun, TransitionState
+
+
+def admitted(state: TransitionState, node: NodeAdmitted) -> list[Message]:
+    """Take in a node that is new, or whose agent came back: believe what it says about its workers."""
+    before = state.nodes.get(node.node)
+    state.waits_to_go(node.node, waits=False)
+    state.nodes[node.node] = NodeRun(
+        incarnation=node.incarnation,
+        rendezvous=node.rendezvous,
+        state_server=node.state_server,
+        rack=node.rack,
+        drained=before is not None and before.drained,
+    )
+    state.regroup_nodes()
+    alive = {status.worker: status for status in node.workers}
+    for run in state.on(node.node):
+        forget_orders(run, node.node)
+        run.saves.search = None
+        run.readdress(node.node, node.state_server)
+        run.states.only(node.node, alive)
+        for worker in [worker for worker in run.workers.values() if worker.slot.node == node.node]:
+            status = alive.pop(worker.worker, None)
+            if status is None:
+                lose_worker(state, run, worker.worker, node.at)
+            else:
+                _catch_up(run, worker, status)
+    count_on(state, node.node, node.kept)
+    useless = [(run, run.without(node.node, node.kept)) for run in state.tasks.values()]
+    out = [order for run, states in useless for order in remove(state, run, states)]
+    unknown = [status for status in alive.values() if not _take_back(state, node.node, status)]
+    reason = "the node was held to be lost, and its place in the membership is taken"
+    out += [stop_order(state, status.task, _worker(node.node, status), reason) for status in unknown]
+    return out
+
+
+def remove_strays(state: TransitionState, node: str, kept: list[str]) -> list[Message]:
+    """Have states removed that are of no task; of their workers, who are no more, also what is on its way."""
+    wanted = {ref.location.name for run in state.tasks.values() for ref in run.counted_on(node)}
+    strays = [name for name in kept if name not in wanted and not is_saved(state, node, name)]
+    names = [name for name in strays if not name.endswith(SAVED)]
+    ended = {name.partition(".")[0] for name in strays if name.endswith(SAVED)}
+    return [drop_order(state, "", node, names, sorted(ended))] if strays else []
+
+
+def lost(state: TransitionState, name: str, at: float) -> list[Message]:
+    """Take a node out of use, and with it what its workers had."""
+    node = state.nodes.get(name)
+    if node is None:
+        return []
+    out: list[Message] = []
+    hit = state.on(name)
+    for run in hit:
+        for worker in [worker for worker in run.workers.values() if worker.slot.node == name]:
+            if node.alive:
+                out.append(stop_order(state, run.spec.name, worker, f"{name} is taken out of use"))
+            lose_worker(state, run, worker.worker, at)
+        out += remove(state, run, run.counted_on(name))  # its agent may well live
+        out += remove(state, run, run.without(name, ()))
+    node.alive = False
+    state.waits_to_go(name, waits=False)
+    state.regroup_nodes()
+    for run in hit:
+        out += forget_node(state, run, name)
+    return out
+
+
+def lose_worker(state: TransitionState, run: TaskRun, name: str, at: float) -> None:
+    """Forget a worker, and what it had."""
+    state.drop(run, name)
+    run.membership.lose(name)
+    if run.failed_at is None:
+        run.failed_at = at
+
+
+def _catch_up(run: TaskRun, worker: WorkerRun, status: WorkerStatus) -> None:
+    """A worker outlived its agent: see what was said on either side while the agent was away."""
+    if status.ready and worker.stage is WorkerStage.STARTING:
+        worker.stage = WorkerStage.READY
+    place = _place_held(status)
+    if place is not None:
+        run.states.hold(status.worker, place, status.iteration, worker.slot.node)
+    if status.worker in run.membership.group and status.epoch != run.membership.epoch:
+        run.membership.broken = True
+
+
+def _take_back(state: TransitionState, node: str, status: WorkerStatus) -> bool:
+    """Take in a worker that was given up with its node, where nobody else has its part of the state any more."""
+    run = state.tasks.get(status.task)
+    if run is None or run.state.ended or not status.ready:
+        return False
+    number = status.worker.rpartition("-")[2]
+    earlier = not number.isdecimal() or int(number) <= run.before
+    place, worker = _place_held(status), _worker(node, status)
+    if earlier or place is None or worker.slot in state.occupied or run.shelf is not None:
+        return False
+    if place in run.states.places(run.workers) or not worker.layout.is_like(run.present):
+        return False
+    state.add(run, worker)
+    run.states.hold(status.worker, place, status.iteration, node)
+    return True
+
+
+def _worker(node: str, status: WorkerStatus) -> WorkerRun:
+    """Return a worker as its agent names it."""
+    slot = SlotRef(node=node, slot=status.slot)
+    return WorkerRun(worker=status.worker, slot=slot, stage=WorkerStage.READY, place=status.place, layout=status.layout)
+
+
+def _place_held(status: WorkerStatus) -> int | None:
+    """Return whose place's state a worker has that its agent names, None where it has none."""
+    return status.place if status.epoch >= 0 else None
