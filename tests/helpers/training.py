@@ -39,6 +39,9 @@ TRAIN = """
             session.backward((model(x) - x.sum(1, keepdim=True)).square().mean())
         session.step()
         schedule.step()
+        if "DONE" in os.environ:
+            with open(os.environ["DONE"], "a") as done:
+                print(iteration, file=done)
         print("iteration", iteration, session.loss, flush=True)
     if session.rank == 0 and "OUT" in os.environ:
         torch.save({"model": model.state_dict(), "lr": schedule.get_last_lr()}, os.environ["OUT"])
