@@ -60,7 +60,7 @@ def tasks_table(status: Status) -> Table:
 def _saved(view: TaskView, status: Status) -> Text:
     """Return on how many nodes each part of its state is saved in memory, in every iteration."""
     up = {node.node for node in status.nodes if _in_use(node)}
-    if not view.savers or not view.members:
+    if not view.savers or not view.members or view.state is TaskState.WAITING:  # then only the nodes know
         return Text()
     if any(saver.problem for saver in view.savers.values()):
         return Text("no", "red")

@@ -115,11 +115,11 @@ SLOTS = [Slot(index=index) for index in range(4)]
 UP = [NodeView(node=f"n{number}", state=NodeState.UP, slots=SLOTS, since=90.0) for number in range(4)]
 
 
-def saved(savers, spec=SPEC, nodes=UP, members=2):
+def saved(savers, spec=SPEC, nodes=UP, members=2, state=TaskState.RUNNING):
     """Return what status says of a task whose workers w0, w1, and so on are in the slots of n0."""
     there = [Member(worker=f"w{slot}", node="n0", slot=slot) for slot in range(members)]
     told = {name: SaverView(nodes=each) if isinstance(each, list) else SaverView(problem=each) for name, each in savers}
-    task = TaskView(spec=spec, state=TaskState.RUNNING, members=there, savers=told, reason="R")
+    task = TaskView(spec=spec, state=state, members=there, savers=told, reason="R")
     table = shown(tasks_table(Status(nodes=nodes, tasks=[task])))
     return table.partition("0.000 ")[0].partition("/10 ")[2]
 
@@ -131,6 +131,7 @@ def test_status_tells_on_how_many_nodes_a_state_is_saved():
     assert saved([]) == "R", "nothing is known yet"
     lost = [UP[0], replace(UP[1], state=NodeState.LOST)]
     assert saved([("w0", ["n0", "n1"])], nodes=lost) == "1 node R"
+    assert saved([("w0", ["n0", "n1"])], state=TaskState.WAITING) == "R", "what it left may be on storage by now"
 
 
 def test_of_a_model_in_parts_the_least_safe_part_counts():
