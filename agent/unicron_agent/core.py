@@ -390,7 +390,8 @@ class AgentCore:
             case Hello():
                 remembered = (worker.membership, self.samples.get(worker.task))
                 told = [SendToWorker(name, each) for each in remembered if each]
-                return [*told, *self.states.greet(name), *self._no_longer_awaited(name)]
+                kept = self._said(name, message.kept, now) if message.kept else []
+                return [*told, *self.states.greet(name), *kept, *self._no_longer_awaited(name)]
             case FetchState(ref=ref):
                 return [ObtainState(name, ref)]
             case Saved():
@@ -402,7 +403,9 @@ class AgentCore:
             case Diverged():
                 return [*self.states.disown(name), *report(self.node, worker, message)]
         unheard = isinstance(message, Iterated) and message.rank > 0  # one is enough
-        unheard = unheard or (isinstance(message, Kept) and not self.states.kept(name, message))
+        if isinstance(message, Kept):
+            unheard = not self.states.kept(name, message)
+            message = msgspec.structs.replace(message, state=self.states.here(message.state))
         return [] if unheard else report(self.node, worker, message)
 
     def _tick(self, now: float, stopped: Collection[str]) -> Out:

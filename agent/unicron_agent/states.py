@@ -120,8 +120,11 @@ class States:
 
     def adopt(self, kept: Iterable[str], saved: Iterable[StateRef]) -> None:
         """Take over what an earlier agent has left; from now on it is had from this one."""
-        here = [ref.at(self._node, self._address) for ref in saved]
-        self.found = {**dict.fromkeys(kept), **{ref.location.name: ref for ref in here}}
+        self.found = {**dict.fromkeys(kept), **{ref.location.name: self.here(ref) for ref in saved}}
+
+    def here(self, ref: StateRef) -> StateRef:
+        """Return a state of this node as it is had from this agent; a worker may know the address of an earlier one."""
+        return ref.at(self._node, self._address)
 
     @property
     def whole(self) -> list[StateRef]:
@@ -243,7 +246,7 @@ class States:
 
     def saved(self, worker: Worker, message: Saved) -> Out:
         """Have copies made of what a worker has saved."""
-        ref = message.state.at(self._node, self._address)  # a worker may know the address of an earlier agent
+        ref = self.here(message.state)
         savings = self._savings.get(worker.worker)
         if ref.location.worker != worker.worker or ref.task != worker.task or worker.worker in self._ended:
             return []

@@ -24,13 +24,18 @@ class ToAgent(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
 
 
 class Hello(ToAgent, kw_only=True, frozen=True):
-    """First message of every connection, the ones after an agent's restart included."""
+    """First message of every connection, the ones after an agent's restart included.
+
+    Attributes:
+        kept: what it has left behind and not taken back: an agent may die before it has passed that on.
+    """
 
     worker: str
     pid: int
     epoch: int = -1
     iteration: int = -1
     ready: bool = False
+    kept: "Kept | None" = None
 
 
 class Ready(ToAgent, kw_only=True, frozen=True):

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from unicron.contracts.worker import Hello, Iterated, Joined, Progress, Ready, Timed, ToAgent
+from unicron.contracts.worker import Hello, Iterated, Joined, Kept, Progress, Ready, Timed, ToAgent
 
 FORGOTTEN = (Progress, Timed)
 """What nobody needs to hear any more when it could not be said at once."""
@@ -78,7 +78,9 @@ def greeting(hello: Hello, message: ToAgent) -> Hello:
         case Ready():
             return msgspec.structs.replace(hello, ready=True)
         case Joined(epoch=epoch, iteration=iteration):
-            return msgspec.structs.replace(hello, epoch=epoch, iteration=iteration)
+            return msgspec.structs.replace(hello, epoch=epoch, iteration=iteration, kept=None)
+        case Kept():
+            return msgspec.structs.replace(hello, kept=message)
         case Iterated(iteration=iteration):
             return msgspec.structs.replace(hello, iteration=iteration + 1)
     return hello

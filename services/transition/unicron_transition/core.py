@@ -27,6 +27,7 @@ from unicron.contracts.events import (
     WorkerReady,
 )
 from unicron.contracts.failures import Cure, Severity
+from unicron.contracts.states import StateRef
 from unicron.core import Core, Handlers
 from unicron_transition.deadlines import TIMEOUT_S, Deadline, Wait
 from unicron_transition.evacuation import copied, let_go
@@ -255,7 +256,10 @@ class TransitionCore(Core):
         run = self.state.tasks.get(kept.task)
         membership = run.membership if run and not run.state.ended else None
         if run is None or membership is None or kept.epoch != membership.epoch or kept.worker not in membership.due():
-            there = self.state.is_there(kept.node)
+            counts = run is not None and kept.state.location.name in _names(
+                run.counted_on(kept.node)
+            )  # it is said twice
+            there = self.state.is_there(kept.node) and not counts
             return [drop_order(self.state, kept.task, kept.node, [kept.state.location.name])] if there else []
         membership.left[kept.worker] = kept.state
         return self._settle([kept.task]) if membership.shelf() else []
@@ -383,3 +387,7 @@ class TransitionCore(Core):
 def _attempt_failed(task: str, action: Cure, worker: WorkerRun, reason: str) -> AttemptFailed:
     slot = worker.slot
     return AttemptFailed(task=task, action=action, reason=reason, node=slot.node, slot=slot.slot, worker=worker.worker)
+
+
+def _names(states: Iterable[StateRef]) -> set[str]:
+    return {ref.location.name for ref in states}

@@ -533,6 +533,12 @@ def test_what_a_worker_leaves_behind_is_told_and_named_whenever_the_node_joins(s
     assert card.kept == ["gpt-1.2.kept"]
 
 
+def test_what_a_worker_left_behind_is_told_by_the_next_agent_too(scene):
+    out = scene.say(wire.Hello(worker="gpt-1", pid=1, epoch=2, ready=True, kept=wire.Kept(epoch=2, state=left())))
+    [fact] = [each for each in out if isinstance(each, StateKept)]
+    assert fact == StateKept(**PLACE, epoch=2, state=left())
+
+
 def test_what_is_dropped_is_removed_once_and_no_longer_named(scene):
     scene.say(wire.Kept(epoch=2, state=left()))
     assert scene.read(drop("gpt-1.2.kept", "gpt-9.2.kept")) == [RemoveState("gpt-1.2.kept")]

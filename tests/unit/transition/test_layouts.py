@@ -4,7 +4,7 @@ import pytest
 from helpers.transition import Cluster, of, slot, spec
 
 from unicron.contracts.commands import DropStates, Regroup, StartWorker, StopWorker
-from unicron.contracts.events import TaskRecovered
+from unicron.contracts.events import StateKept, TaskRecovered
 from unicron.contracts.tasks import ParallelLayout, TaskState
 
 PAIRS, ALONE, TRIPLE = ParallelLayout(tensor=2), ParallelLayout(), ParallelLayout(shard=3)
@@ -178,6 +178,20 @@ def test_a_node_that_comes_back_without_a_state_is_not_counted_on_and_strays_are
     assert {ref.location.node for ref in cluster.run("a").shelf.states} == {"n1"}
     cluster.rest()
     assert cluster.anew == set()
+
+
+def test_what_was_left_behind_and_is_told_twice_stays():
+    cluster = changing()
+    told = []
+    tell = cluster.tell
+    cluster.tell = lambda message: told.append(message) or tell(message)
+    leaving(cluster, FOUR[:3])
+    shelved(cluster)
+    kept = next(each for each in told if isinstance(each, StateKept))
+    assert tell(kept) == [], "its agent was started again, and it greeted the new one"
+    cluster.rest()
+    assert cluster.anew == set()
+    assert of(DropStates, tell(kept)), "nobody is to take it any more"
 
 
 def test_a_task_that_waits_for_slots_keeps_what_it_left_behind():
