@@ -187,6 +187,8 @@ def test_what_was_left_behind_and_is_told_twice_stays():
     cluster.tell = lambda message: told.append(message) or tell(message)
     leaving(cluster, FOUR[:3])
     shelved(cluster)
+    while not cluster.run("a").membership.layout.is_like(TRIPLE):
+        cluster.step()
     kept = next(each for each in told if isinstance(each, StateKept))
     assert tell(kept) == [], "its agent was started again, and it greeted the new one"
     cluster.rest()
