@@ -40,7 +40,9 @@ async def lacking(world: World) -> str:
         return f"{', '.join(orphans)} of a task that ended still live"
     given_up = world.invariants.given_up()
     away = [view.node for view in status.nodes if view.state is not NodeState.UP and view.node not in given_up]
-    return f"{', '.join(away)} not in use though there" if away else _better_plan(world)
+    if away:
+        return f"{', '.join(away)} not in use though there"
+    return world.invariants.unplanned() or _better_plan(world)
 
 
 def _amiss(world: World, task: str, share: TaskShare | None, state: TaskState) -> str:
