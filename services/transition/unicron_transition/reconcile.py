@@ -115,7 +115,7 @@ def _leave(state: TransitionState, run: TaskRun) -> list[Message]:
     """Have those with the state leave it behind: the task is to go on in another layout, or to go on later."""
     membership = run.membership
     if shelf := membership.shelf() or run.shelf:
-        run.shelf, membership.left = shelf, {}
+        run.shelf, membership.left, run.saves.search = shelf, {}, None  # nothing that a node may yet find is newer
         return _give_way(state, run, f"its state is kept, and the task goes on with {run.shape.degrees}")
     computes = not membership.leaving and membership.intact(run.workers)
     if membership.leaves(run.workers) or (computes and _are_awaited(state, run)):

@@ -143,6 +143,27 @@ def test_who_dies_before_it_has_left_its_state_is_not_waited_for():
     assert cluster.anew == set()
 
 
+def test_what_is_left_behind_is_taken_though_a_node_has_yet_to_tell_what_older_states_it_has():
+    cluster = changing()
+    leaving(cluster, [slot("n1:0")])
+    order, group = cluster.orders["a"][0], [cluster.processes[name] for name in cluster.group("a")]
+    for _ in range(3):
+        assert cluster.leave("a", order, group)
+    for name in ("a-1", "a-3"):  # those of one place, one of whom has left its state behind
+        cluster.end(cluster.processes[name])
+        cluster.report(name)
+    cluster.found()
+    assert [each.node for each in cluster.asked] == ["n2"]
+    assert cluster.leave("a", order, group), "the last has left its state behind, too"
+    shelf = cluster.run("a").shelf
+    assert {ref.location.name.rpartition(".")[2] for ref in shelf.states} == {"kept"}
+    cluster.found()
+    assert cluster.run("a").shelf == shelf
+    cluster.rest()
+    assert cluster.kept == {}
+    assert cluster.said["a"] is TaskState.RUNNING
+
+
 def test_a_task_whose_old_layout_is_wanted_again_simply_goes_on():
     cluster = changing()
     leaving(cluster, FOUR[:3])
