@@ -397,9 +397,9 @@ class Invariants:
         """
         plans = {message.correlation for message in self.messages if isinstance(message, PlanDecided)}
         for message in self.messages:
-            severe = isinstance(message, FailureDetected) and message.severity is Severity.SEV1
-            if severe and message.correlation not in plans:
-                return f"no plan answers the loss of {message.node}"
+            match message:
+                case FailureDetected(severity=Severity.SEV1, correlation=cause, node=node) if cause not in plans:
+                    return f"no plan answers the loss of {node}"
         held = [share.task for share in self.plan.shares if share.slots] if self.plan else []
         over = [task for task in held if task in self.ended]
         return f"{', '.join(over)} ended, and the plan in force still gives slots to it" if over else ""
