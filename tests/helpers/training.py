@@ -47,6 +47,9 @@ TRAIN = """
         torch.save({"model": model.state_dict(), "lr": schedule.get_last_lr()}, os.environ["OUT"])
 """
 
+ITERATIONS = 24
+"""Of the usual script, where nothing else is needed: enough to be struck in the middle."""
+
 
 def write_script(folder, text=TRAIN):
     path = folder / "script.py"

@@ -142,6 +142,8 @@ class StragglerCore(Core):
         """Report a cause that lasts, once; the next report comes after its end or with another cause."""
         window = verdict.window
         task.history = [*task.history, window][-HISTORY:]
+        if not verdict.sound:
+            return []
         cause = f"{window.diagnosis} {window.worker}" if window.slow else ""
         if cause != task.cause or not task.streak:
             task.cause, task.streak, task.first, task.steps = cause, 0, window.first, 0

@@ -32,11 +32,13 @@ class Verdict:
         window: for the history.
         culprit: the rank that is to blame, where it is one.
         elsewhere: workers on other nodes than the culprit's, where it computes slowly; else 0.
+        sound: the records explain the iterations; else they say neither that the task is slow nor that it is not.
     """
 
     window: StragglerWindow
     culprit: RankStep | None = None
     elsewhere: int = 0
+    sound: bool = True
 
 
 def judge(task: str, epoch: int, steps: list[Step], threshold: float, at: float) -> Verdict:
@@ -61,11 +63,11 @@ def judge(task: str, epoch: int, steps: list[Step], threshold: float, at: float)
     )
     trace, left_out = trace_of(task, steps)
     if not trace.duration.any():
-        return Verdict(replace(window, problems=["no operation took any time"]))
+        return Verdict(replace(window, problems=["no operation took any time"]), sound=False)
     try:
         analysis = analyze(trace)
     except InvalidInputError as error:
-        return Verdict(replace(window, problems=[str(error)]))
+        return Verdict(replace(window, problems=[str(error)]), sound=False)
     problems = [problem.text for problem in analysis.problems]
     if left_out:
         problems.append(f"{left_out} operations of microbatches that not every rank has were left out")
@@ -79,7 +81,7 @@ def judge(task: str, epoch: int, steps: list[Step], threshold: float, at: float)
         slow=slow and analysis.trustworthy,
         problems=problems,
     )
-    return _explained(window, trace, analysis, steps[-1].ranks) if window.slow else Verdict(window)
+    return _explained(window, trace, analysis, steps[-1].ranks) if window.slow else Verdict(window, sound=analysis.trustworthy)
 
 
 def _explained(window: StragglerWindow, trace: Trace, analysis: Analysis, ranks: list[RankStep]) -> Verdict:

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 import torch
 from helpers.cli import data, unicron
-from helpers.training import TRAIN, difference, plain_run, running_cluster, task, write_script
+from helpers.training import ITERATIONS, TRAIN, difference, plain_run, running_cluster, task, write_script
 from msgspec.structs import replace
 from unicron_agent.network import memory_dir
 from unicron_deploy.processes import wait_until_gone
@@ -42,7 +42,6 @@ from unicron.contracts.tasks import NodeState, TaskState
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 
-ITERATIONS = 24
 UNRULY = TRAIN.replace("microbatches=6)", 'microbatches=6, finite=os.environ["RULE"])').replace(
     "            session.backward((model(x) - x.sum(1, keepdim=True)).square().mean())",
     """
@@ -98,16 +97,6 @@ names = (f"t{number}" for number in itertools.count())
 async def scene(tmp_path_factory, plain):  # that one first: it blocks the loop
     async with running_cluster(tmp_path_factory.mktemp("cluster")) as scene:
         yield scene
-
-
-@pytest.fixture(scope="module")
-def script(tmp_path_factory):
-    return write_script(tmp_path_factory.mktemp("script"))
-
-
-@pytest.fixture(scope="module")
-def plain(script):
-    return plain_run(script, script.parent / "plain.pt", ITERATIONS=str(ITERATIONS), ACCUMULATE="float64")
 
 
 class Run:

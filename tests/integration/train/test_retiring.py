@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import torch
-from helpers.training import difference, plain_run, running_cluster, task, write_script
+from helpers.training import ITERATIONS, difference, running_cluster, task
 from unicron_agent.network import memory_dir
 from unicron_deploy.processes import wait_until_gone
 
@@ -15,18 +15,6 @@ from unicron.contracts.events import CheckpointStored, NodeGone, Regrouped, Stat
 from unicron.contracts.tasks import TaskState
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
-
-ITERATIONS = 24
-
-
-@pytest.fixture(scope="module")
-def script(tmp_path_factory):
-    return write_script(tmp_path_factory.mktemp("script"))
-
-
-@pytest.fixture(scope="module")
-def plain(script):
-    return plain_run(script, script.parent / "plain.pt", ITERATIONS=str(ITERATIONS), ACCUMULATE="float64")
 
 
 def spec(script, tmp_path):

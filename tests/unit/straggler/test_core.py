@@ -209,6 +209,18 @@ def test_records_without_any_time_are_told_as_a_problem(job):
     assert not window.slow
 
 
+def test_records_that_explain_nothing_end_no_alert(job):
+    assert len(job.windows(2, **SLOW)) == 1
+    for iteration in range(job.iteration, job.iteration + 30):
+        for timed in records(iteration):
+            timed.ops[:] = [msgspec.structs.replace(op, start_us=0, duration_us=0) for op in timed.ops]
+            assert job.core.handle(timed) == []
+    assert job.view.history[-1].problems
+    assert job.view.alert == "slow-worker"
+    job.iteration += 30
+    assert job.windows(2, **SLOW) == [], "the same episode"
+
+
 def test_tasks_of_one_worker_and_unknown_ones_are_let_pass(job):
     assert job.steps(20, world_size=1) == []
     assert job.core.handle(records(0, task="other")[0]) == []
