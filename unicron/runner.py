@@ -11,6 +11,7 @@ from unicron.bus import nats, topology
 from unicron.bus.protocol import Bus
 from unicron.clock import SystemClock
 from unicron.errors import InvalidInputError, UnicronError
+from unicron.printable import one_line, printable
 from unicron.service import Service, Wiring
 from unicron.settings import PREFIX, Settings
 
@@ -32,9 +33,20 @@ def set_up_logging(level: str, name: str) -> None:
     """
     if level not in LEVELS:
         raise InvalidInputError(f"{PREFIX}LOG_LEVEL {level!r}: use one of {', '.join(LEVELS)}")
-    logging.basicConfig(
-        level=level.upper(), format=f"%(asctime)s {name} %(levelname)s %(message)s", stream=sys.stderr, force=True
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines(f"%(asctime)s {name} %(levelname)s %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class _Lines(logging.Formatter):
+    """Records name what came from elsewhere: it neither steers a terminal nor passes for a record of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 the name is logging's
+        record.message = one_line(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 likewise
+        return printable(super().formatException(ei))
 
 
 def run_process(settings_type: type[S], job: Callable[[S], Coroutine[Any, Any, None]]) -> int:
@@ -47,7 +59,7 @@ def run_process(settings_type: type[S], job: Callable[[S], Coroutine[Any, Any, N
         set_up_logging(settings.log_level, settings.log_name)
         run_until_signal(job(settings))
     except UnicronError as error:
-        print(f"{settings_type.process}: {error}", file=sys.stderr)  # noqa: T201
+        print(printable(f"{settings_type.process}: {error}"), file=sys.stderr)  # noqa: T201
         return 1
     return 0
 

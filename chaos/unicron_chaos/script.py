@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from unicron_taskfile import compose
+from unicron_taskfile import MOST_BYTES, compose, construct
 
 from unicron.contracts.base import Record
 from unicron.errors import InvalidInputError
+from unicron.files import read_text
+from unicron.printable import shown
 from unicron.subjects import token
 
 WORKER_FAULTS = ("raise", "kill-worker", "stop-worker")
@@ -53,8 +55,8 @@ class _Bad(Exception):  # noqa: N818 - never leaves this module
 
     def __init__(self, field: str, value: Any, allowed: str) -> None:
         super().__init__(field)
-        shown = "" if value is None else f" {value!r}"
-        self.text = f"{field}{shown}: {allowed}"
+        given = "" if value is None else f" {shown(value)}"
+        self.text = f"{field}{given}: {allowed}"
 
 
 def load(path: Path) -> list[Fault]:
@@ -63,11 +65,7 @@ def load(path: Path) -> list[Fault]:
     Raises:
         InvalidInputError: it names the file, the line, the fault's number, the field, the value and what is allowed.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{path}: can't be read ({error}); give the path of a fault script") from error
-    return parse(text, path)
+    return parse(read_text(path, "give the path of a fault script", MOST_BYTES), path)
 
 
 def parse(text: str, path: Path) -> list[Fault]:
@@ -80,7 +78,7 @@ def parse(text: str, path: Path) -> list[Fault]:
     if not isinstance(node, yaml.SequenceNode) or not node.value:
         raise InvalidInputError(f"{path}: expected a list of faults, each with {_list(_SHAPES[''])}")
     found = []
-    for number, (item, value) in enumerate(zip(node.value, yaml.safe_load(text), strict=True), start=1):
+    for number, (item, value) in enumerate(zip(node.value, construct(node, path), strict=True), start=1):
         try:
             found.append(_fault(value))
         except _Bad as bad:

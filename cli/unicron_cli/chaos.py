@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unicron.errors import UnicronError
-from unicron_cli.output import FOLDER, Folder, Json, Nats, done, print_json, warn, with_client
+from unicron_cli.output import FOLDER, Folder, Json, Nats, done, print_json, say, warn, with_client
 
 if TYPE_CHECKING:
     from unicron_chaos.strikes import Restart, Strike
@@ -97,7 +97,7 @@ def storm(
     if as_json:
         print_json({"ok": not wrong, "seed": seed, "strikes": done, "troubles": wrong})
     else:
-        typer.echo(f"{len(done)} faults; " + (f"not whole: {'; '.join(wrong)}" if wrong else "the cluster is whole"))
+        say(f"{len(done)} faults; " + (f"not whole: {'; '.join(wrong)}" if wrong else "the cluster is whole"))
     raise typer.Exit(1 if wrong else 0)
 
 
@@ -134,4 +134,4 @@ def _strike(fault: str, target: str, nats: str | None, as_json: bool, restart: "
 
 def _print_line(strike: "Strike") -> None:
     hit = f" ({strike.worker} on {strike.node})" if strike.worker else ""
-    typer.echo(f"{strike.fault} {strike.target}{hit}: {strike.text}")
+    say(f"{strike.fault} {strike.target}{hit}: {strike.text}")

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unicron_cli.output import Json, Nats, console, print_json, warn, with_client
+from unicron_cli.output import Json, Nats, console, print_json, say, warn, with_client
 
 if TYPE_CHECKING:
     from unicron.client import Client
@@ -66,7 +66,7 @@ def memory(
             table.add_row(first.task, *where, first.layout.degrees, nodes)
         console().print(table)
     else:
-        typer.echo("no node has a state" + (f" of {task}" if task else ""))
+        say("no node has a state" + (f" of {task}" if task else ""))
 
 
 def _row(copies: "list[StateRef]") -> dict[str, object]:

@@ -22,7 +22,7 @@ from unicron_cli import (
     task,
     watch,
 )
-from unicron_cli.output import Nats
+from unicron_cli.output import Nats, say
 
 app = typer.Typer(
     name="unicron",
@@ -71,7 +71,7 @@ def docs() -> None:
     """Print docs/events.md, made from the contracts."""
     from unicron_cli.docs import render  # noqa: PLC0415
 
-    typer.echo(render(), nl=False)
+    say(render(), nl=False)
 
 
 def main() -> None:
@@ -81,5 +81,5 @@ def main() -> None:
     try:
         app(prog_name="unicron")
     except UnicronError as error:
-        typer.echo(f"unicron: {error}", err=True)
+        say(f"unicron: {error}", err=True)
         sys.exit(1)

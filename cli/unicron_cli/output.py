@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from unicron.errors import UnicronError
+from unicron.printable import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
     from unicron.client import Client
     from unicron.settings import Settings
@@ -74,7 +76,7 @@ def to_json(value: Any) -> str:
     """Return `value` as one line of JSON; numbers that JSON lacks become null, bytes base64."""
     import msgspec  # noqa: PLC0415
 
-    return msgspec.json.encode(value).decode()
+    return printable(msgspec.json.encode(value).decode())
 
 
 def print_json(value: Any) -> None:
@@ -82,12 +84,23 @@ def print_json(value: Any) -> None:
     typer.echo(to_json(value))
 
 
+def say(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print text, of which some may come from elsewhere: it can't steer the terminal."""
+    typer.echo(printable(text), err=err, nl=nl)
+
+
 def console(*, err: bool = False) -> "Console":
-    """Return where tables go; in a pipe they keep their full width."""
+    """Return where tables go; in a pipe they keep their full width. Texts in them can't steer the terminal."""
     from rich.console import Console  # noqa: PLC0415
+    from rich.segment import Segment  # noqa: PLC0415
+
+    class Shown(Console):
+        def render(self, renderable: "RenderableType", options: "ConsoleOptions | None" = None) -> "Iterable[Segment]":
+            for each in super().render(renderable, options):
+                yield each if each.control else Segment(printable(each.text), each.style)
 
     stream = sys.stderr if err else sys.stdout
-    return Console(stderr=err, highlight=False, width=None if stream.isatty() else PLAIN_WIDTH)
+    return Shown(stderr=err, highlight=False, width=None if stream.isatty() else PLAIN_WIDTH)
 
 
 def done(text: str, as_json: bool, **fields: Any) -> None:
@@ -95,9 +108,9 @@ def done(text: str, as_json: bool, **fields: Any) -> None:
     if as_json:
         print_json({"ok": True, "text": text, **fields})
     else:
-        typer.echo(text)
+        say(text)
 
 
 def warn(text: str) -> None:
     """Say on stderr what a person should look at."""
-    typer.echo(f"warning: {text}", err=True)
+    say(f"warning: {text}", err=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from unicron.errors import InvalidInputError
-from unicron_cli.output import Json, needs, print_json
+from unicron_cli.output import Json, needs, print_json, say
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -69,16 +69,16 @@ def storm(
         virtual, messages = virtual + outcome.virtual_s, messages + outcome.messages
         if outcome.violation:
             bad.append(outcome)
-            typer.echo(f"\nseed {number}: {outcome.violation}\n{outcome.story}")
+            say(f"\nseed {number}: {outcome.violation}\n{outcome.story}")
         elif sys.stderr.isatty() or done % 50 == 0:
-            typer.echo(f"{done} of {seeds} storms, {len(bad)} with a violation", err=True)
+            say(f"{done} of {seeds} storms, {len(bad)} with a violation", err=True)
     took = time.monotonic() - began
     if as_json:
         figures = {"seeds": seeds, "violations": len(bad), "wall_s": round(took, 1), "virtual_s": round(virtual)}
         print_json({**figures, "messages": messages, "bad": bad})
     else:
         summary = f"{seeds} storms, {virtual:.0f} virtual s, {messages} messages in {took:.0f} s"
-        typer.echo(f"{summary}: {len(bad)} with a violation")
+        say(f"{summary}: {len(bad)} with a violation")
     raise typer.Exit(1 if bad else 0)
 
 
@@ -87,7 +87,7 @@ def _show(report: dict[str, Any], json_file: str, plot: Path | None) -> None:
     from unicron_simulator import plots  # noqa: PLC0415
 
     if json_file != "-":
-        typer.echo(_table(report))
+        say(_table(report))
     _write_json(report, json_file)
     if plot is not None:
         plots.draw(report["results"], f"{report['trace']['name']}, {', '.join(report['tasks'])}", plot)
@@ -130,7 +130,7 @@ def _write_json(report: dict[str, Any], given: str) -> None:
     """
     text = json.dumps({name: value for name, value in report.items() if name != "results"})
     if given == "-":
-        typer.echo(text)
+        say(text)
     elif given:
         try:
             Path(given).write_text(text + "\n", encoding="utf-8")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unicron.errors import CheckpointError
-from unicron_cli.output import Json, console, needs, print_json
+from unicron_cli.output import Json, console, needs, print_json, say
 
 if TYPE_CHECKING:
     from unicron.storage.catalog import Stored
@@ -47,7 +47,7 @@ def list_(at: At, task: OneOrAll = "", as_json: Json = False) -> None:
     elif found:
         console().print(_table(found))
     else:
-        typer.echo(f"{at} has no checkpoints")
+        say(f"{at} has no checkpoints")
 
 
 def show(at: At, task: Task, step: Step = None, as_json: Json = False) -> None:
@@ -59,10 +59,10 @@ def show(at: At, task: Task, step: Step = None, as_json: Json = False) -> None:
     if as_json:
         print_json({**_told(task, found), "manifest": manifest})
         return
-    typer.echo(f"{found.address}\niteration {manifest.iteration} of {task}, {manifest.layout.degrees}")
-    typer.echo(f"written {_when(manifest.written)}, {manifest.size / MB:.1f} MB in {len(manifest.files)} files")
+    say(f"{found.address}\niteration {manifest.iteration} of {task}, {manifest.layout.degrees}")
+    say(f"written {_when(manifest.written)}, {manifest.size / MB:.1f} MB in {len(manifest.files)} files")
     for file in manifest.files:
-        typer.echo(f"{file.size:>16,}  {file.checksum}  {file.name}")
+        say(f"{file.size:>16,}  {file.checksum}  {file.name}")
 
 
 def verify(at: At, task: OneOrAll = "", step: Step = None, as_json: Json = False) -> None:
@@ -78,11 +78,11 @@ def verify(at: At, task: OneOrAll = "", step: Step = None, as_json: Json = False
         print_json(rows)
     else:
         for row in rows:
-            typer.echo(f"{row['address']}: {'damaged' if row['faults'] else 'as it was written'}")
-            typer.echo("".join(f"    {fault}\n" for fault in row["faults"]), nl=False)
-            typer.echo("".join(f"    {each}: not of this checkpoint\n" for each in row["strangers"]), nl=False)
+            say(f"{row['address']}: {'damaged' if row['faults'] else 'as it was written'}")
+            say("".join(f"    {fault}\n" for fault in row["faults"]), nl=False)
+            say("".join(f"    {each}: not of this checkpoint\n" for each in row["strangers"]), nl=False)
         if not rows:
-            typer.echo(f"{at} has no complete checkpoints" + (f" of {task}" if task else ""))
+            say(f"{at} has no complete checkpoints" + (f" of {task}" if task else ""))
     raise typer.Exit(1 if any(row["faults"] for row in rows) else 0)
 
 
@@ -106,7 +106,7 @@ def restore(
     if step is None:
         newest = catalog.newest(storage, task)
         for each in newest.skipped:
-            typer.echo(f"damaged: {each.address}: {'; '.join(each.faults)}", err=True)
+            say(f"damaged: {each.address}: {'; '.join(each.faults)}", err=True)
         if newest.stored is None:
             raise CheckpointError(f"{storage.address(task)} has no complete checkpoint that is as it was written")
         found = newest.stored
@@ -120,7 +120,7 @@ def restore(
     if as_json:
         print_json({**_told(task, found), "to": str(to.absolute()), "holds": sorted(content)})
     else:
-        typer.echo(f"{to}: iteration {found.iteration} of {task}, with {', '.join(sorted(content))}")
+        say(f"{to}: iteration {found.iteration} of {task}, with {', '.join(sorted(content))}")
 
 
 def prune(
@@ -140,10 +140,10 @@ def prune(
         print_json(done)
         return
     for each in done.skipped:
-        typer.echo(f"damaged  {each.address}: {'; '.join(each.faults)}")
+        say(f"damaged  {each.address}: {'; '.join(each.faults)}")
     for verb, addresses in (("removed", done.removed), ("kept", done.kept)):
         for address in addresses:
-            typer.echo(f"{verb:8} {address}")
+            say(f"{verb:8} {address}")
 
 
 def _storage(at: str) -> "Storage":

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from unicron_cli.output import console, needs
+from unicron_cli.output import console, needs, say
 
 EXTRAS = "straggler,traces,plot"
 
@@ -40,7 +40,7 @@ def analyze(
         pictures.draw(traced, analysis, plot)
     if html is not None:
         report.write(traced, analysis, diagnoses, html)
-    typer.echo(words.as_json(analysis, diagnoses) if as_json else words.words(analysis, diagnoses))
+    say(words.as_json(analysis, diagnoses) if as_json else words.words(analysis, diagnoses))
 
 
 @app.command()
@@ -61,6 +61,6 @@ def compare(
         runs.append((analysis, diagnosis.diagnose(analysis, layers=layers)))
     found = comparing.compare(*runs)
     if as_json:
-        typer.echo(words.plain_json(found.as_json()))
+        say(words.plain_json(found.as_json()))
     else:
         console().print(comparing.view(found))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unicron.contracts.timings import DEFAULT_SHARE
-from unicron_cli.output import Json, Nats, console, done, print_json, with_client
+from unicron_cli.output import Json, Nats, console, done, print_json, say, with_client
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,7 +40,7 @@ def status(task: Task, nats: Nats = None, as_json: Json = False) -> None:
         return
     console().print(_table(view))
     for line in _lines(view):
-        typer.echo(line)
+        say(line)
 
 
 def _table(view: "StragglerView") -> "Table":

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unicron_cli.output import Json, Nats, console, print_json, to_json, with_client
+from unicron_cli.output import Json, Nats, console, print_json, say, to_json, with_client
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -59,7 +59,7 @@ async def _watch(client: "Client", as_json: bool) -> None:
             else:
                 shown, line = status_view(found), to_json(found)
             if as_json:
-                typer.echo(line)
+                say(line)
             else:
                 live.update(shown, refresh=True)
             await asyncio.sleep(WATCH_S)
@@ -108,7 +108,7 @@ async def _list(client: "Client", follow: bool, as_json: bool) -> None:
     tail = await client.tail()
     after, until = (max(0, tail - RECENT), None) if follow else (0, tail)
     async for sequence, message in client.follow(after, until):
-        typer.echo(to_json(_with_place(sequence, message)) if as_json else line(message))
+        say(to_json(_with_place(sequence, message)) if as_json else line(message))
 
 
 async def _story(client: "Client", wanted: str, as_json: bool) -> None:
@@ -119,11 +119,11 @@ async def _story(client: "Client", wanted: str, as_json: bool) -> None:
     if as_json:
         for sequence, message in found:
             if chain_of(message) == chain_of(chain[0]):
-                typer.echo(to_json(_with_place(sequence, message)))
+                say(to_json(_with_place(sequence, message)))
         return
-    typer.echo(f"chain {chain_of(chain[0])}: {len(chain)} messages in {chain[-1].at - chain[0].at:.3f} s")
+    say(f"chain {chain_of(chain[0])}: {len(chain)} messages in {chain[-1].at - chain[0].at:.3f} s")
     for text in story(chain):
-        typer.echo(text)
+        say(text)
 
 
 def _with_place(sequence: int, message: "Message") -> dict[str, Any]:

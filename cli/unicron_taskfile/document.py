@@ -2,7 +2,9 @@
 
 import difflib
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +16,8 @@ from unicron.checks import Problem, task_problems, task_warnings
 from unicron.contracts.tasks import ParallelLayout, TaskSpec
 from unicron.costmodel import formulas
 from unicron.errors import InvalidInputError
+from unicron.files import read_text
+from unicron.printable import listed, shown
 from unicron_taskfile import fields
 from unicron_taskfile.fields import BadValueError, items, whole, within, word
 from unicron_taskfile.layouts import AUTO, best_layouts, read_layout
@@ -34,6 +38,12 @@ class TaskFile(NamedTuple):
     warnings: list[str]
 
 
+MOST_BYTES = 1024 * 1024
+MOST_VALUES = 100_000
+MOST_DEPTH, MOST_DIGITS = 20, 4000
+"""What a file of tasks may hold; thousands of tasks are less."""
+
+
 def load(path: Path) -> TaskFile:
     """Read the task file at `path`.
 
@@ -42,13 +52,7 @@ def load(path: Path) -> TaskFile:
     Raises:
         InvalidInputError: one line for each problem: file, line, field, value, and what is allowed.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidInputError(f"{path}: can't be read ({error.strerror}); give the path of a task file") from error
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(f"{path}: not UTF-8 text (byte {error.start}); task files are YAML") from error
-    return parse(text, path)
+    return parse(read_text(path, "give the path of a task file, which is YAML", MOST_BYTES), path)
 
 
 def parse(text: str, path: Path) -> TaskFile:
@@ -77,7 +81,7 @@ def parse(text: str, path: Path) -> TaskFile:
         given["workdir"] = str((path.absolute().parent / given.get("workdir", "")).resolve())
         spec, problems = _spec(given)
     if problems or elsewhere:
-        raise InvalidInputError("\n".join([*(_place(problem, path, lines) for problem in problems), *elsewhere]))
+        raise InvalidInputError(listed([*(_place(problem, path, lines) for problem in problems), *elsewhere]))
     if spec.model is not None and "flops_per_iteration" not in given:
         spec = msgspec.structs.replace(spec, flops_per_iteration=formulas.iteration_flops(spec.model))
     return TaskFile(spec, [_place(warning, path, lines) for warning in task_warnings(spec)])
@@ -108,35 +112,56 @@ def read_mapping(text: str, path: Path) -> tuple[dict[str, Any], dict[str, int]]
     node = compose(text, path)
     if not isinstance(node, yaml.MappingNode):
         raise InvalidInputError(f"{path}: expected 'field: value' lines, as in 'name: gpt'")
-    lines = _lines(node, path)
-    values = yaml.safe_load(text)
-    return {str(key): value for key, value in values.items()}, lines
+    _check_keys(node, path)
+    with _told(path):
+        yaml.SafeLoader("").flatten_mapping(node)
+    values = {key.value: construct(value, path) for key, value in node.value}
+    return values, {key.value: key.start_mark.line + 1 for key, _ in node.value}
 
 
-def _lines(node: yaml.MappingNode, path: Path) -> dict[str, int]:
-    """Return the line of each key of `node`, none of which may stand there twice, nor any in a mapping inside of it."""
+def _check_keys(node: yaml.MappingNode, path: Path) -> None:
+    """Refuse a key that stands there twice, also in a mapping inside, or that is no word."""
     lines: dict[str, int] = {}
     for key, inner in node.value:
         line = key.start_mark.line + 1
-        if str(key.value) in lines:
+        if not isinstance(key, yaml.ScalarNode):
+            raise InvalidInputError(f"{path}:{line}: a list or mapping stands where the name of a field should")
+        if key.value in lines:
             raise InvalidInputError(
-                f"{path}:{line}: {key.value} stands there twice; line {lines[str(key.value)]} has it too"
+                f"{path}:{line}: {key.value} stands there twice; line {lines[key.value]} has it too"
             )
-        lines[str(key.value)] = line
+        lines[key.value] = line
         if isinstance(inner, yaml.MappingNode):
-            _lines(inner, path)
-    return lines
+            _check_keys(inner, path)
 
 
 def compose(text: str, path: Path) -> yaml.Node | None:
-    """Return the YAML nodes of `text`, all of which plain types can hold.
+    """Return the YAML nodes of `text`, None where there is nothing in it.
 
     Raises:
-        InvalidInputError: it is not YAML; file, line and column are named.
+        InvalidInputError: it is not YAML, or more than anybody writes; file and line are named.
     """
+    with _told(path):
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    if node is not None:
+        _check_size(node, path)
+    return node
+
+
+def construct(node: yaml.Node, path: Path) -> Any:
+    """Return what a node holds, in plain types.
+
+    Raises:
+        InvalidInputError: they can't hold it; file, line and column are named.
+    """
+    with _told(path):
+        return yaml.SafeLoader("").construct_document(deepcopy(node))  # which resolves merges in place
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
     try:
-        yaml.safe_load(text)  # composing alone would let unknown tags through
-        return yaml.compose(text, Loader=yaml.SafeLoader)
+        yield
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else f"{path}"
@@ -145,10 +170,29 @@ def compose(text: str, path: Path) -> yaml.Node | None:
         raise InvalidInputError(f"{path}: not valid YAML: {error}") from error
 
 
+def _check_size(node: yaml.Node, path: Path) -> None:
+    """Refuse what is small as text and large as values: aliases of aliases, and numbers of thousands of digits."""
+    left, count = [(node, 1)], 0
+    while left:
+        each, depth = left.pop()
+        count += 1
+        place = f"{path}:{each.start_mark.line + 1}"
+        if depth > MOST_DEPTH:
+            raise InvalidInputError(f"{place}: more than {MOST_DEPTH} lists and mappings inside one another")
+        if count > MOST_VALUES:
+            raise InvalidInputError(f"{place}: more than {MOST_VALUES:,} values, counting each alias as what it names")
+        if each.tag == "tag:yaml.org,2002:int" and len(each.value) > MOST_DIGITS:
+            raise InvalidInputError(f"{place}: a number of {len(each.value)} digits; {MOST_DIGITS} are allowed")
+        if isinstance(each, yaml.MappingNode):
+            left += [(inner, depth + 1) for pair in each.value for inner in pair]
+        elif isinstance(each, yaml.SequenceNode):
+            left += [(inner, depth + 1) for inner in each.value]
+
+
 def _place(problem: Problem, path: Path, lines: dict[str, int]) -> str:
     line = lines.get(problem.field.partition(".")[0])
     place = f"{path}:{line}" if line else f"{path}"
-    value = "" if problem.value is None else f" {problem.value!r}"
+    value = "" if problem.value is None else f" {shown(problem.value)}"
     return f"{place}: {problem.field}{value}: {problem.allowed}"
 
 

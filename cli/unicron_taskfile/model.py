@@ -13,6 +13,8 @@ from unicron.checks import MOST_WORKERS
 from unicron.contracts.tasks import ModelSpec
 from unicron.costmodel import catalogue
 from unicron.errors import InvalidInputError
+from unicron.files import MB, read_text
+from unicron.printable import listed, shown
 from unicron_taskfile.fields import BadValueError, items, number, text, truth, whole, within
 
 COLUMNS = ("workers", "flops")
@@ -53,14 +55,17 @@ def read_table(path: Path) -> dict[int, float]:
         InvalidInputError: one line for each row that can't be used: file, row, value, and the cure.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the name
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise BadValueError(f"can't be read ({reason}); throughput is rows of {TABLE}") from error
-    rows = [(at, [cell.strip() for cell in row]) for at, row in enumerate(csv.reader(lines), 1) if any(row)]
+        lines = read_text(path, f"throughput is rows of {TABLE}", MB).splitlines()
+    except InvalidInputError as error:
+        raise BadValueError(str(error).removeprefix(f"{path}: ")) from error
+    try:
+        rows = [(at, [cell.strip() for cell in row]) for at, row in enumerate(csv.reader(lines), 1) if any(row)]
+    except csv.Error as error:
+        raise InvalidInputError(f"{path}: not CSV ({error}); throughput is rows of {TABLE}") from error
     if not rows or any(rows[0][1].count(column) != 1 for column in COLUMNS):
         there = ",".join(rows[0][1]) if rows else "nothing"
-        raise InvalidInputError(f"{path}:1: the first row is {there!r}; it must be the header {','.join(COLUMNS)!r}")
+        header = ",".join(COLUMNS)
+        raise InvalidInputError(f"{path}:1: the first row is {shown(there)}; it must be the header {header!r}")
     if not rows[1:]:
         raise InvalidInputError(f"{path}: has a header and no rows; add one for each size that was measured")
     places = [rows[0][1].index(column) for column in COLUMNS]
@@ -75,14 +80,14 @@ def read_table(path: Path) -> dict[int, float]:
         above = int(cells[0]), at
         table[above[0]] = float(cells[1])
     if problems:
-        raise InvalidInputError("\n".join(problems))
+        raise InvalidInputError(listed(problems))
     return table
 
 
 def _row_problem(workers: str, flops: str, *, above: tuple[int, int]) -> str:
     """Return what keeps a row from being used; `above` are workers and number of the last good row."""
     if not (workers.isascii() and workers.isdigit() and len(workers) < 9 and 1 <= int(workers) <= MOST_WORKERS):
-        return f"workers {workers!r}: must be a whole number from 1 to {MOST_WORKERS}"
+        return f"workers {shown(workers)}: must be a whole number from 1 to {MOST_WORKERS}"
     before, at = above
     if int(workers) == before:
         return f"workers {workers}: stands in row {at} too; keep one of them"
@@ -92,7 +97,11 @@ def _row_problem(workers: str, flops: str, *, above: tuple[int, int]) -> str:
         good = math.isfinite(float(flops)) and float(flops) > 0
     except ValueError:
         good = False
-    return "" if good else f"flops {flops!r}: must be a finite number of FLOP/s above 0; leave out sizes that can't run"
+    return (
+        ""
+        if good
+        else f"flops {shown(flops)}: must be a finite number of FLOP/s above 0; leave out sizes that can't run"
+    )
 
 
 def _size(value: Any) -> catalogue.Size:

@@ -10,6 +10,8 @@ import unicron_taskfile as taskfile
 
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError
+from unicron.files import read_text
+from unicron.printable import listed, shown
 from unicron_simulator import experiments, traces
 from unicron_simulator.traces import DAY, Trace
 
@@ -44,12 +46,7 @@ def load_tasks(given: str) -> list[TaskSpec]:
     if given in CASES:
         return experiments.case_5(all_run=given == CASES[0])
     path = Path(given)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(
-            f"tasks {given}: can't be read; give a file of tasks, or one of {', '.join(CASES)}"
-        ) from error
+    text = read_text(path, f"give a file of tasks, or one of {', '.join(CASES)}", taskfile.MOST_BYTES)
     found, line = [], 0
     for document in re.split(r"^---[ \t]*(?:#.*)?$", text, flags=re.MULTILINE):
         if any(each.strip() and not each.strip().startswith("#") for each in document.splitlines()):
@@ -87,10 +84,7 @@ def load_cluster(path: Path) -> MyCluster:
     Raises:
         InvalidInputError: one line for each problem, with file and line.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{path}: can't be read; give the description of a cluster, {EXAMPLE}") from error
+    text = read_text(path, f"give the description of a cluster, {EXAMPLE}", taskfile.MOST_BYTES)
     values, lines = taskfile.read_mapping(text, path)
     problems = [
         f"{path}:{lines[name]}: no field {name!r}; there are {', '.join(FIELDS)}"
@@ -99,7 +93,7 @@ def load_cluster(path: Path) -> MyCluster:
     ]
     problems += [f"{path}: {name} is missing; {EXAMPLE}" for name in REQUIRED if values.get(name) is None]
     if problems:
-        raise InvalidInputError("\n".join(problems))
+        raise InvalidInputError(listed(problems))
     given = _Values(path, values, lines)
     folder = path.absolute().parent
     tasks = str(values["tasks"])
@@ -119,7 +113,7 @@ class _Values(NamedTuple):
     lines: dict[str, int]
 
     def wrong(self, name: str, cure: str) -> InvalidInputError:
-        return InvalidInputError(f"{self.path}:{self.lines[name]}: {name} {self.values[name]!r}: {cure}")
+        return InvalidInputError(f"{self.path}:{self.lines[name]}: {name} {shown(self.values[name])}: {cure}")
 
     def number(self, name: str, least: float, default: float = 0.0) -> float:
         value = self.values.get(name, default)

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from unicron.errors import InvalidInputError
+from unicron.files import MB, read_text
 
 NAME = "parameters.toml"
 
@@ -80,13 +81,14 @@ def load(path: Path | None = None) -> tuple[dict[str, Costs], Circular]:
         InvalidInputError: the file can't be read, or a field is missing, unknown or of the wrong type.
     """
     place = str(path or NAME)
+    ours = (files(__package__) / NAME).read_text(encoding="utf-8")
+    text = read_text(path, f"give a file such as the one that comes with the simulator, {NAME}", MB) if path else ours
     try:
-        text = path.read_text(encoding="utf-8") if path else (files(__package__) / NAME).read_text(encoding="utf-8")
         entries = tomllib.loads(text)
         entries.pop("phases", None)
         circular = msgspec.convert(entries.pop("circular", {}), Circular)
         found = {name: msgspec.convert(entry, Costs) for name, entry in entries.items()}
-    except (OSError, ValueError) as error:  # ValueError: of TOML, of UTF-8 and of msgspec
+    except (ValueError, RecursionError) as error:  # ValueError: of TOML and of msgspec
         raise InvalidInputError(
             f"{place}: {error}; take the file that comes with the simulator as a pattern"
         ) from error

@@ -15,6 +15,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 from unicron.errors import InvalidInputError
+from unicron.files import read_text
+from unicron.printable import listed, shown
 
 COLUMNS = ("time_s", "node", "kind", "repair_s")
 KINDS = ("sev1", "sev2", "sev3")
@@ -162,13 +164,7 @@ def load(path: Path, nodes: Sequence[str], duration_s: float = 0.0) -> Trace:
     Raises:
         InvalidInputError: one line for each problem: file, line, column, value, and the cure.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise InvalidInputError(
-            f"{path}: can't be read ({reason}); give a CSV file with the columns {','.join(COLUMNS)}"
-        ) from error
+    text = read_text(path, f"give a CSV file with the columns {','.join(COLUMNS)}")
     return parse(text, path, nodes, duration_s)
 
 
@@ -189,7 +185,7 @@ def parse(text: str, path: Path, nodes: Sequence[str], duration_s: float = 0.0) 
     missing = [column for column in COLUMNS if column not in header]
     if missing:
         problem = f"missing column {', '.join(missing)}; the header must have {','.join(COLUMNS)}"
-        raise InvalidInputError(f"{path}:{rows[0][0]}: {problem}, and is {','.join(header)}")
+        raise InvalidInputError(f"{path}:{rows[0][0]}: {problem}, and is {shown(','.join(header))}")
     known, faults, problems, before = frozenset(nodes), [], [], (0.0, 0)
     for line, row in rows[1:]:
         cells = {column: row[header.index(column)] if header.index(column) < len(row) else "" for column in COLUMNS}
@@ -203,7 +199,7 @@ def parse(text: str, path: Path, nodes: Sequence[str], duration_s: float = 0.0) 
     if duration_s and last > duration_s:
         problems.append(f"{path}:{before[1]}: column time_s: {last:g} is behind the end at {duration_s:g}")
     if problems:
-        raise InvalidInputError("\n".join(problems))
+        raise InvalidInputError(listed(problems))
     return Trace(path.stem, tuple(nodes), duration_s or last, tuple(faults))
 
 
@@ -212,18 +208,18 @@ def _problems(cells: dict[str, str], nodes: frozenset[str], before: tuple[float,
     found = []
     at = _number(cells["time_s"])
     if at is None or at < 0:
-        found.append(("time_s", f"{cells['time_s']!r}; give seconds since the trace began, 0 or more"))
+        found.append(("time_s", f"{shown(cells['time_s'])}; give seconds since the trace began, 0 or more"))
     elif at < before[0]:
         found.append(("time_s", f"{at:g} is before the {before[0]:g} of line {before[1]}; sort the rows by their time"))
     if cells["node"] not in nodes:
         some = sorted(nodes)[:5]
         more = f" and {len(nodes) - len(some)} more" if len(nodes) > len(some) else ""
-        found.append(("node", f"no node {cells['node']!r} in this cluster; it has {', '.join(some)}{more}"))
+        found.append(("node", f"no node {shown(cells['node'])} in this cluster; it has {', '.join(some)}{more}"))
     if cells["kind"] not in KINDS:
-        found.append(("kind", f"{cells['kind']!r}; give {', '.join(KINDS)}"))
+        found.append(("kind", f"{shown(cells['kind'])}; give {', '.join(KINDS)}"))
     repair = _number(cells["repair_s"] or "0")
     if repair is None or repair < 0:
-        found.append(("repair_s", f"{cells['repair_s']!r}; give seconds, 0 or more"))
+        found.append(("repair_s", f"{shown(cells['repair_s'])}; give seconds, 0 or more"))
     elif cells["kind"] == "sev1" and not repair:
         found.append(("repair_s", "a sev1 failure takes its node out; say for how many seconds"))
     return found

@@ -196,5 +196,5 @@ class _Version(msgspec.Struct):
 def _decoded(content: bytes, kind: type[T], where: str) -> T:
     try:
         return msgspec.json.decode(content, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{where} is not what Unicron writes there: {error}") from error

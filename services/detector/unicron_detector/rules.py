@@ -56,7 +56,7 @@ class Rules:
     def __init__(self, text: str, name: str = "rules.toml") -> None:
         try:
             file = msgspec.convert(tomllib.loads(text), _File)
-        except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        except (ValueError, RecursionError) as error:  # ValueError: of TOML and of msgspec
             raise InvalidInputError(f"{name}: {error}; mend that entry") from error
         self._default = file.default.verdict(name)
         self._rules = [(_pattern(rule, name), rule.verdict(name)) for rule in file.rule]

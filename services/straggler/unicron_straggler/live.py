@@ -81,7 +81,11 @@ def judge(task: str, epoch: int, steps: list[Step], threshold: float, at: float)
         slow=slow and analysis.trustworthy,
         problems=problems,
     )
-    return _explained(window, trace, analysis, steps[-1].ranks) if window.slow else Verdict(window, sound=analysis.trustworthy)
+    return (
+        _explained(window, trace, analysis, steps[-1].ranks)
+        if window.slow
+        else Verdict(window, sound=analysis.trustworthy)
+    )
 
 
 def _explained(window: StragglerWindow, trace: Trace, analysis: Analysis, ranks: list[RankStep]) -> Verdict:

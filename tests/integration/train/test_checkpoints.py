@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 import torch
 from helpers.cli import data, unicron
-from helpers.training import ITERATIONS, TRAIN, difference, plain_run, running_cluster, task, write_script
+from helpers.training import ITERATIONS, TRAIN, difference, running_cluster, task, write_script
 from msgspec.structs import replace
 from unicron_agent.network import memory_dir
 from unicron_deploy.processes import wait_until_gone

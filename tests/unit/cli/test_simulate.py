@@ -143,7 +143,7 @@ def test_mistakes_in_a_later_task_have_the_line_of_the_file(mine):
     [
         (["--trace", "trace-z"], "no trace or file 'trace-z'; there are trace-a"),
         (["--policies", "slurm"], "no policy 'slurm'"),
-        (["--tasks", "none.yaml"], "tasks none.yaml: can't be read"),
+        (["--tasks", "none.yaml"], "none.yaml: can't be read (No such file or directory); give a file of tasks"),
         (["--plot", "out.gif"], "has to end in .png or .svg"),
         (["--costs", "none.toml"], "none.toml"),
     ],

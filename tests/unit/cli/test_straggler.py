@@ -78,7 +78,7 @@ def test_what_changed_between_two_runs_is_told(folder):
 
 
 def test_a_missing_meta_says_what_to_do(folder, tmp_path):
-    with pytest.raises(InvalidInputError, match=r"nothing\.yaml can't be read.*--meta"):
+    with pytest.raises(InvalidInputError, match=r"nothing\.yaml: can't be read.*--meta"):
         run("analyze", tmp_path / "nothing.parquet")
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from unicron.errors import InvalidInputError
+from unicron.files import MB, read_text
+from unicron.printable import shown
 from unicron_straggler.analysis.trace import CODES, Meta, Problem, Trace
 
 TYPES = {
@@ -40,9 +42,10 @@ def read_meta(path: Path) -> Meta:
     """
     import yaml  # noqa: PLC0415
 
+    text = read_text(path, "name another with --meta", MB)
     try:
-        given = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        given = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date or number
         raise InvalidInputError(f"{path} can't be read as YAML: {error}; name another with --meta") from error
     if not isinstance(given, dict):
         raise InvalidInputError(f"wrong meta: {path} is no mapping; give trial_name, dp_size, pp_size, ...")
@@ -50,12 +53,14 @@ def read_meta(path: Path) -> Meta:
     for name in ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size"):
         size = given.get(name, 1 if name not in {"dp_size", "pp_size"} else None)
         if not isinstance(size, int) or size < 1:
-            raise InvalidInputError(f"wrong meta: {name} in {path} is {size!r}; give a whole number of at least 1")
+            raise InvalidInputError(f"wrong meta: {name} in {path} is {shown(size)}; give a whole number of at least 1")
         sizes[name] = size
     numbers = {name: given.get(name, 0) for name in ("world_size", "run_id")}
     for name, number in numbers.items():
         if not isinstance(number, int) or number < 0:
-            raise InvalidInputError(f"wrong meta: {name} in {path} is {number!r}; give a whole number, or leave it out")
+            raise InvalidInputError(
+                f"wrong meta: {name} in {path} is {shown(number)}; give a whole number, or leave it out"
+            )
     return Meta(str(given.get("trial_name", path.stem)), **sizes, **numbers)
 
 
@@ -105,10 +110,10 @@ def read_chrome(path: Path, meta: Meta) -> Trace:
         rows = [_event(event) for event in events if event.get("ph") == "X"]
     except OSError as error:
         raise InvalidInputError(f"{path} can't be read: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InvalidInputError(
-            f"{path} is no chrome trace of NDTimeline ({error!r}): each complete event needs name, ts, dur, pid, and "
-            "rank, step and pp in args"
+            f"{path} is no chrome trace of NDTimeline ({shown(error)}): each complete event needs name, ts, dur, "
+            "pid, and rank, step and pp in args"
         ) from error
     names: dict[str, int] = {}
     columns: list[tuple[Any, ...]] = []
@@ -188,16 +193,31 @@ def _ordered(meta: Meta, names: list[str], rows: list[tuple[Any, ...]]) -> Trace
 
 
 def _trace(meta: Meta, names: Sequence[str], index: Any, columns: dict[str, Any]) -> Trace:
-    """Check what can be checked row by row, and make the trace."""
+    """Check what can be checked row by row, and make the trace.
+
+    Raises:
+        InvalidInputError: a column holds no numbers, or such as no job has.
+    """
+    for name, column in columns.items():
+        if column.dtype.kind not in "iuf":
+            raise InvalidInputError(f"wrong trace: column {name} holds something else than numbers of 64 bits")
+        if name in TYPES and len(column):
+            low, high, most = column.min(), column.max(), 2 ** (8 * np.dtype(TYPES[name]).itemsize - 1)
+            if not -most <= low <= high < most:
+                raise InvalidInputError(
+                    f"wrong trace: column {name} goes from {low} to {high}; {-most} to {most - 1} are possible"
+                )
     problems: list[Problem] = []
     codes = np.array([CODES.get(name, UNKNOWN) for name in names], np.int8)
     optype = codes[index] if len(names) else np.array([], np.int8)
     kept = optype != UNKNOWN
     if not kept.all():
-        unknown = sorted({names[at] for at in np.unique(index[~kept]).tolist()})
+        unknown = sorted({str(names[at])[:60] for at in np.unique(index[~kept]).tolist()})
+        more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
         dropped = int((~kept).sum())
-        text = f"{dropped} operations of unknown types are left out: {', '.join(unknown)}; the time they took counts as"
-        problems.append(Problem("unknown-op-types", f"{text} delay between the others", dropped))
+        text = f"{dropped} operations of unknown types are left out: {', '.join(unknown[:10])}{more}"
+        text += "; the time they took counts as delay between the others"
+        problems.append(Problem("unknown-op-types", text, dropped))
     wrong = kept & ~((columns["duration"] >= 0) & np.isfinite(columns["start_ts"]) & np.isfinite(columns["duration"]))
     if wrong.any():
         dropped = int(wrong.sum())

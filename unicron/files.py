@@ -1,0 +1,35 @@
+"""Files that people and other programs give: read as text of a size that can be dealt with, or refused in one line."""
+
+from pathlib import Path
+
+from unicron.errors import InvalidInputError
+
+MB = 1024 * 1024
+MOST_BYTES = 64 * MB
+"""Of a table. More is not what it is taken for: a log, a disk image, a device that never ends."""
+
+
+def read_text(path: Path, cure: str, most: int = MOST_BYTES) -> str:
+    """Return the UTF-8 text of a file, without a byte order mark.
+
+    Args:
+        path: of it.
+        cure: what to give instead, for the message.
+        most: bytes that it may have.
+
+    Raises:
+        InvalidInputError: it can't be read, is larger, or is no text; the message names the file, why, and the cure.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+        if len(content) <= most:
+            return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        reason = f"larger than {most / MB:g} MB"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except UnicodeDecodeError as error:
+        reason = f"not UTF-8 text: byte {error.start}"
+    except ValueError as error:  # a NUL in the name
+        reason = str(error)
+    raise InvalidInputError(f"{path}: can't be read ({reason}); {cure}")
