@@ -7,6 +7,7 @@ own node. Kinds: `evt` facts and `cmd` commands (kept in the journal), `tel` tel
 
 import re
 from collections.abc import Iterable
+from functools import cache
 
 from unicron.contracts.base import LOCAL, Message
 from unicron.contracts.commands import Command
@@ -20,6 +21,12 @@ FACTS = f"{ROOT}.evt.>"
 
 JOURNAL = (FACTS, f"{ROOT}.cmd.>")
 """Everything that the journal stream keeps."""
+
+ANY = f"{ROOT}.>"
+"""Everything of ours."""
+
+STORED = "unicron.stored"
+"""Where the server tells what it has stored in the journal: by the subject of each message, from its kind on."""
 
 TELEMETRY: tuple[type[Message], ...] = (NodeHeartbeat, IterationFinished, StepTimed)
 """Message types that travel as telemetry."""
@@ -73,6 +80,24 @@ def given_up(node: str) -> str:
 def switched() -> str:
     """Return the filter for the facts that say which share of a task's iterations is to be recorded."""
     return f"{ROOT}.evt.straggler.{RecordingSwitched.__name__}.*"
+
+
+def stored(subject: str) -> str:
+    """Return where the server tells that it has stored something on `subject`, a filter of the journal's."""
+    return f"{STORED}{subject.removeprefix(ROOT)}"
+
+
+def matches(patterns: Iterable[str], subject: str) -> bool:
+    """Return whether `subject` falls under a filter with NATS wildcards: `*` one token, a last `>` one or more."""
+    return _compiled(tuple(patterns)).fullmatch(subject) is not None
+
+
+@cache
+def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    tokens = {"*": r"[^.]+", ">": r".+"}
+    return re.compile(
+        "|".join(r"\.".join(tokens.get(each, re.escape(each)) for each in pattern.split(".")) for pattern in patterns)
+    )
 
 
 def rpc(owner: str) -> str:

@@ -5,9 +5,7 @@ clock, so that a world can live in virtual time.
 """
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import cache
 
 from unicron import subjects
 from unicron.bus.protocol import Bus, Entry, Handler, Heard, Revisioned
@@ -15,19 +13,6 @@ from unicron.clock import Clock
 from unicron.errors import BusUnavailableError, ConflictError
 
 Inbox = asyncio.Queue[Heard | None]
-
-
-def matches(patterns: Sequence[str], subject: str) -> bool:
-    """Return whether `subject` falls under a filter with NATS wildcards: `*` one token, a last `>` one or more."""
-    return _compiled(tuple(patterns)).fullmatch(subject) is not None
-
-
-@cache
-def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    tokens = {"*": r"[^.]+", ">": r".+"}
-    return re.compile(
-        "|".join(r"\.".join(tokens.get(each, re.escape(each)) for each in pattern.split(".")) for pattern in patterns)
-    )
 
 
 class MemoryBucket:
@@ -115,7 +100,7 @@ class MemoryBus:
         """Put a message into the journal."""
         await self._turn()
         world = self._world
-        if not matches(subjects.JOURNAL, subject):
+        if not subjects.matches(subjects.JOURNAL, subject):
             raise BusUnavailableError(f"storing on {subject}: no stream for it; use a subject of the journal")
         if message_id not in world.ids:
             world.journal.append(Entry(len(world.journal) + 1, subject, data))
@@ -135,7 +120,7 @@ class MemoryBus:
                 while position < len(self._world.journal) and not self._closed:
                     position += 1
                     entry = self._world.journal[position - 1]
-                    if matches(filters, entry.subject):
+                    if subjects.matches(filters, entry.subject):
                         await asyncio.sleep(0)
                         yield entry
                 if not self._closed:
@@ -153,7 +138,7 @@ class MemoryBus:
         """Send telemetry."""
         await self._turn()
         for filters, inbox in self._world.hearers:
-            if matches(filters, subject):
+            if subjects.matches(filters, subject):
                 inbox.put_nowait(Heard(subject, data))
 
     async def hear(self, filters: Sequence[str]) -> AsyncIterator[Heard]:

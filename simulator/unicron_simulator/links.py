@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from random import Random
 from typing import TypeVar
 
-from unicron import codec
+from unicron import codec, subjects
 from unicron.bus.protocol import Entry, Handler, Heard, Revisioned
 from unicron.clock import VirtualClock
 from unicron.commit import Commit
 from unicron.contracts.base import Record
 from unicron.errors import BusUnavailableError
 from unicron.ledger import joined
-from unicron_simulator.bus import MemoryBucket, MemoryBus, MemoryWorld, matches
+from unicron_simulator.bus import MemoryBucket, MemoryBus, MemoryWorld
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ class Network:
     def tell(self, random: Random, subject: str, data: bytes) -> None:
         """Send telemetry: to each listener for itself, so that it is lost and overtaken differently for each."""
         for link, filters, inbox in self.hearing:
-            if link.reachable and matches(filters, subject) and random.random() >= self.weather.lost_telemetry:
+            if link.reachable and subjects.matches(filters, subject) and random.random() >= self.weather.lost_telemetry:
                 asyncio.get_running_loop().call_later(
                     random.uniform(0, 5 * self.weather.delay_s), inbox.put_nowait, Heard(subject, data)
                 )

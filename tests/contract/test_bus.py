@@ -362,27 +362,32 @@ async def test_a_slow_reader_gets_everything(nats_world):
     assert entries == list(range(1, 3001))
 
 
-async def test_a_reader_whose_consumer_vanished_makes_another(nats_world):
+async def test_readers_make_nothing_on_the_server(nats_world):
     bus = await nats_world.connect()
     following = asyncio.create_task(take(bus.follow(ALL, 0), 20))
     await write(bus, 10)
-    for consumer in await bus.jetstream.consumers_info(topology.STREAM):
-        await bus.jetstream.delete_consumer(topology.STREAM, consumer.name)
+    assert await bus.jetstream.consumers_info(topology.STREAM) == []
     await write(bus, 10, "later")
     assert [entry.sequence for entry in await following] == list(range(1, 21))
 
 
-@pytest.mark.parametrize("lost", [b"m4", b"m9"])  # one in the middle; the last, which only a heartbeat can tell
-async def test_a_delivery_that_got_lost_is_noticed_and_read_again(nats_world, monkeypatch, lost):
+def losing_once(monkeypatch, lost):
+    """Have what `lost` says of a message's data and headers get lost on its way to the client, once."""
     deliver, dropped = Client._process_msg, []
 
     async def drop_once(self, sid, subject, reply, data, headers):
-        if data == lost and not dropped and subject.startswith(b"unicron."):
+        if not dropped and lost(data, headers):
             dropped.append(data)
         else:
             await deliver(self, sid, subject, reply, data, headers)
 
     monkeypatch.setattr(Client, "_process_msg", drop_once)
+    return dropped
+
+
+@pytest.mark.parametrize("lost", [b"m4", b"m9"])  # one in the middle; the last
+async def test_a_delivery_that_got_lost_is_noticed_and_read_again(nats_world, monkeypatch, lost):
+    dropped = losing_once(monkeypatch, lambda data, headers: data == lost)
     bus = await nats_world.connect()
     await write(bus, 10)
     entries = await take(bus.follow(ALL, 0), 10)
@@ -390,8 +395,20 @@ async def test_a_delivery_that_got_lost_is_noticed_and_read_again(nats_world, mo
     assert dropped == [lost]
 
 
-async def test_an_interruption_is_noticed_without_waiting_for_a_heartbeat(private_world, private_server, monkeypatch):
-    monkeypatch.setattr(journal, "HEARTBEAT_S", 60.0)
+async def test_what_the_server_forgot_to_tell_is_read_all_the_same(nats_world, monkeypatch):
+    monkeypatch.setattr(journal, "CHECK_S", 0.2)
+    bus = await nats_world.connect()
+    following = asyncio.create_task(take(bus.follow(ALL, 0), 2))
+    await write(bus, 1)
+    await asyncio.sleep(0.1)
+    dropped = losing_once(monkeypatch, lambda data, headers: b"Nats-Msg-Size" in (headers or b""))
+    await write(bus, 1, "later")
+    assert [entry.data for entry in await following] == [b"m0", b"later0"]
+    assert dropped == [b""]
+
+
+async def test_an_interruption_is_noticed_without_waiting_for_the_next_check(private_world, private_server, monkeypatch):
+    monkeypatch.setattr(journal, "CHECK_S", 60.0)
     bus = await private_world.connect()
     following = asyncio.create_task(take(bus.follow(ALL, 0), 2))
     await write(bus, 1)

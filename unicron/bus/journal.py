@@ -1,94 +1,164 @@
-"""One reading of the journal: an ephemeral push consumer whose deliveries are checked for gaps."""
+"""One reading of the journal: what the stream holds, in its order, and again whenever it has grown.
+
+Nothing is made on the server for a reader, so reading needs no right that could hurt others: entries come by direct
+gets, and a copy of each new message's headers (the stream's republishing) only says that there is something to get.
+"""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from heapq import heapify, heappop, heapreplace
+from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
+from unicron import subjects
 from unicron.bus import topology
 from unicron.bus.protocol import Entry
+from unicron.errors import BusUnavailableError
 
-HEARTBEAT_S = 1.0
-"""How often the server gives a sign of life while there is nothing to deliver; after two missed ones we start over."""
+CHECK_S = 2.0
+"""How often the journal is read without being told that it has grown: what tells it may get lost."""
+
+BATCH = 500
+"""Entries that one get asks for."""
+
+BATCH_BYTES = 4 * 1024**2
+"""Bytes of entries that one get asks for."""
+
+NARROW = 3
+"""Filters that are read one by one; with more of them everything is read, and what matches none is left out here."""
+
+Call = Callable[[Coroutine[Any, Any, Any], str], Coroutine[Any, Any, Any]]
+"""Awaits a request to the server, and raises `BusUnavailableError` where that fails."""
 
 
 class Reader:
-    """Delivers entries from `after` on, until a gap, silence or an interruption ends it.
+    """Delivers entries behind `position` until it is interrupted, or something gets lost on the way.
 
-    The consumer lives in the server's memory: nothing is left behind, and a restarted server does not know it. Whoever
-    uses a reader makes a new one from the last position when this one ends.
+    Whoever uses a reader makes a new one from the last position when this one ends.
+
+    Attributes:
+        position: up to here everything that matches has been delivered.
     """
 
-    def __init__(self, nc: Client, js: JetStreamContext, filters: Sequence[str], after: int) -> None:
-        self._nc = nc
-        self._js = js
+    def __init__(self, nc: Client, js: JetStreamContext, call: Call, filters: Sequence[str], after: int) -> None:
+        self._nc, self._js, self._call = nc, js, call
         self._filters = list(dict.fromkeys(filters))
-        self._after = after
-        self._messages: asyncio.Queue[Msg | None] = asyncio.Queue()
-        self._subscription: Subscription | None = None
+        self.position = after
+        self._grown = asyncio.Event()
+        self._interrupted = False
+        self._inbox = ""
+        self._asked = 0
+        self._replies: asyncio.Queue[Msg] = asyncio.Queue()
+        self._subscriptions: list[Subscription] = []
 
     async def open(self) -> None:
-        """Subscribe, then let the server deliver."""
-        inbox = self._nc.new_inbox()
-        self._subscription = await self._nc.subscribe(inbox, cb=self._messages.put)
-        await self._js.add_consumer(
-            topology.STREAM,
-            ConsumerConfig(
-                deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-                opt_start_seq=self._after + 1,
-                ack_policy=AckPolicy.NONE,
-                filter_subjects=self._filters,
-                deliver_subject=inbox,
-                flow_control=True,
-                idle_heartbeat=HEARTBEAT_S,
-                mem_storage=True,
-                num_replicas=1,
-                inactive_threshold=10.0,
-            ),
-        )
+        """Subscribe to what tells that the journal has grown."""
+        self._inbox = self._nc.new_inbox()
+        self._subscriptions.append(await self._nc.subscribe(f"{self._inbox}.*", cb=self._replies.put))
+        for each in self._filters:
+            self._subscriptions.append(await self._nc.subscribe(subjects.stored(each), cb=self._hint))
+
+    async def _hint(self, _: Msg) -> None:
+        self._grown.set()
 
     async def entries(self) -> AsyncIterator[Entry]:
-        """Yield entries in order, without a gap; return when that is no longer possible."""
-        delivered = 0
-        while True:
-            try:
-                async with asyncio.timeout(2 * HEARTBEAT_S):
-                    message = await self._messages.get()
-            except TimeoutError:
-                return
-            if message is None:
-                return
-            if message.headers and message.headers.get("Status") == "100":
-                if not await self._alive(message, delivered):
-                    return
-                continue
-            delivered += 1
-            sequence = message.metadata.sequence
-            if sequence.consumer != delivered:
-                return
-            yield Entry(sequence.stream, message.subject, message.data)
+        """Yield entries in order, without a gap; return when that was interrupted.
 
-    async def _alive(self, message: Msg, delivered: int) -> bool:
-        """Answer flow control; return whether the server counts as many deliveries as we do."""
-        headers = message.headers or {}
-        gate = message.reply or headers.get("Nats-Consumer-Stalled")
-        if gate:
-            await self._nc.publish(gate)
-        counted = headers.get("Nats-Last-Consumer")
-        return counted is None or int(counted) == delivered
+        Raises:
+            BusUnavailableError: the server does not answer, or not all that it sent has arrived.
+        """
+        while not self._interrupted:
+            self._grown.clear()
+            async for entry in self._stored():
+                yield entry
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_S):
+                    await self._grown.wait()
+
+    async def _stored(self) -> AsyncIterator[Entry]:
+        """Yield what the stream holds behind the position."""
+        if not 1 < len(self._filters) <= NARROW:
+            [pattern] = self._filters if len(self._filters) == 1 else [subjects.ANY]
+            async for entry in self._matching(pattern, None):
+                self.position = entry.sequence
+                if len(self._filters) == 1 or subjects.matches(self._filters, entry.subject):
+                    yield entry
+            return
+        # The same end for all: else one read later would be ahead of another.
+        until = (await self._call(self._js.stream_info(topology.STREAM), "reading the journal's end")).state.last_seq
+        readings = [self._matching(each, until) for each in self._filters]
+        heads = [(entry.sequence, at, entry) for at, each in enumerate(readings) if (entry := await anext(each, None))]
+        heapify(heads)
+        while heads:
+            sequence, at, entry = heads[0]
+            following = await anext(readings[at], None)
+            if following is None:
+                heappop(heads)
+            else:
+                heapreplace(heads, (following.sequence, at, following))
+            if sequence > self.position:  # one that matches two filters comes twice
+                self.position = sequence
+                yield entry
+        self.position = max(self.position, until)
+
+    async def _matching(self, pattern: str, until: int | None) -> AsyncIterator[Entry]:
+        """Yield what matches one filter, up to the sequence `until`."""
+        after, more = self.position, until is None or until > self.position
+        while more:
+            entries, more = await self._call(self._batch(pattern, after), "reading the journal")
+            for entry in entries:
+                after = entry.sequence
+                if until is not None and after > until:
+                    return
+                yield entry
+
+    async def _batch(self, pattern: str, after: int) -> tuple[list[Entry], bool]:
+        """Return some entries that match, and whether there may be more of them."""
+        self._asked += 1
+        reply = f"{self._inbox}.{self._asked}"
+        request = {"seq": after + 1, "next_by_subj": pattern, "batch": BATCH, "max_bytes": BATCH_BYTES}
+        await self._nc.publish(f"$JS.API.DIRECT.GET.{topology.STREAM}", json.dumps(request).encode(), reply=reply)
+        entries: list[Entry] = []
+        pending = "0"
+        async with asyncio.timeout(2 * CHECK_S):
+            while True:
+                message = await self._replies.get()
+                headers = message.headers or {}
+                match headers.get("Status"):
+                    case _ if message.subject != reply:
+                        continue  # of a get that was given up
+                    case None:
+                        last = entries[-1].sequence if entries else 0
+                        if entries and int(headers["Nats-Last-Sequence"]) != last:
+                            raise BusUnavailableError(f"an entry after {last} was lost on its way; reading it again")
+                        entries.append(Entry(int(headers["Nats-Sequence"]), headers["Nats-Subject"], message.data))
+                        pending = headers["Nats-Num-Pending"]
+                    case "204":
+                        if entries and int(headers.get("Nats-Last-Sequence", 0)) != entries[-1].sequence:
+                            raise BusUnavailableError("the last entry was lost on its way; reading it again")
+                        return entries, pending != "0"
+                    case "404":
+                        return entries, False
+                    case "503":
+                        raise nats.errors.NoRespondersError
+                    case status:
+                        said = headers.get("Description", "")
+                        raise BusUnavailableError(f"the server gives no entries: {status} {said}")
 
     def interrupt(self) -> None:
         """End the reading: the connection broke."""
-        self._messages.put_nowait(None)
+        self._interrupted = True
+        self._grown.set()
 
     async def close(self) -> None:
-        """Stop listening; the server then drops the consumer by itself."""
-        if self._subscription is not None:
+        """Stop listening."""
+        for subscription in self._subscriptions:
             with contextlib.suppress(nats.errors.Error):
-                await self._subscription.unsubscribe()
+                await subscription.unsubscribe()

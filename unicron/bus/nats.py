@@ -141,17 +141,17 @@ class NatsBus:
         """Read the journal in order; see `Bus.follow`."""
         position = after
         while not self._closing:
-            reader = Reader(self._nc, self.jetstream, filters, position)
+            reader = Reader(self._nc, self.jetstream, self._call, filters, position)
             self._readers.add(reader)
             try:
                 await self._call(reader.open(), "reading the journal")
                 async for entry in reader.entries():
-                    position = entry.sequence
                     yield entry
             except BusUnavailableError as error:
                 log.info("%s: the journal is out of reach: %s", self._name, error)
                 await asyncio.sleep(RECONNECT_S)
             finally:
+                position = reader.position
                 self._readers.discard(reader)
                 await reader.close()
 

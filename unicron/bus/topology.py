@@ -5,7 +5,7 @@ from dataclasses import replace
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.api import DiscardPolicy, RePublish, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import APIError, BadRequestError, ServerError, ServiceUnavailableError
 
 from unicron import subjects
@@ -36,6 +36,8 @@ JOURNAL = StreamConfig(
     storage=StorageType.FILE,
     max_age=7 * DAY_S,
     duplicate_window=3600.0,
+    allow_direct=True,
+    republish=RePublish(src=subjects.ANY, dest=f"{subjects.STORED}.>", headers_only=True),
 )
 
 BUCKET = StreamConfig(

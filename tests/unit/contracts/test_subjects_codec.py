@@ -8,7 +8,6 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from unicron_simulator.bus import matches
 
 from unicron import codec, subjects
 from unicron.contracts.base import LOCAL, Started
@@ -50,11 +49,11 @@ def test_subjects_of_facts_commands_telemetry_and_queries():
 def test_what_is_made_of_good_tokens_has_six_tokens_and_is_found_by_its_filter(one, two):
     fact, command = subjects.of(exited(one, two)), subjects.of(stop(one, two))
     assert len(fact.split(".")) == len(command.split(".")) == 6
-    assert matches(subjects.events(WorkerExited), fact)
-    assert not matches(subjects.events(NodeJoined), fact)
-    assert matches([subjects.commands(one)], command)
-    assert matches(subjects.JOURNAL, fact)
-    assert matches(subjects.JOURNAL, command)
+    assert subjects.matches(subjects.events(WorkerExited), fact)
+    assert not subjects.matches(subjects.events(NodeJoined), fact)
+    assert subjects.matches([subjects.commands(one)], command)
+    assert subjects.matches(subjects.JOURNAL, fact)
+    assert subjects.matches(subjects.JOURNAL, command)
 
 
 @given(BAD)
@@ -94,7 +93,7 @@ def test_bad_tokens_by_name(text):
     ],
 )
 def test_wildcards(pattern, subject, fits):
-    assert matches([pattern], subject) is fits
+    assert subjects.matches([pattern], subject) is fits
 
 
 # --- codec -----------------------------------------------------------------------------------------------------------
