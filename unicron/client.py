@@ -124,7 +124,7 @@ class Client:
         return await self.bus.bucket("lease").get(service) is not None
 
     async def _ask(self, owner: str, query: Query) -> Reply:
-        data = await self.bus.ask(subjects.rpc(owner), codec.encode(query), ANSWER_S)
+        data = await self.bus.ask(subjects.asked(owner, query), codec.encode(query), ANSWER_S)
         reply = codec.decode(data, Reply)
         if reply.error:
             raise InvalidInputError(reply.error)

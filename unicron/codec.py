@@ -31,7 +31,11 @@ MESSAGES: dict[str, type[Message]] = {
     for kind in _leaves(Message)
     if kind.__module__ in {module.__name__ for module in (events, stragglers, commands)}
 }
-QUERIES: tuple[type[queries.Query], ...] = tuple(queries.Query.__subclasses__())
+QUERIES: tuple[type[queries.Query], ...] = tuple(
+    kind
+    for kind in vars(queries).values()
+    if isinstance(kind, type) and issubclass(kind, queries.Query) and kind not in {queries.Query, queries.Order}
+)
 
 COMPRESSED = b"\xc1"
 """First byte of what is compressed; msgpack never uses it."""
@@ -77,6 +81,18 @@ def decode_query(data: bytes) -> queries.Query:
         InvalidInputError: as for `decode_message`.
     """
     return _decode(data, _QUERY, {}, "query")  # type: ignore[no-any-return]
+
+
+def decode_asked(data: bytes, *, orders: bool) -> queries.Query:
+    """Return the request in `data`, which came on a subject for orders or on one where every user may ask.
+
+    Raises:
+        InvalidInputError: as for `decode_message`; or it is an order in the wrong place.
+    """
+    query = decode_query(data)
+    if isinstance(query, queries.Order) and not orders:
+        raise InvalidInputError(f"{type(query).__name__} is an order: send it on unicron.v1.ord.OWNER, not where one asks")
+    return query
 
 
 def _decode(data: bytes, decoder: msgspec.msgpack.Decoder[Any], kinds: Mapping[str, Any], name: str) -> Any:

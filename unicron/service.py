@@ -165,15 +165,18 @@ class Service:
         self._inputs = asyncio.Queue(WAITING)
         self._put(Started(token=token, id=f"{name}-{token}"))
         self._active = True
-        subject = subjects.rpc(name)
-        stop = await insist(lambda: self._bus.serve(subject, name, self._on_query), "announcing the service")
+        stops = [
+            await insist(partial(self._bus.serve, subjects.rpc(name), name, self._on_query), "announcing the service"),
+            await insist(partial(self._bus.serve, subjects.orders(name), name, self._on_order), "taking orders"),
+        ]
         try:
             await together(self._follow(self._committed.sequence), self._keep_lease(), self._loop())
         finally:
             self._active = False
             for reply in [reply for reply in self._asked if not reply.done()]:
                 reply.set_exception(BusUnavailableError(f"{name} stepped down; try again in a moment"))
-            await stop()
+            for stop in stops:
+                await stop()
 
     async def _keep_lease(self) -> None:
         await self._lease.keep()
@@ -227,9 +230,15 @@ class Service:
             self._inputs.put_nowait(_Input(msgspec.structs.replace(message, id=own_id, at=now)))
 
     async def _on_query(self, data: bytes) -> bytes:
+        return await self._on_request(data, orders=False)
+
+    async def _on_order(self, data: bytes) -> bytes:
+        return await self._on_request(data, orders=True)
+
+    async def _on_request(self, data: bytes, *, orders: bool) -> bytes:
         name = self._wiring.name
         try:
-            query = codec.decode_query(data)
+            query = codec.decode_asked(data, orders=orders)
         except InvalidInputError as error:
             return codec.encode(Reply(error=str(error)))
         if not self._active or self._inputs.full():

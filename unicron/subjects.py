@@ -2,7 +2,7 @@
 
 The token after the kind is the node (for control services, the service), so that the rights of an agent can end at its
 own node. Kinds: `evt` facts and `cmd` commands (kept in the journal), `tel` telemetry (core NATS, may be lost),
-`rpc` queries.
+`rpc` queries, `ord` the orders among them, which only operators may give.
 """
 
 import re
@@ -12,6 +12,7 @@ from functools import cache
 from unicron.contracts.base import LOCAL, Message
 from unicron.contracts.commands import Command
 from unicron.contracts.events import FailureDetected, IterationFinished, NodeHeartbeat, StepTimed
+from unicron.contracts.queries import Order, Query
 from unicron.contracts.stragglers import RecordingSwitched
 from unicron.errors import InvalidInputError
 
@@ -103,3 +104,13 @@ def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
 def rpc(owner: str) -> str:
     """Return the subject on which the node or service `owner` answers queries."""
     return f"{ROOT}.rpc.{token(owner, 'owner')}"
+
+
+def orders(owner: str) -> str:
+    """Return the subject on which the node or service `owner` takes orders."""
+    return f"{ROOT}.ord.{token(owner, 'owner')}"
+
+
+def asked(owner: str, query: Query) -> str:
+    """Return the subject on which `owner` is asked `query`."""
+    return orders(owner) if isinstance(query, Order) else rpc(owner)

@@ -104,6 +104,7 @@ class Node:
         socket = await self._channels.serve(self._memory.folder / "agent.sock")
         await self._supervisor.start()
         await self._bus.serve(subjects.rpc(self._name), f"agent-{self._name}", self._on_query)
+        await self._bus.serve(subjects.orders(self._name), f"agent-{self._name}", self._on_order)
         running = asyncio.create_task(self._agent.run(position))
         try:
             await self._until_told(running)
@@ -300,8 +301,14 @@ class Node:
     # --- queries ------------------------------------------------------------------------------------------------------
 
     async def _on_query(self, data: bytes) -> bytes:
+        return self._answer(data, orders=False)
+
+    async def _on_order(self, data: bytes) -> bytes:
+        return self._answer(data, orders=True)
+
+    def _answer(self, data: bytes, *, orders: bool) -> bytes:
         try:
-            query = codec.decode_query(data)
+            query = codec.decode_asked(data, orders=orders)
             if isinstance(query, GetStates):
                 return codec.encode(Reply(states=self._agent.core.states.whole))
             if not isinstance(query, InjectFault):

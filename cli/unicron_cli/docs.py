@@ -129,7 +129,7 @@ def subject_of(kind: type[Message | queries.Query]) -> str:
     """Return the subject of the example of `kind`."""
     if issubclass(kind, Message):
         return subjects.of(sample(kind))
-    return subjects.rpc(OWNERS.get(kind, "registry"))
+    return subjects.asked(OWNERS.get(kind, "registry"), sample(kind))
 
 
 def _chapters() -> Iterator[tuple[str, list[type[Message]]]]:

@@ -212,7 +212,8 @@ class World:
     async def _ask(self, query: Query) -> Reply:
         while True:
             with contextlib.suppress(BusUnavailableError):
-                return codec.decode(await self._user.ask(subjects.rpc("registry"), codec.encode(query), 2.0), Reply)
+                reply = await self._user.ask(subjects.asked("registry", query), codec.encode(query), 2.0)
+                return codec.decode(reply, Reply)
             await asyncio.sleep(0.2)
 
     # --- faults ------------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ async def outcomes(bus, count, filters=OUTCOMES, settle=0.0):
 
 
 async def ask(bus, query):
-    data = await insist(lambda: bus.ask(subjects.rpc(tally.NAME), codec.encode(query), 5.0))
+    data = await insist(lambda: bus.ask(subjects.asked(tally.NAME, query), codec.encode(query), 5.0))
     return codec.decode(data, queries.Reply)
 
 
@@ -590,7 +590,7 @@ async def test_who_waits_for_an_answer_hears_that_the_service_stepped_down(world
         await ask(bus, queries.GetStatus())
         stuck.stuck = True
         order = codec.encode(queries.SubmitTask(spec=TaskSpec(name="gpt", command=["true"])))
-        asking = asyncio.create_task(bus.ask(subjects.rpc(tally.NAME), order, 20.0))
+        asking = asyncio.create_task(bus.ask(subjects.orders(tally.NAME), order, 20.0))
         await asyncio.sleep(0.1)
         await bus.bucket("lease").delete(tally.NAME)
         with pytest.raises(BusUnavailableError, match="stepped down; try again"):

@@ -10,23 +10,27 @@ class Query(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
     """Base of all requests."""
 
 
+class Order(Query, kw_only=True, frozen=True):
+    """Base of the requests that change something: they have subjects, and rights, of their own."""
+
+
 class GetStatus(Query, kw_only=True, frozen=True):
     """Ask the registry for everything it knows."""
 
 
-class SubmitTask(Query, kw_only=True, frozen=True):
+class SubmitTask(Order, kw_only=True, frozen=True):
     """Launch a task. Submitting the same spec again changes nothing."""
 
     spec: TaskSpec
 
 
-class RemoveTask(Query, kw_only=True, frozen=True):
+class RemoveTask(Order, kw_only=True, frozen=True):
     """Stop a task and forget it."""
 
     task: str
 
 
-class PauseTask(Query, kw_only=True, frozen=True):
+class PauseTask(Order, kw_only=True, frozen=True):
     """Take all slots off a task, after the iteration at hand, or plan for it again.
 
     Attributes:
@@ -37,7 +41,7 @@ class PauseTask(Query, kw_only=True, frozen=True):
     pause: bool = True
 
 
-class SaveTask(Query, kw_only=True, frozen=True):
+class SaveTask(Order, kw_only=True, frozen=True):
     """Write a task's state to storage now.
 
     Attributes:
@@ -48,7 +52,7 @@ class SaveTask(Query, kw_only=True, frozen=True):
     stop: bool = False
 
 
-class RewindTask(Query, kw_only=True, frozen=True):
+class RewindTask(Order, kw_only=True, frozen=True):
     """Have a task go on from an earlier checkpoint on storage.
 
     Attributes:
@@ -59,7 +63,7 @@ class RewindTask(Query, kw_only=True, frozen=True):
     iteration: int
 
 
-class DrainNode(Query, kw_only=True, frozen=True):
+class DrainNode(Order, kw_only=True, frozen=True):
     """Take a node out of use after its workers have moved, or (drain=False) put it back."""
 
     node: str
@@ -92,7 +96,7 @@ class GetCurve(Query, kw_only=True, frozen=True):
     task: str
 
 
-class SwitchRecording(Query, kw_only=True, frozen=True):
+class SwitchRecording(Order, kw_only=True, frozen=True):
     """Tell the straggler service which share of a task's iterations its workers are to record.
 
     Attributes:
@@ -113,7 +117,7 @@ class GetStates(Query, kw_only=True, frozen=True):
     """Ask an agent which states of tasks lie in its node's memory, whole."""
 
 
-class InjectFault(Query, kw_only=True, frozen=True):
+class InjectFault(Order, kw_only=True, frozen=True):
     """Ask an agent to break something of its own (chaos).
 
     Attributes:

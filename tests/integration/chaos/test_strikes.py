@@ -86,7 +86,7 @@ async def scene(nats_world):
     )
     scene = ScriptedTask(Client(await nats_world.connect("client")))
     agent = await nats_world.connect("agent")
-    await agent.serve(subjects.rpc("node-1"), "agent-node-1", scene.inject)
+    await agent.serve(subjects.orders("node-1"), "agent-node-1", scene.inject)
     async with asyncio.timeout(LIMIT_S):
         while True:
             with contextlib.suppress(BusUnavailableError):
@@ -224,7 +224,7 @@ async def test_a_refusal_of_the_agent_is_told(scene):
         return codec.encode(Reply(error="start it with UNICRON_CHAOS=true"))
 
     await scene.changes(TaskState.RUNNING, "w0")
-    await scene.client.bus.serve(subjects.rpc("node-2"), "agent-node-2", refuse)
+    await scene.client.bus.serve(subjects.orders("node-2"), "agent-node-2", refuse)
     with pytest.raises(InvalidInputError, match="UNICRON_CHAOS"):
         await strike(scene.client, "kill-node", "node-2")
     with pytest.raises(InvalidInputError, match="takes TASK:RANK"):
