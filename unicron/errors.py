@@ -16,6 +16,10 @@ class BusUnavailableError(UnicronError):
     """The message bus can't be reached or did not answer in time."""
 
 
+class NotAllowedError(UnicronError):
+    """The message bus refused what our key gives us no right to."""
+
+
 class ConflictError(UnicronError):
     """A compare-and-set lost: somebody else wrote in between."""
 

@@ -74,7 +74,7 @@ class Ledger:
         self._kept: dict[bytes, Part] = {}
         self._last: dict[int, int] = {}
         parts = self._root.head + self._root.parts
-        values = await asyncio.gather(*(self._get(self._key(part.number)) for part in parts))
+        values = await asyncio.gather(*map(self._part, parts))
         for part, value in zip(parts, values, strict=True):
             if value is None or value.revision != part.revision:
                 return await self._read_again(part)
@@ -168,7 +168,13 @@ class Ledger:
         self._root, self._own = root, True
 
     def _key(self, number: int) -> str:
-        return f"{self._name}-{number}"
+        return f"{self._name}.{number}"
+
+    async def _part(self, part: Part) -> Revisioned | None:
+        found = await self._get(self._key(part.number))
+        if found is None or found.revision != part.revision:
+            return await self._get(f"{self._name}-{part.number}")  # as versions before this one called it
+        return found
 
     async def _get(self, key: str) -> Revisioned | None:
         return await insist(lambda: self._bucket.get(key), "reading the state")

@@ -78,7 +78,8 @@ def run_service(settings_type: type[S], wiring: Callable[[S], Wiring], beside: B
 async def _serve(wiring: Wiring, settings: S, beside: Beside[S] | None) -> None:
     bus = await nats.connect(settings, wiring.name)
     try:
-        await topology.provision(bus.jetstream, lease_ttl_s=settings.lease_ttl_s)
+        if wiring.provisions:
+            await topology.provision(bus.jetstream, lease_ttl_s=settings.lease_ttl_s)
         extra = asyncio.create_task(_guarded(beside(settings, bus), wiring.name)) if beside else None
         try:
             await Service(wiring, bus, SystemClock(), settings.lease_ttl_s).run()

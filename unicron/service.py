@@ -61,6 +61,7 @@ class Wiring:
         translate: turns telemetry that is not one of our messages into one (server advisories); None drops it.
         migrations: from older forms of the state, in order: the first turns version 1 into version 2. Whoever changes
             the form of a state adds one; today's version is one more than there are.
+        provisions: whether it makes the streams and buckets; the others wait until they are there.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Wiring:
     telemetry: list[str]
     translate: Callable[[str, bytes], Message | None] | None = None
     migrations: tuple[Migration, ...] = ()
+    provisions: bool = False
 
 
 @dataclass

@@ -22,6 +22,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
 
     Attributes:
         nats_url: where the message bus is.
+        nats_nkey: path of the file with the seed of our key, which only we may read; empty for none.
         nats_creds: path of a NATS credentials file (user JWT and key), empty for none.
         nats_ca: path of the CA certificate that signs the server's, empty for no TLS.
         nats_cert: path of the client certificate, where the server asks for one.
@@ -35,6 +36,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     """Name of the process that these settings are for, as its errors begin."""
 
     nats_url: str = "nats://127.0.0.1:4222"
+    nats_nkey: str = ""
     nats_creds: str = ""
     nats_ca: str = ""
     nats_cert: str = ""
@@ -44,12 +46,14 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        for name in ("nats_creds", "nats_ca", "nats_cert", "nats_key"):
+        for name in ("nats_nkey", "nats_creds", "nats_ca", "nats_cert", "nats_key"):
             path = getattr(self, name)
             if path and not Path(path).is_file():
                 raise InvalidInputError(
                     f"{PREFIX}{name.upper()}: no file at {path!r}; give the path of a readable file"
                 )
+        if self.nats_nkey and self.nats_creds:
+            raise InvalidInputError(f"{PREFIX}NATS_NKEY and {PREFIX}NATS_CREDS are both set: give one of them")
         if not self.lease_ttl_s >= MIN_LEASE_TTL_S:  # not a number is no duration either
             raise InvalidInputError(f"{PREFIX}LEASE_TTL_S: {self.lease_ttl_s:g} s; use at least {MIN_LEASE_TTL_S:g} s")
         if bool(self.nats_cert) != bool(self.nats_key):

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import random
 import secrets
 import shutil
@@ -12,8 +13,8 @@ import sysconfig
 import time
 from pathlib import Path
 
-from unicron.bus.topology import ACCOUNT
 from unicron.errors import BusUnavailableError, InvalidInputError
+from unicron_deploy import rights
 
 START_S = 10.0
 """How long a starting server may take to answer."""
@@ -47,35 +48,14 @@ quicker to notice a stopped node (here within 1.5 s), and cuts off clients that 
 """
 
 
-ACCOUNTS = f"""\
-accounts {{
-  SYS {{
-    exports: [
-      {{ stream: "$SYS.ACCOUNT.*.CONNECT", account_token_position: 3 }}
-      {{ stream: "$SYS.ACCOUNT.*.DISCONNECT", account_token_position: 3 }}
-    ]
-  }}
-  {ACCOUNT} {{
-    jetstream: enabled
-    users: [ {{ user: unicron, password: unicron }} ]
-    imports: [
-      {{ stream: {{ account: SYS, subject: "$SYS.ACCOUNT.{ACCOUNT}.CONNECT" }} }}
-      {{ stream: {{ account: SYS, subject: "$SYS.ACCOUNT.{ACCOUNT}.DISCONNECT" }} }}
-    ]
-  }}
-}}
-system_account: SYS
-no_auth_user: unicron
-"""
-"""The application account hears of its own connections from the system account."""
-
-
 def config_text(
     store_dir: str,
     host: str = "0.0.0.0",
     port: int = 4222,
     sync_always: bool = True,
     ping_s: float = PING_S,
+    accounts: Path | None = None,
+    name: str = "unicron",
 ) -> str:
     """Return the server's configuration: pings are frequent, so that a client that was stopped is noticed soon.
 
@@ -85,17 +65,20 @@ def config_text(
         port: port to listen on.
         sync_always: write through to the disk before every acknowledgement: safe when the machine itself goes down.
         ping_s: seconds between pings; see `PING_S`.
+        accounts: who is let in: the file that a keyring writes, seen from the configuration's folder; None: everybody.
+        name: of the server, as it tells clients.
     """
+    who = rights.open_accounts() if accounts is None else f"include {json.dumps(str(accounts))}\n"
     sync = "\n  sync_interval: always" if sync_always else ""
     return f"""\
-server_name: unicron
+server_name: {name}
 listen: {json.dumps(f"{host}:{port}")}
 ping_interval: "{ping_s * 1000:.0f}ms"
 ping_max: 2
 jetstream {{
   store_dir: {json.dumps(store_dir)}{sync}
 }}
-{ACCOUNTS}"""
+{who}"""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -118,8 +101,16 @@ class NatsServer:
         log_path: the server's own log.
     """
 
-    def __init__(self, directory: Path, port: int = 4222, host: str = "127.0.0.1", ping_s: float = PING_S) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        port: int = 4222,
+        host: str = "127.0.0.1",
+        ping_s: float = PING_S,
+        accounts: Path | None = None,
+    ) -> None:
         self._ping_s = ping_s
+        self._accounts = accounts
         self.directory = directory
         self.host = host
         self.port = port
@@ -146,12 +137,16 @@ class NatsServer:
         self.directory.mkdir(parents=True, exist_ok=True)
         config = self.directory / "nats-server.conf"
         store = str(self.directory / "store")
-        config.write_text(config_text(store, self.host, self.port, sync_always=False, ping_s=self._ping_s))
+        accounts = self._accounts and Path(os.path.relpath(self._accounts, self.directory))
         name = f"unicron-{secrets.token_hex(8)}"
+        text = config_text(
+            store, self.host, self.port, sync_always=False, ping_s=self._ping_s, accounts=accounts, name=name
+        )
+        config.write_text(text)
         with self.log_path.open("ab") as output:
             # A session of its own: Ctrl-C ends our processes first, and they still have a bus to say goodbye on.
             self._process = subprocess.Popen(
-                [binary, "-c", str(config), "--name", name],
+                [binary, "-c", str(config)],
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,
@@ -176,6 +171,11 @@ class NatsServer:
     def kill(self) -> None:
         """End the server with SIGKILL."""
         self._signal(signal.SIGKILL)
+
+    def reload(self) -> None:
+        """Have the server read its configuration again; who is no longer let in is disconnected."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGHUP)
 
     def restart(self) -> None:
         """Stop the server, if it runs, and start it with the same port and files."""

@@ -78,7 +78,7 @@ class Commits(MemoryBucket):
         commit = None
         if "-" not in key:  # the others are parts of commits
             root = codec.decode(value, Commit)
-            parts = [self._current(f"{key}-{part.number}") for part in root.head + root.parts]
+            parts = [self._current(f"{key}.{part.number}") for part in root.head + root.parts]
             commit = joined(root, [part.value for part in parts if part])
         self._told(key, value, commit)
         return revision

@@ -593,7 +593,7 @@ async def test_a_restarted_server_keeps_everything(private_world, private_server
 
 
 def test_the_deployed_configuration_is_the_embedded_one(request):
-    assert (request.config.rootpath / "deploy" / "nats.conf").read_text() == config_text("/data")
+    assert (request.config.rootpath / "deploy" / "nats.conf").read_text() == config_text("/data", accounts=Path("server/accounts.conf"))
 
 
 async def test_a_stopped_client_is_noticed(tmp_path):

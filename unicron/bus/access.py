@@ -1,7 +1,10 @@
 """Who we are to the NATS server, and how we know it: credentials and TLS from the files that the settings name."""
 
 import ssl
+import stat
 from pathlib import Path
+
+import nkeys
 
 from unicron.errors import InvalidInputError
 from unicron.settings import PREFIX, Settings
@@ -42,3 +45,30 @@ def credentials(settings: Settings) -> str | None:
             "give a file made by `nsc generate creds`"
         )
     return settings.nats_creds
+
+
+def inbox(user: str) -> str:
+    """Return the prefix of the inboxes of `user`, where nobody else may read; the file of its key is called after it."""
+    return f"_INBOX.{user}"
+
+
+def public_key(path: Path) -> str:
+    """Return the public key that belongs to the seed in the file `path`.
+
+    Raises:
+        InvalidInputError: there is no such file, others may read it, or it holds no seed of a user.
+    """
+    try:
+        mode, seed = path.stat().st_mode, path.read_bytes().strip()
+    except OSError as error:
+        raise InvalidInputError(f"{path}: no key can be read there: {error.strerror}; see `unicron credentials`") from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise InvalidInputError(f"{path}: others than its owner may read or write this key; chmod 600 it, then rotate it")
+    try:
+        pair = nkeys.from_seed(bytearray(seed))
+        key: str = pair.public_key.decode()
+    except (nkeys.NkeysError, ValueError) as error:
+        raise InvalidInputError(f"{path}: holds no nkey seed; give a file made by `unicron credentials`") from error
+    if not key.startswith("U"):
+        raise InvalidInputError(f"{path}: the seed in it is no user's; give a file made by `unicron credentials`")
+    return key

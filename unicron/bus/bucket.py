@@ -19,11 +19,12 @@ class NatsBucket:
         self._name = name
         self._raw = raw
         self._call = call
+        self._get = f"$JS.API.STREAM.MSG.GET.{raw._stream}"  # noqa: SLF001
 
     async def get(self, key: str) -> Revisioned | None:
         """Return the value, or None."""
         try:
-            entry = await self._call(self._raw.get(key), f"reading {self._name}/{key}")
+            entry = await self._call(self._raw.get(key), f"reading {self._name}/{key}", self._get)
         except nats.js.errors.KeyNotFoundError:
             return None
         return Revisioned(entry.value or b"", entry.revision)
@@ -43,7 +44,7 @@ class NatsBucket:
 
     async def _write(self, write: Coroutine[Any, Any, Any], key: str) -> int:
         try:
-            return int(await self._call(write, f"writing {self._name}/{key}"))
+            return int(await self._call(write, f"writing {self._name}/{key}", f"{self._raw._pre}{key}"))  # noqa: SLF001
         except nats.js.errors.APIError as error:
             # Not found: `create` looks again when it lost, and what it lost to may have expired just then.
             lost = isinstance(error, nats.js.errors.KeyWrongLastSequenceError | nats.js.errors.KeyNotFoundError)

@@ -34,8 +34,10 @@ BATCH_BYTES = 4 * 1024**2
 NARROW = 3
 """Filters that are read one by one; with more of them everything is read, and what matches none is left out here."""
 
-Call = Callable[[Coroutine[Any, Any, Any], str], Coroutine[Any, Any, Any]]
-"""Awaits a request to the server, and raises `BusUnavailableError` where that fails."""
+_GET, _INFO = f"$JS.API.DIRECT.GET.{topology.STREAM}", f"$JS.API.STREAM.INFO.{topology.STREAM}"
+
+Call = Callable[..., Coroutine[Any, Any, Any]]
+"""Awaits a request to the server, told what it is for and on which subjects, and raises one of our errors."""
 
 
 class Reader:
@@ -64,6 +66,7 @@ class Reader:
         self._subscriptions.append(await self._nc.subscribe(f"{self._inbox}.*", cb=self._replies.put))
         for each in self._filters:
             self._subscriptions.append(await self._nc.subscribe(subjects.stored(each), cb=self._hint))
+        await self._nc.flush()  # the server has refused by then what it does
 
     async def _hint(self, _: Msg) -> None:
         self._grown.set()
@@ -92,7 +95,7 @@ class Reader:
                     yield entry
             return
         # The same end for all: else one read later would be ahead of another.
-        until = (await self._call(self._js.stream_info(topology.STREAM), "reading the journal's end")).state.last_seq
+        until = (await self._call(self._js.stream_info(topology.STREAM), "reading the journal's end", _INFO)).state.last_seq
         readings = [self._matching(each, until) for each in self._filters]
         heads = [(entry.sequence, at, entry) for at, each in enumerate(readings) if (entry := await anext(each, None))]
         heapify(heads)
@@ -112,7 +115,7 @@ class Reader:
         """Yield what matches one filter, up to the sequence `until`."""
         after, more = self.position, until is None or until > self.position
         while more:
-            entries, more = await self._call(self._batch(pattern, after), "reading the journal")
+            entries, more = await self._call(self._batch(pattern, after), "reading the journal", _GET)
             for entry in entries:
                 after = entry.sequence
                 if until is not None and after > until:
@@ -124,7 +127,7 @@ class Reader:
         self._asked += 1
         reply = f"{self._inbox}.{self._asked}"
         request = {"seq": after + 1, "next_by_subj": pattern, "batch": BATCH, "max_bytes": BATCH_BYTES}
-        await self._nc.publish(f"$JS.API.DIRECT.GET.{topology.STREAM}", json.dumps(request).encode(), reply=reply)
+        await self._nc.publish(_GET, json.dumps(request).encode(), reply=reply)
         entries: list[Entry] = []
         pending = "0"
         async with asyncio.timeout(2 * CHECK_S):

@@ -3,26 +3,30 @@
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import nats.errors
 import nats.js.errors
 import nats.micro
 import nats.micro.service
-from nats.aio.client import Client
+from nats.aio.client import DEFAULT_INBOX_PREFIX
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.kv import KeyValue
 from nats.micro.request import Request
 
 import unicron
+from unicron import subjects
 from unicron.bus import access, replies, topology
 from unicron.bus.bucket import NatsBucket
+from unicron.bus.client import KeyedClient
 from unicron.bus.journal import Reader
 from unicron.bus.protocol import Entry, Handler, Heard
-from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
+from unicron.errors import BusUnavailableError, InvalidInputError, NotAllowedError, UnicronError
 from unicron.settings import PREFIX, Settings
 
 log = logging.getLogger(__name__)
@@ -63,10 +67,11 @@ class NatsBus:
     jetstream: JetStreamContext
 
     def __init__(self) -> None:
-        self._nc = Client()
+        self._nc = KeyedClient()
         self._name = ""
         self._last_error: Exception | None = None
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._refused: asyncio.Future[_Refusal] = asyncio.get_running_loop().create_future()
         self._down_since = 0.0
         self._closing = False
         self._hearing: set[asyncio.Queue[Heard | None]] = set()
@@ -79,10 +84,15 @@ class NatsBus:
         """Connect, or raise as the function `connect` does."""
         self._name = name
         cure = f"start the server there, or set {PREFIX}NATS_URL or --nats-url"
+        key = Path(settings.nats_nkey) if settings.nats_nkey else None
+        if key:
+            access.public_key(key)
         dialling = asyncio.ensure_future(
             self._nc.connect(
                 settings.nats_url,
                 name=name,
+                nkeys_seed=settings.nats_nkey or None,
+                inbox_prefix=access.inbox(key.stem) if key else DEFAULT_INBOX_PREFIX,
                 user_credentials=access.credentials(settings),
                 tls=access.tls(settings),
                 connect_timeout=2,
@@ -103,6 +113,9 @@ class NatsBus:
                 within = f"within {settings.connect_timeout_s:g} s" + (
                     f": {self._last_error}" if self._last_error else ""
                 )
+                if "authorization violation" in str(self._last_error).lower():
+                    within += f"; it does not know the key in {key}" if key else "; it lets in nobody without a key"
+                    cure = f"set {PREFIX}NATS_NKEY to the path of one that it knows, see `unicron credentials`"
                 raise BusUnavailableError(f"no NATS server answers at {settings.nats_url} {within}; {cure}")
             dialling.result()
         except (nats.errors.Error, ValueError, OSError) as error:
@@ -133,7 +146,9 @@ class NatsBus:
         """Put a message into the journal; see `Bus.append`."""
         headers = {"Nats-Msg-Id": message_id}
         ack = await self._call(
-            self.jetstream.publish(subject, data, stream=topology.STREAM, headers=headers), f"storing on {subject}"
+            self.jetstream.publish(subject, data, stream=topology.STREAM, headers=headers),
+            f"storing on {subject}",
+            subject,
         )
         return ack.seq
 
@@ -144,7 +159,7 @@ class NatsBus:
             reader = Reader(self._nc, self.jetstream, self._call, filters, position)
             self._readers.add(reader)
             try:
-                await self._call(reader.open(), "reading the journal")
+                await self._call(reader.open(), "reading the journal", *map(subjects.stored, filters))
                 async for entry in reader.entries():
                     yield entry
             except BusUnavailableError as error:
@@ -157,7 +172,8 @@ class NatsBus:
 
     async def tail(self) -> int:
         """Return the last sequence of the journal."""
-        info = await self._call(self.jetstream.stream_info(topology.STREAM), "reading the journal's end")
+        subject = f"$JS.API.STREAM.INFO.{topology.STREAM}"
+        info = await self._call(self.jetstream.stream_info(topology.STREAM), "reading the journal's end", subject)
         return int(info.state.last_seq)
 
     # --- telemetry ---------------------------------------------------------------------------------------------------
@@ -216,10 +232,11 @@ class NatsBus:
             return service
 
         async def start_whole() -> nats.micro.service.Service:
-            return await self._uncut(start())
+            service = await self._uncut(start())
+            await self._uncut(self._nc.flush())
+            return service
 
-        service = await self._call(start_whole(), f"serving {subject}")
-        await self.flush()
+        service = await self._call(start_whole(), f"serving {subject}", subject)
 
         async def stop() -> None:
             with contextlib.suppress(nats.errors.Error, TimeoutError):
@@ -231,7 +248,7 @@ class NatsBus:
         """Send a query; see `Bus.ask`."""
         owner = subject.rsplit(".", 1)[-1]
         try:
-            reply = await self._call(replies.request(self._nc, subject, data, timeout_s), f"asking {owner}")
+            reply = await self._call(replies.request(self._nc, subject, data, timeout_s), f"asking {owner}", subject)
         except BusUnavailableError as error:
             if isinstance(error.__cause__, nats.errors.NoRespondersError):
                 raise BusUnavailableError(f"nobody answers on {subject}; is {owner} running?") from error
@@ -296,18 +313,27 @@ class NatsBus:
         task.add_done_callback(_look_at)
         return await asyncio.shield(task)
 
-    async def _call(self, request: Coroutine[Any, Any, T], what: str) -> T:
-        """Return the outcome of `request`; fail at once when the connection breaks, and in time when nothing comes."""
+    async def _call(self, request: Coroutine[Any, Any, T], what: str, *on: str) -> T:
+        """Return the outcome of `request`; fail at once when the connection breaks, and in time when nothing comes.
+
+        Raises:
+            NotAllowedError: the server refuses us one of the subjects `on`.
+            BusUnavailableError, InvalidInputError: as `_meaning` has it.
+        """
         if self._lost.done():
             request.close()
             raise BusUnavailableError(f"{what}: {_DOWN}")
         task = asyncio.ensure_future(request)
         task.add_done_callback(_look_at)  # it may fail while we are being cancelled
-        either: list[asyncio.Future[Any]] = [task, self._lost]
+        lost, subjects_of_it = self._lost, {each.lower() for each in on}  # the client has refusals in small letters
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise BusUnavailableError(f"{what}: {_DOWN}")
+            while not task.done():
+                refused = self._refused
+                await asyncio.wait({task, lost, refused}, return_when=asyncio.FIRST_COMPLETED)
+                if refused.done() and refused.result().subject in subjects_of_it:
+                    raise NotAllowedError(f"{what}: {refused.result().told(self._name)}")
+                if lost.done() and not task.done():
+                    raise BusUnavailableError(f"{what}: {_DOWN}")
             return task.result()
         except (nats.errors.Error, TimeoutError, OSError) as error:
             meaning = _meaning(error)
@@ -320,10 +346,15 @@ class NatsBus:
                 task.cancel()
 
     async def _on_error(self, error: Exception) -> None:
+        again = str(error) == str(self._last_error)
         if self._last_error is None or not isinstance(error, OSError):
             self._last_error = error  # a server that refuses us says why, then hangs up: the first is what to know
+        refusal = _REFUSAL.search(str(error))
+        if refusal:
+            earlier, self._refused = self._refused, asyncio.get_running_loop().create_future()
+            earlier.set_result(_Refusal(refusal[1], refusal[2]))
         expected = isinstance(error, OSError | nats.errors.StaleConnectionError | TimeoutError)
-        log.log(logging.DEBUG if expected else logging.WARNING, "%s: NATS says: %s", self._name, error or repr(error))
+        log.log(logging.DEBUG if expected or again else logging.WARNING, "%s: NATS says: %s", self._name, error or repr(error))
 
     async def _on_disconnected(self) -> None:
         if not self._lost.done():
@@ -348,6 +379,21 @@ class NatsBus:
                 outages.put_nowait(None)
 
 
+class _Refusal(NamedTuple):
+    """What the server does not let us do."""
+
+    verb: str
+    subject: str
+
+    def told(self, name: str) -> str:
+        doing = "publishing" if self.verb == "publish" else "subscribing"
+        return (
+            f"the key of {name} gives no right to {doing} on {self.subject}: use the key of who may, "
+            f"{PREFIX}NATS_NKEY names its file"
+        )
+
+
+_REFUSAL = re.compile(r'permissions violation for (publish|subscription) to "([^" ]+)"')
 _DOWN = "the connection to NATS is down; it is being restored"
 
 

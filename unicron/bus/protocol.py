@@ -43,7 +43,7 @@ Handler = Callable[[bytes], Awaitable[bytes]]
 
 
 class Bucket(Protocol):
-    """Compare-and-set key-value. Keys are single subject tokens."""
+    """Compare-and-set key-value. Keys are subject tokens, with dots between them."""
 
     async def get(self, key: str) -> Revisioned | None:
         """Return the value, or None where there is none. On a cluster it may be stale: decide on writes only."""

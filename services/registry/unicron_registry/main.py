@@ -39,6 +39,7 @@ def wiring(settings: RegistrySettings) -> Wiring:
         state=RegistryState,
         facts=[subjects.FACTS],
         telemetry=telemetry,
+        provisions=True,
     )
 
 

@@ -1,0 +1,143 @@
+"""The keys of a cluster: one for each user of the bus, in a folder of its own that can be given to that one alone.
+
+A user is let in while its key is there. `NAME/NAME.nk` is its seed, `NAME/shut-out` says that it gets none by itself,
+and `server/accounts.conf`, without secrets, is what the NATS server includes.
+"""
+
+import argparse
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import nkeys
+
+from unicron.bus import access
+from unicron.errors import InvalidInputError, UnicronError
+from unicron.services import SERVICES
+from unicron_deploy import rights
+
+SERVER = "server"
+"""Folder of what the server needs; no node can be called so."""
+
+
+class Keyring:
+    """The keys in `folder`; whoever changes them has the server read its configuration again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.accounts = folder / SERVER / "accounts.conf"
+
+    def path(self, name: str) -> Path:
+        """Return where the seed of the user `name` is, or would be."""
+        return self.folder / name / f"{name}.nk"
+
+    def users(self) -> dict[str, str]:
+        """Return the public key of each user that has a key.
+
+        Raises:
+            InvalidInputError: a file is no seed, or others may read it.
+        """
+        found = sorted(path.stem for path in self.folder.glob("*/*.nk"))
+        return {name: access.public_key(self.path(name)) for name in found}
+
+    def shut(self) -> list[str]:
+        """Return who was shut out."""
+        return sorted(path.parent.name for path in self.folder.glob("*/shut-out"))
+
+    def ensure(self, nodes: Iterable[str]) -> None:
+        """Make the keys that are missing, for all services, people and `nodes`; who is shut out stays so.
+
+        Raises:
+            InvalidInputError: a node can't be called so, or a key that is there can't be used.
+        """
+        wanted = [*rights.PEOPLE, *SERVICES, *(_node(name) for name in nodes)]
+        for name in wanted:
+            if not self.path(name).exists() and name not in self.shut():
+                self._make(name)
+        self.write()
+
+    def admit(self, node: str) -> Path:
+        """Give a node a key, where it has none, and let it in again if it was shut out; return the path of its seed."""
+        path = self.path(_node(node))
+        if not path.exists():
+            self._make(node)
+        (path.parent / "shut-out").unlink(missing_ok=True)
+        self.write()
+        return path
+
+    def rotate(self, name: str) -> Path:
+        """Replace the key of a user, so that the old one opens nothing any more; return the path of the seed.
+
+        Raises:
+            InvalidInputError: there is no such user.
+        """
+        self._known(name)
+        self._make(name)
+        self.write()
+        return self.path(name)
+
+    def shut_out(self, name: str) -> None:
+        """Take the key of a user away.
+
+        Raises:
+            InvalidInputError: there is no such user.
+        """
+        self._known(name)
+        (self.path(name).parent / "shut-out").touch()
+        self.path(name).unlink()
+        self.write()
+
+    def write(self) -> None:
+        """Write what the server includes."""
+        self.accounts.parent.mkdir(parents=True, exist_ok=True)
+        scratch = self.accounts.with_suffix(".new")
+        scratch.write_text(rights.accounts(self.users()))
+        scratch.replace(self.accounts)
+
+    def _known(self, name: str) -> None:
+        if not self.path(name).exists():
+            names = ", ".join(self.users()) or "nobody"
+            raise InvalidInputError(f"{name!r} has no key in {self.folder}; who has one: {names}")
+
+    def _make(self, name: str) -> None:
+        path = self.path(name)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.parent.mkdir(exist_ok=True)
+        path.parent.chmod(0o700)
+        scratch = path.with_suffix(".new")
+        scratch.unlink(missing_ok=True)
+        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER) + b"\n")
+        scratch.replace(path)
+
+
+def _node(name: str) -> str:
+    if name == SERVER:
+        raise InvalidInputError(f"node {name!r}: its keys would lie where the server's file does; call it otherwise")
+    return rights.node(name)
+
+
+def main() -> int:
+    """Make the keys that are missing, and the server's file; return the exit status."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--dir", type=Path, required=True, help="folder of the keys")
+    parser.add_argument("--owner", type=int, help="user id that is to own them")
+    parser.add_argument("nodes", nargs="*", metavar="NODE")
+    options = parser.parse_args()
+    keyring = Keyring(options.dir)
+    try:
+        keyring.ensure(options.nodes)
+    except UnicronError as error:
+        sys.stderr.write(f"keys: {error}\n")
+        return 1
+    if options.owner is not None:
+        for path in options.dir.rglob("*"):
+            shutil.chown(path, options.owner)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
