@@ -68,7 +68,6 @@ from unicron.client import Client
 from unicron.contracts.base import Message
 from unicron.contracts.events import FailureDetected, IterationFinished, Regrouped, TaskStateChanged
 from unicron.contracts.tasks import TaskSpec, TaskState
-from unicron.settings import Settings
 
 GRACE_S, LEAST_STALL_S = 1.0, 0.7
 PATIENCE_S = 180.0
@@ -127,8 +126,7 @@ async def running(root: Path, nodes: int) -> AsyncIterator[Scene]:
     await asyncio.to_thread(cluster.start)
     try:
         await cluster.wait_until_ready(PATIENCE_S)
-        settings = msgspec.structs.replace(Settings.load([]), nats_url=cluster.url)
-        async with connected_client(settings, "benchmark") as client:
+        async with connected_client(cluster.settings(), "benchmark") as client:
             scene = Scene(cluster, client)
             jobs = [asyncio.create_task(scene.follow()), asyncio.create_task(scene.listen())]
             await asyncio.sleep(0.3)

@@ -40,7 +40,6 @@ from unicron.contracts.queries import StragglerWindow
 from unicron.contracts.tasks import TaskSpec
 from unicron.contracts.timings import DEFAULT_SHARE
 from unicron.contracts.worker import frame
-from unicron.settings import Settings
 from unicron.train.timing import BACKWARD, FORWARD, OPTIMIZER, REDUCE, Recorder
 
 WORKERS, MICROBATCHES = 4, 12
@@ -197,8 +196,7 @@ async def measure(root: Path) -> tuple[dict[str, float], dict[str, object]]:
     await asyncio.to_thread(cluster.start)
     try:
         await cluster.wait_until_ready(PATIENCE_S)
-        settings = msgspec.structs.replace(Settings.load([]), nats_url=cluster.url)
-        async with connected_client(settings, "benchmark") as client:
+        async with connected_client(cluster.settings(), "benchmark") as client:
             run = Run()
             listening = asyncio.create_task(run.listen(client))
             spec = TaskSpec(

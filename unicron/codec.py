@@ -91,7 +91,7 @@ def decode_asked(data: bytes, *, orders: bool) -> queries.Query:
     """
     query = decode_query(data)
     if isinstance(query, queries.Order) and not orders:
-        raise InvalidInputError(f"{type(query).__name__} is an order: send it on unicron.v1.ord.OWNER, not where one asks")
+        raise InvalidInputError(f"{type(query).__name__} is an order: send it on unicron.v1.ord.OWNER")
     return query
 
 

@@ -31,7 +31,6 @@ from unicron.contracts.events import Alert, DeadLetter, FailureDetected, Iterati
 from unicron.contracts.queries import Status
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError, UnicronError
-from unicron.settings import Settings
 from unicron_cli.output import console
 from unicron_cli.report import Report, TaskReport, fault_reports, is_ok, report_view
 from unicron_cli.views import status_view
@@ -133,8 +132,7 @@ class Demo:
         """Start the cluster, submit the tasks, let the faults strike, and wait for the end."""
         await asyncio.to_thread(self.cluster.start, self._say)
         await self.cluster.wait_until_ready(120.0, self._say)
-        settings = msgspec.structs.replace(Settings.load([]), nats_url=self.cluster.url)
-        async with connected_client(settings, "unicron-demo") as client:
+        async with connected_client(self.cluster.settings(), "unicron-demo") as client:
             jobs = [
                 asyncio.create_task(job) for job in (self._follow(client), self._listen(client), self._poll(client))
             ]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from unicron_cli.output import FOLDER, Folder, Json, Nats, console, done, print_json, settings
+from unicron_cli.output import FOLDER, Folder, Json, Nats, console, done, print_json, settings, warn
 
 READY_S = 90.0
 """How long `up` waits for the cluster; importing torch alone takes seconds on a small machine."""
@@ -17,6 +17,9 @@ def up(
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes.")] = 3,
     slots: Annotated[int, typer.Option(min=1, max=64, help="Worker slots of each node.")] = 2,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the message bus.")] = 4222,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let everybody who reaches the bus do everything, without a key.")
+    ] = False,
     folder: Folder = FOLDER,
     as_json: Json = False,
 ) -> None:
@@ -25,7 +28,12 @@ def up(
 
     from unicron_deploy.embedded import PORT, Cluster  # noqa: PLC0415
 
-    cluster = Cluster(folder, nodes, slots, port)
+    if insecure:
+        warn(
+            "INSECURE: there are no keys and no rights: whoever reaches the bus may order anything and speak for "
+            "any node; leave --insecure out wherever anybody else can reach it"
+        )
+    cluster = Cluster(folder, nodes, slots, port, insecure=insecure)
     with _progress("starting the cluster") as on_step:
         cluster.start(on_step)
         try:
@@ -37,7 +45,10 @@ def up(
     text = f"the cluster runs at {cluster.url} with {nodes} nodes of {slots} slots; logs in {cluster.logs}"
     if port != PORT:
         text += f"\nexport UNICRON_NATS_URL={cluster.url}   # for the other commands"
-    done(text, as_json, url=cluster.url, dir=str(cluster.root), processes=processes)
+    key = cluster.settings().nats_nkey
+    if key and folder != FOLDER:
+        text += f"\nexport UNICRON_NATS_NKEY={key}   # likewise: the operator's key"
+    done(text, as_json, url=cluster.url, key=key, dir=str(cluster.root), processes=processes)
 
 
 def down(folder: Folder = FOLDER, as_json: Json = False) -> None:

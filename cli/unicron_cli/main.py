@@ -12,6 +12,7 @@ from unicron.errors import UnicronError
 from unicron_cli import (
     chaos,
     checkpoints,
+    credentials,
     local,
     orders,
     plan,
@@ -60,6 +61,7 @@ app.add_typer(task.app, name="task")
 app.add_typer(plan.app, name="plan")
 app.add_typer(chaos.app, name="chaos")
 app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(credentials.app, name="credentials")
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(straggler.app, name="straggler")
 straggler_live.mount(straggler.app)

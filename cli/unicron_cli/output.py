@@ -1,11 +1,13 @@
 """How the commands speak: tables for people, JSON for programs, and the connection they share."""
 
+import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from urllib.parse import urlsplit
 
 import typer
 
@@ -39,10 +41,26 @@ PLAIN_WIDTH = 160
 
 def settings(nats: str | None) -> "Settings":
     """Return the settings of a command: `--nats` over the environment over defaults."""
+    from msgspec.structs import replace  # noqa: PLC0415
+
     from unicron.settings import PREFIX, Settings  # noqa: PLC0415
 
-    given = {PREFIX + "CONNECT_TIMEOUT_S": CONNECT_S, **os.environ}
-    return Settings.load([], given | ({PREFIX + "NATS_URL": nats} if nats else {}))
+    given = {PREFIX + "CONNECT_TIMEOUT_S": CONNECT_S, **os.environ} | ({PREFIX + "NATS_URL": nats} if nats else {})
+    found = Settings.load([], given)
+    return found if found.nats_nkey or found.nats_creds else replace(found, nats_nkey=own_key(found.nats_url))
+
+
+def own_key(url: str, folder: Path = FOLDER) -> str:
+    """Return the path of the key for the bus at `url` that lies in the cluster's folder; empty where none does."""
+    address, record = urlsplit(url), folder / "cluster.json"
+    if address.hostname not in {"127.0.0.1", "localhost"}:
+        return ""
+    with suppress(OSError, ValueError, AttributeError):
+        layout = json.loads(record.read_bytes())
+        if layout.get("insecure") or layout.get("port") != address.port:
+            return ""
+    paths = (folder / "keys" / name / f"{name}.nk" for name in ("operator", "user"))
+    return next((str(path) for path in paths if os.access(path, os.R_OK)), "")
 
 
 def with_client(nats: str | None, job: "Callable[[Client], Awaitable[T]]") -> T:

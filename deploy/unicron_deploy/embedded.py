@@ -23,8 +23,10 @@ from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.services import SERVICES
 from unicron.settings import Settings
+from unicron_deploy.keys import Keyring
 from unicron_deploy.nats_server import NatsServer
 from unicron_deploy.processes import Started, wait_until_gone
+from unicron_deploy.rights import OPERATOR
 
 NATS = "nats"
 PORT = 4222
@@ -49,12 +51,14 @@ class Layout(msgspec.Struct, kw_only=True):
         nodes: number of agents.
         slots: worker slots of each.
         port: of the NATS server.
+        insecure: whether it lets everybody in, without a key.
         processes: by name.
     """
 
     nodes: int
     slots: int
     port: int
+    insecure: bool = False
     processes: dict[str, Started] = {}
 
 
@@ -72,14 +76,18 @@ class Cluster:
     Attributes:
         url: address of its NATS server.
         names: its processes in the order in which they start: nats, services, node-1 and so on.
+        keys: of the cluster, in `root/keys`.
+        insecure: whether its server lets everybody in, without a key.
     """
 
-    def __init__(self, root: Path, nodes: int = 3, slots: int = 2, port: int = PORT) -> None:
+    def __init__(self, root: Path, nodes: int = 3, slots: int = 2, port: int = PORT, *, insecure: bool = False) -> None:
         self.root = root.resolve()
         self.logs = self.root / "logs"
         self._file = self.root / "cluster.json"
-        self._layout = Layout(nodes=nodes, slots=slots, port=port)
-        self._server = NatsServer(self.root / "nats", port)
+        self._layout = Layout(nodes=nodes, slots=slots, port=port, insecure=insecure)
+        self.insecure = insecure
+        self.keys = Keyring(self.root / "keys")
+        self._server = self._new_server()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._busy = threading.RLock()  # a stop waits for what is being started, or it would leave that behind
         self.url = self._server.url
@@ -102,7 +110,7 @@ class Cluster:
             ) from error
         except msgspec.MsgspecError as error:
             raise InvalidInputError(f"{path}: not a record of a cluster: {error}; remove it") from error
-        cluster = cls(root, layout.nodes, layout.slots, layout.port)
+        cluster = cls(root, layout.nodes, layout.slots, layout.port, insecure=layout.insecure)
         cluster._layout = layout
         return cluster
 
@@ -148,7 +156,9 @@ class Cluster:
             if name in self.alive() and wait_until_gone([self._layout.processes[name]], DYING_S):
                 raise InvalidInputError(f"{name} runs already (process {self._layout.processes[name].pid})")
             if name == NATS:
-                self._server = NatsServer(self.root / "nats", self._layout.port)
+                self._server = self._new_server()
+                if not self.insecure:
+                    self.keys.ensure(self.nodes)
                 pid = self._server.start()
             else:
                 with (self.logs / f"{name}.log").open("ab") as log:
@@ -158,11 +168,31 @@ class Cluster:
                         stdout=log,
                         stderr=log,
                         start_new_session=True,
-                        env={**SHARED_CORES, **os.environ, "UNICRON_NATS_URL": self.url, "PYTHONUNBUFFERED": "1"},
+                        env={**SHARED_CORES, **os.environ, **self._environment(name), "PYTHONUNBUFFERED": "1"},
                     )
                 self._children[name], pid = child, child.pid
             self._layout.processes[name] = Started.of(pid)
             self._save()
+
+    def _new_server(self) -> NatsServer:
+        accounts = None if self.insecure else self.keys.accounts
+        return NatsServer(self.root / "nats", self._layout.port, accounts=accounts)
+
+    def _environment(self, name: str) -> dict[str, str]:
+        key = "" if self.insecure else str(self.keys.path(name))
+        return {"UNICRON_NATS_URL": self.url, "UNICRON_NATS_NKEY": key}
+
+    def settings(self, user: str = OPERATOR) -> Settings:
+        """Return what a client needs that speaks as `user`."""
+        given = self._environment(user)
+        return msgspec.structs.replace(
+            Settings.load([]), nats_url=given["UNICRON_NATS_URL"], nats_nkey=given["UNICRON_NATS_NKEY"]
+        )
+
+    def reload(self) -> None:
+        """Have a running server look again who is let in."""
+        if NATS in self.alive():
+            self._layout.processes[NATS].signal(signal.SIGHUP)
 
     def _command(self, name: str) -> list[str]:
         if name in MODULES:
@@ -187,8 +217,7 @@ class Cluster:
             BusUnavailableError: a process ended, or it took longer than `timeout_s`; says what is missing.
         """
         deadline = time.monotonic() + timeout_s
-        settings = msgspec.structs.replace(Settings.load([]), nats_url=self.url)
-        async with connected_client(settings, "unicron-cluster") as client:
+        async with connected_client(self.settings(), "unicron-cluster") as client:
             while missing := await self._missing(client):
                 on_step(f"waiting for {', '.join(missing)}")
                 dead = sorted(set(self._layout.processes) - set(self.alive()))

@@ -121,15 +121,25 @@ def _node(name: str) -> str:
 
 
 def main() -> int:
-    """Make the keys that are missing, and the server's file; return the exit status."""
+    """Make the keys that are missing, or change one, and write the server's file; return the exit status."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--dir", type=Path, required=True, help="folder of the keys")
     parser.add_argument("--owner", type=int, help="user id that is to own them")
-    parser.add_argument("nodes", nargs="*", metavar="NODE")
+    parser.add_argument("--rotate", metavar="NAME", help="replace this user's key")
+    parser.add_argument("--admit", metavar="NODE", help="give this node a key, also one that was shut out")
+    parser.add_argument("--shut-out", metavar="NODE", help="take this user's key away")
+    parser.add_argument("nodes", nargs="*", metavar="NODE", help="who is to have a key, unless shut out")
     options = parser.parse_args()
     keyring = Keyring(options.dir)
     try:
-        keyring.ensure(options.nodes)
+        if options.rotate:
+            keyring.rotate(options.rotate)
+        elif options.admit:
+            keyring.admit(options.admit)
+        elif options.shut_out:
+            keyring.shut_out(options.shut_out)
+        else:
+            keyring.ensure(options.nodes)
     except UnicronError as error:
         sys.stderr.write(f"keys: {error}\n")
         return 1

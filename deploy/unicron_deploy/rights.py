@@ -90,7 +90,11 @@ def _service(name: str) -> Rights:
     facts = f"{subjects.ROOT}.evt.{name}.>"
     publish = (facts, state, f"{state}.>", lease, *READ_JOURNAL, *READ_LEASE, f"$JS.API.STREAM.MSG.GET.{STATE}")
     more: dict[str, tuple[str, ...]] = {
-        "registry": (*PROVISION, subjects.rpc(name), subjects.orders(name)),  # orders that come as files it gives itself
+        "registry": (
+            *PROVISION,
+            subjects.rpc(name),
+            subjects.orders(name),
+        ),  # orders that come as files it gives itself
         "transition": (f"{subjects.ROOT}.cmd.>",),
     }
     heard = (topology.DISCONNECTS,) if name == "detector" else ()

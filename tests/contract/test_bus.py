@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+from pathlib import Path
 
 import pytest
 from nats.aio.client import Client
@@ -407,7 +408,9 @@ async def test_what_the_server_forgot_to_tell_is_read_all_the_same(nats_world, m
     assert dropped == [b""]
 
 
-async def test_an_interruption_is_noticed_without_waiting_for_the_next_check(private_world, private_server, monkeypatch):
+async def test_an_interruption_is_noticed_without_waiting_for_the_next_check(
+    private_world, private_server, monkeypatch
+):
     monkeypatch.setattr(journal, "CHECK_S", 60.0)
     bus = await private_world.connect()
     following = asyncio.create_task(take(bus.follow(ALL, 0), 2))
@@ -593,7 +596,9 @@ async def test_a_restarted_server_keeps_everything(private_world, private_server
 
 
 def test_the_deployed_configuration_is_the_embedded_one(request):
-    assert (request.config.rootpath / "deploy" / "nats.conf").read_text() == config_text("/data", accounts=Path("server/accounts.conf"))
+    assert (request.config.rootpath / "deploy" / "nats.conf").read_text() == config_text(
+        "/data", accounts=Path("server/accounts.conf")
+    )
 
 
 async def test_a_stopped_client_is_noticed(tmp_path):

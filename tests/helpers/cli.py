@@ -15,8 +15,17 @@ def call(command, environment=CLEAN, cwd=None):
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=180, check=False)
 
 
+KEYS = {}
+"""Path of the operator's key, by the address of the bus that knows it."""
+
+
+def reaching(url):
+    """Return the environment of a command that reaches the bus at `url`."""
+    return CLEAN | {"UNICRON_NATS_URL": url} | ({"UNICRON_NATS_NKEY": KEYS[url]} if url in KEYS else {})
+
+
 def unicron(*words, url=None, code=0, cwd=None):
-    environment = CLEAN | ({"UNICRON_NATS_URL": url} if url else HASTY)
+    environment = reaching(url) if url else CLEAN | HASTY
     done = call([*UNICRON, *words], environment, cwd)
     assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr

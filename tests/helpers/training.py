@@ -8,7 +8,6 @@ import sys
 import textwrap
 import time
 
-import msgspec
 import torch
 from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
@@ -16,7 +15,6 @@ from unicron_deploy.nats_server import free_port
 from unicron.bootstrap import connected_client
 from unicron.contracts.events import IterationFinished
 from unicron.contracts.tasks import TaskSpec
-from unicron.settings import Settings
 
 TRAIN = """
     import os, sys, time
@@ -134,8 +132,7 @@ async def running_cluster(root, nodes=3, slots=1):
     await asyncio.to_thread(cluster.start)
     try:
         await cluster.wait_until_ready(120.0)
-        settings = msgspec.structs.replace(Settings.load([]), nats_url=cluster.url)
-        async with connected_client(settings, "test") as client:
+        async with connected_client(cluster.settings(), "test") as client:
             scene = RunningCluster(cluster, client)
             jobs = [asyncio.create_task(scene.follow()), asyncio.create_task(scene.listen())]
             await asyncio.sleep(0.2)

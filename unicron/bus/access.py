@@ -48,7 +48,7 @@ def credentials(settings: Settings) -> str | None:
 
 
 def inbox(user: str) -> str:
-    """Return the prefix of the inboxes of `user`, where nobody else may read; the file of its key is called after it."""
+    """Return the prefix of the inboxes of `user`, where nobody else may read; its key's file is called after it."""
     return f"_INBOX.{user}"
 
 
@@ -61,9 +61,13 @@ def public_key(path: Path) -> str:
     try:
         mode, seed = path.stat().st_mode, path.read_bytes().strip()
     except OSError as error:
-        raise InvalidInputError(f"{path}: no key can be read there: {error.strerror}; see `unicron credentials`") from error
+        raise InvalidInputError(
+            f"{path}: no key can be read there: {error.strerror}; see `unicron credentials`"
+        ) from error
     if stat.S_IMODE(mode) & 0o077:
-        raise InvalidInputError(f"{path}: others than its owner may read or write this key; chmod 600 it, then rotate it")
+        raise InvalidInputError(
+            f"{path}: others than its owner may read or write this key; chmod 600 it, then rotate it"
+        )
     try:
         pair = nkeys.from_seed(bytearray(seed))
         key: str = pair.public_key.decode()

@@ -11,6 +11,6 @@ class KeyedClient(Client):
 
     async def _process_connect_init(self) -> None:
         if self._nkeys_seed:
-            with contextlib.suppress(OSError, ValueError, nkeys.NkeysError):  # the server says what it thinks of the old
+            with contextlib.suppress(OSError, ValueError, nkeys.NkeysError):  # then the old one: the server will say
                 self._setup_nkeys_seed_connect()
         await super()._process_connect_init()

@@ -95,17 +95,22 @@ class Reader:
                     yield entry
             return
         # The same end for all: else one read later would be ahead of another.
-        until = (await self._call(self._js.stream_info(topology.STREAM), "reading the journal's end", _INFO)).state.last_seq
+        stream = await self._call(self._js.stream_info(topology.STREAM), "reading the journal's end", _INFO)
+        until = stream.state.last_seq
         readings = [self._matching(each, until) for each in self._filters]
-        heads = [(entry.sequence, at, entry) for at, each in enumerate(readings) if (entry := await anext(each, None))]
+        heads = []
+        for at, reading in enumerate(readings):
+            with contextlib.suppress(StopAsyncIteration):
+                entry = await anext(reading)
+                heads.append((entry.sequence, at, entry))
         heapify(heads)
         while heads:
             sequence, at, entry = heads[0]
-            following = await anext(readings[at], None)
-            if following is None:
-                heappop(heads)
-            else:
+            try:
+                following = await anext(readings[at])
                 heapreplace(heads, (following.sequence, at, following))
+            except StopAsyncIteration:
+                heappop(heads)
             if sequence > self.position:  # one that matches two filters comes twice
                 self.position = sequence
                 yield entry

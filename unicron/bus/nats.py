@@ -329,7 +329,8 @@ class NatsBus:
         try:
             while not task.done():
                 refused = self._refused
-                await asyncio.wait({task, lost, refused}, return_when=asyncio.FIRST_COMPLETED)
+                each: set[asyncio.Future[Any]] = {task, lost, refused}
+                await asyncio.wait(each, return_when=asyncio.FIRST_COMPLETED)
                 if refused.done() and refused.result().subject in subjects_of_it:
                     raise NotAllowedError(f"{what}: {refused.result().told(self._name)}")
                 if lost.done() and not task.done():
@@ -354,7 +355,8 @@ class NatsBus:
             earlier, self._refused = self._refused, asyncio.get_running_loop().create_future()
             earlier.set_result(_Refusal(refusal[1], refusal[2]))
         expected = isinstance(error, OSError | nats.errors.StaleConnectionError | TimeoutError)
-        log.log(logging.DEBUG if expected or again else logging.WARNING, "%s: NATS says: %s", self._name, error or repr(error))
+        level = logging.DEBUG if expected or again else logging.WARNING
+        log.log(level, "%s: NATS says: %s", self._name, error or repr(error))
 
     async def _on_disconnected(self) -> None:
         if not self._lost.done():
@@ -368,6 +370,7 @@ class NatsBus:
     async def _on_reconnected(self) -> None:
         down_s = time.monotonic() - self._down_since
         self._lost = asyncio.get_running_loop().create_future()
+        self._last_error = None
         log.info("%s: connected to NATS again after %.2f s", self._name, down_s)
         for queue in self._outages:
             queue.put_nowait(down_s)
@@ -386,10 +389,10 @@ class _Refusal(NamedTuple):
     subject: str
 
     def told(self, name: str) -> str:
-        doing = "publishing" if self.verb == "publish" else "subscribing"
+        """Return it with the cure, for the connection `name`."""
+        verb = "publish on" if self.verb == "publish" else "subscribe to"
         return (
-            f"the key of {name} gives no right to {doing} on {self.subject}: use the key of who may, "
-            f"{PREFIX}NATS_NKEY names its file"
+            f"the key of {name} gives no right to {verb} {self.subject}: name the key of who may in {PREFIX}NATS_NKEY"
         )
 
 

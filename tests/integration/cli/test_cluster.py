@@ -8,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from helpers.cli import CLEAN, UNICRON, WAIT_S, call, data, unicron
+from helpers.cli import CLEAN, KEYS, UNICRON, WAIT_S, call, data, reaching, unicron
 from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
 
@@ -53,6 +53,7 @@ def url(folder):
     try:
         up = data("up", *words)
         assert set(up["processes"]) == {"nats", *SERVICES, "node-1", "node-2"}
+        KEYS[up["url"]] = up["key"]
         yield up["url"]
     finally:
         with contextlib.suppress(Exception):
@@ -64,7 +65,7 @@ def task(url, folder):
     """A task that trains on both nodes."""
     (folder / "train.py").write_text(TRAIN)
     (folder / "task.yaml").write_text(TASK + "weight: 2.5\n")
-    done = call([*UNICRON, "submit", str(folder / "task.yaml")], CLEAN | {"UNICRON_NATS_URL": url})
+    done = call([*UNICRON, "submit", str(folder / "task.yaml")], reaching(url))
     assert (done.returncode, done.stdout) == (0, "task tiny submitted\n")
     assert "task.yaml:7: weight 2.5: 0.5 to 2.0 is recommended" in done.stderr
     await_task(url, workers=2, beyond=0)
@@ -88,6 +89,68 @@ def test_a_second_cluster_in_the_folder_or_on_the_port_is_refused(url, folder):
     assert "runs in" in unicron("up", "--dir", str(folder / "c"), code=1)
     port = url.rpartition(":")[2]
     assert f"port {port}" in unicron("up", "--port", port, "--dir", str(folder / "other"), code=1)
+
+
+def test_it_runs_with_keys_and_nobody_gets_in_without_one(url, folder):
+    stranger = call([*UNICRON, "status"], CLEAN | {"UNICRON_NATS_URL": url, "UNICRON_CONNECT_TIMEOUT_S": "0.5"})
+    assert stranger.returncode == 1
+    assert "lets in nobody without a key; set UNICRON_NATS_NKEY" in stranger.stderr
+    user = reaching(url) | {"UNICRON_NATS_NKEY": str(folder / "c" / "keys" / "user" / "user.nk")}
+    assert call([*UNICRON, "status"], user).returncode == 0
+    order = call([*UNICRON, "drain", "node-2"], user)
+    assert (order.returncode, order.stdout) == (1, "")
+    assert "gives no right to publish on unicron.v1.ord.registry" in order.stderr
+    assert "UNICRON_NATS_NKEY" not in CLEAN
+
+
+def test_a_command_finds_the_operators_key_in_the_clusters_folder(url, folder):
+    (folder / "home").mkdir()
+    (folder / "home" / ".unicron").symlink_to(folder / "c")
+    found = call([*UNICRON, "--nats", url, "status"], CLEAN, folder / "home")
+    assert (found.returncode, found.stderr) == (0, "")
+
+
+def test_credentials_are_listed_given_replaced_and_taken(url, folder):
+    def credentials(*words, **options):
+        return data("credentials", *words, "--dir", str(folder / "c"), **options)
+
+    def node(name):
+        return next(view["state"] for view in data("nodes", url=url) if view["node"] == name)
+
+    def await_node(name, state):
+        deadline = time.monotonic() + WAIT_S
+        while node(name) != state:
+            assert time.monotonic() < deadline, node(name)
+            time.sleep(0.2)
+
+    def users():
+        return {user["name"]: user["key"] for user in credentials("list")["users"]}
+
+    before = users()
+    assert set(before) == {*SERVICES, "operator", "user", "subscriber", "node-1", "node-2"}
+    processes = Cluster.load(folder / "c").processes
+    path = credentials("subscriber")["file"]
+    reading = call([*UNICRON, "status"], reaching(url) | {"UNICRON_NATS_NKEY": path})
+    assert "the key of unicron-cli gives no right to publish on unicron.v1.rpc.registry" in reading.stderr
+    credentials("shut-out", "node-2")
+    await_node("node-2", "lost")
+    assert credentials("list")["shut_out"] == ["node-2"]
+    credentials("node", "node-2")
+    await_node("node-2", "up")
+    credentials("rotate", "transition")
+    assert {name for name, key in users().items() if key != before[name]} == {"node-2", "transition"}
+    await_node("node-2", "up")
+    assert data("doctor", url=url)["ok"]
+    assert Cluster.load(folder / "c").processes == processes
+    text = unicron("credentials", "list", "--dir", str(folder / "c"))
+    assert "unicron.v1.cmd.>" in text
+    assert "has no key" in unicron("credentials", "rotate", "node-9", "--dir", str(folder / "c"), code=1)
+    assert "rights of its own" in unicron("credentials", "node", "planner", "--dir", str(folder / "c"), code=1)
+
+
+def test_the_open_way_is_said_loudly(folder):
+    done = call([*UNICRON, "up", "--insecure", "--port", "1", "--nodes", "1", "--dir", str(folder / "open")])
+    assert "warning: INSECURE: there are no keys and no rights" in done.stderr
 
 
 def test_doctor_finds_a_running_cluster_well(url):
@@ -148,7 +211,7 @@ def test_submitting_again_changes_nothing_and_another_spec_is_refused(url, task,
 
 def test_watching_goes_on_until_it_is_interrupted(url, task):
     command = [*UNICRON, "status", "--watch", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=CLEAN | {"UNICRON_NATS_URL": url}) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=reaching(url)) as process:
         first, second = (json.loads(process.stdout.readline()) for _ in range(2))
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
@@ -157,7 +220,7 @@ def test_watching_goes_on_until_it_is_interrupted(url, task):
 
 def test_events_follow_until_interrupted_one_json_object_a_line(url, task):
     command = [*UNICRON, "events", "--follow", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=CLEAN | {"UNICRON_NATS_URL": url}) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=reaching(url)) as process:
         found = []
         while not any(event["type"] == "NodeDrained" for event in found):
             if len(found) == 3:  # it listens

@@ -1,0 +1,90 @@
+"""The commands `unicron credentials`: who may do what on the bus, and with which key."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unicron_cli.output import FOLDER, Folder, Json, console, done, print_json
+
+if TYPE_CHECKING:
+    from unicron_deploy.keys import Keyring
+
+app = typer.Typer(no_args_is_help=True, help="Keys of the bus: give, replace and take them.")
+
+RELOAD = "have the server read its configuration again: nats-server --signal reload, or docker-compose kill -s HUP nats"
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A service, a node, operator, user or subscriber.")]
+Node = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")]
+
+
+@app.command("list")
+def list_keys(folder: Folder = FOLDER, as_json: Json = False) -> None:
+    """List who has a key, and who was shut out."""
+    from rich.table import Table  # noqa: PLC0415
+    from unicron_deploy.rights import rights  # noqa: PLC0415
+
+    keyring = _keyring(folder)
+    users, shut = keyring.users(), keyring.shut()
+    if as_json:
+        found = [{"name": name, "key": key, "file": str(keyring.path(name))} for name, key in users.items()]
+        print_json({"users": found, "shut_out": shut})
+        return
+    table = Table("user", "public key", "may publish on", "file")
+    for name, key in users.items():
+        table.add_row(name, key, "\n".join(rights(name).publish), str(keyring.path(name)))
+    for name in shut:
+        table.add_row(name, "shut out", "", "")
+    console().print(table)
+
+
+@app.command("subscriber")
+def subscriber(folder: Folder = FOLDER, as_json: Json = False) -> None:
+    """Say where the key is with which a tool of yours may read all facts, and nothing else."""
+    keyring = _keyring(folder)
+    path = keyring.path("subscriber")
+    if not path.exists():
+        keyring.ensure([])
+        _reload(folder)
+    text = (
+        f"{path}\nUNICRON_NATS_NKEY={path} python examples/subscriber.py\n"
+        "whoever has this file may read all facts and telemetry; its replies come to _INBOX.subscriber.>"
+    )
+    done(text, as_json, name="subscriber", file=str(path))
+
+
+@app.command("node")
+def node(name: Node, folder: Folder = FOLDER, as_json: Json = False) -> None:
+    """Give a node a key, also one that was shut out: copy the file there, and name it in UNICRON_NATS_NKEY."""
+    path = _keyring(folder).admit(name)
+    done(f"{path}\n{_reload(folder)}", as_json, name=name, file=str(path))
+
+
+@app.command("rotate")
+def rotate(name: Name, folder: Folder = FOLDER, as_json: Json = False) -> None:
+    """Replace a key: the old one opens nothing any more, and who finds the new one in its file goes on with it."""
+    path = _keyring(folder).rotate(name)
+    done(f"{path}\n{_reload(folder)}", as_json, name=name, file=str(path))
+
+
+@app.command("shut-out")
+def shut_out(name: Node, folder: Folder = FOLDER, as_json: Json = False) -> None:
+    """Take a node's key away and end its connection; `unicron credentials node` lets it in again."""
+    _keyring(folder).shut_out(name)
+    done(f"{name} is shut out\n{_reload(folder)}", as_json, name=name)
+
+
+def _keyring(folder: Path) -> "Keyring":
+    from unicron_deploy.keys import Keyring  # noqa: PLC0415
+
+    return Keyring(folder.resolve() / "keys")
+
+
+def _reload(folder: Path) -> str:
+    """Have the embedded server of `folder` look who is let in; return what was done, or what is left to do."""
+    from unicron_deploy.embedded import NATS, Cluster  # noqa: PLC0415
+
+    if (folder / "cluster.json").exists() and NATS in (cluster := Cluster.load(folder)).alive():
+        cluster.reload()
+        return "the server has been told"
+    return RELOAD

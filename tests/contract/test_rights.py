@@ -1,0 +1,405 @@
+"""Who may publish, subscribe and ask what: each cell of the table tried on a real server, and keys that change."""
+
+import asyncio
+import contextlib
+import stat
+
+import nats as raw
+import pytest
+from unicron_deploy import keys, rights
+from unicron_deploy.keys import Keyring
+from unicron_deploy.nats_server import NatsServer, free_port
+
+from unicron import codec, subjects
+from unicron.bus import nats, topology
+from unicron.contracts.queries import GetStatus, RemoveTask
+from unicron.errors import BusUnavailableError, InvalidInputError, NotAllowedError
+from unicron.services import SERVICES
+from unicron.settings import Settings
+
+ALL = {*SERVICES, "node-1", *rights.PEOPLE}
+CONTROL = set(SERVICES)
+ASKING = {"operator", "user"}
+
+PUBLISH = {
+    "unicron.v1.evt.node-1.WorkerExited.gpt": {"node-1"},
+    "unicron.v1.evt.node-2.WorkerExited.gpt": set(),
+    "unicron.v1.tel.node-1.NodeHeartbeat.node-1": {"node-1"},
+    "unicron.v1.tel.node-2.NodeHeartbeat.node-2": set(),
+    "unicron.v1.cmd.node-1.StopWorker.gpt": {"transition"},
+    "unicron.v1.cmd.node-2.StopWorker.gpt": {"transition"},
+    "unicron.v1.rpc.registry": {*ASKING, "registry"},
+    "unicron.v1.rpc.planner": ASKING,
+    "unicron.v1.rpc.node-1": ASKING,
+    "unicron.v1.ord.registry": {"operator", "registry"},
+    "unicron.v1.ord.straggler": {"operator"},
+    "unicron.v1.ord.node-1": {"operator"},
+    "unicron.stored.evt.node-1.WorkerExited.gpt": set(),
+    "unicron.elsewhere": set(),
+    "_INBOX.user.x": set(),
+    "_INBOX.operator.x": set(),
+    f"$SYS.ACCOUNT.{topology.ACCOUNT}.DISCONNECT": set(),
+    "$JS.API.DIRECT.GET.UNICRON": ALL,
+    "$JS.API.STREAM.INFO.UNICRON": ALL,
+    "$JS.API.STREAM.MSG.GET.KV_unicron_lease": ALL - {"subscriber"},
+    "$JS.API.DIRECT.GET.KV_unicron_lease.$KV.unicron_lease.registry": ALL - {"subscriber"},
+    "$JS.API.STREAM.MSG.GET.KV_unicron_state": CONTROL,
+    "$JS.API.STREAM.CREATE.UNICRON": {"operator", "registry"},
+    "$JS.API.STREAM.UPDATE.KV_unicron_state": {"operator", "registry"},
+    "$JS.API.STREAM.CREATE.ANOTHER": set(),
+    "$JS.API.STREAM.DELETE.UNICRON": set(),
+    "$JS.API.STREAM.PURGE.UNICRON": set(),
+    "$JS.API.STREAM.MSG.DELETE.UNICRON": set(),
+    "$JS.API.CONSUMER.CREATE.UNICRON": set(),
+    "$JS.API.CONSUMER.CREATE.UNICRON.mine.unicron.v1.evt.>": set(),
+    "$SRV.PING.agent-node-1": {"node-1"},
+    **{f"unicron.v1.evt.{name}.Alert.gpt": {name} for name in SERVICES},
+    **{f"$KV.unicron_state.{name}": {name} for name in SERVICES},
+    **{f"$KV.unicron_state.{name}.3": {name} for name in SERVICES},
+    **{f"$KV.unicron_lease.{name}": {name} for name in SERVICES},
+}
+
+SUBSCRIBE = {
+    ">": set(),
+    "unicron.v1.>": set(),
+    "unicron.v1.evt.>": set(),
+    "unicron.v1.cmd.node-1.>": set(),
+    "unicron.stored.>": CONTROL | ASKING,
+    "unicron.stored.evt.>": CONTROL | ASKING | {"subscriber"},
+    "unicron.stored.cmd.node-1.>": CONTROL | ASKING | {"node-1"},
+    "unicron.stored.cmd.node-2.>": CONTROL | ASKING,
+    "unicron.stored.evt.*.FailureDetected.node-1": ALL,
+    "unicron.stored.evt.*.FailureDetected.node-2": ALL - {"node-1"},
+    "unicron.stored.evt.straggler.RecordingSwitched.*": ALL,
+    "unicron.v1.tel.>": ALL - {"node-1"},
+    "unicron.v1.rpc.node-1": {"node-1"},
+    "unicron.v1.rpc.node-2": set(),
+    "unicron.v1.ord.node-1": {"node-1"},
+    "unicron.v1.ord.node-2": set(),
+    "unicron.v1.rpc.*": set(),
+    "_INBOX.>": set(),
+    "$KV.>": set(),
+    "$JS.>": set(),
+    f"$SYS.ACCOUNT.{topology.ACCOUNT}.DISCONNECT": {"detector"},
+    f"$SYS.ACCOUNT.{topology.ACCOUNT}.CONNECT": set(),
+    "$SRV.PING.agent-node-1": {"node-1"},
+    **{f"unicron.v1.rpc.{name}": {name} for name in SERVICES},
+    **{f"unicron.v1.ord.{name}": {name} for name in SERVICES},
+    **{f"_INBOX.{name}.>": {name} for name in ALL},
+}
+
+REQUEST = {
+    "unicron.v1.rpc.planner": ASKING,
+    "unicron.v1.ord.planner": {"operator"},
+    "unicron.v1.rpc.node-1": ASKING,
+    "unicron.v1.ord.node-1": {"operator"},
+}
+
+
+class Place:
+    """A server with rights, and its keys."""
+
+    def __init__(self, root):
+        self.keys = Keyring(root / "keys")
+        self.keys.ensure(["node-1", "node-2"])
+        self.server = NatsServer(root / "nats", free_port(), accounts=self.keys.accounts, ping_s=10.0)
+
+    def settings(self, user):
+        return Settings(nats_url=self.server.url, nats_nkey=str(self.keys.path(user)), connect_timeout_s=1.0)
+
+    @contextlib.asynccontextmanager
+    async def connected(self, *users):
+        found = [await nats.connect(self.settings(user), user) for user in users]
+        try:
+            yield found
+        finally:
+            for bus in found:
+                await bus.close()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = Place(tmp_path_factory.mktemp("rights"))
+    place.server.start()
+
+    async def provision():
+        async with place.connected("registry") as [bus]:
+            await topology.provision(bus.jetstream)
+
+    asyncio.run(provision())
+    yield place
+    place.server.stop()
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def refusals(place, user):
+    """Connect as `user` without the help of our own bus; yield the connection, and what the server has refused it."""
+    refused = []
+
+    async def note(error):
+        refused.append(str(error).partition(' to "')[2].rstrip('"'))
+
+    client = await raw.connect(
+        place.server.url, nkeys_seed=str(place.keys.path(user)), inbox_prefix=f"_INBOX.{user}", error_cb=note
+    )
+    try:
+        yield client, refused
+    finally:
+        await client.close()
+
+
+def denied(table, user):
+    return sorted(subject.lower() for subject, allowed in table.items() if user not in allowed)
+
+
+@pytest.mark.parametrize("user", sorted(ALL))
+async def test_each_may_publish_what_the_table_says_and_nothing_else(place, user):
+    async with refusals(place, user) as (client, refused):
+        for subject in PUBLISH:
+            await client.publish(subject, b"")
+        for _ in range(2):  # one is no barrier for refusals
+            await client.flush()
+    assert sorted(refused) == denied(PUBLISH, user)
+
+
+@pytest.mark.parametrize("user", sorted(ALL))
+async def test_each_may_subscribe_to_what_the_table_says_and_nothing_else(place, user):
+    async with refusals(place, user) as (client, refused):
+        for subject in SUBSCRIBE:
+            await client.subscribe(subject)
+        for _ in range(2):
+            await client.flush()
+    assert sorted(refused) == denied(SUBSCRIBE, user)
+
+
+async def echo(data):
+    return data * 2
+
+
+@pytest.mark.parametrize("user", sorted(ALL))
+async def test_each_gets_answers_to_what_the_table_says_and_nothing_else(place, user):
+    large = bytes(400_000)  # so that the reply comes in pieces
+    async with place.connected("planner", "node-1", user) as [planner, node, asker]:
+        for bus, name, service in ((planner, "planner", "planner"), (node, "node-1", "agent-node-1")):
+            for subject in (subjects.rpc(name), subjects.orders(name)):
+                await bus.serve(subject, service, echo)
+        for subject, allowed in REQUEST.items():
+            if user in allowed:
+                assert await asker.ask(subject, large, 5.0) == large * 2
+            else:
+                with pytest.raises(
+                    NotAllowedError, match=rf"the key of {user} gives no right to publish on {subject}: .*NKEY"
+                ):
+                    await asker.ask(subject, large, 5.0)
+
+
+def test_the_table_names_every_kind_of_user():
+    with pytest.raises(InvalidInputError, match=r"'no\.node'"):
+        rights.rights("no.node")
+    for name in (*SERVICES, *rights.PEOPLE, keys.SERVER):
+        with pytest.raises(InvalidInputError, match=f"node '{name}': .*call"):
+            keys._node(name)
+
+
+# --- as our own processes use it -------------------------------------------------------------------------------------
+
+
+async def take(entries, count):
+    async with asyncio.timeout(10), contextlib.aclosing(entries):
+        return [(await anext(entries)).data for _ in range(count)]
+
+
+@pytest.mark.parametrize("reader", ["planner", "user", "subscriber"])
+async def test_what_a_node_says_is_heard_by_who_may_past_and_new(place, reader):
+    async with place.connected("node-1", reader) as [node, other]:
+        position = await other.tail()
+        await node.append("unicron.v1.evt.node-1.T.k", b"past", f"{reader}-past")
+        following = asyncio.create_task(take(other.follow([subjects.FACTS], position), 2))
+        await asyncio.sleep(0.1)
+        await node.append("unicron.v1.evt.node-1.T.k", b"new", f"{reader}-new")
+        assert await following == [b"past", b"new"]
+
+
+async def test_a_node_gets_its_own_commands_and_can_not_listen_to_anothers(place):
+    async with place.connected("transition", "node-1") as [transition, node]:
+        position = await node.tail()
+        await transition.append("unicron.v1.cmd.node-2.StopWorker.k", b"other", "c2")
+        await transition.append("unicron.v1.cmd.node-1.StopWorker.k", b"own", "c1")
+        filters = [subjects.commands("node-1"), subjects.given_up("node-1"), subjects.switched()]
+        assert await take(node.follow(filters, position), 1) == [b"own"]
+        with pytest.raises(NotAllowedError, match=r"subscribe to unicron\.stored\.cmd\.node-2\.>"):
+            await take(node.follow([subjects.commands("node-2")], position), 1)
+
+
+async def test_a_node_that_speaks_for_another_is_told_so_at_once_and_nothing_is_stored(place):
+    async with place.connected("node-1") as [node]:
+        position = await node.tail()
+        async with asyncio.timeout(1.0):
+            with pytest.raises(NotAllowedError, match=r"storing on unicron\.v1\.evt\.node-2\.T\.k: the key of node-1"):
+                await node.append("unicron.v1.evt.node-2.T.k", b"", "forged")
+        assert await node.tail() == position
+
+
+async def test_services_keep_states_and_leases_of_their_own_only(place):
+    async with place.connected("planner", "detector", "node-1") as [planner, detector, node]:
+        for bucket, key in (("state", "planner"), ("state", "planner.0"), ("lease", "planner")):
+            stored = await planner.bucket(bucket).get(key)
+            await planner.bucket(bucket).update(key, b"me", stored.revision if stored else 0)
+        assert (await detector.bucket("lease").get("planner")).value == b"me"
+        assert (await node.bucket("lease").get("planner")).value == b"me"
+        for bucket in ("state", "lease"):
+            with pytest.raises(NotAllowedError, match=r"the key of detector .*\.planner"):
+                await detector.bucket(bucket).create("planner", b"mine")
+        with pytest.raises(NotAllowedError, match="KV_unicron_state"):
+            await node.bucket("state").get("planner")
+
+
+async def test_nobody_hears_the_reply_that_another_waits_for(place):
+    async with (
+        place.connected("planner", "operator") as [planner, operator],
+        refusals(place, "user") as (client, refused),
+    ):
+        await planner.serve(subjects.rpc("planner"), "planner", echo)
+        heard = []
+
+        async def note(message):
+            heard.append(message)
+
+        for subject in ("_INBOX.operator.>", "_INBOX.>", "_INBOX.*.*", ">"):
+            await client.subscribe(subject, cb=note)
+        await client.flush()
+        assert await operator.ask(subjects.rpc("planner"), b"x", 5.0) == b"xx"
+        await client.flush()
+        assert heard == []
+        assert len(refused) == 4
+
+
+@pytest.mark.parametrize(("query", "refused"), [(GetStatus(), False), (RemoveTask(task="gpt"), True)])
+def test_an_order_is_none_where_everybody_may_ask(query, refused):
+    assert codec.decode_asked(codec.encode(query), orders=True) == query
+    if refused:
+        with pytest.raises(InvalidInputError, match="RemoveTask is an order"):
+            codec.decode_asked(codec.encode(query), orders=False)
+    else:
+        assert codec.decode_asked(codec.encode(query), orders=False) == query
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+async def test_without_a_key_or_with_an_unknown_one_nobody_gets_in(place, tmp_path):
+    with pytest.raises(BusUnavailableError, match=r"lets in nobody without a key; set UNICRON_NATS_NKEY"):
+        await nats.connect(Settings(nats_url=place.server.url, connect_timeout_s=0.5), "test")
+    other = Keyring(tmp_path)
+    other.ensure([])
+    stranger = Settings(nats_url=place.server.url, nats_nkey=str(other.path("operator")), connect_timeout_s=0.5)
+    with pytest.raises(BusUnavailableError, match=r"does not know the key in .*operator\.nk"):
+        await nats.connect(stranger, "test")
+
+
+def test_keys_are_their_owners_and_stay(tmp_path):
+    ring = Keyring(tmp_path / "keys")
+    ring.ensure(["n1"])
+    first = ring.users()
+    assert set(first) == {*SERVICES, *rights.PEOPLE, "n1"}
+    assert len(set(first.values())) == len(first)
+    for name in first:
+        assert stat.S_IMODE(ring.path(name).stat().st_mode) == 0o600
+        assert stat.S_IMODE(ring.path(name).parent.stat().st_mode) == 0o700
+    ring.ensure(["n1", "n2"])
+    assert {name: key for name, key in ring.users().items() if name != "n2"} == first
+    seeds = [ring.path(name).read_text().strip() for name in first]
+    assert not any(seed in ring.accounts.read_text() for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "says"),
+    [
+        ("", 0o600, "no nkey seed"),
+        ("SUNONSENSE", 0o600, "no nkey seed"),
+        (None, 0o640, "chmod 600"),
+        (None, 0o604, "chmod"),
+    ],
+)
+async def test_a_key_that_can_not_be_used_is_named_with_the_cure(tmp_path, text, mode, says):
+    ring = Keyring(tmp_path)
+    ring.ensure([])
+    path = ring.path("user")
+    if text is not None:
+        path.write_text(text)
+    path.chmod(mode)
+    with pytest.raises(InvalidInputError, match=rf"{path}: .*{says}"):
+        await nats.connect(Settings(nats_nkey=str(path)), "test")
+    with pytest.raises(InvalidInputError, match=says):
+        ring.users()
+
+
+def test_a_key_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InvalidInputError, match=r"UNICRON_NATS_NKEY: no file at"):
+        Settings(nats_nkey=str(tmp_path / "none.nk"))
+    with pytest.raises(InvalidInputError, match=r"'n9' has no key"):
+        Keyring(tmp_path).rotate("n9")
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def again(call):
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                return await call()
+            except BusUnavailableError:
+                await asyncio.sleep(0.02)
+
+
+async def test_a_node_is_shut_out_and_let_in_again_without_disturbing_anybody(place):
+    pid, outages = place.server.pid, []
+    async with place.connected("node-2", "planner") as [node, planner]:
+
+        async def watch(bus):
+            async for _ in bus.reconnected():
+                outages.append(bus)  # noqa: PERF401 - it never ends
+
+        watching = [asyncio.create_task(watch(bus)) for bus in (node, planner)]
+        await asyncio.sleep(0)
+        place.keys.shut_out("node-2")
+        place.server.reload()
+        await until(node._lost.done)
+        with pytest.raises(BusUnavailableError):
+            await node.append("unicron.v1.evt.node-2.T.k", b"", "shut")
+        place.keys.ensure(["node-1", "node-2"])  # as at the next start: who is shut out stays so
+        assert place.keys.shut() == ["node-2"]
+        assert "node-2" not in place.keys.users()
+        await asyncio.sleep(0.3)
+        assert outages == []
+        place.keys.admit("node-2")
+        place.server.reload()
+        await again(lambda: node.append("unicron.v1.evt.node-2.T.k", b"", "back"))
+        assert outages == [node]
+        assert place.server.pid == pid
+        for task in watching:
+            task.cancel()
+
+
+async def test_a_key_that_was_replaced_opens_nothing_and_who_has_the_new_one_goes_on(place, tmp_path):
+    old = tmp_path / "user.nk"
+    old.write_bytes(place.keys.path("user").read_bytes())
+    old.chmod(0o600)
+    async with place.connected("user", "planner") as [user, planner]:
+        await planner.serve(subjects.rpc("planner"), "planner", echo)
+        before = place.keys.users()["user"]
+        place.keys.rotate("user")
+        assert place.keys.users()["user"] != before
+        place.server.reload()
+        await until(lambda: "Reloaded server configuration" in place.server.log_path.read_text())
+        assert await again(lambda: user.ask(subjects.rpc("planner"), b"x", 1.0)) == b"xx"
+        stranger = Settings(nats_url=place.server.url, nats_nkey=str(old), connect_timeout_s=0.5)
+        with pytest.raises(BusUnavailableError, match="does not know the key"):
+            await nats.connect(stranger, "test")
