@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from unicron import codec
-from unicron.commit import Commit, Outgoing
+from unicron.commit import Commit, Outgoing, Part
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
 from unicron.ledger import Ledger, Sizes, segments
 from unicron.timers import Timer
@@ -207,11 +207,29 @@ async def test_many_who_write_at_once_never_spoil_a_commit(bucket):
     assert (last.sequence, known(last).number) == (32, 32)
 
 
+async def test_parts_are_read_where_versions_before_kept_them(bucket, ledger):
+    await ledger.read()
+    wanted = await ledger.write(Commit(sequence=1), state(100))
+    root = await bucket.get("s")
+    commit = codec.decode(root.value, Commit)
+    moved = []
+    for part in commit.parts:
+        stored = await bucket.get(f"s.{part.number}")
+        revision = await bucket.bucket.create(f"s-{part.number}", stored.value)
+        await bucket.bucket.delete(f"s.{part.number}", stored.revision)
+        moved.append(Part(part.number, revision))
+    older = msgspec.structs.replace(commit, parts=moved)
+    await bucket.bucket.update("s", codec.encode(older), root.revision)
+    assert (await ledger.read()).state == wanted.state
+    written = await ledger.write(Commit(sequence=2), state(120))
+    assert (await ledger.read()).state == written.state
+
+
 async def test_a_commit_that_lacks_a_part_is_refused_with_the_cure(bucket, ledger):
     await ledger.read()
     await ledger.write(Commit(sequence=1), state(100))
     root = codec.decode((await bucket.get("s")).value, Commit)
     lost = root.parts[3]
-    await bucket.bucket.update(f"s-{lost.number}", b"something else", lost.revision)
+    await bucket.bucket.update(f"s.{lost.number}", b"something else", lost.revision)
     with pytest.raises(InvalidInputError, match=rf"stored state of s lacks its part {lost.number}; restore .* key s"):
         await ledger.read()

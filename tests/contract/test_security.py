@@ -20,7 +20,8 @@ from unicron.settings import Settings
 def serving(directory, monkeypatch, extra):
     """Run a server whose configuration is ours to write."""
     monkeypatch.setattr(
-        "unicron_deploy.nats_server.config_text", lambda store, host, port, **_: f"port: {port}\n{extra}"
+        "unicron_deploy.nats_server.config_text",
+        lambda store, host, port, name, **_: f"server_name: {name}\nport: {port}\n{extra}",
     )
     server = NatsServer(directory / "nats", free_port())
     server.start()

@@ -325,14 +325,14 @@ class NatsBus:
             raise BusUnavailableError(f"{what}: {_DOWN}")
         task = asyncio.ensure_future(request)
         task.add_done_callback(_look_at)  # it may fail while we are being cancelled
-        lost, subjects_of_it = self._lost, {each.lower() for each in on}  # the client has refusals in small letters
+        lost, subject_of = self._lost, {each.lower(): each for each in on}  # the client has refusals in small letters
         try:
             while not task.done():
                 refused = self._refused
                 each: set[asyncio.Future[Any]] = {task, lost, refused}
                 await asyncio.wait(each, return_when=asyncio.FIRST_COMPLETED)
-                if refused.done() and refused.result().subject in subjects_of_it:
-                    raise NotAllowedError(f"{what}: {refused.result().told(self._name)}")
+                if refused.done() and (subject := subject_of.get(refused.result().subject)):
+                    raise NotAllowedError(f"{what}: {refused.result().told(self._name, subject)}")
                 if lost.done() and not task.done():
                     raise BusUnavailableError(f"{what}: {_DOWN}")
             return task.result()
@@ -388,12 +388,10 @@ class _Refusal(NamedTuple):
     verb: str
     subject: str
 
-    def told(self, name: str) -> str:
-        """Return it with the cure, for the connection `name`."""
+    def told(self, name: str, subject: str) -> str:
+        """Return it with the cure, for the connection `name`, and with `subject` as we spell it."""
         verb = "publish on" if self.verb == "publish" else "subscribe to"
-        return (
-            f"the key of {name} gives no right to {verb} {self.subject}: name the key of who may in {PREFIX}NATS_NKEY"
-        )
+        return f"the key of {name} gives no right to {verb} {subject}: name the key of who may in {PREFIX}NATS_NKEY"
 
 
 _REFUSAL = re.compile(r'permissions violation for (publish|subscription) to "([^" ]+)"')
