@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import pytest
 from helpers import ROOT
@@ -45,8 +46,9 @@ def _compose() -> list[str]:
 class Cluster:
     """A compose project of its own, on a port of its own."""
 
-    def __init__(self, compose: list[str]) -> None:
+    def __init__(self, compose: list[str], folder: Path) -> None:
         self._compose = compose
+        self.key = folder / "operator.nk"
         self._project = f"unicron-test-{uuid.uuid4().hex[:8]}"
         self._port = free_port()
         self.url = f"nats://127.0.0.1:{self._port}"
@@ -67,6 +69,11 @@ class Cluster:
     def unicron(self, *words: str) -> str:
         """Run the command line on the host, as a user would."""
         return self._run([sys.executable, "-m", "unicron_cli", *words, "--nats-url", self.url])
+
+    def fetch_key(self) -> None:
+        """Fetch the operator's key, as a user would."""
+        self._run(["docker", "cp", f"{self.container('keys')}:/keys/operator/operator.nk", str(self.key)])
+        self._environment["UNICRON_NATS_NKEY"] = str(self.key)
 
     def story(self) -> str:
         """Return what there is to read after a failure: the containers, their last lines, and the last events."""
@@ -95,10 +102,11 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    cluster = Cluster(_compose())
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(_compose(), tmp_path)
     try:
         cluster.compose("up", "--build", "-d", limit_s=BUILD_S)
+        cluster.fetch_key()
         yield cluster
     finally:
         # written, and so shown by pytest where the test fails; the cluster goes away whatever that does
@@ -108,8 +116,9 @@ def cluster() -> Iterator[Cluster]:
 
 
 @contextlib.asynccontextmanager
-async def connected(url: str) -> AsyncIterator[Client]:
-    async with connected_client(Settings(nats_url=url, connect_timeout_s=60), "test") as client:
+async def connected(cluster: Cluster) -> AsyncIterator[Client]:
+    settings = Settings(nats_url=cluster.url, nats_nkey=str(cluster.key), connect_timeout_s=60)
+    async with connected_client(settings, "test") as client:
         yield client
 
 
@@ -160,7 +169,7 @@ def trains(status: Status, task: str, workers: int, beyond: int) -> bool:
 async def test_a_node_dies_and_comes_back_in_containers(cluster):
     spec = load(TASK_FILE).spec
     full = min(spec.max_workers, 6)
-    async with connected(cluster.url) as client:
+    async with connected(cluster) as client:
         await wait_for(client, "all nodes are up", lambda status: up(status, *NODES))
 
         cluster.unicron("submit", str(TASK_FILE))
