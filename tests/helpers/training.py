@@ -9,6 +9,7 @@ import textwrap
 import time
 
 import torch
+from helpers.cli import KEYS
 from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
 
@@ -132,6 +133,7 @@ async def running_cluster(root, nodes=3, slots=1):
     await asyncio.to_thread(cluster.start)
     try:
         await cluster.wait_until_ready(120.0)
+        KEYS[cluster.url] = cluster.settings().nats_nkey
         async with connected_client(cluster.settings(), "test") as client:
             scene = RunningCluster(cluster, client)
             jobs = [asyncio.create_task(scene.follow()), asyncio.create_task(scene.listen())]

@@ -148,8 +148,10 @@ def test_credentials_are_listed_given_replaced_and_taken(url, folder):
     assert "rights of its own" in unicron("credentials", "node", "planner", "--dir", str(folder / "c"), code=1)
 
 
-def test_the_open_way_is_said_loudly(folder):
-    done = call([*UNICRON, "up", "--insecure", "--port", "1", "--nodes", "1", "--dir", str(folder / "open")])
+def test_the_open_way_is_said_loudly(url, folder):
+    taken = url.rpartition(":")[2]
+    done = call([*UNICRON, "up", "--insecure", "--port", taken, "--dir", str(folder / "open")])
+    assert done.returncode == 1
     assert "warning: INSECURE: there are no keys and no rights" in done.stderr
 
 

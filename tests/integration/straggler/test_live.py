@@ -1,10 +1,9 @@
 """Stragglers of a job that runs: a slow rank is found and named, and recording can be switched while it trains."""
 
 import asyncio
-import subprocess
-import sys
 
 import pytest
+from helpers.cli import UNICRON, call, reaching
 from helpers.training import running_cluster, task, write_script
 
 from unicron.contracts.events import IterationFinished, StepTimed
@@ -33,8 +32,8 @@ SLOW = """
 
 async def unicron(scene, *words):
     """Run `unicron straggler` against the cluster; return what it prints."""
-    command = [sys.executable, "-m", "unicron_cli", "--nats", scene.cluster.url, "straggler", *words]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
+    done = await asyncio.to_thread(call, [*UNICRON, "straggler", *words], reaching(scene.cluster.url))
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
