@@ -10,7 +10,7 @@ from unicron_deploy import keys, rights
 from unicron_deploy.keys import Keyring
 from unicron_deploy.nats_server import NatsServer, free_port
 
-from unicron import codec, subjects
+from unicron import codec, health, subjects
 from unicron.bus import nats, topology
 from unicron.contracts.queries import GetStatus, RemoveTask
 from unicron.errors import BusUnavailableError, InvalidInputError, NotAllowedError
@@ -243,11 +243,15 @@ async def test_a_node_that_speaks_for_another_is_told_so_at_once_and_nothing_is_
         assert await node.tail() == position
 
 
+async def revision(bus, bucket, key):
+    stored = await bus.bucket(bucket).get(key)
+    return stored.revision if stored else 0
+
+
 async def test_services_keep_states_and_leases_of_their_own_only(place):
     async with place.connected("planner", "detector", "node-1") as [planner, detector, node]:
         for bucket, key in (("state", "planner"), ("state", "planner.0"), ("lease", "planner")):
-            stored = await planner.bucket(bucket).get(key)
-            await planner.bucket(bucket).update(key, b"me", stored.revision if stored else 0)
+            await planner.bucket(bucket).update(key, b"me", await revision(planner, bucket, key))
         assert (await detector.bucket("lease").get("planner")).value == b"me"
         assert (await node.bucket("lease").get("planner")).value == b"me"
         for bucket in ("state", "lease"):
@@ -255,6 +259,16 @@ async def test_services_keep_states_and_leases_of_their_own_only(place):
                 await detector.bucket(bucket).create("planner", b"mine")
         with pytest.raises(NotAllowedError, match="KV_unicron_state"):
             await node.bucket("state").get("planner")
+
+
+async def test_the_check_of_a_containers_health_works_with_the_key_in_it(place):
+    async with place.connected("node-1", "detector") as [node, detector]:
+        with pytest.raises(BusUnavailableError):
+            await health.check(place.settings("node-1"), "node-1")
+        await node.serve(subjects.rpc("node-1"), "agent-node-1", echo)
+        await health.check(place.settings("node-1"), "node-1")
+        await detector.bucket("lease").update("detector", b"me", await revision(detector, "lease", "detector"))
+        await health.check(place.settings("detector"), "detector")
 
 
 async def test_nobody_hears_the_reply_that_another_waits_for(place):

@@ -9,10 +9,10 @@ import textwrap
 import time
 
 import torch
-from helpers.cli import KEYS
 from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
 
+from helpers.cli import KEYS
 from unicron.bootstrap import connected_client
 from unicron.contracts.events import IterationFinished
 from unicron.contracts.tasks import TaskSpec
