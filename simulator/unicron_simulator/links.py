@@ -76,7 +76,7 @@ class Commits(MemoryBucket):
             last = stored.revision if stored else 0
         revision = await super().update(key, value, last)
         commit = None
-        if "-" not in key:  # the others are parts of commits
+        if "." not in key:  # the others are parts of commits
             root = codec.decode(value, Commit)
             parts = [self._current(f"{key}.{part.number}") for part in root.head + root.parts]
             commit = joined(root, [part.value for part in parts if part])
