@@ -1,8 +1,10 @@
 """Who we are to the NATS server, and how we know it: credentials and TLS from the files that the settings name."""
 
+import re
 import ssl
 import stat
 from pathlib import Path
+from typing import NamedTuple, Self
 
 import nkeys
 
@@ -76,3 +78,29 @@ def public_key(path: Path) -> str:
     if not key.startswith("U"):
         raise InvalidInputError(f"{path}: the seed in it is no user's; give a file made by `unicron credentials`")
     return key
+
+
+class Refusal(NamedTuple):
+    """What the server does not let us do.
+
+    Attributes:
+        verb: publish or subscription.
+        subject: in small letters, as the client has it.
+    """
+
+    verb: str
+    subject: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Self | None:
+        """Return the refusal that the server's `error` tells of, if it does."""
+        found = _REFUSAL.search(str(error))
+        return cls(found[1], found[2]) if found else None
+
+    def told(self, name: str, subject: str) -> str:
+        """Return it with the cure, for the connection `name`, and with `subject` as we spell it."""
+        verb = "publish on" if self.verb == "publish" else "subscribe to"
+        return f"the key of {name} gives no right to {verb} {subject}: name the key of who may in {PREFIX}NATS_NKEY"
+
+
+_REFUSAL = re.compile(r'permissions violation for (publish|subscription) to "([^" ]+)"')

@@ -3,11 +3,10 @@
 import asyncio
 import contextlib
 import logging
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import nats.errors
 import nats.js.errors
@@ -71,7 +70,7 @@ class NatsBus:
         self._name = ""
         self._last_error: Exception | None = None
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._refused: asyncio.Future[_Refusal] = asyncio.get_running_loop().create_future()
+        self._refused: asyncio.Future[access.Refusal] = asyncio.get_running_loop().create_future()
         self._down_since = 0.0
         self._closing = False
         self._hearing: set[asyncio.Queue[Heard | None]] = set()
@@ -350,10 +349,10 @@ class NatsBus:
         again = str(error) == str(self._last_error)
         if self._last_error is None or not isinstance(error, OSError):
             self._last_error = error  # a server that refuses us says why, then hangs up: the first is what to know
-        refusal = _REFUSAL.search(str(error))
+        refusal = access.Refusal.of(error)
         if refusal:
             earlier, self._refused = self._refused, asyncio.get_running_loop().create_future()
-            earlier.set_result(_Refusal(refusal[1], refusal[2]))
+            earlier.set_result(refusal)
         expected = isinstance(error, OSError | nats.errors.StaleConnectionError | TimeoutError)
         level = logging.DEBUG if expected or again else logging.WARNING
         log.log(level, "%s: NATS says: %s", self._name, error or repr(error))
@@ -382,19 +381,6 @@ class NatsBus:
                 outages.put_nowait(None)
 
 
-class _Refusal(NamedTuple):
-    """What the server does not let us do."""
-
-    verb: str
-    subject: str
-
-    def told(self, name: str, subject: str) -> str:
-        """Return it with the cure, for the connection `name`, and with `subject` as we spell it."""
-        verb = "publish on" if self.verb == "publish" else "subscribe to"
-        return f"the key of {name} gives no right to {verb} {subject}: name the key of who may in {PREFIX}NATS_NKEY"
-
-
-_REFUSAL = re.compile(r'permissions violation for (publish|subscription) to "([^" ]+)"')
 _DOWN = "the connection to NATS is down; it is being restored"
 
 
