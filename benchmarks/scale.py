@@ -285,7 +285,7 @@ class Stage:
 
     async def ask(self, query: Query) -> bytes:
         """Ask the registry."""
-        data = await self.bus.ask(subjects.rpc("registry"), codec.encode(query), 1e6)
+        data = await self.bus.ask(subjects.asked("registry", query), codec.encode(query), 1e6)
         reply = codec.decode(data, Reply)
         if reply.error:
             raise SystemExit(reply.error)
