@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from unicron_simulator.bus import matches
 from unicron_simulator.world import wirings
 
 from unicron import codec, subjects
@@ -93,7 +92,7 @@ class Replay:
                 yield last, query
             if isinstance(message, FailureDetected) and message.method == "node_health":
                 yield last - GRACE_S, ConnectionLost(node=message.node, reason="as recorded", id=f"before-{message.id}")
-            if isinstance(message, NodeJoined) or matches(self._wiring.facts, subjects.of(message)):
+            if isinstance(message, NodeJoined) or subjects.matches(self._wiring.facts, subjects.of(message)):
                 yield last, message
 
     def _go_on_to(self, at: float) -> None:
