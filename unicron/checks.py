@@ -14,6 +14,9 @@ RECOMMENDED_WEIGHT = (0.5, 2.0)
 MOST_WORKERS = 100_000
 """Most workers of one task."""
 
+MOST_AMOUNT = 1e40
+"""Largest weight or number of FLOP/s."""
+
 NAMED = 8
 """Most rows of a table that a problem names."""
 
@@ -213,7 +216,8 @@ def _size_problems(spec: TaskSpec) -> list[Problem]:
 
 
 def _positive(number: float) -> bool:
-    return math.isfinite(number) and number > 0
+    """Return whether a number can be planned with: products and sums of such stay finite."""
+    return 0 < number <= MOST_AMOUNT
 
 
 def is_token(text: str) -> bool:

@@ -1,5 +1,7 @@
 """Messages to bytes and back: msgpack maps with string keys, checked against their type while decoding.
 
+The types of the fields hold their ranges (`unicron.contracts.ranges`), so nobody gets a value that is out of them.
+
 What is large is compressed with zlib, after a byte with which no msgpack begins: a plan for a hundred thousand workers
 would else be more than a server takes.
 """
@@ -12,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from unicron.contracts import commands, events, queries, stragglers
+from unicron.contracts import commands, events, queries, ranges, stragglers
 from unicron.contracts.base import LOCAL, Message, Record
 from unicron.errors import InvalidInputError
 
@@ -60,18 +62,26 @@ def decode(data: bytes, kind: type[R]) -> R:
     """Return the `kind` in `data`.
 
     Raises:
-        InvalidInputError: it is not msgpack, or a field is missing or of the wrong type.
+        InvalidInputError: it is not msgpack, or a field is missing, of the wrong type, or out of its range.
     """
     return _decode(data, _decoder_of(kind), {}, kind.__name__)  # type: ignore[no-any-return]
 
 
-def decode_message(data: bytes) -> Message:
+def decode_message(data: bytes, now: float | None = None) -> Message:
     """Return the message in `data`, of whichever type its `type` field names.
 
+    Args:
+        data: from the bus.
+        now: Unix seconds, where the time at which it was made is to be held against it; not that of a recording.
+
     Raises:
-        InvalidInputError: it is not msgpack, its type is unknown, or a field is missing or of the wrong type.
+        InvalidInputError: it is not msgpack, its type is unknown, or a field is missing, of the wrong type, or out of
+            its range; says which field, what it holds, and what is allowed.
     """
-    return _decode(data, _MESSAGE, MESSAGES, "message")  # type: ignore[no-any-return]
+    message: Message = _decode(data, _MESSAGE, MESSAGES, "message")
+    if now is not None and (problem := ranges.time_problem(message.at, now)):
+        raise InvalidInputError(f"not a valid message ({len(data)} bytes): {problem}")
+    return message
 
 
 def decode_query(data: bytes) -> queries.Query:
@@ -97,6 +107,7 @@ def decode_asked(data: bytes, *, orders: bool) -> queries.Query:
 
 def _decode(data: bytes, decoder: msgspec.msgpack.Decoder[Any], kinds: Mapping[str, Any], name: str) -> Any:
     """Decode in one go, which takes a hundredth of the time; in two steps only where a map has numbers for keys."""
+    plain: Any = None
     try:
         if data.startswith(COMPRESSED):
             data = _expanded(data[1:])
@@ -107,7 +118,7 @@ def _decode(data: bytes, decoder: msgspec.msgpack.Decoder[Any], kinds: Mapping[s
             kind = kinds.get(str(plain.get("type")), kind)
         return msgspec.convert(plain, kind, builtin_types=(bytes,), str_keys=True)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, zlib.error) as error:
-        raise InvalidInputError(f"not a valid {name} ({len(data)} bytes): {error}") from error
+        raise InvalidInputError(f"not a valid {name} ({len(data)} bytes): {ranges.explained(error, plain)}") from error
 
 
 @cache

@@ -1,13 +1,17 @@
 """What a service writes down at each decision, in one compare-and-set, and how older forms of it are read."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from unicron.contracts.base import Record
+from unicron.contracts.ranges import explained
 from unicron.errors import InvalidInputError
 from unicron.timers import Timer
+
+log = logging.getLogger(__name__)
 
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 """Turns a state of one version, as plain maps and lists, into one of the next."""
@@ -53,16 +57,17 @@ class Commit(Record, kw_only=True, frozen=True):
     writer: str = ""
     token: int = 0
 
-    def restored(self, name: str, kind: Any, migrations: Sequence[Migration] = ()) -> Any:
+    def restored(self, name: str, kind: Any, migrations: Sequence[Migration] = (), learnt: Collection[str] = ()) -> Any:
         """Return the state as today's `kind`; None where none was ever written.
 
         Args:
             name: of the service.
             kind: type of the state.
             migrations: the first turns version 1 into 2, the second 2 into 3, and so on.
+            learnt: fields that can be learnt anew: where one is out of its range, it begins with its default.
 
         Raises:
-            InvalidInputError: a newer version wrote it, or it does not fit the type.
+            InvalidInputError: a newer version wrote it, or it does not fit the type; says which field, and the cure.
         """
         cure = f"run the version that wrote it, or delete the key {name} of the state bucket"
         if self.version > len(migrations) + 1:
@@ -70,6 +75,7 @@ class Commit(Record, kw_only=True, frozen=True):
                 f"the stored state of {name} has version {self.version}, this one reads up to {len(migrations) + 1}; "
                 f"{cure}"
             )
+        plain: Any = None
         try:
             state = self.state
             if missing := migrations[self.version - 1 :]:
@@ -77,6 +83,25 @@ class Commit(Record, kw_only=True, frozen=True):
                 for migrate in missing if plain is not None else ():
                     plain = migrate(plain)
                 state = msgspec.msgpack.encode(plain)
-            return msgspec.msgpack.decode(state, type=kind | None)
+            try:
+                return msgspec.msgpack.decode(state, type=kind | None)
+            except msgspec.ValidationError:
+                plain = msgspec.msgpack.decode(state)
+                if not learnt or not isinstance(plain, dict):
+                    raise
+                return msgspec.msgpack.decode(_mended(name, kind, plain, learnt), type=kind)
         except (msgspec.ValidationError, LookupError, TypeError, AttributeError) as error:
-            raise InvalidInputError(f"the stored state of {name} is not of this version: {error}; {cure}") from error
+            what = explained(error, plain)
+            raise InvalidInputError(f"the stored state of {name} is not of this version: {what}; {cure}") from error
+
+
+def _mended(name: str, kind: Any, plain: dict[str, Any], learnt: Collection[str]) -> bytes:
+    """Return a state without those of its `learnt` fields that are out of their ranges."""
+    sound = dict(plain)
+    for field in learnt:
+        try:
+            msgspec.msgpack.decode(msgspec.msgpack.encode({field: plain[field]} if field in plain else {}), type=kind)
+        except msgspec.ValidationError as error:
+            log.error("%s begins to learn %s anew: stored was %s", name, field, explained(error, plain))  # noqa: TRY400
+            del sound[field]
+    return msgspec.msgpack.encode(sound)

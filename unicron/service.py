@@ -62,6 +62,7 @@ class Wiring:
         migrations: from older forms of the state, in order: the first turns version 1 into version 2. Whoever changes
             the form of a state adds one; today's version is one more than there are.
         provisions: whether it makes the streams and buckets; the others wait until they are there.
+        learnt: fields of the state that can be learnt anew where something impossible stands in them.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Wiring:
     translate: Callable[[str, bytes], Message | None] | None = None
     migrations: tuple[Migration, ...] = ()
     provisions: bool = False
+    learnt: tuple[str, ...] = ()
 
 
 @dataclass
@@ -187,7 +189,7 @@ class Service:
     def _restore(self) -> None:
         """Go back to the last commit."""
         wiring = self._wiring
-        state = self._committed.restored(wiring.name, wiring.state, wiring.migrations)
+        state = self._committed.restored(wiring.name, wiring.state, wiring.migrations, wiring.learnt)
         self._core = wiring.core(state)
         self._sequence = self._committed.sequence
         self._timers = Timers(self._committed.timers)
@@ -255,14 +257,15 @@ class Service:
     def _received(self, subject: str, data: bytes, sequence: int = 0) -> _Input:
         """Return what came in on `subject`: the message, or a dead letter where it can't be used."""
         try:
-            message = codec.decode_message(data)
+            message = codec.decode_message(data, self._clock.now())
             own = subjects.of(message)
         except InvalidInputError as error:
             return self._aside(subject, data, str(error), sequence)
         if own != subject:
             return self._aside(subject, data, f"it belongs on {own}: source, type or key is not its own", sequence)
-        if not message.id:
-            message = msgspec.structs.replace(message, id=self._fresh_id())
+        if not (message.id and message.at):
+            own_id, at = message.id or self._fresh_id(), message.at or self._clock.now()
+            message = msgspec.structs.replace(message, id=own_id, at=at)
         return _Input(message, sequence)
 
     def _aside(self, subject: str, data: bytes, error: str, sequence: int) -> _Input:

@@ -9,18 +9,36 @@ import logging
 from collections.abc import Callable, Collection
 
 from unicron import subjects
-from unicron.aio import together
+from unicron.aio import insist, together
+from unicron.bus.lease import token_in_force
 from unicron.bus.protocol import Bus
 from unicron.contracts.base import Message
 from unicron.contracts.events import CommandRefused, DeadLetter
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
 from unicron_agent.states import Out
-from unicron_agent.stimuli import Effect, EntryRead, Leave, Notice, Published, Reconnected, Stimulus, Tick
+from unicron_agent.stimuli import (
+    AskToken,
+    Effect,
+    EntryRead,
+    Leave,
+    Notice,
+    Published,
+    Reconnected,
+    Stimulus,
+    Tick,
+    TokenRead,
+)
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
+COMMANDER = "transition"
+"""Name of the service whose commands agents obey, as its lease has it."""
+
+LEASE_S = 0.1
+"""Pause between looks at a lease that nobody has."""
+
 GOODBYE_S = 2.0
 """How long a leaving agent waits for its workers to be gone, and then for its last facts to be out."""
 
@@ -49,6 +67,7 @@ class Agent:
         self._outbox = outbox
         self._carry_out = carry_out
         self._stopped = stopped
+        self._asked = asyncio.Event()
 
     def handle(self, stimulus: Stimulus) -> Out:
         """Give the core a stimulus, and pass on what it answers; return that."""
@@ -59,7 +78,9 @@ class Agent:
                 if isinstance(fact, CommandRefused | DeadLetter):
                     log.warning("%s", fact)
         for effect in out:
-            if not isinstance(effect, Message):
+            if isinstance(effect, AskToken):
+                self._asked.set()
+            elif not isinstance(effect, Message):
                 self._carry_out(effect)
         return out
 
@@ -71,6 +92,7 @@ class Agent:
             self._read(position),
             self._tick(),
             self._reconnect(),
+            self._read_tokens(),
         )
 
     async def _read(self, position: int) -> None:
@@ -87,6 +109,18 @@ class Agent:
         async for down_s in self._bus.reconnected():
             log.info("the bus was away for %.1f s; joining again", down_s)
             self.handle(Reconnected())
+
+    async def _read_tokens(self) -> None:
+        """Answer the core's questions for the token in force; an instance that is gone is followed by another."""
+        lease = self._bus.bucket("lease")
+        while True:
+            await self._asked.wait()
+            token = await insist(lambda: token_in_force(lease, COMMANDER), "reading who may give commands")
+            if token is None:
+                await asyncio.sleep(LEASE_S)
+                continue
+            self._asked.clear()
+            self.handle(TokenRead(token))
 
     async def hand_over(self, seconds: float) -> None:
         """Say that the node is to go; return when nobody needs it any more, or it took too long."""

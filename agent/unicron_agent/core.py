@@ -53,6 +53,7 @@ from unicron_agent.reports import report
 from unicron_agent.states import Out, States
 from unicron_agent.stimuli import (
     Adopted,
+    AskToken,
     CopyReceived,
     CopySent,
     EntryRead,
@@ -71,6 +72,7 @@ from unicron_agent.stimuli import (
     StorageTold,
     StoreToken,
     Tick,
+    TokenRead,
     WorkerSaid,
 )
 from unicron_agent.workers import StallLimits, Worker
@@ -92,7 +94,8 @@ class AgentCore:
             apart. Empty before the first time.
         joined: place in the journal at which it did; None until that is known.
         given_up: place of the newest fact that gives this node up for its silence, -1 where there is none.
-        token: highest fencing token seen.
+        token: fencing token of the last command that was believed; once the lease has been read, none above that.
+        in_force: the highest token that may be believed: as the lease said, or an earlier agent stored.
         leave_s: within how many seconds it is to go, as it was told; None as long as it stays.
         released: nobody needs the node any more.
         left: it has said goodbye, and reads nothing more.
@@ -121,7 +124,9 @@ class AgentCore:
         self.incarnation = ""
         self.joined: int | None = None
         self.given_up = -1
-        self.token = token
+        self.token = self.in_force = token
+        self._held: list[Command] = []
+        self._judged = 0
         self.workers: dict[str, Worker] = {}
         self.states = States(card.node, card.state_server)
         self.samples: dict[str, Sample] = {}
@@ -152,6 +157,8 @@ class AgentCore:
                 out = self._tick(now, stopped)
             case CopySent() | CopyReceived() | StateUnsound() | StorageTold():
                 out = self.states.hear(stimulus, self.workers, now)
+            case TokenRead(token):
+                out = self._judge(token)
             case Published(fact, sequence):
                 out = self._published(fact, sequence)
             case Adopted():
@@ -226,7 +233,7 @@ class AgentCore:
         except InvalidInputError as error:
             return [DeadLetter(subject=entry.subject, error=str(error), payload=entry.data[:4096])]
         if isinstance(message, Command):
-            return self._obey(message)
+            return self._heed(message)
         if isinstance(message, FailureDetected) and (message.node, message.method) == (
             self.node,
             DetectionMethod.NODE_HEALTH,
@@ -241,7 +248,31 @@ class AgentCore:
         sample = self.samples[switched.task] = Sample(period=period_of(switched.share))
         return [SendToWorker(name, sample) for name, worker in self.workers.items() if worker.task == switched.task]
 
-    def _obey(self, command: Command) -> Out:
+    def _heed(self, command: Command) -> Out:
+        """Obey a command of the sender that is known; for any other first look who may give commands.
+
+        Who believed a number that was never given out would refuse every real command from then on.
+        """
+        if command.token == self.token and not self._held:
+            return self.obey(command)
+        self._held.append(command)
+        return [] if self._judged else self._ask()
+
+    def _ask(self) -> Out:
+        self._judged = len(self._held)  # what comes after the question may be of a sender that comes after the answer
+        return [AskToken()]
+
+    def _judge(self, in_force: int) -> Out:
+        """Obey or refuse the commands that waited for the lease to be read."""
+        judged, self._held = self._held[: self._judged], self._held[self._judged :]
+        before, self._judged = self.token, 0
+        self.in_force, self.token = in_force, min(self.token, in_force)
+        out: Out = [] if self.token == before else [StoreToken(self.token)]
+        out += [each for command in judged for each in self.obey(command)]
+        return out + (self._ask() if self._held else [])
+
+    def obey(self, command: Command) -> Out:
+        """Carry a command out, or say why not."""
         before, out = self.token, Out()
         try:
             if self.admit(command):
@@ -262,13 +293,19 @@ class AgentCore:
         """Return whether to carry a command out: not one that was meant for the node before it joined anew.
 
         Raises:
-            StaleTokenError: a later instance of the sender has spoken already, or the command is for another node.
+            StaleTokenError: a later instance of the sender has spoken already, no instance has that token, or the
+                command is for another node.
         """
         if command.node != self.node:
             raise StaleTokenError(f"{type(command).__name__} for node {command.node!r} came to {self.node!r}")
         if command.token < self.token:
             raise StaleTokenError(
                 f"{type(command).__name__} carries fencing token {command.token}; {self.token} has been seen"
+            )
+        if command.token > self.in_force:
+            raise StaleTokenError(
+                f"{type(command).__name__} carries fencing token {command.token}, which nobody was given: the lease "
+                f"holds {self.in_force}"
             )
         self.token = command.token
         return command.incarnation in {"", self.incarnation}

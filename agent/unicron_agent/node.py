@@ -156,7 +156,8 @@ class Node:
             pid=os.getpid(),
             rack=self._settings.rack,
         )
-        token = int(self._token_file.read_text()) if self._token_file.exists() else 0
+        stored = self._token_file.read_text().strip() if self._token_file.exists() else ""
+        token = int(stored) if stored.isdecimal() else 0  # the lease is read before any other is believed
         limits = StallLimits(hang_s=self._settings.hang_s)
         core = AgentCore(card, boot, token, limits, self._settings.heartbeat_s)
         return Agent(core, self._bus, Outbox(self._bus, self._clock, self._name, boot), self._carry_out, self._stopped)

@@ -94,6 +94,13 @@ class Published:
 
 
 @dataclass(frozen=True)
+class TokenRead:
+    """The answer to `AskToken`: the fencing token of the instance that may give commands now."""
+
+    token: int
+
+
+@dataclass(frozen=True)
 class Reconnected:
     """The bus was away, and is back."""
 
@@ -165,6 +172,7 @@ Stimulus = (
     | ProcessStarted
     | ProcessExited
     | Published
+    | TokenRead
     | Reconnected
     | CopySent
     | CopyReceived
@@ -205,6 +213,11 @@ class StoreToken:
     """Write the token down where a later agent of this node finds it."""
 
     token: int
+
+
+@dataclass(frozen=True)
+class AskToken:
+    """Read the lease of the transition service; `TokenRead` is the answer, once somebody has it."""
 
 
 @dataclass(frozen=True)
@@ -263,5 +276,14 @@ class RemoveState:
 
 
 Effect = (
-    StartProcess | Kill | SendToWorker | StoreToken | ObtainState | SendCopy | AbandonCopies | UseStorage | RemoveState
+    StartProcess
+    | Kill
+    | SendToWorker
+    | StoreToken
+    | AskToken
+    | ObtainState
+    | SendCopy
+    | AbandonCopies
+    | UseStorage
+    | RemoveState
 )

@@ -7,9 +7,8 @@ from unicron_agent.agent import Agent
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
 from unicron_agent.states import Out
-from unicron_agent.stimuli import Effect, EntryRead, Stimulus, StoreToken
+from unicron_agent.stimuli import Effect, StoreToken
 
-from unicron import codec
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Command
 from unicron.contracts.events import CommandRefused
@@ -40,17 +39,14 @@ class WatchedAgent(Agent):
         super().__init__(core, link, outbox, carry_out, stopped)
         self.link = link
         self.connected: set[str] = set()
-        self._invariants = invariants
+        self._invariants, self._obey = invariants, core.obey
+        core.obey = self._watch  # type: ignore[method-assign]
 
-    def handle(self, stimulus: Stimulus) -> Out:
-        """Do what an agent does, and look at what it did."""
+    def _watch(self, command: Command) -> Out:
+        """Do what an agent does about a command that it judges, and look at what it did."""
         incarnation, workers = self.core.incarnation, set(self.core.workers)
-        out = super().handle(stimulus)
-        if isinstance(stimulus, EntryRead) and not self.core.left:
-            command = codec.decode_message(stimulus.data)
-            if isinstance(command, Command):
-                refused = any(isinstance(each, CommandRefused) for each in out)
-                effects = [each for each in out if not isinstance(each, Message | StoreToken)]
-                obeyed = bool(effects) or set(self.core.workers) != workers
-                self._invariants.commanded(command, incarnation, refused=refused, obeyed=obeyed)
+        out = self._obey(command)
+        refused = any(isinstance(each, CommandRefused) for each in out)
+        obeyed = any(not isinstance(each, Message | StoreToken) for each in out) or set(self.core.workers) != workers
+        self._invariants.commanded(command, incarnation, refused=refused, obeyed=obeyed)
         return out

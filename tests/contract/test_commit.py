@@ -5,6 +5,7 @@ import pytest
 
 from unicron import codec
 from unicron.commit import Commit
+from unicron.contracts.ranges import Amount
 from unicron.errors import InvalidInputError
 
 
@@ -54,3 +55,15 @@ def test_a_state_that_can_not_be_read_is_refused_with_the_cure(state, version, e
         InvalidInputError, match=rf"stored state of ages .*{error}.*run the version.*delete the key ages"
     ):
         commit(state, version).restored("ages", Ages, MIGRATIONS)
+
+
+def test_what_can_be_learnt_anew_is_where_something_impossible_was_stored():
+    class Learner(msgspec.Struct):
+        tasks: list[str] = []
+        rate: Amount = 0.0
+        seen: dict[str, Amount] = {}
+
+    poisoned = commit({"tasks": ["gpt"], "rate": float("nan"), "seen": {"a": 2.0}}, 1)
+    assert poisoned.restored("ages", Learner, learnt=("rate", "seen")) == Learner(tasks=["gpt"], seen={"a": 2.0})
+    with pytest.raises(InvalidInputError, match=r">= 0.0 - at `\$.rate`, which is nan; run the version"):
+        poisoned.restored("ages", Learner, learnt=("seen",))

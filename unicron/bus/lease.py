@@ -1,16 +1,29 @@
 """One active instance of a core: a lease in a bucket whose entries expire unless renewed.
 
 The revision of the lease's first write is the fencing token: it only grows, so whoever holds an older one can be told
-apart and refused.
+apart and refused. Each renewal repeats it, so that anybody can read which token is in force (`token_in_force`).
 """
 
 import asyncio
 
-from unicron.bus.protocol import Bucket
+from unicron.bus.protocol import Bucket, Revisioned
 from unicron.errors import BusUnavailableError, ConflictError
 
 POLL_S = 0.1
 """How often an instance that waits tries to take the lease."""
+
+
+async def token_in_force(bucket: Bucket, name: str) -> int | None:
+    """Return the fencing token of who acts as `name` now; no higher one was ever given out. None where nobody does.
+
+    Raises:
+        BusUnavailableError: the bus did not answer.
+    """
+    stored = await bucket.get(name)
+    if stored is None:
+        return None
+    token = stored.value.partition(b" ")[2]
+    return int(token) if token.isdigit() else stored.revision
 
 
 class Lease:
@@ -21,7 +34,7 @@ class Lease:
         self._name = name
         self._holder = holder.encode()
         self._ttl_s = ttl_s
-        self._revision = 0
+        self._token = self._revision = 0
         self._renewed = 0.0
 
     async def acquire(self) -> int:
@@ -29,7 +42,7 @@ class Lease:
         while True:
             begun = self._now()
             try:
-                self._revision = await self._bucket.create(self._name, self._holder)
+                self._token = self._revision = await self._bucket.create(self._name, self._holder)
             except (ConflictError, BusUnavailableError):
                 await asyncio.sleep(min(POLL_S, self._ttl_s / 4))
             else:
@@ -63,10 +76,11 @@ class Lease:
     async def _update(self) -> bool:
         """Write once; False where an earlier write that got no answer had arrived, so that the revision was another."""
         try:
-            self._revision = await self._bucket.update(self._name, self._holder, self._revision)
+            value = self._holder + b" %d" % self._token
+            self._revision = await self._bucket.update(self._name, value, self._revision)
         except ConflictError:
             stored = await self._bucket.get(self._name)
-            if stored is None or stored.value != self._holder:
+            if stored is None or not self._is_ours(stored):
                 raise
             self._revision = stored.revision
             return False
@@ -79,10 +93,13 @@ class Lease:
                 await self._bucket.delete(self._name, self._revision)
             except ConflictError:  # lost, or a renewal arrived whose answer nobody waited for
                 stored = await self._bucket.get(self._name)
-                if stored is not None and stored.value == self._holder:
+                if stored is not None and self._is_ours(stored):
                     await self._bucket.delete(self._name, stored.revision)
         except (ConflictError, BusUnavailableError):
             return
+
+    def _is_ours(self, stored: Revisioned) -> bool:
+        return stored.value.partition(b" ")[0] == self._holder
 
     @staticmethod
     def _now() -> float:

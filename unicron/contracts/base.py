@@ -6,6 +6,8 @@ from typing import Self
 
 import msgspec
 
+from unicron.contracts.ranges import Label, Moment
+
 
 class Record(msgspec.Struct, kw_only=True, frozen=True):
     """A value inside messages. Fields are only ever added, with defaults."""
@@ -34,10 +36,10 @@ class Message(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
         correlation: id of the first fact of the chain this message belongs to.
     """
 
-    id: str = ""
-    at: float = 0.0
-    source: str = ""
-    correlation: str = ""
+    id: Label = ""
+    at: Moment = 0.0
+    source: Label = ""
+    correlation: Label = ""
 
     @property
     def key(self) -> str:

@@ -4,9 +4,12 @@ Every command names its target node and carries the sender's fencing token; an a
 highest it has seen.
 """
 
+from typing import Annotated
+
 import msgspec
 
 from unicron.contracts.base import Message
+from unicron.contracts.ranges import Count, Few, Label, Many, Moment, Name, Number, Size, Text
 from unicron.contracts.states import Keeper, Saver, Shelf, StateRef
 from unicron.contracts.storage import Saving, StoredPart
 from unicron.contracts.tasks import Member, ParallelLayout, TaskSpec
@@ -21,9 +24,9 @@ class Command(Message, kw_only=True, frozen=True):
             because what it said when it joined is still on its way to the sender.
     """
 
-    node: str
-    token: int = 0
-    incarnation: str = ""
+    node: Name
+    token: Size = 0
+    incarnation: Label = ""
 
 
 class StartWorker(Command, kw_only=True, frozen=True):
@@ -34,21 +37,21 @@ class StartWorker(Command, kw_only=True, frozen=True):
         layout: the shape of that replica.
     """
 
-    slot: int
-    worker: str
-    task: str
+    slot: Number
+    worker: Name
+    task: Name
     spec: TaskSpec
-    place: int = 0
+    place: Number = 0
     layout: ParallelLayout = ParallelLayout()
 
 
 class StopWorker(Command, kw_only=True, frozen=True):
     """Kill the worker process `worker`, if it lives."""
 
-    slot: int
-    worker: str
-    task: str
-    reason: str = ""
+    slot: Number
+    worker: Name
+    task: Name
+    reason: Text = ""
 
 
 class DropStates(Command, kw_only=True, frozen=True):
@@ -59,9 +62,9 @@ class DropStates(Command, kw_only=True, frozen=True):
         workers: all that these have saved is to go, also what is on its way: they are no more.
     """
 
-    task: str
-    names: list[str]
-    workers: list[str] = []
+    task: Name
+    names: Annotated[list[Label], Few]
+    workers: Annotated[list[Label], Many] = []
 
 
 class SaveStates(Command, kw_only=True, frozen=True):
@@ -71,8 +74,8 @@ class SaveStates(Command, kw_only=True, frozen=True):
         savers: those.
     """
 
-    task: str
-    savers: list[Saver]
+    task: Name
+    savers: Annotated[list[Saver], Few]
 
 
 class CopyState(Command, kw_only=True, frozen=True):
@@ -83,7 +86,7 @@ class CopyState(Command, kw_only=True, frozen=True):
         keeper: where to.
     """
 
-    task: str
+    task: Name
     state: StateRef
     keeper: Keeper
 
@@ -96,7 +99,7 @@ class StoreState(Command, kw_only=True, frozen=True):
         saving: the checkpoint that it is a part of.
     """
 
-    task: str
+    task: Name
     state: StateRef
     saving: Saving
 
@@ -112,8 +115,8 @@ class FindStates(Command, kw_only=True, frozen=True):
         search: a number that the answer repeats.
     """
 
-    task: str
-    search: int
+    task: Name
+    search: Count
 
 
 class CommitCheckpoint(Command, kw_only=True, frozen=True):
@@ -125,10 +128,10 @@ class CommitCheckpoint(Command, kw_only=True, frozen=True):
         since: Unix seconds; older checkpoints are an earlier task's of this name, and stay.
     """
 
-    task: str
+    task: Name
     saving: Saving
-    parts: list[StoredPart]
-    since: float
+    parts: Annotated[list[StoredPart], Many]
+    since: Moment
 
 
 class FindCheckpoint(Command, kw_only=True, frozen=True):
@@ -142,12 +145,12 @@ class FindCheckpoint(Command, kw_only=True, frozen=True):
         before: iteration from which on none is to be used; -1: all may be.
     """
 
-    task: str
-    search: int
-    root: str
-    since: float
-    iteration: int = -1
-    before: int = -1
+    task: Name
+    search: Count
+    root: Label
+    since: Moment
+    iteration: Number = -1
+    before: Number = -1
 
 
 class Regroup(Command, kw_only=True, frozen=True):
@@ -169,14 +172,14 @@ class Regroup(Command, kw_only=True, frozen=True):
         shelf: what others have left behind before, for whose place nobody has a newer state; told to rank 0 alone.
     """
 
-    task: str
-    epoch: int
-    rendezvous: str = msgspec.field(name="store")
-    members: list[Member]
-    rendezvous_id: str = msgspec.field(name="meeting", default="")
-    world_size: int = 0
-    ranks: list[int] = []
+    task: Name
+    epoch: Number
+    rendezvous: Label = msgspec.field(name="store")
+    members: Annotated[list[Member], Many]
+    rendezvous_id: Label = msgspec.field(name="meeting", default="")
+    world_size: Count = 0
+    ranks: Annotated[list[Number], Many] = []
     layout: ParallelLayout = ParallelLayout()
-    since: list[int] = []
+    since: Annotated[list[Number], Many] = []
     leaving: bool = False
     shelf: Shelf | None = None

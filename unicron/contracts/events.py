@@ -1,23 +1,26 @@
 """Facts, in the past tense: what agents saw and what services decided."""
 
+from typing import Annotated
+
 import msgspec
 
 from unicron.contracts.base import Message
 from unicron.contracts.failures import Cure, DetectionMethod, FailureStatus, Severity
 from unicron.contracts.plans import Plan
+from unicron.contracts.ranges import Count, Few, Label, Many, Moment, Name, Number, Seconds, Text, Whole
 from unicron.contracts.states import StateRef
 from unicron.contracts.storage import Saving, StoredPart, StoredState
 from unicron.contracts.tasks import Breakage, Member, Slot, TaskSpec, TaskState, WorkerPhase, WorkerStatus
-from unicron.contracts.timings import Op
+from unicron.contracts.timings import MOST_OPS, Op
 
 
 class WorkerFact(Message, kw_only=True, frozen=True):
     """Base of what is told of one worker process: its name, its task, and the slot that it runs in."""
 
-    node: str
-    slot: int
-    task: str
-    worker: str
+    node: Name
+    slot: Number
+    task: Name
+    worker: Name
 
 
 # --- from agents -----------------------------------------------------------------------------------------------------
@@ -36,23 +39,23 @@ class NodeJoined(Message, kw_only=True, frozen=True):
         rack: nodes of one rack, or behind one switch, fail together; empty where that is not known.
     """
 
-    node: str
-    incarnation: str
-    host: str
-    slots: list[Slot]
-    rendezvous: str = msgspec.field(name="store", default="")
-    state_server: str = ""
-    pid: int = 0
-    workers: list[WorkerStatus] = []
-    kept: list[str] = []
-    rack: str = ""
+    node: Name
+    incarnation: Label
+    host: Label
+    slots: Annotated[list[Slot], Few]
+    rendezvous: Label = msgspec.field(name="store", default="")
+    state_server: Label = ""
+    pid: Count = 0
+    workers: Annotated[list[WorkerStatus], Few] = []
+    kept: Annotated[list[Label], Few] = []
+    rack: Label = ""
 
 
 class NodeLeft(Message, kw_only=True, frozen=True):
     """An agent said goodbye: its workers are stopped and it goes away on purpose."""
 
-    node: str
-    incarnation: str
+    node: Name
+    incarnation: Label
 
 
 class NodeLeaving(Message, kw_only=True, frozen=True):
@@ -62,15 +65,15 @@ class NodeLeaving(Message, kw_only=True, frozen=True):
         seconds: after which it leaves in any case.
     """
 
-    node: str
-    incarnation: str
-    seconds: float
+    node: Name
+    incarnation: Label
+    seconds: Seconds
 
 
 class WorkerReady(WorkerFact, kw_only=True, frozen=True):
     """A worker has built its model and waits for a membership."""
 
-    pid: int
+    pid: Count
 
 
 class WorkerExited(WorkerFact, kw_only=True, frozen=True):
@@ -86,13 +89,13 @@ class WorkerExited(WorkerFact, kw_only=True, frozen=True):
         stderr: its last lines of output.
     """
 
-    exit_code: int | None = None
-    signal: int | None = None
+    exit_code: Whole | None = None
+    signal: Whole | None = None
     expected: bool = False
     finished: bool = False
-    iteration: int = -1
-    microbatches_done: int = 0
-    stderr: list[str] = []
+    iteration: Number = -1
+    microbatches_done: Count = 0
+    stderr: Annotated[list[Text], Few] = []
 
 
 class WorkerRaised(WorkerFact, kw_only=True, frozen=True):
@@ -103,10 +106,10 @@ class WorkerRaised(WorkerFact, kw_only=True, frozen=True):
         text: its message.
     """
 
-    iteration: int
-    exception: str
-    text: str
-    traceback: str
+    iteration: Number
+    exception: Text
+    text: Text
+    traceback: Text
 
 
 class CollectiveFailed(WorkerFact, kw_only=True, frozen=True):
@@ -116,9 +119,9 @@ class CollectiveFailed(WorkerFact, kw_only=True, frozen=True):
         broke: what it was that broke.
     """
 
-    epoch: int
-    iteration: int
-    error: str
+    epoch: Number
+    iteration: Number
+    error: Text
     broke: Breakage = Breakage.GROUP
 
 
@@ -132,11 +135,11 @@ class WorkerStalled(WorkerFact, kw_only=True, frozen=True):
         responsive: whether it answers; a stopped process does not.
     """
 
-    epoch: int
-    iteration: int
+    epoch: Number
+    iteration: Number
     phase: WorkerPhase
-    waited_s: float
-    limit_s: float
+    waited_s: Seconds
+    limit_s: Seconds
     responsive: bool
 
 
@@ -151,14 +154,14 @@ class Regrouped(WorkerFact, kw_only=True, frozen=True):
         seconds: from the interruption to the new group ready.
     """
 
-    epoch: int
-    rank: int
-    world_size: int
-    iteration: int
-    kept: int = 0
-    recomputed: int = 0
-    state_from: str = ""
-    seconds: float = 0.0
+    epoch: Number
+    rank: Number
+    world_size: Count
+    iteration: Number
+    kept: Count = 0
+    recomputed: Count = 0
+    state_from: Label = ""
+    seconds: Seconds = 0.0
 
 
 class StateKept(WorkerFact, kw_only=True, frozen=True):
@@ -168,7 +171,7 @@ class StateKept(WorkerFact, kw_only=True, frozen=True):
         epoch: of the membership that it leaves.
     """
 
-    epoch: int
+    epoch: Number
     state: StateRef
 
 
@@ -179,14 +182,14 @@ class StateSecured(WorkerFact, kw_only=True, frozen=True):
         nodes: other nodes that have one.
     """
 
-    iteration: int
-    nodes: list[str]
+    iteration: Number
+    nodes: Annotated[list[Label], Many]
 
 
 class StateUnprotected(WorkerFact, kw_only=True, frozen=True):
     """A worker that is to save its state can't; it trains on, and older copies stay."""
 
-    reason: str
+    reason: Text
 
 
 class StateDiverged(WorkerFact, kw_only=True, frozen=True):
@@ -200,11 +203,11 @@ class StateDiverged(WorkerFact, kw_only=True, frozen=True):
         undecided: there is no majority; the state of as many as any other, and of the lowest rank among them, counts.
     """
 
-    epoch: int
-    iteration: int
-    place: int
-    replica: int
-    digests: list[str]
+    epoch: Number
+    iteration: Number
+    place: Number
+    replica: Number
+    digests: Annotated[list[Label], Many]
     undecided: bool = False
 
 
@@ -217,10 +220,10 @@ class StateUnusable(WorkerFact, kw_only=True, frozen=True):
         copies: where it was had from.
     """
 
-    epoch: int
-    iteration: int
-    copies: str
-    reason: str
+    epoch: Number
+    iteration: Number
+    copies: Text
+    reason: Text
 
 
 class GradientNotFinite(WorkerFact, kw_only=True, frozen=True):
@@ -233,11 +236,11 @@ class GradientNotFinite(WorkerFact, kw_only=True, frozen=True):
         suspect: it was finite then, so this worker's device may compute wrongly.
     """
 
-    epoch: int
-    iteration: int
-    rank: int
-    microbatches: list[int]
-    rule: str = ""
+    epoch: Number
+    iteration: Number
+    rank: Number
+    microbatches: Annotated[list[Number], Many]
+    rule: Label = ""
     suspect: bool = False
 
 
@@ -249,10 +252,10 @@ class StateRejected(Message, kw_only=True, frozen=True):
         state: the copy.
     """
 
-    node: str
-    task: str
+    node: Name
+    task: Name
     state: StateRef
-    reason: str
+    reason: Text
 
 
 class StateCopied(Message, kw_only=True, frozen=True):
@@ -264,10 +267,10 @@ class StateCopied(Message, kw_only=True, frozen=True):
         problem: why it does not; empty where it does.
     """
 
-    node: str
-    task: str
+    node: Name
+    task: Name
     state: StateRef
-    problem: str = ""
+    problem: Text = ""
 
 
 class StatesFound(Message, kw_only=True, frozen=True):
@@ -278,10 +281,10 @@ class StatesFound(Message, kw_only=True, frozen=True):
         states: all copies of the task's states that are whole.
     """
 
-    node: str
-    task: str
-    search: int
-    states: list[StateRef]
+    node: Name
+    task: Name
+    search: Count
+    states: Annotated[list[StateRef], Many]
 
 
 class PartStored(Message, kw_only=True, frozen=True):
@@ -293,11 +296,11 @@ class PartStored(Message, kw_only=True, frozen=True):
         seconds: that took.
     """
 
-    node: str
-    task: str
+    node: Name
+    task: Name
     saving: Saving
     part: StoredPart
-    seconds: float
+    seconds: Seconds
 
 
 class CheckpointStored(Message, kw_only=True, frozen=True):
@@ -309,20 +312,20 @@ class CheckpointStored(Message, kw_only=True, frozen=True):
         folder: of it, in the task's.
     """
 
-    node: str
-    task: str
-    iteration: int
-    address: str
-    removed: list[str]
-    folder: str = ""
+    node: Name
+    task: Name
+    iteration: Number
+    address: Label
+    removed: Annotated[list[Label], Few]
+    folder: Label = ""
 
 
 class CheckpointFailed(Message, kw_only=True, frozen=True):
     """A checkpoint could not be written to storage, or none could be looked for; the last good one is untouched."""
 
-    node: str
-    task: str
-    reason: str
+    node: Name
+    task: Name
+    reason: Text
 
 
 class CheckpointFound(Message, kw_only=True, frozen=True):
@@ -334,27 +337,27 @@ class CheckpointFound(Message, kw_only=True, frozen=True):
         skipped: newer ones that do not, and why.
     """
 
-    node: str
-    task: str
-    search: int
+    node: Name
+    task: Name
+    search: Count
     stored: StoredState | None
-    skipped: list[str]
+    skipped: Annotated[list[Text], Few]
 
 
 class WorkerFinished(WorkerFact, kw_only=True, frozen=True):
     """A worker is through its last iteration."""
 
-    iterations: int
+    iterations: Count
 
 
 class CommandRefused(Message, kw_only=True, frozen=True):
     """An agent did not carry out a command, and why."""
 
-    node: str
-    command: str
-    reason: str
-    task: str = ""
-    worker: str = ""
+    node: Name
+    command: Label
+    reason: Text
+    task: Name = ""
+    worker: Name = ""
 
 
 # --- telemetry: core NATS, may be lost -------------------------------------------------------------------------------
@@ -363,8 +366,8 @@ class CommandRefused(Message, kw_only=True, frozen=True):
 class NodeHeartbeat(Message, kw_only=True, frozen=True):
     """Sign of life of an agent."""
 
-    node: str
-    incarnation: str
+    node: Name
+    incarnation: Label
 
 
 class IterationFinished(WorkerFact, kw_only=True, frozen=True):
@@ -375,10 +378,10 @@ class IterationFinished(WorkerFact, kw_only=True, frozen=True):
         loss: mean over the global batch.
     """
 
-    epoch: int
-    iteration: int
-    world_size: int
-    seconds: float
+    epoch: Number
+    iteration: Number
+    world_size: Count
+    seconds: Seconds
     loss: float
 
 
@@ -390,12 +393,12 @@ class StepTimed(WorkerFact, kw_only=True, frozen=True):
         ops: in the order in which they began.
     """
 
-    epoch: int
-    iteration: int
-    rank: int
-    world_size: int
-    began: float
-    ops: list[Op]
+    epoch: Number
+    iteration: Number
+    rank: Number
+    world_size: Count
+    began: Moment
+    ops: Annotated[list[Op], msgspec.Meta(max_length=MOST_OPS)]
 
 
 # --- from the registry -----------------------------------------------------------------------------------------------
@@ -409,35 +412,35 @@ class NodeAdmitted(Message, kw_only=True, frozen=True):
         kept, rack: as in `NodeJoined`.
     """
 
-    node: str
-    incarnation: str
-    host: str
-    slots: list[Slot]
-    rendezvous: str = msgspec.field(name="store", default="")
-    state_server: str = ""
-    workers: list[WorkerStatus] = []
+    node: Name
+    incarnation: Label
+    host: Label
+    slots: Annotated[list[Slot], Few]
+    rendezvous: Label = msgspec.field(name="store", default="")
+    state_server: Label = ""
+    workers: Annotated[list[WorkerStatus], Few] = []
     returned: bool = False
-    kept: list[str] = []
-    rack: str = ""
+    kept: Annotated[list[Label], Few] = []
+    rack: Label = ""
 
 
 class NodeDrained(Message, kw_only=True, frozen=True):
     """A node is to be given no more work (`drain=True`), or may be used again."""
 
-    node: str
+    node: Name
     drain: bool = True
 
 
 class NodeGone(Message, kw_only=True, frozen=True):
     """A node said goodbye; the registry no longer counts it."""
 
-    node: str
+    node: Name
 
 
 class TaskSubmitted(Message, kw_only=True, frozen=True):
     """A user launched a task."""
 
-    task: str
+    task: Name
     spec: TaskSpec
 
 
@@ -448,7 +451,7 @@ class TaskPaused(Message, kw_only=True, frozen=True):
         paused: the former.
     """
 
-    task: str
+    task: Name
     paused: bool = True
 
 
@@ -459,8 +462,8 @@ class CheckpointOrdered(Message, kw_only=True, frozen=True):
         after: the last iteration known to be done; a checkpoint of a later one will do.
     """
 
-    task: str
-    after: int
+    task: Name
+    after: Number
 
 
 class TaskRewound(Message, kw_only=True, frozen=True):
@@ -470,14 +473,14 @@ class TaskRewound(Message, kw_only=True, frozen=True):
         iteration: of the checkpoint; later ones no longer count.
     """
 
-    task: str
-    iteration: int
+    task: Name
+    iteration: Number
 
 
 class TaskRemoved(Message, kw_only=True, frozen=True):
     """A user took a task away."""
 
-    task: str
+    task: Name
 
 
 # --- from the detector -----------------------------------------------------------------------------------------------
@@ -500,31 +503,31 @@ class FailureDetected(Message, kw_only=True, frozen=True):
     severity: Severity
     method: DetectionMethod
     status: FailureStatus
-    task: str = ""
-    node: str = ""
-    slot: int = -1
-    worker: str = ""
-    reason: str = ""
+    task: Name = ""
+    node: Name = ""
+    slot: Number = -1
+    worker: Name = ""
+    reason: Text = ""
     escalated: Severity | None = None
-    attempt: int = 1
-    epoch: int = -1
+    attempt: Count = 1
+    epoch: Number = -1
 
 
 class TaskBroken(Message, kw_only=True, frozen=True):
     """The task's own program is at fault: the same exception at the same iteration again. Nothing will be restarted."""
 
-    task: str
-    reason: str
-    traceback: str = ""
+    task: Name
+    reason: Text
+    traceback: Text = ""
 
 
 class IterationsSlow(Message, kw_only=True, frozen=True):
     """A task's iterations left the normal band of 1.1 times their mean (paper section 4.1), and stayed out."""
 
-    task: str
-    world_size: int
-    mean_s: float
-    recent_s: float
+    task: Name
+    world_size: Count
+    mean_s: Seconds
+    recent_s: Seconds
 
 
 # --- from the planner ------------------------------------------------------------------------------------------------
@@ -547,12 +550,12 @@ class TaskStateChanged(Message, kw_only=True, frozen=True):
         traceback: of the user's own error, where that ended the task.
     """
 
-    task: str
+    task: Name
     state: TaskState
-    epoch: int = -1
-    members: list[Member] = []
-    reason: str = ""
-    traceback: str = ""
+    epoch: Number = -1
+    members: Annotated[list[Member], Many] = []
+    reason: Text = ""
+    traceback: Text = ""
 
 
 class AttemptFailed(Message, kw_only=True, frozen=True):
@@ -562,12 +565,12 @@ class AttemptFailed(Message, kw_only=True, frozen=True):
         action: what was tried.
     """
 
-    task: str
+    task: Name
     action: Cure
-    reason: str
-    node: str = ""
-    slot: int = -1
-    worker: str = ""
+    reason: Text
+    node: Name = ""
+    slot: Number = -1
+    worker: Name = ""
 
 
 class TaskRecovered(Message, kw_only=True, frozen=True):
@@ -577,10 +580,10 @@ class TaskRecovered(Message, kw_only=True, frozen=True):
         seconds: since the failure was detected.
     """
 
-    task: str
-    epoch: int
-    workers: int
-    seconds: float
+    task: Name
+    epoch: Number
+    workers: Count
+    seconds: Seconds
 
 
 # --- from anybody ----------------------------------------------------------------------------------------------------
@@ -595,14 +598,14 @@ class DeadLetter(Message, kw_only=True, frozen=True):
         payload: its first 4 KiB.
     """
 
-    subject: str
-    error: str
+    subject: Label
+    error: Text
     payload: bytes = b""
 
 
 class Alert(Message, kw_only=True, frozen=True):
     """Something a person should look at."""
 
-    text: str
-    node: str = ""
-    task: str = ""
+    text: Text
+    node: Name = ""
+    task: Name = ""

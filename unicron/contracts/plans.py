@@ -1,11 +1,12 @@
 """Plans: which task runs where, and why."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from msgspec.structs import replace
 
 from unicron.contracts.base import Record, Word
+from unicron.contracts.ranges import Amount, Count, Label, Many, Number, Seconds, Text
 from unicron.contracts.tasks import ParallelLayout, SlotRef
 
 NAMED = 4
@@ -100,12 +101,12 @@ class TaskShare(Record, kw_only=True, frozen=True):
         layout: of the workers in `slots`.
     """
 
-    task: str
-    slots: list[SlotRef] = []
-    waf: float = 0.0
-    before: int = 0
-    waf_before: float = 0.0
-    reason: str = ""
+    task: Label
+    slots: Annotated[list[SlotRef], Many] = []
+    waf: Amount = 0.0
+    before: Number = 0
+    waf_before: Amount = 0.0
+    reason: Text = ""
     layout: ParallelLayout = ParallelLayout(replicas=0)
 
     @property
@@ -136,18 +137,18 @@ class Plan(Record, kw_only=True, frozen=True):
         tasks: all tasks that are not ended, in order of submission; empty where `shares` holds one for each.
     """
 
-    number: int
-    trigger: str
-    workers: int
-    shares: list[TaskShare] = []
-    waf: float = 0.0
+    number: Count
+    trigger: Label
+    workers: Count
+    shares: Annotated[list[TaskShare], Many] = []
+    waf: Amount = 0.0
     reward: float = 0.0
     running_s: float = 0.0
     transition_s: float = 0.0
     prepared: bool = False
-    lookup_s: float = 0.0
-    refresh_s: float = 0.0
-    tasks: list[str] = []
+    lookup_s: Seconds = 0.0
+    refresh_s: Seconds = 0.0
+    tasks: Annotated[list[Label], Many] = []
 
     @property
     def cause(self) -> Trigger:

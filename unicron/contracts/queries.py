@@ -1,9 +1,17 @@
 """Queries and orders, answered over NATS micro services: one request, one reply."""
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from unicron.contracts.base import Record
 from unicron.contracts.plans import Plan, Trigger
+from unicron.contracts.ranges import Amount, Count, Few, Label, Many, Moment, Number, Seconds, Text
 from unicron.contracts.states import StateRef
 from unicron.contracts.tasks import Member, NodeState, Slot, TaskSpec, TaskState
+
+MOST_JOIN = 100_000
+"""Nodes that a question can have join."""
 
 
 class Query(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
@@ -27,7 +35,7 @@ class SubmitTask(Order, kw_only=True, frozen=True):
 class RemoveTask(Order, kw_only=True, frozen=True):
     """Stop a task and forget it."""
 
-    task: str
+    task: Label
 
 
 class PauseTask(Order, kw_only=True, frozen=True):
@@ -37,7 +45,7 @@ class PauseTask(Order, kw_only=True, frozen=True):
         pause: the former.
     """
 
-    task: str
+    task: Label
     pause: bool = True
 
 
@@ -48,7 +56,7 @@ class SaveTask(Order, kw_only=True, frozen=True):
         stop: then stop the task, and forget it.
     """
 
-    task: str
+    task: Label
     stop: bool = False
 
 
@@ -59,14 +67,14 @@ class RewindTask(Order, kw_only=True, frozen=True):
         iteration: of the checkpoint; later ones no longer count.
     """
 
-    task: str
-    iteration: int
+    task: Label
+    iteration: Number
 
 
 class DrainNode(Order, kw_only=True, frozen=True):
     """Take a node out of use after its workers have moved, or (drain=False) put it back."""
 
-    node: str
+    node: Label
     drain: bool = True
 
 
@@ -84,16 +92,16 @@ class WhatIf(Query, kw_only=True, frozen=True):
         submit: a task that is launched.
     """
 
-    lose: list[str] = []
-    join: int = 0
-    finish: list[str] = []
+    lose: Annotated[list[Label], Few] = []
+    join: Annotated[int, Meta(ge=0, le=MOST_JOIN)] = 0
+    finish: Annotated[list[Label], Few] = []
     submit: TaskSpec | None = None
 
 
 class GetCurve(Query, kw_only=True, frozen=True):
     """Ask the planner what it believes of a task's throughput: T(t, x) for every feasible x."""
 
-    task: str
+    task: Label
 
 
 class SwitchRecording(Order, kw_only=True, frozen=True):
@@ -103,14 +111,14 @@ class SwitchRecording(Order, kw_only=True, frozen=True):
         share: 0 (none) to 1 (each).
     """
 
-    task: str
+    task: Label
     share: float
 
 
 class GetStraggler(Query, kw_only=True, frozen=True):
     """Ask the straggler service what it has seen of a task."""
 
-    task: str
+    task: Label
 
 
 class GetStates(Query, kw_only=True, frozen=True):
@@ -125,19 +133,19 @@ class InjectFault(Order, kw_only=True, frozen=True):
         worker: whom to hit; empty for kill-node.
     """
 
-    fault: str
-    worker: str = ""
+    fault: Label
+    worker: Label = ""
 
 
 class NodeView(Record, kw_only=True, frozen=True):
     """A node as the registry knows it."""
 
-    node: str
+    node: Label
     state: NodeState
-    host: str = ""
-    incarnation: str = ""
-    slots: list[Slot] = []
-    since: float = 0.0
+    host: Label = ""
+    incarnation: Label = ""
+    slots: Annotated[list[Slot], Few] = []
+    since: Moment = 0.0
 
 
 class SaverView(Record, kw_only=True, frozen=True):
@@ -148,8 +156,8 @@ class SaverView(Record, kw_only=True, frozen=True):
         problem: why it can't.
     """
 
-    nodes: list[str] = []
-    problem: str = ""
+    nodes: Annotated[list[Label], Many] = []
+    problem: Text = ""
 
 
 class TaskView(Record, kw_only=True, frozen=True):
@@ -164,24 +172,24 @@ class TaskView(Record, kw_only=True, frozen=True):
 
     spec: TaskSpec
     state: TaskState
-    reason: str = ""
-    traceback: str = ""
-    epoch: int = -1
-    members: list[Member] = []
-    iteration: int = -1
+    reason: Text = ""
+    traceback: Text = ""
+    epoch: Number = -1
+    members: Annotated[list[Member], Many] = []
+    iteration: Number = -1
     loss: float | None = None
-    iteration_s: float = 0.0
-    waf: float = 0.0
+    iteration_s: Seconds = 0.0
+    waf: Amount = 0.0
     savers: dict[str, SaverView] = {}
     paused: bool = False
-    stops_after: int | None = None
+    stops_after: Number | None = None
 
 
 class Status(Record, kw_only=True, frozen=True):
     """Answer to `GetStatus`."""
 
-    nodes: list[NodeView] = []
-    tasks: list[TaskView] = []
+    nodes: Annotated[list[NodeView], Many] = []
+    tasks: Annotated[list[TaskView], Many] = []
     plan: Plan | None = None
 
 
@@ -195,8 +203,8 @@ class TableRow(Record, kw_only=True, frozen=True):
         reward: sum of G (equation 3), in weighted FLOP.
     """
 
-    event: str
-    workers: int
+    event: Label
+    workers: Count
     changes: dict[str, int] = {}
     reward: float
 
@@ -221,8 +229,8 @@ class PlanView(Record, kw_only=True, frozen=True):
 
     plan: Plan | None
     runner_up: TableRow | None = None
-    table: list[TableRow] = []
-    failures: int = 0
+    table: Annotated[list[TableRow], Many] = []
+    failures: Count = 0
     failure_rate: float = 0.0
     transitions: dict[str, float] = {}
 
@@ -239,12 +247,12 @@ class CurvePoint(Record, kw_only=True, frozen=True):
         text: for instance the parallel configuration that the model picks.
     """
 
-    workers: int
-    flops: float
-    waf: float
-    source: str
-    spread: float = 0.0
-    text: str = ""
+    workers: Count
+    flops: Amount
+    waf: Amount
+    source: Label
+    spread: Amount = 0.0
+    text: Text = ""
 
 
 class Curve(Record, kw_only=True, frozen=True):
@@ -254,9 +262,9 @@ class Curve(Record, kw_only=True, frozen=True):
         held: workers that the task has now.
     """
 
-    task: str
-    held: int
-    points: list[CurvePoint]
+    task: Label
+    held: Count
+    points: Annotated[list[CurvePoint], Many]
 
 
 class StragglerWindow(Record, kw_only=True, frozen=True):
@@ -277,21 +285,21 @@ class StragglerWindow(Record, kw_only=True, frozen=True):
         problems: what was wrong with the record.
     """
 
-    at: float
-    epoch: int
-    world_size: int
-    first: int
-    last: int
-    steps: int
-    slowdown: float
+    at: Moment
+    epoch: Number
+    world_size: Count
+    first: Number
+    last: Number
+    steps: Count
+    slowdown: Amount
     waste: float
     slow: bool = False
-    diagnosis: str = ""
-    worker: str = ""
-    gain: float = 0.0
-    evidence: str = ""
-    cure: str = ""
-    problems: list[str] = []
+    diagnosis: Label = ""
+    worker: Label = ""
+    gain: Amount = 0.0
+    evidence: Text = ""
+    cure: Text = ""
+    problems: Annotated[list[Text], Few] = []
 
 
 class StragglerView(Record, kw_only=True, frozen=True):
@@ -305,12 +313,12 @@ class StragglerView(Record, kw_only=True, frozen=True):
         history: the latest windows, newest last.
     """
 
-    task: str
+    task: Label
     share: float
-    waiting: int = 0
+    waiting: Count = 0
     dropped: dict[str, int] = {}
-    alert: str = ""
-    history: list[StragglerWindow] = []
+    alert: Label = ""
+    history: Annotated[list[StragglerWindow], Many] = []
 
 
 class Reply(Record, kw_only=True, frozen=True):
@@ -322,10 +330,10 @@ class Reply(Record, kw_only=True, frozen=True):
         text: a line for a person.
     """
 
-    error: str = ""
-    text: str = ""
+    error: Text = ""
+    text: Text = ""
     status: Status | None = None
     plan: PlanView | None = None
     curve: Curve | None = None
     straggler: StragglerView | None = None
-    states: list[StateRef] = []
+    states: Annotated[list[StateRef], Many] = []

@@ -1,11 +1,13 @@
 """Copies of a worker's state (parameters, optimizer and whatever else is protected) as values: where which one lies."""
 
 import struct
+from typing import Annotated
 
 import msgspec
 from msgspec.structs import replace
 
 from unicron.contracts.base import Record
+from unicron.contracts.ranges import Few, Label, Many, Number, Size
 from unicron.contracts.storage import StoredState, StoreOrder
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import InvalidInputError
@@ -33,10 +35,10 @@ class StateLocation(Record, kw_only=True, frozen=True):
         address: host:port of the node's state server.
     """
 
-    node: str
-    worker: str
-    name: str
-    address: str = ""
+    node: Label
+    worker: Label
+    name: Label
+    address: Label = ""
 
 
 class StateRef(Record, kw_only=True, frozen=True):
@@ -52,11 +54,11 @@ class StateRef(Record, kw_only=True, frozen=True):
         layout: the shape of the replica that has this place.
     """
 
-    task: str
-    iteration: int
-    place: int
+    task: Label
+    iteration: Number
+    place: Number
     location: StateLocation
-    size: int
+    size: Size
     checksum: bytes
     layout: ParallelLayout = ParallelLayout()
 
@@ -102,8 +104,8 @@ class Keeper(Record, kw_only=True, frozen=True):
         address: host:port of its state server.
     """
 
-    node: str
-    address: str
+    node: Label
+    address: Label
 
 
 class Saver(Record, kw_only=True, frozen=True):
@@ -114,8 +116,8 @@ class Saver(Record, kw_only=True, frozen=True):
         store: how often its state is to be written to storage as well; None where it is not.
     """
 
-    worker: str
-    keepers: list[Keeper] = []
+    worker: Label
+    keepers: Annotated[list[Keeper], Few] = []
     store: StoreOrder | None = None
 
 
@@ -130,6 +132,6 @@ class Shelf(Record, kw_only=True, frozen=True):
     """
 
     layout: ParallelLayout
-    iteration: int
-    states: list[StateRef]
+    iteration: Number
+    states: Annotated[list[StateRef], Many]
     stored: StoredState | None = None

@@ -1,6 +1,7 @@
 """Checkpoints on storage (a directory or an object store): what those who write one together tell each other."""
 
 from unicron.contracts.base import Record
+from unicron.contracts.ranges import Count, Label, Number, Seconds, Size
 from unicron.contracts.tasks import ParallelLayout
 
 
@@ -15,11 +16,11 @@ class Saving(Record, kw_only=True, frozen=True):
         attempt: tells it from other attempts at the same iteration; 8 hex digits.
     """
 
-    root: str
-    task: str
-    iteration: int
+    root: Label
+    task: Label
+    iteration: Number
     layout: ParallelLayout
-    attempt: str
+    attempt: Label
 
 
 class StoreOrder(Record, kw_only=True, frozen=True):
@@ -32,10 +33,10 @@ class StoreOrder(Record, kw_only=True, frozen=True):
         asked: if not 0, counts the orders of users to write one now, the last of which none was written for yet.
     """
 
-    root: str
-    every_s: float
-    run: str
-    asked: int = 0
+    root: Label
+    every_s: Seconds
+    run: Label
+    asked: Count = 0
 
 
 class StoredState(Record, kw_only=True, frozen=True):
@@ -48,9 +49,9 @@ class StoredState(Record, kw_only=True, frozen=True):
         layout: the shape of the replica whose places wrote it.
     """
 
-    root: str
-    folder: str
-    iteration: int
+    root: Label
+    folder: Label
+    iteration: Number
     layout: ParallelLayout
 
 
@@ -64,9 +65,9 @@ class StoredFile(Record, kw_only=True, frozen=True):
             their order.
     """
 
-    name: str
-    size: int
-    checksum: str
+    name: Label
+    size: Size
+    checksum: Label
 
 
 class StoredPart(Record, kw_only=True, frozen=True):
@@ -78,6 +79,6 @@ class StoredPart(Record, kw_only=True, frozen=True):
         data: the file that the pieces lie in.
     """
 
-    place: int
+    place: Number
     index: StoredFile
     data: StoredFile

@@ -1,6 +1,7 @@
 """Facts of the straggler service."""
 
 from unicron.contracts.base import Message
+from unicron.contracts.ranges import Amount, Count, Label, Name, Number, Text
 
 # --- from the straggler service --------------------------------------------------------------------------------------
 
@@ -12,7 +13,7 @@ class RecordingSwitched(Message, kw_only=True, frozen=True):
         share: of the iterations, 0 (none) to 1 (each).
     """
 
-    task: str
+    task: Name
     share: float
 
 
@@ -32,19 +33,19 @@ class StragglerDetected(Message, kw_only=True, frozen=True):
         drain: the registry takes the node out of use for it, as if a user had said so.
     """
 
-    task: str
-    epoch: int
-    world_size: int
-    first: int
-    last: int
-    steps: int
-    slowdown: float
+    task: Name
+    epoch: Number
+    world_size: Count
+    first: Number
+    last: Number
+    steps: Count
+    slowdown: Amount
     waste: float
-    diagnosis: str
-    node: str = ""
-    slot: int = -1
-    worker: str = ""
-    gain: float = 0.0
-    evidence: str = ""
-    cure: str = ""
+    diagnosis: Label
+    node: Name = ""
+    slot: Number = -1
+    worker: Name = ""
+    gain: Amount = 0.0
+    evidence: Text = ""
+    cure: Text = ""
     drain: bool = False

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from unicron.contracts.base import Record, Word
+from unicron.contracts.ranges import Count, Few, Label, Number, Text, Whole
 
 
 class Seat(NamedTuple):
@@ -34,10 +35,10 @@ class ParallelLayout(Record, kw_only=True, frozen=True):
         replicas: degree of data parallelism.
     """
 
-    tensor: int = 1
-    pipeline: int = 1
-    shard: int = 1
-    replicas: int = 1
+    tensor: Whole = 1
+    pipeline: Whole = 1
+    shard: Whole = 1
+    replicas: Whole = 1
 
     @property
     def replica_workers(self) -> int:
@@ -87,16 +88,16 @@ class Slot(Record, kw_only=True, frozen=True):
         device: UUID of the GPU, empty for a CPU slot.
     """
 
-    index: int
-    kind: str = "cpu"
-    device: str = ""
+    index: Number
+    kind: Label = "cpu"
+    device: Label = ""
 
 
 class SlotRef(Record, order=True, kw_only=True, frozen=True):
     """A slot of a node."""
 
-    node: str
-    slot: int
+    node: Label
+    slot: Number
 
     def __str__(self) -> str:
         return f"{self.node}:{self.slot}"
@@ -119,15 +120,15 @@ class ModelSpec(Record, kw_only=True, frozen=True):
         padded: whether layers and batch may be padded to what does not divide them (else such sizes are infeasible).
     """
 
-    layers: int
-    hidden: int
-    heads: int
-    sequence: int
-    vocabulary: int
-    batch: int
-    accelerator: str = "A100"
-    gpus_per_node: int = 8
-    anchor_workers: int = 0
+    layers: Whole
+    hidden: Whole
+    heads: Whole
+    sequence: Whole
+    vocabulary: Whole
+    batch: Whole
+    accelerator: Label = "A100"
+    gpus_per_node: Whole = 8
+    anchor_workers: Whole = 0
     anchor_mfu: float = 0.0
     padded: bool = False
 
@@ -158,20 +159,20 @@ class TaskSpec(Record, kw_only=True, frozen=True):
             allowed, and `layout` does not count.
     """
 
-    name: str
-    command: list[str]
+    name: Label
+    command: Annotated[list[Text], Few]
     weight: float = 1.0
-    min_workers: int = 1
-    max_workers: int = 1
-    unit: int = 1
-    microbatches: int = 1
-    iterations: int = 1
-    workdir: str = ""
+    min_workers: Whole = 1
+    max_workers: Whole = 1
+    unit: Whole = 1
+    microbatches: Whole = 1
+    iterations: Whole = 1
+    workdir: Label = ""
     env: dict[str, str] = {}
     flops_per_iteration: float = 1.0
     throughput: dict[int, float] = {}
     model: ModelSpec | None = None
-    checkpoints: str = ""
+    checkpoints: Label = ""
     checkpoint_s: float = 0.0
     resume: bool = False
     layout: ParallelLayout = ParallelLayout()
@@ -259,14 +260,14 @@ class WorkerStatus(Record, kw_only=True, frozen=True):
         layout: the shape of the replica that has this place.
     """
 
-    worker: str
-    task: str
-    slot: int
-    pid: int = 0
-    epoch: int = -1
-    iteration: int = -1
+    worker: Label
+    task: Label
+    slot: Number
+    pid: Count = 0
+    epoch: Number = -1
+    iteration: Number = -1
     ready: bool = False
-    place: int = 0
+    place: Number = 0
     layout: ParallelLayout = ParallelLayout()
 
 
@@ -277,10 +278,10 @@ class Member(Record, kw_only=True, frozen=True):
         state_server: host:port of its agent's gRPC state server.
     """
 
-    worker: str
-    node: str
-    slot: int
-    state_server: str = ""
+    worker: Label
+    node: Label
+    slot: Number
+    state_server: Label = ""
 
     @property
     def place(self) -> SlotRef:

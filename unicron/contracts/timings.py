@@ -1,6 +1,7 @@
 """What a worker recorded of an iteration: one entry for each operation, small enough to send often."""
 
 from unicron.contracts.base import Record
+from unicron.contracts.ranges import Number, Whole
 
 OPERATIONS = (
     "forward-compute",
@@ -36,10 +37,10 @@ class Op(Record, array_like=True, frozen=True):
         duration_us: microseconds; of a communication, waiting for the others included.
     """
 
-    kind: int
-    microbatch: int
-    start_us: int
-    duration_us: int
+    kind: Number
+    microbatch: Number
+    start_us: Whole
+    duration_us: Whole
 
 
 def period_of(share: float) -> int:

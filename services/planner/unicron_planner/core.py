@@ -30,6 +30,7 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, Trigger, TriggerKind
 from unicron.contracts.queries import GetCurve, GetPlan, PlanView, Reply, TableRow, WhatIf
+from unicron.contracts.ranges import AHEAD_S
 from unicron.contracts.tasks import SlotRef, TaskState
 from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
@@ -107,7 +108,7 @@ class PlannerCore(Core):
             TaskStateChanged: lambda now: self._end(now.task, ENDS[now.state]) if now.state.ended else [],
             IterationFinished: self._measure,
             TimerFired: self._fired,
-            Started: lambda _: self._soon(),
+            Started: self._begin,
         }
         self.answers: Answers = {
             GetPlan: lambda _: (Reply(plan=self._in_force()), []),
@@ -124,6 +125,12 @@ class PlannerCore(Core):
         if not isinstance(message, UNTIMED):
             self._count_time(message.at)
         return super().handle(message)
+
+    def _begin(self, started: Started) -> list[Message]:
+        """Make a table; count the exposure to failure anew where the newest fact is said to lie in times to come."""
+        if self.state.clock > started.at + AHEAD_S:
+            self.state.clock, self.state.worker_seconds, self.state.believed_rate = 0.0, 0.0, 0.0
+        return self._soon()
 
     def _fired(self, timer: TimerFired) -> list[Message]:
         if timer.name == Timer.ADMISSIONS:
@@ -229,7 +236,7 @@ class PlannerCore(Core):
     def _measure(self, done: IterationFinished) -> list[Message]:
         """Add an iteration's time to the sums; ask for a new table where it changes what is believed."""
         spec = self.state.tasks.get(done.task)
-        sound = math.isfinite(done.seconds) and done.seconds > 0
+        sound = math.isfinite(done.seconds) and done.seconds >= throughput.SHORTEST_S
         if spec is None or not sound or not 1 <= done.world_size <= spec.max_workers or not self._options.use_measured:
             return []
         if changes_layout(spec, len(self._held.of(done.task)), done.world_size):

@@ -20,6 +20,9 @@ RESIZE = "resize"
 RELAYOUT = "relayout"
 """The shape of its replicas changes: all its processes start anew and its state is cut up in another way."""
 
+LONGEST_S = 3600.0
+"""What took longer waited for something else, such as nodes."""
+
 KINDS = (FAILURE, RESIZE, RELAYOUT)
 
 
@@ -67,7 +70,7 @@ def observe(state: PlannerState, task: str, seconds: float) -> None:
     """Note that a task took `seconds` to be back at full membership."""
     kind = state.disturbed.pop(task, "")
     if kind:
-        now = state.transitions.get(kind, Observed())
+        now, seconds = state.transitions.get(kind, Observed()), min(seconds, LONGEST_S)
         keep = 0.5 if now.count >= MEMORY else 1.0
         state.transitions[kind] = replace(now, count=now.count * keep + 1, seconds=now.seconds * keep + seconds)
 

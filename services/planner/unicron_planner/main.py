@@ -12,7 +12,7 @@ from unicron.settings import PREFIX, Settings
 from unicron_planner.core import PlannerCore
 from unicron_planner.estimates import Options
 from unicron_planner.lookup import warm_up
-from unicron_planner.state import PlannerState
+from unicron_planner.state import LEARNT, PlannerState
 
 
 class PlannerSettings(Settings, kw_only=True, frozen=True):
@@ -63,6 +63,7 @@ def wiring(settings: PlannerSettings) -> Wiring:
         state=PlannerState,
         facts=facts,
         telemetry=telemetry,
+        learnt=LEARNT,
     )
 
 

@@ -1,13 +1,24 @@
 """What the planner remembers."""
 
 from copy import copy
+from typing import Annotated
 
 import msgspec
 
 from unicron.contracts.base import Record
 from unicron.contracts.plans import Plan
+from unicron.contracts.ranges import Amount, Count, Moment, Number
 from unicron.contracts.tasks import TaskSpec
 from unicron_planner.throughput import Measured
+
+LEARNT = ("measured", "epochs", "disturbed", "transitions", "failures", "worker_seconds", "believed_rate", "clock")
+"""What it has seen of the cluster, and what follows from that: where something impossible was stored, it looks anew."""
+
+Exposure = Annotated[float, msgspec.Meta(ge=0, le=1e17)]
+"""Worker-seconds: no more than a hundred million workers in thirty years."""
+
+Rate = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+"""Failures a second and worker."""
 
 
 class Node(Record, kw_only=True, frozen=True):
@@ -18,7 +29,7 @@ class Node(Record, kw_only=True, frozen=True):
         up: False from its loss until it is admitted again.
     """
 
-    slots: list[int]
+    slots: list[Number]
     up: bool = True
 
 
@@ -31,9 +42,9 @@ class Observed(Record, kw_only=True, frozen=True):
         believed_s: the mean that plans are made with, 0 before the first.
     """
 
-    count: float = 0.0
-    seconds: float = 0.0
-    believed_s: float = 0.0
+    count: Amount = 0.0
+    seconds: Amount = 0.0
+    believed_s: Amount = 0.0
 
 
 class PlannerState(msgspec.Struct, kw_only=True):
@@ -64,14 +75,14 @@ class PlannerState(msgspec.Struct, kw_only=True):
     joined: list[str] = []
     plan: Plan | None = None
     measured: dict[str, dict[int, Measured]] = {}
-    epochs: dict[str, int] = {}
+    epochs: dict[str, Number] = {}
     disturbed: dict[str, str] = {}
     transitions: dict[str, Observed] = {}
-    failures: int = 0
-    worker_seconds: float = 0.0
-    exposed: int = 0
-    believed_rate: float = 0.0
-    clock: float = 0.0
+    failures: Count = 0
+    worker_seconds: Exposure = 0.0
+    exposed: Count = 0
+    believed_rate: Rate = 0.0
+    clock: Moment = 0.0
 
     def copy(self) -> "PlannerState":
         """Return one whose nodes, tasks and lists can be changed without changing this one's."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from unicron.contracts.base import Record
+from unicron.contracts.ranges import Amount
 from unicron.contracts.tasks import ModelSpec, ParallelLayout, TaskSpec
 from unicron.costmodel import planning
 from unicron_planner.program import Floats, Ints
@@ -23,6 +24,9 @@ MEMORY = 200
 
 NAMED = 4
 """Most sizes that a reason lists."""
+
+SHORTEST_S = 1e-6
+"""No iteration takes less: who divides by it gets a number that can be planned with."""
 
 MEASURED, TABLE, MODEL, LINEAR = "measured", "table", "model", "linear"
 
@@ -40,10 +44,10 @@ class Measured(Record, kw_only=True, frozen=True):
         believed_s: the mean that the lookup table was last made with, 0 where it made no use of it.
     """
 
-    count: float = 0.0
-    seconds: float = 0.0
-    squares: float = 0.0
-    believed_s: float = 0.0
+    count: Amount = 0.0
+    seconds: Amount = 0.0
+    squares: Amount = 0.0
+    believed_s: Amount = 0.0
 
     @property
     def spread(self) -> float:

@@ -55,6 +55,9 @@ from unicron_registry.state import RegistryState
 
 NO_PLAN_YET = "the planner has not planned for it yet"
 
+SHORTEST_S = 1e-6
+"""No iteration takes less."""
+
 PRESENT = {NodeState.UP, NodeState.DRAINING}
 """States of a node whose agent is held to be alive."""
 
@@ -288,7 +291,7 @@ class RegistryCore(Core):
         view = self.state.tasks.get(done.task)
         if view is None or view.state.ended or view.state == TaskState.WAITING or done.epoch < view.epoch:
             return []  # not of this run of the task, or from a rank that missed a regroup
-        waf = view.spec.weight * view.spec.flops_per_iteration / done.seconds if done.seconds > 0 else 0.0
+        waf = view.spec.weight * view.spec.flops_per_iteration / done.seconds if done.seconds >= SHORTEST_S else 0.0
         self._update(done.task, iteration=done.iteration, loss=done.loss, iteration_s=done.seconds, waf=waf)
         return []
 

@@ -6,6 +6,7 @@ from unicron_agent.core import ADOPTION_S, AgentCore
 from unicron_agent.stimuli import (
     AbandonCopies,
     Adopted,
+    AskToken,
     CopySent,
     EntryRead,
     Kill,
@@ -23,6 +24,7 @@ from unicron_agent.stimuli import (
     StartProcess,
     StoreToken,
     Tick,
+    TokenRead,
     UseStorage,
     WorkerSaid,
 )
@@ -67,7 +69,7 @@ class AgentHarness:
 
     def __init__(self, *found, token=0):
         self.core = AgentCore(CARD, "b", token, StallLimits(factor=3, stopped_s=0.5, hang_s=20))
-        self.now, self.sequence = 0.0, 0
+        self.now, self.sequence, self.lease = 0.0, 0, token
         self.first = self.feed(Adopted([running(name) for name in found]))
 
     def feed(self, stimulus):
@@ -76,7 +78,15 @@ class AgentHarness:
     def read(self, message, source="transition", subject=None):
         self.sequence += 1
         message = msgspec.structs.replace(message, source=source, id="m1", correlation="chain")
-        return self.feed(EntryRead(self.sequence, subject or subjects.of(message), codec.encode(message)))
+        out = self.feed(EntryRead(self.sequence, subject or subjects.of(message), codec.encode(message)))
+        self.lease = max(self.lease, getattr(message, "token", 0))
+        return self.feed(TokenRead(self.lease)) if AskToken() in out else out
+
+    def hear(self, command):
+        """Let a command come, and nobody read the lease."""
+        self.sequence += 1
+        command = msgspec.structs.replace(command, source="transition", id="m1", correlation="chain")
+        return self.feed(EntryRead(self.sequence, subjects.of(command), codec.encode(command)))
 
     def say(self, message, name="gpt-1"):
         return self.feed(WorkerSaid(name, message))
@@ -148,13 +158,49 @@ def test_a_command_with_an_older_token_is_refused_and_the_newest_token_is_to_be_
     assert len(out) == 1
 
 
+def test_a_forged_token_is_refused_and_every_real_command_obeyed(scene):
+    assert scene.read(stop(token=5)) == [StoreToken(5), Kill("gpt-1")]
+    assert scene.hear(stop(token=2**53)) == [AskToken()]
+    assert scene.hear(stop(token=5)) == [], "in the order in which they came"
+    forged, again = scene.feed(TokenRead(5))
+    assert "token 9007199254740992, which nobody was given: the lease holds 5" in refusal([forged])
+    assert again == AskToken()
+    assert scene.feed(TokenRead(5)) == [Kill("gpt-1")]
+    assert scene.hear(stop(token=5)) == [Kill("gpt-1")]
+
+
+def test_a_token_given_out_after_the_question_is_asked_for_again(scene):
+    assert scene.hear(stop(token=2**53)) == [AskToken()]
+    assert scene.hear(stop(token=8)) == []
+    refused, again = scene.feed(TokenRead(7))
+    assert refusal([refused])
+    assert again == AskToken()
+    assert scene.feed(TokenRead(8)) == [StoreToken(8), Kill("gpt-1")]
+
+
+def test_a_command_of_a_sender_that_was_replaced_since_is_obeyed_as_it_came_first(scene):
+    assert scene.hear(stop(token=5)) == [AskToken()]
+    assert scene.feed(TokenRead(9)) == [StoreToken(5), Kill("gpt-1")]
+    assert scene.read(stop(token=9)) == [StoreToken(9), Kill("gpt-1")]
+    assert "token 5; 9" in refusal(scene.read(stop(token=5)))
+
+
+def test_a_token_that_was_believed_and_never_given_out_is_forgotten():
+    scene = AgentHarness(token=2**62)  # as its file says
+    assert scene.hear(start(token=7)) == [AskToken()]
+    stored, started = scene.feed(TokenRead(7))
+    assert stored == StoreToken(7)
+    assert isinstance(started, StartProcess)
+
+
 def test_a_token_that_an_earlier_agent_stored_counts():
     assert "token 3; 4" in refusal(AgentHarness(token=4).read(start(token=3)))
 
 
 def test_a_command_for_another_node_is_refused_and_its_token_forgotten(scene):
     command = msgspec.structs.replace(stop(token=9, node="n2"), source="t", id="m1", correlation="chain")
-    [fact] = scene.feed(EntryRead(9, subjects.of(command), codec.encode(command)))
+    assert scene.feed(EntryRead(9, subjects.of(command), codec.encode(command))) == [AskToken()]
+    [fact] = scene.feed(TokenRead(9))
     assert "'n2'" in refusal([fact])
     assert scene.read(stop(token=1)) == [StoreToken(1), Kill("gpt-1")]
 

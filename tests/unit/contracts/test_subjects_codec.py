@@ -14,6 +14,7 @@ from unicron.contracts.base import LOCAL, Started
 from unicron.contracts.commands import StopWorker
 from unicron.contracts.events import Alert, IterationFinished, NodeHeartbeat, NodeJoined, WorkerExited
 from unicron.contracts.queries import GetStatus
+from unicron.contracts.ranges import MOST_NUMBER
 from unicron.contracts.tasks import WorkerStatus
 from unicron.errors import InvalidInputError
 
@@ -105,10 +106,16 @@ def test_messages_between_a_core_and_its_shell_never_reach_the_bus():
         codec.decode_message(codec.encode(Started(token=1)))
 
 
-@given(st.text(), st.lists(st.text(max_size=20), max_size=5), st.floats(allow_nan=False), st.integers(0, 2**63 - 1))
-def test_messages_survive_the_way_there_and_back(text, lines, at, number):
+@given(
+    st.from_regex(r"[A-Za-z0-9_-]{0,64}", fullmatch=True),
+    st.text(),
+    st.lists(st.text(max_size=20), max_size=5),
+    st.floats(0, 1e11),
+    st.integers(0, MOST_NUMBER),
+)
+def test_messages_survive_the_way_there_and_back(name, text, lines, at, number):
     message = WorkerExited(
-        node=text, slot=number, task=text, worker=text, stderr=lines, at=at, id=text, exit_code=None, signal=9
+        node=name, slot=number, task=name, worker=name, stderr=lines, at=at, id=text, exit_code=None, signal=9
     )
     assert codec.decode_message(codec.encode(message)) == message
 

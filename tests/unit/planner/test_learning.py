@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 from helpers.planner import (
     CONCAVE,
@@ -20,10 +21,14 @@ from helpers.planner import (
     table,
 )
 from unicron_planner.core import REFRESH, PlannerCore
-from unicron_planner.estimates import Options
+from unicron_planner.estimates import LONGEST_S, Options
+from unicron_planner.state import LEARNT, PlannerState
 
+from unicron.commit import Commit
+from unicron.contracts.base import Started, TimerFired
 from unicron.contracts.events import FailureDetected, NodeDrained, TaskRecovered
 from unicron.contracts.failures import Severity
+from unicron.contracts.queries import GetPlan
 
 
 def test_measured_iterations_change_the_next_plan_but_disturb_nobody():
@@ -151,3 +156,34 @@ def test_a_small_change_of_an_estimate_is_not_believed():
     feed(planner, recovered("a", 5.2))
     planner._refresh()
     assert planner._situate().resize_s == pytest.approx(5.05)
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [
+        {"clock": 1e308, "worker_seconds": math.inf},
+        {"clock": 9e10, "worker_seconds": 8e11, "believed_rate": 0.0},
+        {"measured": {"a": {2: {"count": 25.0, "seconds": math.nan, "squares": math.inf}}}},
+        {"transitions": {"failure": {"count": 1.0, "seconds": math.inf, "believed_s": math.inf}}, "failures": 2**63},
+    ],
+)
+def test_a_planner_whose_stored_state_is_poisoned_learns_anew_and_plans_on(poison):
+    before = cluster(submitted("a"))
+    stored = msgspec.msgpack.decode(msgspec.msgpack.encode(before.state)) | poison
+    commit = Commit(state=msgspec.msgpack.encode(stored))
+    planner = PlannerCore(commit.restored("planner", PlannerState, learnt=LEARNT))
+    planner.handle(Started(token=7, at=1.8e9))
+    planner.handle(TimerFired(name="refresh", at=1.8e9))
+    [plan] = feed(planner, lost("n1", at=1.8e9 + 5))
+    assert sizes(plan) == sizes(feed(before, lost("n1"))[0])
+    assert planner.answers[GetPlan](GetPlan())[0].plan.failure_rate > 1e-9
+    assert planner.state.clock == 1.8e9 + 5
+
+
+def test_a_time_that_is_said_to_be_too_short_or_too_long_leaves_estimates_that_can_be_planned_with():
+    planner = cluster(submitted("a", flops=1e9))
+    measure(planner, "a", 2, 5e-324)
+    assert planner.state.measured.get("a", {}) == {}
+    feed(planner, FailureDetected(severity=Severity.SEV2, method="process_supervision", status="x", task="a"))
+    feed(planner, TaskRecovered(task="a", epoch=1, workers=2, seconds=4e6))
+    assert planner.state.transitions["failure"].seconds == LONGEST_S

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import sys
+import time
 
 import pytest
 from helpers.planner import STEEPER, admitted, iteration, lost, sizes, submitted
@@ -17,6 +18,8 @@ from unicron.contracts.events import Alert, DeadLetter, PlanDecided
 from unicron.contracts.queries import GetPlan, GetStatus, Reply
 from unicron.errors import BusUnavailableError
 from unicron.service import Service
+
+NOW = time.time()
 
 PATIENCE_S = 60
 
@@ -34,7 +37,7 @@ async def running(bus):
 
 
 def from_source(message, number):
-    return replace(message, id=f"fact-{number}", at=1000.0 + number, source=getattr(message, "node", "") or "registry")
+    return replace(message, id=f"fact-{number}", at=NOW + number, source=getattr(message, "node", "") or "registry")
 
 
 async def feed(bus, *messages, start):

@@ -1,0 +1,105 @@
+"""What the fields of messages may hold, as types: whoever decodes a message or a stored state has them checked.
+
+They are wide. What an honest sender can say at all is in range; the rest would overflow a sum, fill a memory, or leave
+a folder. Where a value is allowed but contradicts what is known, a service's doubts say so (`unicron.core`).
+"""
+
+import re
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+MOST_NUMBER = 10**9
+"""Iterations, epochs, searches, plans: what is counted one by one."""
+
+MOST_WHOLE = 2**53
+"""Whole numbers that a double still holds exactly, as readers in other languages use."""
+
+MOST_SECONDS = 10.0**9
+"""Thirty years."""
+
+LONGEST_TEXT = 2**23
+"""Characters of a text for people."""
+
+AHEAD_S, BEHIND_S = 3600.0, 60 * 86400.0
+"""How far a sender's clock may be ahead of ours, and how long ago a message may have been made: seconds.
+
+The journal keeps a week, and who was cut off from the bus tells later what happened meanwhile.
+"""
+
+Number = Annotated[int, Meta(ge=-1, le=MOST_NUMBER)]
+"""Of an iteration, an epoch, a slot; -1 where there is none."""
+
+Count = Annotated[int, Meta(ge=0, le=MOST_NUMBER)]
+"""How many."""
+
+Whole = Annotated[int, Meta(ge=-MOST_WHOLE, le=MOST_WHOLE)]
+"""A whole number of any meaning."""
+
+Size = Annotated[int, Meta(ge=0, le=MOST_WHOLE)]
+"""In bytes, or a number that the bus gives out."""
+
+Seconds = Annotated[float, Meta(ge=0, le=MOST_SECONDS)]
+"""A duration: finite."""
+
+Moment = Annotated[float, Meta(ge=0, le=10.0**11)]
+"""Unix seconds."""
+
+Amount = Annotated[float, Meta(ge=0, le=10.0**100)]
+"""Something finite that is not negative, such as FLOP/s."""
+
+Name = Annotated[str, Meta(max_length=128, pattern=r"^[A-Za-z0-9_-]*\Z")]
+"""Of a task, a node or a worker; it becomes part of subjects and of paths."""
+
+Label = Annotated[str, Meta(max_length=4096)]
+"""An address, a path, an id: one line."""
+
+Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
+"""For a person."""
+
+Few = Meta(max_length=10_000)
+"""Things of one node, or lines of a text."""
+
+Many = Meta(max_length=1_000_000)
+"""Things of one task."""
+
+SHOWN = 60
+"""Characters of a wrong value that an error shows."""
+
+_STEP = re.compile(r"\[(\d+)\]|\[\.\.\.\]|\.([A-Za-z_]\w*)")
+
+
+def explained(error: Exception, plain: Any) -> str:
+    """Return what msgspec says about a field, with the value that it found there.
+
+    Args:
+        error: names the field as a path, such as `$.plan.shares[0].waf`.
+        plain: the message as maps and lists.
+    """
+    text = str(error)
+    path = re.search(r" - at `\$(.*)`$", text)
+    value = plain
+    for step in _STEP.finditer(path[1]) if path else ():
+        try:
+            value = value[int(step[1])] if step[1] else value[step[2]] if step[2] else next(iter(value.values()))
+        except (LookupError, TypeError, AttributeError, StopIteration):
+            return text
+    if not path or "[...]" in path[1] or isinstance(value, dict | list):
+        return text
+    return f"{text}, which is {shortened(value)}"
+
+
+def shortened(value: Any) -> str:
+    """Return a value as an error shows it."""
+    shown = repr(value[: SHOWN + 1]) if isinstance(value, str | bytes) else repr(value)
+    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
+
+
+def time_problem(at: float, now: float) -> str:
+    """Return why a message can't have been made at `at`, in Unix seconds, as the clock stands here; else nothing.
+
+    0 stands for no time at all.
+    """
+    if at and not now - BEHIND_S <= at <= now + AHEAD_S:
+        return f"Expected a time from {BEHIND_S / 86400:g} days ago to {AHEAD_S:g} s ahead - at `$.at`, which is {at!r}"
+    return ""
