@@ -9,7 +9,15 @@ from unicron.contracts.queries import Query, Reply
 from unicron.errors import InvalidInputError
 
 Handlers = Mapping[type[Message], Callable[[Any], list[Message]]]
+FAR = 10_000
+"""How far a number that is counted up one by one may be ahead of the last that was heard."""
+
 Answers = Mapping[type[Query], Callable[[Any], tuple[Reply, list[Message]]]]
+
+
+def too_far(what: str, number: int, known: int) -> str | None:
+    """Return why `number` can't come after `known`; None where it can, or comes before."""
+    return f"{what} {number} can't come after {what} {known}" if number > known + FAR else None
 
 
 class Core:
@@ -19,16 +27,26 @@ class Core:
         state: everything it remembers, in a type that msgspec can encode.
         handlers: what it does about each type of message. Its service listens to these types and to no others.
         answers: what it does about each type of query.
+        doubts: returns why a message contradicts the state, None where it does not.
     """
 
     state: Any
     handlers: Handlers
     answers: Answers = MappingProxyType({})
+    doubts: Callable[[Any, Message], str | None] = staticmethod(lambda _, __: None)
 
     def handle(self, message: Message) -> list[Message]:
         """Take one message in; return what follows from it."""
         handler = self.handlers.get(type(message))
         return handler(message) if handler else []
+
+    def doubt(self, message: Message) -> str | None:
+        """Return why a message from the bus can't be true, as it contradicts what is known; None where it can.
+
+        Facts come late, twice, and after their node or task has ended: that is no reason. What is doubted becomes a
+        dead letter and changes nothing.
+        """
+        return self.doubts(self.state, message)
 
     def answer(self, query: Query) -> tuple[Reply, list[Message]]:
         """Return the reply to `query`, and what follows from it; a query that is refused changes nothing."""

@@ -12,7 +12,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -27,9 +27,10 @@ from unicron.clock import Clock
 from unicron.commit import Commit, Migration, Outgoing
 from unicron.contracts.base import BusReconnected, CancelTimer, Message, SetTimer, Started, TimerFired
 from unicron.contracts.events import Alert, DeadLetter
-from unicron.contracts.queries import Query, Reply
+from unicron.contracts.queries import Reply
 from unicron.core import Core
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
+from unicron.intake import Input, Intake, said_of
 from unicron.ledger import Ledger, Sizes
 from unicron.timers import Timer, Timers
 
@@ -76,31 +77,10 @@ class Wiring:
     learnt: tuple[str, ...] = ()
 
 
-@dataclass
-class _Input:
-    """One thing to take in.
-
-    Attributes:
-        message: what the core gets; its id is unique.
-        sequence: its position in the journal, 0 where it did not come from there.
-        letter: set where the message can't be used: it goes out in place of what the core would have said.
-        query, reply: a request, and where its answer goes.
-        timer: the timer that fired, so that one replaced or cancelled meanwhile does not.
-    """
-
-    message: Message
-    sequence: int = 0
-    letter: DeadLetter | None = None
-    query: Query | None = None
-    reply: "asyncio.Future[Reply] | None" = None
-    timer: Timer | None = None
-    answer: Reply | None = field(default=None, init=False)
-
-
 class _CoreError(Exception):
     """The core raised while it took in `item`."""
 
-    def __init__(self, item: _Input) -> None:
+    def __init__(self, item: Input) -> None:
         super().__init__()
         self.item = item
 
@@ -133,9 +113,10 @@ class Service:
         instance = fresh_id()
         self._ledger = Ledger(bus.bucket("state"), wiring.name, instance, sizes)
         self._lease = Lease(bus.bucket("lease"), wiring.name, f"{os.getpid()}-{instance}", lease_ttl_s)
-        self._inputs: asyncio.Queue[_Input] = asyncio.Queue(WAITING)
+        self._inputs: asyncio.Queue[Input] = asyncio.Queue(WAITING)
         self._asked: set[asyncio.Future[Reply]] = set()
         self._active = False
+        self._intake = Intake(wiring.name, clock, fresh_id)
 
     async def run(self) -> None:
         """Take the lease and serve; when the lease is lost, start over as a standby.
@@ -163,7 +144,7 @@ class Service:
             raise ConflictError(f"an instance with token {self._committed.token} has served since it took {token}")
         self._token = token
         self._committed_at = self._clock.now()
-        self._uncommitted: list[_Input] = []
+        self._uncommitted: list[Input] = []
         self._restore()
         await self._publish(self._committed.outbox)
         self._inputs = asyncio.Queue(WAITING)
@@ -200,7 +181,7 @@ class Service:
     async def _follow(self, after: int) -> None:
         if self._wiring.facts:
             async for entry in self._bus.follow(self._wiring.facts, after):
-                await self._inputs.put(self._received(entry.subject, entry.data, entry.sequence))
+                await self._inputs.put(self._intake.read(entry.subject, entry.data, entry.sequence))
 
     async def _hear(self) -> None:
         if not self._wiring.telemetry:
@@ -209,7 +190,9 @@ class Service:
             if not self._active or self._inputs.full():
                 continue
             if heard.subject.startswith(subjects.ROOT):
-                self._inputs.put_nowait(self._received(heard.subject, heard.data))
+                if not self._intake.admits_telemetry(heard.subject):
+                    continue
+                self._inputs.put_nowait(self._intake.read(heard.subject, heard.data))
             elif self._wiring.translate:
                 self._translate(self._wiring.translate, heard)
 
@@ -217,7 +200,7 @@ class Service:
         try:
             message = translate(heard.subject, heard.data)
         except Exception as error:  # noqa: BLE001 - the sender is not ours, so anything may be wrong with it
-            self._inputs.put_nowait(self._aside(heard.subject, heard.data, repr(error), 0))
+            self._inputs.put_nowait(self._intake.aside(heard.subject, heard.data, repr(error)))
         else:
             if message is not None:
                 self._put(message)
@@ -231,7 +214,7 @@ class Service:
         """Queue a message of the shell's own making."""
         own_id, now = message.id or self._fresh_id(), message.at or self._clock.now()
         with contextlib.suppress(asyncio.QueueFull):
-            self._inputs.put_nowait(_Input(msgspec.structs.replace(message, id=own_id, at=now)))
+            self._inputs.put_nowait(Input(msgspec.structs.replace(message, id=own_id, at=now)))
 
     async def _on_query(self, data: bytes) -> bytes:
         return await self._on_request(data, orders=False)
@@ -249,29 +232,10 @@ class Service:
             raise BusUnavailableError(f"{name} is busy; try again in a moment")
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         cause = Message(id=self._fresh_id(), at=self._clock.now(), source=name)
-        self._inputs.put_nowait(_Input(cause, query=query, reply=reply))
+        self._inputs.put_nowait(Input(cause, query=query, reply=reply))
         self._asked.add(reply)
         reply.add_done_callback(self._asked.discard)
         return codec.encode(await reply)
-
-    def _received(self, subject: str, data: bytes, sequence: int = 0) -> _Input:
-        """Return what came in on `subject`: the message, or a dead letter where it can't be used."""
-        try:
-            message = codec.decode_message(data, self._clock.now())
-            own = subjects.of(message)
-        except InvalidInputError as error:
-            return self._aside(subject, data, str(error), sequence)
-        if own != subject:
-            return self._aside(subject, data, f"it belongs on {own}: source, type or key is not its own", sequence)
-        if not (message.id and message.at):
-            own_id, at = message.id or self._fresh_id(), message.at or self._clock.now()
-            message = msgspec.structs.replace(message, id=own_id, at=at)
-        return _Input(message, sequence)
-
-    def _aside(self, subject: str, data: bytes, error: str, sequence: int) -> _Input:
-        log.warning("%s: dead letter on %s: %s", self._wiring.name, subject, error)
-        cause = Message(id=self._fresh_id(), at=self._clock.now(), source=self._wiring.name)
-        return _Input(cause, sequence, letter=DeadLetter(subject=subject, error=error, payload=data[:4096]))
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -280,11 +244,11 @@ class Service:
             batch = await self._next_batch()
             await unhurried(self._take_in(batch))
 
-    async def _next_batch(self) -> list[_Input]:
+    async def _next_batch(self) -> list[Input]:
         """Return inputs and due timers; nothing at all after a while without any."""
         due = self._timers.next_due()
         wait = TIDY_S if due is None else min(TIDY_S, max(0.0, due - self._clock.now()))
-        batch: list[_Input] = []
+        batch: list[Input] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 batch.append(await self._inputs.get())
@@ -294,10 +258,10 @@ class Service:
         for name, timer in self._timers.due(now):
             digest = blake2b(f"{timer.cause}:{name}:{timer.due}".encode(), digest_size=8).hexdigest()
             fired = TimerFired(name=name, id=digest, at=now, source=self._wiring.name, correlation=timer.correlation)
-            batch.append(_Input(fired, timer=timer))
-        return batch
+            batch.append(Input(fired, timer=timer))
+        return batch + self._intake.held_back()
 
-    async def _take_in(self, batch: list[_Input]) -> None:
+    async def _take_in(self, batch: list[Input]) -> None:
         """Apply `batch`, commit when that led to anything, then publish and answer.
 
         Facts, and timers that were set for them, need no commit for themselves: who starts again reads them again.
@@ -312,7 +276,7 @@ class Service:
             if item.reply and item.answer and not item.reply.done():
                 item.reply.set_result(item.answer)
 
-    def _apply_all(self, batch: list[_Input]) -> list[Outgoing]:
+    def _apply_all(self, batch: list[Input]) -> list[Outgoing]:
         """Hand `batch` to the core; where it raises, go back to the last commit and leave that one input out."""
         items = batch
         while True:
@@ -325,39 +289,46 @@ class Service:
                 self._set_aside(trouble.item, repr(error))
                 items = [*self._uncommitted, *batch]
 
-    def _set_aside(self, item: _Input, error: str) -> None:
+    def _set_aside(self, item: Input, error: str) -> None:
         unused = item.query or item.message
-        item.letter = DeadLetter(subject=type(unused).__name__, error=error, payload=codec.encode(unused)[:4096])
+        payload = codec.encode(unused)[:4096]
+        self._intake.condemn(item, DeadLetter(subject=type(unused).__name__, error=error, payload=payload))
         item.answer = Reply(error=f"{self._wiring.name} could not handle it: {error}; see its log")
 
-    def _apply(self, item: _Input) -> list[Outgoing]:
+    def _apply(self, item: Input) -> list[Outgoing]:
         """Hand one input to the core; carry out what it says about timers and return the rest."""
-        cause = item.message
+        cause, item.taken = item.message, item.taken or self._clock.now()
         self._sequence = item.sequence or self._sequence
         if item.timer is not None:
             if self._timers.pending.get(cause.name) != item.timer:  # type: ignore[attr-defined]
                 return []
             self._timers.cancel(cause.name)  # type: ignore[attr-defined]
+        if item.silent:
+            return []
         if item.letter is not None:
             if isinstance(cause, DeadLetter | Alert):
                 return []  # no dead letters about dead letters: that would never end
-            alert = Alert(text=f"a message on {item.letter.subject} could not be used: {item.letter.error}")
-            return self._outgoing(cause, [item.letter, alert])
+            return self._outgoing(item, said_of(item.letter))
+        if item.subject and (doubt := self._core.doubt(cause)):
+            self._intake.condemn(
+                item, DeadLetter(subject=item.subject, error=doubt, payload=codec.encode(cause)[:4096])
+            )
+            return self._apply(item)
         changes = self._timers.changes
         try:
             if item.query is None:
                 outcomes = self._core.handle(cause)
             else:
                 item.answer, outcomes = self._core.answer(item.query)
-            outgoing = self._outgoing(cause, outcomes)
+            outgoing = self._outgoing(item, outcomes)
         except Exception as error:
             raise _CoreError(item) from error
         if self._timers.changes > changes and not (item.sequence or item.timer):
             self._fleeting = True  # nobody will say this again, and a timer that fires again sets its next one again
         return outgoing
 
-    def _outgoing(self, cause: Message, outcomes: list[Message]) -> list[Outgoing]:
-        now, found = self._clock.now(), []
+    def _outgoing(self, item: Input, outcomes: list[Message]) -> list[Outgoing]:
+        cause, now, found = item.message, item.taken, []
         for index, outcome in enumerate(outcomes):
             match outcome:
                 case SetTimer(name=name, after_s=after_s):
@@ -365,6 +336,8 @@ class Service:
                     self._timers.set(name, Timer(due=now + after_s, cause=cause.id, correlation=chain))
                 case CancelTimer(name=name):
                     self._timers.cancel(name)
+                case Alert() if cause.source != self._wiring.name and not self._intake.admits_alert(cause):
+                    pass  # it is summed up with the others
                 case _:
                     message = outcome.descend(cause, index, self._wiring.name, now)
                     found.append(Outgoing(subject=subjects.of(message), id=message.id, data=codec.encode(message)))
@@ -389,4 +362,7 @@ class Service:
 
     async def _publish(self, outbox: list[Outgoing]) -> None:
         for each in outbox:
-            await insist(partial(self._bus.append, each.subject, each.data, each.id), "publishing")
+            try:
+                await insist(partial(self._bus.append, each.subject, each.data, each.id), "publishing")
+            except InvalidInputError as error:  # it will never be taken, and the next must not wait for that
+                log.error("%s can't say what is on %s: %s", self._wiring.name, each.subject, error)  # noqa: TRY400

@@ -11,7 +11,24 @@ from functools import cache
 
 from unicron.contracts.base import LOCAL, Message
 from unicron.contracts.commands import Command
-from unicron.contracts.events import FailureDetected, IterationFinished, NodeHeartbeat, StepTimed
+from unicron.contracts.events import (
+    CheckpointFailed,
+    CheckpointFound,
+    CheckpointStored,
+    CommandRefused,
+    FailureDetected,
+    IterationFinished,
+    NodeHeartbeat,
+    NodeJoined,
+    NodeLeaving,
+    NodeLeft,
+    PartStored,
+    StateCopied,
+    StateRejected,
+    StatesFound,
+    StepTimed,
+    WorkerFact,
+)
 from unicron.contracts.queries import Order, Query
 from unicron.contracts.stragglers import RecordingSwitched
 from unicron.errors import InvalidInputError
@@ -31,6 +48,23 @@ STORED = "unicron.stored"
 
 TELEMETRY: tuple[type[Message], ...] = (NodeHeartbeat, IterationFinished, StepTimed)
 """Message types that travel as telemetry."""
+
+OF_NODES: tuple[type[Message], ...] = (
+    *WorkerFact.__subclasses__(),
+    NodeJoined,
+    NodeLeft,
+    NodeLeaving,
+    NodeHeartbeat,
+    StateRejected,
+    StateCopied,
+    StatesFound,
+    PartStored,
+    CheckpointStored,
+    CheckpointFailed,
+    CheckpointFound,
+    CommandRefused,
+)
+"""Message types that an agent says of its own node, and of no other."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -54,6 +88,12 @@ def of(message: Message) -> str:
         return f"{ROOT}.cmd.{token(message.node, 'node')}.{name}.{key}"
     kind = "tel" if isinstance(message, TELEMETRY) else "evt"
     return f"{ROOT}.{kind}.{token(message.source, 'source')}.{name}.{key}"
+
+
+def sender(subject: str) -> str:
+    """Return who is named as the sender in a subject: for commands, the node that they are for."""
+    tokens = subject.split(".", 4)
+    return tokens[3] if len(tokens) > 3 else subject
 
 
 def events(*kinds: type[Message]) -> list[str]:

@@ -14,6 +14,7 @@ from unicron.bus.lease import token_in_force
 from unicron.bus.protocol import Bus
 from unicron.contracts.base import Message
 from unicron.contracts.events import CommandRefused, DeadLetter
+from unicron.floods import LETTERS, Floods, more
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
 from unicron_agent.states import Out
@@ -68,21 +69,35 @@ class Agent:
         self._carry_out = carry_out
         self._stopped = stopped
         self._asked = asyncio.Event()
+        self._floods = Floods(LETTERS)
 
     def handle(self, stimulus: Stimulus) -> Out:
         """Give the core a stimulus, and pass on what it answers; return that."""
         out = self.core.handle(stimulus, asyncio.get_running_loop().time())
         for fact in out:
-            if isinstance(fact, Message):
+            if isinstance(fact, Message) and self._admits(fact):
                 self._outbox.put(fact)
-                if isinstance(fact, CommandRefused | DeadLetter):
-                    log.warning("%s", fact)
         for effect in out:
             if isinstance(effect, AskToken):
                 self._asked.set()
             elif not isinstance(effect, Message):
                 self._carry_out(effect)
         return out
+
+    def _admits(self, fact: Message) -> bool:
+        """Return whether to tell a fact: refusals and dead letters only so often, the rest are counted."""
+        if not isinstance(fact, CommandRefused | DeadLetter):
+            return True
+        admitted = self._floods.admit(type(fact).__name__, asyncio.get_running_loop().time())
+        if admitted:
+            log.warning("%s", fact)
+        return admitted
+
+    def _sum_up(self) -> None:
+        for what, count in self._floods.over(asyncio.get_running_loop().time()).items():
+            letter = DeadLetter(subject=subjects.commands(self.core.node), error=f"{more(count)}: {what}")
+            log.warning("%s", letter)
+            self._outbox.put(letter)
 
     async def run(self, position: int) -> None:
         """Serve until cancelled; `position` is the place in the journal behind which commands are to be obeyed."""
@@ -103,6 +118,7 @@ class Agent:
     async def _tick(self) -> None:
         while True:
             self.handle(Tick(self._stopped()))
+            self._sum_up()
             await asyncio.sleep(TICK_S)
 
     async def _reconnect(self) -> None:

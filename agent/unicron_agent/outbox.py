@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -12,7 +13,9 @@ from unicron.aio import insist
 from unicron.bus.protocol import Bus
 from unicron.clock import Clock
 from unicron.contracts.base import Message
-from unicron.errors import BusUnavailableError
+from unicron.errors import BusUnavailableError, InvalidInputError
+
+log = logging.getLogger(__name__)
 
 
 class Outbox:
@@ -53,9 +56,14 @@ class Outbox:
         while True:
             fact = await self._facts.get()
             append = partial(self._bus.append, subjects.of(fact), codec.encode(fact), fact.id)
-            sequence = await insist(append, f"publishing {type(fact).__name__}")
-            self.unpublished -= 1
-            published(fact, sequence)
+            try:
+                sequence = await insist(append, f"publishing {type(fact).__name__}")
+            except InvalidInputError as error:  # it will never be taken, and the next must not wait for that
+                log.error("can't say %s: %s", type(fact).__name__, error)  # noqa: TRY400
+                self.unpublished -= 1
+            else:
+                self.unpublished -= 1
+                published(fact, sequence)
 
     async def send_telemetry(self) -> None:
         """Send telemetry until cancelled: a heartbeat that waited until the journal answers is a node given up."""

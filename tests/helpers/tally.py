@@ -34,7 +34,7 @@ class State(msgspec.Struct):
     beats: int = 0
 
 
-class Tally:
+class Tally(Core):
     """Answers each exit with a failure that carries the count; sets timers when nodes leave."""
 
     def __init__(self, state: State | None) -> None:

@@ -143,13 +143,14 @@ class Reader:
                     case _ if message.subject != reply:
                         continue  # of a get that was given up
                     case None:
-                        last = entries[-1].sequence if entries else 0
-                        if entries and int(headers["Nats-Last-Sequence"]) != last:
-                            raise BusUnavailableError(f"an entry after {last} was lost on its way; reading it again")
-                        entries.append(Entry(int(headers["Nats-Sequence"]), headers["Nats-Subject"], message.data))
-                        pending = headers["Nats-Num-Pending"]
+                        entry, before, pending = _entry(message, headers)
+                        if entries and before != entries[-1].sequence:
+                            raise BusUnavailableError(
+                                f"an entry after {entries[-1].sequence} was lost on its way; reading it again"
+                            )
+                        entries.append(entry)
                     case "204":
-                        if entries and int(headers.get("Nats-Last-Sequence", 0)) != entries[-1].sequence:
+                        if entries and headers.get("Nats-Last-Sequence") != str(entries[-1].sequence):
                             raise BusUnavailableError("the last entry was lost on its way; reading it again")
                         return entries, pending != "0"
                     case "404":
@@ -170,3 +171,16 @@ class Reader:
         for subscription in self._subscriptions:
             with contextlib.suppress(nats.errors.Error):
                 await subscription.unsubscribe()
+
+
+def _entry(message: Msg, headers: dict[str, str]) -> tuple[Entry, int, str]:
+    """Return the entry in a reply, the sequence of the one before it among those that were asked for, and what is left.
+
+    Raises:
+        BusUnavailableError: it is none: on an open bus anybody may write to our inbox.
+    """
+    try:
+        entry = Entry(int(headers["Nats-Sequence"]), headers["Nats-Subject"], message.data)
+        return entry, int(headers.get("Nats-Last-Sequence", 0)), headers["Nats-Num-Pending"]
+    except (KeyError, ValueError) as error:
+        raise BusUnavailableError("something else than an entry came for us; reading again") from error

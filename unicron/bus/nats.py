@@ -26,6 +26,7 @@ from unicron.bus.client import KeyedClient
 from unicron.bus.journal import Reader
 from unicron.bus.protocol import Entry, Handler, Heard
 from unicron.errors import BusUnavailableError, InvalidInputError, NotAllowedError, UnicronError
+from unicron.floods import LETTERS, Floods
 from unicron.settings import PREFIX, Settings
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class NatsBus:
         self._refused: asyncio.Future[access.Refusal] = asyncio.get_running_loop().create_future()
         self._down_since = 0.0
         self._closing = False
+        self._complaints = Floods(LETTERS)
         self._hearing: set[asyncio.Queue[Heard | None]] = set()
         self._outages: set[asyncio.Queue[float | None]] = set()
         self._readers: set[Reader] = set()
@@ -144,11 +146,11 @@ class NatsBus:
     async def append(self, subject: str, data: bytes, message_id: str) -> int:
         """Put a message into the journal; see `Bus.append`."""
         headers = {"Nats-Msg-Id": message_id}
-        ack = await self._call(
-            self.jetstream.publish(subject, data, stream=topology.STREAM, headers=headers),
-            f"storing on {subject}",
-            subject,
-        )
+        storing = self.jetstream.publish(subject, data, stream=topology.STREAM, headers=headers)
+        try:
+            ack = await self._call(storing, f"storing on {subject}", subject)
+        except nats.js.errors.APIError as error:  # it is full, for one: room may be made
+            raise BusUnavailableError(f"storing on {subject}: the journal does not take it: {error}") from error
         return ack.seq
 
     async def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[Entry]:
@@ -210,15 +212,18 @@ class NatsBus:
         """Answer queries as a NATS micro service; see `Bus.serve`."""
 
         async def answer(request: Request) -> None:
-            try:
-                reply = await handler(request.data)
-            except BusUnavailableError as error:
-                await request.respond_error("503", str(error))
-            except Exception as error:
-                log.exception("%s: no answer to a query on %s", name, subject)
-                await request.respond_error("500", repr(error))
-            else:
-                await replies.respond(request, reply)
+            with contextlib.suppress(
+                nats.errors.Error
+            ):  # the connection broke: who asked gets no answer and asks again
+                try:
+                    reply = await handler(request.data)
+                except BusUnavailableError as error:
+                    await request.respond_error("503", str(error))
+                except Exception as error:
+                    log.exception("%s: no answer to a query on %s", name, subject)
+                    await request.respond_error("500", repr(error))
+                else:
+                    await replies.respond(request, reply)
 
         async def take(request: Request) -> None:
             task = asyncio.create_task(answer(request))  # a slow query must not hold up the next one
@@ -354,8 +359,8 @@ class NatsBus:
             earlier, self._refused = self._refused, asyncio.get_running_loop().create_future()
             earlier.set_result(refusal)
         expected = isinstance(error, OSError | nats.errors.StaleConnectionError | TimeoutError)
-        level = logging.DEBUG if expected or again else logging.WARNING
-        log.log(level, "%s: NATS says: %s", self._name, error or repr(error))
+        expected = expected or again or not self._complaints.admit(type(error).__name__, time.monotonic())
+        log.log(logging.DEBUG if expected else logging.WARNING, "%s: NATS says: %s", self._name, error or repr(error))
 
     async def _on_disconnected(self) -> None:
         if not self._lost.done():

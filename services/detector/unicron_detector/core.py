@@ -29,6 +29,7 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import Cure, DetectionMethod, FailureStatus, Severity
 from unicron.contracts.tasks import WorkerPhase
 from unicron.core import Core, Handlers
+from unicron_detector.doubts import doubt
 from unicron_detector.memberships import Memberships
 from unicron_detector.nodes import TICK_S, Nodes
 from unicron_detector.processes import Processes
@@ -49,6 +50,8 @@ class DetectorCore(Core):
         rules: what exceptions say about their cause.
         limits: how patient to be.
     """
+
+    doubts = staticmethod(doubt)
 
     def __init__(self, state: State | None, rules: Rules, limits: Limits | None = None) -> None:
         self.state: State = state or State()

@@ -35,6 +35,7 @@ from unicron.contracts.tasks import SlotRef, TaskState
 from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
 from unicron_planner import estimates, lookup, nodes, situation, throughput
+from unicron_planner.doubts import doubt
 from unicron_planner.estimates import FAILURE, KINDS, Options
 from unicron_planner.holdings import Holdings, Slots
 from unicron_planner.lookup import Effect, Event, Row, Situation, Sweeps
@@ -79,6 +80,8 @@ class PlannerCore(Core):
         stopwatch: seconds from any beginning, to tell how long a plan took; a core has no clock of its own.
     """
 
+    doubts = staticmethod(doubt)
+
     def __init__(
         self,
         state: PlannerState | None = None,
@@ -109,6 +112,7 @@ class PlannerCore(Core):
             IterationFinished: self._measure,
             TimerFired: self._fired,
             Started: self._begin,
+            PlanDecided: self._heard,
         }
         self.answers: Answers = {
             GetPlan: lambda _: (Reply(plan=self._in_force()), []),
@@ -277,6 +281,15 @@ class PlannerCore(Core):
         self.state.plan, self._decided = plan, (given, event, row)
         self._held.follow(_slots(plan))
         return [PlanDecided(plan=plan.news(before)), *self._soon()]
+
+    def _heard(self, decided: PlanDecided) -> list[Message]:
+        """Read the own plans back; one that this service never made is overruled, else it would outrank all to come."""
+        mine = self.state.plan
+        if mine is None or decided.plan.number <= mine.number:
+            return []
+        self.state.plan = structs.replace(mine, number=decided.plan.number)
+        _, *then = self._decide(Trigger(TriggerKind.UNKNOWN), owed=True)
+        return [PlanDecided(plan=self.state.plan), *then]
 
     def _soon(self) -> list[Message]:
         """Ask for a new table, unless that was asked for: a timer that is set again and again never fires."""

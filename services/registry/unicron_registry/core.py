@@ -49,6 +49,7 @@ from unicron.contracts.tasks import NodeState, TaskState
 from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
 from unicron_registry import orders
+from unicron_registry.doubts import doubt
 from unicron_registry.nodes import node_problems
 from unicron_registry.orders import names
 from unicron_registry.state import RegistryState
@@ -64,6 +65,8 @@ PRESENT = {NodeState.UP, NodeState.DRAINING}
 
 class RegistryCore(Core):
     """The one truth about nodes, tasks and the plan in force."""
+
+    doubts = staticmethod(doubt)
 
     def __init__(self, state: RegistryState | None = None) -> None:
         self.state: RegistryState = state or RegistryState()

@@ -30,6 +30,7 @@ from unicron.contracts.failures import Cure, Severity
 from unicron.contracts.states import StateRef
 from unicron.core import Core, Handlers
 from unicron_transition.deadlines import TIMEOUT_S, Deadline, Wait
+from unicron_transition.doubts import doubt
 from unicron_transition.evacuation import copied, let_go
 from unicron_transition.keeping import AboutStates, heard
 from unicron_transition.membership import WorkerRun, WorkerStage
@@ -50,6 +51,8 @@ from unicron_transition.state import TaskRun, TransitionState
 
 class TransitionCore(Core):
     """One state machine a task."""
+
+    doubts = staticmethod(doubt)
 
     def __init__(self, state: TransitionState | None = None, idle_s: float = TIMEOUT_S[Wait.IDLE]) -> None:
         self.state: TransitionState = state or TransitionState()

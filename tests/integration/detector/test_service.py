@@ -117,8 +117,8 @@ async def two_nodes(world):
     await cluster.join("n1")
     await cluster.join("n2")
     beating = asyncio.create_task(cluster.beat())
-    await cluster.kill_worker("w0")
-    await cluster.failures("w0")  # it has read so far
+    await cluster.kill_worker("other-0")
+    await cluster.failures("other-0")  # it has read so far
     try:
         yield cluster
     finally:
@@ -143,12 +143,12 @@ async def test_a_killed_agent_is_lost_by_the_servers_advisory(nats_world, cluste
 
 async def test_a_broken_collective_makes_it_lost_at_once(nats_world, cluster):
     place = {"slot": 0, "task": "gpt", "epoch": 0}
-    for worker, node in (("w1", "n1"), ("w2", "n2")):
+    for worker, node in (("gpt-1", "n1"), ("gpt-2", "n2")):
         await cluster.say(Regrouped(node=node, worker=worker, rank=0, world_size=2, iteration=0, **place))
     async with client(nats_world.settings.nats_url, "agent.n1") as agent:
         cluster.beating.discard("n1")
         agent.send_signal(signal.SIGKILL)
-        await cluster.say(CollectiveFailed(node="n2", worker="w2", iteration=0, error="closed by peer", **place))
+        await cluster.say(CollectiveFailed(node="n2", worker="gpt-2", iteration=0, error="closed by peer", **place))
         lost = (await cluster.failures("n1"))[-1]
     assert "a collective of gpt with it broke" in lost.reason
 
@@ -158,19 +158,19 @@ async def test_an_agent_that_is_back_in_time_is_not_lost(nats_world, cluster):
         agent.send_signal(signal.SIGKILL)
         agent.wait()
     await asyncio.sleep(2)  # twice the grace, and n1 goes on beating
-    await cluster.kill_worker("w9")
-    assert [each.worker for each in await cluster.failures("w9")] == ["w0", "w9"]
+    await cluster.kill_worker("other-9")
+    assert [each.worker for each in await cluster.failures("other-9")] == ["other-0", "other-9"]
 
 
 async def test_what_happened_while_it_was_away_is_reported_once(nats_world, cluster, detector):
     detector.kill()
     detector.wait()
-    await cluster.kill_worker("w1")
+    await cluster.kill_worker("other-1")
     again = start_detector(nats_world)
     try:
-        await cluster.failures("w1")
-        await cluster.kill_worker("w2")
-        assert [each.worker for each in await cluster.failures("w2")] == ["w0", "w1", "w2"]
+        await cluster.failures("other-1")
+        await cluster.kill_worker("other-2")
+        assert [each.worker for each in await cluster.failures("other-2")] == ["other-0", "other-1", "other-2"]
     finally:
         again.kill()
         again.communicate()
@@ -186,11 +186,11 @@ async def test_a_restart_of_the_server_costs_no_node(private_server, private_wor
             await asyncio.to_thread(getattr(private_server, end))
             await asyncio.sleep(4)  # longer than the grace, and than a node may be silent
             await asyncio.to_thread(private_server.start)
-            await cluster.kill_worker("w1")
-            await cluster.failures("w1")
+            await cluster.kill_worker("other-1")
+            await cluster.failures("other-1")
             await asyncio.sleep(1.5)  # the grace of a node that would be under suspicion
-            await cluster.kill_worker("w2")
-            assert [each.worker for each in await cluster.failures("w2")] == ["w0", "w1", "w2"]
+            await cluster.kill_worker("other-2")
+            assert [each.worker for each in await cluster.failures("other-2")] == ["other-0", "other-1", "other-2"]
     finally:
         process.kill()
         process.communicate()
@@ -204,7 +204,7 @@ async def test_it_watches_iteration_times_and_ends_cleanly(cluster, detector):
                     node="n2",
                     slot=0,
                     task="gpt",
-                    worker="w",
+                    worker="gpt-1",
                     epoch=0,
                     iteration=iteration,
                     world_size=2,

@@ -43,7 +43,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import Severity
 from unicron.contracts.queries import GetPlan, GetStatus
-from unicron.contracts.tasks import ParallelLayout, TaskState
+from unicron.contracts.tasks import ParallelLayout, Slot, TaskState
 from unicron.errors import InvalidInputError
 
 # --- the example: three nodes of two slots, weights 1.0 and 2.0 ------------------------------------------------------
@@ -389,6 +389,7 @@ def test_it_listens_to_what_it_handles_and_never_imports_torch():
         "NodeAdmitted",
         "NodeDrained",
         "NodeGone",
+        "PlanDecided",
         "FailureDetected",
         "TaskSubmitted",
         "TaskRemoved",
@@ -465,3 +466,26 @@ def test_a_task_removed_while_it_is_paused_is_planned_for_no_more():
     feed(planner, TaskPaused(task="b"), TaskRemoved(task="b"))
     assert feed(planner, TaskPaused(task="b", paused=False)) == []
     assert sizes(planner.state.plan) == {"a": 4}
+
+
+def test_a_plan_that_it_never_made_is_overruled_with_all_of_its_own():
+    planner = cluster(submitted("a"))
+    mine = planner.state.plan
+    assert planner.handle(PlanDecided(plan=mine)) == []
+    forged = msgspec.structs.replace(mine, number=mine.number + 500, shares=[])
+    decided, *_ = planner.handle(PlanDecided(plan=forged))
+    assert decided.plan.number == mine.number + 501
+    assert {share.task: share.given for share in decided.plan.shares} == {s.task: s.given for s in mine.shares}
+
+
+def test_plans_and_nodes_that_can_t_be_are_doubted():
+    planner = cluster(submitted("a"))
+    mine = planner.state.plan
+    assert planner.doubt(PlanDecided(plan=mine)) is None
+    assert planner.doubt(PlanDecided(plan=msgspec.structs.replace(mine, number=10**8))) == (
+        f"plan 100000000 can't come after plan {mine.number}"
+    )
+    assert planner.doubt(admitted("n1")) is None
+    assert "n1 can't have the slots []" in planner.doubt(admitted("n1", slots=0))
+    twice = msgspec.structs.replace(admitted("n1"), slots=[Slot(index=0), Slot(index=0)])
+    assert "[0, 0]" in planner.doubt(twice)

@@ -1,0 +1,122 @@
+"""What a service takes in: messages that can be used, and what is said about those that can't."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from unicron import codec, subjects
+from unicron.clock import Clock
+from unicron.contracts.base import Message
+from unicron.contracts.events import Alert, DeadLetter
+from unicron.contracts.queries import Query, Reply
+from unicron.errors import InvalidInputError
+from unicron.floods import LETTERS, TELEMETRY, Floods, more
+from unicron.timers import Timer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Input:
+    """One thing to take in.
+
+    Attributes:
+        message: what the core gets; its id is unique.
+        sequence: its position in the journal, 0 where it did not come from there.
+        subject: on which it came, empty where it came from no one else.
+        letter: set where the message can't be used: it goes out in place of what the core would have said.
+        silent: the message can't be used, and so many of its sender can't that they are only counted.
+        query, reply: a request, and where its answer goes.
+        timer: the timer that fired, so that one replaced or cancelled meanwhile does not.
+        answer: to `query`, once it is known.
+        taken: Unix seconds at which the core first got it; who gets it again sets the same timers.
+    """
+
+    message: Message
+    sequence: int = 0
+    subject: str = ""
+    letter: DeadLetter | None = None
+    silent: bool = False
+    query: Query | None = None
+    reply: "asyncio.Future[Reply] | None" = None
+    timer: Timer | None = None
+    answer: Reply | None = field(default=None, init=False)
+    taken: float = field(default=0.0, init=False)
+
+
+class Intake:
+    """Reads messages for the service `name`, and keeps floods from it.
+
+    Args:
+        name: of the service.
+        clock: what the time is.
+        fresh_id: makes ids for what has none.
+    """
+
+    def __init__(self, name: str, clock: Clock, fresh_id: Callable[[], str]) -> None:
+        self._name, self._clock, self._fresh_id = name, clock, fresh_id
+        self._letters, self._alerts, self._telemetry = Floods(LETTERS), Floods(LETTERS), Floods(TELEMETRY)
+
+    def read(self, subject: str, data: bytes, sequence: int = 0) -> Input:
+        """Return what came in on `subject`: the message, or a dead letter where it can't be used."""
+        try:
+            message = codec.decode_message(data, self._clock.now())
+            own = subjects.of(message)
+        except InvalidInputError as error:
+            return self.aside(subject, data, str(error), sequence)
+        if own != subject:
+            text = f"it belongs on {own}: source, type or key is not its own"
+            return self.aside(subject, data, text, sequence)
+        if isinstance(message, subjects.OF_NODES) and (node := getattr(message, "node", "")) != message.source:
+            return self.aside(subject, data, f"{message.source} can't speak for {node}", sequence)
+        if not (message.id and message.at):
+            own_id, at = message.id or self._fresh_id(), message.at or self._clock.now()
+            message = msgspec.structs.replace(message, id=own_id, at=at)
+        return Input(message, sequence, subject)
+
+    def aside(self, subject: str, data: bytes, error: str, sequence: int = 0) -> Input:
+        """Return a dead letter about what came in on `subject`."""
+        item = Input(self._own(), sequence)
+        self.condemn(item, DeadLetter(subject=subject, error=error, payload=data[:4096]))
+        return item
+
+    def condemn(self, item: Input, letter: DeadLetter) -> None:
+        """Let a dead letter go out for an input, unless there are too many of its sender."""
+        if self._letters.admit(subjects.sender(letter.subject), self._clock.now()):
+            log.warning("%s: dead letter on %s: %s", self._name, letter.subject, letter.error)
+            item.letter = letter
+        else:
+            item.silent = True
+
+    def admits_telemetry(self, subject: str) -> bool:
+        """Return whether to look at one more piece of telemetry of its sender; one who floods drowns no other."""
+        return self._telemetry.admit(subjects.sender(subject), self._clock.now())
+
+    def admits_alert(self, cause: Message) -> bool:
+        """Return whether to pass on one more alert about what its sender said."""
+        return self._alerts.admit(cause.source, self._clock.now())
+
+    def held_back(self) -> list[Input]:
+        """Return what sums up dead letters, alerts and telemetry that were only counted."""
+        floods = {"dead letters": self._letters, "alerts": self._alerts, "pieces of telemetry": self._telemetry}
+        found = []
+        for what, flood in floods.items():
+            for sender, count in flood.over(self._clock.now()).items():
+                error = f"{more(count)}: {what} of {sender} that the {self._name} has only counted"
+                log.warning(error)
+                found.append(
+                    Input(self._own(), letter=DeadLetter(subject=f"{subjects.ROOT}.*.{sender}.>", error=error))
+                )
+        return found
+
+    def _own(self) -> Message:
+        """Return a cause of the service's own making."""
+        return Message(id=self._fresh_id(), at=self._clock.now(), source=self._name)
+
+
+def said_of(letter: DeadLetter) -> list[Message]:
+    """Return what goes out about a message that can't be used."""
+    return [letter, Alert(text=f"a message on {letter.subject} could not be used: {letter.error}")]
