@@ -31,7 +31,8 @@ Everything that happens in a cluster is a message on NATS, and any program with 
 - A subject reads `unicron.v1.KIND.SOURCE.TYPE.KEY`. KIND is `evt` for facts, `cmd` for commands (there SOURCE is the
   node they are for), `tel` for telemetry. KEY is the task, or else the node, that the message is about. So
   `unicron.v1.evt.*.FailureDetected.*` is every failure, and `unicron.v1.evt.*.*.gpt` all about the task gpt.
-- Times are Unix seconds, durations are seconds, rates FLOP/s, counts whole numbers.
+- Times are Unix seconds, durations are seconds, rates FLOP/s, counts whole numbers. `unicron/contracts/ranges.py` says
+  what each may be; a message with a field out of its range is a dead letter.
 """
 
 COMMON = {

@@ -668,3 +668,24 @@ def test_a_service_with_a_bad_setting_names_it():
     ended = run("--log-level", "loud")
     assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 1)
     assert "UNICRON_LOG_LEVEL 'loud': use one of debug, info, warning, error" in ended.stderr
+
+
+def test_a_flood_of_what_can_not_be_used_is_summed_up_and_others_are_heard():
+    clock = VirtualClock(NOW)
+    world = MemoryWorld(clock, 60.0)
+
+    async def story():
+        bus = world.connect()
+        async with running(Service(tally.wiring(), world.connect(), clock, 60.0)):
+            for number in range(4022):
+                await bus.append("unicron.v1.evt.n2.WorkerExited.gpt", b"\xc1", f"flood-{number}")
+            await feed(bus, exited(), 0)
+            await outcomes(bus, 21)
+            await asyncio.sleep(30)
+            return await outcomes(bus, 23)
+
+    found = clock.run(story())
+    letters = [message for message in found if isinstance(message, DeadLetter)]
+    assert attempts(found) == [1]
+    assert len(letters) == 11
+    assert letters[-1].error == "4,012 more like this: dead letters of n2 that the tally has only counted"

@@ -35,7 +35,7 @@ from unicron_transition.evacuation import copied, let_go
 from unicron_transition.keeping import AboutStates, heard
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.moves import Cause, move
-from unicron_transition.nodes import admitted, lose_worker, lost, remove_strays
+from unicron_transition.nodes import admitted, lose_worker, lost, remove_strays, stray
 from unicron_transition.orders import drop_order
 from unicron_transition.reconcile import forsake, hand_over, release, settle, stop
 from unicron_transition.replicas import awaited, is_over
@@ -225,7 +225,7 @@ class TransitionCore(Core):
     def _ready(self, ready: WorkerReady) -> list[Message]:
         run = self.state.tasks.get(ready.task)
         if run is None or ready.worker not in run.workers:
-            return []
+            return stray(self.state, run, ready)
         run.workers[ready.worker].stage = WorkerStage.READY
         newest_first = reversed(run.workers.values())  # those get ready last
         waited_for = any(worker.stage is WorkerStage.STARTING for worker in newest_first)

@@ -1,7 +1,7 @@
 """Nodes that come, with what their agents have found there, and nodes that go. Pure functions."""
 
 from unicron.contracts.base import Message
-from unicron.contracts.events import NodeAdmitted
+from unicron.contracts.events import NodeAdmitted, WorkerReady
 from unicron.contracts.states import SAVED
 from unicron.contracts.tasks import SlotRef, WorkerStatus
 from unicron_transition.membership import WorkerRun, WorkerStage
@@ -50,6 +50,15 @@ def remove_strays(state: TransitionState, node: str, kept: list[str]) -> list[Me
     names = [name for name in strays if not name.endswith(SAVED)]
     ended = {name.partition(".")[0] for name in strays if name.endswith(SAVED)}
     return [drop_order(state, "", node, names, sorted(ended))] if strays else []
+
+
+def stray(state: TransitionState, run: TaskRun | None, ready: WorkerReady) -> list[Message]:
+    """Have a worker stopped that is ready and that nobody started, or wants: it would have its slot for ever."""
+    through = run is not None and ready.worker in run.membership.through
+    if through or not state.is_there(ready.node):
+        return []
+    slot = SlotRef(node=ready.node, slot=ready.slot)
+    return [stop_order(state, ready.task, WorkerRun(worker=ready.worker, slot=slot), "it is not wanted there")]
 
 
 def lost(state: TransitionState, name: str, at: float) -> list[Message]:

@@ -1,0 +1,76 @@
+"""What contradicts the state of a service is doubted, and what may be late, twice or of an ended task is not."""
+
+from msgspec.structs import replace
+from unicron_detector.doubts import doubt as of_detector
+from unicron_detector.state import State, Task, Worker
+from unicron_registry.doubts import doubt as of_registry
+from unicron_registry.state import RegistryState
+from unicron_transition.doubts import doubt as of_transition
+from unicron_transition.membership import Membership, WorkerRun
+from unicron_transition.state import TaskRun, TransitionState
+
+from unicron.contracts.events import CollectiveFailed, PlanDecided, Regrouped, TaskStateChanged, WorkerExited
+from unicron.contracts.plans import Plan
+from unicron.contracts.queries import TaskView
+from unicron.contracts.tasks import SlotRef, TaskSpec, TaskState
+from unicron.core import FAR
+
+PLACE = {"node": "n1", "slot": 0, "task": "gpt", "worker": "gpt-1"}
+SPEC = TaskSpec(name="gpt", command=["x"], iterations=50)
+REGROUPED = Regrouped(**PLACE, epoch=7, rank=0, world_size=1, iteration=3)
+EXITED = WorkerExited(**PLACE)
+
+
+def transition():
+    worker = WorkerRun(worker="gpt-1", slot=SlotRef(node="n1", slot=0))
+    run = TaskRun(spec=SPEC, started=1, workers={"gpt-1": worker}, membership=Membership(epoch=7))
+    return TransitionState(plan=4, tasks={"gpt": run})
+
+
+def test_the_transition_service_knows_where_its_workers_are_and_how_far_they_can_be():
+    state = transition()
+    for true in (
+        REGROUPED,
+        EXITED,
+        replace(REGROUPED, epoch=2),
+        replace(EXITED, worker="gpt-2"),
+        replace(EXITED, task="b"),
+    ):
+        assert of_transition(state, true) is None
+    assert "runs on n1:0, not on n2:0" in of_transition(state, replace(EXITED, node="n2"))
+    assert "iteration 51: gpt has 50" in of_transition(state, replace(REGROUPED, iteration=51))
+    assert "can't come after epoch 7" in of_transition(state, replace(REGROUPED, epoch=8 + FAR))
+    assert "gpt-99999 never was" in of_transition(state, replace(EXITED, worker="gpt-99999"))
+    assert "can't come after plan 4" in of_transition(
+        state, PlanDecided(plan=Plan(number=10**8, trigger="", workers=1))
+    )
+    state.tasks["gpt"].state = TaskState.FINISHED
+    assert of_transition(state, replace(EXITED, node="n2")) is None, "an earlier task's, maybe"
+
+
+def test_the_detector_doubts_what_it_knows_otherwise_and_nothing_that_is_new_to_it():
+    state = State(tasks={"gpt": Task(epoch=7)}, workers={"gpt-1": Worker(task="gpt", node="n1", slot=0)})
+    broken = CollectiveFailed(**PLACE, epoch=8, iteration=3, error="")
+    for true in (
+        REGROUPED,
+        EXITED,
+        broken,
+        replace(EXITED, worker="gpt-5", node="n3"),
+        replace(EXITED, worker="b-1", task="b"),
+    ):
+        assert of_detector(state, true) is None
+    assert "can't come after epoch 7" in of_detector(state, replace(broken, epoch=10**7))
+    assert "can't come after epoch 7" in of_detector(state, TaskStateChanged(task="gpt", state="running", epoch=10**7))
+    assert "not of gpt there" in of_detector(state, replace(EXITED, node="n2"))
+    assert "never was: workers of gpt are called gpt-NUMBER" in of_detector(state, replace(EXITED, worker="x"))
+    state.workers["gpt-1"].gone_at = 1.0
+    assert of_detector(state, replace(EXITED, node="n2")) is None
+
+
+def test_the_registry_doubts_epochs_and_plans_far_ahead():
+    view = TaskView(spec=SPEC, state=TaskState.RUNNING, epoch=7)
+    state = RegistryState(tasks={"gpt": view}, plan=Plan(number=4, trigger="", workers=1))
+    changed = TaskStateChanged(task="gpt", state="running", epoch=9)
+    assert of_registry(state, changed) is None
+    assert "can't come after epoch 7" in of_registry(state, replace(changed, epoch=10**7))
+    assert "can't come after plan 4" in of_registry(state, PlanDecided(plan=Plan(number=10**8, trigger="", workers=1)))
