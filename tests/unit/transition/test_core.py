@@ -505,3 +505,13 @@ def test_a_task_that_moves_to_other_slots_altogether_takes_its_state_along():
     assert [stop.worker for stop in of(StopWorker, out)] == ["a-1"]
     assert of(Regroup, out) == []
     assert scene.run("a").state is TaskState.RUNNING
+
+
+def test_a_worker_that_nobody_started_is_stopped_when_it_is_ready():
+    cluster = TransitionHarness(gpt={})
+    cluster.plan(gpt=["n1:0"])
+    [order] = cluster.feed(WorkerReady(node="n2", slot=1, task="gpt", worker="forged-1", pid=1))
+    assert isinstance(order, StopWorker)
+    assert (order.node, order.slot, order.worker, order.token) == ("n2", 1, "forged-1", 7)
+    assert cluster.feed(WorkerReady(node="n9", slot=1, task="gpt", worker="forged-1", pid=1)) == []
+    assert cluster.run("gpt").workers.keys() == {"gpt-1"}
