@@ -152,7 +152,8 @@ class Attacker:
     def _could_be(subject: str, data: bytes) -> bool:
         """Return whether a message is in range, and where it belongs."""
         try:
-            return subjects.of(codec.decode_message(data, time.time())) == subject
+            now = None if ".cmd." in subject else time.time()  # agents don't hold times against their clocks
+            return subjects.of(codec.decode_message(data, now)) == subject
         except UnicronError:
             return False
 
