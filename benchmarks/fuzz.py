@@ -296,7 +296,7 @@ def task(name: str, root: Path, workers: int, iterations: int) -> TaskSpec:
 
 async def run(root: Path, seconds: float, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Attack a cluster in `root` for so long; return figures and details."""
-    cluster = Cluster(root, nodes=NODES, slots=SLOTS, port=free_port())
+    cluster = Cluster(root, nodes=NODES, slots=SLOTS, port=free_port(), insecure=True)
     await asyncio.to_thread(cluster.start)
     try:
         (cluster.root / "script.py").write_text(SCRIPT)

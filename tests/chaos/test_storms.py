@@ -275,7 +275,7 @@ class Departing(WorkerCore):
 
 def found(parts, first):
     """Return what the first storm tells that finds a bug; the one that did the last time is tried before the others."""
-    for seed in (first, *range(100)):
+    for seed in (first, *range(first // 100 * 100, first // 100 * 100 + 100)):
         violation = storm.run(seed, parts, shrink=False).violation
         if violation:
             return violation
@@ -293,7 +293,7 @@ def found(parts, first):
         pytest.param(Parts(outbox=Impatient), "behind facts made after it", 18, id="joins-first"),
         pytest.param(Parts(service=Hasty), "without a commit", 0, id="publish-first"),
         pytest.param(Parts(service=Overwriting), "lacks its part", 32, id="parts-overwritten"),
-        pytest.param(Parts(compares=False), "", 78, id="no-compare"),
+        pytest.param(Parts(compares=False), "", 122, id="no-compare"),
         pytest.param(Parts(worker=Keeping), "instead of each of", 25, id="stale-sum-kept"),
         pytest.param(Parts(worker=Uncritical), "instead of each of", 3, id="counted-twice-after-a-sit-out"),
         pytest.param(Parts(worker=Noisy), "though a rank of its replica was replaced", 2, id="noise-counted"),

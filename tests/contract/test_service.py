@@ -54,8 +54,8 @@ async def insist(call):
 
 
 async def feed(bus, message, number):
-    """Put a fact of node n1 into the journal."""
-    fact = msgspec.structs.replace(message, id=f"fact-{number}", at=NOW + number, source="n1")
+    """Put a fact of its node into the journal."""
+    fact = msgspec.structs.replace(message, id=f"fact-{number}", at=NOW + number, source=message.node)
     await insist(lambda: bus.append(subjects.of(fact), codec.encode(fact), fact.id))
 
 
