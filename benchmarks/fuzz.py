@@ -78,12 +78,14 @@ class Attacker:
     Attributes:
         said: how many messages of each kind.
         heard: facts of the cluster since the beginning.
+        copied: ids of messages of which a changed copy was sent, after they had been heard themselves.
     """
 
     def __init__(self, bus: nats.NatsBus, seed: int) -> None:
         self._bus, self._random = bus, Random(seed)
         self._real: dict[str, list[tuple[str, bytes]]] = {}
         self.said: Counter[str] = Counter()
+        self.copied: set[str] = set()
         self.heard: list[Any] = []
 
     async def listen(self) -> None:
@@ -146,6 +148,7 @@ class Attacker:
             with contextlib.suppress(OverflowError):
                 changed = msgspec.msgpack.encode(plain)
                 if not self._could_be(subject, changed):
+                    self.copied.add(codec.decode_message(data).id)
                     return subject, changed
 
     @staticmethod
@@ -330,7 +333,8 @@ async def _attacked(
     await checks.all("restarted")
     crashed += sorted(set(cluster.names) - set(cluster.alive()))
     refused = [each for each in attacker.heard if isinstance(each, CommandRefused)]
-    real = [each.reason for each in refused if "fuzz" not in each.command and each.id[:5] != "fuzz"]
+    foreign = [each for each in refused if "fuzz" not in each.command and each.id[:5] != "fuzz"]
+    real = [each.reason for each in foreign if each.command not in attacker.copied]
     told = [each for each in attacker.heard if isinstance(each, WorkerReady | WorkerExited)]
     obeyed = {each.worker for each in told if each.task == "forged" and not each.id.startswith("fuzz")}
     listening.cancel()

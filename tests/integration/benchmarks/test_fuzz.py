@@ -4,9 +4,11 @@ import json
 import subprocess
 import sys
 
+import pytest
 from helpers import ROOT
 
 
+@pytest.mark.slow
 def test_an_open_bus_is_attacked_for_some_seconds_and_all_goes_on():
     command = [sys.executable, "-m", "benchmarks.fuzz", "--minutes", "0.05", "--seed", "3", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
