@@ -289,7 +289,7 @@ def found(parts, first):
     [
         pytest.param(Parts(agent=Obedient), "took effect with token", 6, id="no-token-check"),
         pytest.param(Parts(agent=Forgetting), "took effect for incarnation", 0, id="no-incarnation-check"),
-        pytest.param(Parts(agent=Amnesiac), "was started in", 18, id="no-adoption"),
+        pytest.param(Parts(agent=Amnesiac), "was started in", 22, id="no-adoption"),
         pytest.param(Parts(outbox=Impatient), "behind facts made after it", 18, id="joins-first"),
         pytest.param(Parts(service=Hasty), "without a commit", 0, id="publish-first"),
         pytest.param(Parts(service=Overwriting), "lacks its part", 32, id="parts-overwritten"),
@@ -301,7 +301,7 @@ def found(parts, first):
         pytest.param(Parts(worker=Unasked), "was clipped by noise", 26, id="updates-unasked"),
         pytest.param(Parts(worker=Blind), "starts anew", 1, id="shelf-untold"),
         pytest.param(Parts(worker=Littering), "still lies where it was left behind", 6, id="left-and-gone-on"),
-        pytest.param(Parts(agent=Hoarding), "still lies where it was left behind", 2, id="nothing-removed"),
+        pytest.param(Parts(agent=Hoarding), "still lies where it was left behind", 5, id="nothing-removed"),
         pytest.param(Parts(agent=Unremembered), "still lies", 2, id="saved-states-forgotten"),
         pytest.param(Parts(agent=Hopeful), "still lies", 38, id="copies-not-sent"),
         pytest.param(Parts(worker=Rash), "before the last one is safe", 0, id="saved-over-what-is-needed"),
