@@ -30,6 +30,7 @@ from unicron.contracts.queries import (
 from unicron.contracts.states import StateRef
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError
+from unicron.said import received
 
 ANSWER_S = 5.0
 """How long a service may take to answer."""
@@ -139,7 +140,7 @@ class Client:
     async def follow(
         self, after: int = 0, until: int | None = None, filters: Sequence[str] = subjects.JOURNAL
     ) -> AsyncIterator[tuple[int, Message]]:
-        """Yield (position, message) of the journal in order; what can't be decoded is left out.
+        """Yield (position, message) of the journal in order; what can't be used is left out.
 
         Args:
             after: position after which to begin.
@@ -149,22 +150,22 @@ class Client:
         if until is not None and after >= until:
             return
         async for entry in self.bus.follow(filters, after):
-            message = _decoded(entry.data)
+            message = _said(entry.subject, entry.data)
             if message is not None:
                 yield entry.sequence, message
             if until is not None and entry.sequence >= until:
                 return
 
     async def telemetry(self, *kinds: type[Message]) -> AsyncIterator[Message]:
-        """Yield telemetry of these kinds as it comes; what can't be decoded is left out."""
+        """Yield telemetry of these kinds as it comes; what can't be used is left out."""
         async for heard in self.bus.hear(subjects.events(*kinds)):
-            message = _decoded(heard.data)
+            message = _said(heard.subject, heard.data)
             if message is not None:
                 yield message
 
 
-def _decoded(data: bytes) -> Message | None:
+def _said(subject: str, data: bytes) -> Message | None:
     try:
-        return codec.decode_message(data)
+        return received(subject, data)
     except InvalidInputError:
         return None

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from unicron import codec, subjects
+from unicron import subjects
 from unicron.clock import Clock
 from unicron.contracts.base import Message
 from unicron.contracts.events import Alert, DeadLetter
 from unicron.contracts.queries import Query, Reply
 from unicron.errors import InvalidInputError
 from unicron.floods import LETTERS, TELEMETRY, Floods, more
+from unicron.said import received
 from unicron.timers import Timer
 
 log = logging.getLogger(__name__)
@@ -63,15 +64,9 @@ class Intake:
     def read(self, subject: str, data: bytes, sequence: int = 0) -> Input:
         """Return what came in on `subject`: the message, or a dead letter where it can't be used."""
         try:
-            message = codec.decode_message(data, self._clock.now())
-            own = subjects.of(message)
+            message = received(subject, data, self._clock.now())
         except InvalidInputError as error:
             return self.aside(subject, data, str(error), sequence)
-        if own != subject:
-            text = f"it belongs on {own}: source, type or key is not its own"
-            return self.aside(subject, data, text, sequence)
-        if isinstance(message, subjects.OF_NODES) and (node := getattr(message, "node", "")) != message.source:
-            return self.aside(subject, data, f"{message.source} can't speak for {node}", sequence)
         if not (message.id and message.at):
             own_id, at = message.id or self._fresh_id(), message.at or self._clock.now()
             message = msgspec.structs.replace(message, id=own_id, at=at)

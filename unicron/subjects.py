@@ -11,24 +11,7 @@ from functools import cache
 
 from unicron.contracts.base import LOCAL, Message
 from unicron.contracts.commands import Command
-from unicron.contracts.events import (
-    CheckpointFailed,
-    CheckpointFound,
-    CheckpointStored,
-    CommandRefused,
-    FailureDetected,
-    IterationFinished,
-    NodeHeartbeat,
-    NodeJoined,
-    NodeLeaving,
-    NodeLeft,
-    PartStored,
-    StateCopied,
-    StateRejected,
-    StatesFound,
-    StepTimed,
-    WorkerFact,
-)
+from unicron.contracts.events import FailureDetected, IterationFinished, NodeHeartbeat, StepTimed
 from unicron.contracts.queries import Order, Query
 from unicron.contracts.stragglers import RecordingSwitched
 from unicron.errors import InvalidInputError
@@ -48,23 +31,6 @@ STORED = "unicron.stored"
 
 TELEMETRY: tuple[type[Message], ...] = (NodeHeartbeat, IterationFinished, StepTimed)
 """Message types that travel as telemetry."""
-
-OF_NODES: tuple[type[Message], ...] = (
-    *WorkerFact.__subclasses__(),
-    NodeJoined,
-    NodeLeft,
-    NodeLeaving,
-    NodeHeartbeat,
-    StateRejected,
-    StateCopied,
-    StatesFound,
-    PartStored,
-    CheckpointStored,
-    CheckpointFailed,
-    CheckpointFound,
-    CommandRefused,
-)
-"""Message types that an agent says of its own node, and of no other."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -115,7 +81,7 @@ def commands(node: str) -> str:
 
 def given_up(node: str) -> str:
     """Return the filter for the fact that `node` was given up."""
-    return f"{ROOT}.evt.*.{FailureDetected.__name__}.{token(node, 'node')}"
+    return f"{ROOT}.evt.detector.{FailureDetected.__name__}.{token(node, 'node')}"
 
 
 def switched() -> str:

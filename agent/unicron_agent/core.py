@@ -4,7 +4,6 @@ from collections.abc import Collection
 
 import msgspec
 
-from unicron import codec, subjects
 from unicron.checks import share_problems
 from unicron.contracts.base import Message
 from unicron.contracts.commands import (
@@ -49,6 +48,7 @@ from unicron.contracts.worker import (
     Unprotected,
 )
 from unicron.errors import InvalidInputError, StaleTokenError, UnicronError
+from unicron.said import received
 from unicron_agent.reports import report
 from unicron_agent.states import Out, States
 from unicron_agent.stimuli import (
@@ -225,9 +225,7 @@ class AgentCore:
 
     def _read(self, entry: EntryRead) -> Out:
         try:
-            message = codec.decode_message(entry.data)
-            if subjects.of(message) != entry.subject:
-                raise InvalidInputError(f"{type(message).__name__} does not belong on {entry.subject}")  # noqa: TRY301
+            message = received(entry.subject, entry.data)
             if isinstance(message, RecordingSwitched):
                 return self._switch(message)
         except InvalidInputError as error:

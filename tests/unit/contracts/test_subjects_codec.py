@@ -8,15 +8,26 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from unicron import codec, subjects
 from unicron.contracts.base import LOCAL, Started
 from unicron.contracts.commands import StopWorker
-from unicron.contracts.events import Alert, IterationFinished, NodeHeartbeat, NodeJoined, WorkerExited
+from unicron.contracts.events import (
+    Alert,
+    DeadLetter,
+    IterationFinished,
+    NodeHeartbeat,
+    NodeJoined,
+    PlanDecided,
+    WorkerExited,
+)
+from unicron.contracts.plans import Plan
 from unicron.contracts.queries import GetStatus
 from unicron.contracts.ranges import MOST_NUMBER
 from unicron.contracts.tasks import WorkerStatus
 from unicron.errors import InvalidInputError
+from unicron.said import OF_NODES, OF_SERVICES, received
 
 GOOD = st.from_regex(re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII), fullmatch=True)
 BAD = st.text(max_size=80).filter(lambda text: not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", text))
@@ -28,6 +39,10 @@ def stop(node, task):
 
 def exited(source, task):
     return WorkerExited(node="n1", slot=0, task=task, worker="w", source=source)
+
+
+def heard(message):
+    return received(subjects.of(message), codec.encode(message))
 
 
 # --- subjects --------------------------------------------------------------------------------------------------------
@@ -44,6 +59,29 @@ def test_subjects_of_facts_commands_telemetry_and_queries():
         "unicron.v1.evt.*.WorkerExited.*",
         "unicron.v1.tel.*.IterationFinished.*",
     ]
+
+
+def test_nobody_can_say_what_another_says():
+    assert heard(exited("n1", "gpt")).worker == "w"
+    with pytest.raises(InvalidInputError, match="n2 can't speak for n1"):
+        heard(exited("n2", "gpt"))
+    for source in ("planner", "n1"):
+        plan = PlanDecided(plan=Plan(number=1, trigger="x", workers=0, shares=[], waf=0.0, reward=0.0), source=source)
+        if source == "planner":
+            assert heard(plan).plan.number == 1
+        else:
+            with pytest.raises(InvalidInputError, match="n1 can't say what the planner says"):
+                heard(plan)
+    with pytest.raises(InvalidInputError, match="n1 can't say what the transition says"):
+        heard(replace(stop("n1", "gpt"), source="n1"))
+    with pytest.raises(InvalidInputError, match=r"belongs on unicron\.v1\.evt\.n1"):
+        received("unicron.v1.evt.n2.WorkerExited.gpt", codec.encode(exited("n1", "gpt")))
+
+
+def test_of_each_message_it_is_known_who_says_it():
+    bus = {kind for kind in codec.MESSAGES.values() if not issubclass(kind, DeadLetter | Alert)}
+    assert bus == {*OF_NODES, *OF_SERVICES}
+    assert not {*OF_NODES} & {*OF_SERVICES}
 
 
 @given(GOOD, GOOD)

@@ -17,6 +17,7 @@ from unicron.clock import SystemClock
 from unicron.contracts.events import Alert, DeadLetter, PlanDecided
 from unicron.contracts.queries import GetPlan, GetStatus, Reply
 from unicron.errors import BusUnavailableError
+from unicron.said import OF_SERVICES
 from unicron.service import Service
 
 NOW = time.time()
@@ -37,7 +38,8 @@ async def running(bus):
 
 
 def from_source(message, number):
-    return replace(message, id=f"fact-{number}", at=NOW + number, source=getattr(message, "node", "") or "registry")
+    speaker = OF_SERVICES.get(type(message)) or message.node
+    return replace(message, id=f"fact-{number}", at=NOW + number, source=speaker)
 
 
 async def feed(bus, *messages, start):
