@@ -29,6 +29,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.events import Alert, FailureDetected, NodeAdmitted, PlanDecided, TaskSubmitted
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.contracts.tasks import Slot, TaskSpec
+from unicron.said import OF_SERVICES
 from unicron.settings import Settings
 
 NODES, SLOTS, TASKS = 16, 8, 6
@@ -53,7 +54,8 @@ class Told:
     async def send(self, message: Message) -> float:
         """Put a fact into the journal; return when that began."""
         self._sent += 1
-        fact = replace(message, id=f"fact-{self._sent}", at=time.time(), source="benchmark")
+        source = OF_SERVICES.get(type(message), "benchmark")
+        fact = replace(message, id=f"fact-{self._sent}", at=time.time(), source=source)
         began = time.perf_counter()
         await self._bus.append(subjects.of(fact), codec.encode(fact), fact.id)
         return began

@@ -24,6 +24,11 @@ _FIELDS = {field.name: field for field in msgspec.structs.fields(ModelSpec)}
 _KINDS: dict[type, Callable[[Any], Any]] = {int: whole, float: number, str: text, bool: truth}
 
 
+def _plain(kind: Any) -> type:
+    """Return the type of a field without its range."""
+    return getattr(kind, "__origin__", kind)  # type: ignore[no-any-return]
+
+
 def read_model(value: Any) -> ModelSpec:
     """Return the model that the mapping `value` describes; `size` fills in what the catalogue knows.
 
@@ -39,7 +44,7 @@ def read_model(value: Any) -> ModelSpec:
         found |= msgspec.structs.asdict(within("size", _size, given["size"]))
     for key, field in _FIELDS.items():
         if given.get(key) is not None:
-            found[key] = within(key, _KINDS[field.type], given[key])
+            found[key] = within(key, _KINDS[_plain(field.type)], given[key])
         elif field.required and key not in found:
             hint = "" if key == "batch" else f", or give size, one of {', '.join(catalogue.sizes())}"
             raise BadValueError(f"needs {key}{hint}")

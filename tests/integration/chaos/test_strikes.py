@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from pathlib import Path
 
 import msgspec
@@ -45,9 +46,8 @@ class ScriptedTask:
     async def changes(self, state, *workers):
         self._count += 1
         members = [Member(worker=worker, node="node-1", slot=slot) for slot, worker in enumerate(workers)]
-        change = TaskStateChanged(
-            id=f"c{self._count}", at=1.0, source="transition", task="gpt", state=state, epoch=0, members=members
-        )
+        said = {"id": f"c{self._count}", "at": time.time(), "source": "transition"}
+        change = TaskStateChanged(**said, task="gpt", state=state, epoch=0, members=members)
         await self.client.bus.append(subjects.of(change), codec.encode(change), change.id)
         async with asyncio.timeout(LIMIT_S):
             while (await self.client.status()).tasks[0].state != state:

@@ -23,6 +23,7 @@ from unicron.contracts.events import (
     Regrouped,
     WorkerExited,
 )
+from unicron.said import OF_SERVICES
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +81,9 @@ class Cluster:
 
     async def say(self, fact):
         self.count += 1
-        fact = replace(fact, id=f"{fact.node}-{self.count}", source=fact.node, at=time.time())
+        fact = replace(
+            fact, id=f"{fact.node}-{self.count}", source=OF_SERVICES.get(type(fact)) or fact.node, at=time.time()
+        )
         subject, data = subjects.of(fact), codec.encode(fact)
         if isinstance(fact, subjects.TELEMETRY):
             await insist(lambda: self.bus.tell(subject, data), "telling")
