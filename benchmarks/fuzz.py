@@ -36,6 +36,7 @@ from unicron.contracts.commands import StartWorker, StopWorker
 from unicron.contracts.events import CommandRefused, DeadLetter, IterationFinished, Regrouped, WorkerExited, WorkerReady
 from unicron.contracts.tasks import NodeState, TaskSpec, TaskState
 from unicron.errors import UnicronError
+from unicron.said import received
 from unicron.services import SERVICES
 from unicron.settings import Settings
 
@@ -101,8 +102,8 @@ class Attacker:
             self._keep(heard.subject, heard.data)
 
     def _keep(self, subject: str, data: bytes) -> None:
-        with contextlib.suppress(UnicronError):
-            message = codec.decode_message(data)
+        with contextlib.suppress(UnicronError):  # of what we changed ourselves, too
+            message = received(subject, data)
             if isinstance(
                 message, CommandRefused | DeadLetter | WorkerExited | WorkerReady | Regrouped | IterationFinished
             ):
@@ -156,9 +157,10 @@ class Attacker:
         """Return whether a message is in range, and where it belongs."""
         try:
             now = None if ".cmd." in subject else time.time()  # agents don't hold times against their clocks
-            return subjects.of(codec.decode_message(data, now)) == subject
+            received(subject, data, now)
         except UnicronError:
             return False
+        return True
 
     def _change(self, inside: Any) -> None:
         """Change one value somewhere in a map or a list."""
