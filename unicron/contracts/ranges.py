@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from unicron.printable import shown
+
 MOST_NUMBER = 10**9
 """Iterations, epochs, searches, plans: what is counted one by one."""
 
@@ -63,9 +65,6 @@ Few = Meta(max_length=10_000)
 Many = Meta(max_length=1_000_000)
 """Things of one task."""
 
-SHOWN = 60
-"""Characters of a wrong value that an error shows."""
-
 _STEP = re.compile(r"\[(\d+)\]|\[\.\.\.\]|\.([A-Za-z_]\w*)")
 
 
@@ -86,13 +85,7 @@ def explained(error: Exception, plain: Any) -> str:
             return text
     if not path or "[...]" in path[1] or isinstance(value, dict | list):
         return text
-    return f"{text}, which is {shortened(value)}"
-
-
-def shortened(value: Any) -> str:
-    """Return a value as an error shows it."""
-    shown = repr(value[: SHOWN + 1]) if isinstance(value, str | bytes) else repr(value)
-    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
+    return f"{text}, which is {shown(value)}"
 
 
 def time_problem(at: float, now: float) -> str:
