@@ -20,6 +20,9 @@ MOST_WHOLE = 2**53
 MOST_SECONDS = 10.0**9
 """Thirty years."""
 
+SHORTEST_S = 1e-6
+"""No iteration takes less: who divides by it gets a number that can be reckoned with."""
+
 LONGEST_TEXT = 2**23
 """Characters of a text for people."""
 

@@ -30,7 +30,7 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, Trigger, TriggerKind
 from unicron.contracts.queries import GetCurve, GetPlan, PlanView, Reply, TableRow, WhatIf
-from unicron.contracts.ranges import AHEAD_S
+from unicron.contracts.ranges import AHEAD_S, SHORTEST_S
 from unicron.contracts.tasks import SlotRef, TaskState
 from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
@@ -240,7 +240,7 @@ class PlannerCore(Core):
     def _measure(self, done: IterationFinished) -> list[Message]:
         """Add an iteration's time to the sums; ask for a new table where it changes what is believed."""
         spec = self.state.tasks.get(done.task)
-        sound = math.isfinite(done.seconds) and done.seconds >= throughput.SHORTEST_S
+        sound = math.isfinite(done.seconds) and done.seconds >= SHORTEST_S
         if spec is None or not sound or not 1 <= done.world_size <= spec.max_workers or not self._options.use_measured:
             return []
         if changes_layout(spec, len(self._held.of(done.task)), done.world_size):

@@ -25,9 +25,6 @@ MEMORY = 200
 NAMED = 4
 """Most sizes that a reason lists."""
 
-SHORTEST_S = 1e-6
-"""No iteration takes less: who divides by it gets a number that can be planned with."""
-
 MEASURED, TABLE, MODEL, LINEAR = "measured", "table", "model", "linear"
 
 UNKNOWN_FLOPS = TaskSpec(name="", command=[]).flops_per_iteration

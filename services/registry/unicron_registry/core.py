@@ -44,6 +44,7 @@ from unicron.contracts.queries import (
     SubmitTask,
 )
 from unicron.contracts.queries import TaskView as View
+from unicron.contracts.ranges import SHORTEST_S
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.core import Answers, Core, Handlers
@@ -55,9 +56,6 @@ from unicron_registry.orders import names
 from unicron_registry.state import RegistryState
 
 NO_PLAN_YET = "the planner has not planned for it yet"
-
-SHORTEST_S = 1e-6
-"""No iteration takes less."""
 
 PRESENT = {NodeState.UP, NodeState.DRAINING}
 """States of a node whose agent is held to be alive."""
