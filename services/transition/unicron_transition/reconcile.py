@@ -114,9 +114,11 @@ def _begin_anew(state: TransitionState, run: TaskRun, lost: set[int]) -> list[Me
 def _leave(state: TransitionState, run: TaskRun) -> list[Message]:
     """Have those with the state leave it behind: the task is to go on in another layout, or to go on later."""
     membership = run.membership
-    if shelf := membership.shelf() or run.shelf:
+    whole = membership.shelf()
+    if shelf := whole or run.shelf:
+        in_vain = [] if whole else forsake(state, run)
         run.shelf, membership.left, run.saves.search = shelf, {}, None  # nothing that a node may yet find is newer
-        return _give_way(state, run, f"its state is kept, and the task goes on with {run.shape.degrees}")
+        return in_vain + _give_way(state, run, f"its state is kept, and the task goes on with {run.shape.degrees}")
     computes = not membership.leaving and membership.intact(run.workers)
     if membership.leaves(run.workers) or (computes and _are_awaited(state, run)):
         return []

@@ -164,6 +164,27 @@ def test_what_is_left_behind_is_taken_though_a_node_has_yet_to_tell_what_older_s
     assert cluster.said["a"] is TaskState.RUNNING
 
 
+def test_what_only_some_have_left_behind_is_removed_when_older_states_are_taken():
+    cluster = Cluster({"n1": 1, "n2": 1, "n3": 1}, [spec("a", layouts={1: ALONE, 2: PAIRS})])
+    cluster.plan(a=[slot("n1:0"), slot("n2:0")])
+    cluster.rest()
+    leaving(cluster, [slot("n1:0")])
+    order, group = cluster.orders["a"][0], [cluster.processes[name] for name in cluster.group("a")]
+    assert cluster.leave("a", order, group)
+    assert [name for _, name in cluster.kept] == ["a-1.1.kept"]
+    cluster.end(cluster.processes["a-2"])
+    cluster.report("a-2")
+    assert cluster.asked, "nobody has its place any more"
+    while cluster.asked:
+        cluster.found()
+    shelf = cluster.run("a").shelf
+    assert {ref.location.name.rpartition(".")[2] for ref in shelf.states} == {"saved"}
+    assert cluster.kept == {}
+    cluster.rest()
+    assert cluster.said["a"] is TaskState.RUNNING
+    assert cluster.anew == set()
+
+
 def test_a_task_whose_old_layout_is_wanted_again_simply_goes_on():
     cluster = changing()
     leaving(cluster, FOUR[:3])
