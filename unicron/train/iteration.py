@@ -79,6 +79,15 @@ class WorkerCore:
         """Its replica, and its place in there; who only takes a state is in a replica beyond those that compute."""
         return self.membership.seat or Seat(self.membership.layout.replicas, self._shell.place)
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether the next backward pass may begin to reduce what it makes.
+
+        It is that of the last microbatch, and no bucket is reduced already. Where one is, a rank without microbatches
+        begins behind it, and if this one began with it the sums of two buckets would be mixed.
+        """
+        return len(self.todo) == 1 and not any(self._reduced)
+
     def _move(self, move: Move) -> None:
         self.phase = MOVES[self.phase, move]
 

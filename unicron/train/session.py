@@ -191,7 +191,7 @@ class Session:
     def backward(self, loss: torch.Tensor) -> None:
         """Run the backward pass of the current microbatch and add its gradients to the accumulated ones."""
         self._shell.recorder.start(BACKWARD, self._core.todo[0])
-        with self._shell.overlapping(last=len(self._core.todo) == 1):
+        with self._shell.overlapping(begins=self._core.overlaps):
             loss.backward()  # type: ignore[no-untyped-call]
         self._computed(loss)
 

@@ -328,13 +328,13 @@ class TorchShell:
         """Set the accumulated gradient to zero."""
         self.gradients.clear()
 
-    def overlapping(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Return what a backward pass runs in; that of the `last` microbatch begins to reduce what it has made.
+    def overlapping(self, *, begins: bool) -> contextlib.AbstractContextManager[None]:
+        """Return what a backward pass runs in, which begins to reduce what it has made where `begins` says so.
 
         Ranks of a replica of several first agree that none of what they computed is noise.
         """
         in_parts = self._membership.shape.replica_workers > 1
-        return self.gradients.overlapping(self.group) if last and not in_parts else contextlib.nullcontext()
+        return self.gradients.overlapping(self.group) if begins and not in_parts else contextlib.nullcontext()
 
     def computed(self, loss: torch.Tensor | None) -> None:
         """Keep the loss of the microbatch just computed; None where this rank has none."""

@@ -276,3 +276,39 @@ async def test_a_rank_that_missed_the_end_of_an_iteration_takes_the_state_of_one
     healed = torch.load(out, weights_only=True)
     assert difference(healed, plain) <= 1e-5
     assert healed["lr"] == plain["lr"], "the scheduler of the rank that was behind did not step twice"
+
+
+DIES_BEHIND_THE_FIRST_BUCKET = """
+    import os, pathlib, signal, time
+    from unicron.train.gradients import Gradients
+
+    begin = Gradients._begin
+
+    def begin_or_die(self, group, bucket):
+        if (session.rank, session.iteration, bucket) == (2, 5, 1) and not os.path.exists(os.environ["DIED"]):
+            group.finish(self._overlap.begun[0])
+            time.sleep(0.3)  # now the others have it too
+            pathlib.Path(os.environ["DIED"]).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return begin(self, group, bucket)
+
+    if "UNICRON_WORKER" in os.environ:
+        Gradients._begin = begin_or_die
+"""
+
+
+@pytest.mark.slow
+async def test_a_bucket_that_was_summed_before_a_fault_is_not_begun_again_by_those_who_compute_more(scene, tmp_path):
+    script = write_script(tmp_path, DIES_BEHIND_THE_FIRST_BUCKET + TRAIN)
+    name, out, died = next(names), tmp_path / "out.pt", tmp_path / "died"
+    env = {"OUT": str(out), "DIED": str(died), "PACE": "0.02"}
+    # the lost rank had one of four microbatches: of those that are left one computes it, in whose backward pass
+    # buckets are begun, and one computes nothing
+    await scene.client.submit(task(script, name, iterations=12, microbatches=4, env=env))
+    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
+    assert view.state is TaskState.FINISHED, view
+    assert died.exists()
+    await scene.until(out.exists)
+    await asyncio.sleep(0.3)
+    plain = await asyncio.to_thread(plain_run, script, tmp_path / "plain.pt", ITERATIONS="12", UNICRON_MICROBATCHES="4")
+    assert difference(torch.load(out, weights_only=True), plain) <= 1e-5
