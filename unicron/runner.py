@@ -4,9 +4,10 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
-from unicron.aio import run_until_signal
+from unicron.aio import insist, run_until_signal
 from unicron.bus import nats, topology
 from unicron.bus.protocol import Bus
 from unicron.clock import SystemClock
@@ -79,7 +80,9 @@ async def _serve(wiring: Wiring, settings: S, beside: Beside[S] | None) -> None:
     bus = await nats.connect(settings, wiring.name)
     try:
         if wiring.provisions:
-            await topology.provision(bus.jetstream, lease_ttl_s=settings.lease_ttl_s)
+            copies = topology.copies(settings.nats_servers)
+            make = partial(topology.provision, bus.jetstream, copies, settings.lease_ttl_s)
+            await insist(make, "making the streams")  # of several servers two have to find one another first
         extra = asyncio.create_task(_guarded(beside(settings, bus), wiring.name)) if beside else None
         try:
             await Service(wiring, bus, SystemClock(), settings.lease_ttl_s).run()

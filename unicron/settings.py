@@ -21,7 +21,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     """What every process needs to know; services add fields of their own by subclassing.
 
     Attributes:
-        nats_url: where the message bus is.
+        nats_url: where the message bus is; where several servers make it up, all of them, with commas between.
         nats_nkey: path of the file with the seed of our key, which only we may read; empty for none.
         nats_creds: path of a NATS credentials file (user JWT and key), empty for none.
         nats_ca: path of the CA certificate that signs the server's, empty for no TLS.
@@ -52,12 +52,19 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
                 raise InvalidInputError(
                     f"{PREFIX}{name.upper()}: no file at {path!r}; give the path of a readable file"
                 )
+        if not self.nats_servers:
+            raise InvalidInputError(f"{PREFIX}NATS_URL: it names no address; give one, such as nats://127.0.0.1:4222")
         if self.nats_nkey and self.nats_creds:
             raise InvalidInputError(f"{PREFIX}NATS_NKEY and {PREFIX}NATS_CREDS are both set: give one of them")
         if not self.lease_ttl_s >= MIN_LEASE_TTL_S:  # not a number is no duration either
             raise InvalidInputError(f"{PREFIX}LEASE_TTL_S: {self.lease_ttl_s:g} s; use at least {MIN_LEASE_TTL_S:g} s")
         if bool(self.nats_cert) != bool(self.nats_key):
             raise InvalidInputError(f"{PREFIX}NATS_CERT and {PREFIX}NATS_KEY belong together: set both or neither")
+
+    @property
+    def nats_servers(self) -> list[str]:
+        """The addresses in `nats_url`."""
+        return [each.strip() for each in self.nats_url.split(",") if each.strip()]
 
     @property
     def log_name(self) -> str:

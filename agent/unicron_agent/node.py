@@ -82,7 +82,7 @@ class Node:
         self._memory = StateMemory(memory_dir(self._run_dir), settings.state_limit)
         self._traffic = NodeTraffic(self._memory.folder, lambda: communicating(self._agent.core.workers.values()))
         self._token_file = self._run_dir / "token"
-        self._host = settings.host or own_address(settings.nats_url)
+        self._host = settings.host or own_address(settings.nats_servers[0])
         self._supervisor = Supervisor(self._run_dir, self._common_environment(), self._exited)
         self._channels = Channels(
             known=lambda worker: worker in self._agent.core.workers,

@@ -82,9 +82,8 @@ def _keyring(folder: Path) -> "Keyring":
 
 def _reload(folder: Path) -> str:
     """Have the embedded server of `folder` look who is let in; return what was done, or what is left to do."""
-    from unicron_deploy.embedded import NATS, Cluster  # noqa: PLC0415
+    from unicron_deploy.embedded import Cluster  # noqa: PLC0415
 
-    if (folder / "cluster.json").exists() and NATS in (cluster := Cluster.load(folder)).alive():
-        cluster.reload()
+    if (folder / "cluster.json").exists() and Cluster.load(folder).reload():
         return "the server has been told"
     return RELOAD

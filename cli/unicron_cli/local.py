@@ -20,20 +20,21 @@ def up(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let everybody who reaches the bus do everything, without a key.")
     ] = False,
+    ha: Annotated[bool, typer.Option("--ha", help="Run three NATS servers, of which any may be lost.")] = False,
     folder: Folder = FOLDER,
     as_json: Json = False,
 ) -> None:
     """Start an embedded cluster on this machine, in the background; return when it is ready."""
     import asyncio  # noqa: PLC0415
 
-    from unicron_deploy.embedded import PORT, Cluster  # noqa: PLC0415
+    from unicron_deploy.embedded import PORT, Cluster, several  # noqa: PLC0415
 
     if insecure:
         warn(
             "INSECURE: there are no keys and no rights: whoever reaches the bus may order anything and speak for "
             "any node; leave --insecure out wherever anybody else can reach it"
         )
-    cluster = Cluster(folder, nodes, slots, port, insecure=insecure)
+    cluster = Cluster(folder, nodes, slots, port, insecure=insecure, servers=several(port) if ha else ())
     with _progress("starting the cluster") as on_step:
         cluster.start(on_step)
         try:
@@ -43,7 +44,7 @@ def up(
             raise
     processes = {name: process.pid for name, process in cluster.processes.items()}
     text = f"the cluster runs at {cluster.url} with {nodes} nodes of {slots} slots; logs in {cluster.logs}"
-    if port != PORT:
+    if port != PORT or ha:
         text += f"\nexport UNICRON_NATS_URL={cluster.url}   # for the other commands"
     key = cluster.settings().nats_nkey
     if key and folder != FOLDER:

@@ -16,8 +16,9 @@ def provision(nats: Nats = None, as_json: Json = False) -> None:
     from unicron.bus import topology  # noqa: PLC0415
 
     async def make() -> None:
-        async with connected(settings(nats), "unicron-cli") as bus:
-            await topology.provision(bus.jetstream)
+        found = settings(nats)
+        async with connected(found, "unicron-cli") as bus:
+            await topology.provision(bus.jetstream, topology.copies(found.nats_servers))
 
     asyncio.run(make())
     names = [stream.name for stream in topology.streams()]

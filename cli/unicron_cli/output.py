@@ -47,7 +47,7 @@ def settings(nats: str | None) -> "Settings":
 
     given = {PREFIX + "CONNECT_TIMEOUT_S": CONNECT_S, **os.environ} | ({PREFIX + "NATS_URL": nats} if nats else {})
     found = Settings.load([], given)
-    return found if found.nats_nkey or found.nats_creds else replace(found, nats_nkey=own_key(found.nats_url))
+    return found if found.nats_nkey or found.nats_creds else replace(found, nats_nkey=own_key(found.nats_servers[0]))
 
 
 def own_key(url: str, folder: Path = FOLDER) -> str:

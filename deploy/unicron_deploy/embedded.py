@@ -11,24 +11,29 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
 from unicron.bootstrap import connected_client
+from unicron.bus import topology
 from unicron.client import Client
 from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.services import SERVICES
 from unicron.settings import Settings
 from unicron_deploy.keys import Keyring
-from unicron_deploy.nats_server import NatsServer
+from unicron_deploy.nats_server import NatsServer, Routes, free_port
 from unicron_deploy.processes import Started, wait_until_gone
 from unicron_deploy.rights import OPERATOR
 
 NATS = "nats"
+"""The NATS server, and what the names of several of them begin with."""
+
+HOST = "127.0.0.1"
 PORT = 4222
 """Port of the NATS server, and the one that the other commands try first."""
 
@@ -44,14 +49,23 @@ DYING_S = 2.0
 MODULES = {name: f"unicron_{name}" for name in SERVICES}
 
 
+class Server(msgspec.Struct, frozen=True):
+    """One of several NATS servers: its name, and its ports for clients and for the other servers."""
+
+    name: str
+    port: int
+    routes: int
+
+
 class Layout(msgspec.Struct, kw_only=True):
     """What `cluster.json` holds.
 
     Attributes:
         nodes: number of agents.
         slots: worker slots of each.
-        port: of the NATS server.
+        port: of the NATS server, or of the first one.
         insecure: whether it lets everybody in, without a key.
+        servers: of NATS, where they are several.
         processes: by name.
     """
 
@@ -59,6 +73,7 @@ class Layout(msgspec.Struct, kw_only=True):
     slots: int
     port: int
     insecure: bool = False
+    servers: list[Server] = []
     processes: dict[str, Started] = {}
 
 
@@ -70,29 +85,46 @@ def _silent(_: str) -> None:
     """Tell nobody."""
 
 
+def several(port: int = PORT) -> list[Server]:
+    """Return three servers, the first one at `port`: any of them may be lost."""
+    numbers = range(1, topology.COPIES + 1)
+    return [Server(f"{NATS}-{number}", port if number == 1 else free_port(), free_port()) for number in numbers]
+
+
 class Cluster:
     """A cluster in `root`; `start` makes a new one, `load` finds a running one again.
 
     Attributes:
-        url: address of its NATS server.
+        url: address of its NATS server, or the addresses of all of them.
+        servers: names of its NATS servers.
         names: its processes in the order in which they start: nats, services, node-1 and so on.
         keys: of the cluster, in `root/keys`.
         insecure: whether its server lets everybody in, without a key.
     """
 
-    def __init__(self, root: Path, nodes: int = 3, slots: int = 2, port: int = PORT, *, insecure: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        nodes: int = 3,
+        slots: int = 2,
+        port: int = PORT,
+        *,
+        insecure: bool = False,
+        servers: Sequence[Server] = (),
+    ) -> None:
         self.root = root.resolve()
         self.logs = self.root / "logs"
         self._file = self.root / "cluster.json"
-        self._layout = Layout(nodes=nodes, slots=slots, port=port, insecure=insecure)
+        self._layout = Layout(nodes=nodes, slots=slots, port=port, insecure=insecure, servers=list(servers))
         self.insecure = insecure
         self.keys = Keyring(self.root / "keys")
-        self._server = self._new_server()
+        self._servers = self._new_servers()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._busy = threading.RLock()  # a stop waits for what is being started, or it would leave that behind
-        self.url = self._server.url
+        self.servers = list(self._servers)
+        self.url = ",".join(server.url for server in self._servers.values())
         self.nodes = [f"node-{number}" for number in range(1, nodes + 1)]
-        self.names = [NATS, *SERVICES, *self.nodes]
+        self.names = [*self.servers, *SERVICES, *self.nodes]
 
     @classmethod
     def load(cls, root: Path) -> Self:
@@ -110,7 +142,7 @@ class Cluster:
             ) from error
         except msgspec.MsgspecError as error:
             raise InvalidInputError(f"{path}: not a record of a cluster: {error}; remove it") from error
-        cluster = cls(root, layout.nodes, layout.slots, layout.port, insecure=layout.insecure)
+        cluster = cls(root, layout.nodes, layout.slots, layout.port, insecure=layout.insecure, servers=layout.servers)
         cluster._layout = layout
         return cluster
 
@@ -155,11 +187,13 @@ class Cluster:
         with self._busy:
             if name in self.alive() and wait_until_gone([self._layout.processes[name]], DYING_S):
                 raise InvalidInputError(f"{name} runs already (process {self._layout.processes[name].pid})")
-            if name == NATS:
-                self._server = self._new_server()
+            if name in self.servers:
+                self._servers[name] = self._new_servers()[name]
                 if not self.insecure:
                     self.keys.ensure(self.nodes)
-                pid = self._server.start()
+                if self._layout.servers:
+                    self.keys.route([f"{HOST}:{each.routes}" for each in self._layout.servers])
+                pid = self._servers[name].start()
             else:
                 with (self.logs / f"{name}.log").open("ab") as log:
                     child = subprocess.Popen(
@@ -174,9 +208,22 @@ class Cluster:
             self._layout.processes[name] = Started.of(pid)
             self._save()
 
-    def _new_server(self) -> NatsServer:
+    def _new_servers(self) -> dict[str, NatsServer]:
         accounts = None if self.insecure else self.keys.accounts
-        return NatsServer(self.root / "nats", self._layout.port, accounts=accounts)
+        if not self._layout.servers:
+            return {NATS: NatsServer(self.root / NATS, self._layout.port, HOST, accounts=accounts)}
+        return {
+            each.name: NatsServer(
+                self.root / each.name,
+                each.port,
+                HOST,
+                accounts=accounts,
+                # of this folder alone: another cluster's server may take the port just now; ports may be others later
+                name=f"{each.name}-{blake2b(bytes(self.root), digest_size=6).hexdigest()}",
+                routes=Routes(each.routes, self.keys.routes),
+            )
+            for each in self._layout.servers
+        }
 
     def _environment(self, name: str) -> dict[str, str]:
         key = "" if self.insecure else str(self.keys.path(name))
@@ -189,10 +236,12 @@ class Cluster:
             Settings.load([]), nats_url=given["UNICRON_NATS_URL"], nats_nkey=given["UNICRON_NATS_NKEY"]
         )
 
-    def reload(self) -> None:
-        """Have a running server look again who is let in."""
-        if NATS in self.alive():
-            self._layout.processes[NATS].signal(signal.SIGHUP)
+    def reload(self) -> bool:
+        """Have the running servers look again who is let in; return whether there are any."""
+        running = set(self.servers).intersection(self.alive())
+        for name in running:
+            self._layout.processes[name].signal(signal.SIGHUP)
+        return bool(running)
 
     def _command(self, name: str) -> list[str]:
         if name in MODULES:
@@ -257,7 +306,7 @@ class Cluster:
     def stop(self, on_step: Step = _silent) -> None:
         """Stop agents, then services, then NATS, each in an orderly way; kill what remains."""
         with self._busy:
-            for group in (self.nodes, list(SERVICES), [NATS]):
+            for group in (self.nodes, list(SERVICES), self.servers):
                 started = {name: self._layout.processes[name] for name in group if name in self._layout.processes}
                 if not started:
                     continue
@@ -280,13 +329,14 @@ class Cluster:
         """Collect the exit statuses of our own children."""
         for child in self._children.values():
             child.poll()
-        _ = self._server.pid
+        for server in self._servers.values():
+            _ = server.pid
 
     # --- record ------------------------------------------------------------------------------------------------------
 
     def log(self, name: str) -> Path:
         """Return the path of the log of the process `name`."""
-        return self._server.log_path if name == NATS else self.logs / f"{name}.log"
+        return self._servers[name].log_path if name in self._servers else self.logs / f"{name}.log"
 
     def last_line(self, name: str) -> str:
         """Return the last line that the process `name` wrote."""

@@ -6,6 +6,7 @@ and `server/accounts.conf`, without secrets, is what the NATS server includes.
 
 import argparse
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -22,6 +23,9 @@ from unicron_deploy import rights
 SERVER = "server"
 """Folder of what the server needs; no node can be called so."""
 
+ROUTE = "route"
+"""As what the servers of a cluster know one another."""
+
 
 class Keyring:
     """The keys in `folder`; whoever changes them has the server read its configuration again."""
@@ -29,6 +33,7 @@ class Keyring:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.accounts = folder / SERVER / "accounts.conf"
+        self.routes = folder / SERVER / "routes.conf"
 
     def path(self, name: str) -> Path:
         """Return where the seed of the user `name` is, or would be."""
@@ -58,6 +63,22 @@ class Keyring:
             if not self.path(name).exists() and name not in self.shut():
                 self._make(name)
         self.write()
+
+    def route(self, addresses: Iterable[str]) -> None:
+        """Write how the servers of a cluster find and know one another, with a secret that only they have.
+
+        Args:
+            addresses: HOST:PORT where each listens for the others.
+        """
+        text = self.routes.read_text() if self.routes.exists() else ""
+        found = re.search(r'password: "(\w+)"', text)
+        secret = found[1] if found else secrets.token_hex(32)
+        urls = ", ".join(f'"nats-route://{ROUTE}:{secret}@{address}"' for address in addresses)
+        self.routes.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write(
+            self.routes,
+            f'name: unicron\nauthorization {{ user: {ROUTE}, password: "{secret}", timeout: 5 }}\nroutes: [{urls}]\n',
+        )
 
     def admit(self, node: str) -> Path:
         """Give a node a key, where it has none, and let it in again if it was shut out; return the path of its seed."""
@@ -107,11 +128,16 @@ class Keyring:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.parent.mkdir(exist_ok=True)
         path.parent.chmod(0o700)
-        scratch = path.with_suffix(".new")
-        scratch.unlink(missing_ok=True)
-        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER) + b"\n")
-        scratch.replace(path)
+        _write(path, nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER).decode() + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write what only its owner may read."""
+    scratch = path.with_suffix(".new")
+    scratch.unlink(missing_ok=True)
+    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    scratch.replace(path)
 
 
 def _node(name: str) -> str:
@@ -127,6 +153,7 @@ def main() -> int:
     parser.add_argument("--owner", type=int, help="user id that is to own them")
     parser.add_argument("--rotate", metavar="NAME", help="replace this user's key")
     parser.add_argument("--admit", metavar="NODE", help="give this node a key, also one that was shut out")
+    parser.add_argument("--servers", metavar="HOST:PORT,...", help="where each NATS server listens for the others")
     parser.add_argument("--shut-out", metavar="NODE", help="take this user's key away")
     parser.add_argument("nodes", nargs="*", metavar="NODE", help="who is to have a key, unless shut out")
     options = parser.parse_args()
@@ -140,6 +167,8 @@ def main() -> int:
             keyring.shut_out(options.shut_out)
         else:
             keyring.ensure(options.nodes)
+            if options.servers:
+                keyring.route(options.servers.split(","))
     except UnicronError as error:
         sys.stderr.write(f"keys: {error}\n")
         return 1

@@ -12,6 +12,7 @@ import subprocess
 import sysconfig
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron_deploy import rights
@@ -48,6 +49,18 @@ quicker to notice a stopped node (here within 1.5 s), and cuts off clients that 
 """
 
 
+class Routes(NamedTuple):
+    """How a server finds the others of its cluster.
+
+    Attributes:
+        port: on which it listens for them.
+        file: what a keyring writes of all of them, seen from the configuration's folder.
+    """
+
+    port: int
+    file: Path
+
+
 def config_text(
     store_dir: str,
     host: str = "0.0.0.0",
@@ -56,6 +69,7 @@ def config_text(
     ping_s: float = PING_S,
     accounts: Path | None = None,
     name: str = "unicron",
+    routes: Routes | None = None,
 ) -> str:
     """Return the server's configuration: pings are frequent, so that a client that was stopped is noticed soon.
 
@@ -66,10 +80,15 @@ def config_text(
         sync_always: write through to the disk before every acknowledgement: safe when the machine itself goes down.
         ping_s: seconds between pings; see `PING_S`.
         accounts: who is let in: the file that a keyring writes, seen from the configuration's folder; None: everybody.
-        name: of the server, as it tells clients.
+        name: of the server, as it tells clients; "$VARIABLE" for that of its environment.
+        routes: to the other servers; None: there are none.
     """
     who = rights.open_accounts() if accounts is None else f"include {json.dumps(str(accounts))}\n"
     sync = "\n  sync_interval: always" if sync_always else ""
+    cluster = ""
+    if routes is not None:
+        where = f"{host}:{routes.port}"
+        cluster = f"cluster {{\n  listen: {json.dumps(where)}\n  include {json.dumps(str(routes.file))}\n}}\n"
     return f"""\
 server_name: {name}
 listen: {json.dumps(f"{host}:{port}")}
@@ -78,7 +97,7 @@ ping_max: 2
 jetstream {{
   store_dir: {json.dumps(store_dir)}{sync}
 }}
-{who}"""
+{cluster}{who}"""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -96,6 +115,8 @@ def free_port(host: str = "127.0.0.1") -> int:
 class NatsServer:
     """A nats-server with JetStream; its files stay in `directory` when it stops.
 
+    Servers of a cluster know one another by their names, which stay the same; one alone has another at each start.
+
     Attributes:
         url: what clients connect to.
         log_path: the server's own log.
@@ -108,9 +129,11 @@ class NatsServer:
         host: str = "127.0.0.1",
         ping_s: float = PING_S,
         accounts: Path | None = None,
+        name: str = "",
+        routes: Routes | None = None,
     ) -> None:
         self._ping_s = ping_s
-        self._accounts = accounts
+        self._accounts, self._name, self._routes = accounts, name, routes
         self.directory = directory
         self.host = host
         self.port = port
@@ -137,10 +160,12 @@ class NatsServer:
         self.directory.mkdir(parents=True, exist_ok=True)
         config = self.directory / "nats-server.conf"
         store = str(self.directory / "store")
-        accounts = self._accounts and Path(os.path.relpath(self._accounts, self.directory))
-        name = f"unicron-{secrets.token_hex(8)}"
+        accounts = self._accounts and self._seen(self._accounts)
+        routes = self._routes and self._routes._replace(file=self._seen(self._routes.file))
+        name = self._name or f"unicron-{secrets.token_hex(8)}"
+        # several copies are not lost at once when a machine goes down, but would be here, where all are on this one
         text = config_text(
-            store, self.host, self.port, sync_always=False, ping_s=self._ping_s, accounts=accounts, name=name
+            store, self.host, self.port, bool(routes), self._ping_s, accounts=accounts, name=name, routes=routes
         )
         config.write_text(text)
         with self.log_path.open("ab") as output:
@@ -163,6 +188,9 @@ class NatsServer:
                 )
             time.sleep(0.01)
         return self._process.pid
+
+    def _seen(self, path: Path) -> Path:
+        return Path(os.path.relpath(path, self.directory))
 
     def stop(self) -> None:
         """Stop the server in an orderly way."""

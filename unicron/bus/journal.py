@@ -7,7 +7,8 @@ gets, and a copy of each new message's headers (the stream's republishing) only 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from heapq import heapify, heappop, heapreplace
 from typing import Any
 
@@ -15,7 +16,6 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats.js import JetStreamContext
 
 from unicron import subjects
 from unicron.bus import topology
@@ -34,25 +34,50 @@ BATCH_BYTES = 4 * 1024**2
 NARROW = 3
 """Filters that are read one by one; with more of them everything is read, and what matches none is left out here."""
 
-_GET, _INFO = f"$JS.API.DIRECT.GET.{topology.STREAM}", f"$JS.API.STREAM.INFO.{topology.STREAM}"
+LAG_S, LAG_POLL_S = 1.0, 0.002
+"""How long a server may be behind the one that told of an entry, and how often it is asked meanwhile."""
+
+DIGITS = 19
+"""A sequence has fewer: on an open bus anybody may tell us of one."""
+
+_GET = f"$JS.API.DIRECT.GET.{topology.STREAM}"
 
 Call = Callable[..., Coroutine[Any, Any, Any]]
 """Awaits a request to the server, told what it is for and on which subjects, and raises one of our errors."""
 
 
+def patterns(filters: Sequence[str]) -> list[str]:
+    """Return what is asked for to get what matches these filters."""
+    found = list(dict.fromkeys(filters))
+    return found if len(found) <= NARROW else [subjects.ANY]
+
+
 class Reader:
-    """Delivers entries behind `position` until it is interrupted, or something gets lost on the way.
+    """Delivers entries until it is interrupted, or something gets lost on the way.
 
-    Whoever uses a reader makes a new one from the last position when this one ends.
+    Whoever uses a reader makes a new one of the same positions when this one ends. Where several servers keep copies of
+    the journal any of them answers a get, and it may be behind the one that told of an entry; so a get is repeated
+    until what was told is there, and nothing is taken for read that was not seen.
 
-    Attributes:
-        position: up to here everything that matches has been delivered.
+    Args:
+        nc: the connection.
+        tail: returns the journal's last sequence.
+        call: awaits requests.
+        filters: of the journal.
+        positions: by what is asked for (`patterns` of the filters), up to where everything has been delivered.
     """
 
-    def __init__(self, nc: Client, js: JetStreamContext, call: Call, filters: Sequence[str], after: int) -> None:
-        self._nc, self._js, self._call = nc, js, call
-        self._filters = list(dict.fromkeys(filters))
-        self.position = after
+    def __init__(
+        self,
+        nc: Client,
+        tail: Callable[[], Awaitable[int]],
+        call: Call,
+        filters: Sequence[str],
+        positions: dict[str, int],
+    ) -> None:
+        self._nc, self._tail, self._call = nc, tail, call
+        self._filters, self._positions = filters, positions
+        self._told: dict[str, int] = {}
         self._grown = asyncio.Event()
         self._interrupted = False
         self._inbox = ""
@@ -64,12 +89,16 @@ class Reader:
         """Subscribe to what tells that the journal has grown."""
         self._inbox = self._nc.new_inbox()
         self._subscriptions.append(await self._nc.subscribe(f"{self._inbox}.*", cb=self._replies.put))
-        for each in self._filters:
-            self._subscriptions.append(await self._nc.subscribe(subjects.stored(each), cb=self._hint))
+        for each in dict.fromkeys(self._filters):
+            hint = partial(self._hint, each if each in self._positions else subjects.ANY)
+            self._subscriptions.append(await self._nc.subscribe(subjects.stored(each), cb=hint))
         await self._nc.flush()  # the server has refused by then what it does
 
-    async def _hint(self, _: Msg) -> None:
-        self._grown.set()
+    async def _hint(self, pattern: str, message: Msg) -> None:
+        sequence = (message.headers or {}).get("Nats-Sequence", "")
+        if sequence.isascii() and sequence.isdigit() and len(sequence) < DIGITS:
+            self._told[pattern] = max(self._told.get(pattern, 0), int(sequence))
+            self._grown.set()
 
     async def entries(self) -> AsyncIterator[Entry]:
         """Yield entries in order, without a gap; return when that was interrupted.
@@ -77,27 +106,28 @@ class Reader:
         Raises:
             BusUnavailableError: the server does not answer, or not all that it sent has arrived.
         """
+        untold = True  # what came before we listened
         while not self._interrupted:
             self._grown.clear()
-            async for entry in self._stored():
+            told, self._told = self._told, {}
+            async for entry in self._stored(told, untold=untold):
                 yield entry
-            with contextlib.suppress(TimeoutError):
+            untold = False
+            try:
                 async with asyncio.timeout(CHECK_S):
                     await self._grown.wait()
+            except TimeoutError:
+                untold = True
 
-    async def _stored(self) -> AsyncIterator[Entry]:
-        """Yield what the stream holds behind the position."""
-        if not 1 < len(self._filters) <= NARROW:
-            [pattern] = self._filters if len(self._filters) == 1 else [subjects.ANY]
-            async for entry in self._matching(pattern, None):
-                self.position = entry.sequence
-                if len(self._filters) == 1 or subjects.matches(self._filters, entry.subject):
-                    yield entry
-            return
-        # The same end for all: else one read later would be ahead of another.
-        stream = await self._call(self._js.stream_info(topology.STREAM), "reading the journal's end", _INFO)
-        until = stream.state.last_seq
-        readings = [self._matching(each, until) for each in self._filters]
+    async def _stored(self, told: Mapping[str, int], *, untold: bool) -> AsyncIterator[Entry]:
+        """Yield what the journal holds up to the end that was told, or else that it has."""
+        until = None
+        if len(self._positions) > 1:  # the same end for all: else one read later would be ahead of another
+            until = max(told.values(), default=0)
+            if untold:
+                until = max(until, await self._tail())
+        asked = [pattern for pattern in self._positions if untold or pattern in told]
+        readings = [self._matching(pattern, told.get(pattern, 0), until) for pattern in asked]
         heads = []
         for at, reading in enumerate(readings):
             with contextlib.suppress(StopAsyncIteration):
@@ -111,21 +141,35 @@ class Reader:
                 heapreplace(heads, (following.sequence, at, following))
             except StopAsyncIteration:
                 heappop(heads)
-            if sequence > self.position:  # one that matches two filters comes twice
-                self.position = sequence
+            self._positions[asked[at]] = sequence
+            if self._delivers(asked[at], entry.subject):
                 yield entry
-        self.position = max(self.position, until)
 
-    async def _matching(self, pattern: str, until: int | None) -> AsyncIterator[Entry]:
-        """Yield what matches one filter, up to the sequence `until`."""
-        after, more = self.position, until is None or until > self.position
-        while more:
+    def _delivers(self, pattern: str, subject: str) -> bool:
+        """Whether an entry is for us, and for the first time: one that matches two patterns comes twice."""
+        first = next((each for each in self._positions if subjects.matches([each], subject)), None)
+        return pattern == first and subjects.matches(self._filters, subject)
+
+    async def _matching(self, pattern: str, least: int, until: int | None) -> AsyncIterator[Entry]:
+        """Yield what matches one pattern, from what was delivered on.
+
+        Args:
+            pattern: of subjects.
+            least: sequence that was told to be there.
+            until: sequence at which to end.
+        """
+        after, latest = self._positions[pattern], asyncio.get_running_loop().time() + LAG_S
+        while True:
             entries, more = await self._call(self._batch(pattern, after), "reading the journal", _GET)
             for entry in entries:
-                after = entry.sequence
-                if until is not None and after > until:
+                if until is not None and entry.sequence > until:
                     return
+                after = entry.sequence
                 yield entry
+            if not more:
+                if after >= least or asyncio.get_running_loop().time() > latest:
+                    return
+                await asyncio.sleep(LAG_POLL_S)
 
     async def _batch(self, pattern: str, after: int) -> tuple[list[Entry], bool]:
         """Return some entries that match, and whether there may be more of them."""

@@ -23,7 +23,7 @@ from unicron import subjects
 from unicron.bus import access, replies, topology
 from unicron.bus.bucket import NatsBucket
 from unicron.bus.client import KeyedClient
-from unicron.bus.journal import Reader
+from unicron.bus.journal import Reader, patterns
 from unicron.bus.protocol import Entry, Handler, Heard
 from unicron.errors import BusUnavailableError, InvalidInputError, NotAllowedError, UnicronError
 from unicron.floods import LETTERS, Floods
@@ -90,7 +90,7 @@ class NatsBus:
             access.public_key(key)
         dialling = asyncio.ensure_future(
             self._nc.connect(
-                settings.nats_url,
+                settings.nats_servers,
                 name=name,
                 nkeys_seed=settings.nats_nkey or None,
                 inbox_prefix=access.inbox(key.stem) if key else DEFAULT_INBOX_PREFIX,
@@ -155,9 +155,9 @@ class NatsBus:
 
     async def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[Entry]:
         """Read the journal in order; see `Bus.follow`."""
-        position = after
+        positions = dict.fromkeys(patterns(filters), after)
         while not self._closing:
-            reader = Reader(self._nc, self.jetstream, self._call, filters, position)
+            reader = Reader(self._nc, self.tail, self._call, filters, positions)
             self._readers.add(reader)
             try:
                 await self._call(reader.open(), "reading the journal", *map(subjects.stored, filters))
@@ -167,7 +167,6 @@ class NatsBus:
                 log.info("%s: the journal is out of reach: %s", self._name, error)
                 await asyncio.sleep(RECONNECT_S)
             finally:
-                position = reader.position
                 self._readers.discard(reader)
                 await reader.close()
 
@@ -175,6 +174,8 @@ class NatsBus:
         """Return the last sequence of the journal."""
         subject = f"$JS.API.STREAM.INFO.{topology.STREAM}"
         info = await self._call(self.jetstream.stream_info(topology.STREAM), "reading the journal's end", subject)
+        if info.cluster is not None and not info.cluster.leader:  # a server that comes back with an empty disk says 0
+            raise BusUnavailableError("reading the journal's end: none of its servers leads now; try again")
         return int(info.state.last_seq)
 
     # --- telemetry ---------------------------------------------------------------------------------------------------

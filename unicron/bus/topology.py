@@ -1,5 +1,6 @@
 """Streams and buckets, declared as data and made by `provision`."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from nats.errors import NoRespondersError
@@ -51,6 +52,14 @@ BUCKET = StreamConfig(
 """What a key-value bucket is underneath; reads go to the leader, which is never behind."""
 
 _NAME_IN_USE = 10058
+
+COPIES = 3
+"""Servers that keep the journal and the buckets, where there are as many: any one of them may be lost."""
+
+
+def copies(servers: Sequence[str]) -> int | None:
+    """Return how many servers are to keep a copy, by the addresses of all; None where one does, or as it is."""
+    return COPIES if len(servers) >= COPIES else None
 
 
 def streams(replicas: int = 1, lease_ttl_s: float = 2.0) -> list[StreamConfig]:

@@ -1,0 +1,156 @@
+"""Three NATS servers: what one of them has not yet is not missed, and any of them may be lost."""
+
+import asyncio
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from unicron_deploy.keys import Keyring
+from unicron_deploy.nats_server import NatsServer, Routes, free_port
+
+from unicron.aio import insist
+from unicron.bus import nats, topology
+from unicron.errors import BusUnavailableError
+from unicron.settings import Settings
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+
+NAMES = ("nats-1", "nats-2", "nats-3")
+
+
+class Servers:
+    """Three servers that know one another."""
+
+    def __init__(self, root: Path) -> None:
+        ports = [free_port() for _ in NAMES]
+        self.keys = Keyring(root / "keys")
+        self.keys.route(f"127.0.0.1:{port}" for port in ports)
+        self.all = {
+            name: NatsServer(root / name, free_port(), name=name, routes=Routes(port, self.keys.routes))
+            for name, port in zip(NAMES, ports, strict=True)
+        }
+
+    def settings(self, *names: str) -> Settings:
+        """Return the settings of who knows these servers, or all."""
+        return Settings(nats_url=",".join(self.all[name].url for name in names or NAMES), lease_ttl_s=1.0)
+
+    async def leader(self, bus, stream=topology.STREAM):
+        info = await insist(lambda: bus._call(bus.jetstream.stream_info(stream), "looking for the leader"), "looking")
+        return info.cluster.leader, {each.name: each.current for each in info.cluster.replicas}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def servers(tmp_path_factory):
+    made = Servers(tmp_path_factory.mktemp("servers"))
+    try:
+        for server in made.all.values():
+            await asyncio.to_thread(server.start)
+        bus = await nats.connect(made.settings(), "provision")
+        copies = topology.copies(made.settings().nats_servers)
+        await insist(lambda: topology.provision(bus.jetstream, copies, lease_ttl_s=1.0), "provisioning")
+        await bus.close()
+        yield made
+    finally:
+        for server in made.all.values():
+            server.kill()
+
+
+async def collect(bus, filters, after, until):
+    found = []
+    async for entry in bus.follow(filters, after):
+        found.append((entry.sequence, entry.subject, entry.data))
+        if entry.data == until:
+            return found
+    return found
+
+
+KINDS = [f"unicron.v1.evt.n{number}.T.k" for number in range(5)]
+
+
+async def say(bus, word, count):
+    """Append messages on all subjects in turn, and a last one on each; return all there are from there on."""
+    for number in range(count):
+        await insist(lambda: bus.append(KINDS[number % 5], b"%d" % number, f"{word}-{number}"), "saying")  # noqa: B023
+    await insist(lambda: bus.append(KINDS[0], word.encode(), word), "saying")
+
+
+async def read_while(servers, word, job, count=250):
+    """Have readers of one, of some and of all subjects, on all servers, follow what is said while `job` runs."""
+    buses = [await nats.connect(servers.settings(*names), "reader") for names in [(name,) for name in NAMES] + [()]]
+    filters = [[KINDS[0]], [KINDS[0], KINDS[1]], ["unicron.v1.evt.*.T.k", KINDS[0], KINDS[2]], KINDS]
+    after = await buses[-1].tail()
+    try:
+        reading = [asyncio.create_task(collect(bus, each, after, word.encode())) for bus in buses for each in filters]
+        await asyncio.gather(say(buses[-1], word, count), job)
+        found = await asyncio.wait_for(asyncio.gather(*reading), 30)
+    finally:
+        for bus in buses:
+            await bus.close()
+    everything = found[-1]
+    assert [data for *_, data in everything] == [*(b"%d" % number for number in range(count)), word.encode()]
+    for number, entries in enumerate(found):
+        wanted = filters[number % len(filters)]
+        if number % len(filters) == 2:
+            wanted = KINDS
+        assert entries == [each for each in everything if each[1] in wanted], (number, wanted)
+
+
+async def test_whichever_server_answers_a_reader_skips_and_repeats_nothing_and_keeps_the_order(servers):
+    await read_while(servers, "quiet", asyncio.sleep(0))
+
+
+async def test_who_does_not_know_the_secret_is_no_server_of_the_cluster(servers):
+    port = servers.all["nats-1"]._routes.port
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as route, route.makefile("rb") as said:
+        assert said.readline().startswith(b"INFO")
+        route.sendall(b'CONNECT {"name":"nats-4","cluster":"unicron","user":"route","pass":"guessed"}\r\nPING\r\n')
+        assert b"Authorization Violation" in said.readline()
+    assert servers.keys.routes.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.slow
+async def test_the_server_that_leads_is_lost_with_its_disk_and_comes_back_with_an_empty_one(servers):
+    watcher = await nats.connect(servers.settings(), "watcher")
+    lost, _ = await servers.leader(watcher)
+
+    async def lose_and_bring_back():
+        await asyncio.sleep(0.3)
+        server = servers.all[lost]
+        await asyncio.to_thread(server.kill)
+        shutil.rmtree(server.directory)
+        assert (await servers.leader(watcher))[0] != lost, "another one leads"
+        await asyncio.to_thread(server.start)
+
+    try:
+        # readers that know only the lost server wait until it is back
+        await read_while(servers, "lost", lose_and_bring_back())
+
+        async def caught_up():
+            while not (await servers.leader(watcher))[1].get(lost):
+                await asyncio.sleep(0.1)
+
+        await asyncio.wait_for(caught_up(), 30)
+        alone = await nats.connect(servers.settings(lost), "alone")
+        assert await alone.tail() == await watcher.tail()
+        await alone.close()
+    finally:
+        await watcher.close()
+
+
+async def test_a_server_that_knows_of_no_leader_is_not_believed_how_far_the_journal_is(servers, monkeypatch):
+    bus = await nats.connect(servers.settings(), "asker")
+    told = bus.jetstream.stream_info
+
+    async def as_a_server_with_an_empty_disk_was_seen_to_answer(stream):
+        info = await told(stream)
+        info.cluster.leader, info.state.last_seq = None, 0
+        return info
+
+    monkeypatch.setattr(bus.jetstream, "stream_info", as_a_server_with_an_empty_disk_was_seen_to_answer)
+    try:
+        with pytest.raises(BusUnavailableError, match="none of its servers leads"):
+            await bus.tail()
+    finally:
+        await bus.close()
