@@ -20,6 +20,9 @@ def up(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let everybody who reaches the bus do everything, without a key.")
     ] = False,
+    backup: Annotated[
+        Path | None, typer.Option("--restore", metavar="FILE", help="Begin with what `unicron backup` wrote.")
+    ] = None,
     ha: Annotated[bool, typer.Option("--ha", help="Run three NATS servers, of which any may be lost.")] = False,
     folder: Folder = FOLDER,
     as_json: Json = False,
@@ -36,7 +39,7 @@ def up(
         )
     cluster = Cluster(folder, nodes, slots, port, insecure=insecure, servers=several(port) if ha else ())
     with _progress("starting the cluster") as on_step:
-        cluster.start(on_step)
+        cluster.start(on_step, backup)
         try:
             asyncio.run(cluster.wait_until_ready(READY_S, on_step))
         except BaseException:

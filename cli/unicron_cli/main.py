@@ -46,6 +46,8 @@ _COMMANDS: list[Callable[..., None]] = [
     local.up,
     local.down,
     orders.provision,
+    orders.backup,
+    orders.restore,
     orders.submit,
     orders.remove,
     watch.status,

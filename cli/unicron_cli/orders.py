@@ -25,6 +25,49 @@ def provision(nats: Nats = None, as_json: Json = False) -> None:
     done(f"ready: {', '.join(map(str, names))}", as_json, streams=names)
 
 
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="To write; it must not be there.")],
+    nats: Nats = None,
+    as_json: Json = False,
+) -> None:
+    """Save the journal and the services' state to one file, and read it again."""
+    import asyncio  # noqa: PLC0415
+
+    from unicron.bootstrap import connected  # noqa: PLC0415
+    from unicron.bus.backup import backup as save  # noqa: PLC0415
+
+    async def make() -> dict[str, int]:
+        async with connected(settings(nats), "unicron-cli") as bus:
+            return await save(bus, file)
+
+    saved = asyncio.run(make())
+    text = f"{file}: the journal up to {saved['UNICRON']}, {file.stat().st_size} bytes, read again and whole"
+    done(text, as_json, file=str(file), streams=saved)
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="That `unicron backup` wrote.")],
+    nats: Nats = None,
+    as_json: Json = False,
+) -> None:
+    """Make the journal and the services' state anew from a backup, on servers that hold none."""
+    import asyncio  # noqa: PLC0415
+
+    from unicron.bootstrap import connected  # noqa: PLC0415
+    from unicron.bus import topology  # noqa: PLC0415
+    from unicron.bus.backup import restore as load  # noqa: PLC0415
+
+    found = settings(nats)
+
+    async def make() -> dict[str, int]:
+        async with connected(found, "unicron-cli") as bus:
+            return await load(bus, file, topology.copies(found.nats_servers))
+
+    restored = asyncio.run(make())
+    text = f"restored the journal up to {restored['UNICRON']}; restart the servers now, and then start the services"
+    done(text, as_json, file=str(file), streams=restored)
+
+
 def submit(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A task file (YAML).")],
     resume: Annotated[

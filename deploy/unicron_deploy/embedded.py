@@ -12,14 +12,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
-from unicron.bootstrap import connected_client
+from unicron.aio import insist
+from unicron.bootstrap import connected, connected_client
 from unicron.bus import topology
+from unicron.bus.backup import restore
 from unicron.client import Client
 from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
@@ -50,11 +53,12 @@ MODULES = {name: f"unicron_{name}" for name in SERVICES}
 
 
 class Server(msgspec.Struct, frozen=True):
-    """One of several NATS servers: its name, and its ports for clients and for the other servers."""
+    """One of several NATS servers: its name, its ports for clients and for the other servers, and its address."""
 
     name: str
     port: int
     routes: int
+    host: str = HOST
 
 
 class Layout(msgspec.Struct, kw_only=True):
@@ -158,8 +162,12 @@ class Cluster:
 
     # --- start -------------------------------------------------------------------------------------------------------
 
-    def start(self, on_step: Step = _silent) -> None:
+    def start(self, on_step: Step = _silent, backup: Path | None = None) -> None:
         """Start every process; `wait_until_ready` tells when they work.
+
+        Args:
+            on_step: told what is being done.
+            backup: of the journal and the services' state, to begin with; there must be none yet.
 
         Raises:
             InvalidInputError: a cluster runs in this folder already, or the port is taken.
@@ -170,6 +178,9 @@ class Cluster:
         with self._busy:
             try:
                 for name in self.names:
+                    if backup is not None and name == SERVICES[0]:
+                        on_step(f"restoring {backup}")
+                        self._restore(backup)
                     on_step(f"starting {name}")
                     self.start_process(name)
             except BaseException:
@@ -192,7 +203,7 @@ class Cluster:
                 if not self.insecure:
                     self.keys.ensure(self.nodes)
                 if self._layout.servers:
-                    self.keys.route([f"{HOST}:{each.routes}" for each in self._layout.servers])
+                    self.keys.route([f"{each.host}:{each.routes}" for each in self._layout.servers])
                 pid = self._servers[name].start()
             else:
                 with (self.logs / f"{name}.log").open("ab") as log:
@@ -208,6 +219,16 @@ class Cluster:
             self._layout.processes[name] = Started.of(pid)
             self._save()
 
+    def _restore(self, path: Path) -> None:
+        asyncio.run(self._restored(path))
+        for name in self.servers:  # only then they know again which messages came already
+            self._servers[name].stop()
+            self.start_process(name)
+
+    async def _restored(self, path: Path) -> None:
+        async with connected(self.settings(), "unicron-restore") as bus:
+            await insist(partial(restore, bus, path, topology.copies(self.servers)), "restoring")
+
     def _new_servers(self) -> dict[str, NatsServer]:
         accounts = None if self.insecure else self.keys.accounts
         if not self._layout.servers:
@@ -216,7 +237,7 @@ class Cluster:
             each.name: NatsServer(
                 self.root / each.name,
                 each.port,
-                HOST,
+                each.host,
                 accounts=accounts,
                 # of this folder alone: another cluster's server may take the port just now; ports may be others later
                 name=f"{each.name}-{blake2b(bytes(self.root), digest_size=6).hexdigest()}",

@@ -24,6 +24,10 @@ READ_LEASE = (f"$JS.API.STREAM.MSG.GET.{LEASE}", f"$JS.API.DIRECT.GET.{LEASE}.>"
 PROVISION = tuple(
     f"$JS.API.STREAM.{verb}.{stream.name}" for verb in ("CREATE", "UPDATE", "INFO") for stream in topology.streams()
 )
+BACKUP = (
+    *(f"$JS.API.STREAM.{verb}.{stream.name}" for verb in ("SNAPSHOT", "RESTORE") for stream in topology.streams()),
+    "$JS.SNAPSHOT.>",
+)
 ALL_STORED, ALL_FACTS = f"{subjects.STORED}.>", subjects.stored(subjects.FACTS)
 ALL_TELEMETRY = f"{subjects.ROOT}.tel.>"
 
@@ -109,7 +113,7 @@ def _person(name: str) -> Rights:
     if name == SUBSCRIBER:
         return Rights(publish=READ_JOURNAL, subscribe=(ALL_FACTS, ALL_TELEMETRY))
     ask = (*READ_JOURNAL, *READ_LEASE, f"{subjects.ROOT}.rpc.*")
-    order = (f"{subjects.ROOT}.ord.*", *PROVISION) if name == OPERATOR else ()
+    order = (f"{subjects.ROOT}.ord.*", *PROVISION, *BACKUP) if name == OPERATOR else ()
     return Rights(publish=(*ask, *order), subscribe=(ALL_STORED, ALL_TELEMETRY))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
-from unicron_deploy.nats_server import NatsServer, config_text, free_port
+from unicron_deploy.nats_server import NatsServer, Routes, config_text, free_port
 from unicron_simulator.bus import MemoryWorld
 
 from unicron.bus import journal, nats, topology
@@ -598,6 +598,12 @@ async def test_a_restarted_server_keeps_everything(private_world, private_server
 def test_the_deployed_configuration_is_the_embedded_one(request):
     assert (request.config.rootpath / "deploy" / "nats.conf").read_text() == config_text(
         "/data", accounts=Path("server/accounts.conf")
+    )
+    assert (request.config.rootpath / "deploy" / "nats-ha.conf").read_text() == config_text(
+        "/data/ha",  # another folder: a server of a cluster removes what it finds of one that was alone
+        accounts=Path("server/accounts.conf"),
+        name="$UNICRON_SERVER",
+        routes=Routes(6222, Path("server/routes.conf")),
     )
 
 

@@ -12,7 +12,7 @@ import nats.errors
 import nats.js.errors
 import nats.micro
 import nats.micro.service
-from nats.aio.client import DEFAULT_INBOX_PREFIX
+from nats.aio.client import DEFAULT_INBOX_PREFIX, Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.kv import KeyValue
@@ -140,6 +140,11 @@ class NatsBus:
         closing = asyncio.ensure_future(self._nc.close())
         await asyncio.wait({closing}, timeout=CLOSE_S)
         closing.cancel()
+
+    @property
+    def client(self) -> Client:
+        """The raw connection, for tools."""
+        return self._nc
 
     # --- journal -----------------------------------------------------------------------------------------------------
 
