@@ -4,12 +4,13 @@
 
 A task of three workers trains on a real cluster of this machine. Of each round a worker is killed, and at some step of
 its recovery (before it, when the failure is detected, when the workers are to regroup, when they have) one of the
-servers is killed, stopped or cut off; it is brought back once the task is whole again. Servers run in networks of their
-own, so that cutting one off takes its clients and its peers from it alike; that needs root, and is left out without.
+servers is ended in an orderly way, killed, stopped or cut off; it is brought back once the task is whole again. Servers
+run in networks of their own, so that cutting one off takes its clients and its peers from it alike; that needs root,
+and is left out without.
 
 - `heal_with_leader_killed_s`: from the worker's death to all workers in one group again, median of the rounds in which
-  the server that was killed led the journal, the services' state or their leases; `heal_s` of the rounds in which no
-  server was lost is the baseline.
+  the server that was killed led the journal, the services' state or their leases, and likewise for the other manners;
+  `heal_s` of the rounds in which no server was lost is the baseline.
 - `gap_p99_s`: of facts that a bystander writes one after the other all the time, how long one took to be stored.
 - `lost_facts`: of those that were acknowledged, how many the journal lacks at the end, and how many of the journal's
   entries somebody who followed it all the time was never given. `twice`: entries that it was given twice, or that were
@@ -80,7 +81,7 @@ PROBE_S = 0.05
 WAIT_S = 90.0
 """Within which every recovery must be over."""
 
-MANNERS = ("killed", "stopped", "cut off")
+MANNERS = ("ended", "killed", "stopped", "cut off")
 STEPS: dict[str, type[Message]] = {
     "before": Message,
     "detected": FailureDetected,
@@ -238,6 +239,8 @@ class Run:
     async def lose(self, server: str, manner: str) -> None:
         """Take a server away."""
         match manner:
+            case "ended":
+                self.cluster.processes[server].signal(signal.SIGTERM)
             case "killed":
                 await asyncio.to_thread(self.cluster.kill, server)
             case "stopped":
@@ -248,7 +251,8 @@ class Run:
     async def bring_back(self, server: str, manner: str) -> None:
         """Give it back."""
         match manner:
-            case "killed":
+            case "ended" | "killed":
+                await until(lambda: server not in self.cluster.alive(), f"{server} ends")
                 await asyncio.to_thread(self.cluster.start_process, server)
             case "stopped":
                 self.cluster.processes[server].signal(signal.SIGCONT)
@@ -408,11 +412,8 @@ def summed_up(
     took = sorted(seen.took)
     figures = {
         "strikes": sum(bool(each["server"]) for each in made.rounds),
-        "heal_with_leader_killed_s": statistics.median(heals["killed"]) if heals["killed"] else None,
-        **{
-            f"heal_with_leader_{manner.replace(' ', '_')}_max_s": max(found, default=None)
-            for manner, found in heals.items()
-        },
+        **{f"heal_with_leader_{_word(manner)}_s": _median(found) for manner, found in heals.items()},
+        **{f"heal_with_leader_{_word(manner)}_max_s": max(found, default=None) for manner, found in heals.items()},
         "gap_p99_s": round(took[int(len(took) * 0.99)], 3),
         "gap_max_s": round(took[-1], 3),
         "lost_facts": len(unstored) + len(ungiven),
@@ -423,6 +424,14 @@ def summed_up(
     details = {"facts": len(seen.stored), "entries": len(stored), "rounds": made.rounds}
     details["stored_p50_s"] = round(statistics.median(took), 4)
     return figures, {"no server lost": {"heal_s": statistics.median(undisturbed)}}, details
+
+
+def _word(manner: str) -> str:
+    return manner.replace(" ", "_")
+
+
+def _median(found: list[float]) -> float | None:
+    return statistics.median(found) if found else None
 
 
 def main() -> None:

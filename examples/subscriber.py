@@ -34,11 +34,11 @@ def describe(event: dict[str, Any]) -> str:
     return f"{clock} PLAN {plan['number']} after {plan['trigger']}: {workers or 'no change'} of {plan['workers']} slots"
 
 
-async def main(url: str, key: str | None) -> None:
+async def main(urls: list[str], key: str | None) -> None:
     """Follow the journal, a stream that keeps all facts in one order: read what is there, then wait for more."""
     options: dict[str, Any] = {"nkeys_seed": key, "inbox_prefix": "_INBOX.subscriber"} if key else {}
     client = await nats.connect(
-        url, name="subscriber-example", max_reconnect_attempts=-1, reconnect_time_wait=1, **options
+        urls, name="subscriber-example", max_reconnect_attempts=-1, reconnect_time_wait=1, **options
     )
     grown, position = asyncio.Event(), 0
 
@@ -69,6 +69,6 @@ async def get_next(client: Client, position: int) -> Msg | None:
 if __name__ == "__main__":
     address = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("UNICRON_NATS_URL", "nats://127.0.0.1:4222")
     try:
-        asyncio.run(main(address, os.environ.get("UNICRON_NATS_NKEY")))
+        asyncio.run(main(address.split(","), os.environ.get("UNICRON_NATS_NKEY")))
     except KeyboardInterrupt:
         sys.exit(0)

@@ -170,10 +170,12 @@ class Cluster:
             backup: of the journal and the services' state, to begin with; there must be none yet.
 
         Raises:
-            InvalidInputError: a cluster runs in this folder already, or the port is taken.
+            InvalidInputError: a cluster runs in this folder already, other servers keep its journal, or the port is
+                taken.
             BusUnavailableError: the NATS server does not come up.
         """
         self._refuse_a_second()
+        self._refuse_another_journal()
         self.logs.mkdir(parents=True, exist_ok=True)
         with self._busy:
             try:
@@ -279,6 +281,16 @@ class Cluster:
                     f"a cluster runs in {self.root} already ({', '.join(running)}); stop it with "
                     f"`unicron down --dir {self.root}`, or start another one with --dir and --port"
                 )
+
+    def _refuse_another_journal(self) -> None:
+        """Raise where the journal of this folder was kept by one server, and is to be by several, or the reverse."""
+        stores = {path.parent.name for path in self.root.glob(f"{NATS}*/store")}
+        if stores and not stores.intersection(self.servers):
+            raise InvalidInputError(
+                f"the journal in {self.root} is kept by {', '.join(sorted(stores))}, which {', '.join(self.servers)} "
+                "would not find: start the cluster as it was, `unicron backup FILE`, and go on in another folder (--dir)"
+                " with `unicron up --restore FILE`"
+            )
 
     async def wait_until_ready(self, timeout_s: float = 60.0, on_step: Step = _silent) -> None:
         """Wait until every service is active and every node admitted.

@@ -16,6 +16,7 @@ from unicron_deploy.nats_server import free_port
 from unicron_taskfile import load
 
 from unicron.bootstrap import connected_client
+from unicron.bus import topology
 from unicron.client import Client
 from unicron.contracts.queries import NodeView, Status, TaskView
 from unicron.contracts.tasks import NodeState, TaskState
@@ -46,8 +47,8 @@ def _compose() -> list[str]:
 class Cluster:
     """A compose project of its own, on a port of its own."""
 
-    def __init__(self, compose: list[str], folder: Path) -> None:
-        self._compose = compose
+    def __init__(self, compose: list[str], folder: Path, *options: str) -> None:
+        self._compose = [*compose, *options]
         self.key = folder / "operator.nk"
         self._project = f"unicron-test-{uuid.uuid4().hex[:8]}"
         self._port = free_port()
@@ -101,9 +102,9 @@ class Cluster:
         return done.stdout
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    cluster = Cluster(_compose(), tmp_path)
+@contextlib.contextmanager
+def running(folder: Path, *options: str) -> Iterator[Cluster]:
+    cluster = Cluster(_compose(), folder, *options)
     try:
         cluster.compose("up", "--build", "-d", limit_s=BUILD_S)
         cluster.fetch_key()
@@ -166,31 +167,56 @@ def trains(status: Status, task: str, workers: int, beyond: int) -> bool:
 
 @pytest.mark.compose
 @pytest.mark.timeout(BUILD_S + 1200)
-async def test_a_node_dies_and_comes_back_in_containers(cluster):
+async def test_a_node_dies_and_comes_back_in_containers(tmp_path):
     spec = load(TASK_FILE).spec
     full = min(spec.max_workers, 6)
-    async with connected(cluster) as client:
-        await wait_for(client, "all nodes are up", lambda status: up(status, *NODES))
+    with running(tmp_path) as cluster:
+        async with connected(cluster) as client:
+            await wait_for(client, "all nodes are up", lambda status: up(status, *NODES))
 
-        cluster.unicron("submit", str(TASK_FILE))
-        trained = lambda status: trains(status, spec.name, full, 9)  # noqa: E731
-        status = await wait_for(client, f"ten iterations on {full} workers", trained)
+            cluster.unicron("submit", str(TASK_FILE))
+            trained = lambda status: trains(status, spec.name, full, 9)  # noqa: E731
+            status = await wait_for(client, f"ten iterations on {full} workers", trained)
 
-        view = task_of(status, spec.name)
-        assert view
-        victim = view.members[-1].node
-        cluster.docker("kill", victim)
-        shrunk = lambda status: trains(status, spec.name, full - 2, view.iteration + 1)  # noqa: E731
-        status = await wait_for(client, f"training goes on without {victim}", shrunk)
-        assert node_of(status, victim).state is NodeState.LOST
-        assert victim not in {member.node for member in task_of(status, spec.name).members}
+            view = task_of(status, spec.name)
+            assert view
+            victim = view.members[-1].node
+            cluster.docker("kill", victim)
+            shrunk = lambda status: trains(status, spec.name, full - 2, view.iteration + 1)  # noqa: E731
+            status = await wait_for(client, f"training goes on without {victim}", shrunk)
+            assert node_of(status, victim).state is NodeState.LOST
+            assert victim not in {member.node for member in task_of(status, spec.name).members}
 
-        before = task_of(status, spec.name).iteration
-        cluster.docker("start", victim)
-        grown = lambda status: up(status, victim) and trains(status, spec.name, full, before)  # noqa: E731
-        status = await wait_for(client, f"{victim} is back and the task at its full size", grown)
-        assert victim in {member.node for member in task_of(status, spec.name).members}
+            before = task_of(status, spec.name).iteration
+            cluster.docker("start", victim)
+            grown = lambda status: up(status, victim) and trains(status, spec.name, full, before)  # noqa: E731
+            status = await wait_for(client, f"{victim} is back and the task at its full size", grown)
+            assert victim in {member.node for member in task_of(status, spec.name).members}
 
-        ended = lambda status: task_of(status, spec.name).state is TaskState.FINISHED  # noqa: E731
-        status = await wait_for(client, "the task finishes", ended, limit_s=600)
-        assert task_of(status, spec.name).iteration >= spec.iterations - 1
+            ended = lambda status: task_of(status, spec.name).state is TaskState.FINISHED  # noqa: E731
+            status = await wait_for(client, "the task finishes", ended, limit_s=600)
+            assert task_of(status, spec.name).iteration >= spec.iterations - 1
+
+
+@pytest.mark.compose
+@pytest.mark.timeout(BUILD_S + 600)
+async def test_a_server_of_three_dies_and_then_a_node_in_containers(tmp_path):
+    spec = load(TASK_FILE).spec
+    full = min(spec.max_workers, 6)
+    with running(tmp_path, "--env-file", str(ROOT / "deploy" / "ha.env")) as cluster:
+        async with connected(cluster) as client:
+            await wait_for(client, "all nodes are up", lambda status: up(status, *NODES))
+            journal = (await client.bus.jetstream.stream_info(topology.STREAM)).cluster
+            assert {journal.leader, *(each.name for each in journal.replicas)} == {"nats", "nats-2", "nats-3"}
+            cluster.unicron("submit", str(TASK_FILE))
+            trained = lambda status: trains(status, spec.name, full, 4)  # noqa: E731
+            await wait_for(client, f"five iterations on {full} workers", trained)
+
+            # one that leads the journal, where that is not the one whose port the host has
+            cluster.docker("kill", journal.leader if journal.leader != "nats" else "nats-2")
+            cluster.docker("kill", "node-3")
+            lost_at = task_of(await wait_for(client, "somebody answers", lambda _: True), spec.name).iteration
+            shrunk = lambda status: trains(status, spec.name, full - 2, lost_at + 1)  # noqa: E731
+            status = await wait_for(client, "training goes on without server and node", shrunk)
+            assert node_of(status, "node-3").state is NodeState.LOST
+            assert cluster.unicron("doctor")

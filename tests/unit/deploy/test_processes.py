@@ -5,7 +5,7 @@ import sys
 import threading
 
 import pytest
-from unicron_deploy.embedded import Cluster
+from unicron_deploy.embedded import Cluster, several
 from unicron_deploy.nats_server import NatsServer, free_port
 from unicron_deploy.processes import Started, wait_until_gone
 
@@ -133,3 +133,13 @@ def test_a_stop_waits_for_the_start_that_is_under_way(tmp_path, monkeypatch):
     starting.join()
     assert all(child.poll() is not None for child in cluster._children.values())
     assert len(cluster._children) == len(cluster.names) - 1, "all were started, but for the server that is no child"
+
+
+def test_a_journal_that_one_server_kept_is_not_forgotten_by_starting_several(tmp_path):
+    (tmp_path / "nats" / "store").mkdir(parents=True)
+    cluster = Cluster(tmp_path, servers=several(free_port()))
+    with pytest.raises(
+        InvalidInputError, match=r"kept by nats, which nats-1, nats-2, nats-3 would not.*--restore FILE"
+    ):
+        cluster.start()
+    assert not cluster.processes
