@@ -276,12 +276,13 @@ class AgentCore:
             if self.admit(command):
                 out = self._carry_out(command)
         except UnicronError as error:
+            given = command.token <= self.in_force  # else no attempt to do something to that worker has failed
             refused = CommandRefused(
                 node=self.node,
                 command=command.id,
                 reason=str(error),
-                task=getattr(command, "task", ""),
-                worker=getattr(command, "worker", ""),
+                task=getattr(command, "task", "") if given else "",
+                worker=getattr(command, "worker", "") if given else "",
                 correlation=command.correlation,
             )
             out = [refused]

@@ -58,15 +58,16 @@ def simulate(
 def storm(
     seeds: Annotated[int, typer.Option(min=1, help="How many storms.")] = 100,
     seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    lies: Annotated[bool, typer.Option("--lies", help="Let nodes and strangers lie, too.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run the real services through seeded storms of faults, and check invariants after every step."""
     with needs("unicron simulate storm", "planner,train"):
         from unicron_simulator.storm import run  # noqa: PLC0415
-    began, bad, virtual, messages = time.monotonic(), [], 0.0, 0
+    began, bad, virtual, messages, lied = time.monotonic(), [], 0.0, 0, 0
     for done, number in enumerate(range(seed, seed + seeds), start=1):
-        outcome = run(number)
-        virtual, messages = virtual + outcome.virtual_s, messages + outcome.messages
+        outcome = run(number, lies=lies)
+        virtual, messages, lied = virtual + outcome.virtual_s, messages + outcome.messages, lied + outcome.lies
         if outcome.violation:
             bad.append(outcome)
             say(f"\nseed {number}: {outcome.violation}\n{outcome.story}")
@@ -75,9 +76,9 @@ def storm(
     took = time.monotonic() - began
     if as_json:
         figures = {"seeds": seeds, "violations": len(bad), "wall_s": round(took, 1), "virtual_s": round(virtual)}
-        print_json({**figures, "messages": messages, "bad": bad})
+        print_json({**figures, "messages": messages, "lies": lied, "bad": bad})
     else:
-        summary = f"{seeds} storms, {virtual:.0f} virtual s, {messages} messages in {took:.0f} s"
+        summary = f"{seeds} storms, {virtual:.0f} virtual s, {messages} messages ({lied} lies) in {took:.0f} s"
         say(f"{summary}: {len(bad)} with a violation")
     raise typer.Exit(1 if bad else 0)
 

@@ -168,6 +168,24 @@ class Remove(Fault, kw_only=True, frozen=True):
     task: str
 
 
+class Lies(Fault, kw_only=True, frozen=True):
+    """Somebody says on the bus what is not so, for `for_s` seconds; who has a node's key says it in the node's name.
+
+    Attributes:
+        how: "repeat": the node says again what it has said; "lie": it says that changed; "pose": it, or a stranger,
+            says what others have said; "forge": commands with tokens that nobody was given.
+        node: whose key it is, or for whom the forged commands are.
+        count: of messages.
+        back_s: after lies the node is set up anew: it loses power, and comes back so much later.
+    """
+
+    how: str
+    node: str
+    count: int
+    for_s: float
+    back_s: float
+
+
 class Scene(Record, kw_only=True, frozen=True):
     """Everything that decides how a storm goes.
 
@@ -185,15 +203,16 @@ class Scene(Record, kw_only=True, frozen=True):
     faults: list[Fault]
 
 
-def scene(seed: int) -> Scene:
-    """Make the scene of a seed."""
+def scene(seed: int, *, lies: bool = False) -> Scene:
+    """Make the scene of a seed; with `lies` what it is without, and somebody lies."""
     random = Random(f"scene:{seed}")
     slots = {f"node-{number}": random.randint(1, 3) for number in range(1, random.randint(3, 5) + 1)}
     tasks = [_task(random, f"task-{letter}") for letter in "abc"[: random.randint(1, 3)]]
     faults = [
         _fault(random, random.uniform(BEGIN_S, BEGIN_S + 22), list(slots), tasks) for _ in range(random.randint(3, 9))
     ]
-    faults = sorted([*faults, *_to_states(Random(f"states:{seed}"))], key=lambda fault: fault.at)
+    more = _lies(Random(f"lies:{seed}"), list(slots)) if lies else []
+    faults = sorted([*faults, *_to_states(Random(f"states:{seed}")), *more], key=lambda fault: fault.at)
     return Scene(
         seed=seed,
         slots=slots,
@@ -270,6 +289,21 @@ def _to_states(random: Random) -> list[Fault]:
         at = random.uniform(BEGIN_S, BEGIN_S + 22)
         found.append(Blackout(at=at, back_s=random.uniform(0.5, 4.0), notice_s=10.0))
     return found
+
+
+def _lies(random: Random, nodes: list[str]) -> list[Fault]:
+    """Return what liars do; apart, so that scenes stay what they were but for it."""
+    return [
+        Lies(
+            at=random.uniform(BEGIN_S - 4, BEGIN_S + 22),
+            how=how,
+            node=random.choice(nodes),
+            count=random.choice([3, 10, 40, 150]),
+            for_s=random.uniform(0.5, 8.0),
+            back_s=random.choice([0.3, 2.0, 8.0]),
+        )
+        for how in random.choices(["repeat", "lie", "pose", "forge"], [2, 4, 2, 1], k=random.randint(1, 4))
+    ]
 
 
 def _fault(random: Random, at: float, nodes: list[str], tasks: list[TaskSpec]) -> Fault:

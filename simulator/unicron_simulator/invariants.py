@@ -12,7 +12,6 @@ from unicron.commit import Commit
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Command, DropStates, Regroup, StartWorker, StopWorker
 from unicron.contracts.events import (
-    DeadLetter,
     FailureDetected,
     NodeAdmitted,
     NodeDrained,
@@ -30,6 +29,7 @@ from unicron.contracts.failures import DetectionMethod, Severity
 from unicron.contracts.plans import Plan
 from unicron.contracts.tasks import ParallelLayout, SlotRef, TaskSpec, TaskState
 from unicron.contracts.worker import Joined
+from unicron_simulator.hearsay import Hearsay
 from unicron_simulator.training import saves_model
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Invariants:
         ended: tasks that have ended, and how.
         steps: for each task the iterations whose update was made, and in which epoch first.
         victims: workers that a fault has struck: name -> (node, task, length of the journal then).
+        hearsay: what liars have said.
     """
 
     def __init__(self) -> None:
@@ -57,6 +58,7 @@ class Invariants:
         self.ended: dict[str, TaskState] = {}
         self.steps: dict[str, dict[int, int]] = {}
         self.victims: dict[str, tuple[str, str, int]] = {}
+        self.hearsay = Hearsay()
         self._ids: set[str] = set()
         self._known: dict[str, int] = {}
         self._known_before: dict[str, int] = {}  # what came between may have been handled in the same batch
@@ -101,9 +103,9 @@ class Invariants:
             self.check(message.id in self._known, f"{message.source} published {kind} {message.id} without a commit")
         if message.source not in SERVICES:
             self._in_order(message)
+        problem = self.hearsay.problem(message)
+        self.check(not problem, problem)
         match message:
-            case DeadLetter(subject=subject, error=error):
-                self.check(False, f"{message.source} could not use a message on {subject}: {error}")
             case NodeJoined(node=node):
                 self._joins[node] += 1
             case FailureDetected():
@@ -118,6 +120,11 @@ class Invariants:
                 self.ended[task] = state
                 there = state is not TaskState.FINISHED or not saves_model(self._specs[task]) or task in self._models
                 self.check(there, f"{task} is finished, and nobody has written its model")
+
+    def lied(self, joined: str) -> None:
+        """Take in that a lie stands in the journal now; by it a node joins, `joined`, if it is to be believed."""
+        self.messages.append(Message())
+        self._joins[joined] += 1
 
     def _submitted(self, task: str, spec: TaskSpec) -> None:
         """Forget another task that had this name; whoever was struck as a worker of that one needs no answer."""
@@ -204,7 +211,9 @@ class Invariants:
             not obeyed or command.incarnation in {"", incarnation},
             f"{what} took effect for incarnation {command.incarnation}",
         )
-        self._tokens[command.node] = max(command.token, newest)
+        self.check(not obeyed or command.id not in self.hearsay.void, f"{what} took effect, and nobody gave it")
+        if command.id not in self.hearsay.void:
+            self._tokens[command.node] = max(command.token, newest)
         if obeyed and isinstance(command, StopWorker):
             self._may_stop(command)
 
@@ -237,7 +246,9 @@ class Invariants:
         self._living[worker.name] = worker
         if joined.state_from:
             self._handed[worker.spec.name] = joined.epoch
-        if established or not self.steps.get(worker.spec.name) or worker.spec != self._specs[worker.spec.name]:
+        if worker.spec.name in self.hearsay.touched or established:
+            return
+        if not self.steps.get(worker.spec.name) or worker.spec != self._specs[worker.spec.name]:
             return
         there = self._there(self._ordered_at(worker.spec.name, joined.epoch))
         held: dict[tuple[int, ParallelLayout], dict[int, str]] = {}

@@ -1,6 +1,7 @@
 """Connections to the bus in memory on which messages are late, get lost, come twice, or don't come at all."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from random import Random
 from typing import TypeVar
@@ -18,6 +19,9 @@ T = TypeVar("T")
 
 TIMEOUT_S = 0.4
 """Virtual seconds after which a call that got no answer counts as failed."""
+
+TOLD = 200
+"""Pieces of telemetry that liars can say again."""
 
 
 class Weather(Record, kw_only=True, frozen=True):
@@ -85,13 +89,18 @@ class Commits(MemoryBucket):
 
 
 class Network:
-    """What all links share: the bus in memory, the weather, and who listens to telemetry."""
+    """What all links share: the bus in memory, the weather, and who listens to telemetry.
+
+    Attributes:
+        told: the last pieces of telemetry.
+    """
 
     def __init__(self, world: MemoryWorld, seed: int, weather: Weather) -> None:
         self.world = world
         self.seed = seed
         self.weather = weather
         self.hearing: list[tuple[Link, Sequence[str], asyncio.Queue[Heard]]] = []
+        self.told: deque[Heard] = deque(maxlen=TOLD)
         self._made = 0
 
     def link(self, name: str) -> "Link":
@@ -233,6 +242,7 @@ class Link:
         self._alive()
         await asyncio.sleep(0)
         if not self.cut:
+            self._network.told.append(Heard(subject, data))
             self._network.tell(self._random, subject, data)
 
     async def hear(self, filters: Sequence[str]) -> AsyncIterator[Heard]:

@@ -91,7 +91,15 @@ class Machine:
                     self._knock(agent, name)
                 else:
                     self._report(name, None, None)
+            await self._watched(agent, position)
+
+    async def _watched(self, agent: WatchedAgent, position: int) -> None:
+        try:
             await agent.run(position)
+        except CrashedError:
+            raise
+        except Exception as error:  # noqa: BLE001 whatever it is, an agent must not end by it
+            self.invariants.check(False, f"the agent of {self.name} ended: {error!r}")
 
     async def crash_agent(self) -> None:
         """Kill the agent; the rendezvous on it are gone."""

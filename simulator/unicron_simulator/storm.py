@@ -30,6 +30,7 @@ class Outcome:
         violation: the invariant that was broken, in words; empty where all held.
         story: the shrunk history that leads to the violation, one line an event; empty where all held.
         faults: how many faults struck.
+        lies: how many lies were told that stand in the journal.
         messages: length of the journal at the end.
         virtual_s: virtual seconds that the storm lasted.
         digest: of the journal.
@@ -39,14 +40,15 @@ class Outcome:
     violation: str = ""
     story: str = ""
     faults: int = 0
+    lies: int = 0
     messages: int = 0
     virtual_s: float = 0.0
     digest: str = ""
 
 
-def run(seed: int, parts: Parts = INTACT, *, shrink: bool = True) -> Outcome:
-    """Run the storm `seed`; on a violation, also shrink its history (which takes many runs)."""
-    given = scene(seed)
+def run(seed: int, parts: Parts = INTACT, *, shrink: bool = True, lies: bool = False) -> Outcome:
+    """Run the storm `seed`, with or without liars; on a violation, also shrink its history (which takes many runs)."""
+    given = scene(seed, lies=lies)
     world = play(given, parts)
     told = ""
     if world.invariants.violation:
@@ -61,6 +63,7 @@ def run(seed: int, parts: Parts = INTACT, *, shrink: bool = True) -> Outcome:
         violation=world.invariants.violation,
         story=told,
         faults=len(world.scene.faults),
+        lies=len(world.liars.stored),
         messages=len(world.memory.journal),
         virtual_s=world.clock.elapsed(),
         digest=digest.hexdigest(),
@@ -89,6 +92,14 @@ async def _play(world: World) -> None:
 async def _script(world: World) -> None:
     await world.begin()
     await world.strike_all()
+    await _come_to_rest(world)
+    if world.liars.stored and not world.invariants.violation:  # what is poisoned shows when it is read again
+        await world.restart()
+        await _come_to_rest(world)
+    world.invariants.all_answered()
+
+
+async def _come_to_rest(world: World) -> None:
     over = world.clock.elapsed()
     steady, before = 0.0, dict[str, int]()
     while steady < STEADY_S:
@@ -101,7 +112,6 @@ async def _script(world: World) -> None:
             world.invariants.check(False, f"{BOUND_S:g} s after the last fault: {lacking or 'no task moves on'}")
             return
         await asyncio.sleep(1.0)
-    world.invariants.all_answered()
 
 
 @contextlib.contextmanager

@@ -38,6 +38,7 @@ from unicron_simulator import faults
 from unicron_simulator.bus import MemoryWorld
 from unicron_simulator.faults import CALM, Fault, Scene
 from unicron_simulator.invariants import SERVICES, Invariants
+from unicron_simulator.liars import Liars
 from unicron_simulator.links import Commits, CrashedError, Journal, Link, Network
 from unicron_simulator.nodes import Machine
 from unicron_simulator.storage import SharedStorage
@@ -127,6 +128,7 @@ class World:
         self._user = self.network.link("user")
         self._random = Random(f"{scene.seed}:world")
         self.specs = {task.name: task for task in scene.tasks}
+        self.liars = Liars(self.network, clock, self.machines, self.invariants)
         self._late: list[tuple[int, dict[str, Entry]]] = []
         self._last: dict[str, tuple[int, Entry]] = {}
 
@@ -135,6 +137,8 @@ class World:
             self.invariants.committed(key, commit)
 
     def _entered(self, entry: Entry) -> None:
+        if entry.sequence in self.liars.stored:
+            return
         self.invariants.entered(entry)
         message = self.invariants.messages[-1]
         if isinstance(message, Command):
@@ -167,6 +171,13 @@ class World:
                 await self._kill(instance)
         for machine in self.machines.values():
             await machine.lose_power()
+
+    async def restart(self) -> None:
+        """Start all services anew, from what they have stored."""
+        for name in SERVICES:
+            for instance in list(self._instances[name]):
+                await self._kill(instance)
+            self._start(name)
 
     def trainers(self) -> list[Trainer]:
         """Return the workers that live, by name."""
@@ -233,7 +244,7 @@ class World:
                 await self._crash_service("transition", 1, down_s)
             case faults.Cut():
                 await self._cut(fault)
-            case faults.LosePower() | faults.CrashAgent() | faults.Leave():
+            case faults.LosePower() | faults.CrashAgent() | faults.Leave() | faults.Lies():
                 await self._hit_node(fault)
             case faults.Strike():
                 await self._hit_worker(fault)
@@ -316,7 +327,7 @@ class World:
         for link in links:
             link.heal()
 
-    async def _hit_node(self, fault: faults.LosePower | faults.CrashAgent | faults.Leave) -> None:
+    async def _hit_node(self, fault: faults.LosePower | faults.CrashAgent | faults.Leave | faults.Lies) -> None:
         machine = self.machines[fault.node]
         match fault:
             case faults.LosePower(noticed=noticed):
@@ -331,6 +342,14 @@ class World:
             case faults.Leave(notice_s=notice_s):
                 self._tell(f"the agent of {fault.node} is told to leave, for {fault.back_s:g} s")
                 await machine.leave(notice_s)
+            case faults.Lies(how=how, count=count, for_s=for_s):
+                self._tell(f"{count} lies for {for_s:.1f} s: {how}, {fault.node}")
+                await self.liars.lie(fault)
+                if how != "lie":
+                    return
+                self._tell(f"{fault.node} is to be set up anew")
+                await machine.lose_power()
+                self._advise(fault.node, "Client Closed")
         await asyncio.sleep(fault.back_s)
         self._tell(f"{fault.node} comes back")
         machine.boot()

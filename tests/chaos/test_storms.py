@@ -8,14 +8,18 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace as replace_record
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
 from unicron_agent.states import States
 from unicron_simulator import storm
+from unicron_simulator.faults import Lies, scene
 from unicron_simulator.world import Parts
 
+from unicron import codec
 from unicron.contracts.events import NodeJoined
-from unicron.errors import GroupBrokenError
+from unicron.errors import GroupBrokenError, InvalidInputError
+from unicron.intake import Input, Intake
 from unicron.ledger import Ledger
 from unicron.service import Service
 from unicron.train.duties import Duties
@@ -35,6 +39,24 @@ def test_nothing_that_must_not_be_happens_in_a_storm(first):
         outcome = storm.run(seed)
         assert not outcome.violation, outcome.story
         assert outcome.messages
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", CHUNKS)
+def test_nothing_that_must_not_be_happens_in_a_storm_with_liars(first):
+    lied = 0
+    for seed in range(first, first + BATCH):
+        outcome = storm.run(seed, lies=True)
+        assert not outcome.violation, outcome.story
+        lied += outcome.lies
+    assert lied > BATCH
+
+
+def test_a_storm_with_liars_is_what_it_is_without_and_their_lies():
+    for seed in range(100):
+        honest, lying = scene(seed), scene(seed, lies=True)
+        assert replace_record(lying, faults=[each for each in lying.faults if not isinstance(each, Lies)]) == honest
+        assert len(lying.faults) > len(honest.faults)
 
 
 TELL = "import sys; from unicron_simulator import storm; print([storm.run(int(s)).digest for s in sys.argv[1:]])"
@@ -273,10 +295,36 @@ class Departing(WorkerCore):
             await super()._save_model()
 
 
-def found(parts, first):
+class Gullible(Intake):
+    """An intake that does not ask who says something."""
+
+    def read(self, subject, data, sequence=0):
+        try:
+            return Input(codec.decode_message(data, self._clock.now()), sequence, subject)
+        except InvalidInputError:
+            return super().read(subject, data, sequence)
+
+
+class Believing(Service):
+    """A service with such an intake."""
+
+    def __init__(self, wiring, bus, clock, lease_ttl_s, fresh_id, sizes):
+        super().__init__(wiring, bus, clock, lease_ttl_s, fresh_id, sizes)
+        self._intake = Gullible(wiring.name, clock, fresh_id)
+
+
+class Unquestioning(AgentCore):
+    """An agent that does not ask whether anybody was given a token."""
+
+    def _heed(self, command):
+        self.in_force = max(self.in_force, command.token)
+        return self.obey(command)
+
+
+def found(parts, first, lies=False):
     """Return what the first storm tells that finds a bug; the one that did the last time is tried before the others."""
     for seed in (first, *range(first // 100 * 100, first // 100 * 100 + 100)):
-        violation = storm.run(seed, parts, shrink=False).violation
+        violation = storm.run(seed, parts, shrink=False, lies=lies).violation
         if violation:
             return violation
     return ""
@@ -316,6 +364,22 @@ def test_a_planted_bug_is_found_within_100_storms(parts, words, seed):
     violation = found(parts, seed)
     assert violation
     assert words in violation
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("parts", "words", "seed"),
+    [
+        pytest.param(Parts(service=Believing), "which nobody may say", 0, id="anybody-speaks-for-anybody"),
+        pytest.param(Parts(agent=Unquestioning), "and nobody gave it", 5, id="tokens-not-asked-for"),
+    ],
+)
+def test_a_planted_bug_is_found_within_100_storms_with_liars_and_in_none_without(parts, words, seed):
+    violation = found(parts, seed, lies=True)
+    assert violation
+    assert words in violation
+    assert not any(storm.run(each, parts, shrink=False).violation for each in range(10))
 
 
 @pytest.mark.slow

@@ -166,7 +166,7 @@ def forget_node(state: TransitionState, run: TaskRun, node: str) -> list[Message
 def count_on(state: TransitionState, node: str, names: Iterable[str]) -> None:
     """Note what a node that joins has of tasks' states, known before or not: it goes when newer ones are whole."""
     for name in names:
-        worker, _, kind = name.split(".")
+        worker, kind = _parts(name)
         task, _, number = worker.rpartition("-")
         run = state.tasks.get(task)
         if kind == SAVED and run and not run.state.ended and number.isdecimal() and int(number) > run.before:
@@ -263,5 +263,10 @@ def nothing_is_left(run: TaskRun) -> str:
 
 def is_saved(state: TransitionState, node: str, name: str) -> bool:
     """Return whether somebody may still want a state that was saved under this name and lies on a node."""
-    worker, _, kind = name.split(".")
+    worker, kind = _parts(name)
     return kind == SAVED and any(node in run.saves.held.get(worker, ()) for run in state.tasks.values())
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """Return of a state, as its name tells, the worker and the kind; a node may say any name."""
+    return name.partition(".")[0], name.rpartition(".")[2]

@@ -133,9 +133,9 @@ def regroup(*names, epoch=2):
     )
 
 
-def refusal(out):
+def refusal(out, task="gpt", worker="gpt-1"):
     [fact] = [each for each in out if isinstance(each, CommandRefused)]
-    assert (fact.command, fact.correlation, fact.task, fact.worker) == ("m1", "chain", "gpt", "gpt-1")
+    assert (fact.command, fact.correlation, fact.task, fact.worker) == ("m1", "chain", task, worker)
     return fact.reason
 
 
@@ -163,7 +163,9 @@ def test_a_forged_token_is_refused_and_every_real_command_obeyed(scene):
     assert scene.hear(stop(token=2**53)) == [AskToken()]
     assert scene.hear(stop(token=5)) == [], "in the order in which they came"
     forged, again = scene.feed(TokenRead(5))
-    assert "token 9007199254740992, which nobody was given: the lease holds 5" in refusal([forged])
+    assert "token 9007199254740992, which nobody was given: the lease holds 5" in refusal([forged], "", ""), (
+        "no attempt to start that worker has failed"
+    )
     assert again == AskToken()
     assert scene.feed(TokenRead(5)) == [Kill("gpt-1")]
     assert scene.hear(stop(token=5)) == [Kill("gpt-1")]
@@ -173,7 +175,7 @@ def test_a_token_given_out_after_the_question_is_asked_for_again(scene):
     assert scene.hear(stop(token=2**53)) == [AskToken()]
     assert scene.hear(stop(token=8)) == []
     refused, again = scene.feed(TokenRead(7))
-    assert refusal([refused])
+    assert refusal([refused], "", "")
     assert again == AskToken()
     assert scene.feed(TokenRead(8)) == [StoreToken(8), Kill("gpt-1")]
 

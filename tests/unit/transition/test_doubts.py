@@ -7,6 +7,7 @@ from tests.unit.transition.test_core import TransitionHarness
 from unicron.contracts.commands import DropStates, FindCheckpoint, FindStates, Regroup, SaveStates, StopWorker
 from unicron.contracts.events import (
     CheckpointFound,
+    NodeAdmitted,
     StateDiverged,
     StateSecured,
     StatesFound,
@@ -16,7 +17,7 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import Severity
 from unicron.contracts.states import StateLocation, StateRef
 from unicron.contracts.storage import StoredState
-from unicron.contracts.tasks import ParallelLayout, TaskState
+from unicron.contracts.tasks import ParallelLayout, Slot, TaskState
 
 
 class Remembering(TransitionHarness):
@@ -172,3 +173,13 @@ def test_once_a_newer_state_is_safe_what_was_no_good_is_forgotten(scene):
         told = {"iteration": 5, "nodes": []}
         scene.feed(StateSecured(node=node, slot=0, task="a", worker=name, **told))
     assert (scene.run("a").saves.before, scene.run("a").saves.tried) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "workers"),
+    [("", [""], []), ("a", ["a"], []), ("a.b", ["a.b"], []), ("..", [".."], []), ("b-1.0.1.saved", [], ["b-1"])],
+)
+def test_a_name_of_a_state_that_no_agent_gives_is_a_strays(scene, name, names, workers):
+    out = scene.feed(NodeAdmitted(node="n3", incarnation="x", host="n3", slots=[Slot(index=0)], kept=[name]))
+    [order] = of(DropStates, out)
+    assert (order.node, order.names, order.workers) == ("n3", names, workers)
