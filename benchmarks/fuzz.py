@@ -1,24 +1,28 @@
-"""An attack on an open bus: garbage, real messages with one field changed, and forged commands, while a task trains.
+"""An attack on a cluster's bus: garbage, real messages with one field changed, forged commands, while a task trains.
 
     python -m benchmarks.fuzz --minutes 10 --json
+    python -m benchmarks.fuzz --insecure --json
 
-The cluster is a real one of this machine, and whoever reaches its bus may say anything. A field is changed into what
-no field of that name can hold, or what contradicts everything before: an epoch or a plan far ahead. Commands are forged
-with tokens that nobody was given. (A change that makes another message that could be real does what that would do, on a
-bus without keys; it is no part of this.) No process may end by it, no forged command be obeyed, no real one be refused,
-and once it is over a fault must be healed, a task be trained and every node be used, before and after all services and
-an agent were started again: `poisoned` counts what of that fails, and the details name it.
+The cluster is a real one of this machine. Three are at work: one with the key of a node, one with a subscriber's and
+one with a user's; each says what it can on subjects that are its own, and the rest wherever it likes. Meanwhile faults
+strike: a worker, a service, an agent is killed. With `--insecure` there are no keys, one attacker, and no faults.
+
+A field is changed into what no field of that name can hold, or what contradicts everything before: an epoch or a plan
+far ahead. Commands are forged with tokens that nobody was given. (A change that makes another message that could be
+real does what that would do, to the node itself where there are keys; it is no part of this, but of storms.) No process
+may end by it, no forged command be obeyed, no real one be refused, and once it is over a fault must be healed, a task
+be trained and every node be used, before and after all services and an agent were started again: `poisoned` counts what
+of that fails, and the details name it. The parameters must be those of a run without a cluster: `parameters_differ`.
 """
 
 import argparse
 import asyncio
 import contextlib
-import math
+import itertools
 import os
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections import Counter, deque
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,67 +30,56 @@ from typing import Any
 import msgspec
 from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
+from unicron_deploy.rights import SUBSCRIBER, USER
+from unicron_simulator import lies
 
+from benchmarks.fuzz_checks import HEALED_S, SCRIPT, Checks, parameters_differ, task
 from benchmarks.output import as_json
 from unicron import codec, subjects
-from unicron.bootstrap import connected_client
-from unicron.bus import nats
+from unicron.bootstrap import connected
+from unicron.bus import access, nats
+from unicron.bus.client import KeyedClient
 from unicron.client import Client
-from unicron.contracts.commands import StartWorker, StopWorker
+from unicron.contracts.base import Message
 from unicron.contracts.events import CommandRefused, DeadLetter, IterationFinished, Regrouped, WorkerExited, WorkerReady
-from unicron.contracts.tasks import NodeState, TaskSpec, TaskState
 from unicron.errors import UnicronError
 from unicron.said import received
 from unicron.services import SERVICES
-from unicron.settings import Settings
 
-SCRIPT = """
-import time, torch
-from unicron.train import Session
+SLOTS = 2
+OPEN = "open"
+"""What the one attacker is called who needs no key."""
 
-model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.Adam(model.parameters())
-session = Session(seed=1)
-session.protect(model=model, optimizer=optimizer)
-for iteration in session.iterations():
-    for microbatch in session.microbatches():
-        time.sleep(0.01)
-        session.backward(model(torch.randn(4, 8)).square().mean())
-    session.step()
-"""
+RATES = {OPEN: 2000, "node-3": 700, SUBSCRIBER: 1000, USER: 1000}
+"""Messages a second of each attacker; those with keys are all but the first."""
 
-FAR_AHEAD = ("Regrouped", "CollectiveFailed", "TaskStateChanged", "PlanDecided")
-"""Messages whose epoch or number is also set far ahead."""
+TICK_S = 0.05
+"""How often each sends."""
 
-NODES, SLOTS = 2, 2
-RATE = 2000
-"""Messages a second."""
+FRESH, POOL = 20, 2000
+"""Messages that are made anew at each tick, and of which each attacker takes its pick."""
 
 KEPT = 40
 """Real messages of each type that are changed and sent again."""
 
-HEALED_S = 60.0
-"""Seconds within which each check must be through."""
+STRIKES_S = 12.0
+"""From one fault to the next: what comes of one is over by then."""
 
-NUMBERS: tuple[Any, ...] = (0, -1, 1, 2**31, 2**53, 2**63 - 1, 2**64 - 1, -(2**63), 1e-320, 1e18, 1e308)
-NOT_FINITE = (math.nan, math.inf, -math.inf)
-TEXTS = ("", "x", "node-99", "../../etc/passwd", "a.b.>", "\0\x1b[2J", "x" * 5000, "\u202e")
+FLUSH_S = 10
+"""How long the server may take to read what was sent."""
 
 
-class Attacker:
-    """Listens to what is said on the bus, and says worse.
+class Overheard:
+    """What is really said on the bus.
 
     Attributes:
-        said: how many messages of each kind.
         heard: facts of the cluster since the beginning.
-        copied: ids of messages of which a changed copy was sent, after they had been heard themselves.
+        real: the last messages of each type, with their subjects.
     """
 
-    def __init__(self, bus: nats.NatsBus, seed: int) -> None:
-        self._bus, self._random = bus, Random(seed)
-        self._real: dict[str, list[tuple[str, bytes]]] = {}
-        self.said: Counter[str] = Counter()
-        self.copied: set[str] = set()
+    def __init__(self, bus: nats.NatsBus) -> None:
+        self._bus = bus
+        self.real: dict[str, list[tuple[str, bytes]]] = {}
         self.heard: list[Any] = []
 
     async def listen(self) -> None:
@@ -103,256 +96,229 @@ class Attacker:
 
     def _keep(self, subject: str, data: bytes) -> None:
         with contextlib.suppress(UnicronError):  # of what we changed ourselves, too
-            message = received(subject, data)
+            message: Message = received(subject, data)
             if isinstance(
                 message, CommandRefused | DeadLetter | WorkerExited | WorkerReady | Regrouped | IterationFinished
             ):
                 self.heard.append(message)
             if not message.id.startswith("fuzz"):
-                kept = self._real.setdefault(type(message).__name__, [])
+                kept = self.real.setdefault(type(message).__name__, [])
                 kept.append((subject, data))
                 del kept[:-KEPT]
 
-    async def attack(self, seconds: float) -> None:
-        """Send for so long."""
-        ends = time.monotonic() + seconds
+
+class Attacker:
+    """Says worse than what is said.
+
+    Attributes:
+        said: how many messages of each kind.
+        copied: ids of messages of which a changed copy was sent, after they had been heard themselves.
+        refused: how often the server said that it has no right to.
+    """
+
+    def __init__(self, name: str, overheard: Overheard, seed: int) -> None:
+        self.name, self._overheard, self._random = name, overheard, Random(f"{seed}:{name}")
+        self._connection = KeyedClient()
+        self._pool: deque[tuple[str, str, bytes]] = deque(maxlen=POOL)
+        self._forgeries = itertools.count()
+        self.said: Counter[str] = Counter()
+        self.copied: set[str] = set()
+        self.refused = 0
+
+    async def attack(self, cluster: Cluster, seconds: float) -> None:
+        """Send for so long, without waiting for anything but the server's reading."""
+        await self._connect(cluster)
+        ends, due = time.monotonic() + seconds, 0.0
         while time.monotonic() < ends:
             began = time.monotonic()
-            for _ in range(RATE // 20):
-                kind = self._random.choices(["garbage", "changed", "forged"], [50, 48, 2])[0]
-                subject, data = getattr(self, f"_{kind}")()
-                with contextlib.suppress(UnicronError):
-                    await self._bus.tell(subject, data)
+            self._pool.extend(self._made() for _ in range(FRESH))
+            due += RATES[self.name] * TICK_S
+            while due >= 1:
+                due -= 1
+                kind, subject, data = self._random.choice(self._pool)
+                with contextlib.suppress(Exception):  # a connection that is down for a moment, a subject with blanks
+                    await self._connection.publish(subject, data)
                     self.said[kind] += 1
-            await asyncio.sleep(max(0.0, 0.05 - (time.monotonic() - began)))
+            with contextlib.suppress(Exception):
+                await self._connection.flush(FLUSH_S)
+            await asyncio.sleep(max(0.0, TICK_S - (time.monotonic() - began)))
+        await self._connection.close()
+
+    async def _connect(self, cluster: Cluster) -> None:
+        async def failed(error: Exception) -> None:
+            self.refused += access.Refusal.of(error) is not None
+
+        key = None if self.name == OPEN else str(cluster.keys.path(self.name))
+        await self._connection.connect(
+            cluster.url, name="attacker", error_cb=failed, max_reconnect_attempts=-1, nkeys_seed=key
+        )
+
+    def _made(self) -> tuple[str, str, bytes]:
+        """Return a message, with what kind of one it is and where it is said."""
+        random = self._random
+        kind = random.choices(["garbage", "changed", "forged", "asked"], [50, 46, 2, 2])[0]
+        if kind == "forged":
+            return (kind, *self._forged())
+        subject, data = self._one()
+        if kind == "garbage":
+            return kind, subject, lies.garbage(random, data)
+        changed = self._changed(subject, data)
+        return kind, random.choice([subjects.rpc, subjects.orders])("registry") if kind == "asked" else subject, changed
 
     def _one(self) -> tuple[str, bytes]:
-        return self._random.choice(self._real[self._random.choice(sorted(self._real))])
+        """Return something real: most often, where this one has a node's key, what that has said."""
+        random, real = self._random, self._overheard.real
+        found = real[random.choice(sorted(real))]
+        if self.name != OPEN and random.random() < 0.8:
+            own = [each for some in real.values() for each in some if subjects.sender(each[0]) == self.name]
+            found = [each for each in own if ".cmd." not in each[0]] or found
+        return random.choice(found)
 
-    def _garbage(self) -> tuple[str, bytes]:
-        subject, data = self._one()
-        random = self._random
-        nested = b"\x91" * random.randint(1, 5000)
-        cut = data[: random.randint(0, len(data))]
-        return subject, random.choice([random.randbytes(random.randint(0, 300)), nested, cut, b"\xc1" + cut, b""])
-
-    def _changed(self) -> tuple[str, bytes]:
+    def _changed(self, subject: str, data: bytes) -> bytes:
         """Return a real message with one field changed into what can't be."""
         while True:
-            subject, data = self._one()
-            plain = msgspec.msgpack.decode(codec.encode(codec.decode_message(data)))
-            if plain["type"] in FAR_AHEAD and self._random.random() < 0.3:
-                inside = plain.get("plan", plain)
-                inside["number" if "plan" in plain else "epoch"] = self._random.randint(10**7, 10**9)
-                return subject, msgspec.msgpack.encode(plain)
-            self._change(plain)
-            with contextlib.suppress(OverflowError):
-                changed = msgspec.msgpack.encode(plain)
-                if not self._could_be(subject, changed):
-                    self.copied.add(codec.decode_message(data).id)
-                    return subject, changed
+            changed = lies.impossible(self._random, data)
+            if not self._could_be(subject, changed):
+                self.copied.add(codec.decode_message(data).id)
+                return changed
 
     @staticmethod
     def _could_be(subject: str, data: bytes) -> bool:
-        """Return whether a message is in range, and where it belongs."""
+        """Return whether a message is in range, and where it belongs; far ahead is left to the services' doubts."""
         try:
             now = None if ".cmd." in subject else time.time()  # agents don't hold times against their clocks
-            received(subject, data, now)
+            message = received(subject, data, now)
         except UnicronError:
             return False
-        return True
-
-    def _change(self, inside: Any) -> None:
-        """Change one value somewhere in a map or a list."""
-        keys = [key for key in (inside if isinstance(inside, dict) else range(len(inside))) if key != "type"]
-        if not keys:
-            return
-        key = self._random.choice(keys)
-        value = inside[key]
-        if isinstance(value, dict | list) and value and self._random.random() < 0.8:
-            self._change(value)
-        elif not isinstance(value, bool):
-            inside[key] = self._other(value)
-
-    def _other(self, value: Any) -> Any:
-        random = self._random
-        if isinstance(value, int):
-            return random.choice([*NUMBERS[:8], "7", None])
-        if isinstance(value, float):
-            return random.choice([*NUMBERS, *NOT_FINITE])
-        if isinstance(value, list):
-            return random.choice([[], value * 100, [None], "x"])
-        return random.choice([*TEXTS, 7, None, [value]])
+        plan = getattr(message, "plan", None)
+        return max(getattr(message, "epoch", 0), plan.number if plan else 0) < lies.FAR_FROM
 
     def _forged(self) -> tuple[str, bytes]:
-        """Return a command that nobody has the right to give: its token was never given out."""
-        number, random = self.said["forged"], self._random
-        node = f"node-{random.randint(1, NODES)}"
-        token = random.choice([2**53, 2**53 - number, 10**12 + number])
-        own_id = f"fuzz-forged-{number}"
-        head: dict[str, Any] = {"node": node, "token": token, "id": own_id, "at": time.time()}
-        spec = TaskSpec(name="forged", command=["true"])
-        worker = f"forged-{number}"
-        start = StartWorker(**head, source="transition", slot=1, worker=worker, task="forged", spec=spec)
-        stop = StopWorker(**head, source="transition", slot=0, worker="fuzzed-1", task="fuzzed")
-        command = random.choice([start, stop])
+        """Return a command that nobody has the right to give."""
+        node = f"node-{self._random.randint(1, 2)}"
+        command = lies.forged(self._random, next(self._forgeries), node, "fuzzed", "fuzzed-1")
+        command = msgspec.structs.replace(command, id=f"{command.id}-{self.name}", at=time.time())
         return subjects.of(command), codec.encode(command)
 
 
-class Checks:
-    """What must go on as if nothing had been.
+class Strikes:
+    """Faults that strike while the attack goes on.
 
     Attributes:
-        failed: in words.
+        struck: in words.
+        crashed: processes that were gone before their turn.
     """
 
-    def __init__(self, cluster: Cluster, client: Client, attacker: Attacker) -> None:
-        self._cluster, self._client, self._attacker = cluster, client, attacker
-        self.failed: list[str] = []
-        self._tasks = 0
+    def __init__(self, cluster: Cluster, client: Client) -> None:
+        self._cluster, self._client = cluster, client
+        self.struck: list[str] = []
+        self.crashed: list[str] = []
 
-    async def all(self, when: str) -> None:
-        """Check everything; `when` is for the report."""
-        await self._within(f"{when}: every node is used", self._ready)
-        await self._within(f"{when}: the task trains", lambda: self._trains(time.time()))
-        await self._within(f"{when}: a killed worker is replaced", self._heals)
-        await self._within(f"{when}: another task is trained", self._another)
+    async def strike(self, seconds: float) -> None:
+        """Kill a worker, a service, an agent, and so on; begin none that could not be over in time."""
+        services = itertools.cycle(SERVICES)
+        kinds = itertools.cycle(["worker", "service", "agent"])
+        for _ in range(int(seconds / STRIKES_S)):
+            match next(kinds):
+                case "worker":
+                    await self._kill_worker()
+                case "service":
+                    await self._kill(next(services))
+                case _:
+                    await self._kill(self._cluster.nodes[0])
+            await asyncio.sleep(STRIKES_S)
 
-    async def _within(self, what: str, check: Callable[[], Awaitable[None]]) -> None:
-        try:
-            async with asyncio.timeout(HEALED_S):
-                await check()
-        except (TimeoutError, UnicronError, LookupError) as error:
-            self.failed.append(f"{what}: {error!r}; {await self._standing()}")
+    async def _kill_worker(self) -> None:
+        with contextlib.suppress(UnicronError, LookupError):  # it is about to be replaced, or has just gone
+            view = next(each for each in (await self._client.status()).tasks if each.spec.name == "fuzzed")
+            victim = view.members[-1]
+            await self._client.inject(victim.node, "kill-worker", victim.worker)
+            self.struck.append(victim.worker)
 
-    async def _standing(self) -> str:
-        with contextlib.suppress(UnicronError):
-            status = await self._client.status()
-            nodes = {view.node: str(view.state) for view in status.nodes}
-            tasks = {
-                view.spec.name: f"{view.state} {[each.worker for each in view.members]} {view.reason[:200]}"
-                for view in status.tasks
-            }
-            plan = status.plan and {share.task: [*map(str, share.slots)] for share in status.plan.shares}
-            return f"nodes {nodes}, tasks {tasks}, plan {plan}"
-        return "no status"
-
-    async def _until(self, condition: Callable[[], Awaitable[bool]]) -> None:
-        while True:
-            with contextlib.suppress(UnicronError):
-                if await condition():
-                    return
-            await asyncio.sleep(0.1)
-
-    async def _ready(self) -> None:
-        async def ready() -> bool:
-            states = {view.node: view.state for view in (await self._client.status()).nodes}
-            return all(states.get(node) == NodeState.UP for node in self._cluster.nodes)
-
-        await self._until(ready)
-
-    async def _trains(self, since: float, size: int = 3) -> None:
-        async def trains() -> bool:
-            done = [each for each in self._attacker.heard if isinstance(each, IterationFinished)]
-            real = [each for each in done if each.id[:5] != "fuzz" and each.at > since and each.task == "fuzzed"]
-            return sum(each.world_size == size for each in real) >= 3
-
-        await self._until(trains)
-
-    async def _heals(self) -> None:
-        view = next(view for view in (await self._client.status()).tasks if view.spec.name == "fuzzed")
-        victim = view.members[-1]
-        await self._client.inject(victim.node, "kill-worker", victim.worker)
-
-        async def replaced() -> bool:
-            view = next(view for view in (await self._client.status()).tasks if view.spec.name == "fuzzed")
-            names = [member.worker for member in view.members]
-            return view.state == TaskState.RUNNING and len(names) == 3 and victim.worker not in names
-
-        await self._until(replaced)
-        await self._trains(time.time())
-
-    async def _another(self) -> None:
-        self._tasks += 1
-        name = f"after-{self._tasks}"
-        await self._client.submit(task(name, self._cluster.root, workers=1, iterations=5))
-
-        async def finished() -> bool:
-            views = (await self._client.status()).tasks
-            return any(view.spec.name == name and view.state == TaskState.FINISHED for view in views)
-
-        await self._until(finished)
+    async def _kill(self, name: str) -> None:
+        if name not in self._cluster.alive():
+            self.crashed.append(name)
+        await asyncio.to_thread(self._cluster.kill, name)
+        await asyncio.to_thread(self._cluster.start_process, name)
+        self.struck.append(name)
 
 
-def task(name: str, root: Path, workers: int, iterations: int) -> TaskSpec:
-    """Return a task that trains a small model."""
-    script = str(root / "script.py")
-    return TaskSpec(
-        name=name,
-        command=["python", script],
-        workdir=str(root),
-        min_workers=1,
-        max_workers=workers,
-        microbatches=6,
-        iterations=iterations,
-        throughput={count: float(count) for count in range(1, workers + 1)},
-    )
-
-
-async def run(root: Path, seconds: float, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+async def run(root: Path, seconds: float, seed: int, *, insecure: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Attack a cluster in `root` for so long; return figures and details."""
-    cluster = Cluster(root, nodes=NODES, slots=SLOTS, port=free_port(), insecure=True)
+    os.environ["UNICRON_ATTEMPTS"] = str(10**6)  # the detector's: no honest node is given up for what strikes it here
+    cluster = Cluster(root, nodes=2 if insecure else 3, slots=SLOTS, port=free_port(), insecure=insecure)
     await asyncio.to_thread(cluster.start)
     try:
         (cluster.root / "script.py").write_text(SCRIPT)
         await cluster.wait_until_ready()
-        settings = msgspec.structs.replace(Settings.load([]), nats_url=cluster.url)
-        async with connected_client(settings, "fuzz") as client:
-            return await _attacked(cluster, client, await nats.connect(settings, "attacker"), seconds, seed)
+        async with connected(cluster.settings(), "fuzz") as bus, connected(cluster.settings(), "ears") as ears:
+            return await _attacked(cluster, Client(bus), Overheard(ears), seconds, seed)
     finally:
         await asyncio.to_thread(cluster.stop)
 
 
 async def _attacked(
-    cluster: Cluster, client: Client, bus: nats.NatsBus, seconds: float, seed: int
+    cluster: Cluster, client: Client, overheard: Overheard, seconds: float, seed: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    attacker = Attacker(bus, seed)
-    listening = asyncio.create_task(attacker.listen())
-    checks = Checks(cluster, client, attacker)
+    listening = asyncio.create_task(overheard.listen())
+    checks = Checks(cluster, client, overheard.heard)
+    strikes = Strikes(cluster, client)
+    names = [OPEN] if cluster.insecure else [name for name in RATES if name != OPEN]
+    attackers = [Attacker(name, overheard, seed) for name in names]
     await client.submit(task("fuzzed", cluster.root, workers=3, iterations=1_000_000))
     await checks.all("before")
     memory, began = _memory_mb(cluster), time.time()
-    await attacker.attack(seconds)
-    crashed = sorted(set(cluster.names) - set(cluster.alive()))
+    striking = 0.0 if cluster.insecure else seconds
+    await asyncio.gather(*(each.attack(cluster, seconds) for each in attackers), strikes.strike(striking))
+    ended = time.time()
+    crashed = strikes.crashed + sorted(set(cluster.names) - set(cluster.alive()))
     grown = _memory_mb(cluster) - memory
-    iterations = sum(isinstance(each, IterationFinished) and each.at > began for each in attacker.heard)
     await checks.all("after")
-    for name in SERVICES:
+    for name in [*SERVICES, cluster.nodes[0]]:
         cluster.kill(name)
         await asyncio.to_thread(cluster.start_process, name)
-    cluster.kill(cluster.nodes[0])
-    await asyncio.to_thread(cluster.start_process, cluster.nodes[0])
     await checks.all("restarted")
     crashed += sorted(set(cluster.names) - set(cluster.alive()))
-    refused = [each for each in attacker.heard if isinstance(each, CommandRefused)]
-    foreign = [each for each in refused if "fuzz" not in each.command and each.id[:5] != "fuzz"]
-    real = [each.reason for each in foreign if each.command not in attacker.copied]
-    told = [each for each in attacker.heard if isinstance(each, WorkerReady | WorkerExited)]
-    obeyed = {each.worker for each in told if each.task == "forged" and not each.id.startswith("fuzz")}
+    await client.remove("fuzzed")
     listening.cancel()
-    await bus.close()
+    differ = await asyncio.to_thread(parameters_differ, cluster.root, "fuzzed")
+    real, obeyed = _commands(overheard, attackers)
+    trained = [each.at for each in overheard.heard if isinstance(each, IterationFinished) and began < each.at < ended]
+    stood = max(after - before for before, after in itertools.pairwise([began, *sorted(trained), ended]))
+    said = sum((each.said for each in attackers), Counter[str]())
     figures = {
-        "messages": attacker.said.total(),
+        "messages": said.total(),
         "crashes": len(crashed),
         "poisoned": len(checks.failed),
         "wrong_commands_obeyed": len(obeyed),
         "real_commands_refused": len(real),
         "rss_growth_mb": round(grown, 1),
-        "iterations_meanwhile": iterations,
-        "dead_letters": sum(isinstance(each, DeadLetter) for each in attacker.heard),
+        "training_stopped": int(stood > HEALED_S),
+        "parameters_differ": differ,
+        "iterations_meanwhile": len(trained),
+        "longest_pause_s": round(stood, 1),
+        "strikes": len(strikes.struck),
+        "dead_letters": sum(isinstance(each, DeadLetter) for each in overheard.heard),
     }
-    said = {"said": dict(attacker.said), "crashed": crashed, "poisoned": checks.failed, "refused": real[:10]}
-    return figures, {**said, "seed": seed, "seconds": seconds}
+    details = {
+        "said": dict(said),
+        "of": {each.name: {"sent": each.said.total(), "refused_by_the_server": each.refused} for each in attackers},
+        "crashed": crashed,
+        "poisoned": checks.failed,
+        "refused": real[:10],
+        "struck": strikes.struck,
+    }
+    return figures, {**details, "server_log_mb": round(cluster.log("nats").stat().st_size / 2**20, 1), "seed": seed}
+
+
+def _commands(overheard: Overheard, attackers: list[Attacker]) -> tuple[list[str], set[str]]:
+    """Return why real commands were refused, and whom forged ones have started."""
+    copied = set[str]().union(*(each.copied for each in attackers))
+    refused = [each for each in overheard.heard if isinstance(each, CommandRefused)]
+    foreign = [each for each in refused if "fuzz" not in each.command and each.id[:5] != "fuzz"]
+    told = [each for each in overheard.heard if isinstance(each, WorkerReady | WorkerExited)]
+    obeyed = {each.worker for each in told if each.task == "forged" and not each.id.startswith("fuzz")}
+    return [each.reason for each in foreign if each.command not in copied], obeyed
 
 
 def _memory_mb(cluster: Cluster) -> float:
@@ -368,11 +334,14 @@ def main() -> None:
     """Attack, and print what came of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=1.0, help="how long")
+    parser.add_argument("--insecure", action="store_true", help="without keys")
     parser.add_argument("--seed", type=int, default=1, help="of what is sent")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="unicron-fuzz-") as root:
-        figures, details = asyncio.run(run(Path(root), 60 * arguments.minutes, arguments.seed))
+        figures, details = asyncio.run(
+            run(Path(root), 60 * arguments.minutes, arguments.seed, insecure=arguments.insecure)
+        )
     if arguments.json:
         print(as_json("fuzz", figures, details=details))
     else:

@@ -15,6 +15,9 @@ from unicron.contracts.tasks import TaskSpec
 FAR_AHEAD = ("Regrouped", "CollectiveFailed", "TaskStateChanged", "PlanDecided")
 """Messages whose epoch or number is also set far ahead."""
 
+FAR_FROM = 10**7
+"""So far at least."""
+
 NUMBERS: tuple[Any, ...] = (0, -1, 1, 2**31, 2**53, 2**63 - 1, 2**64 - 1, -(2**63), 1e-320, 1e18, 1e308)
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 TEXTS = ("", "x", "node-99", "../../etc/passwd", "a.b.>", "\0\x1b[2J", "x" * 5000, "\u202e")
@@ -41,7 +44,7 @@ def impossible(random: Random, data: bytes) -> bytes:
         plain = _plain(data)
         if plain["type"] in FAR_AHEAD and random.random() < 0.3:
             inside = plain.get("plan", plain)
-            inside["number" if "plan" in plain else "epoch"] = random.randint(10**7, 10**9)
+            inside["number" if "plan" in plain else "epoch"] = random.randint(FAR_FROM, 10**9)
         else:
             _change(random, plain, "", lambda _, value: _out_of_range(random, value))
         with contextlib.suppress(OverflowError):
