@@ -288,8 +288,8 @@ class Cluster:
         if stores and not stores.intersection(self.servers):
             raise InvalidInputError(
                 f"the journal in {self.root} is kept by {', '.join(sorted(stores))}, which {', '.join(self.servers)} "
-                "would not find: start the cluster as it was, `unicron backup FILE`, and go on in another folder (--dir)"
-                " with `unicron up --restore FILE`"
+                "would not find: start the cluster as it was, `unicron backup FILE`, and go on in another folder"
+                " (--dir) with `unicron up --restore FILE`"
             )
 
     async def wait_until_ready(self, timeout_s: float = 60.0, on_step: Step = _silent) -> None:
