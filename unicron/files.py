@@ -1,5 +1,7 @@
 """Files that people and other programs give: read as text of a size that can be dealt with, or refused in one line."""
 
+import os
+import stat
 from pathlib import Path
 
 from unicron.errors import InvalidInputError
@@ -33,3 +35,23 @@ def read_text(path: Path, cure: str, most: int = MOST_BYTES) -> str:
     except ValueError as error:  # a NUL in the name
         reason = str(error)
     raise InvalidInputError(f"{path}: can't be read ({reason}); {cure}")
+
+
+def read_secret(path: Path) -> bytes:
+    """Return the content of a key's file.
+
+    Raises:
+        InvalidInputError: it can't be read, or others than its owner may.
+    """
+    try:
+        with path.open("rb") as file:
+            mode, content = os.fstat(file.fileno()).st_mode, file.read(MB).strip()
+    except OSError as error:
+        raise InvalidInputError(
+            f"{path}: no key can be read there: {error.strerror}; see `unicron credentials`"
+        ) from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise InvalidInputError(
+            f"{path}: others than its owner may read or write this key; chmod 600 it, then rotate it"
+        )
+    return content

@@ -14,7 +14,7 @@ app = typer.Typer(no_args_is_help=True, help="Keys of the bus: give, replace and
 
 RELOAD = "have the server read its configuration again: nats-server --signal reload, or docker-compose kill -s HUP nats"
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A service, a node, operator, user or subscriber.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A service, a node, fabric, operator, user or subscriber.")]
 Node = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")]
 
 
@@ -55,23 +55,41 @@ def subscriber(folder: Folder = FOLDER, as_json: Json = False) -> None:
 
 @app.command("node")
 def node(name: Node, folder: Folder = FOLDER, as_json: Json = False) -> None:
-    """Give a node a key, also one that was shut out: copy the file there, and name it in UNICRON_NATS_NKEY."""
-    path = _keyring(folder).admit(name)
-    done(f"{path}\n{_reload(folder)}", as_json, name=name, file=str(path))
+    """Give a node its keys, also one that was shut out.
+
+    Copy the files there, and name them in UNICRON_NATS_NKEY and UNICRON_FABRIC_KEY.
+    """
+    keyring = _keyring(folder)
+    path, fabric = keyring.admit(name), keyring.fabric(name)
+    done(f"{path}\n{fabric}\n{_reload(folder)}", as_json, name=name, file=str(path), fabric=str(fabric))
 
 
 @app.command("rotate")
 def rotate(name: Name, folder: Folder = FOLDER, as_json: Json = False) -> None:
-    """Replace a key: the old one opens nothing any more, and who finds the new one in its file goes on with it."""
+    """Replace a key: the old one opens nothing any more, and who finds the new one in its file goes on with it.
+
+    `fabric` stands for the key that opens nodes to one another: of that, the old one is taken for ten minutes more.
+    """
+    from unicron_deploy.keys import FABRIC  # noqa: PLC0415
+
+    if name == FABRIC:
+        files = [str(path) for path in _keyring(folder).rotate_fabric()]
+        text = "\n".join((*files, "give each node its file within ten minutes; no restart is needed"))
+        done(text, as_json, name=name, files=files)
+        return
     path = _keyring(folder).rotate(name)
     done(f"{path}\n{_reload(folder)}", as_json, name=name, file=str(path))
 
 
 @app.command("shut-out")
 def shut_out(name: Node, folder: Folder = FOLDER, as_json: Json = False) -> None:
-    """Take a node's key away and end its connection; `unicron credentials node` lets it in again."""
-    _keyring(folder).shut_out(name)
-    done(f"{name} is shut out\n{_reload(folder)}", as_json, name=name)
+    """Take a node's key away and end its connection; `unicron credentials node` lets it in again.
+
+    What it knows of the other nodes' common key is worth nothing either: they get another one.
+    """
+    files = [str(path) for path in _keyring(folder).shut_out(name)]
+    text = "\n".join((f"{name} is shut out", *files, *(["give each of the other nodes its file now"] if files else [])))
+    done(f"{text}\n{_reload(folder)}", as_json, name=name, files=files)
 
 
 def _keyring(folder: Path) -> "Keyring":

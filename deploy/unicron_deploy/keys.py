@@ -1,7 +1,8 @@
 """The keys of a cluster: one for each user of the bus, in a folder of its own that can be given to that one alone.
 
 A user is let in while its key is there. `NAME/NAME.nk` is its seed, `NAME/shut-out` says that it gets none by itself,
-and `server/accounts.conf`, without secrets, is what the NATS server includes.
+and `server/accounts.conf`, without secrets, is what the NATS server includes. `NODE/fabric.key` is the same for all
+nodes, and nobody else's: it opens them to one another.
 """
 
 import argparse
@@ -10,13 +11,16 @@ import re
 import secrets
 import shutil
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import nkeys
 
+from unicron import proofs
 from unicron.bus import access
 from unicron.errors import InvalidInputError, UnicronError
+from unicron.files import read_secret
 from unicron.services import SERVICES
 from unicron_deploy import rights
 
@@ -25,6 +29,13 @@ SERVER = "server"
 
 ROUTE = "route"
 """As what the servers of a cluster know one another."""
+
+
+FABRIC = "fabric"
+"""Stands for the nodes' common key, where a user could be named."""
+
+OVERLAP_S = 600.0
+"""How long nodes take the fabric key before as well: until all of them have the new one."""
 
 
 class Keyring:
@@ -38,6 +49,10 @@ class Keyring:
     def path(self, name: str) -> Path:
         """Return where the seed of the user `name` is, or would be."""
         return self.folder / name / f"{name}.nk"
+
+    def fabric(self, node: str) -> Path:
+        """Return where the fabric key of a node is, or would be."""
+        return self.folder / node / "fabric.key"
 
     def users(self) -> dict[str, str]:
         """Return the public key of each user that has a key.
@@ -59,9 +74,11 @@ class Keyring:
             InvalidInputError: a node can't be called so, or a key that is there can't be used.
         """
         wanted = [*rights.PEOPLE, *SERVICES, *(_node(name) for name in nodes)]
+        fabric = self._fabric()
         for name in wanted:
             if not self.path(name).exists() and name not in self.shut():
                 self._make(name)
+        self._spread(fabric)
         self.write()
 
     def route(self, addresses: Iterable[str]) -> None:
@@ -77,15 +94,16 @@ class Keyring:
         self.routes.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(
             self.routes,
-            f'name: unicron\nauthorization {{ user: {ROUTE}, password: "{secret}", timeout: 5 }}\nroutes: [{urls}]\n',
+            f'name: unicron\nauthorization {{ user: {ROUTE}, password: "{secret}", timeout: 5 }}\nroutes: [{urls}]\n'.encode(),
         )
 
     def admit(self, node: str) -> Path:
         """Give a node a key, where it has none, and let it in again if it was shut out; return the path of its seed."""
-        path = self.path(_node(node))
+        path, fabric = self.path(_node(node)), self._fabric()
         if not path.exists():
             self._make(node)
         (path.parent / "shut-out").unlink(missing_ok=True)
+        self._spread(fabric)
         self.write()
         return path
 
@@ -100,16 +118,35 @@ class Keyring:
         self.write()
         return self.path(name)
 
-    def shut_out(self, name: str) -> None:
-        """Take the key of a user away.
+    def rotate_fabric(self) -> list[Path]:
+        """Replace the key of all nodes, who take the old one for `OVERLAP_S` more; return the paths of its files.
+
+        Raises:
+            InvalidInputError: there are no nodes, or the key that is there can't be used.
+        """
+        old, now = self._fabric(), time.time()
+        found = self._spread(proofs.as_file(proofs.new_key(), proofs.keys_in(old, now)[0], now + OVERLAP_S))
+        if not found:
+            raise InvalidInputError(f"no node has a key in {self.folder}; give one with `unicron credentials node`")
+        return found
+
+    def shut_out(self, name: str) -> list[Path]:
+        """Take the key of a user away; where that is a node, the others get another fabric key, and take no old one.
+
+        Returns:
+            The paths of the others' fabric keys, if these are new.
 
         Raises:
             InvalidInputError: there is no such user.
         """
         self._known(name)
+        was_node = name in self._nodes()
         (self.path(name).parent / "shut-out").touch()
         self.path(name).unlink()
+        self.fabric(name).unlink(missing_ok=True)
+        others = self._spread(proofs.as_file(proofs.new_key())) if was_node else []
         self.write()
+        return others
 
     def write(self) -> None:
         """Write what the server includes."""
@@ -117,6 +154,22 @@ class Keyring:
         scratch = self.accounts.with_suffix(".new")
         scratch.write_text(rights.accounts(self.users()))
         scratch.replace(self.accounts)
+
+    def _nodes(self) -> list[str]:
+        return [name for name in self.users() if name not in (*rights.PEOPLE, *SERVICES)]
+
+    def _fabric(self) -> bytes:
+        """Return what stands in the newest file of a fabric key, or what is to stand there where no node has one."""
+        files = sorted(self.folder.glob("*/fabric.key"), key=lambda path: path.stat().st_mtime_ns)
+        return read_secret(files[-1]) + b"\n" if files else proofs.as_file(proofs.new_key())
+
+    def _spread(self, content: bytes) -> list[Path]:
+        """Give all nodes this fabric key; return the paths of its files."""
+        files = [self.fabric(name) for name in self._nodes()]
+        for path in files:
+            if not path.exists() or path.read_bytes() != content:
+                _write(path, content)
+        return files
 
     def _known(self, name: str) -> None:
         if not self.path(name).exists():
@@ -128,21 +181,23 @@ class Keyring:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.parent.mkdir(exist_ok=True)
         path.parent.chmod(0o700)
-        _write(path, nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER).decode() + "\n")
+        _write(path, nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER) + b"\n")
 
 
-def _write(path: Path, text: str) -> None:
-    """Write what only its owner may read."""
+def _write(path: Path, secret: bytes) -> None:
+    """Make a file that is its owner's alone from the first moment, whole or not at all."""
     scratch = path.with_suffix(".new")
     scratch.unlink(missing_ok=True)
-    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
+    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secret)
     scratch.replace(path)
 
 
 def _node(name: str) -> str:
-    if name == SERVER:
-        raise InvalidInputError(f"node {name!r}: its keys would lie where the server's file does; call it otherwise")
+    if name in {SERVER, FABRIC}:
+        raise InvalidInputError(
+            f"node {name!r}: that stands for something else among the keys; call the node otherwise"
+        )
     return rights.node(name)
 
 
@@ -151,7 +206,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--dir", type=Path, required=True, help="folder of the keys")
     parser.add_argument("--owner", type=int, help="user id that is to own them")
-    parser.add_argument("--rotate", metavar="NAME", help="replace this user's key")
+    parser.add_argument("--rotate", metavar="NAME", help=f"replace this user's key; {FABRIC}: that of all nodes")
     parser.add_argument("--admit", metavar="NODE", help="give this node a key, also one that was shut out")
     parser.add_argument("--servers", metavar="HOST:PORT,...", help="where each NATS server listens for the others")
     parser.add_argument("--shut-out", metavar="NODE", help="take this user's key away")
@@ -159,7 +214,9 @@ def main() -> int:
     options = parser.parse_args()
     keyring = Keyring(options.dir)
     try:
-        if options.rotate:
+        if options.rotate == FABRIC:
+            keyring.rotate_fabric()
+        elif options.rotate:
             keyring.rotate(options.rotate)
         elif options.admit:
             keyring.admit(options.admit)

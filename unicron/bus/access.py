@@ -2,13 +2,13 @@
 
 import re
 import ssl
-import stat
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import nkeys
 
 from unicron.errors import InvalidInputError
+from unicron.files import read_secret
 from unicron.settings import PREFIX, Settings
 
 
@@ -60,16 +60,7 @@ def public_key(path: Path) -> str:
     Raises:
         InvalidInputError: there is no such file, others may read it, or it holds no seed of a user.
     """
-    try:
-        mode, seed = path.stat().st_mode, path.read_bytes().strip()
-    except OSError as error:
-        raise InvalidInputError(
-            f"{path}: no key can be read there: {error.strerror}; see `unicron credentials`"
-        ) from error
-    if stat.S_IMODE(mode) & 0o077:
-        raise InvalidInputError(
-            f"{path}: others than its owner may read or write this key; chmod 600 it, then rotate it"
-        )
+    seed = read_secret(path)
     try:
         pair = nkeys.from_seed(bytearray(seed))
         key: str = pair.public_key.decode()

@@ -132,10 +132,20 @@ def test_credentials_are_listed_given_replaced_and_taken(url, folder):
     path = credentials("subscriber")["file"]
     reading = call([*UNICRON, "status"], reaching(url) | {"UNICRON_NATS_NKEY": path})
     assert "the key of unicron-cli gives no right to publish on unicron.v1.rpc.registry" in reading.stderr
+    fabric = lambda name: (folder / "c" / "keys" / name / "fabric.key").read_bytes()  # noqa: E731
+    first = fabric("node-1")
+    assert fabric("node-2") == first
+    assert credentials("rotate", "fabric")["files"] == [
+        str(folder / "c" / "keys" / name / "fabric.key") for name in ("node-1", "node-2")
+    ]
+    assert fabric("node-1") == fabric("node-2") != first
+    second = fabric("node-1")
     credentials("shut-out", "node-2")
+    assert fabric("node-1") not in {first, second}
     await_node("node-2", "lost")
     assert credentials("list")["shut_out"] == ["node-2"]
-    credentials("node", "node-2")
+    assert credentials("node", "node-2")["fabric"] == str(folder / "c" / "keys" / "node-2" / "fabric.key")
+    assert fabric("node-1") == fabric("node-2")
     await_node("node-2", "up")
     credentials("rotate", "transition")
     assert {name for name, key in users().items() if key != before[name]} == {"node-2", "transition"}
