@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import grpc
 import grpc.aio
 import torch
+from unicron_agent.fabric import Fabric
 from unicron_agent.memory import StateMemory
 from unicron_agent.state_server import FETCH, LIMITS, StateServer
 from unicron_agent.state_sources import Peer, SharedMemory, StateSource
@@ -180,7 +181,7 @@ async def rate(size: int, repeats: int, what: Callable[[], Any]) -> float:
 
 async def having(repeats: int, memory: Path) -> dict[str, float]:
     """Return how fast a state is had again."""
-    protected, states = made(), StateMemory(memory, 0)
+    protected, states, fabric = made(), StateMemory(memory, 0), Fabric("", "here")
     refs: list[StateRef] = []
     saver = Saver(memory, say)
     location = StateLocation(node="here", worker="w", name="")
@@ -188,7 +189,7 @@ async def having(repeats: int, memory: Path) -> dict[str, float]:
     saver.begin(laid_out(1, protected), ref, refs.append)
     saver.wait()
     [ref] = refs
-    server, address = await StateServer(states, "here", lambda *_: None, NodeTraffic(memory)).serve("127.0.0.1")
+    server, address = await StateServer(states, "here", lambda *_: None, NodeTraffic(memory), fabric).serve("127.0.0.1")
     there = ref.at("there", address)
     source, copy = torch.ones(ref.size // 4), torch.empty(ref.size // 4)
     target = memory / "w.fetched"
@@ -197,7 +198,7 @@ async def having(repeats: int, memory: Path) -> dict[str, float]:
             "own_memory_gb_s": await rate(
                 ref.size, repeats, lambda: had_again(SharedMemory(states), ref, target, protected)
             ),
-            "neighbour_gb_s": await rate(ref.size, repeats, lambda: had_again(Peer(), there, target, protected)),
+            "neighbour_gb_s": await rate(ref.size, repeats, lambda: had_again(Peer(fabric), there, target, protected)),
             "memcpy_gb_s": await rate(ref.size, repeats, lambda: copy.copy_(source) is None or None),
             "memcpy_to_fresh_memory_gb_s": await rate(ref.size, repeats, lambda: source.clone() is None or None),
             "grpc_gb_s": await rate(ref.size, repeats, lambda: streamed(address, ref.location.name)),

@@ -20,10 +20,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+from unicron_agent.fabric import Fabric
 from unicron_agent.rendezvous import RendezvousServer
 
 from benchmarks.output import as_json
 from unicron.contracts.tasks import ParallelLayout
+from unicron.contracts.worker import NOWHERE
 
 LAYOUTS = {
     4: ParallelLayout(tensor=2, shard=2),
@@ -54,7 +57,8 @@ class Rank:
         """Meet the other ranks."""
         from unicron.train.rendezvous import Rendezvous  # noqa: PLC0415
 
-        self.inner.form(epoch, lambda: Rendezvous(self.address, f"wakes-{epoch}"))
+        where = replace(NOWHERE, rendezvous=self.address, rendezvous_id="wakes", epoch=epoch)
+        self.inner.form(epoch, lambda: Rendezvous(where))
 
     def collectives(self, count: int) -> None:
         """Do a collective of the next kind."""
@@ -127,7 +131,7 @@ class Rank:
 
 async def measure(epochs: int, layout: ParallelLayout) -> dict[str, object]:
     """Run the ranks; return the figures."""
-    server, address = await RendezvousServer().serve("127.0.0.1")
+    server, address = await RendezvousServer(Fabric("", "here")).serve("127.0.0.1")
     ranks = [
         await asyncio.create_subprocess_exec(
             sys.executable, "-m", "benchmarks.wakes", "--rank", str(place), address, "--wakes", str(epochs),

@@ -19,7 +19,7 @@ from unicron.contracts.events import NodeJoined
 from unicron.contracts.queries import GetStates, InjectFault, Reply
 from unicron.contracts.states import Keeper, StateRef
 from unicron.contracts.tasks import Slot, TaskSpec
-from unicron.contracts.worker import StateFetched
+from unicron.contracts.worker import Membership, StateFetched
 from unicron.errors import (
     BusUnavailableError,
     InvalidInputError,
@@ -31,6 +31,7 @@ from unicron_agent.agent import Agent
 from unicron_agent.channels import Channels
 from unicron_agent.chaos import break_something
 from unicron_agent.core import AgentCore
+from unicron_agent.fabric import Fabric
 from unicron_agent.memory import StateMemory
 from unicron_agent.network import interface_of, memory_dir, own_address
 from unicron_agent.notice import notice
@@ -68,6 +69,11 @@ from unicron_agent.workers import StallLimits, communicating
 
 log = logging.getLogger(__name__)
 
+OPEN = (
+    "INSECURE: this node has no fabric key. Whoever reaches its ports can fetch the states of models, have others "
+    "kept, and disturb any rendezvous here: name the key's file in UNICRON_FABRIC_KEY, see `unicron credentials`"
+)
+
 STORING_S = 0.2
 """How often an order to write to storage looks whether what is being written of the same worker is done."""
 
@@ -78,6 +84,7 @@ class Node:
     def __init__(self, settings: AgentSettings, bus: Bus, clock: Clock, slots: list[Slot]) -> None:
         self._settings, self._bus, self._clock, self._slots = settings, bus, clock, slots
         self._name = subjects.token(settings.node, "node")
+        self._fabric = Fabric(settings.fabric_key, self._name, clock.now)
         self._run_dir = Path(settings.run_dir).resolve()
         self._memory = StateMemory(memory_dir(self._run_dir), settings.state_limit)
         self._traffic = NodeTraffic(self._memory.folder, lambda: communicating(self._agent.core.workers.values()))
@@ -94,10 +101,16 @@ class Node:
 
     async def run(self) -> None:
         """Adopt what lives, join, and serve until cancelled."""
+        if not self._fabric.closed:
+            log.warning(OPEN)
         position = await self._journal_end()
-        rendezvous, rendezvous_address = await RendezvousServer().serve(self._host)
+        rendezvous, rendezvous_address = await RendezvousServer(self._fabric).serve(self._host)
         states, states_address = await StateServer(
-            self._memory, self._name, lambda name, ref: self._handle(CopyReceived(name, ref)), self._traffic
+            self._memory,
+            self._name,
+            lambda name, ref: self._handle(CopyReceived(name, ref)),
+            self._traffic,
+            self._fabric,
         ).serve(self._host)
         self._agent = self._make_agent(rendezvous_address, states_address)
         self._adopt()
@@ -189,7 +202,7 @@ class Node:
             case Kill(worker):
                 self._supervisor.kill(worker)
             case SendToWorker(worker, message):
-                self._channels.send(worker, message)
+                self._channels.send(worker, self._fabric.told(message) if isinstance(message, Membership) else message)
             case StoreToken(token):
                 self._store(token)
             case _:
@@ -236,7 +249,7 @@ class Node:
             self._handle(ProcessStarted(command.worker, pid))
 
     async def _obtain(self, worker: str, ref: StateRef) -> None:
-        source = source_of(ref, self._name, self._memory)
+        source = source_of(ref, self._name, self._memory, self._fabric)
         try:
             path = await source.obtain(ref, self._memory.fetched(worker, ref.location.name))
             answer = StateFetched(name=ref.location.name, path=str(path), own=True)
@@ -252,7 +265,7 @@ class Node:
     async def _send_copy(self, ref: StateRef, keeper: Keeper, *, paced: bool) -> None:
         problem, unsound = "", False
         try:
-            await send_copy(self._memory, ref, keeper.address, self._traffic, paced=paced)
+            await send_copy(self._memory, ref, keeper.address, self._traffic, self._fabric, paced=paced)
         except StateTransferError as error:
             log.warning("%s", error)
             problem, unsound = str(error), isinstance(error, UnsoundStateError)

@@ -13,6 +13,8 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
         slots: CPU slots to offer where NVML finds no GPU.
         run_dir: where logs and the records of running workers are kept.
         host: address at which other nodes reach this one; empty: the one from which it reaches the bus.
+        fabric_key: path of the file with the key that opens nodes to one another, which only we may read; empty for
+            none: then they are open to everybody.
         rack: that the node is in, or the switch it is behind: copies of its states are kept elsewhere.
         heartbeat_s: seconds between signs of life.
         state_limit: bytes that saved states may take in this node's memory; 0: half of the file system they lie in.
@@ -27,6 +29,7 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
     slots: int = 0
     run_dir: str = ".unicron/node"
     host: str = ""
+    fabric_key: str = ""
     rack: str = ""
     heartbeat_s: float = 0.5
     state_limit: int = 0

@@ -9,6 +9,7 @@ import mmap
 import struct
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from xxhash import xxh3_128
 from unicron.aio import together
 from unicron.checkpoints.gate import Gate
 from unicron.contracts.states import KEPT, SAVED, StateRef, label
-from unicron.errors import StateTransferError, UnsoundStateError
+from unicron.errors import InvalidInputError, StateTransferError, UnsoundStateError
+from unicron.proofs import CallProof
+from unicron_agent.fabric import Fabric, Strangers
 from unicron_agent.memory import StateMemory
 from unicron_agent.traffic import NodeTraffic
 
@@ -38,7 +41,23 @@ RECEIPT = struct.Struct("<d")
 ADMITTED, RECEIPTS = ("admitted", "yes"), ("receipts", "yes")
 LIMITS = [("grpc.max_receive_message_length", PIECE + 1024), ("grpc.max_send_message_length", PIECE + 1024)]
 
+SERVER_LIMITS = [
+    *LIMITS,
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    ("grpc.max_connection_idle_ms", 10_000),
+    ("grpc.http2.bdp_probe", 0),
+]
+"""Whoever connects and asks for nothing is gone soon; and what is sent but never read takes no growing window.
+
+With the probe 50 strangers who send at once take 130 MB, without it 5.
+"""
+
 _ref: msgspec.msgpack.Decoder[StateRef] = msgspec.msgpack.Decoder(StateRef)
+
+AT_ONCE, REFUSAL_S = 8, 0.2
+"""Strangers that are told why they are turned away when they can hear it, rather than at once; and when: seconds."""
+
+OTHER = "the proof is of another request than this: ask for what was proven"
 
 Received = Callable[[str, StateRef | None], None]
 """Told of a copy that lies here now; or, without one, that what has this name is being written over."""
@@ -73,31 +92,57 @@ class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         node: its name.
         received: told of copies.
         traffic: of the node.
+        fabric: what opens it.
     """
 
-    def __init__(self, memory: StateMemory, node: str, received: Received, traffic: NodeTraffic) -> None:
+    def __init__(
+        self, memory: StateMemory, node: str, received: Received, traffic: NodeTraffic, fabric: Fabric
+    ) -> None:
         self._memory, self._node, self._received, self._traffic = memory, node, received, traffic
-        self._address = ""
+        self._fabric, self._strangers = fabric, Strangers("state server")
+        self._address, self._refusing = "", 0
         self._busy: set[str] = set()
 
     async def serve(self, host: str) -> tuple[grpc.aio.Server, str]:
         """Start the server on a free port of `host`; return it and its host:port."""
-        server = grpc.aio.server(options=LIMITS)
+        server = grpc.aio.server(options=SERVER_LIMITS)
         server.add_generic_rpc_handlers((self,))
         self._address = f"{host}:{server.add_insecure_port(f'{host}:0')}"
         await server.start()
         return server, self._address
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """Return what answers a call."""
-        match details.method:
-            case str(method) if method == FETCH:
-                return grpc.unary_stream_rpc_method_handler(self._fetch)
-            case str(method) if method == KEEP:
-                return grpc.stream_stream_rpc_method_handler(self._keep)
-        return None
+        """Return what answers a call, before anything of it but its metadata is read."""
+        method, shown = str(details.method), None
+        if method not in {FETCH, KEEP}:
+            return None
+        if self._fabric.closed:
+            try:
+                shown = self._fabric.checked(details.invocation_metadata, method, self._address)
+            except InvalidInputError as error:
+                return grpc.stream_stream_rpc_method_handler(partial(self._refuse, error))
+        if method == FETCH:
+            return grpc.unary_stream_rpc_method_handler(partial(self._fetch, shown))
+        return grpc.stream_stream_rpc_method_handler(partial(self._keep, shown))
 
-    async def _fetch(self, request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+    async def _refuse(
+        self, problem: InvalidInputError, _: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> None:
+        """Turn a stranger away; nothing of what it sends is read, or it would take memory."""
+        self._strangers.note(str(context.peer()).rpartition(":")[0], problem)
+        if self._refusing < AT_ONCE:
+            self._refusing += 1
+            try:
+                await asyncio.sleep(REFUSAL_S)  # whose first message is not on its way yet would not hear why
+            finally:
+                self._refusing -= 1
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{self._node} was shown {problem}")
+
+    async def _fetch(
+        self, shown: CallProof | None, request: bytes, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[bytes]:
+        if shown is not None and not shown.is_of(request):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, OTHER)
         try:
             path = self._memory.path(request.decode(errors="replace"))
         except StateTransferError as error:
@@ -106,10 +151,15 @@ class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             while piece := file.read(PIECE):
                 yield piece
 
-    async def _keep(self, pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+    async def _keep(
+        self, shown: CallProof | None, pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> None:
         """Take a copy: first what it is, then its content; whoever wants no receipts gets one answer in the end."""
+        first = await anext(pieces, b"")
+        if shown is not None and not shown.is_of(first):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, OTHER)
         try:
-            ref = self._admitted(await anext(pieces, b""))
+            ref = self._admitted(first)
         except StateTransferError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         wanted = RECEIPTS in (context.invocation_metadata() or ())
@@ -193,7 +243,9 @@ async def _acknowledge(receipts: _Receipts | None, piece: bytes) -> None:
         await receipts.give(len(piece))
 
 
-async def send_copy(memory: StateMemory, ref: StateRef, address: str, traffic: NodeTraffic, *, paced: bool) -> None:
+async def send_copy(
+    memory: StateMemory, ref: StateRef, address: str, traffic: NodeTraffic, fabric: Fabric, *, paced: bool
+) -> None:
     """Send a copy of a state to another node, one that was saved or left behind.
 
     Args:
@@ -201,6 +253,7 @@ async def send_copy(memory: StateMemory, ref: StateRef, address: str, traffic: N
         ref: what it is.
         address: of the other node's state server.
         traffic: of this node.
+        fabric: what opens the other one.
         paced: send it while training sends nothing, rather than now.
 
     Raises:
@@ -212,7 +265,12 @@ async def send_copy(memory: StateMemory, ref: StateRef, address: str, traffic: N
         with path.open("rb") as file:
             async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
                 try:
-                    await _Sending(channel, file, ref, traffic, paced=paced).run()
+                    announced = msgspec.msgpack.encode(ref)
+                    header = fabric.header(KEEP, address, announced)
+                    call = channel.stream_stream(KEEP)(
+                        timeout=TIMEOUT_S, metadata=(*header, RECEIPTS) if paced else header
+                    )
+                    await _Sending(call, announced, file, ref.size, traffic, paced=paced).run()
                 except grpc.aio.AioRpcError as error:
                     if error.code() is grpc.StatusCode.DATA_LOSS:
                         await asyncio.to_thread(check, ref, path)
@@ -227,10 +285,10 @@ class _Sending:
     """A copy on its way, in pieces; for each there is a receipt where they are paced."""
 
     def __init__(
-        self, channel: grpc.aio.Channel, file: io.BufferedReader, ref: StateRef, traffic: NodeTraffic, *, paced: bool
+        self, call: Any, announced: bytes, file: io.BufferedReader, size: int, traffic: NodeTraffic, *, paced: bool
     ) -> None:
-        self._call: Any = channel.stream_stream(KEEP)(timeout=TIMEOUT_S, metadata=(RECEIPTS,) if paced else ())
-        self._file, self._ref, self._traffic, self._paced = file, ref, traffic, paced
+        self._call, self._announced = call, announced
+        self._file, self._size, self._traffic, self._paced = file, size, traffic, paced
         self._room = asyncio.Semaphore(HALVES)
         self._under_way: deque[tuple[int, float]] = deque()
         self._arrived_at = 0.0
@@ -260,9 +318,9 @@ class _Sending:
 
     async def _send_all(self) -> None:
         """Send what it is, and once that is admitted its content: of a call that is over no reason can be heard."""
-        await self._call.write(msgspec.msgpack.encode(self._ref))
+        await self._call.write(self._announced)
         told = tuple(await self._call.initial_metadata())
-        left = self._ref.size if ADMITTED in told else 0
+        left = self._size if ADMITTED in told else 0
         gate = Gate(self._traffic.line, left, PIECE, asyncio.get_running_loop().time())
         while left:
             await self._room.acquire()

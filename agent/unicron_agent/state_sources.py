@@ -13,8 +13,9 @@ from xxhash import xxh3_128
 
 from unicron.contracts.states import StateRef
 from unicron.errors import StateTransferError
+from unicron_agent.fabric import Fabric
 from unicron_agent.memory import StateMemory
-from unicron_agent.state_server import FETCH, LIMITS, check, unsound
+from unicron_agent.state_server import FETCH, LIMITS, TIMEOUT_S, check, unsound
 
 
 class StateSource(Protocol):
@@ -46,13 +47,18 @@ class SharedMemory:
 class Peer:
     """A state on another node, from its agent's state server."""
 
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+
     async def obtain(self, ref: StateRef, target: Path) -> Path:
         """Copy the file, piece by piece."""
         digest, left = xxh3_128(), ref.size
+        address, name = ref.location.address, ref.location.name.encode()
+        header = self._fabric.header(FETCH, address, name)
         with _whole(ref, target) as unfinished:
-            async with grpc.aio.insecure_channel(ref.location.address, options=LIMITS) as channel:
+            async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
                 with unfinished.open("wb") as file:
-                    async for piece in channel.unary_stream(FETCH)(ref.location.name.encode(), timeout=600):
+                    async for piece in channel.unary_stream(FETCH)(name, timeout=TIMEOUT_S, metadata=header):
                         state = piece[:left]  # a saved one is followed by its label
                         left -= len(state)
                         digest.update(state)
@@ -62,9 +68,9 @@ class Peer:
         return target
 
 
-def source_of(ref: StateRef, node: str, memory: StateMemory) -> StateSource:
-    """Return where to obtain `ref` from on this `node`, with this memory."""
-    return SharedMemory(memory) if ref.location.node == node else Peer()
+def source_of(ref: StateRef, node: str, memory: StateMemory, fabric: Fabric) -> StateSource:
+    """Return where to obtain `ref` from on this `node`, with this memory and this key of the cluster's nodes."""
+    return SharedMemory(memory) if ref.location.node == node else Peer(fabric)
 
 
 @contextlib.contextmanager

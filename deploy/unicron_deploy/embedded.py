@@ -250,7 +250,8 @@ class Cluster:
 
     def _environment(self, name: str) -> dict[str, str]:
         key = "" if self.insecure else str(self.keys.path(name))
-        return {"UNICRON_NATS_URL": self.url, "UNICRON_NATS_NKEY": key}
+        fabric = str(self.keys.fabric(name)) if name in self.nodes and not self.insecure else ""
+        return {"UNICRON_NATS_URL": self.url, "UNICRON_NATS_NKEY": key, "UNICRON_FABRIC_KEY": fabric}
 
     def settings(self, user: str = OPERATOR) -> Settings:
         """Return what a client needs that speaks as `user`."""

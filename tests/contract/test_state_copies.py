@@ -17,6 +17,7 @@ from unicron_agent.state_sources import Peer, SharedMemory
 from unicron_agent.traffic import NodeTraffic
 from xxhash import xxh3_128
 
+from tests.helpers.fabric import fabric
 from unicron.contracts.states import StateLocation, StateRef, label
 from unicron.contracts.traffic import Forecast
 from unicron.errors import StateTransferError, UnsoundStateError
@@ -40,11 +41,13 @@ class Keeper:
         self.folder.mkdir()
         self.sender, self.memory = StateMemory(self.own, 0), StateMemory(self.folder, limit)
         self.told, self.traffic = [], NodeTraffic(self.folder)
+        self.own_fabric, self.fabric = fabric(tmp_path, "n1"), fabric(tmp_path, "n2")
 
     @asynccontextmanager
     async def served(self):
         received = lambda *told: self.told.append(told)  # noqa: E731
-        server, self.address = await StateServer(self.memory, "n2", received, self.traffic).serve("127.0.0.1")
+        server = StateServer(self.memory, "n2", received, self.traffic, self.fabric)
+        server, self.address = await server.serve("127.0.0.1")
         try:
             yield self
         finally:
@@ -57,12 +60,12 @@ class Keeper:
         return saved
 
     async def send(self, saved):
-        await send_copy(self.sender, saved, self.address, NodeTraffic(self.own), paced=True)
+        await send_copy(self.sender, saved, self.address, NodeTraffic(self.own), self.own_fabric, paced=True)
 
     async def stream(self, *pieces, cut=None):
         """Send a stream of just these pieces; it is cut off when `cut` returns something true."""
         async with grpc.aio.insecure_channel(self.address, options=LIMITS) as channel:
-            call = channel.stream_unary(KEEP)()
+            call = channel.stream_unary(KEEP)(metadata=self.own_fabric.header(KEEP, self.address, pieces[0]))
             await call.write(pieces[0])
             if dict(await call.initial_metadata()):
                 for piece in pieces[1:]:
@@ -113,7 +116,7 @@ async def test_what_was_left_behind_arrives_whole_too_and_is_written_once(keeper
     assert keeper.memory.kept() == ["gpt-1.7.kept"], "an agent that is started again finds it"
     taken = await SharedMemory(keeper.memory).obtain(here, keeper.folder / "gpt-2.fetched")
     assert taken.read_bytes()[: here.size] == CONTENT
-    assert (await Peer().obtain(here, keeper.own / "taken")).read_bytes() == CONTENT
+    assert (await Peer(keeper.own_fabric).obtain(here, keeper.own / "taken")).read_bytes() == CONTENT
     keeper.told.clear()
     await keeper.send(left)
     assert keeper.told == [], "who takes it meanwhile is not disturbed"
@@ -264,10 +267,10 @@ async def test_a_copy_that_somebody_reads_stays_what_it_was_while_a_newer_one_co
 async def test_a_copy_is_handed_out_like_any_state_and_checked_by_who_takes_it(keeper, tmp_path):
     await keeper.send(keeper.save())
     here = keeper.memory.saved()[0]
-    assert (await Peer().obtain(here, tmp_path / "taken")).read_bytes() == CONTENT
+    assert (await Peer(keeper.own_fabric).obtain(here, tmp_path / "taken")).read_bytes() == CONTENT
     (keeper.folder / NAME).write_bytes(CONTENT[:-1])
     with pytest.raises(UnsoundStateError, match="wrong checksum"):
-        await Peer().obtain(here, tmp_path / "taken-2")
+        await Peer(keeper.own_fabric).obtain(here, tmp_path / "taken-2")
     assert not (tmp_path / "taken-2").exists()
 
 
@@ -285,7 +288,7 @@ class Older(StateServer):
 
 
 async def test_a_keeper_of_an_older_version_gets_its_copy_too(keeper):
-    older = Older(keeper.memory, "n2", lambda *_: None, NodeTraffic(keeper.folder))
+    older = Older(keeper.memory, "n2", lambda *_: None, NodeTraffic(keeper.folder), keeper.fabric)
     server, keeper.address = await older.serve("127.0.0.1")
     saved = keeper.save()
     await keeper.send(saved)
@@ -310,11 +313,11 @@ class Babbling(StateServer):
 
 @pytest.mark.parametrize("answer", [b"x", struct.pack("<d", math.nan), struct.pack("<d", -1.0), struct.pack("<d", 1e9)])
 async def test_answers_that_are_no_receipts_are_not_believed(keeper, answer):
-    babbling = Babbling(keeper.memory, "n2", lambda *_: None, NodeTraffic(keeper.folder))
+    babbling = Babbling(keeper.memory, "n2", lambda *_: None, NodeTraffic(keeper.folder), keeper.fabric)
     babbling.answer = answer
     server, address = await babbling.serve("127.0.0.1")
     with pytest.raises(StateTransferError, match="no receipt"):
-        await send_copy(keeper.sender, keeper.save(), address, NodeTraffic(keeper.own), paced=True)
+        await send_copy(keeper.sender, keeper.save(), address, NodeTraffic(keeper.own), keeper.own_fabric, paced=True)
     await server.stop(0)
 
 
@@ -332,7 +335,7 @@ async def test_a_copy_waits_until_the_senders_workers_send_nothing(keeper):
     traffic = Told(keeper.own)
     began = time.monotonic()
     traffic.busy_until = began + 0.5
-    await send_copy(keeper.sender, keeper.save(), keeper.address, traffic, paced=True)
+    await send_copy(keeper.sender, keeper.save(), keeper.address, traffic, keeper.own_fabric, paced=True)
     assert time.monotonic() - began >= 0.5
     assert traffic.line.on_its_way == 0
 
@@ -341,7 +344,9 @@ async def test_a_copy_that_is_not_paced_waits_for_nobody(keeper):
     keeper.traffic.forecast = lambda: Forecast(0.0, 30.0)
     traffic = NodeTraffic(keeper.own)
     traffic.forecast = keeper.traffic.forecast
-    await asyncio.wait_for(send_copy(keeper.sender, keeper.save(), keeper.address, traffic, paced=False), 10.0)
+    await asyncio.wait_for(
+        send_copy(keeper.sender, keeper.save(), keeper.address, traffic, keeper.own_fabric, paced=False), 10.0
+    )
     assert len(keeper.memory.saved()) == 1
     assert traffic.line.on_its_way == 0
 
@@ -352,7 +357,7 @@ async def test_a_copy_of_which_the_rest_must_wait_goes_on_in_the_next_span(keepe
     traffic.line.arrived = lambda *_: None  # it stays that slow
     began = time.monotonic()
     traffic.busy_until, traffic.busy_from = began + 0.5, began + 0.05
-    await send_copy(keeper.sender, keeper.save(), keeper.address, traffic, paced=True)
+    await send_copy(keeper.sender, keeper.save(), keeper.address, traffic, keeper.own_fabric, paced=True)
     assert time.monotonic() - began >= 0.5, "not all of it arrives in a twentieth of a second"
     assert len(keeper.memory.saved()) == 1
 
@@ -373,7 +378,9 @@ async def test_a_keeper_whose_workers_send_has_the_copy_wait_as_well(tmp_path):
 async def test_a_copy_that_is_given_up_while_it_waits_leaves_nothing(keeper):
     keeper.traffic.forecast = lambda: Forecast(0.0, 30.0)
     traffic = NodeTraffic(keeper.own)
-    sending = asyncio.create_task(send_copy(keeper.sender, keeper.save(), keeper.address, traffic, paced=True))
+    sending = asyncio.create_task(
+        send_copy(keeper.sender, keeper.save(), keeper.address, traffic, keeper.own_fabric, paced=True)
+    )
     await keeper.until(keeper.files)
     sending.cancel()
     await keeper.until(lambda: not keeper.files())
@@ -387,10 +394,11 @@ async def test_what_was_on_its_way_of_a_copy_that_failed_counts_no_more(keeper):
     traffic = NodeTraffic(keeper.own)
     (keeper.folder / NAME).symlink_to("/dev/full")
     with pytest.raises(StateTransferError):
-        await send_copy(keeper.sender, keeper.save(), keeper.address, traffic, paced=True)
+        await send_copy(keeper.sender, keeper.save(), keeper.address, traffic, keeper.own_fabric, paced=True)
     assert traffic.line.on_its_way == 0
 
 
 async def fetch(keeper, name):
     async with grpc.aio.insecure_channel(keeper.address, options=LIMITS) as channel:
-        return [piece async for piece in channel.unary_stream(FETCH)(name.encode())]
+        header = keeper.own_fabric.header(FETCH, keeper.address, name.encode())
+        return [piece async for piece in channel.unary_stream(FETCH)(name.encode(), metadata=header)]

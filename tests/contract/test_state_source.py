@@ -11,6 +11,7 @@ from unicron_agent.state_sources import Peer, SharedMemory, source_of
 from unicron_agent.traffic import NodeTraffic
 from xxhash import xxh3_128
 
+from tests.helpers.fabric import fabric
 from unicron.contracts.states import StateLocation, StateRef
 from unicron.errors import StateTransferError
 
@@ -43,9 +44,8 @@ class Holder:
 
 @asynccontextmanager
 async def serving(directory):
-    server, address = await StateServer(StateMemory(directory, 0), "n1", lambda *_: None, NodeTraffic(directory)).serve(
-        "127.0.0.1"
-    )
+    memory, traffic, own = StateMemory(directory, 0), NodeTraffic(directory), fabric(directory.parent, "n1")
+    server, address = await StateServer(memory, "n1", lambda *_: None, traffic, own).serve("127.0.0.1")
     try:
         yield server, address
     finally:
@@ -59,7 +59,7 @@ async def scene(request, tmp_path):
     taken.mkdir()
     async with serving(held) as (server, address):
         if request.param == "peer":
-            yield Holder(Peer(), held, taken, server, address)
+            yield Holder(Peer(fabric(tmp_path, "n2")), held, taken, server, address)
         else:  # both are of one node
             yield Holder(SharedMemory(StateMemory(held, 0)), held, held, server, address)
 
@@ -152,5 +152,5 @@ def test_the_location_chooses_the_source(tmp_path):
         location = StateLocation(node=node, worker="gpt-1", name=NAME, address="h:1")
         return StateRef(task="gpt", iteration=3, place=0, location=location, size=1, checksum=b"")
 
-    assert isinstance(source_of(ref("n1"), "n1", tmp_path), SharedMemory)
-    assert isinstance(source_of(ref("n2"), "n1", tmp_path), Peer)
+    assert isinstance(source_of(ref("n1"), "n1", tmp_path, None), SharedMemory)
+    assert isinstance(source_of(ref("n2"), "n1", tmp_path, None), Peer)

@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 
 from unicron.contracts.base import Record
+from unicron.contracts.ranges import Label, Number
 from unicron.contracts.states import Shelf, StateRef
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, Seat, WorkerPhase
 from unicron.contracts.timings import Op
 from unicron.errors import InvalidInputError
+from unicron.proofs import Nonce, Proofs
 
 LENGTH = struct.Struct(">I")
 LIMIT = 16 * 1024 * 1024
@@ -192,6 +194,8 @@ class Membership(ToWorker, kw_only=True, frozen=True):
         member: the worker itself, as others need to know it to take its state.
         since: epoch since which the worker's replica has been made up of the same workers.
         leaving, shelf: as in `commands.Regroup`; the shelf is told to one rank, which tells the others.
+        secrets: what opens the rendezvous (`proofs.epoch_secrets`), from the worker's own agent; empty where all are
+            open. Never on the bus, in a log or on a screen.
     """
 
     epoch: int
@@ -204,6 +208,11 @@ class Membership(ToWorker, kw_only=True, frozen=True):
     since: int = 0
     leaving: bool = False
     shelf: Shelf | None = None
+    secrets: list[bytes] = []
+
+    def __repr__(self) -> str:
+        """Return it without its secrets."""
+        return super(Membership, msgspec.structs.replace(self, secrets=[])).__repr__()
 
     @property
     def shape(self) -> ParallelLayout:
@@ -298,6 +307,19 @@ class ToRendezvous(Record, tag_field="type", tag=True, kw_only=True, frozen=True
     """Base of what a rank says at the rendezvous of its membership, over TCP."""
 
 
+class Enter(ToRendezvous, kw_only=True, frozen=True):
+    """First message where the rendezvous has sent a `Challenge`: the connection is of this membership from now on.
+
+    Attributes:
+        rendezvous_id, epoch: of the membership.
+        answers: to the challenge, see `proofs.answers`.
+    """
+
+    rendezvous_id: Label
+    epoch: Number
+    answers: Proofs
+
+
 class Put(ToRendezvous, kw_only=True, frozen=True):
     """Leave `value` under `key` for the others at the rendezvous `rendezvous_id`."""
 
@@ -313,31 +335,38 @@ class Take(ToRendezvous, kw_only=True, frozen=True):
     keys: list[str]
 
 
+class Challenge(Record, kw_only=True, frozen=True):
+    """First message of a rendezvous that takes only who has the secret of a membership: to be answered by `Enter`."""
+
+    nonce: Nonce
+
+
 class Taken(Record, kw_only=True, frozen=True):
     """The values of the keys that were asked for, in their order."""
 
     values: list[bytes]
 
 
-_to_rendezvous: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Put | Take)
+_to_rendezvous: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Enter | Put | Take)
+_challenge: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Challenge)
 _taken: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Taken)
 
 
-def frame(message: ToAgent | ToWorker | ToRendezvous | Taken) -> bytes:
+def frame(message: ToAgent | ToWorker | ToRendezvous | Challenge | Taken) -> bytes:
     """Return `message` as it travels."""
     data = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(data)) + data
 
 
-def length_of(header: bytes) -> int:
+def length_of(header: bytes, limit: int = LIMIT) -> int:
     """Return the length that follows `header`.
 
     Raises:
-        InvalidInputError: it is longer than `LIMIT`.
+        InvalidInputError: it is longer than `limit`, in bytes.
     """
     length = int(LENGTH.unpack(header)[0])
-    if length > LIMIT:
-        raise InvalidInputError(f"a message of {length} bytes on a worker's socket; at most {LIMIT} are allowed")
+    if length > limit:
+        raise InvalidInputError(f"a message of {length} bytes on a worker's socket; at most {limit} are allowed")
     return length
 
 
@@ -366,6 +395,15 @@ def to_rendezvous(data: bytes) -> ToRendezvous:
         InvalidInputError: it is no such message.
     """
     return _checked(_to_rendezvous, data)  # type: ignore[no-any-return]
+
+
+def challenge(data: bytes) -> Challenge:
+    """Decode what a rendezvous says first.
+
+    Raises:
+        InvalidInputError: it is no such message.
+    """
+    return _checked(_challenge, data)  # type: ignore[no-any-return]
 
 
 def taken(data: bytes) -> Taken:

@@ -48,23 +48,21 @@ class Group:
             GroupBrokenError: interrupted by `abort_below`, or the rendezvous or a peer was lost meanwhile.
         """
         self.leave()
-        rank, address = membership.rank, membership.rendezvous
-        # the name keeps tasks and epochs apart: a rank that was stopped and goes on meets nobody
-        name = f"{membership.rendezvous_id}-{membership.epoch}"
+        rank = membership.rank
         self._layout, self._size = membership.shape, membership.world_size
         with self._connections.forming(membership.epoch):
-            store = self._meet(address, name)
+            store = self._meet(membership)
             store.set(f"here-{rank}", "")
             store.wait([f"here-{other}" for other in range(membership.world_size)])
             connect = self._connections.connect
             self._everybody = self._replicas = connect(self._device, store, rank, membership.world_size)
             seat = membership.seat
             if self._layout.replica_workers > 1 and seat is not None:
-                store = self._meet(address, f"{name}-place-{seat.place}")
+                store = self._meet(membership, f"-place-{seat.place}")
                 self._replicas = connect(self._device, store, seat.replica, self._layout.replicas)
 
-    def _meet(self, address: str, name: str) -> Rendezvous:
-        store = Rendezvous(address, name)
+    def _meet(self, membership: Membership, part: str = "") -> Rendezvous:
+        store = Rendezvous(membership, part)
         self._stores.append(store)
         return store
 

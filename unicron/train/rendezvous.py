@@ -9,32 +9,65 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
-from unicron.contracts.worker import LENGTH, Put, Take, ToRendezvous, frame, length_of, taken
-from unicron.errors import GroupBrokenError
+from unicron import proofs
+from unicron.contracts.worker import (
+    LENGTH,
+    Enter,
+    Membership,
+    Put,
+    Take,
+    ToRendezvous,
+    challenge,
+    frame,
+    length_of,
+    taken,
+)
+from unicron.errors import GroupBrokenError, InvalidInputError
 
 CONNECT_S = 5.0
+ASKED_BYTES = 1024
+"""More than a challenge has."""
 
 
 class Rendezvous(Store):
-    """A rank's connection to the rendezvous `name` at `address` (host:port, the host an IP address).
+    """A rank's connection to the rendezvous of its membership (host:port, the host an IP address).
 
     Shutting its socket down, from any thread, makes whatever waits in it raise.
 
+    Args:
+        membership: where it is, and the secrets that open it.
+        part: those with the same part of the membership meet each other only.
+
     Raises:
-        GroupBrokenError: nobody is there, or the connection broke.
+        GroupBrokenError: nobody is there, it takes us for a stranger, or the connection broke.
     """
 
-    def __init__(self, address: str, name: str) -> None:
+    def __init__(self, membership: Membership, part: str = "") -> None:
         super().__init__()
-        self._name = name
-        host, _, port = address.rpartition(":")
+        # the name keeps tasks and epochs apart: a rank that was stopped and goes on meets nobody
+        self._name = f"{membership.rendezvous_id}-{membership.epoch}{part}"
+        self._address = membership.rendezvous
+        host, _, port = self._address.rpartition(":")
         try:
             self._socket = socket.create_connection((host, int(port)), CONNECT_S)
         except OSError as error:
-            raise GroupBrokenError(f"the rendezvous {address} can't be reached: {error}") from error
+            raise GroupBrokenError(f"the rendezvous {self._address} can't be reached: {error}") from error
+        if membership.secrets:
+            self._enter(membership)
         self._socket.settimeout(None)
         # a value that was left has no answer: what is asked for next would wait 40 ms for its acknowledgement
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def _enter(self, membership: Membership) -> None:
+        """Answer its challenge."""
+        try:
+            asked = challenge(self._receive(length_of(self._receive(LENGTH.size), ASKED_BYTES)))
+        except (GroupBrokenError, InvalidInputError) as error:
+            raise GroupBrokenError(
+                f"{error}; where it asks for no proof, name the fabric key in UNICRON_FABRIC_KEY on its node too"
+            ) from error
+        answers = proofs.answers(membership.secrets, self._address, asked.nonce)
+        self._send(Enter(rendezvous_id=membership.rendezvous_id, epoch=membership.epoch, answers=answers))
 
     def close(self) -> None:
         """Go home."""
@@ -55,13 +88,20 @@ class Rendezvous(Store):
 
     def _take(self, keys: list[str]) -> list[bytes]:
         self._send(Take(rendezvous_id=self._name, keys=keys))
-        return taken(self._receive(length_of(self._receive(LENGTH.size)))).values
+        data = self._receive(length_of(self._receive(LENGTH.size)))
+        try:
+            return taken(data).values
+        except InvalidInputError as error:
+            raise GroupBrokenError(
+                f"the rendezvous {self._address} answers otherwise: {error}; where it asks for a proof, name the "
+                "fabric key in UNICRON_FABRIC_KEY on this node too"
+            ) from error
 
     def _send(self, message: ToRendezvous) -> None:
         try:
             self._socket.sendall(frame(message))
         except OSError as error:
-            raise GroupBrokenError(f"the rendezvous was broken off: {error}") from error
+            raise self._broken(error) from error
 
     def _receive(self, size: int) -> bytes:
         data = b""
@@ -69,8 +109,14 @@ class Rendezvous(Store):
             try:
                 part = self._socket.recv(size - len(data))
             except OSError as error:
-                raise GroupBrokenError(f"the rendezvous was broken off: {error}") from error
+                raise self._broken(error) from error
             if not part:
-                raise GroupBrokenError("the rendezvous was broken off")
+                raise self._broken("its end was closed")
             data += part
         return data
+
+    def _broken(self, why: object) -> GroupBrokenError:
+        return GroupBrokenError(
+            f"the rendezvous {self._address} was broken off: {why}; the log of its agent says so if it took us for a "
+            "stranger"
+        )

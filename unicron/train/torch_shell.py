@@ -159,8 +159,7 @@ class TorchShell:
     async def form_replica(self, membership: Membership) -> None:
         """Build the process groups inside of the replica."""
         replica = membership.rank // membership.shape.replica_workers
-        name = f"{membership.rendezvous_id}-{membership.epoch}-replica-{replica}"
-        self._replica().form(membership.epoch, lambda: Rendezvous(membership.rendezvous, name))
+        self._replica().form(membership.epoch, lambda: Rendezvous(membership, f"-replica-{replica}"))
 
     async def confer(self, *numbers: float) -> list[tuple[float, ...]]:
         """Return what every rank of the replica says."""

@@ -7,6 +7,7 @@ import sys
 import textwrap
 
 import pytest
+from unicron_agent.fabric import Fabric
 from unicron_agent.rendezvous import RendezvousServer
 
 pytestmark = pytest.mark.slow
@@ -75,7 +76,7 @@ async def run_ranks(tmp_path, script, count, *arguments):
     """Run `count` processes of the script that meet at a real rendezvous; return what each printed."""
     path = tmp_path / "rank.py"
     path.write_text(textwrap.dedent(MEMBERSHIP) + textwrap.dedent(script))
-    server, address = await RendezvousServer().serve("127.0.0.1")
+    server, address = await RendezvousServer(Fabric("", "n1")).serve("127.0.0.1")
     processes = [
         await asyncio.create_subprocess_exec(
             sys.executable,
@@ -262,7 +263,7 @@ CONFER = """
 
     rank = int(sys.argv[2])
     inner = InnerGroups(ParallelLayout(shard=2), rank, torch.device("cpu"))
-    inner.form(0, lambda: Rendezvous(sys.argv[1], "confer"))
+    inner.form(0, lambda: Rendezvous(membership("confer", 0, 2)))
     told, asked, answered = [], [], []
     for numbers in ([], [float(rank)], [float(rank), 7.0]):
         inner.gather([0.0])
@@ -284,7 +285,7 @@ SAVE = """
 
     rank = int(sys.argv[2])
     inner = InnerGroups(ParallelLayout(shard=2), rank, torch.device("cpu"))
-    inner.form(0, lambda: Rendezvous(sys.argv[1], "save"))
+    inner.form(0, lambda: Rendezvous(membership("save", 0, 2)))
     inner.gather([])
     inner.strict = True
     if rank == 0:

@@ -7,6 +7,7 @@ import sys
 import textwrap
 
 import pytest
+from unicron_agent.fabric import Fabric
 from unicron_agent.rendezvous import RendezvousServer
 
 pytestmark = pytest.mark.slow
@@ -16,7 +17,9 @@ RANK = """
     import torch
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor, Shard
+    from msgspec.structs import replace
     from unicron.contracts.tasks import ParallelLayout
+    from unicron.contracts.worker import NOWHERE
     from unicron.errors import GroupBrokenError
     from unicron.train.inner import InnerGroups
     from unicron.train.rendezvous import Rendezvous
@@ -36,7 +39,7 @@ RANK = """
         found.setdefault(name, []).append(value)
 
     def form(epoch):
-        inner.form(epoch, lambda: Rendezvous(address, f"inner-{epoch}"))
+        inner.form(epoch, lambda: Rendezvous(replace(NOWHERE, rendezvous=address, rendezvous_id="inner", epoch=epoch)))
 
     def work():
         say("sums", [summed(), summed(tensor), summed(shard), summed(again)])
@@ -99,7 +102,7 @@ RANK = """
 async def test_they_are_formed_anew_in_the_same_objects(tmp_path):
     path = tmp_path / "rank.py"
     path.write_text(textwrap.dedent(RANK))
-    server, address = await RendezvousServer().serve("127.0.0.1")
+    server, address = await RendezvousServer(Fabric("", "n1")).serve("127.0.0.1")
     ranks = [
         await asyncio.create_subprocess_exec(sys.executable, path, address, str(place), stdout=subprocess.PIPE)
         for place in range(4)
