@@ -140,11 +140,11 @@ class Keyring:
             InvalidInputError: there is no such user.
         """
         self._known(name)
-        was_node = name in self._nodes()
+        nodes = self._nodes()  # who is cut off here can do it again: the key of the user goes last
+        others = self._spread(proofs.as_file(proofs.new_key()), {*nodes} - {name}) if name in nodes else []
+        self.fabric(name).unlink(missing_ok=True)
         (self.path(name).parent / "shut-out").touch()
         self.path(name).unlink()
-        self.fabric(name).unlink(missing_ok=True)
-        others = self._spread(proofs.as_file(proofs.new_key())) if was_node else []
         self.write()
         return others
 
@@ -163,9 +163,9 @@ class Keyring:
         files = sorted(self.folder.glob("*/fabric.key"), key=lambda path: path.stat().st_mtime_ns)
         return read_secret(files[-1]) + b"\n" if files else proofs.as_file(proofs.new_key())
 
-    def _spread(self, content: bytes) -> list[Path]:
-        """Give all nodes this fabric key; return the paths of its files."""
-        files = [self.fabric(name) for name in self._nodes()]
+    def _spread(self, content: bytes, nodes: Iterable[str] | None = None) -> list[Path]:
+        """Give these nodes, or all, this fabric key; return the paths of its files."""
+        files = [self.fabric(name) for name in sorted(self._nodes() if nodes is None else nodes)]
         for path in files:
             if not path.exists() or path.read_bytes() != content:
                 _write(path, content)
