@@ -92,10 +92,8 @@ class Keyring:
         secret = found[1] if found else secrets.token_hex(32)
         urls = ", ".join(f'"nats-route://{ROUTE}:{secret}@{address}"' for address in addresses)
         self.routes.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write(
-            self.routes,
-            f'name: unicron\nauthorization {{ user: {ROUTE}, password: "{secret}", timeout: 5 }}\nroutes: [{urls}]\n'.encode(),
-        )
+        who = f'authorization {{ user: {ROUTE}, password: "{secret}", timeout: 5 }}'
+        _write(self.routes, f"name: unicron\n{who}\nroutes: [{urls}]\n".encode())
 
     def admit(self, node: str) -> Path:
         """Give a node a key, where it has none, and let it in again if it was shut out; return the path of its seed."""
