@@ -365,7 +365,7 @@ class TransitionCore(Core):
             over = give_up_waiting(self.state, run) if deadline.wait is Wait.STATES else waited(run)
             return over + self._settle([deadline.task])
         if deadline.wait is Wait.START:
-            late = run.workers.get(deadline.worker)
+            late = run.workers.get(deadline.about)
             if late is None or late.stage is not WorkerStage.STARTING:
                 return []
             return [_attempt_failed(deadline.task, Cure.RESTART, late, "its model was not built in time")]
@@ -373,8 +373,14 @@ class TransitionCore(Core):
         missing = [name for name in membership.group if name not in membership.joined and name in run.workers]
         if not missing:
             return []
-        reason = f"{', '.join(missing)} did not join epoch {membership.epoch} in time"
-        return [_attempt_failed(deadline.task, Cure.REGROUP, run.workers[missing[0]], reason)]
+        first, reason = run.workers[missing[0]], f"{', '.join(missing)} did not join epoch {membership.epoch} in time"
+        verdict = Deadline(Wait.VERDICT, deadline.task, str(membership.epoch))
+        if deadline.wait is Wait.REGROUP:
+            return [_attempt_failed(deadline.task, Cure.REGROUP, first, reason), verdict.set()]
+        if deadline != verdict:
+            return []
+        # it has nothing to say: that process had ended, say, before its node was admitted on an older word for it
+        return stop(self.state, run, first, reason) + self._settle([deadline.task])
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ class Wait(StrEnum):
     """A worker, from its start until its model is built."""
     REGROUP = "regroup"
     """The members of a new membership, until all compute in it, states included."""
+    VERDICT = "verdict"
+    """What the detector says of a membership that its members did not join in time; `about` is its epoch."""
 
     STATES = "states"
     """Nodes that are gone, with copies of a state that nobody else has: until then they may come back."""
@@ -22,21 +24,28 @@ class Wait(StrEnum):
     """The next attempt to write a state to storage whose nodes are to go."""
 
 
-TIMEOUT_S = {Wait.START: 180.0, Wait.REGROUP: 30.0, Wait.STATES: 60.0, Wait.IDLE: 600.0, Wait.AGAIN: 3.0}
+TIMEOUT_S = {
+    Wait.START: 180.0,
+    Wait.REGROUP: 30.0,
+    Wait.VERDICT: 30.0,
+    Wait.STATES: 60.0,
+    Wait.IDLE: 600.0,
+    Wait.AGAIN: 3.0,
+}
 """How long each may take."""
 
 
 class Deadline(NamedTuple):
-    """The end of a wait; `worker` is empty where it is the whole task's."""
+    """The end of a wait; `about` is a worker, or empty where it is the whole task's."""
 
     wait: Wait
     task: str
-    worker: str = ""
+    about: str = ""
 
     @property
     def name(self) -> str:
         """Of its timer; no part of it has a dot in it."""
-        return f"{self.wait}.{self.task}.{self.worker}".rstrip(".")
+        return f"{self.wait}.{self.task}.{self.about}".rstrip(".")
 
     def set(self, after_s: float | None = None) -> SetTimer:
         """Return the request for its timer; the usual one, or after so many seconds."""
@@ -49,5 +58,5 @@ class Deadline(NamedTuple):
     @classmethod
     def read(cls, name: str) -> "Deadline":
         """Return the deadline whose timer has this name."""
-        wait, task, worker = [*name.split("."), ""][:3]
-        return cls(Wait(wait), task, worker)
+        wait, task, about = [*name.split("."), ""][:3]
+        return cls(Wait(wait), task, about)

@@ -432,9 +432,26 @@ def test_what_takes_too_long_is_an_attempt_that_failed(kind):
     if kind == "regroup":
         out = scene.ready("a")
     names = [timer.name for timer in of(SetTimer, out) if timer.name.startswith(kind)]
-    [failed] = scene.feed(TimerFired(name=names[0]))
+    failed, *verdict = scene.feed(TimerFired(name=names[0]))
+    assert [timer.name for timer in verdict] == ([] if kind == "start" else ["verdict.a.0"])
     assert isinstance(failed, AttemptFailed)
     assert (failed.task, failed.action, failed.worker) == ("a", "restart" if kind == "start" else "regroup", "a-1")
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "joined", "another epoch"])
+def test_a_worker_that_does_not_join_and_of_which_the_detector_has_nothing_to_say_is_replaced(meanwhile):
+    # it may have ended before its node was admitted, on a word from before that
+    scene = TransitionHarness(a={})
+    scene.plan(a=["n1:0", "n2:0"])
+    scene.ready("a")
+    [verdict] = of(SetTimer, scene.feed(TimerFired(name="regroup.a")))
+    if meanwhile == "joined":
+        scene.join("a")
+    if meanwhile == "another epoch":
+        scene.feed(failure(Severity.SEV3, task="a", epoch=0))
+    out = scene.feed(TimerFired(name=verdict.name))
+    assert [stop.worker for stop in of(StopWorker, out)] == (["a-1"] if meanwhile == "nothing" else [])
+    assert [start.slot for start in of(StartWorker, out)] == ([0] if meanwhile == "nothing" else [])
 
 
 def test_a_refused_start_is_an_attempt_that_failed():
