@@ -264,6 +264,17 @@ async def test_services_keep_states_and_leases_of_their_own_only(place):
             await node.bucket("state").get("planner")
 
 
+async def test_nobody_keeps_anothers_message_out_of_the_journal_by_using_its_id_first(place):
+    mine, stolen = "unicron.v1.evt.planner.PlanDecided.x", "unicron.v1.evt.node-1.T.x"
+    async with place.connected("node-1", "planner") as [node, planner]:
+        taken = await node.append(stolen, b"nothing", "known-in-advance")
+        stored = await planner.append(mine, b"plan", "known-in-advance")
+        assert stored > taken
+        found = await planner.jetstream.get_msg(topology.STREAM, stored, direct=True)
+        assert (found.subject, found.data) == (mine, b"plan")
+        assert await node.append(stolen, b"nothing", "known-in-advance") == taken, "its own is stored once as ever"
+
+
 async def test_the_check_of_a_containers_health_works_with_the_key_in_it(place):
     async with place.connected("node-1", "detector") as [node, detector]:
         with pytest.raises(BusUnavailableError):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
@@ -156,7 +157,17 @@ class NatsBus:
             ack = await self._call(storing, f"storing on {subject}", subject)
         except nats.js.errors.APIError as error:  # it is full, for one: room may be made
             raise BusUnavailableError(f"storing on {subject}: the journal does not take it: {error}") from error
+        if ack.duplicate and await self._subject_of(ack.seq) != subject:  # somebody used our id, who may not use this
+            return await self.append(subject, data, f"{message_id}.{secrets.token_hex(8)}")
         return ack.seq
+
+    async def _subject_of(self, sequence: int) -> str:
+        getting = self.jetstream.get_msg(topology.STREAM, sequence, direct=True)
+        try:
+            found = await self._call(getting, "looking at what came before", f"$JS.API.DIRECT.GET.{topology.STREAM}")
+        except nats.js.errors.NotFoundError as error:  # the server that answers is behind
+            raise BusUnavailableError(f"looking at entry {sequence}: it is not there yet") from error
+        return str(found.subject)
 
     async def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[Entry]:
         """Read the journal in order; see `Bus.follow`."""

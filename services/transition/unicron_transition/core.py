@@ -369,6 +369,13 @@ class TransitionCore(Core):
             if late is None or late.stage is not WorkerStage.STARTING:
                 return []
             return [_attempt_failed(deadline.task, Cure.RESTART, late, "its model was not built in time")]
+        return self._not_joined(run, deadline)
+
+    def _not_joined(self, run: TaskRun, deadline: Deadline) -> list[Message]:
+        """Tell of who did not join in time; replace it where the detector has nothing to say of it.
+
+        That process had ended, say, before its node was admitted on an older word by which it lived.
+        """
         membership = run.membership
         missing = [name for name in membership.group if name not in membership.joined and name in run.workers]
         if not missing:
@@ -377,10 +384,7 @@ class TransitionCore(Core):
         verdict = Deadline(Wait.VERDICT, deadline.task, str(membership.epoch))
         if deadline.wait is Wait.REGROUP:
             return [_attempt_failed(deadline.task, Cure.REGROUP, first, reason), verdict.set()]
-        if deadline != verdict:
-            return []
-        # it has nothing to say: that process had ended, say, before its node was admitted on an older word for it
-        return stop(self.state, run, first, reason) + self._settle([deadline.task])
+        return stop(self.state, run, first, reason) + self._settle([deadline.task]) if deadline == verdict else []
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
