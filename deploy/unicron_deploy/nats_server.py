@@ -165,7 +165,14 @@ class NatsServer:
         name = self._name or f"unicron-{secrets.token_hex(8)}"
         # several copies are not lost at once when a machine goes down, but would be here, where all are on this one
         text = config_text(
-            store, self.host, self.port, bool(routes), self._ping_s, accounts=accounts, name=name, routes=routes
+            store,
+            self.host,
+            self.port,
+            sync_always=bool(routes),
+            ping_s=self._ping_s,
+            accounts=accounts,
+            name=name,
+            routes=routes,
         )
         config.write_text(text)
         with self.log_path.open("ab") as output:

@@ -42,7 +42,7 @@ def test_nothing_that_must_not_be_happens_in_a_storm(first):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", CHUNKS)
+@pytest.mark.parametrize("first", CHUNKS[: len(CHUNKS) // 2])
 def test_nothing_that_must_not_be_happens_in_a_storm_with_liars(first):
     lied = 0
     for seed in range(first, first + BATCH):
