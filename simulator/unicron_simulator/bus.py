@@ -75,7 +75,7 @@ class MemoryWorld:
 
     def __init__(self, clock: Clock, lease_ttl_s: float = 2.0) -> None:
         self.journal: list[Entry] = []
-        self.ids: dict[str, int] = {}
+        self.ids: dict[tuple[str, str], int] = {}
         self.followers: dict[asyncio.Event, None] = {}
         self.hearers: list[tuple[Sequence[str], Inbox]] = []
         self.handlers: dict[str, list[Handler]] = {}
@@ -102,12 +102,13 @@ class MemoryBus:
         world = self._world
         if not subjects.matches(subjects.JOURNAL, subject):
             raise BusUnavailableError(f"storing on {subject}: no stream for it; use a subject of the journal")
-        if message_id not in world.ids:
+        known = subject, message_id
+        if known not in world.ids:
             world.journal.append(Entry(len(world.journal) + 1, subject, data))
-            world.ids[message_id] = len(world.journal)
+            world.ids[known] = len(world.journal)
             for follower in world.followers:
                 follower.set()
-        return world.ids[message_id]
+        return world.ids[known]
 
     async def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[Entry]:
         """Read the journal in order."""

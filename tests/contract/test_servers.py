@@ -133,7 +133,7 @@ async def test_the_server_that_leads_is_lost_with_its_disk_and_comes_back_with_a
 
         await asyncio.wait_for(caught_up(), 30)
         alone = await nats.connect(servers.settings(lost), "alone")
-        assert await alone.tail() == await watcher.tail()
+        assert await insist(alone.tail, "asking") == await watcher.tail()
         await alone.close()
     finally:
         await watcher.close()
@@ -154,3 +154,26 @@ async def test_a_server_that_knows_of_no_leader_is_not_believed_how_far_the_jour
             await bus.tail()
     finally:
         await bus.close()
+
+
+@pytest.mark.slow
+async def test_a_server_that_hangs_with_unread_messages_is_left_for_another(servers):
+    async def hang(reader, writer):
+        writer.write(b'INFO {"server_id":"hung","version":"2.11.0","max_payload":1048576,"headers":true}\r\n')
+        while not (await reader.readline()).startswith(b"PING"):
+            pass
+        writer.write(b"PONG\r\n")
+        await asyncio.sleep(60)  # and reads no more
+
+    hung = await asyncio.start_server(hang, "127.0.0.1", 0)
+    port = hung.sockets[0].getsockname()[1]
+    bus = await nats.connect(Settings(nats_url=f"nats://127.0.0.1:{port}"), "stuck")
+    bus.client._server_pool.extend((await nats.connect(servers.settings("nats-1"), "other")).client._server_pool)
+    try:
+        for _ in range(100):  # more than the kernel keeps on its way
+            bus.client._transport.write(b"PUB x 200000\r\n" + b"x" * 200_000 + b"\r\n")
+        await asyncio.wait_for(anext(bus.reconnected()), 30)
+        assert await bus.tail() >= 0
+    finally:
+        await bus.close()
+        hung.close()

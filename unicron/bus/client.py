@@ -1,4 +1,4 @@
-"""The NATS client, for keys that are replaced while it is connected."""
+"""The NATS client, for keys that are replaced while it is connected, and servers that hang."""
 
 import contextlib
 
@@ -7,10 +7,19 @@ from nats.aio.client import Client
 
 
 class KeyedClient(Client):
-    """Reads its key again for each connection: one that was rotated is used at the next attempt."""
+    """Reads its key again for each connection: one that was rotated is used at the next attempt.
+
+    It leaves a server that reads no more at once: a transport that is closed waits for all to be read that was written.
+    """
 
     async def _process_connect_init(self) -> None:
         if self._nkeys_seed:
             with contextlib.suppress(OSError, ValueError, nkeys.NkeysError):  # then the old one: the server will say
                 self._setup_nkeys_seed_connect()
         await super()._process_connect_init()
+
+    async def _attempt_reconnect(self) -> None:
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+        await super()._attempt_reconnect()

@@ -74,7 +74,7 @@ class Bus(Protocol):
     """A connection to the bus. All methods raise `BusUnavailableError` when the bus does not answer in time."""
 
     async def append(self, subject: str, data: bytes, message_id: str) -> int:
-        """Put a message into the journal; return its sequence. A second one with the same id is not stored again."""
+        """Put a message into the journal; return its sequence. A second of the same id and subject is not stored."""
 
     def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[Entry]:
         """Read the journal in order: every message that matches a filter and whose sequence is above `after`.
