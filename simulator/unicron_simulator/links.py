@@ -218,7 +218,7 @@ class Link:
         return await self.call(lambda: self._bus.append(subject, data, message_id), write=True)
 
     def _again(self, subject: str, data: bytes, message_id: str) -> None:
-        if message_id in self._network.world.ids or not self.dead:
+        if (subject, message_id) in self._network.world.ids or not self.dead:
             task = asyncio.ensure_future(MemoryBus(self._network.world).append(subject, data, message_id))
             task.add_done_callback(lambda _: None)
 

@@ -79,7 +79,7 @@ def wirings() -> dict[str, Wiring]:
     }
 
 
-class _Forgetful(dict[str, int]):
+class _Forgetful(dict[tuple[str, str], int]):
     """Ids that a bus without a duplicate window knows: none."""
 
     def __contains__(self, key: object) -> bool:
