@@ -158,7 +158,13 @@ async def test_a_server_that_knows_of_no_leader_is_not_believed_how_far_the_jour
 
 @pytest.mark.slow
 async def test_a_server_that_hangs_with_unread_messages_is_left_for_another(servers):
+    taken = []
+
     async def hang(reader, writer):
+        if taken:  # it accepts nobody any more
+            writer.close()
+            return
+        taken.append(writer)
         writer.write(b'INFO {"server_id":"hung","version":"2.11.0","max_payload":1048576,"headers":true}\r\n')
         while not (await reader.readline()).startswith(b"PING"):
             pass
@@ -168,7 +174,9 @@ async def test_a_server_that_hangs_with_unread_messages_is_left_for_another(serv
     hung = await asyncio.start_server(hang, "127.0.0.1", 0)
     port = hung.sockets[0].getsockname()[1]
     bus = await nats.connect(Settings(nats_url=f"nats://127.0.0.1:{port}"), "stuck")
-    bus.client._server_pool.extend((await nats.connect(servers.settings("nats-1"), "other")).client._server_pool)
+    other = await nats.connect(servers.settings("nats-1"), "other")
+    bus.client._server_pool.extend(other.client._server_pool)
+    await other.close()
     try:
         for _ in range(100):  # more than the kernel keeps on its way
             bus.client._transport.write(b"PUB x 200000\r\n" + b"x" * 200_000 + b"\r\n")
