@@ -28,7 +28,7 @@ from unicron_simulator.bus import MemoryBucket, MemoryWorld
 from unicron_simulator.world import wirings
 
 from benchmarks.output import as_json
-from unicron import codec, subjects
+from unicron import codec, proofs, subjects
 from unicron.bus import replies, topology
 from unicron.bus.protocol import Entry, Heard
 from unicron.clock import VirtualClock
@@ -196,7 +196,7 @@ class Stage:
         await self.say(
             NodeJoined(
                 node=name,
-                incarnation=f"incarnation-{next(self._numbers)}",
+                incarnation=f"{proofs.boot(name)}.{next(self._numbers)}",
                 host=address,
                 slots=slots,
                 rendezvous=f"{address}:29400",
@@ -211,12 +211,14 @@ class Stage:
         advisory = {
             "id": "advisory",
             "timestamp": datetime.fromtimestamp(self.clock.now(), UTC).isoformat(),
-            "client": {"name": f"agent.{name}"},
+            "client": {"name": f"agent.{name}.{name}"},
             "reason": "Client Closed",
         }
         for filters, inbox in self.memory.hearers:
             if topology.DISCONNECTS in filters:
-                inbox.put_nowait(Heard(topology.DISCONNECTS, json.dumps(advisory).encode()))
+                inbox.put_nowait(
+                    Heard(topology.DISCONNECTS.replace("*", topology.NODES), json.dumps(advisory).encode())
+                )
 
     async def _heartbeats(self) -> None:
         while True:

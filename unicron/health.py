@@ -1,43 +1,62 @@
 """Says whether a process of Unicron does its work, for health checks: `python -m unicron.health OWNER`.
 
 The owner is a service (registry, detector, planner, transition, straggler) or a node. A service is healthy while
-somebody holds its lease, a node while its agent answers.
+somebody holds its lease, a node while its agent tells the bus that it lives, for which no network is needed.
 """
 
 import asyncio
 import logging
 import sys
+import time
+from pathlib import Path
 
 from unicron.bootstrap import connected
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.services import SERVICES
 from unicron.settings import Settings
 
-ANSWER_S = 2.0
-"""How long an agent may take to answer."""
+ALIVE = "alive"
+"""Name of the file in an agent's run folder that it touches whenever it has told the bus something."""
+
+SILENT_S = 10.0
+"""How long an agent may tell nothing; it does so twice a second."""
 
 
 class HealthSettings(Settings, kw_only=True, frozen=True):
     """Whether a service or a node does its work.
 
     Attributes:
+        run_dir: that of the node's agent.
         connect_timeout_s: how long it waits for the bus.
     """
 
+    run_dir: str = ".unicron/node"
     connect_timeout_s: float = 3.0
 
 
-async def check(settings: Settings, owner: str) -> None:
+async def check(settings: HealthSettings, owner: str) -> None:
     """Return if `owner` is healthy.
 
     Raises:
         BusUnavailableError: it is not, or the bus is away.
     """
-    async with connected(settings, "health") as bus:
-        if owner not in SERVICES:
-            await bus.ask(f"$SRV.PING.agent-{owner}", b"", ANSWER_S)
-        elif await bus.bucket("lease").get(owner) is None:
-            raise BusUnavailableError(f"no instance of {owner} is active; see its log")
+    if owner in SERVICES:
+        async with connected(settings, "health") as bus:
+            if await bus.bucket("lease").get(owner) is None:
+                raise BusUnavailableError(f"no instance of {owner} is active; see its log")
+    else:
+        _check_agent(Path(settings.run_dir) / ALIVE, time.time())
+
+
+def _check_agent(alive: Path, now: float) -> None:
+    try:
+        silent_s = now - alive.stat().st_mtime
+    except OSError as error:
+        raise BusUnavailableError(
+            f"{alive}: {error.strerror}: its agent has told the bus nothing; see its log"
+        ) from error
+    if silent_s > SILENT_S:
+        raise BusUnavailableError(f"its agent has told the bus nothing for {silent_s:.0f} s; see its log")
 
 
 def main() -> int:

@@ -20,6 +20,8 @@ KEY_BYTES = 32
 MOST = 2
 """Keys that are held at once."""
 
+BOOT_CHARS = 24
+
 WINDOW_S = 60.0
 """How far the clocks of two nodes may be apart, and how old the proof of a call may be: seconds."""
 
@@ -34,6 +36,11 @@ Nonce = Annotated[bytes, Meta(min_length=16, max_length=16)]
 def nonce() -> bytes:
     """Return a number that nobody has used or will guess."""
     return secrets.token_bytes(16)
+
+
+def boot(secret: str) -> str:
+    """Return what everybody may know of a start of an agent, by what only it and who hears of its end may know."""
+    return sha256(secret.encode()).hexdigest()[:BOOT_CHARS]
 
 
 def new_key() -> bytes:

@@ -2,7 +2,7 @@
 
 The token after the kind is the node (for control services, the service), so that the rights of an agent can end at its
 own node. Kinds: `evt` facts and `cmd` commands (kept in the journal), `tel` telemetry (core NATS, may be lost),
-`rpc` queries, `ord` the orders among them, which only operators may give.
+`rpc` queries, `ord` the orders among them, which only operators may give; where a node is asked, `node` comes first.
 """
 
 import re
@@ -15,6 +15,7 @@ from unicron.contracts.events import FailureDetected, IterationFinished, NodeHea
 from unicron.contracts.queries import Order, Query
 from unicron.contracts.stragglers import RecordingSwitched
 from unicron.errors import InvalidInputError
+from unicron.services import SERVICES
 
 ROOT = "unicron.v1"
 FACTS = f"{ROOT}.evt.>"
@@ -109,12 +110,17 @@ def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 def rpc(owner: str) -> str:
     """Return the subject on which the node or service `owner` answers queries."""
-    return f"{ROOT}.rpc.{token(owner, 'owner')}"
+    return f"{ROOT}.rpc.{_owner(owner)}"
 
 
 def orders(owner: str) -> str:
     """Return the subject on which the node or service `owner` takes orders."""
-    return f"{ROOT}.ord.{token(owner, 'owner')}"
+    return f"{ROOT}.ord.{_owner(owner)}"
+
+
+def _owner(name: str) -> str:
+    """Return where `name` answers: nodes do so apart from services, since they are reached in another account."""
+    return name if name in SERVICES else f"node.{token(name, 'owner')}"
 
 
 def asked(owner: str, query: Query) -> str:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import shutil
-import uuid
 from collections.abc import Coroutine
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from unicron.errors import (
     UnicronError,
     UnsoundStateError,
 )
+from unicron.health import ALIVE
 from unicron_agent.agent import Agent
 from unicron_agent.channels import Channels
 from unicron_agent.chaos import break_something
@@ -81,14 +81,15 @@ STORING_S = 0.2
 class Node:
     """This machine, and its agent. `run` returns when cancelled or told to go; the agent has said goodbye then."""
 
-    def __init__(self, settings: AgentSettings, bus: Bus, clock: Clock, slots: list[Slot]) -> None:
-        self._settings, self._bus, self._clock, self._slots = settings, bus, clock, slots
+    def __init__(self, settings: AgentSettings, bus: Bus, clock: Clock, slots: list[Slot], boot: str) -> None:
+        self._settings, self._bus, self._clock, self._slots, self._boot = settings, bus, clock, slots, boot
         self._name = subjects.token(settings.node, "node")
         self._fabric = Fabric(settings.fabric_key, self._name, clock.now)
         self._run_dir = Path(settings.run_dir).resolve()
         self._memory = StateMemory(memory_dir(self._run_dir), settings.state_limit)
         self._traffic = NodeTraffic(self._memory.folder, lambda: communicating(self._agent.core.workers.values()))
         self._token_file = self._run_dir / "token"
+        self._alive = self._run_dir / ALIVE
         self._host = settings.host or own_address(settings.nats_servers[0])
         self._supervisor = Supervisor(self._run_dir, self._common_environment(), self._exited)
         self._channels = Channels(
@@ -158,7 +159,6 @@ class Node:
             ) from error
 
     def _make_agent(self, rendezvous: str, states: str) -> Agent:
-        boot = uuid.uuid4().hex[:12]
         card = NodeJoined(
             node=self._name,
             incarnation="",
@@ -172,8 +172,9 @@ class Node:
         stored = self._token_file.read_text().strip() if self._token_file.exists() else ""
         token = int(stored) if stored.isdecimal() else 0  # the lease is read before any other is believed
         limits = StallLimits(hang_s=self._settings.hang_s)
-        core = AgentCore(card, boot, token, limits, self._settings.heartbeat_s)
-        return Agent(core, self._bus, Outbox(self._bus, self._clock, self._name, boot), self._carry_out, self._stopped)
+        core = AgentCore(card, self._boot, token, limits, self._settings.heartbeat_s)
+        outbox = Outbox(self._bus, self._clock, self._name, self._boot, self._alive.touch)
+        return Agent(core, self._bus, outbox, self._carry_out, self._stopped)
 
     def _stopped(self) -> list[str]:
         return [name for name, worker in self._agent.core.workers.items() if is_stopped(worker.pid)]

@@ -27,8 +27,9 @@ class Outbox:
         unpublished: how many facts the bus has not taken yet.
     """
 
-    def __init__(self, bus: Bus, clock: Clock, node: str, boot: str) -> None:
+    def __init__(self, bus: Bus, clock: Clock, node: str, boot: str, told: Callable[[], None] = lambda: None) -> None:
         self._bus, self._clock, self._node, self._boot = bus, clock, node, boot
+        self._told = told
         self._facts: asyncio.Queue[Message] = asyncio.Queue()
         self._telemetry: asyncio.Queue[Message] = asyncio.Queue()
         self._count = 0
@@ -71,3 +72,4 @@ class Outbox:
             telemetry = await self._telemetry.get()
             with contextlib.suppress(BusUnavailableError):
                 await self._bus.tell(subjects.of(telemetry), codec.encode(telemetry))
+                self._told()

@@ -49,6 +49,10 @@ quicker to notice a stopped node (here within 1.5 s), and cuts off clients that 
 """
 
 
+LOG_BYTES, LOGS = 16 * 1024**2, 3
+"""Size at which the server begins another log, and how many it keeps."""
+
+
 class Routes(NamedTuple):
     """How a server finds the others of its cluster.
 
@@ -70,6 +74,8 @@ def config_text(
     accounts: Path | None = None,
     name: str = "unicron",
     routes: Routes | None = None,
+    monitor: int | None = None,
+    log: Path | None = None,
 ) -> str:
     """Return the server's configuration: pings are frequent, so that a client that was stopped is noticed soon.
 
@@ -82,6 +88,8 @@ def config_text(
         accounts: who is let in: the file that a keyring writes, seen from the configuration's folder; None: everybody.
         name: of the server, as it tells clients; "$VARIABLE" for that of its environment.
         routes: to the other servers; None: there are none.
+        monitor: port of its monitoring, for this machine only: connections are listed there by their whole names.
+        log: file that it writes to; None: to its standard error.
     """
     who = rights.open_accounts() if accounts is None else f"include {json.dumps(str(accounts))}\n"
     sync = "\n  sync_interval: always" if sync_always else ""
@@ -89,10 +97,13 @@ def config_text(
     if routes is not None:
         where = f"{host}:{routes.port}"
         cluster = f"cluster {{\n  listen: {json.dumps(where)}\n  include {json.dumps(str(routes.file))}\n}}\n"
+    http = f'http: "127.0.0.1:{monitor}"\n' if monitor else ""
+    if log is not None:  # who is refused is told of there: that is to fill no disk
+        http += f"log_file: {json.dumps(str(log))}\nlogfile_size_limit: {LOG_BYTES}\nlogfile_max_num: {LOGS}\n"
     return f"""\
 server_name: {name}
 listen: {json.dumps(f"{host}:{port}")}
-ping_interval: "{ping_s * 1000:.0f}ms"
+{http}ping_interval: "{ping_s * 1000:.0f}ms"
 ping_max: 2
 jetstream {{
   store_dir: {json.dumps(store_dir)}{sync}
@@ -173,6 +184,7 @@ class NatsServer:
             accounts=accounts,
             name=name,
             routes=routes,
+            log=self.log_path.resolve(),
         )
         config.write_text(text)
         with self.log_path.open("ab") as output:

@@ -2,6 +2,10 @@
 
 A user of the bus is named like the node or the service that it speaks for, or like one of `PEOPLE`. Nobody may do more
 than stands here. What is stored is read by direct gets, which give whoever may use them the whole journal.
+
+The server sends a reply to whatever subject who asks has named, and looks at nobody's rights then: who may ask for an
+entry could have it stored as another's command, order or state. So agents, and those people who may not order, have
+accounts of their own, from which only a few subjects lead to the account of what is stored, and replies never do.
 """
 
 import json
@@ -10,7 +14,7 @@ from typing import NamedTuple
 
 from unicron import subjects
 from unicron.bus import access, topology
-from unicron.bus.topology import ACCOUNT
+from unicron.bus.topology import ACCOUNT, API, NODES, READERS
 from unicron.errors import InvalidInputError
 from unicron.services import SERVICES
 
@@ -18,9 +22,9 @@ OPERATOR, USER, SUBSCRIBER = "operator", "user", "subscriber"
 PEOPLE = (OPERATOR, USER, SUBSCRIBER)
 """Who asks and orders, who asks, and who only reads facts."""
 
-READ_JOURNAL = (f"$JS.API.DIRECT.GET.{topology.STREAM}", f"$JS.API.STREAM.INFO.{topology.STREAM}")
+READ_JOURNAL = (f"$JS.API.DIRECT.GET.{topology.STREAM}", f"{API}.STREAM.INFO.{topology.STREAM}")
 STATE, LEASE = (f"KV_{topology.BUCKETS[name]}" for name in ("state", "lease"))
-READ_LEASE = (f"$JS.API.STREAM.MSG.GET.{LEASE}", f"$JS.API.DIRECT.GET.{LEASE}.>")
+READ_LEASE = (f"{API}.STREAM.MSG.GET.{LEASE}",)
 PROVISION = tuple(
     f"$JS.API.STREAM.{verb}.{stream.name}" for verb in ("CREATE", "UPDATE", "INFO") for stream in topology.streams()
 )
@@ -31,11 +35,18 @@ BACKUP = (
 ALL_STORED, ALL_FACTS = f"{subjects.STORED}.>", subjects.stored(subjects.FACTS)
 ALL_TELEMETRY = f"{subjects.ROOT}.tel.>"
 
+ASKED, ORDERED = ((f"{subjects.ROOT}.{kind}.*", f"{subjects.ROOT}.{kind}.node.*") for kind in ("rpc", "ord"))
+"""Where services and nodes are asked, and where they take orders."""
+
 REPLIES = 1000
 """Messages that one reply may come in."""
 
 REPLY_S = 60
 """Seconds within which a reply may come."""
+
+GET_S = 5
+"""Seconds within which the journal's next entries come: so long the server keeps in mind who in another account asked.
+"""
 
 
 class Rights(NamedTuple):
@@ -74,6 +85,13 @@ def node(name: str) -> str:
     return subjects.token(name, "node")
 
 
+def account(name: str) -> str:
+    """Return the server's account that the user `name` belongs to."""
+    if name in SERVICES or name == OPERATOR:
+        return ACCOUNT
+    return READERS if name in PEOPLE else NODES
+
+
 def _answering(name: str, service: str) -> tuple[str, ...]:
     """What is subscribed to by who answers as `name`, a micro service called `service`."""
     return (subjects.rpc(name), subjects.orders(name), "$SRV.*", f"$SRV.*.{service}", f"$SRV.*.{service}.*")
@@ -81,9 +99,8 @@ def _answering(name: str, service: str) -> tuple[str, ...]:
 
 def _agent(name: str) -> Rights:
     own = (subjects.commands(name), subjects.given_up(name), subjects.switched())
-    ping = f"$SRV.PING.agent-{name}"
     return Rights(
-        publish=(*(f"{subjects.ROOT}.{kind}.{name}.>" for kind in ("evt", "tel")), *READ_JOURNAL, *READ_LEASE, ping),
+        publish=(*(f"{subjects.ROOT}.{kind}.{name}.>" for kind in ("evt", "tel")), *READ_JOURNAL, *READ_LEASE),
         subscribe=(*map(subjects.stored, own), *_answering(name, f"agent-{name}")),
         answers=True,
     )
@@ -92,7 +109,7 @@ def _agent(name: str) -> Rights:
 def _service(name: str) -> Rights:
     state, lease = (f"$KV.{topology.BUCKETS[bucket]}.{name}" for bucket in ("state", "lease"))
     facts = f"{subjects.ROOT}.evt.{name}.>"
-    publish = (facts, state, f"{state}.>", lease, *READ_JOURNAL, *READ_LEASE, f"$JS.API.STREAM.MSG.GET.{STATE}")
+    publish = (facts, state, f"{state}.>", lease, *READ_JOURNAL, *READ_LEASE, f"{API}.STREAM.MSG.GET.{STATE}")
     more: dict[str, tuple[str, ...]] = {
         "registry": (
             *PROVISION,
@@ -112,51 +129,98 @@ def _service(name: str) -> Rights:
 def _person(name: str) -> Rights:
     if name == SUBSCRIBER:
         return Rights(publish=READ_JOURNAL, subscribe=(ALL_FACTS, ALL_TELEMETRY))
-    ask = (*READ_JOURNAL, *READ_LEASE, f"{subjects.ROOT}.rpc.*")
-    order = (f"{subjects.ROOT}.ord.*", *PROVISION, *BACKUP) if name == OPERATOR else ()
+    ask = (*READ_JOURNAL, *READ_LEASE, *ASKED)
+    order = (*ORDERED, *PROVISION, *BACKUP) if name == OPERATOR else ()
     return Rights(publish=(*ask, *order), subscribe=(ALL_STORED, ALL_TELEMETRY))
 
 
 def accounts(users: Mapping[str, str]) -> str:
     """Return the part of the server's configuration that says who is let in, by the public keys of users."""
-    lines = [_user(name, key) for name, key in sorted(users.items())]
-    return _ACCOUNTS.replace("USERS", "\n".join(["users: [", *lines, "    ]"]))
-
-
-OPEN_USERS = "users: [ { user: unicron, password: unicron } ]"
+    lines: dict[str, list[str]] = {ACCOUNT: [], NODES: [], READERS: []}
+    for name, key in sorted(users.items()):
+        lines[account(name)].append(_user(name, key))
+    return _configuration(
+        {name: "\n".join(["users: [", *each, "    ]"]) for name, each in lines.items()}, told_of=NODES
+    )
 
 
 def open_accounts() -> str:
     """Return the part of the server's configuration that lets everybody in, with all rights."""
-    return _ACCOUNTS.replace("USERS", OPEN_USERS) + "no_auth_user: unicron\n"
+    everybody = "users: [ { user: unicron, password: unicron } ]"
+    return _configuration({ACCOUNT: everybody}, told_of=ACCOUNT) + "no_auth_user: unicron\n"
 
 
 def _user(name: str, key: str) -> str:
     granted = rights(name)
+    inside = account(name) == ACCOUNT  # where the server looks at rights behind the mapping of subjects
+    publish = [_own(subject) if inside else subject for subject in granted.publish]
     subscribe = (*granted.subscribe, f"{access.inbox(name)}.>")
-    permissions = {"publish": {"allow": granted.publish}, "subscribe": {"allow": subscribe}}
+    permissions: dict[str, object] = {"publish": {"allow": publish}, "subscribe": {"allow": subscribe}}
     if granted.answers:
-        permissions["allow_responses"] = {"max": REPLIES, "expires": f"{REPLY_S}s"}  # type: ignore[dict-item]
+        permissions["allow_responses"] = {"max": REPLIES, "expires": f"{REPLY_S}s"}
     return f"      # {name}\n      {{ nkey: {key}, permissions: {json.dumps(permissions)} }}"
 
 
-_ACCOUNTS = f"""\
+def _own(subject: str) -> str:
+    """Return what a subject of JetStream's interface is called in the account of what is stored."""
+    return subject.replace(f"{API}.", "$JS.API.")
+
+
+def _configuration(users: Mapping[str, str], told_of: str) -> str:
+    """Return the accounts, with their users; the detector hears of the connections of one of them."""
+    get, info, lease = *READ_JOURNAL, *READ_LEASE
+    ended = f"$SYS.ACCOUNT.{told_of}.DISCONNECT"
+    (ask, ask_node), (_, order_node) = ASKED, ORDERED
+    shared = f"""\
+      {{ service: {{ account: {ACCOUNT}, subject: "{get}" }} }}
+      {{ service: {{ account: {ACCOUNT}, subject: "{_own(info)}" }}, to: "{info}" }}
+      {{ service: {{ account: {ACCOUNT}, subject: "{_own(lease)}" }}, to: "{lease}" }}
+      {{ stream: {{ account: {ACCOUNT}, subject: "{ALL_STORED}" }} }}"""
+    return f"""\
 accounts {{
   SYS {{
-    exports: [
-      {{ stream: "$SYS.ACCOUNT.*.CONNECT", account_token_position: 3 }}
-      {{ stream: "$SYS.ACCOUNT.*.DISCONNECT", account_token_position: 3 }}
-    ]
+    exports: [ {{ stream: "{ended}", accounts: [{ACCOUNT}] }} ]
   }}
   {ACCOUNT} {{
     jetstream: enabled
-    USERS
+    mappings: {{ "{API}.>": "$JS.API.>" }}
+    {users.get(ACCOUNT, "")}
+    exports: [
+      {{ service: "{get}", response_type: stream, threshold: "{GET_S}s", accounts: [{NODES}, {READERS}] }}
+      {{ service: "{_own(info)}", accounts: [{NODES}, {READERS}] }}
+      {{ service: "{_own(lease)}", accounts: [{NODES}, {READERS}] }}
+      {{ service: "{subjects.FACTS}", accounts: [{NODES}] }}
+      {{ service: "{ask}", response_type: stream, threshold: "{REPLY_S}s", accounts: [{READERS}] }}
+      {{ stream: "{ALL_STORED}", accounts: [{NODES}, {READERS}] }}
+    ]
     imports: [
-      {{ stream: {{ account: SYS, subject: "$SYS.ACCOUNT.{ACCOUNT}.CONNECT" }} }}
-      {{ stream: {{ account: SYS, subject: "$SYS.ACCOUNT.{ACCOUNT}.DISCONNECT" }} }}
+      {{ stream: {{ account: SYS, subject: "{ended}" }} }}
+      {{ stream: {{ account: {NODES}, subject: "{ALL_TELEMETRY}" }} }}
+      {{ service: {{ account: {NODES}, subject: "{ask_node}" }} }}
+      {{ service: {{ account: {NODES}, subject: "{order_node}" }} }}
+    ]
+  }}
+  {NODES} {{
+    {users.get(NODES, "")}
+    exports: [
+      {{ stream: "{ALL_TELEMETRY}", accounts: [{ACCOUNT}, {READERS}] }}
+      {{ service: "{ask_node}", response_type: stream, threshold: "{REPLY_S}s", accounts: [{ACCOUNT}, {READERS}] }}
+      {{ service: "{order_node}", response_type: stream, threshold: "{REPLY_S}s", accounts: [{ACCOUNT}] }}
+    ]
+    imports: [
+{shared}
+      {{ service: {{ account: {ACCOUNT}, subject: "{subjects.FACTS}" }} }}
+    ]
+  }}
+  {READERS} {{
+    {users.get(READERS, "")}
+    imports: [
+{shared}
+      {{ stream: {{ account: {NODES}, subject: "{ALL_TELEMETRY}" }} }}
+      {{ service: {{ account: {ACCOUNT}, subject: "{ask}" }} }}
+      {{ service: {{ account: {NODES}, subject: "{ask_node}" }} }}
     ]
   }}
 }}
 system_account: SYS
 """
-"""The application account hears of its own connections from the system account."""

@@ -10,6 +10,7 @@ from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
 from unicron_agent.stimuli import Running, WorkerSaid
 
+from unicron import proofs
 from unicron.aio import insist
 from unicron.clock import VirtualClock
 from unicron.contracts.commands import StartWorker
@@ -59,7 +60,7 @@ class Machine:
         self.machines: dict[str, Machine] = {}
         self.storage = SharedStorage()
         self._network = network
-        self._boots, self.address = 0, ""
+        self._boots, self.address, self.secret = 0, "", ""
         self._groups: dict[str, Group] = {}
         self._sending: dict[tuple[StateRef, str], asyncio.TimerHandle] = {}
 
@@ -70,7 +71,8 @@ class Machine:
         if self.agent is not None:
             return
         self._boots += 1
-        boot, link = f"{self.name}b{self._boots}", self._network.link(self.name)
+        self.secret, link = f"{self.name}b{self._boots}", self._network.link(self.name)
+        boot = proofs.boot(self.secret)
         self.address = f"{self.name}:{self._boots}"
         slots = [Slot(index=index) for index in range(self.slots)]
         card = NodeJoined(node=self.name, incarnation="", host=self.name, slots=slots, rendezvous=f"{self.name}:1")

@@ -359,10 +359,12 @@ class World:
         advisory = {
             "id": self._fresh_id("advisory"),
             "timestamp": datetime.fromtimestamp(self.clock.now(), UTC).isoformat(),
-            "client": {"name": f"agent.{node}"},
+            "client": {"name": f"agent.{node}.{self.machines[node].secret}"},
             "reason": reason,
         }
-        self.network.tell(self._random, topology.DISCONNECTS, json.dumps(advisory).encode())
+        self.network.tell(
+            self._random, topology.DISCONNECTS.replace("*", topology.NODES), json.dumps(advisory).encode()
+        )
 
     async def _hit_worker(self, strike: faults.Strike) -> None:
         living = self.trainers()

@@ -6,7 +6,7 @@ import stat
 
 import nats as raw
 import pytest
-from unicron_deploy import keys, rights
+from unicron_deploy import keys, nats_server, rights
 from unicron_deploy.keys import Keyring
 from unicron_deploy.nats_server import NatsServer, free_port
 
@@ -20,6 +20,10 @@ from unicron.settings import Settings
 ALL = {*SERVICES, "node-1", *rights.PEOPLE}
 CONTROL = set(SERVICES)
 ASKING = {"operator", "user"}
+INSIDE = {*CONTROL, "operator"}
+"""Who is in the account of what is stored."""
+
+API, REAL = f"{topology.API}.", "$JS.API."
 
 PUBLISH = {
     "unicron.v1.evt.node-1.WorkerExited.gpt": {"node-1"},
@@ -30,20 +34,24 @@ PUBLISH = {
     "unicron.v1.cmd.node-2.StopWorker.gpt": {"transition"},
     "unicron.v1.rpc.registry": {*ASKING, "registry"},
     "unicron.v1.rpc.planner": ASKING,
-    "unicron.v1.rpc.node-1": ASKING,
+    "unicron.v1.rpc.node.node-1": ASKING,
     "unicron.v1.ord.registry": {"operator", "registry"},
     "unicron.v1.ord.straggler": {"operator"},
-    "unicron.v1.ord.node-1": {"operator"},
+    "unicron.v1.ord.node.node-1": {"operator"},
     "unicron.stored.evt.node-1.WorkerExited.gpt": set(),
     "unicron.elsewhere": set(),
     "_INBOX.user.x": set(),
     "_INBOX.operator.x": set(),
-    f"$SYS.ACCOUNT.{topology.ACCOUNT}.DISCONNECT": set(),
+    f"$SYS.ACCOUNT.{topology.NODES}.DISCONNECT": set(),
     "$JS.API.DIRECT.GET.UNICRON": ALL,
-    "$JS.API.STREAM.INFO.UNICRON": ALL,
-    "$JS.API.STREAM.MSG.GET.KV_unicron_lease": ALL - {"subscriber"},
-    "$JS.API.DIRECT.GET.KV_unicron_lease.$KV.unicron_lease.registry": ALL - {"subscriber"},
+    "$JS.API.STREAM.INFO.UNICRON": INSIDE,
+    "unicron.js.STREAM.INFO.UNICRON": ALL,
+    "$JS.API.STREAM.MSG.GET.KV_unicron_lease": INSIDE,
+    "unicron.js.STREAM.MSG.GET.KV_unicron_lease": ALL - {"subscriber"},
+    "$JS.API.DIRECT.GET.KV_unicron_lease.$KV.unicron_lease.registry": set(),
     "$JS.API.STREAM.MSG.GET.KV_unicron_state": CONTROL,
+    "unicron.js.STREAM.MSG.GET.KV_unicron_state": CONTROL,
+    "unicron.js.STREAM.PURGE.UNICRON": set(),
     "$JS.API.STREAM.CREATE.UNICRON": {"operator", "registry"},
     "$JS.API.STREAM.UPDATE.KV_unicron_state": {"operator", "registry"},
     "$JS.API.STREAM.CREATE.ANOTHER": set(),
@@ -55,7 +63,7 @@ PUBLISH = {
     "$JS.API.STREAM.MSG.DELETE.UNICRON": set(),
     "$JS.API.CONSUMER.CREATE.UNICRON": set(),
     "$JS.API.CONSUMER.CREATE.UNICRON.mine.unicron.v1.evt.>": set(),
-    "$SRV.PING.agent-node-1": {"node-1"},
+    "$SRV.PING.agent-node-1": set(),
     **{f"unicron.v1.evt.{name}.Alert.gpt": {name} for name in SERVICES},
     **{f"$KV.unicron_state.{name}": {name} for name in SERVICES},
     **{f"$KV.unicron_state.{name}.3": {name} for name in SERVICES},
@@ -75,16 +83,18 @@ SUBSCRIBE = {
     "unicron.stored.evt.detector.FailureDetected.node-2": ALL - {"node-1"},
     "unicron.stored.evt.straggler.RecordingSwitched.*": ALL,
     "unicron.v1.tel.>": ALL - {"node-1"},
-    "unicron.v1.rpc.node-1": {"node-1"},
-    "unicron.v1.rpc.node-2": set(),
-    "unicron.v1.ord.node-1": {"node-1"},
-    "unicron.v1.ord.node-2": set(),
+    "unicron.v1.rpc.node.node-1": {"node-1"},
+    "unicron.v1.rpc.node.node-2": set(),
+    "unicron.v1.ord.node.node-1": {"node-1"},
+    "unicron.v1.ord.node.node-2": set(),
     "unicron.v1.rpc.*": set(),
+    "unicron.v1.rpc.node.*": set(),
     "_INBOX.>": set(),
     "$KV.>": set(),
     "$JS.>": set(),
-    f"$SYS.ACCOUNT.{topology.ACCOUNT}.DISCONNECT": {"detector"},
-    f"$SYS.ACCOUNT.{topology.ACCOUNT}.CONNECT": set(),
+    topology.DISCONNECTS: {"detector"},
+    f"$SYS.ACCOUNT.{topology.NODES}.CONNECT": set(),
+    "_R_.>": set(),
     "$SRV.PING.agent-node-1": {"node-1"},
     **{f"unicron.v1.rpc.{name}": {name} for name in SERVICES},
     **{f"unicron.v1.ord.{name}": {name} for name in SERVICES},
@@ -94,8 +104,8 @@ SUBSCRIBE = {
 REQUEST = {
     "unicron.v1.rpc.planner": ASKING,
     "unicron.v1.ord.planner": {"operator"},
-    "unicron.v1.rpc.node-1": ASKING,
-    "unicron.v1.ord.node-1": {"operator"},
+    "unicron.v1.rpc.node.node-1": ASKING,
+    "unicron.v1.ord.node.node-1": {"operator"},
 }
 
 
@@ -155,7 +165,9 @@ async def refusals(place, user):
 
 
 def denied(table, user):
-    return sorted(subject.lower() for subject, allowed in table.items() if user not in allowed)
+    """Return what the server says that it refused, as it calls that in the account of the user."""
+    found = [subject for subject, allowed in table.items() if user not in allowed]
+    return sorted(str(subject.replace(API, REAL) if user in INSIDE else subject).lower() for subject in found)
 
 
 @pytest.mark.parametrize("user", sorted(ALL))
@@ -212,7 +224,11 @@ def test_the_table_names_every_kind_of_user():
 
 async def take(entries, count):
     async with asyncio.timeout(10), contextlib.aclosing(entries):
-        return [(await anext(entries)).data for _ in range(count)]
+        return [await anext(entries) for _ in range(count)]
+
+
+def said(entries):
+    return [entry.data for entry in entries]
 
 
 @pytest.mark.parametrize("reader", ["planner", "user", "subscriber"])
@@ -223,7 +239,7 @@ async def test_what_a_node_says_is_heard_by_who_may_past_and_new(place, reader):
         following = asyncio.create_task(take(other.follow([subjects.FACTS], position), 2))
         await asyncio.sleep(0.1)
         await node.append("unicron.v1.evt.node-1.T.k", b"new", f"{reader}-new")
-        assert await following == [b"past", b"new"]
+        assert said(await following) == [b"past", b"new"]
 
 
 async def test_a_node_gets_its_own_commands_and_can_not_listen_to_anothers(place):
@@ -232,7 +248,7 @@ async def test_a_node_gets_its_own_commands_and_can_not_listen_to_anothers(place
         await transition.append("unicron.v1.cmd.node-2.StopWorker.k", b"other", "c2")
         await transition.append("unicron.v1.cmd.node-1.StopWorker.k", b"own", "c1")
         filters = [subjects.commands("node-1"), subjects.given_up("node-1"), subjects.switched()]
-        assert await take(node.follow(filters, position), 1) == [b"own"]
+        assert said(await take(node.follow(filters, position), 1)) == [b"own"]
         with pytest.raises(NotAllowedError, match=r"subscribe to unicron\.stored\.cmd\.node-2\.>"):
             await take(node.follow([subjects.commands("node-2")], position), 1)
 
@@ -275,14 +291,103 @@ async def test_nobody_keeps_anothers_message_out_of_the_journal_by_using_its_id_
         assert await node.append(stolen, b"nothing", "known-in-advance") == taken, "its own is stored once as ever"
 
 
-async def test_the_check_of_a_containers_health_works_with_the_key_in_it(place):
-    async with place.connected("node-1", "detector") as [node, detector]:
-        with pytest.raises(BusUnavailableError):
-            await health.check(place.settings("node-1"), "node-1")
-        await node.serve(subjects.rpc("node-1"), "agent-node-1", echo)
-        await health.check(place.settings("node-1"), "node-1")
+async def test_the_check_of_a_services_health_works_with_the_key_in_its_container(place):
+    async with place.connected("detector") as [detector]:
         await detector.bucket("lease").update("detector", b"me", await revision(detector, "lease", "detector"))
         await health.check(place.settings("detector"), "detector")
+
+
+STORING = (
+    "unicron.v1.cmd.node-2.StopWorker.gpt",
+    "unicron.v1.evt.node-2.WorkerExited.gpt",
+    "unicron.v1.evt.planner.PlanDecided.gpt",
+    "$KV.unicron_state.planner.9",
+    "$KV.unicron_lease.planner.9",
+)
+ORDERING = ("unicron.v1.ord.registry", "unicron.v1.rpc.registry", "unicron.v1.ord.node.node-2")
+TOLD = "unicron.v1.tel.node-2.NodeHeartbeat.node-2"
+
+
+@pytest.mark.parametrize("user", ["node-1", "user", "subscriber"])
+async def test_no_reply_of_the_server_is_stored_or_obeyed_or_heard_as_anothers_word(place, user):
+    """Who may ask for an entry names where the reply goes, and the server looks at nobody's rights then."""
+    obeyed, heard = [], []
+
+    async def note(data):
+        obeyed.append(data)
+        return b""
+
+    async def listen(bus, subject):
+        async for each in bus.hear([subject]):
+            heard.append(each)  # noqa: PERF401 - it never ends
+
+    async with (
+        place.connected("node-1", "node-2", "registry", "planner") as [node, victim, registry, planner],
+        refusals(place, user) as (client, refused),
+    ):
+        forged = await node.append("unicron.v1.evt.node-1.T.forged", b"forged", f"forged-for-{user}")
+        await registry.serve(subjects.orders("registry"), "registry", note)
+        await registry.serve(subjects.rpc("registry"), "registry", note)
+        await victim.serve(subjects.orders("node-2"), "agent-node-2", note)
+        listening = asyncio.create_task(listen(planner, TOLD))
+        await asyncio.sleep(0.05)
+        for reply in (*STORING, *ORDERING, TOLD):
+            await client.publish(f"$JS.API.DIRECT.GET.{topology.STREAM}", b'{"seq": %d}' % forged, reply=reply)
+            await client.publish(f"{topology.API}.STREAM.INFO.{topology.STREAM}", b"", reply=reply)
+            if user == "node-1":
+                await client.publish("unicron.v1.evt.node-1.T.x", b"", reply=reply)
+        for _ in range(2):
+            await client.flush()
+        await asyncio.sleep(0.2)
+        assert refused == []
+        entries = await take(planner.follow([subjects.ANY], forged - 1), 10 if user == "node-1" else 1)
+        assert {entry.subject for entry in entries} <= {"unicron.v1.evt.node-1.T.forged", "unicron.v1.evt.node-1.T.x"}
+        assert await planner.tail() == forged + len(entries) - 1
+        for name, key in (("state", "planner.9"), ("lease", "planner.9")):
+            assert await planner.bucket(name).get(key) is None
+        assert obeyed == []
+        assert heard == []
+        listening.cancel()
+
+
+async def test_who_is_asked_can_not_answer_on_a_subject_of_its_own_choice(place):
+    """A right to answer is one to publish wherever who asks has named: nobody may ask itself."""
+    async with refusals(place, "node-1") as (client, refused):
+        got = []
+
+        async def answer(message):
+            got.append(message)
+
+        for subject in ("unicron.v1.rpc.node.node-1", "unicron.v1.ord.node.node-1", "$SRV.PING.agent-node-1"):
+            await client.subscribe(subject, cb=answer)
+            await client.publish(subject, b"", reply="unicron.v1.cmd.node-2.StopWorker.gpt")
+        for _ in range(2):
+            await client.flush()
+        assert len(refused) == 3
+        assert got == []
+
+
+async def test_who_is_refused_again_and_again_fills_no_disk(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(nats_server, "LOG_BYTES", 64 * 1024)
+    server = NatsServer(tmp_path / "nats", free_port(), accounts=place.keys.accounts, ping_s=10.0)
+    server.start()
+    try:
+        client = await raw.connect(server.url, nkeys_seed=str(place.keys.path("user")), error_cb=ignore)
+        for _ in range(8):
+            for _ in range(1000):
+                await client.publish("unicron.v1.cmd.node-1.StopWorker.gpt", b"")
+            await client.flush()
+            await asyncio.sleep(0.05)
+        await client.close()
+        logs = list(server.directory.glob("nats-server.log*"))
+        assert len(logs) == nats_server.LOGS
+        assert sum(log.stat().st_size for log in logs) < 8000 * 100
+    finally:
+        server.stop()
+
+
+async def ignore(_):
+    pass
 
 
 async def test_nobody_hears_the_reply_that_another_waits_for(place):

@@ -37,7 +37,7 @@ class Servers:
         return Settings(nats_url=",".join(self.all[name].url for name in names or NAMES), lease_ttl_s=1.0)
 
     async def leader(self, bus, stream=topology.STREAM):
-        info = await insist(lambda: bus._call(bus.jetstream.stream_info(stream), "looking for the leader"), "looking")
+        info = await insist(lambda: bus._call(bus._reading.stream_info(stream), "looking for the leader"), "looking")
         return info.cluster.leader, {each.name: each.current for each in info.cluster.replicas}
 
 
@@ -141,14 +141,14 @@ async def test_the_server_that_leads_is_lost_with_its_disk_and_comes_back_with_a
 
 async def test_a_server_that_knows_of_no_leader_is_not_believed_how_far_the_journal_is(servers, monkeypatch):
     bus = await nats.connect(servers.settings(), "asker")
-    told = bus.jetstream.stream_info
+    told = bus._reading.stream_info
 
     async def as_a_server_with_an_empty_disk_was_seen_to_answer(stream):
         info = await told(stream)
         info.cluster.leader, info.state.last_seq = None, 0
         return info
 
-    monkeypatch.setattr(bus.jetstream, "stream_info", as_a_server_with_an_empty_disk_was_seen_to_answer)
+    monkeypatch.setattr(bus._reading, "stream_info", as_a_server_with_an_empty_disk_was_seen_to_answer)
     try:
         with pytest.raises(BusUnavailableError, match="none of its servers leads"):
             await bus.tail()

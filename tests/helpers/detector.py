@@ -92,8 +92,11 @@ class DetectorHarness:
         """Kill the machine: no more heartbeats."""
         del self.beating[node]
 
-    def disconnect(self, node, reason="Client Closed"):
-        return self.feed(ConnectionLost(node=node, reason=reason))
+    def disconnect(self, node, reason="Client Closed", boot=None):
+        known = self.detector.state.nodes.get(node)
+        if boot is None:
+            boot = known.incarnation.partition(".")[0] if known else "a"
+        return self.feed(ConnectionLost(node=node, boot=boot, reason=reason))
 
     def exit(self, worker, **how):
         return self.feed(WorkerExited(**self.places[worker], **how))

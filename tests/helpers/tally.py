@@ -103,7 +103,7 @@ class TallySettings(Settings, kw_only=True, frozen=True):
 def translate(subject: str, data: bytes) -> Message | None:
     """Take 'elsewhere.node' for a lost connection."""
     node = data.decode()
-    return ConnectionLost(node=node) if node else None
+    return ConnectionLost(node=node, boot="") if node else None
 
 
 def wiring(**changes) -> Wiring:

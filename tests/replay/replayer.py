@@ -86,13 +86,17 @@ class Replay:
         return self._said
 
     def _inputs(self) -> Iterator[tuple[float, Message | Query]]:
-        last = 0.0
+        last, boots = 0.0, dict[str, str]()
         for message in self._journal:
+            if isinstance(message, NodeJoined):
+                boots[message.node] = message.incarnation.partition(".")[0]
             last = max(last, message.at)  # clocks differ; the journal's order is what counts
             if self._name == "registry" and (query := order(message)):
                 yield last, query
             if isinstance(message, FailureDetected) and message.method == "node_health":
-                yield last - GRACE_S, ConnectionLost(node=message.node, reason="as recorded", id=f"before-{message.id}")
+                boot = boots.get(message.node, "")
+                lost = ConnectionLost(node=message.node, boot=boot, reason="as recorded", id=f"before-{message.id}")
+                yield last - GRACE_S, lost
             if self._name == "planner" and isinstance(message, PlanDecided):
                 continue  # it would hear what it has yet to decide, and overrule that
             if isinstance(message, NodeJoined) or subjects.matches(self._wiring.facts, subjects.of(message)):

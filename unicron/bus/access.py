@@ -7,6 +7,7 @@ from typing import NamedTuple, Self
 
 import nkeys
 
+from unicron.bus import topology
 from unicron.errors import InvalidInputError
 from unicron.files import read_secret
 from unicron.settings import PREFIX, Settings
@@ -71,12 +72,17 @@ def public_key(path: Path) -> str:
     return key
 
 
+def plain(subject: str) -> str:
+    """Return a subject as a refusal has it: in small letters, and by the name that JetStream has for the server."""
+    return subject.lower().replace(f"{topology.API}.", "$js.api.")
+
+
 class Refusal(NamedTuple):
     """What the server does not let us do.
 
     Attributes:
         verb: publish or subscription.
-        subject: in small letters, as the client has it.
+        subject: plain.
     """
 
     verb: str
@@ -86,7 +92,7 @@ class Refusal(NamedTuple):
     def of(cls, error: Exception) -> Self | None:
         """Return the refusal that the server's `error` tells of, if it does."""
         found = _REFUSAL.search(str(error))
-        return cls(found[1], found[2]) if found else None
+        return cls(found[1], plain(found[2])) if found else None
 
     def told(self, name: str, subject: str) -> str:
         """Return it with the cure, for the connection `name`, and with `subject` as we spell it."""

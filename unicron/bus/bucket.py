@@ -6,6 +6,7 @@ from typing import Any
 import nats.js.errors
 from nats.js.kv import KeyValue
 
+from unicron.bus import topology
 from unicron.bus.protocol import Revisioned
 from unicron.errors import ConflictError, InvalidInputError
 
@@ -19,7 +20,7 @@ class NatsBucket:
         self._name = name
         self._raw = raw
         self._call = call
-        self._get = f"$JS.API.STREAM.MSG.GET.{raw._stream}"  # noqa: SLF001
+        self._get = f"{topology.API}.STREAM.MSG.GET.{raw._stream}"  # noqa: SLF001
 
     async def get(self, key: str) -> Revisioned | None:
         """Return the value, or None."""

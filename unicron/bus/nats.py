@@ -46,15 +46,20 @@ HEARD_LIMIT = 65536
 """Pieces of telemetry that wait for a slow reader; then the oldest are dropped."""
 
 
-async def connect(settings: Settings, name: str) -> "NatsBus":
+async def connect(settings: Settings, name: str, secret: str = "") -> "NatsBus":
     """Connect to the bus as `name`; afterwards interruptions are bridged without an end.
+
+    Args:
+        settings: where the bus is, and who we are there.
+        name: of the connection.
+        secret: ends the name as the server has it, and as it tells those who may know when the connection has ended.
 
     Raises:
         BusUnavailableError: nothing answers at the address, or it refuses us.
         InvalidInputError: the address is not one.
     """
     bus = NatsBus()
-    await bus.connect(settings, name)
+    await bus.connect(settings, name, secret)
     return bus
 
 
@@ -82,7 +87,7 @@ class NatsBus:
         self._answering: set[asyncio.Task[None]] = set()
         self._uncuttable: set[asyncio.Task[Any]] = set()
 
-    async def connect(self, settings: Settings, name: str) -> None:
+    async def connect(self, settings: Settings, name: str, secret: str = "") -> None:
         """Connect, or raise as the function `connect` does."""
         self._name = name
         cure = f"start the server there, or set {PREFIX}NATS_URL or --nats-url"
@@ -92,7 +97,7 @@ class NatsBus:
         dialling = asyncio.ensure_future(
             self._nc.connect(
                 settings.nats_servers,
-                name=name,
+                name=f"{name}.{secret}" if secret else name,
                 nkeys_seed=settings.nats_nkey or None,
                 inbox_prefix=access.inbox(key.stem) if key else DEFAULT_INBOX_PREFIX,
                 user_credentials=access.credentials(settings),
@@ -130,6 +135,7 @@ class NatsBus:
                 if dialling.done() and not dialling.cancelled():
                     dialling.exception()  # it failed while we hung up: asked for, or asyncio would print it
         self.jetstream = self._nc.jetstream(timeout=ANSWER_S)
+        self._reading = self._nc.jetstream(prefix=topology.API, timeout=ANSWER_S)
 
     async def _hang_up(self) -> None:
         """Close the client, and see to it that nothing of it goes on."""
@@ -188,8 +194,8 @@ class NatsBus:
 
     async def tail(self) -> int:
         """Return the last sequence of the journal."""
-        subject = f"$JS.API.STREAM.INFO.{topology.STREAM}"
-        info = await self._call(self.jetstream.stream_info(topology.STREAM), "reading the journal's end", subject)
+        subject = f"{topology.API}.STREAM.INFO.{topology.STREAM}"
+        info = await self._call(self._reading.stream_info(topology.STREAM), "reading the journal's end", subject)
         if info.cluster is not None and not info.cluster.leader:  # a server that comes back with an empty disk says 0
             raise BusUnavailableError("reading the journal's end: none of its servers leads now; try again")
         return int(info.state.last_seq)
@@ -229,6 +235,8 @@ class NatsBus:
         """Answer queries as a NATS micro service; see `Bus.serve`."""
 
         async def answer(request: Request) -> None:
+            if not request._msg.reply:  # noqa: SLF001 - a reply of the server's, directed here: asked by nobody
+                return
             with contextlib.suppress(
                 nats.errors.Error
             ):  # the connection broke: who asked gets no answer and asks again
@@ -284,7 +292,7 @@ class NatsBus:
     def bucket(self, name: str) -> "NatsBucket":
         """Return the bucket `name`."""
         full = topology.BUCKETS[name]
-        raw = KeyValue(name=full, stream=f"KV_{full}", pre=f"$KV.{full}.", js=self.jetstream, direct=False)
+        raw = KeyValue(name=full, stream=f"KV_{full}", pre=f"$KV.{full}.", js=self._reading, direct=False)
         return NatsBucket(name, raw, self._call)
 
     # --- the connection ----------------------------------------------------------------------------------------------
@@ -346,7 +354,7 @@ class NatsBus:
             raise BusUnavailableError(f"{what}: {_DOWN}")
         task = asyncio.ensure_future(request)
         task.add_done_callback(_look_at)  # it may fail while we are being cancelled
-        lost, subject_of = self._lost, {each.lower(): each for each in on}  # the client has refusals in small letters
+        lost, subject_of = self._lost, {access.plain(each): each for each in on}
         try:
             while not task.done():
                 refused = self._refused

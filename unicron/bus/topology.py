@@ -18,14 +18,14 @@ STREAM = "UNICRON"
 BUCKETS = {"state": "unicron_state", "lease": "unicron_lease"}
 """Buckets by the name that `Bus.bucket` takes."""
 
-ACCOUNT = "UNICRON"
-"""The server account that all processes of Unicron share."""
+ACCOUNT, NODES, READERS = "UNICRON", "UNICRON_NODES", "UNICRON_READERS"
+"""The server accounts: of what is stored, the services and the operator; of the agents; of who only reads and asks."""
 
-DISCONNECTS = f"$SYS.ACCOUNT.{ACCOUNT}.DISCONNECT"
-"""Where the server tells that a connection of the application account has ended; imported from the system account."""
+API = "unicron.js"
+"""As what all accounts know the interface of JetStream, `$JS.API`, which in each of them is the account's own."""
 
-CONNECTS = f"$SYS.ACCOUNT.{ACCOUNT}.CONNECT"
-"""Where the server tells that a connection of the application account has begun."""
+DISCONNECTS = "$SYS.ACCOUNT.*.DISCONNECT"
+"""Where the server tells that a connection of an account has ended; imported from the system account."""
 
 DAY_S = 86400.0
 

@@ -91,9 +91,14 @@ class BusReconnected(Message, kw_only=True, frozen=True):
 
 
 class ConnectionLost(Message, kw_only=True, frozen=True):
-    """The NATS server saw a node's connection end; the shell made this of the server's own advisory."""
+    """The NATS server saw a node's connection end; the shell made this of the server's own advisory.
+
+    Attributes:
+        boot: which start of its agent had that connection; the names of its incarnations begin with it.
+    """
 
     node: str
+    boot: str
     reason: str = ""
 
 

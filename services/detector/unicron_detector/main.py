@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import partial
 from typing import ClassVar
 
-from unicron import subjects
+from unicron import proofs, subjects
 from unicron.bus import topology
 from unicron.bus.protocol import Bus
 from unicron.clock import SystemClock
@@ -66,9 +66,10 @@ class DetectorSettings(Settings, kw_only=True, frozen=True):
 def translate(subject: str, data: bytes) -> ConnectionLost | None:
     """Turn the server's disconnect advisory into a message, if it is about an agent.
 
-    The advisory is JSON: `{"id", "timestamp", "client": {"name", "user", ...}, "reason", ...}`.
+    The advisory is JSON: `{"id", "timestamp", "client": {"name", "user", ...}, "reason", ...}`. A name ends with the
+    secret of the agent that had the connection, or it is that of somebody who would like to be that agent.
     """
-    if subject != topology.DISCONNECTS:
+    if not subjects.matches([topology.DISCONNECTS], subject):
         return None
     try:
         advisory = json.loads(data)
@@ -76,10 +77,13 @@ def translate(subject: str, data: bytes) -> ConnectionLost | None:
         at = datetime.fromisoformat(advisory["timestamp"]).timestamp()
         if not name.startswith(AGENT):
             return None
-        node = subjects.token(name.removeprefix(AGENT), "node")
+        node, secret = name.removeprefix(AGENT).split(".")
+        subjects.token(node, "node")
     except (ValueError, TypeError, KeyError, AttributeError, InvalidInputError):
         return None  # whatever it is, it tells of no agent of ours
-    return ConnectionLost(node=node, reason=str(advisory.get("reason", "")), id=str(identity), at=at)
+    return ConnectionLost(
+        node=node, boot=proofs.boot(secret), reason=str(advisory.get("reason", "")), id=str(identity), at=at
+    )
 
 
 def wiring(settings: DetectorSettings) -> Wiring:

@@ -60,12 +60,12 @@ class Nodes:
         return self._books.trust(heartbeat.node)
 
     def connection_lost(self, lost: ConnectionLost) -> list[Message]:
-        """Suspect a node.
+        """Suspect a node, if it was that start of its agent that was admitted.
 
-        The advisory of an old connection may come after the agent is back; then the next heartbeat clears the node.
+        The advisory of an old connection of it may come after the agent is back; the next heartbeat clears the node.
         """
         node, out = self._state.nodes.get(lost.node), list[Message]()
-        if node is None or node.suspect:
+        if node is None or node.suspect or node.incarnation.partition(".")[0] != lost.boot:
             return []
         node.reason = lost.reason or "the server gave no reason"
         self._books.suspect(lost.node, self._grace(out, lost.node))

@@ -11,7 +11,7 @@ import pytest
 from helpers.worlds import LEASE_TTL_S
 from msgspec.structs import replace
 
-from unicron import codec, subjects
+from unicron import codec, proofs, subjects
 from unicron.aio import insist
 from unicron.contracts.events import (
     CollectiveFailed,
@@ -91,13 +91,13 @@ class Cluster:
             await insist(lambda: self.bus.append(subject, data, fact.id), "saying a fact")
 
     async def join(self, node):
-        await self.say(NodeAdmitted(node=node, incarnation="a", host="h", slots=[]))
+        await self.say(NodeAdmitted(node=node, incarnation=f"{proofs.boot(node)}.1", host="h", slots=[]))
         self.beating.add(node)
 
     async def beat(self):
         while True:
             for node in list(self.beating):
-                await self.say(NodeHeartbeat(node=node, incarnation="a"))
+                await self.say(NodeHeartbeat(node=node, incarnation=f"{proofs.boot(node)}.1"))
             await asyncio.sleep(0.2)
 
     async def kill_worker(self, worker, task="other"):
@@ -136,7 +136,7 @@ async def cluster(nats_world, detector):
 
 
 async def test_a_killed_agent_is_lost_by_the_servers_advisory(nats_world, cluster):
-    async with client(nats_world.settings.nats_url, "agent.n1") as agent:
+    async with client(nats_world.settings.nats_url, "agent.n1.n1") as agent:
         cluster.beating.discard("n1")
         agent.send_signal(signal.SIGKILL)
         lost = (await cluster.failures("n1"))[-1]
@@ -148,7 +148,7 @@ async def test_a_broken_collective_makes_it_lost_at_once(nats_world, cluster):
     place = {"slot": 0, "task": "gpt", "epoch": 0}
     for worker, node in (("gpt-1", "n1"), ("gpt-2", "n2")):
         await cluster.say(Regrouped(node=node, worker=worker, rank=0, world_size=2, iteration=0, **place))
-    async with client(nats_world.settings.nats_url, "agent.n1") as agent:
+    async with client(nats_world.settings.nats_url, "agent.n1.n1") as agent:
         cluster.beating.discard("n1")
         agent.send_signal(signal.SIGKILL)
         await cluster.say(CollectiveFailed(node="n2", worker="gpt-2", iteration=0, error="closed by peer", **place))
@@ -157,7 +157,7 @@ async def test_a_broken_collective_makes_it_lost_at_once(nats_world, cluster):
 
 
 async def test_an_agent_that_is_back_in_time_is_not_lost(nats_world, cluster):
-    async with client(nats_world.settings.nats_url, "agent.n1") as agent:
+    async with client(nats_world.settings.nats_url, "agent.n1.n1") as agent:
         agent.send_signal(signal.SIGKILL)
         agent.wait()
     await asyncio.sleep(2)  # twice the grace, and n1 goes on beating
@@ -183,8 +183,8 @@ async def test_what_happened_while_it_was_away_is_reported_once(nats_world, clus
 async def test_a_restart_of_the_server_costs_no_node(private_server, private_world, end):
     process = start_detector(private_world)
     try:
-        await private_world.connect("agent.n1")
-        await private_world.connect("agent.n2")
+        await private_world.connect("agent.n1.n1")
+        await private_world.connect("agent.n2.n2")
         async with two_nodes(private_world) as cluster:
             await asyncio.to_thread(getattr(private_server, end))
             await asyncio.sleep(4)  # longer than the grace, and than a node may be silent

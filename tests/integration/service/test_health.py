@@ -1,11 +1,14 @@
 """`python -m unicron.health OWNER` tells a service that works from one that does not, on a real bus."""
 
 import asyncio
+import os
 import sys
+import time
 
 import pytest
 from unicron_deploy.nats_server import NatsServer, free_port
 
+from unicron import health
 from unicron.bus import nats, topology
 from unicron.settings import Settings
 
@@ -39,20 +42,30 @@ async def test_a_service_is_healthy_while_its_lease_is_held(server):
         await bus.close()
 
 
-async def test_a_node_is_healthy_while_its_agent_answers(server):
-    code, error = await ask(server.url, "node-1")
+async def test_a_node_is_healthy_while_its_agent_reaches_the_bus(server, tmp_path):
+    run_dir, key = tmp_path / "run", ("node-1", "--run-dir", str(tmp_path / "run"))
+    code, error = await ask(server.url, *key)
     assert code == 1
-    assert "node-1" in error
+    assert "its agent has told the bus nothing" in error
     bus = await nats.connect(Settings(nats_url=server.url), "test")
+    await topology.provision(bus.jetstream, lease_ttl_s=60)
+    await bus.close()
+    words = ("-m", "unicron_agent", "--node", "node-1", "--slots", "1", "--run-dir", str(run_dir))
+    agent = await asyncio.create_subprocess_exec(sys.executable, *words, "--nats-url", server.url)
     try:
-
-        async def echo(data: bytes) -> bytes:
-            return data
-
-        await bus.serve("unicron.v1.rpc.node-1", "agent-node-1", echo)
-        assert await ask(server.url, "node-1") == (0, "")
+        async with asyncio.timeout(30):
+            while await ask(server.url, *key) != (0, ""):
+                await asyncio.sleep(0.2)
+        server.stop()
+        old = time.time() - 2 * health.SILENT_S
+        os.utime(run_dir / health.ALIVE, (old, old))
+        await asyncio.sleep(1.5)  # it would have said three times that it lives
+        code, error = await ask(server.url, *key)
+        assert code == 1
+        assert "nothing for 2" in error
     finally:
-        await bus.close()
+        agent.kill()
+        await agent.wait()
 
 
 async def test_without_a_bus_nothing_is_healthy(server):

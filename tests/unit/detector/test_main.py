@@ -7,17 +7,18 @@ import sys
 import pytest
 from unicron_detector.main import DetectorSettings, translate, wiring
 
-from unicron import subjects
+from unicron import proofs, subjects
 from unicron.bus import topology
 from unicron.contracts.base import Message
 from unicron.errors import InvalidInputError
 
+ENDED = f"$SYS.ACCOUNT.{topology.NODES}.DISCONNECT"
 ADVISORY = {
     "type": "io.nats.server.advisory.v1.client_disconnect",
     "id": "AOWX9DUDXsy9KFxAXvPwU3",
     "timestamp": "2026-11-20T14:00:00.123456789Z",
     "server": {"name": "unicron"},
-    "client": {"id": 7, "acc": "UNICRON", "user": "unicron", "name": "agent.n1"},
+    "client": {"id": 7, "acc": "UNICRON", "user": "unicron", "name": "agent.n1.secret"},
     "reason": "Client Closed",
 }
 
@@ -27,8 +28,9 @@ def advisory(**client):
 
 
 def test_an_agents_disconnect_becomes_a_message():
-    lost = translate(topology.DISCONNECTS, advisory())
+    lost = translate(ENDED, advisory())
     assert (lost.node, lost.reason, lost.id) == ("n1", "Client Closed", "AOWX9DUDXsy9KFxAXvPwU3")
+    assert lost.boot == proofs.boot("secret")
     assert lost.at == pytest.approx(1795183200.123456)
 
 
@@ -38,22 +40,23 @@ def test_an_agents_disconnect_becomes_a_message():
         advisory(name="detector"),
         advisory(name=""),
         advisory(name="agent."),
-        advisory(name="agent.n1.n2"),
+        advisory(name="agent.n1"),
+        advisory(name="agent.n1.n2.secret"),
         advisory(name=None),
         b"",
         b"\xff",
         b"[]",
         b"{}",
-        b'{"client": {"name": "agent.n1"}}',
+        b'{"client": {"name": "agent.n1.secret"}}',
         json.dumps({**ADVISORY, "timestamp": 5}).encode(),
     ],
 )
 def test_other_advisories_become_nothing(data):
-    assert translate(topology.DISCONNECTS, data) is None
+    assert translate(ENDED, data) is None
 
 
 def test_other_subjects_become_nothing():
-    assert translate(topology.CONNECTS, advisory()) is None
+    assert translate(ENDED.replace("DISCONNECT", "CONNECT"), advisory()) is None
 
 
 def test_settings_reach_the_core():

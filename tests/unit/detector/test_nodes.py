@@ -79,9 +79,17 @@ def test_a_worker_that_waits_for_its_first_membership_is_missed_too(scene):
 
 
 def test_an_advisory_that_comes_after_the_new_join_does_no_harm(scene):
-    scene.join("n1", incarnation="b", workers=[("w1", "gpt")])
+    scene.join("n1", incarnation="a.2", workers=[("w1", "gpt")])
     assert scene.disconnect("n1") == []
     assert scene.wait(5) == []
+
+
+@pytest.mark.parametrize("boot", ["b", "a.1", ""])
+def test_the_end_of_a_connection_that_the_admitted_agent_never_had_does_no_harm(scene, boot):
+    scene.join("n1", incarnation="a.1", workers=[("w1", "gpt")])
+    scene.silence("n1")
+    assert scene.disconnect("n1", boot=boot) == []
+    assert scene.wait(2) == []
 
 
 def test_an_advisory_about_a_node_that_never_joined_does_no_harm(scene):

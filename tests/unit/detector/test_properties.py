@@ -63,7 +63,7 @@ FACTS = st.one_of(
     joins(),
     st.builds(NodeLeft, node=nodes, incarnation=st.sampled_from("xyz")),
     st.builds(NodeHeartbeat, node=nodes, incarnation=st.sampled_from("xyz")),
-    st.builds(ConnectionLost, node=nodes),
+    st.builds(ConnectionLost, node=nodes, boot=st.sampled_from(["a", "b"])),
     of_worker(WorkerReady, pid=st.just(1)),
     of_worker(Regrouped, epoch=epochs, rank=st.just(0), world_size=st.just(2), iteration=iterations),
     of_worker(WorkerFinished, iterations=st.just(3)),
