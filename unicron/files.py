@@ -55,3 +55,12 @@ def read_secret(path: Path) -> bytes:
             f"{path}: others than its owner may read or write this key; chmod 600 it, then rotate it"
         )
     return content
+
+
+def write_secret(path: Path, secret: bytes) -> None:
+    """Make a file that is its owner's alone from the first moment, whole or not at all."""
+    scratch = path.with_suffix(".new")
+    scratch.unlink(missing_ok=True)
+    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secret)
+    scratch.replace(path)

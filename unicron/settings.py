@@ -24,7 +24,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         nats_url: where the message bus is; where several servers make it up, all of them, with commas between.
         nats_nkey: path of the file with the seed of our key, which only we may read; empty for none.
         nats_creds: path of a NATS credentials file (user JWT and key), empty for none.
-        nats_ca: path of the CA certificate that signs the server's, empty for no TLS.
+        nats_ca: path of the CA certificate that signs the server's; empty for the `ca.pem` beside our key's file, if
+            there is one, else no TLS.
         nats_cert: path of the client certificate, where the server asks for one.
         nats_key: path of the private key of `nats_cert`.
         connect_timeout_s: how long a process waits for the bus before it gives up.

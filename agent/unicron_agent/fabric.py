@@ -1,12 +1,13 @@
-"""The fabric key of this node: what opens the state servers and rendezvous of the cluster's nodes to one another."""
+"""What opens state servers and rendezvous of a cluster's nodes to one another: the fabric key, and certificates."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import msgspec
 
 from unicron import proofs
@@ -21,10 +22,18 @@ HEADER = "unicron-proof-bin"
 """Of a gRPC call: a `CallProof`. gRPC takes any bytes where a name ends so."""
 
 
+CERTIFICATE = ("ca.pem", "tls.key", "tls.pem")
+"""Files beside that of the fabric key, where state servers speak TLS: the authority's, and this node's own."""
+
+_TARGET = "grpc.ssl_target_name_override"
+_Options = Sequence[tuple[str, Any]]
+
+
 class Fabric:
     """The key, read from its file at each use: who replaces it there need not tell anybody.
 
-    A file that can't be used later on changes nothing: it may be half written.
+    A file that can't be used later on changes nothing: it may be half written. Where there are certificates beside it,
+    both ends of a call to a state server show theirs: a server for its node's name, which the caller goes by.
 
     Args:
         path: of the file; empty: there is none, and all is open.
@@ -32,7 +41,7 @@ class Fabric:
         now: returns Unix seconds.
 
     Raises:
-        InvalidInputError: there is no key in the file, or others may read it.
+        InvalidInputError: there is no key in the file, or others may read it; or a certificate lacks its other files.
     """
 
     def __init__(self, path: str, node: str, now: Callable[[], float] = time.time) -> None:
@@ -42,6 +51,7 @@ class Fabric:
         self._used: dict[bytes, float] = {}
         if self._path is not None:
             self._content = self._read(self._path)
+        self._tls()
 
     @property
     def closed(self) -> bool:
@@ -67,6 +77,38 @@ class Fabric:
         except InvalidInputError as error:
             raise InvalidInputError(f"{path}: {error}") from error
         return content
+
+    # --- TLS ---------------------------------------------------------------------------------------------------------
+
+    def _tls(self) -> list[bytes]:
+        """Return the contents of the files of `CERTIFICATE`; none where there are none of them."""
+        if self._path is None:
+            return []
+        files = [self._path.with_name(name) for name in CERTIFICATE]
+        missing = [str(file) for file in files if not file.exists()]
+        if len(missing) == len(files):
+            return []
+        if missing:
+            raise InvalidInputError(
+                f"no certificate without {', '.join(missing)}; copy what `unicron_deploy.keys` has made of this node"
+            )
+        authority, key, own = files
+        return [authority.read_bytes(), read_secret(key), own.read_bytes()]
+
+    def open_port(self, server: grpc.aio.Server, host: str) -> int:
+        """Have a server listen on a free port of `host`; return it."""
+        if tls := self._tls():
+            authority, key, own = tls
+            return int(server.add_secure_port(f"{host}:0", grpc.ssl_server_credentials([(key, own)], authority, True)))
+        return int(server.add_insecure_port(f"{host}:0"))
+
+    def channel(self, address: str, node: str, options: _Options) -> grpc.aio.Channel:
+        """Return a channel to the state server of `node` at `address`."""
+        if tls := self._tls():
+            return grpc.aio.secure_channel(
+                address, grpc.ssl_channel_credentials(*tls), options=[*options, (_TARGET, node)]
+            )
+        return grpc.aio.insecure_channel(address, options=options)
 
     # --- rendezvous --------------------------------------------------------------------------------------------------
 

@@ -266,7 +266,7 @@ class Node:
     async def _send_copy(self, ref: StateRef, keeper: Keeper, *, paced: bool) -> None:
         problem, unsound = "", False
         try:
-            await send_copy(self._memory, ref, keeper.address, self._traffic, self._fabric, paced=paced)
+            await send_copy(self._memory, ref, keeper, self._traffic, self._fabric, paced=paced)
         except StateTransferError as error:
             log.warning("%s", error)
             problem, unsound = str(error), isinstance(error, UnsoundStateError)

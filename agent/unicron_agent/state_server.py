@@ -20,7 +20,7 @@ from xxhash import xxh3_128
 
 from unicron.aio import together
 from unicron.checkpoints.gate import Gate
-from unicron.contracts.states import KEPT, SAVED, StateRef, label
+from unicron.contracts.states import KEPT, SAVED, Keeper, StateRef, label
 from unicron.errors import InvalidInputError, StateTransferError, UnsoundStateError
 from unicron.proofs import CallProof
 from unicron_agent.fabric import Fabric, Strangers
@@ -107,7 +107,7 @@ class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Start the server on a free port of `host`; return it and its host:port."""
         server = grpc.aio.server(options=SERVER_LIMITS)
         server.add_generic_rpc_handlers((self,))
-        self._address = f"{host}:{server.add_insecure_port(f'{host}:0')}"
+        self._address = f"{host}:{self._fabric.open_port(server, host)}"
         await server.start()
         return server, self._address
 
@@ -244,14 +244,14 @@ async def _acknowledge(receipts: _Receipts | None, piece: bytes) -> None:
 
 
 async def send_copy(
-    memory: StateMemory, ref: StateRef, address: str, traffic: NodeTraffic, fabric: Fabric, *, paced: bool
+    memory: StateMemory, ref: StateRef, keeper: Keeper, traffic: NodeTraffic, fabric: Fabric, *, paced: bool
 ) -> None:
     """Send a copy of a state to another node, one that was saved or left behind.
 
     Args:
         memory: where it lies.
         ref: what it is.
-        address: of the other node's state server.
+        keeper: the other node.
         traffic: of this node.
         fabric: what opens the other one.
         paced: send it while training sends nothing, rather than now.
@@ -263,10 +263,10 @@ async def send_copy(
     path = memory.path(ref.location.name)
     try:
         with path.open("rb") as file:
-            async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
+            async with fabric.channel(keeper.address, keeper.node, LIMITS) as channel:
                 try:
                     announced = msgspec.msgpack.encode(ref)
-                    header = fabric.header(KEEP, address, announced)
+                    header = fabric.header(KEEP, keeper.address, announced)
                     call = channel.stream_stream(KEEP)(
                         timeout=TIMEOUT_S, metadata=(*header, RECEIPTS) if paced else header
                     )
@@ -278,7 +278,7 @@ async def send_copy(
     except (StateTransferError, OSError) as error:
         if isinstance(error, UnsoundStateError):
             raise
-        raise StateTransferError(f"no copy of {ref.location.name} for {address}: {error}") from error
+        raise StateTransferError(f"no copy of {ref.location.name} for {keeper.address}: {error}") from error
 
 
 class _Sending:

@@ -56,7 +56,7 @@ class Peer:
         address, name = ref.location.address, ref.location.name.encode()
         header = self._fabric.header(FETCH, address, name)
         with _whole(ref, target) as unfinished:
-            async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
+            async with self._fabric.channel(address, ref.location.node, LIMITS) as channel:
                 with unfinished.open("wb") as file:
                     async for piece in channel.unary_stream(FETCH)(name, timeout=TIMEOUT_S, metadata=header):
                         state = piece[:left]  # a saved one is followed by its label

@@ -2,11 +2,11 @@
 
 A user is let in while its key is there. `NAME/NAME.nk` is its seed, `NAME/shut-out` says that it gets none by itself,
 and `server/accounts.conf`, without secrets, is what the NATS server includes. `NODE/fabric.key` is the same for all
-nodes, and nobody else's: it opens them to one another.
+nodes, and nobody else's: it opens them to one another. Where the servers speak TLS each folder holds the authority's
+`ca.pem`, and that of the server and those of nodes a certificate, `tls.pem` and `tls.key`.
 """
 
 import argparse
-import os
 import re
 import secrets
 import shutil
@@ -20,12 +20,16 @@ import nkeys
 from unicron import proofs
 from unicron.bus import access
 from unicron.errors import InvalidInputError, UnicronError
-from unicron.files import read_secret
+from unicron.files import read_secret, write_secret
 from unicron.services import SERVICES
 from unicron_deploy import rights
+from unicron_deploy.certificates import Authority
 
 SERVER = "server"
 """Folder of what the server needs; no node can be called so."""
+
+AUTHORITY = "ca"
+"""Folder of the certificate authority, which nobody but the keys' owner needs; no node can be called so either."""
 
 ROUTE = "route"
 """As what the servers of a cluster know one another."""
@@ -45,6 +49,7 @@ class Keyring:
         self.folder = folder
         self.accounts = folder / SERVER / "accounts.conf"
         self.routes = folder / SERVER / "routes.conf"
+        self.authority = Authority(folder / AUTHORITY)
 
     def path(self, name: str) -> Path:
         """Return where the seed of the user `name` is, or would be."""
@@ -79,7 +84,30 @@ class Keyring:
             if not self.path(name).exists() and name not in self.shut():
                 self._make(name)
         self._spread(fabric)
+        if self.authority.exists:
+            self._certify()
         self.write()
+
+    def certify(self, names: Iterable[str]) -> None:
+        """Make the authority, where there is none, and all certificates that are missing or half through their life.
+
+        Args:
+            names: host names and addresses by which the servers are reached.
+
+        Raises:
+            InvalidInputError: the authority's files can't be used.
+        """
+        self.authority.ensure()
+        self.authority.certify(self.accounts.parent, names)
+        self._certify()
+
+    def _certify(self) -> None:
+        nodes = self._nodes()
+        for name in self.users():
+            if name in nodes:
+                self.authority.certify(self.folder / name, [name])
+            else:
+                (self.folder / name / "ca.pem").write_bytes(self.authority.certificate.read_bytes())
 
     def route(self, addresses: Iterable[str]) -> None:
         """Write how the servers of a cluster find and know one another, with a secret that only they have.
@@ -93,7 +121,7 @@ class Keyring:
         urls = ", ".join(f'"nats-route://{ROUTE}:{secret}@{address}"' for address in addresses)
         self.routes.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         who = f'authorization {{ user: {ROUTE}, password: "{secret}", timeout: 5 }}'
-        _write(self.routes, f"name: unicron\n{who}\nroutes: [{urls}]\n".encode())
+        write_secret(self.routes, f"name: unicron\n{who}\nroutes: [{urls}]\n".encode())
 
     def admit(self, node: str) -> Path:
         """Give a node a key, where it has none, and let it in again if it was shut out; return the path of its seed."""
@@ -102,6 +130,8 @@ class Keyring:
             self._make(node)
         (path.parent / "shut-out").unlink(missing_ok=True)
         self._spread(fabric)
+        if self.authority.exists:
+            self._certify()
         self.write()
         return path
 
@@ -166,7 +196,7 @@ class Keyring:
         files = [self.fabric(name) for name in sorted(self._nodes() if nodes is None else nodes)]
         for path in files:
             if not path.exists() or path.read_bytes() != content:
-                _write(path, content)
+                write_secret(path, content)
         return files
 
     def _known(self, name: str) -> None:
@@ -179,20 +209,11 @@ class Keyring:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.parent.mkdir(exist_ok=True)
         path.parent.chmod(0o700)
-        _write(path, nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER) + b"\n")
-
-
-def _write(path: Path, secret: bytes) -> None:
-    """Make a file that is its owner's alone from the first moment, whole or not at all."""
-    scratch = path.with_suffix(".new")
-    scratch.unlink(missing_ok=True)
-    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secret)
-    scratch.replace(path)
+        write_secret(path, nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER) + b"\n")
 
 
 def _node(name: str) -> str:
-    if name in {SERVER, FABRIC}:
+    if name in {SERVER, FABRIC, AUTHORITY}:
         raise InvalidInputError(
             f"node {name!r}: that stands for something else among the keys; call the node otherwise"
         )
@@ -207,6 +228,7 @@ def main() -> int:
     parser.add_argument("--rotate", metavar="NAME", help=f"replace this user's key; {FABRIC}: that of all nodes")
     parser.add_argument("--admit", metavar="NODE", help="give this node a key, also one that was shut out")
     parser.add_argument("--servers", metavar="HOST:PORT,...", help="where each NATS server listens for the others")
+    parser.add_argument("--tls", metavar="NAME,...", help="names and addresses by which the NATS servers are reached")
     parser.add_argument("--shut-out", metavar="NODE", help="take this user's key away")
     parser.add_argument("nodes", nargs="*", metavar="NODE", help="who is to have a key, unless shut out")
     options = parser.parse_args()
@@ -224,6 +246,8 @@ def main() -> int:
             keyring.ensure(options.nodes)
             if options.servers:
                 keyring.route(options.servers.split(","))
+            if options.tls:
+                keyring.certify(options.tls.split(","))
     except UnicronError as error:
         sys.stderr.write(f"keys: {error}\n")
         return 1

@@ -76,6 +76,7 @@ def config_text(
     routes: Routes | None = None,
     monitor: int | None = None,
     log: Path | None = None,
+    tls: Path | None = None,
 ) -> str:
     """Return the server's configuration: pings are frequent, so that a client that was stopped is noticed soon.
 
@@ -90,13 +91,18 @@ def config_text(
         routes: to the other servers; None: there are none.
         monitor: port of its monitoring, for this machine only: connections are listed there by their whole names.
         log: file that it writes to; None: to its standard error.
+        tls: folder of its certificate; None: it speaks in plain.
     """
     who = rights.open_accounts() if accounts is None else f"include {json.dumps(str(accounts))}\n"
     sync = "\n  sync_interval: always" if sync_always else ""
-    cluster = ""
+    cluster, shown = "", ""
+    if tls is not None:
+        cert, key, ca = (json.dumps(str(tls / name)) for name in ("tls.pem", "tls.key", "ca.pem"))
+        shown = f"tls {{\n  cert_file: {cert}\n  key_file: {key}\n}}\n"
     if routes is not None:
         where = f"{host}:{routes.port}"
-        cluster = f"cluster {{\n  listen: {json.dumps(where)}\n  include {json.dumps(str(routes.file))}\n}}\n"
+        both = f"  tls {{\n    cert_file: {cert}\n    key_file: {key}\n    ca_file: {ca}\n  }}\n" if tls else ""
+        cluster = f"cluster {{\n  listen: {json.dumps(where)}\n{both}  include {json.dumps(str(routes.file))}\n}}\n"
     http = f'http: "127.0.0.1:{monitor}"\n' if monitor else ""
     if log is not None:  # who is refused is told of there: that is to fill no disk
         http += f"log_file: {json.dumps(str(log))}\nlogfile_size_limit: {LOG_BYTES}\nlogfile_max_num: {LOGS}\n"
@@ -108,7 +114,7 @@ ping_max: 2
 jetstream {{
   store_dir: {json.dumps(store_dir)}{sync}
 }}
-{cluster}{who}"""
+{shown}{cluster}{who}"""
 
 
 def free_port(host: str = "127.0.0.1") -> int:

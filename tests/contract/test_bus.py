@@ -598,13 +598,14 @@ async def test_a_restarted_server_keeps_everything(private_world, private_server
 
 def test_the_deployed_configuration_is_the_embedded_one(request):
     assert (request.config.rootpath / "deploy" / "nats.conf").read_text() == config_text(
-        "/data", accounts=Path("server/accounts.conf"), monitor=8222
+        "/data", accounts=Path("server/accounts.conf"), monitor=8222, tls=Path("/etc/unicron/server")
     )
     assert (request.config.rootpath / "deploy" / "nats-ha.conf").read_text() == config_text(
         "/data/ha",  # another folder: a server of a cluster removes what it finds of one that was alone
         accounts=Path("server/accounts.conf"),
         name="$UNICRON_SERVER",
         monitor=8222,
+        tls=Path("/etc/unicron/server"),
         routes=Routes(6222, Path("server/routes.conf")),
     )
 

@@ -24,7 +24,7 @@ from xxhash import xxh3_128
 
 from tests.helpers.fabric import KEY, fabric
 from unicron import proofs
-from unicron.contracts.states import StateLocation, StateRef
+from unicron.contracts.states import Keeper, StateLocation, StateRef
 from unicron.contracts.worker import (
     LENGTH,
     NOWHERE,
@@ -198,8 +198,9 @@ async def test_who_takes_or_sends_reads_the_cure(states, tmp_path):
     ):
         with pytest.raises(StateTransferError, match=cure):
             await Peer(stranger).obtain(there, tmp_path / "taken")
+        keeper = Keeper(node="n1", address=states.address)
         with pytest.raises(StateTransferError, match=cure):
-            await send_copy(states.memory, there, states.address, states.traffic, stranger, paced=False)
+            await send_copy(states.memory, there, keeper, states.traffic, stranger, paced=False)
     assert not (tmp_path / "taken").exists()
     assert (await Peer(states.caller).obtain(there, tmp_path / "taken")).read_bytes() == CONTENT
 

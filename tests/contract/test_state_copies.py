@@ -18,6 +18,7 @@ from unicron_agent.traffic import NodeTraffic
 from xxhash import xxh3_128
 
 from tests.helpers.fabric import fabric
+from unicron.contracts import states
 from unicron.contracts.states import StateLocation, StateRef, label
 from unicron.contracts.traffic import Forecast
 from unicron.errors import StateTransferError, UnsoundStateError
@@ -30,6 +31,11 @@ def ref(content=CONTENT, name=NAME, iteration=3, worker="gpt-1"):
     location = StateLocation(node="n1", worker=worker, name=name, address="n1:1")
     checksum = xxh3_128(content).digest()
     return StateRef(task="gpt", iteration=iteration, place=0, location=location, size=len(content), checksum=checksum)
+
+
+def there(address):
+    """The node that keeps copies."""
+    return states.Keeper(node="n2", address=address)
 
 
 class Keeper:
@@ -60,7 +66,7 @@ class Keeper:
         return saved
 
     async def send(self, saved):
-        await send_copy(self.sender, saved, self.address, NodeTraffic(self.own), self.own_fabric, paced=True)
+        await send_copy(self.sender, saved, there(self.address), NodeTraffic(self.own), self.own_fabric, paced=True)
 
     async def stream(self, *pieces, cut=None):
         """Send a stream of just these pieces; it is cut off when `cut` returns something true."""
@@ -317,7 +323,9 @@ async def test_answers_that_are_no_receipts_are_not_believed(keeper, answer):
     babbling.answer = answer
     server, address = await babbling.serve("127.0.0.1")
     with pytest.raises(StateTransferError, match="no receipt"):
-        await send_copy(keeper.sender, keeper.save(), address, NodeTraffic(keeper.own), keeper.own_fabric, paced=True)
+        await send_copy(
+            keeper.sender, keeper.save(), there(address), NodeTraffic(keeper.own), keeper.own_fabric, paced=True
+        )
     await server.stop(0)
 
 
@@ -335,7 +343,7 @@ async def test_a_copy_waits_until_the_senders_workers_send_nothing(keeper):
     traffic = Told(keeper.own)
     began = time.monotonic()
     traffic.busy_until = began + 0.5
-    await send_copy(keeper.sender, keeper.save(), keeper.address, traffic, keeper.own_fabric, paced=True)
+    await send_copy(keeper.sender, keeper.save(), there(keeper.address), traffic, keeper.own_fabric, paced=True)
     assert time.monotonic() - began >= 0.5
     assert traffic.line.on_its_way == 0
 
@@ -345,7 +353,7 @@ async def test_a_copy_that_is_not_paced_waits_for_nobody(keeper):
     traffic = NodeTraffic(keeper.own)
     traffic.forecast = keeper.traffic.forecast
     await asyncio.wait_for(
-        send_copy(keeper.sender, keeper.save(), keeper.address, traffic, keeper.own_fabric, paced=False), 10.0
+        send_copy(keeper.sender, keeper.save(), there(keeper.address), traffic, keeper.own_fabric, paced=False), 10.0
     )
     assert len(keeper.memory.saved()) == 1
     assert traffic.line.on_its_way == 0
@@ -357,7 +365,7 @@ async def test_a_copy_of_which_the_rest_must_wait_goes_on_in_the_next_span(keepe
     traffic.line.arrived = lambda *_: None  # it stays that slow
     began = time.monotonic()
     traffic.busy_until, traffic.busy_from = began + 0.5, began + 0.05
-    await send_copy(keeper.sender, keeper.save(), keeper.address, traffic, keeper.own_fabric, paced=True)
+    await send_copy(keeper.sender, keeper.save(), there(keeper.address), traffic, keeper.own_fabric, paced=True)
     assert time.monotonic() - began >= 0.5, "not all of it arrives in a twentieth of a second"
     assert len(keeper.memory.saved()) == 1
 
@@ -379,7 +387,7 @@ async def test_a_copy_that_is_given_up_while_it_waits_leaves_nothing(keeper):
     keeper.traffic.forecast = lambda: Forecast(0.0, 30.0)
     traffic = NodeTraffic(keeper.own)
     sending = asyncio.create_task(
-        send_copy(keeper.sender, keeper.save(), keeper.address, traffic, keeper.own_fabric, paced=True)
+        send_copy(keeper.sender, keeper.save(), there(keeper.address), traffic, keeper.own_fabric, paced=True)
     )
     await keeper.until(keeper.files)
     sending.cancel()
@@ -394,7 +402,7 @@ async def test_what_was_on_its_way_of_a_copy_that_failed_counts_no_more(keeper):
     traffic = NodeTraffic(keeper.own)
     (keeper.folder / NAME).symlink_to("/dev/full")
     with pytest.raises(StateTransferError):
-        await send_copy(keeper.sender, keeper.save(), keeper.address, traffic, keeper.own_fabric, paced=True)
+        await send_copy(keeper.sender, keeper.save(), there(keeper.address), traffic, keeper.own_fabric, paced=True)
     assert traffic.line.on_its_way == 0
 
 

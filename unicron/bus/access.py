@@ -14,19 +14,21 @@ from unicron.settings import PREFIX, Settings
 
 
 def tls(settings: Settings) -> ssl.SSLContext | None:
-    """Return what TLS needs, or None where the settings name no CA.
+    """Return what TLS needs, or None where the settings name no CA and none lies beside our key.
 
     Raises:
         InvalidInputError: a file does not hold what it should.
     """
-    if not settings.nats_ca:
+    beside = Path(settings.nats_nkey).parent / "ca.pem"
+    ca = settings.nats_ca or (str(beside) if settings.nats_nkey and beside.exists() else "")
+    if not ca:
         return None
     try:
-        context = ssl.create_default_context(cafile=settings.nats_ca)
+        context = ssl.create_default_context(cafile=ca)
         if settings.nats_cert:
             context.load_cert_chain(settings.nats_cert, settings.nats_key)
     except OSError as error:
-        files = ", ".join(filter(None, (settings.nats_ca, settings.nats_cert, settings.nats_key)))
+        files = ", ".join(filter(None, (ca, settings.nats_cert, settings.nats_key)))
         raise InvalidInputError(
             f"can't use the TLS files {files}: {error}; give PEM files that fit together"
         ) from error

@@ -2,6 +2,7 @@
 
 import contextlib
 
+import nats.errors
 import nkeys
 from nats.aio.client import Client
 
@@ -17,6 +18,8 @@ class KeyedClient(Client):
             with contextlib.suppress(OSError, ValueError, nkeys.NkeysError):  # then the old one: the server will say
                 self._setup_nkeys_seed_connect()
         await super()._process_connect_init()
+        if self.options.get("tls") and not self._server_info.get("tls_required"):  # or somebody on the way took it out
+            raise nats.errors.Error("the server speaks no TLS, and a CA was given: remove that, or mend the server")
 
     async def _attempt_reconnect(self) -> None:
         writer = getattr(self._transport, "_io_writer", None)

@@ -1,0 +1,228 @@
+"""What a keyring's certificates are for: real servers and state servers that show them, and strangers at both."""
+
+import contextlib
+import stat
+import subprocess
+import sys
+
+import pytest
+from unicron_agent.fabric import CERTIFICATE, Fabric
+from unicron_agent.memory import StateMemory
+from unicron_agent.state_server import StateServer, send_copy
+from unicron_agent.state_sources import Peer
+from unicron_agent.traffic import NodeTraffic
+from unicron_deploy import certificates
+from unicron_deploy.keys import Keyring
+from unicron_deploy.nats_server import NatsServer, Routes, config_text, free_port
+from xxhash import xxh3_128
+
+from unicron.bus import nats, topology
+from unicron.contracts.states import Keeper, StateLocation, StateRef
+from unicron.errors import BusUnavailableError, InvalidInputError, StateTransferError
+from unicron.settings import Settings
+
+NAME, CONTENT = "gpt-1.1.saved", b"state" * 100_000
+LONG = "n_3-" + "x" * 60
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    ring = Keyring(tmp_path_factory.mktemp("tls") / "keys")
+    ring.ensure(["n1", "n2", LONG])
+    ring.certify(["127.0.0.1", "nats"])
+    return ring
+
+
+# --- NATS ------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def served(directory, keys, monkeypatch, count=1, tls=True):
+    """Run servers with the keyring's certificate; yield them."""
+    folder = keys.accounts.parent if tls else None
+    monkeypatch.setattr(
+        "unicron_deploy.nats_server.config_text",
+        lambda *words, **more: config_text(*words, **more, tls=folder),
+    )
+    routes = [free_port() for _ in range(count)]
+    keys.route([f"127.0.0.1:{port}" for port in routes])
+    names = [f"nats-{number}" for number in range(count)]
+    servers = [
+        NatsServer(
+            directory / name,
+            free_port(),
+            accounts=keys.accounts,
+            ping_s=10.0,
+            name=name,
+            routes=Routes(port, keys.routes) if count > 1 else None,
+        )
+        for name, port in zip(names, routes, strict=True)
+    ]
+    try:
+        for server in servers:
+            server.start()
+        yield servers
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def settings(server, path, **more):
+    return Settings(nats_url=server.url, nats_nkey=str(path), connect_timeout_s=1.5, **more)
+
+
+async def test_a_key_brings_the_authority_along_and_who_does_not_know_it_connects_to_nobody(
+    tmp_path, keys, monkeypatch
+):
+    alone = tmp_path / "user.nk"
+    alone.write_bytes(keys.path("user").read_bytes())
+    alone.chmod(0o600)
+    with served(tmp_path, keys, monkeypatch) as [server]:
+        bus = await nats.connect(settings(server, keys.path("registry")), "registry")
+        await topology.provision(bus.jetstream)
+        assert await bus.tail() == 0
+        await bus.close()
+        with pytest.raises(BusUnavailableError, match="certificate verify failed"):
+            await nats.connect(settings(server, alone), "user")
+        other = Settings(
+            nats_url=f"nats://localhost:{server.port}", nats_nkey=str(keys.path("user")), connect_timeout_s=1.0
+        )
+        with pytest.raises(BusUnavailableError, match="no NATS server answers"):  # the certificate is not for that name
+            await nats.connect(other, "user")
+
+
+async def test_a_server_that_speaks_in_plain_is_not_the_one_that_a_key_with_an_authority_is_for(
+    tmp_path, keys, monkeypatch
+):
+    with (
+        served(tmp_path, keys, monkeypatch, tls=False) as [server],
+        pytest.raises(BusUnavailableError, match="no TLS"),
+    ):
+        await nats.connect(settings(server, keys.path("user")), "user")
+
+
+async def test_servers_know_one_another_by_their_certificates(tmp_path, keys, monkeypatch):
+    with served(tmp_path, keys, monkeypatch, count=3) as servers:
+        urls = ",".join(server.url for server in servers)
+        known = Settings(nats_url=urls, nats_nkey=str(keys.path("registry")), connect_timeout_s=5.0)
+        bus = await nats.connect(known, "registry")
+        await nats_ready(bus)
+        info = await bus.jetstream.stream_info(topology.STREAM)
+        assert len(info.cluster.replicas) == 2
+        await bus.close()
+
+
+async def nats_ready(bus):
+    for _ in range(200):
+        with contextlib.suppress(BusUnavailableError):
+            return await topology.provision(bus.jetstream, topology.COPIES)
+    raise AssertionError("no three servers")
+
+
+# --- state servers ---------------------------------------------------------------------------------------------------
+
+
+class Node:
+    """A node with a state server, and its way to others."""
+
+    def __init__(self, root, keys, name):
+        self.name, self.folder = name, root / name
+        self.folder.mkdir()
+        self.fabric = Fabric(str(keys.fabric(name)), name)
+        self.memory, self.traffic, self.copies = StateMemory(self.folder, 0), NodeTraffic(self.folder), []
+
+    @contextlib.asynccontextmanager
+    async def served(self):
+        server = StateServer(self.memory, self.name, lambda *told: self.copies.append(told), self.traffic, self.fabric)
+        server, self.address = await server.serve("127.0.0.1")
+        try:
+            yield self
+        finally:
+            await server.stop(0)
+
+    def ref(self, claimed=None):
+        location = StateLocation(node=claimed or self.name, worker="gpt-1", name=NAME, address=self.address)
+        checksum = xxh3_128(CONTENT).digest()
+        return StateRef(task="gpt", iteration=3, place=0, location=location, size=len(CONTENT), checksum=checksum)
+
+    async def fetch(self, ref):
+        return (await Peer(self.fabric).obtain(ref, self.folder / "taken")).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["n1", LONG])
+async def test_nodes_show_one_another_who_they_are(tmp_path, keys, name):
+    holder, other = Node(tmp_path, keys, name), Node(tmp_path, keys, "n2")
+    (holder.folder / NAME).write_bytes(CONTENT)
+    async with holder.served(), other.served():
+        assert await other.fetch(holder.ref()) == CONTENT
+        keeper = Keeper(node="n2", address=other.address)
+        await send_copy(holder.memory, holder.ref(), keeper, holder.traffic, holder.fabric, paced=False)
+        assert [ref.size for _, ref in other.copies if ref] == [len(CONTENT)]
+        with pytest.raises(StateTransferError, match="n2"):  # it is another node that answers there
+            await other.fetch(holder.ref(claimed="n2"))
+        keeper = Keeper(node=name, address=other.address)
+        with pytest.raises(StateTransferError):
+            await send_copy(holder.memory, holder.ref(), keeper, holder.traffic, holder.fabric, paced=False)
+
+
+async def test_who_has_the_fabric_key_and_no_certificate_of_this_cluster_gets_nothing(tmp_path, keys):
+    ring = Keyring(tmp_path / "keys")
+    ring.ensure(["plain", "n2"])
+    for name in ("plain", "n2"):
+        ring.fabric(name).write_bytes(keys.fabric("n1").read_bytes())
+    plain = Node(tmp_path, ring, "plain")
+    ring.certify([])
+    stranger, holder = Node(tmp_path, ring, "n2"), Node(tmp_path, keys, "n1")
+    (holder.folder / NAME).write_bytes(CONTENT)
+    async with holder.served():
+        for node in (stranger, plain):
+            with pytest.raises(StateTransferError):
+                await node.fetch(holder.ref())
+
+
+def test_a_certificate_without_its_other_files_is_named(tmp_path, keys):
+    for name in ("fabric.key", *CERTIFICATE[:-1]):
+        (tmp_path / name).write_bytes((keys.fabric("n1").parent / name).read_bytes())
+        (tmp_path / name).chmod(0o600)
+    with pytest.raises(InvalidInputError, match=r"no certificate without .*tls\.pem; copy"):
+        Fabric(str(tmp_path / "fabric.key"), "n1")
+
+
+# --- the authority ---------------------------------------------------------------------------------------------------
+
+
+def test_certificates_stay_until_half_their_life_is_over_or_their_names_change(tmp_path, monkeypatch):
+    ring = Keyring(tmp_path)
+    ring.ensure(["n1"])
+    ring.certify(["nats"])
+    server, node = tmp_path / "server" / "tls.pem", tmp_path / "n1" / "tls.pem"
+    assert stat.S_IMODE((tmp_path / "ca" / "ca.key").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "n1" / "tls.key").stat().st_mode) == 0o600
+    first = server.read_bytes(), node.read_bytes()
+    ring.certify(["nats"])
+    ring.ensure(["n1", "n9"])
+    assert (tmp_path / "n9" / "tls.pem").exists()
+    assert (server.read_bytes(), node.read_bytes()) == first
+    ring.certify(["nats", "nats-2"])
+    assert server.read_bytes() != first[0]
+    assert node.read_bytes() == first[1]
+    monkeypatch.setattr(certificates, "LIFE", certificates.LIFE * 2.1)  # as if the first half were over
+    ring.certify(["nats", "nats-2"])
+    assert node.read_bytes() != first[1]
+    (tmp_path / "ca" / "ca.pem").write_bytes(node.read_bytes())
+    with pytest.raises(InvalidInputError, match=r"ca\.key: not the key of .*ca\.pem; restore both"):
+        ring.ensure([])
+
+
+def test_the_container_of_the_keys_makes_all_of_it(tmp_path):
+    words = ["-m", "unicron_deploy.keys", "--dir", str(tmp_path), "--tls", "nats,127.0.0.1", "n1"]
+    subprocess.run([sys.executable, *words], check=True)
+    assert sorted(path.name for path in (tmp_path / "n1").iterdir()) == [
+        "ca.pem",
+        "fabric.key",
+        "n1.nk",
+        "tls.key",
+        "tls.pem",
+    ]
+    assert sorted(path.name for path in (tmp_path / "user").iterdir()) == ["ca.pem", "user.nk"]
+    assert not list((tmp_path / "server").glob("ca.key"))
