@@ -1,5 +1,6 @@
 """Streams and buckets, declared as data and made by `provision`."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, RePublish, RetentionPolicy, StorageType, StreamConfig
-from nats.js.errors import APIError, BadRequestError, ServerError, ServiceUnavailableError
+from nats.js.errors import APIError, NotFoundError, ServerError, ServiceUnavailableError
 
 from unicron import subjects
 from unicron.errors import BusUnavailableError, InvalidInputError
@@ -51,7 +52,12 @@ BUCKET = StreamConfig(
 )
 """What a key-value bucket is underneath; reads go to the leader, which is never behind."""
 
+JOURNAL_BYTES = tuple(16 * 1024**3 >> halved for halved in range(11))
+"""What the journal may take, the first of these that the server has room for; then its oldest entries go. A server that
+has no room left stores nothing at all, leases neither, so that one node with much to say would end all healing."""
+
 _NAME_IN_USE = 10058
+_NO_ROOM = {10005, 10047}
 
 COPIES = 3
 """Servers that keep the journal and the buckets, where there are as many: any one of them may be lost."""
@@ -91,13 +97,7 @@ async def provision(js: JetStreamContext, replicas: int | None = None, lease_ttl
     """
     for stream in streams(replicas or 1, lease_ttl_s):
         try:
-            try:
-                await js.add_stream(stream)
-            except BadRequestError as error:
-                if error.err_code != _NAME_IN_USE:
-                    raise
-                kept = replicas or (await js.stream_info(str(stream.name))).config.num_replicas
-                await js.update_stream(replace(stream, num_replicas=kept))
+            await _provide(js, stream, replicas)
         except (NatsTimeoutError, NoRespondersError, ServiceUnavailableError) as error:
             raise BusUnavailableError(
                 f"JetStream does not answer ({error or 'timeout'}); start the server with JetStream enabled"
@@ -107,6 +107,27 @@ async def provision(js: JetStreamContext, replicas: int | None = None, lease_ttl
                 f"stream {stream.name} can't be provisioned now: {error.description}; try again"
             ) from error
         except APIError as error:
+            if error.err_code == _NAME_IN_USE:
+                raise BusUnavailableError(
+                    f"stream {stream.name} was made by somebody else just now; try again"
+                ) from error
             raise InvalidInputError(
                 f"stream {stream.name} can't be provisioned: {error.description}; remove the old one or mend the server"
             ) from error
+
+
+async def _provide(js: JetStreamContext, stream: StreamConfig, replicas: int | None) -> None:
+    """Make a stream, or change the one there is; one that takes much room, as large as the server has room for."""
+    sizes = JOURNAL_BYTES if stream.name == STREAM else (stream.max_bytes,)
+    send = js.add_stream
+    with contextlib.suppress(NotFoundError):
+        found = (await js.stream_info(str(stream.name))).config
+        send, stream = js.update_stream, replace(stream, num_replicas=replicas or found.num_replicas)
+    for size in sizes:
+        try:
+            await send(replace(stream, max_bytes=size))
+        except ServerError as error:
+            if error.err_code not in _NO_ROOM or size == sizes[-1]:
+                raise
+        else:
+            return
