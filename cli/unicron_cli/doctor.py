@@ -8,7 +8,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Literal
+from urllib.parse import urlsplit
 
+import msgspec
 from rich.table import Table
 from rich.text import Text
 from unicron_deploy.nats_server import find_binary
@@ -20,6 +22,9 @@ from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.services import SERVICES
 from unicron.settings import Settings
+
+PORT, GREETING_S = 4222, 2.0
+"""Where a NATS server listens unless its address says otherwise, and how long it may take to greet."""
 
 MIN_SHM = 512 * 1024**2
 """Bytes of shared memory below which several workers of one machine may run out of it."""
@@ -160,12 +165,48 @@ def _output(command: list[str]) -> str:
 async def _cluster(settings: Settings) -> list[Check]:
     try:
         async with connected_client(settings, "unicron-doctor") as client:
-            checks = [Check(name="NATS", state="ok", found=f"answers at {settings.nats_url}"), await _jetstream(client)]
-            checks += await asyncio.gather(*(_service(client, name) for name in SERVICES))
-            return [*checks, await _nodes(client)]
+            servers, journal = await _servers(settings.nats_servers), await _jetstream(client)
+            if journal.state != "ok":
+                if servers.state != "ok":  # of several: too few are left
+                    journal = msgspec.structs.replace(journal, cure=f"as for {servers.name}")
+                return [servers, journal]  # what services do can't be read, and they can't do it
+            services = await asyncio.gather(*(_service(client, name) for name in SERVICES))
+            return [servers, journal, *services, await _nodes(client)]
     except UnicronError as error:
         cure = "start a cluster with `unicron up`, or name the right address with --nats"
         return [Check(name="NATS", state="missing", found=str(error), cure=cure)]
+
+
+async def _servers(addresses: list[str]) -> Check:
+    """Look which of the bus's servers answer; of several, more than half must."""
+    answers = await asyncio.gather(*map(_greets, addresses))
+    silent = [address for address, answer in zip(addresses, answers, strict=True) if not answer]
+    if not silent:
+        return Check(name="NATS", state="ok", found=f"answers at {', '.join(addresses)}")
+    found = f"{len(addresses) - len(silent)} of {len(addresses)} servers answer, not {', '.join(silent)}"
+    healing = len(silent) * 2 < len(addresses)
+    what = (
+        "another one lost would end healing" if healing else "nothing is stored or healed until more than half answer"
+    )
+    return Check(
+        name="NATS",
+        state="warning" if healing else "missing",
+        found=found,
+        cure=f"start these servers again, or mend the way to them: {what}",
+    )
+
+
+async def _greets(address: str) -> bool:
+    """Whether a NATS server is there: it greets whoever connects."""
+    url = urlsplit(address if "://" in address else f"nats://{address}")
+    try:
+        async with asyncio.timeout(GREETING_S):
+            reader, writer = await asyncio.open_connection(url.hostname, url.port or PORT)
+            greeting = await reader.read(4)
+            writer.close()
+    except OSError:
+        return False
+    return greeting == b"INFO"
 
 
 async def _jetstream(client: Client) -> Check:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from unicron_cli import doctor
 from unicron_deploy.keys import Keyring
 from unicron_deploy.nats_server import NatsServer, Routes, free_port
 
@@ -185,3 +186,28 @@ async def test_a_server_that_hangs_with_unread_messages_is_left_for_another(serv
     finally:
         await bus.close()
         hung.close()
+
+
+@pytest.mark.slow
+async def test_the_doctor_says_how_many_servers_are_left_and_what_that_means(servers):
+    def found(checks):
+        return {check.name: (check.state, f"{check.found}; {check.cure}") for check in checks}
+
+    second, third = (servers.all[name] for name in NAMES[1:])
+    assert found(await doctor._cluster(servers.settings()))["NATS"][0] == "ok"
+    try:
+        await asyncio.to_thread(second.kill)
+        state, said = found(await doctor._cluster(servers.settings()))["NATS"]
+        assert state == "warning"
+        assert f"2 of 3 servers answer, not {second.url}; start these servers again" in said
+        await asyncio.to_thread(third.kill)
+        while (checks := found(await doctor._cluster(servers.settings())))["JetStream"][0] == "ok":
+            await asyncio.sleep(0.2)  # until the one that is left has noticed
+        assert set(checks) == {"NATS", "JetStream"}
+        assert {state for state, _ in checks.values()} == {"missing"}
+        assert "1 of 3 servers answer" in checks["NATS"][1]
+        assert "nothing is stored or healed until more than half answer" in checks["NATS"][1]
+        assert checks["JetStream"][1].endswith("; as for NATS")
+    finally:
+        for server in (second, third):
+            await asyncio.to_thread(server.start)
