@@ -1,6 +1,6 @@
 # Every target makes what it needs first. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick coverage compose-test lint
+.PHONY: help setup demo test test-quick coverage compose-test lint lock sbom audit
 
 # The first of these that is Python 3.11 to 3.13 makes the virtual environment.
 PYTHON ?= python3 python3.13 python3.12 python3.11
@@ -21,6 +21,9 @@ help:
 	@echo 'make coverage     all of make test, with the lines that no test reaches in its own process'
 	@echo 'make compose-test   the same cluster in containers: build, train, kill a node, down'
 	@echo 'make lint     check format, style, types and the rules of imports'
+	@echo 'make lock     write deploy/lock anew: what the images are made of, with hashes, after a change of requirements'
+	@echo 'make sbom     write into sbom/ what is in the images that were built, and under which licences'
+	@echo 'make audit    ask the package index for known vulnerabilities of the versions in constraints.txt'
 	@echo
 	@echo 'PYTHON=/path/to/python3.11 chooses the interpreter for .venv'
 
@@ -66,3 +69,32 @@ lint: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# What only these targets need is in an environment of its own.
+TOOLS := .tools
+TOOLS_STAMP := $(TOOLS)/.installed
+
+$(TOOLS_STAMP): Makefile | $(STAMP)
+	$(BIN)/python -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install uv==0.13.9 cyclonedx-bom==7.5.0 pip-licenses==5.5.5 pip-audit==2.10.1
+	@touch $@
+
+# Resolved for macOS, where no torch has libraries of CUDA with it: which of those there are is the index's affair.
+# The hashes are those of all platforms.
+LOCK := MACOSX_DEPLOYMENT_TARGET=14.0 $(TOOLS)/bin/uv pip compile --quiet --system-certs --no-header --no-annotate \
+  --generate-hashes --python-version 3.11 --python-platform aarch64-apple-darwin -c constraints.txt
+
+lock: $(TOOLS_STAMP)
+	@mkdir -p deploy/lock
+	printf '%s\n' hatchling setuptools | $(LOCK) -o deploy/lock/build.txt -
+	$(LOCK) --extra detector --extra keys --extra straggler -o deploy/lock/control.txt pyproject.toml
+	$(LOCK) --extra planner -o deploy/lock/planner.txt pyproject.toml
+	$(LOCK) --extra agent --extra train --no-emit-package torch -o deploy/lock/node.txt pyproject.toml
+
+sbom: $(TOOLS_STAMP)
+	$(TOOLS)/bin/python deploy/sbom.py sbom
+
+audit: $(TOOLS_STAMP)
+	@$(TOOLS)/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt || { \
+	  echo 'make audit: the versions in constraints.txt were not all found free of known vulnerabilities; where one is' >&2; \
+	  echo '  "not found", the index that was asked knows of none at all, and nothing is said about any' >&2; exit 1; }

@@ -212,6 +212,13 @@ class Keyring:
         write_secret(path, nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER) + b"\n")
 
 
+def _give(folder: Path, owner: int) -> None:
+    """Give a folder with all in it to a user, unless it is theirs: then they may be at work in it."""
+    if folder.stat().st_uid != owner:
+        for path in [*folder.rglob("*"), folder]:  # the folder last: nothing was forgotten if it is theirs
+            shutil.chown(path, owner)
+
+
 def _node(name: str) -> str:
     if name in {SERVER, FABRIC, AUTHORITY}:
         raise InvalidInputError(
@@ -225,6 +232,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--dir", type=Path, required=True, help="folder of the keys")
     parser.add_argument("--owner", type=int, help="user id that is to own them")
+    parser.add_argument("--give", metavar="FOLDER", type=Path, help="give it, and all in it, to that user too, once")
     parser.add_argument("--rotate", metavar="NAME", help=f"replace this user's key; {FABRIC}: that of all nodes")
     parser.add_argument("--admit", metavar="NODE", help="give this node a key, also one that was shut out")
     parser.add_argument("--servers", metavar="HOST:PORT,...", help="where each NATS server listens for the others")
@@ -254,6 +262,8 @@ def main() -> int:
     if options.owner is not None:
         for path in options.dir.rglob("*"):
             shutil.chown(path, options.owner)
+        for path in sorted(options.give.glob("*")) if options.give else []:
+            _give(path, options.owner)
     return 0
 
 

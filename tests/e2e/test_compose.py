@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +27,31 @@ from unicron.settings import Settings
 
 TASK_FILE = ROOT / "examples" / "gpt" / "task.yaml"
 NODES = ("node-1", "node-2", "node-3")
+IMAGES = {"unicron-control": "keys", "unicron-planner": "planner", "unicron-node": "node-1"}
+"""The images, each with a service that has it."""
+
+LIMIT_MB = {"unicron-control": 300, "unicron-planner": 300, "unicron-node": 1000}
+"""How large each may be, in 10^6 bytes; the node's holds torch's CPU build."""
+
+LOOK = """
+import json, os, pathlib
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+def may_write(folder):
+    try:
+        pathlib.Path(folder, "probe").touch()
+    except OSError:
+        return False
+    pathlib.Path(folder, "probe").unlink()
+    return True
+folders = ["/", "/opt/unicron", "/etc", "/home/unicron", "/tmp", "/run/unicron", "/var/cache/unicron"]
+paths = [f"{folder}/{tool}" for folder in ("/bin", "/usr/bin", "/usr/local/bin", "/opt/unicron/bin")
+         for tool in ("sh", "bash", "dash", "busybox", "apt", "dpkg", "pip", "cc")]
+rights = sum(int(status[each], 16) for each in ("CapPrm", "CapEff", "CapBnd"))
+print(json.dumps({"user": os.getuid(), "rights": rights, "none new": status["NoNewPrivs"].strip(),
+                  "writes": list(filter(may_write, folders)), "tools": list(filter(os.path.lexists, paths))}))
+"""
+"""Run in a container: who it is there, what it may do, and what there is to do it with."""
+
 BUILD_S = 900
 """Long enough to download all packages over a slow line."""
 
@@ -67,6 +94,14 @@ class Cluster:
         """Run `docker VERB` on the container of `service`."""
         self._run(["docker", verb, self.container(service)])
 
+    def execute(self, service: str, *command: str) -> str:
+        """Run a command in the container of `service`, and return what it printed."""
+        return self._run(["docker", "exec", self.container(service), *command])
+
+    def size(self, image: str) -> int:
+        """Return the size of an image, unpacked, in bytes."""
+        return int(self._run(["docker", "image", "inspect", "-f", "{{.Size}}", image]))
+
     def unicron(self, *words: str) -> str:
         """Run the command line on the host, as a user would."""
         return self._run([sys.executable, "-m", "unicron_cli", *words, "--nats-url", self.url])
@@ -102,11 +137,17 @@ class Cluster:
         return done.stdout
 
 
+@pytest.fixture(scope="module", autouse=True)
+def images(tmp_path_factory) -> None:
+    """Build each image once, where Compose would look at it again for each service that has it."""
+    Cluster(_compose(), tmp_path_factory.mktemp("images")).compose("build", *IMAGES.values(), limit_s=BUILD_S)
+
+
 @contextlib.contextmanager
 def running(folder: Path, *options: str) -> Iterator[Cluster]:
     cluster = Cluster(_compose(), folder, *options)
     try:
-        cluster.compose("up", "--build", "-d", limit_s=BUILD_S)
+        cluster.compose("up", "--no-build", "-d")
         cluster.fetch_key()
         yield cluster
     finally:
@@ -165,6 +206,20 @@ def trains(status: Status, task: str, workers: int, beyond: int) -> bool:
     )
 
 
+def check_confinement(cluster: Cluster) -> None:
+    """Look into a container of each image, while it works, for what an intruder would find there."""
+    writes = {"registry": [], "planner": ["/var/cache/unicron"], "node-1": ["/run/unicron"]}
+    for service in ("registry", "planner", "node-1"):
+        found = json.loads(cluster.execute(service, "python", "-c", LOOK))
+        assert found == {"user": 10001, "rights": 0, "none new": "1", "writes": ["/tmp", *writes[service]], "tools": []}
+    status = cluster.execute("nats", "cat", "/proc/1/status")
+    assert re.search(r"^Uid:\t10001\t10001\t10001\t10001$", status, re.MULTILINE)
+    assert re.search(r"^CapBnd:\t0{16}$", status, re.MULTILINE)
+    assert re.search(r"^NoNewPrivs:\t1$", status, re.MULTILINE)
+    for image, limit in LIMIT_MB.items():
+        assert cluster.size(image) < limit * 10**6, image
+
+
 @pytest.mark.compose
 @pytest.mark.timeout(BUILD_S + 1200)
 async def test_a_node_dies_and_comes_back_in_containers(tmp_path):
@@ -175,6 +230,7 @@ async def test_a_node_dies_and_comes_back_in_containers(tmp_path):
             await wait_for(client, "all nodes are up", lambda status: up(status, *NODES))
 
             cluster.unicron("submit", str(TASK_FILE))
+            check_confinement(cluster)
             trained = lambda status: trains(status, spec.name, full, 9)  # noqa: E731
             status = await wait_for(client, f"ten iterations on {full} workers", trained)
 

@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from helpers import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -35,6 +36,13 @@ ROOMS = {
     "unicron_taskfile": ["console"],
 }
 """Packages, and the extras with which they must work."""
+
+IMAGES = {
+    "control": ["unicron_registry", "unicron_detector", "unicron_transition", "unicron_straggler"],
+    "planner": ["unicron_planner"],
+    "node": ["unicron_agent"],
+}
+"""The images, and the packages that run in them."""
 
 IMPORT_ALL = """
 import importlib, json, pkgutil, sys
@@ -151,15 +159,57 @@ def test_the_editable_install_is_one_pth():
     assert listed == {(ROOT / folder).resolve() for folder in PROJECT["tool"]["hatch"]["build"]["dev-mode-dirs"]}
 
 
-def requirements_of(*extras: str) -> subprocess.CompletedProcess[str]:
-    script = ROOT / "deploy" / "requirements.py"
-    return subprocess.run([sys.executable, str(script), *extras], cwd=ROOT, capture_output=True, text=True, check=False)
+def locked(image: str) -> dict[str, str]:
+    """Return the versions that an image is made of by name; each has hashes."""
+    found = {}
+    for entry in re.split(r"\n(?=\S)", (ROOT / "deploy" / "lock" / f"{image}.txt").read_text().rstrip("\n")):
+        first, *hashes = entry.split(" \\\n")
+        name, _, version = first.partition("==")
+        assert hashes, f"{name} has no hash in the lock of {image}"
+        assert all(re.fullmatch(r" +--hash=sha256:[0-9a-f]{64}", each) for each in hashes), entry
+        found[canonicalize_name(name)] = version
+    return found
 
 
-def test_an_image_installs_the_base_and_its_extras():
-    lines = requirements_of("planner", "detector").stdout.splitlines()
-    assert set(lines) == {*PROJECT["project"]["dependencies"], *EXTRAS["planner"], *EXTRAS["detector"]}
-    assert requirements_of("plannner").returncode != 0
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the images have Python 3.11, which needs other packages")
+@pytest.mark.parametrize("image", IMAGES)
+def test_a_lock_holds_what_the_services_of_its_image_need(image):
+    needed = closure(sorted({extra for room in IMAGES[image] for extra in ROOMS[room]})) - {"unicron", "torch"}
+    assert locked(image) == {name: pins()[name] for name in needed}, "run `make lock`"
+
+
+def test_the_lock_of_what_builds_holds_versions_of_the_constraints():
+    assert {"hatchling", "setuptools"} <= set(locked("build"))
+    assert locked("build").items() <= pins().items(), "run `make lock`"
+
+
+def services() -> dict[str, dict]:
+    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+
+
+def test_each_service_runs_in_an_image_with_its_packages():
+    runs = {
+        (command[2], service["image"].removeprefix("unicron-"))
+        for service in services().values()
+        if (command := service.get("command", []))[1:2] == ["-m"]
+    }
+    agents = {service["image"] for name, service in services().items() if name.startswith("node-")}
+    assert agents == {"unicron-node"}
+    assert runs == {(room, image) for image, rooms in IMAGES.items() if image != "node" for room in rooms}
+
+
+def test_each_container_is_confined():
+    for name, service in services().items():
+        confined = [
+            service["read_only"],
+            service["cap_drop"],
+            service["security_opt"],
+            set(service["logging"]["options"]),
+        ]
+        assert confined == [True, ["ALL"], ["no-new-privileges:true"], {"max-size", "max-file"}], name
+    more = {name: service["cap_add"] for name, service in services().items() if "cap_add" in service}
+    assert more == {"keys": ["CHOWN", "DAC_OVERRIDE", "FOWNER"]}
+    assert services()["keys"]["network_mode"] == "none"
 
 
 def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
