@@ -51,10 +51,8 @@ def of(message: Message) -> str:
     """Return the subject on which `message` travels; its source must be filled in."""
     name = type(message).__name__
     key = token(message.key, "key")
-    if isinstance(message, Command):
-        return f"{ROOT}.cmd.{token(message.node, 'node')}.{name}.{key}"
-    kind = "tel" if isinstance(message, TELEMETRY) else "evt"
-    return f"{ROOT}.{kind}.{token(message.source, 'source')}.{name}.{key}"
+    whose = token(message.node, "node") if isinstance(message, Command) else token(message.source, "source")
+    return f"{ROOT}.{_kind(type(message))}.{whose}.{name}.{key}"
 
 
 def sender(subject: str) -> str:
@@ -64,8 +62,14 @@ def sender(subject: str) -> str:
 
 
 def events(*kinds: type[Message]) -> list[str]:
-    """Return filters for facts of these types from any source."""
-    return [f"{ROOT}.{'tel' if kind in TELEMETRY else 'evt'}.*.{kind.__name__}.*" for kind in kinds]
+    """Return filters for messages of these types from any source; for commands, to any node."""
+    return [f"{ROOT}.{_kind(kind)}.*.{kind.__name__}.*" for kind in kinds]
+
+
+def _kind(of_type: type[Message]) -> str:
+    if issubclass(of_type, Command):
+        return "cmd"
+    return "tel" if of_type in TELEMETRY else "evt"
 
 
 def listened(kinds: Iterable[type[Message]]) -> tuple[list[str], list[str]]:

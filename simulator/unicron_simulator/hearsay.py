@@ -17,11 +17,13 @@ class Hearsay:
     Attributes:
         touched: tasks of which a liar's node had a part when it lied: they may go back to an older iteration.
         void: names of lies that nobody may believe: out of range, another's to say, or commands that nobody gave.
+        misspoken: nodes in whose name something was said that may be believed.
     """
 
     def __init__(self) -> None:
         self.touched: set[str] = set()
         self.void: set[str] = set()
+        self.misspoken: set[str] = set()
         self._said: set[bytes] = set()
         self._liars: set[str] = set()
 
@@ -50,6 +52,8 @@ class Hearsay:
         self._said.add(codec.encode(message)[:PAYLOAD])
         if isinstance(message, Command):
             self.void.add(name)
+        else:
+            self.misspoken.add(message.source)
         return message.node if isinstance(message, NodeJoined) else ""
 
     def problem(self, message: Message) -> str:

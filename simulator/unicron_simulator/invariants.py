@@ -47,7 +47,7 @@ class Invariants:
         plan: the newest in the journal.
         ended: tasks that have ended, and how.
         steps: for each task the iterations whose update was made, and in which epoch first.
-        victims: workers that a fault has struck: name -> (node, task, length of the journal then).
+        victims: workers that a fault has struck: name -> (node, task, from where on the journal is to answer that).
         hearsay: what liars have said.
     """
 
@@ -308,6 +308,18 @@ class Invariants:
         begun = [each for each in self.messages if isinstance(each, TaskSubmitted) and each.task == worker.spec.name]
         stored = worker.host.storage.newest(worker.spec.name, begun[-1].at) if worker.spec.checkpoints else None
         return [stored.folder] if stored else []
+
+    def struck(self, worker: str, node: str, task: str) -> None:
+        """Note a worker that a fault has ended.
+
+        What its node falsely said may have had it written off already, and it is written off once.
+        """
+        since = len(self.messages)
+        if node in self.hearsay.misspoken:
+            since = next(
+                at for at, each in enumerate(self.messages) if isinstance(each, StartWorker) and each.worker == worker
+            )
+        self.victims[worker] = (node, task, since)
 
     def counted(self, worker: "Trainer") -> None:
         """Check a worker that counts a microbatch: its replica is whole, and it has the state of its place."""

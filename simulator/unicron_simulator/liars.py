@@ -1,6 +1,7 @@
 """Who says in a storm what is not so: with a node's key, with none that counts, or with one for commands."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from random import Random
 
@@ -89,7 +90,19 @@ class Liars:
             message = replace(codec.decode_message(real[1]), id=name, correlation=name, at=self._clock.now())
             marked = codec.encode(message)
             data = likely.changed(marked) if random.random() < 0.7 else lies.impossible(random, marked)
+            data = self._apart(data, name)
             self._say(self._belongs(data, real[0], node), data, name, node, random)
+
+    def _apart(self, data: bytes, name: str) -> bytes:
+        """Return a lie as the first of its chain, where it claims to follow from one that nobody may believe.
+
+        What comes of a lie is known by its chain: were it said to be of that one, what follows from both looks alike.
+        """
+        with contextlib.suppress(InvalidInputError):
+            message = codec.decode_message(data)
+            if message.correlation in self._invariants.hearsay.void:
+                return codec.encode(replace(message, correlation=name))
+        return data
 
     def _belongs(self, data: bytes, subject: str, node: str) -> str:
         """Return where the message in `data` belongs, if the node may speak there; else where it came from."""

@@ -388,7 +388,7 @@ class World:
 
     def _note(self, victim: Trainer) -> None:
         """Remember a worker that a fault has ended."""
-        self.invariants.victims[victim.name] = (victim.host.name, victim.spec.name, len(self.invariants.messages))
+        self.invariants.struck(victim.name, victim.host.name, victim.spec.name)
 
     def _kill_task(self, pick: int) -> None:
         living = self.trainers()

@@ -7,6 +7,7 @@ ends), exception propagation (a process says why it ends) and online statistics 
 from msgspec.structs import replace
 
 from unicron.contracts.base import BusReconnected, ConnectionLost, Message, SetTimer, Started, TimerFired
+from unicron.contracts.commands import Regroup
 from unicron.contracts.events import (
     Alert,
     AttemptFailed,
@@ -75,6 +76,7 @@ class DetectorCore(Core):
             WorkerStalled: self._stalled,
             CollectiveFailed: self._memberships.broke,
             StateDiverged: self._memberships.diverged,
+            Regroup: self._memberships.ordered,
             Regrouped: self._memberships.regrouped,
             TaskStateChanged: self._memberships.changed,
             TaskSubmitted: self._memberships.submitted,

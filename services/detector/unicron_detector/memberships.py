@@ -1,6 +1,7 @@
 """Broken collectives and failed state transfers: usually consequences of a failure that is reported a moment later."""
 
 from unicron.contracts.base import CancelTimer, Message
+from unicron.contracts.commands import Regroup
 from unicron.contracts.events import (
     CollectiveFailed,
     FailureDetected,
@@ -29,6 +30,14 @@ class Memberships:
         self._state = reporter.state
         self._books = reporter.books
 
+    def ordered(self, order: Regroup) -> list[Message]:
+        """Note that there is a membership; without this order nobody can be in it."""
+        self._known(self._reporter.task(order.task), order.epoch)
+        return []
+
+    def _known(self, task: Task, epoch: int) -> None:
+        task.ordered = epoch if task.ordered is None else max(task.ordered, epoch)
+
     def regrouped(self, regrouped: Regrouped) -> list[Message]:
         """Note where a worker computes and in which epoch."""
         worker = self._reporter.worker(regrouped.worker, regrouped.task, regrouped.node, regrouped.slot)
@@ -39,13 +48,14 @@ class Memberships:
 
     def submitted(self, submitted: TaskSubmitted) -> list[Message]:
         """Begin afresh with a task, whose name may have been another's. Facts of its workers come later than this."""
-        self._state.tasks[submitted.task] = Task()
+        self._state.tasks[submitted.task] = Task(ordered=-1)
         return []
 
     def changed(self, changed: TaskStateChanged) -> list[Message]:
         """Follow a task; when it ends, nothing more is expected of its workers."""
         task = self._reporter.task(changed.task)
         if not changed.state.ended:
+            self._known(task, changed.epoch)
             return [] if task.closed else self._advance(task, changed.epoch)
         self._state.tasks[changed.task] = Task(ended_at=self._state.now)
         self._reporter.drop_workers(changed.task)
@@ -86,7 +96,11 @@ class Memberships:
             self._reporter.task(fact.task),
         )
         again, worker.diverged = worker.diverged, True
-        if task.closed or (not again and (fact.epoch < task.epoch or fact.epoch <= task.failed_epoch)):
+        if (
+            task.closed
+            or self._books.gone(fact.worker)
+            or (not again and (fact.epoch < task.epoch or fact.epoch <= task.failed_epoch))
+        ):
             return []
         failure = FailureDetected(
             severity=Severity.SEV2 if again else Severity.SEV3,

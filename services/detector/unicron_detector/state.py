@@ -91,6 +91,7 @@ class Task(msgspec.Struct, kw_only=True):
 
     Attributes:
         epoch: highest membership epoch heard of.
+        ordered: highest one that the transition service has told of; None where nobody has listened for that yet.
         failed_epoch: highest epoch in which a failure of this task was reported; what follows in it is a consequence.
         broken: its own program is at fault; nothing more is said about it.
         ended_at: when it ended, None while it has not.
@@ -99,6 +100,7 @@ class Task(msgspec.Struct, kw_only=True):
     """
 
     epoch: int = -1
+    ordered: int | None = None
     failed_epoch: int = -1
     broken: bool = False
     ended_at: float | None = None

@@ -77,6 +77,7 @@ def test_it_listens_to_what_its_core_handles():
     made = wiring(DetectorSettings())
     heard = {subject.split(".")[4] for subject in [*made.facts, *made.telemetry] if subject.startswith(subjects.ROOT)}
     assert {"NodeAdmitted", "NodeHeartbeat", "WorkerExited"} <= heard
+    assert "unicron.v1.cmd.*.Regroup.*" in made.facts
     assert "PlanDecided" not in heard
     assert topology.DISCONNECTS in made.telemetry
     core = made.core(None)

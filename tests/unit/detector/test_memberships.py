@@ -4,9 +4,10 @@ import pytest
 from helpers.detector import DetectorHarness, brief
 
 from unicron.contracts.base import BusReconnected
-from unicron.contracts.events import AttemptFailed, FailureDetected, TaskStateChanged
+from unicron.contracts.commands import Regroup
+from unicron.contracts.events import AttemptFailed, FailureDetected, Regrouped, TaskStateChanged, TaskSubmitted
 from unicron.contracts.failures import Severity
-from unicron.contracts.tasks import TaskState
+from unicron.contracts.tasks import TaskSpec, TaskState
 
 
 @pytest.fixture
@@ -343,3 +344,31 @@ def test_who_was_restarted_may_diverge_once_more_itself(scene):
     scene.run(epoch=2, w1="n1", w4="n2", w3="n3")
     assert brief(scene.diverge("w4", epoch=2)) == [(3, "state_diverged", "w4")]
     assert scene.diverge("w1", epoch=1) == [], "of an older membership"
+
+
+def test_what_the_transition_service_has_ordered_or_told_of_is_an_epoch_and_nothing_else(scene):
+    def doubted(epoch):
+        place = {"node": "n1", "slot": 0, "task": "new", "worker": "new-1"}
+        return scene.detector.doubt(Regrouped(**place, epoch=epoch, rank=0, world_size=1, iteration=0))
+
+    assert not doubted(5000), "nothing is known of that task"
+    scene.feed(TaskSubmitted(task="new", spec=TaskSpec(name="new", command=["x"])))
+    assert doubted(0)
+    scene.feed(Regroup(task="new", node="n1", epoch=0, rendezvous="", members=[]))
+    assert not doubted(0)
+    assert doubted(1)
+    scene.feed(TaskStateChanged(task="new", state=TaskState.RUNNING, epoch=2))
+    assert not doubted(2)
+    scene.feed(Regroup(task="new", node="n1", epoch=1, rendezvous="", members=[]))  # late
+    assert not doubted(2)
+    assert doubted(3)
+    scene.restart()
+    assert doubted(3)
+
+
+def test_who_is_gone_moves_no_epoch(scene):
+    assert brief(scene.exit("w1", signal=9)) == [(2, "exited_abnormally", "w1")]
+    scene.run(epoch=1, w2="n2", w3="n3")
+    assert scene.diverge("w1", epoch=5000) == []
+    assert scene.collective("w2", epoch=1) == []
+    assert brief(scene.wait(1)) == [(3, "connection_reset", "w2")], "what is told of epoch 1 is not late"

@@ -67,6 +67,18 @@ def test_the_detector_doubts_what_it_knows_otherwise_and_nothing_that_is_new_to_
     assert of_detector(state, replace(EXITED, node="n2")) is None
 
 
+def test_the_detector_believes_no_epoch_that_was_not_ordered():
+    state = State(tasks={"gpt": Task(epoch=7, ordered=8)})
+    assert of_detector(state, replace(REGROUPED, epoch=8)) is None
+    for worker in ("gpt-1", "gpt-99"):  # of any node: who runs where is not always known
+        ahead = replace(REGROUPED, worker=worker, epoch=9)
+        assert of_detector(state, ahead) == "epoch 9 of gpt was never ordered: the newest is 8"
+    state.tasks["gpt"] = Task(ordered=-1)
+    assert of_detector(state, replace(REGROUPED, epoch=0)) == "epoch 0 of gpt was never ordered: it has none yet"
+    state.workers["gpt-1"] = Worker(task="gpt", node="n1", slot=0, gone_at=1.0)
+    assert of_detector(state, REGROUPED) is None, "of an earlier task of this name, maybe"
+
+
 def test_the_registry_doubts_epochs_and_plans_far_ahead():
     view = TaskView(spec=SPEC, state=TaskState.RUNNING, epoch=7)
     state = RegistryState(tasks={"gpt": view}, plan=Plan(number=4, trigger="", workers=1))
