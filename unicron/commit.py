@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from unicron.contracts.base import Record
-from unicron.contracts.ranges import explained
+from unicron.contracts.ranges import Count, Size, explained
 from unicron.errors import InvalidInputError
 from unicron.timers import Timer
 
@@ -47,15 +47,15 @@ class Commit(Record, kw_only=True, frozen=True):
         token: of the lease under which it was written.
     """
 
-    sequence: int = 0
+    sequence: Size = 0
     timers: dict[str, Timer] = {}
     outbox: list[Outgoing] = []
     state: bytes = b"\xc0"
-    version: int = 1
+    version: Count = 1
     head: list[Part] = []
     parts: list[Part] = []
     writer: str = ""
-    token: int = 0
+    token: Size = 0
 
     def restored(self, name: str, kind: Any, migrations: Sequence[Migration] = (), learnt: Collection[str] = ()) -> Any:
         """Return the state as today's `kind`; None where none was ever written.
@@ -67,14 +67,10 @@ class Commit(Record, kw_only=True, frozen=True):
             learnt: fields that can be learnt anew: where one is out of its range, it begins with its default.
 
         Raises:
-            InvalidInputError: a newer version wrote it, or it does not fit the type; says which field, and the cure.
+            InvalidInputError: a newer version wrote it, or it does not fit the type; says which field.
         """
-        cure = f"run the version that wrote it, or delete the key {name} of the state bucket"
         if self.version > len(migrations) + 1:
-            raise InvalidInputError(
-                f"the stored state of {name} has version {self.version}, this one reads up to {len(migrations) + 1}; "
-                f"{cure}"
-            )
+            raise InvalidInputError(f"it has version {self.version}, this one reads up to {len(migrations) + 1}")
         plain: Any = None
         try:
             state = self.state
@@ -90,9 +86,8 @@ class Commit(Record, kw_only=True, frozen=True):
                 if not learnt or not isinstance(plain, dict):
                     raise
                 return msgspec.msgpack.decode(_mended(name, kind, plain, learnt), type=kind)
-        except (msgspec.ValidationError, LookupError, TypeError, AttributeError) as error:
-            what = explained(error, plain)
-            raise InvalidInputError(f"the stored state of {name} is not of this version: {what}; {cure}") from error
+        except (msgspec.MsgspecError, LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise InvalidInputError(f"it is not of this version: {explained(error, plain)}") from error
 
 
 def _mended(name: str, kind: Any, plain: dict[str, Any], learnt: Collection[str]) -> bytes:

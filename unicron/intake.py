@@ -28,7 +28,8 @@ class Input:
         message: what the core gets; its id is unique.
         sequence: its position in the journal, 0 where it did not come from there.
         subject: on which it came, empty where it came from no one else.
-        letter: set where the message can't be used: it goes out in place of what the core would have said.
+        says: what goes out in place of what the core would have said: that the message can't be used, or what the
+            service itself has to say.
         silent: the message can't be used, and so many of its sender can't that they are only counted.
         query, reply: a request, and where its answer goes.
         timer: the timer that fired, so that one replaced or cancelled meanwhile does not.
@@ -39,7 +40,7 @@ class Input:
     message: Message
     sequence: int = 0
     subject: str = ""
-    letter: DeadLetter | None = None
+    says: list[Message] = field(default_factory=list)
     silent: bool = False
     query: Query | None = None
     reply: "asyncio.Future[Reply] | None" = None
@@ -78,11 +79,15 @@ class Intake:
         self.condemn(item, DeadLetter(subject=subject, error=error, payload=data[:4096]))
         return item
 
+    def alert(self, text: str) -> Input:
+        """Return what the service itself has to say."""
+        return Input(self._own(), says=[Alert(text=text)])
+
     def condemn(self, item: Input, letter: DeadLetter) -> None:
         """Let a dead letter go out for an input, unless there are too many of its sender."""
         if self._letters.admit(subjects.sender(letter.subject), self._clock.now()):
             log.warning("%s: dead letter on %s: %s", self._name, letter.subject, letter.error)
-            item.letter = letter
+            item.says = said_of(letter)
         else:
             item.silent = True
 
@@ -102,9 +107,8 @@ class Intake:
             for sender, count in flood.over(self._clock.now()).items():
                 error = f"{more(count)}: {what} of {sender} that the {self._name} has only counted"
                 log.warning(error)
-                found.append(
-                    Input(self._own(), letter=DeadLetter(subject=f"{subjects.ROOT}.*.{sender}.>", error=error))
-                )
+                letter = DeadLetter(subject=f"{subjects.ROOT}.*.{sender}.>", error=error)
+                found.append(Input(self._own(), says=said_of(letter)))
         return found
 
     def _own(self) -> Message:

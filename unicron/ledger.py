@@ -46,7 +46,10 @@ class Sizes:
 
 
 class Ledger:
-    """The commits of one service, the newest of which is kept.
+    """The commits of one service, the newest two of which are kept.
+
+    Attributes:
+        damage: what was mended in the commit that was read, in words.
 
     Args:
         bucket: of the states.
@@ -61,35 +64,52 @@ class Ledger:
         self._writer = writer
         self._sizes = sizes or Sizes()
 
-    async def read(self) -> Commit:
-        """Return the newest commit; from now on, `write` is about to replace this very one.
+    async def read(self, *, former: bool = False) -> Commit:
+        """Return the newest commit; from now on, `write` is about to replace what is stored by one that follows it.
+
+        Args:
+            former: return the commit before the newest instead; what is written next follows that one.
 
         Raises:
-            InvalidInputError: it is not whole.
+            InvalidInputError: it is not whole, or there is none before the newest.
         """
         stored = await self._get(self._name)
         self._revision = stored.revision if stored else 0
+        if former:
+            stored = await self._before(self._name, self._revision)
+            if stored is None:
+                raise InvalidInputError("there is none")
         self._root = codec.decode(stored.value, Commit) if stored else Commit()
         self._own = False
         self._kept: dict[bytes, Part] = {}
         self._last: dict[int, int] = {}
-        parts = self._root.head + self._root.parts
-        values = await asyncio.gather(*map(self._part, parts))
-        for part, value in zip(parts, values, strict=True):
-            if value is None or value.revision != part.revision:
-                return await self._read_again(part)
-            self._kept[zlib.decompress(value.value)] = part
-        return joined(self._root, [value.value for value in values if value])
+        self.damage = ""
+        parts, values = self._root.head + self._root.parts, []
+        for part, value in zip(parts, await asyncio.gather(*map(self._part, parts)), strict=True):
+            sound = value is not None and value.revision == part.revision
+            if not sound and await self._is_replaced():
+                return await self.read(former=former)
+            values.append(value.value if sound and value else await self._overwritten(part))
+            try:
+                self._kept[zlib.decompress(values[-1]) if sound else b"anew %d" % part.number] = part
+            except zlib.error as error:
+                raise InvalidInputError(f"its part {part.number} is damaged: {error}") from error
+        return joined(self._root, values)
 
-    async def _read_again(self, missing: Part) -> Commit:
-        """A part is another's by now, which is in order only where the commit that named it was replaced meanwhile."""
+    async def _is_replaced(self) -> bool:
+        """Return whether another commit than the one we read is in force: then its parts may be another's."""
         stored = await self._get(self._name)
-        if stored is None or stored.revision == self._revision:
-            raise InvalidInputError(
-                f"the stored state of {self._name} lacks its part {missing.number}; restore the state bucket, or "
-                f"delete its key {self._name}"
-            )
-        return await self.read()
+        return stored is not None and stored.revision != self._revision
+
+    async def _overwritten(self, part: Part) -> bytes:
+        """Return what stood in a part before somebody wrote over it; it is stored elsewhere with the next commit."""
+        key, lacking = self._key(part.number), f"it lacks its part {part.number}"
+        newest = await self._get(key)
+        former = newest and await self._before(key, newest.revision)
+        if former is None or former.revision != part.revision:
+            raise InvalidInputError(lacking)
+        self.damage = f"{lacking}, which somebody has written over: what stood there before is used"
+        return former.value
 
     async def write(self, commit: Commit, state: Any) -> Commit:
         """Replace the commit read or written last by `commit` with `state`; return it as `read` would.
@@ -178,6 +198,9 @@ class Ledger:
 
     async def _get(self, key: str) -> Revisioned | None:
         return await insist(lambda: self._bucket.get(key), "reading the state")
+
+    async def _before(self, key: str, revision: int) -> Revisioned | None:
+        return await insist(lambda: self._bucket.before(key, revision), "reading the state")
 
     async def _update(self, key: str, value: bytes, last: int) -> int:
         return await insist(lambda: self._bucket.update(key, value, last), "committing")

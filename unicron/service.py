@@ -21,7 +21,7 @@ import msgspec
 
 from unicron import codec, subjects
 from unicron.aio import insist, together, unhurried
-from unicron.bus.lease import Lease
+from unicron.bus.lease import Lease, token_in_force
 from unicron.bus.protocol import Bus, Heard
 from unicron.clock import Clock
 from unicron.commit import Commit, Migration, Outgoing
@@ -30,7 +30,7 @@ from unicron.contracts.events import Alert, DeadLetter
 from unicron.contracts.queries import Reply
 from unicron.core import Core
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
-from unicron.intake import Input, Intake, said_of
+from unicron.intake import Input, Intake
 from unicron.ledger import Ledger, Sizes
 from unicron.timers import Timer, Timers
 
@@ -44,6 +44,12 @@ BATCH = 500
 
 WAITING = 5000
 """Inputs that may wait; then the journal is read no further, telemetry is dropped and queries are refused."""
+
+CURE = (
+    "run the version that wrote it, or begin with a backup on empty servers (docs/operations.md, 'A state that can't "
+    "be read')"
+)
+"""What a person does where a service can use none of its commits."""
 
 TIDY_S = 10.0
 """Seconds after which a published outbox is cleared: the journal knows its ids for an hour only."""
@@ -122,7 +128,7 @@ class Service:
         """Take the lease and serve; when the lease is lost, start over as a standby.
 
         Raises:
-            InvalidInputError: the stored state is not one that this version can read.
+            InvalidInputError: neither the stored state nor the one before it is one that this version can read.
         """
         await together(self._hear(), self._watch_connection(), self._take_turns())
 
@@ -139,15 +145,15 @@ class Service:
 
     async def _serve(self, token: int) -> None:
         name = self._wiring.name
-        self._committed = await self._ledger.read()
-        if self._committed.token > token:  # it may take a while from taking the lease to here, and that ends meanwhile
-            raise ConflictError(f"an instance with token {self._committed.token} has served since it took {token}")
+        trouble = await self._read(token)
         self._token = token
         self._committed_at = self._clock.now()
         self._uncommitted: list[Input] = []
-        self._restore()
         await self._publish(self._committed.outbox)
         self._inputs = asyncio.Queue(WAITING)
+        if trouble:
+            log.error(trouble)
+            self._inputs.put_nowait(self._intake.alert(trouble))
         self._put(Started(token=token, id=f"{name}-{token}"))
         self._active = True
         stops = [
@@ -166,6 +172,41 @@ class Service:
     async def _keep_lease(self) -> None:
         await self._lease.keep()
         raise ConflictError("its lease has run out or went to another instance")
+
+    async def _read(self, token: int) -> str:
+        """Go to the newest commit, or to the one before it where that can't be used; return why, if so.
+
+        That is as if the service had ended before it wrote the newest one: it reads on from there, and what it says
+        again has the ids that it had.
+
+        Raises:
+            ConflictError: another instance has served since we took the lease.
+            InvalidInputError: neither can be used; names the fields, and the cure.
+        """
+        name = self._wiring.name
+        try:
+            await self._go_to(await self._ledger.read(), token)
+        except InvalidInputError as error:
+            trouble = f"the stored state of {name} can't be used: {error}"
+        else:
+            return f"the stored state of {name} was damaged: {self._ledger.damage}" if self._ledger.damage else ""
+        try:
+            await self._go_to(await self._ledger.read(former=True), token)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{trouble}; nor can the one before it: {error}; {CURE}") from error
+        return f"{trouble}; it goes on from the one before it, at position {self._sequence} of the journal"
+
+    async def _go_to(self, commit: Commit, token: int) -> None:
+        """Make a commit the last one, if it can be."""
+        if commit.token > token:  # it may take a while from taking the lease to here, and that ends meanwhile
+            if await insist(partial(token_in_force, self._bus.bucket("lease"), self._wiring.name), "a look") != token:
+                raise ConflictError(f"an instance with token {commit.token} has served since it took {token}")
+            log.error("%s: nobody was given the token %d of its stored state", self._wiring.name, commit.token)
+        tail = await insist(self._bus.tail, "asking for the end of the journal")
+        if commit.sequence > tail:
+            raise InvalidInputError(f"it is of position {commit.sequence}, and the journal ends at {tail}")
+        self._committed = commit
+        self._restore()
 
     def _restore(self) -> None:
         """Go back to the last commit."""
@@ -305,10 +346,10 @@ class Service:
             self._timers.cancel(cause.name)  # type: ignore[attr-defined]
         if item.silent:
             return []
-        if item.letter is not None:
+        if item.says:
             if isinstance(cause, DeadLetter | Alert):
                 return []  # no dead letters about dead letters: that would never end
-            return self._outgoing(item, said_of(item.letter))
+            return self._outgoing(item, item.says)
         if item.subject and (doubt := self._core.doubt(cause)):
             self._intake.condemn(
                 item, DeadLetter(subject=item.subject, error=doubt, payload=codec.encode(cause)[:4096])

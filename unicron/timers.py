@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 
 from unicron.contracts.base import Record
+from unicron.contracts.ranges import Moment
 
 
 class Timer(Record, kw_only=True, frozen=True):
     """A pending timer; `cause` and `correlation` tie what follows to the chain that asked for it."""
 
-    due: float
+    due: Moment
     cause: str
     correlation: str
 

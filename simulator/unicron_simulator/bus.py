@@ -23,12 +23,23 @@ class MemoryBucket:
         self._clock = clock
         self._ttl_s = ttl_s
         self._entries: dict[str, tuple[Revisioned, float]] = {}
+        self._former: dict[str, Revisioned] = {}
         self._revision = 0
+
+    def stored(self) -> list[str]:
+        """Return all keys."""
+        return sorted(self._entries)
 
     async def get(self, key: str) -> Revisioned | None:
         """Return the value, or None."""
         await asyncio.sleep(0)
         return self._current(key)
+
+    async def before(self, key: str, revision: int) -> Revisioned | None:
+        """Return what stood there before that revision, or None."""
+        await asyncio.sleep(0)
+        former = self._former.get(key)
+        return former if former and former.revision < revision else None
 
     async def create(self, key: str, value: bytes) -> int:
         """Write a key that must not exist."""
@@ -39,6 +50,8 @@ class MemoryBucket:
         await asyncio.sleep(0)
         self._check(key, last)
         self._revision += 1
+        if former := self._current(key):
+            self._former[key] = former
         self._entries[key] = (Revisioned(value, self._revision), self._clock.now())
         return self._revision
 
@@ -48,6 +61,7 @@ class MemoryBucket:
         if last:
             self._check(key, last)
         self._revision += 1
+        self._former.pop(key, None)
         self._entries.pop(key, None)
 
     def _current(self, key: str) -> Revisioned | None:

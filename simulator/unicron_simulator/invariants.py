@@ -12,6 +12,7 @@ from unicron.commit import Commit
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Command, DropStates, Regroup, StartWorker, StopWorker
 from unicron.contracts.events import (
+    Alert,
     FailureDetected,
     NodeAdmitted,
     NodeDrained,
@@ -49,6 +50,7 @@ class Invariants:
         steps: for each task the iterations whose update was made, and in which epoch first.
         victims: workers that a fault has struck: name -> (node, task, from where on the journal is to answer that).
         hearsay: what liars have said.
+        spoilt: services whose stored state somebody else has written over.
     """
 
     def __init__(self) -> None:
@@ -59,6 +61,7 @@ class Invariants:
         self.steps: dict[str, dict[int, int]] = {}
         self.victims: dict[str, tuple[str, str, int]] = {}
         self.hearsay = Hearsay()
+        self.spoilt: set[str] = set()
         self._ids: set[str] = set()
         self._known: dict[str, int] = {}
         self._known_before: dict[str, int] = {}  # what came between may have been handled in the same batch
@@ -108,6 +111,8 @@ class Invariants:
         problem = self.hearsay.problem(message)
         self.check(not problem, problem)
         match message:
+            case Alert(source=service, text=text) if text.startswith("the stored state of"):
+                self.check(service in self.spoilt, text)
             case NodeJoined(node=node):
                 self._joins[node] += 1
             case FailureDetected():

@@ -14,6 +14,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.events import NodeJoined
 from unicron.errors import InvalidInputError
 from unicron_simulator import lies
+from unicron_simulator.bus import MemoryBucket
 from unicron_simulator.faults import Lies
 from unicron_simulator.invariants import Invariants
 from unicron_simulator.links import Network
@@ -24,6 +25,15 @@ STRANGER = "stranger"
 
 RECENT, FROM_ALL = 60, 0.3
 """A liar takes its pick of so many messages, or with this chance of all."""
+
+
+async def spoil(states: MemoryBucket, service: str, random: Random) -> None:
+    """Write over the newest commit of a service, or over a part of it: whoever has its key can."""
+    key = random.choice([service, *(each for each in states.stored() if each.startswith(f"{service}."))])
+    stored = await states.get(key)
+    if stored is not None:
+        value = lies.spoilt(random, stored.value) if key == service else lies.garbage(random, stored.value)
+        await MemoryBucket.update(states, key, value, stored.revision)  # nobody is told: it is no commit
 
 
 class Liars:

@@ -68,6 +68,20 @@ def forged(random: Random, number: int, node: str, task: str, worker: str) -> Co
     return random.choice([start, StopWorker(**head, slot=0, worker=worker, task=task)])
 
 
+def spoilt(random: Random, commit: bytes) -> bytes:
+    """Return what nobody can go on from in place of a commit, or one that its writer can't have written."""
+    wrong = [
+        {"state": b"\x07"},
+        {"sequence": 10**9},
+        {"token": 2**53},
+        {"version": 99},
+        {"timers": 7},
+        {"parts": [[0, 1]]},
+    ]
+    changed = msgspec.msgpack.encode(msgspec.msgpack.decode(commit) | random.choice(wrong))
+    return random.choice([changed, changed, garbage(random, commit)])
+
+
 class Likely:
     """Makes lies that could be true: a value in the place of another of the same name, or a number near by.
 

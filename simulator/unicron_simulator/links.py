@@ -82,10 +82,18 @@ class Commits(MemoryBucket):
         commit = None
         if "." not in key:  # the others are parts of commits
             root = codec.decode(value, Commit)
-            parts = [self._current(f"{key}.{part.number}") for part in root.head + root.parts]
-            commit = joined(root, [part.value for part in parts if part])
+            commit = joined(
+                root, [self._part(f"{key}.{part.number}", part.revision) for part in root.head + root.parts]
+            )
         self._told(key, value, commit)
         return revision
+
+    def _part(self, key: str, revision: int) -> bytes:
+        """Return the part as it was written, also where somebody has written over it since."""
+        there = (self._current(key), self._former.get(key))
+        return next(
+            (each for each in there if each and each.revision == revision), there[0] or Revisioned(b"", 0)
+        ).value
 
 
 class Network:
@@ -234,8 +242,13 @@ class Link:
             yield entry
 
     async def tail(self) -> int:
-        """Return the last sequence of the journal."""
-        return await self.call(self._bus.tail)
+        """Return the last sequence of the journal; the weather spares this."""
+        self._alive()
+        if self.cut:
+            await asyncio.sleep(TIMEOUT_S)
+            self._alive()
+            raise BusUnavailableError(f"{self.name} got no answer in time")
+        return await self._bus.tail()
 
     async def tell(self, subject: str, data: bytes) -> None:
         """Send telemetry."""
@@ -291,6 +304,10 @@ class LinkedBucket:
     async def get(self, key: str) -> Revisioned | None:
         """Return the value."""
         return await self._link.call(lambda: self._bucket.get(key))
+
+    async def before(self, key: str, revision: int) -> Revisioned | None:
+        """Return what stood there before that revision."""
+        return await self._link.call(lambda: self._bucket.before(key, revision))
 
     async def create(self, key: str, value: bytes) -> int:
         """Write a key that must not exist."""

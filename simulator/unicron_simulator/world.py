@@ -38,7 +38,7 @@ from unicron_simulator import faults
 from unicron_simulator.bus import MemoryWorld
 from unicron_simulator.faults import CALM, Fault, Scene
 from unicron_simulator.invariants import SERVICES, Invariants
-from unicron_simulator.liars import Liars
+from unicron_simulator.liars import Liars, spoil
 from unicron_simulator.links import Commits, CrashedError, Journal, Link, Network
 from unicron_simulator.nodes import Machine
 from unicron_simulator.storage import SharedStorage
@@ -49,6 +49,9 @@ LEASE_TTL_S = 2.0
 IDLE_S = 3.0
 OPTIONS = Options(use_measured=False)
 """Tables are believed: what a planner that is started afresh does can then be compared."""
+
+SPOILT = 0.5
+"""Share of the services whose newest commit is written over where liars are about."""
 
 CUT_SMALL = Sizes(whole=600, segment=200, most=400)
 """Half of the storms keep their little states in parts, as a large cluster's are kept."""
@@ -173,10 +176,13 @@ class World:
             await machine.lose_power()
 
     async def restart(self) -> None:
-        """Start all services anew, from what they have stored."""
+        """Start all services anew, from what they have stored; somebody has spoilt that of some, once each."""
         for name in SERVICES:
             for instance in list(self._instances[name]):
                 await self._kill(instance)
+            if self._random.random() < SPOILT:
+                await spoil(self.memory.buckets["state"], name, self._random)
+                self.invariants.spoilt.add(name)
             self._start(name)
 
     def trainers(self) -> list[Trainer]:

@@ -245,6 +245,21 @@ async def test_bucket_writes_are_compare_and_set(bus):
     assert await bucket.get("planner") == (b"2", second)
 
 
+async def test_what_stood_in_a_bucket_of_states_before_is_kept_once(bus):
+    bucket = bus.bucket("state")
+    assert await bucket.before("planner", 2**40) is None
+    revisions = [await bucket.create("planner", b"0")]
+    assert await bucket.before("planner", revisions[0]) is None
+    for value in (b"1", b"2", b"3"):
+        await bucket.update("planner.7", value, (await bucket.get("planner.7") or (b"", 0))[1])
+        revisions.append(await bucket.update("planner", value, revisions[-1]))
+        assert await bucket.before("planner", revisions[-1]) == (b"%d" % (int(value) - 1), revisions[-2])
+    assert await bucket.before("planner", revisions[-2]) is None
+    await bucket.delete("planner", revisions[-1])
+    revision = await bucket.update("planner", b"4", 0)
+    assert await bucket.before("planner", revision) is None, "it was not there"
+
+
 async def test_bucket_keys_are_independent_and_revisions_grow_over_all(bus):
     bucket = bus.bucket("state")
     revisions = [await bucket.update(key, b"", 0) for key in ("a", "b", "c")]

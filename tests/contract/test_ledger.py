@@ -49,6 +49,9 @@ class Recorder:
     async def get(self, key):
         return await self.bucket.get(key)
 
+    async def before(self, key, revision):
+        return await self.bucket.before(key, revision)
+
     async def update(self, key, value, last):
         self.left -= 1
         if self.left < 0:
@@ -225,11 +228,56 @@ async def test_parts_are_read_where_versions_before_kept_them(bucket, ledger):
     assert (await ledger.read()).state == written.state
 
 
-async def test_a_commit_that_lacks_a_part_is_refused_with_the_cure(bucket, ledger):
+async def test_the_commit_before_the_newest_can_be_read_and_gone_on_from(bucket, ledger):
     await ledger.read()
-    await ledger.write(Commit(sequence=1), state(100))
+    for entries in (3, 500, 501):  # whole, and in parts
+        first = await ledger.write(Commit(sequence=1), state(entries))
+        newest = await bucket.get("s")
+        await bucket.bucket.update("s", b"garbage", newest.revision)
+        ledger = ledger_of(bucket)
+        with pytest.raises(InvalidInputError, match="not a valid Commit"):
+            await ledger.read()
+        assert await ledger.read(former=True) == first
+        written = await ledger.write(Commit(sequence=2), state(entries + 1))
+        ledger = ledger_of(bucket)
+        assert await ledger.read() == written
+
+
+async def test_there_may_be_no_commit_before_the_newest(bucket, ledger):
+    await bucket.update("s", b"garbage", 0)
+    with pytest.raises(InvalidInputError, match="there is none"):
+        await ledger.read(former=True)
+
+
+@pytest.mark.parametrize("again", [1, 2])
+async def test_a_part_that_another_hand_wrote_over_is_mended_unless_it_was_written_over_twice(bucket, ledger, again):
+    await ledger.read()
+    written = await ledger.write(Commit(sequence=1), state(500))
     root = codec.decode((await bucket.get("s")).value, Commit)
-    lost = root.parts[3]
-    await bucket.bucket.update(f"s.{lost.number}", b"something else", lost.revision)
-    with pytest.raises(InvalidInputError, match=rf"stored state of s lacks its part {lost.number}; restore .* key s"):
-        await ledger.read()
+    struck = root.parts[3]
+    last = struck.revision
+    for _ in range(again):
+        last = await bucket.bucket.update(f"s.{struck.number}", b"garbage", last)
+    ledger = ledger_of(bucket)
+    if again == 2:
+        with pytest.raises(InvalidInputError, match=f"it lacks its part {struck.number}$"):
+            await ledger.read()
+        return
+    assert await ledger.read() == written
+    assert ledger.damage.startswith(f"it lacks its part {struck.number}, which somebody has written over")
+    written = await ledger.write(Commit(sequence=2), state(500))
+    ledger = ledger_of(bucket)
+    assert await ledger.read() == written
+    assert not ledger.damage, "it is stored anew"
+
+
+async def test_a_part_that_is_no_part_is_refused(bucket, ledger):
+    await ledger.read()
+    await ledger.write(Commit(sequence=1), state(500))
+    revision = await bucket.bucket.update("s.9999", b"garbage", 0)
+    stored = await bucket.get("s")
+    root = codec.decode(stored.value, Commit)
+    spoilt = msgspec.structs.replace(root, parts=[*root.parts, Part(9999, revision)])
+    await bucket.bucket.update("s", msgspec.msgpack.encode(spoilt), stored.revision)
+    with pytest.raises(InvalidInputError, match="its part 9999 is damaged"):
+        await ledger_of(bucket).read()

@@ -622,13 +622,80 @@ async def test_the_position_is_committed_even_when_nothing_follows(world):
         await insist(committed)
 
 
-async def test_state_of_another_version_is_an_error_that_names_the_cure(world):
+MANY = {"state": msgspec.msgpack.encode({"exits": "many"})}
+SPOILT = [
+    (MANY, r"Expected `int`, got `str` - at `\$.exits`, which is 'many'"),
+    ({"state": b"\x81"}, "Input data was truncated"),
+    ({"version": 9}, "it has version 9, this one reads up to 1"),
+    ({"sequence": 10**6}, "it is of position 1000000, and the journal ends at "),
+    ({"parts": [[3, 1]]}, "it lacks its part 3"),
+    ({"timers": {"t": {"due": float("nan"), "cause": "", "correlation": ""}}}, "not a valid Commit .* - at `.*due`"),
+    (None, "not a valid Commit .*truncated"),
+]
+
+
+async def spoil(bus, changes):
+    """Write over the newest commit, as who has the key of the service can; None cuts it off."""
+    bucket = bus.bucket("state")
+    stored = await insist(lambda: bucket.get(tally.NAME))
+    value = stored.value[:-3]
+    if changes is not None:
+        value = msgspec.msgpack.encode(msgspec.msgpack.decode(stored.value) | changes)
+    await insist(lambda: bucket.update(tally.NAME, value, stored.revision))
+
+
+@pytest.mark.parametrize(("changes", "error"), SPOILT)
+async def test_a_service_whose_newest_commit_is_spoilt_goes_on_from_the_one_before_and_says_nothing_twice(
+    world, changes, error
+):
     bus = await world.connect()
-    odd = Commit(state=msgspec.msgpack.encode({"exits": "many"}))
-    await bus.bucket("state").create(tally.NAME, codec.encode(odd))
-    with pytest.raises(InvalidInputError, match=r"stored state of tally.*delete the key tally"):
-        await asyncio.wait_for(service(await world.connect()).run(), 20)
+    for number in range(3):
+        await feed(bus, exited(), number)
+    async with running(service(await world.connect())):
+        assert attempts(await outcomes(bus, 3)) == [1, 2, 3]
+    await feed(bus, exited(), 3)
+    await spoil(bus, changes)
+    async with running(service(await world.connect())):
+        found = await outcomes(bus, 5, settle=0.3)
+        assert attempts(found) == [1, 2, 3, 4]
+        (alert,) = [each for each in found if isinstance(each, Alert)]
+        assert re.search(f"^the stored state of tally can't be used: .*{error}.*; it goes on from the one ", alert.text)
+        assert (await ask(bus, queries.GetStatus())).text == "4 0"
+    async with running(service(await world.connect())):  # what it wrote is in order again
+        assert len(await outcomes(bus, 5, settle=0.3)) == 5
+
+
+async def test_a_service_that_can_use_no_commit_names_both_troubles_and_the_cure_and_changes_nothing(world):
+    bus = await world.connect()
+    await feed(bus, exited(), 0)
+    async with running(service(await world.connect())):
+        await outcomes(bus, 1)
+    await spoil(bus, {"version": 9})
+    await spoil(bus, MANY | {"version": 1})
+    before = await bus.bucket("state").get(tally.NAME)
+    for _ in range(2):
+        with pytest.raises(
+            InvalidInputError,
+            match=r"^the stored state of tally can't be used: .*\$.exits.*; nor can the one before it: it has version 9"
+            r".*; run the version that wrote it, or begin with a backup",
+        ):
+            await asyncio.wait_for(service(await world.connect()).run(), 20)
     assert await bus.bucket("lease").get(tally.NAME) is None
+    assert await bus.bucket("state").get(tally.NAME) == before
+
+
+async def test_a_token_that_nobody_was_given_stops_no_service(world):
+    bus = await world.connect()
+    await feed(bus, exited(), 0)
+    async with running(service(await world.connect())):
+        await outcomes(bus, 1)
+    await spoil(bus, {"token": 2**53})
+    async with running(service(await world.connect())):
+        assert (await ask(bus, queries.GetStatus())).text == "1 0"
+        await feed(bus, exited(), 1)
+        assert attempts(await outcomes(bus, 2)) == [1, 2]
+    stored = await bus.bucket("state").get(tally.NAME)
+    assert codec.decode(stored.value, Commit).token < 2**53
 
 
 async def test_a_cancelled_service_leaves_no_task_behind(world):

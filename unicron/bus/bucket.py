@@ -4,7 +4,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import nats.js.errors
-from nats.js.kv import KeyValue
+from nats.js.kv import KV_OP, KeyValue
 
 from unicron.bus import topology
 from unicron.bus.protocol import Revisioned
@@ -29,6 +29,20 @@ class NatsBucket:
         except nats.js.errors.KeyNotFoundError:
             return None
         return Revisioned(entry.value or b"", entry.revision)
+
+    async def before(self, key: str, revision: int) -> Revisioned | None:
+        """Return what stood there before that revision, or None."""
+        found, after = None, 0
+        while True:
+            get = self._raw._js.get_msg(self._raw._stream, after + 1, f"{self._raw._pre}{key}", next=True)  # noqa: SLF001
+            try:
+                entry = await self._call(get, f"reading {self._name}/{key}", self._get)
+            except nats.js.errors.NotFoundError:
+                return found
+            if (after := int(entry.seq)) >= revision:
+                return found
+            deleted = KV_OP in (entry.headers or {})
+            found = None if deleted else Revisioned(entry.data or b"", after)
 
     async def create(self, key: str, value: bytes) -> int:
         """Write a key that must not exist."""

@@ -48,6 +48,9 @@ class Bucket(Protocol):
     async def get(self, key: str) -> Revisioned | None:
         """Return the value, or None where there is none. On a cluster it may be stale: decide on writes only."""
 
+    async def before(self, key: str, revision: int) -> Revisioned | None:
+        """Return what stood there before that revision; None where that is not kept, or was a deletion."""
+
     async def create(self, key: str, value: bytes) -> int:
         """Write a key that must not exist; return its revision.
 

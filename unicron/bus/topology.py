@@ -56,6 +56,9 @@ JOURNAL_BYTES = tuple(16 * 1024**3 >> halved for halved in range(11))
 """What the journal may take, the first of these that the server has room for; then its oldest entries go. A server that
 has no room left stores nothing at all, leases neither, so that one node with much to say would end all healing."""
 
+KEPT = 2
+"""Values of each key of the states: who can't use the newest commit goes back to the one before it."""
+
 _NAME_IN_USE = 10058
 _NO_ROOM = {10005, 10047}
 
@@ -79,6 +82,7 @@ def streams(replicas: int = 1, lease_ttl_s: float = 2.0) -> list[StreamConfig]:
         replace(BUCKET, name=f"KV_{bucket}", subjects=[f"$KV.{bucket}.>"])
         for bucket in (BUCKETS["state"], BUCKETS["lease"])
     )
+    state = replace(state, max_msgs_per_subject=KEPT)
     lease = replace(lease, max_age=lease_ttl_s, duplicate_window=lease_ttl_s)
     return [replace(stream, num_replicas=replicas) for stream in (JOURNAL, state, lease)]
 

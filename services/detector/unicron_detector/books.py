@@ -64,10 +64,6 @@ class Books:
         """Return the watched workers of a task."""
         return sorted(name for names in self._of_task.get(task, {}).values() for name in names)
 
-    def tasks_on(self, node: str) -> set[str]:
-        """Return the tasks with watched workers on a node."""
-        return {self._state.workers[name].task for name in self._on_node.get(node, ())}
-
     def close_all(self, names: Iterable[str]) -> None:
         """Note that nothing more is to be said about these workers."""
         for name in names:

@@ -5,6 +5,8 @@ Reattempts are counted per task, restarts per task and node, climbs to severity 
 
 import msgspec
 
+from unicron.contracts.ranges import Moment
+
 
 class Ladder(msgspec.Struct, kw_only=True):
     """What one task has gone through lately. Times are Unix seconds of the detector's own clock.
@@ -15,9 +17,9 @@ class Ladder(msgspec.Struct, kw_only=True):
         climbs: node -> when that node was given up after failures of this task alone.
     """
 
-    reattempts: list[float] = []
-    restarts: dict[str, list[float]] = {}
-    climbs: dict[str, float] = {}
+    reattempts: list[Moment] = []
+    restarts: dict[str, list[Moment]] = {}
+    climbs: dict[str, Moment] = {}
 
     def reattempt(self, now: float, window_s: float) -> int:
         """Count a severity 3 failure; return how many the window holds, this one included."""

@@ -33,6 +33,10 @@ class Memberships:
     def ordered(self, order: Regroup) -> list[Message]:
         """Note that there is a membership; without this order nobody can be in it."""
         self._known(self._reporter.task(order.task), order.epoch)
+        for member in order.members:
+            worker = self._state.workers.get(member.worker)
+            if worker and worker.gone_at is None:
+                worker.ordered = max(worker.ordered, order.epoch)
         return []
 
     def _known(self, task: Task, epoch: int) -> None:

@@ -70,20 +70,36 @@ class Reporter:
     def report(self, failure: FailureDetected) -> list[Message]:
         """Report a failure, and note that its consequences need no report of their own."""
         state = self.state
-        touched = {failure.task} if failure.task else set()
+        broken = self._broken(failure)
         out: list[Message] = [failure]
         if failure.severity is Severity.SEV1:
-            touched |= self.books.tasks_on(failure.node)
             state.lost[failure.node] = Lost(at=state.now)
             out += self.drop_node(failure.node)
         if failure.severity is not Severity.SEV3 and failure.worker:
             self.worker(failure.worker, failure.task, failure.node, failure.slot).failed = True
             self.books.close(failure.worker)
-        for name in sorted(touched):
+        for name, epoch in sorted(broken.items()):
             task = self.task(name)
-            task.failed_epoch = max(task.failed_epoch, task.epoch)
-            out += self.drop_pending(task)
+            task.failed_epoch = max(task.failed_epoch, epoch)
+            if task.pending and task.pending.epoch <= task.failed_epoch:
+                out += self.drop_pending(task)
         return out
+
+    def _broken(self, failure: FailureDetected) -> dict[str, int]:
+        """Return the tasks that a failure breaks, and up to which epoch.
+
+        Who had left a membership, or was in none yet, breaks none: what its task does goes on, and may still break.
+        """
+        if failure.severity is Severity.SEV3:
+            return {failure.task: self.task(failure.task).epoch}
+        gone = [failure.worker] if failure.worker else []
+        if failure.severity is Severity.SEV1:
+            gone += self.books.watched_on(failure.node)
+        found: dict[str, int] = {}
+        for name in gone:
+            if worker := self.state.workers.get(name):
+                found[worker.task] = max(found.get(worker.task, -1), worker.epoch, worker.ordered)
+        return found
 
     def break_task(self, name: str, reason: str, traceback: str = "") -> list[Message]:
         """Report that the task's own program is at fault; nothing more is reported about it."""

@@ -3,6 +3,7 @@
 import msgspec
 
 from unicron.contracts.events import FailureDetected
+from unicron.contracts.ranges import Count, Moment, Number
 from unicron_detector.ladder import Ladder
 
 
@@ -34,7 +35,7 @@ class Node(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
 
     incarnation: str
-    silent: int = 0
+    silent: Count = 0
     suspect: str = ""
     reason: str = ""
 
@@ -46,7 +47,7 @@ class Lost(msgspec.Struct, kw_only=True):
         at: when.
     """
 
-    at: float
+    at: Moment
 
 
 class Worker(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -54,6 +55,7 @@ class Worker(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         epoch: membership that it last joined, -1 before the first.
+        ordered: newest membership that it was ordered into.
         finished: it is through its last iteration.
         failed: it was reported by name.
         diverged: its state was once another than that of other replicas.
@@ -63,12 +65,13 @@ class Worker(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     task: str
     node: str
-    slot: int
-    epoch: int = -1
+    slot: Number
+    epoch: Number = -1
+    ordered: Number = -1
     finished: bool = False
     failed: bool = False
     diverged: bool = False
-    gone_at: float | None = None
+    gone_at: Moment | None = None
 
 
 class Pending(msgspec.Struct, kw_only=True):
@@ -81,7 +84,7 @@ class Pending(msgspec.Struct, kw_only=True):
     """
 
     failure: FailureDetected
-    epoch: int
+    epoch: Number
     timer: str
     collective: bool
 
@@ -99,11 +102,11 @@ class Task(msgspec.Struct, kw_only=True):
         last: the failure reported last, on which a failed attempt builds.
     """
 
-    epoch: int = -1
-    ordered: int | None = None
-    failed_epoch: int = -1
+    epoch: Number = -1
+    ordered: Number | None = None
+    failed_epoch: Number = -1
     broken: bool = False
-    ended_at: float | None = None
+    ended_at: Moment | None = None
     seen: dict[str, str] = {}
     last: FailureDetected | None = None
     pending: Pending | None = None
@@ -123,8 +126,8 @@ class State(msgspec.Struct, kw_only=True):
         timers: how many timers were asked for; their names hold it, so that each is different.
     """
 
-    now: float = 0.0
-    timers: int = 0
+    now: Moment = 0.0
+    timers: Count = 0
     nodes: dict[str, Node] = {}
     lost: dict[str, Lost] = {}
     workers: dict[str, Worker] = {}

@@ -1,8 +1,13 @@
 """What the straggler service remembers between two messages; the records of a window it does not."""
 
+from typing import Annotated
+
 import msgspec
 
 from unicron.contracts.queries import StragglerWindow
+from unicron.contracts.ranges import Count, Number
+
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 HISTORY = 20
 """Windows of each task that are kept."""
@@ -45,19 +50,19 @@ class Task(msgspec.Struct, kw_only=True):
         missed: how often in a row that was so.
     """
 
-    share: float | None = None
-    min_workers: int = 1
+    share: Share | None = None
+    min_workers: Count = 1
     ended: bool = False
     cause: str = ""
-    streak: int = 0
-    first: int = -1
-    steps: int = 0
+    streak: Count = 0
+    first: Number = -1
+    steps: Count = 0
     alert: str = ""
     alert_cause: str = ""
     history: list[StragglerWindow] = []
     drained: bool = False
-    dropped: dict[str, int] = {}
-    missed: int = 0
+    dropped: dict[str, Count] = {}
+    missed: Count = 0
 
 
 class State(msgspec.Struct, kw_only=True):

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
+from unicron.contracts.ranges import Count, Number, Seconds
 from unicron.contracts.states import Keeper, Saver, StateRef
 from unicron.contracts.storage import Saving, StoredPart
 
@@ -17,8 +18,8 @@ class Holding(msgspec.Struct, kw_only=True, array_like=True):
         node: on which the worker is.
     """
 
-    place: int
-    iteration: int
+    place: Number
+    iteration: Number
     node: str
 
 
@@ -91,7 +92,7 @@ class Search(msgspec.Struct, kw_only=True):
         over: it was in vain, and the task begins anew.
     """
 
-    number: int
+    number: Number
     asked: dict[str, None] = {}
     found: list[StateRef] = []
     looking: str = ""
@@ -107,8 +108,8 @@ class Rewind(msgspec.Struct, kw_only=True):
         node: that looks whether it is there, and sound.
     """
 
-    number: int
-    iteration: int
+    number: Number
+    iteration: Number
     node: str
 
 
@@ -155,16 +156,16 @@ class Saves(msgspec.Struct, kw_only=True):
     held: dict[str, dict[str, None]] = {}
     secured: dict[str, None] = {}
     short: bool = False
-    searches: int = 0
+    searches: Count = 0
     search: Search | None = None
     parts: dict[str, list[StoredPart]] = {}
-    write_s: float = 30.0
-    every_s: float = 0.0
-    failures: int = 0
-    asks: int = 0
-    asked_after: int | None = None
+    write_s: Seconds = 30.0
+    every_s: Seconds = 0.0
+    failures: Count = 0
+    asks: Count = 0
+    asked_after: Number | None = None
     rewind: Rewind | None = None
     retiring: Retiring | None = None
-    retired: int = 0
+    retired: Count = 0
     tried: list[str] = []
-    before: int | None = None
+    before: Number | None = None

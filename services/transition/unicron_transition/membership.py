@@ -5,6 +5,7 @@ from enum import StrEnum
 
 import msgspec
 
+from unicron.contracts.ranges import Number
 from unicron.contracts.states import COPIES, Shelf, StateRef
 from unicron.contracts.tasks import ParallelLayout, SlotRef
 
@@ -26,7 +27,7 @@ class WorkerRun(msgspec.Struct, kw_only=True, array_like=True):
     worker: str
     slot: SlotRef
     stage: WorkerStage = WorkerStage.STARTING
-    place: int = 0
+    place: Number = 0
     layout: ParallelLayout = ParallelLayout(replicas=0)
 
 
@@ -50,10 +51,10 @@ class Membership(msgspec.Struct, kw_only=True):
         taken_back: what those have left behind who are to go on after all; they remove it when they join.
     """
 
-    epoch: int = -1
+    epoch: Number = -1
     layout: ParallelLayout = ParallelLayout(replicas=0)
     group: list[str] = []
-    since: list[int] = []
+    since: list[Number] = []
     joined: dict[str, None] = {}
     met: list[str] = []
     through: dict[str, None] = {}

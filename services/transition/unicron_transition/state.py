@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from unicron.checkpoints.placement import Placement, place
 from unicron.checkpoints.shapes import Kept
+from unicron.contracts.ranges import Count, Moment, Number, Size
 from unicron.contracts.states import COPIES, Keeper, Shelf, StateRef
 from unicron.contracts.tasks import Member, ParallelLayout, SlotRef, TaskSpec, TaskState
 from unicron_transition.deadlines import TIMEOUT_S, Wait
@@ -58,8 +59,8 @@ class TaskRun(msgspec.Struct, kw_only=True):
 
     spec: TaskSpec
     state: TaskState = TaskState.WAITING
-    started: int = 0
-    before: int = 0
+    started: Count = 0
+    before: Count = 0
     target: list[SlotRef] = []
     aimed: ParallelLayout | None = None
     workers: dict[str, WorkerRun] = {}
@@ -68,9 +69,9 @@ class TaskRun(msgspec.Struct, kw_only=True):
     shelf: Shelf | None = None
     copying: list[Copying] = []
     saves: Saves = msgspec.field(default_factory=Saves)
-    submitted_at: float = 0.0
+    submitted_at: Moment = 0.0
     paused: bool = False
-    failed_at: float | None = None
+    failed_at: Moment | None = None
 
     @property
     def shape(self) -> ParallelLayout:
@@ -155,8 +156,8 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
         idle_s: how long a task without slots keeps its state in memory, where it has a storage; as it is set.
     """
 
-    token: int = 0
-    plan: int = 0
+    token: Size = 0
+    plan: Number = 0
     nodes: dict[str, NodeRun] = {}
     tasks: dict[str, TaskRun] = {}
     leaving: list[str] = []

@@ -5,9 +5,16 @@ from helpers.detector import DetectorHarness, brief
 
 from unicron.contracts.base import BusReconnected
 from unicron.contracts.commands import Regroup
-from unicron.contracts.events import AttemptFailed, FailureDetected, Regrouped, TaskStateChanged, TaskSubmitted
+from unicron.contracts.events import (
+    AttemptFailed,
+    FailureDetected,
+    Regrouped,
+    TaskStateChanged,
+    TaskSubmitted,
+    WorkerReady,
+)
 from unicron.contracts.failures import Severity
-from unicron.contracts.tasks import TaskSpec, TaskState
+from unicron.contracts.tasks import Member, TaskSpec, TaskState
 
 
 @pytest.fixture
@@ -372,3 +379,32 @@ def test_who_is_gone_moves_no_epoch(scene):
     assert scene.diverge("w1", epoch=5000) == []
     assert scene.collective("w2", epoch=1) == []
     assert brief(scene.wait(1)) == [(3, "connection_reset", "w2")], "what is told of epoch 1 is not late"
+
+
+def test_who_is_in_no_membership_any_more_or_in_none_yet_breaks_none_by_failing(scene):
+    scene.run(epoch=1, w1="n1", w2="n2")  # without w3
+    assert brief(scene.exit("w3", signal=9)) == [(2, "exited_abnormally", "w3")]
+    scene.places["w4"] = {"node": "n3", "slot": 1, "task": "gpt", "worker": "w4"}
+    scene.feed(WorkerReady(**scene.places["w4"], pid=4))
+    assert brief(scene.exit("w4", signal=9)) == [(2, "exited_abnormally", "w4")]
+    assert scene.collective("w1", epoch=1) == []
+    assert brief(scene.wait(1)) == [(3, "connection_reset", "w1")]
+
+
+def test_who_was_ordered_into_a_membership_breaks_it_by_failing(scene):
+    members = [Member(worker="w3", node="n3", slot=0)]
+    scene.feed(Regroup(task="gpt", node="n3", epoch=1, rendezvous="", members=members))
+    assert brief(scene.exit("w3", signal=9)) == [(2, "exited_abnormally", "w3")]
+    assert scene.collective("w1", epoch=1) == []
+    assert scene.wait(10) == []
+
+
+def test_the_loss_of_a_node_explains_only_the_memberships_that_it_had_a_part_in(scene):
+    scene.run(task="bert", b1="n1", b2="n2")
+    scene.run(epoch=1, w1="n1", w2="n2")  # w3 on n3 is left over
+    scene.run(task="bert", epoch=1, b1="n1", b3="n3")
+    scene.silence("n3")
+    assert brief(scene.wait(10)) == [(1, "lost_connection", "n3")]
+    assert scene.collective("b1", epoch=1) == []
+    assert scene.collective("w1", epoch=1) == []
+    assert brief(scene.wait(10)) == [(3, "connection_reset", "w1")]
