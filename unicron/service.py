@@ -380,7 +380,7 @@ class Service:
                 case Alert() if cause.source != self._wiring.name and not self._intake.admits_alert(cause):
                     pass  # it is summed up with the others
                 case _:
-                    message = outcome.descend(cause, index, self._wiring.name, now)
+                    message = outcome.descend(cause, index, self._wiring.name, now, item.sequence)
                     found.append(Outgoing(subject=subjects.of(message), id=message.id, data=codec.encode(message)))
         return found
 

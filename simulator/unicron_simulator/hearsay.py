@@ -27,11 +27,6 @@ class Hearsay:
         self._said: set[bytes] = set()
         self._liars: set[str] = set()
 
-    @property
-    def lied(self) -> bool:
-        """Whether somebody has lied."""
-        return bool(self._liars)
-
     def take(self, subject: str, data: bytes, name: str, speaker: str, now: float) -> str:
         """Take in what is said; return the node that joins by it, as far as that is to be believed.
 

@@ -601,6 +601,15 @@ async def test_who_waits_for_an_answer_hears_that_the_service_stepped_down(world
         stuck.stuck = False
 
 
+async def test_a_fact_said_again_under_its_id_leads_to_outcomes_of_its_own(world):
+    bus = await world.connect()
+    fact = msgspec.structs.replace(exited(), id="fact-0", at=NOW, source="n1")
+    for name in ("once", "again"):  # who sends it chooses what the bus takes for its id
+        await bus.append(subjects.of(fact), codec.encode(fact), name)
+    async with running(service(await world.connect())):
+        assert attempts(await outcomes(bus, 2)) == [1, 2]
+
+
 async def test_a_service_without_answers_says_so(world):
     bus = await world.connect()
     async with running(service(await world.connect(), core=tally.Mute)):

@@ -46,9 +46,17 @@ class Message(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
         """Last token of the subject: the task, or else the node, that the message is about."""
         return str(getattr(self, "task", "") or getattr(self, "node", "") or self.source or "-")
 
-    def descend(self, cause: "Message", index: int, source: str, at: float) -> Self:
-        """Return this message as the `index`-th outcome of `cause`, with a repeatable id."""
-        digest = blake2b(f"{cause.id}:{source}:{index}".encode(), digest_size=8).hexdigest()
+    def descend(self, cause: "Message", index: int, source: str, at: float, position: int = 0) -> Self:
+        """Return this message as the `index`-th outcome of `cause`, with a repeatable id.
+
+        Args:
+            cause: of it; its sender is free to give the same id to several.
+            index: among all outcomes.
+            source: who says it.
+            at: Unix seconds.
+            position: of the cause in the journal, 0 where it does not stand there.
+        """
+        digest = blake2b(f"{cause.id}:{source}:{index}:{position}".encode(), digest_size=8).hexdigest()
         return msgspec.structs.replace(self, id=digest, at=at, source=source, correlation=cause.correlation or cause.id)
 
 

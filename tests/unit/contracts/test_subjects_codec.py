@@ -217,8 +217,10 @@ def test_outcomes_descend_from_their_cause_with_repeatable_and_different_ids():
         outcome.descend(cause, 1, "planner", 5.0),
         outcome.descend(cause, 0, "detector", 5.0),
         outcome.descend(first, 0, "planner", 5.0),
+        outcome.descend(cause, 0, "planner", 5.0, position=7),
+        outcome.descend(cause, 0, "planner", 5.0, position=8),
     ]
-    assert len({message.id for message in (first, *others)}) == 4
+    assert len({message.id for message in (first, *others)}) == 6
     assert others[2].correlation == "c"
 
 

@@ -79,7 +79,7 @@ def test_a_service_is_wired_under_its_name_and_listens_to_what_its_core_handles(
     assert wiring.name == name
     bus = {kind for kind in core.handlers if kind not in LOCAL}
     assert bus <= set(codec.MESSAGES.values())
-    facts = {text for text in subjects.events(*bus) if ".evt." in text}
+    facts = {text for text in subjects.events(*bus) if ".tel." not in text}
     assert set(wiring.facts) == ({subjects.FACTS} if name == "registry" else facts)
     assert set(wiring.telemetry) >= set(subjects.events(*bus)) - facts
 
