@@ -263,9 +263,10 @@ class Cluster:
                 process, (saver, epoch) = self.processes[name], entry
                 if process.living and process.place is not None and process.epoch > epoch:
                     entry[1] = process.epoch
-                    self.write(process, node, [keeper.node for keeper in saver.keepers])
+                    keepers = [keeper.node for keeper in saver.keepers]
+                    self.write(process, node, keepers)
                     at = process.slot
-                    secured = {"iteration": process.epoch, "nodes": []}
+                    secured = {"iteration": process.epoch, "nodes": keepers}
                     self.tell(StateSecured(node=at.node, slot=at.slot, task=task, worker=name, **secured))
                     return True
         return False

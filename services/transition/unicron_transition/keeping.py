@@ -39,7 +39,7 @@ def heard(state: TransitionState, run: TaskRun, fact: AboutStates) -> list[Messa
     """Take in a fact about the states of a task that has not ended; `settle` does the rest."""
     match fact:
         case StateSecured():
-            secured(run, fact.worker)
+            secured(run, fact.worker, fact.nodes)
         case StatesFound():
             return found(state, run, fact.node, fact.search, fact.states)
         case StateRejected():  # nobody is to take it

@@ -85,10 +85,11 @@ def _keepers(state: TransitionState, node: str, taken: set[str], count: int) -> 
     return [each for each in state.partners(node) if each.node not in taken][:count]
 
 
-def secured(run: TaskRun, worker: str) -> None:
-    """Note that a worker's copies are whole."""
-    if any(saver.worker == worker for each in run.saves.ordered.values() for saver in each):
-        run.saves.secured[worker] = None
+def secured(run: TaskRun, worker: str, nodes: list[str]) -> None:
+    """Note that a worker's copies are whole: on those nodes that the newest order names, or it is of an earlier one."""
+    for saver in (saver for each in run.saves.ordered.values() for saver in each):
+        if saver.worker == worker and [keeper.node for keeper in saver.keepers] == nodes:
+            run.saves.secured[worker] = None
 
 
 def drop_older(state: TransitionState, run: TaskRun) -> list[Message]:

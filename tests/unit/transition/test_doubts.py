@@ -175,6 +175,20 @@ def test_once_a_newer_state_is_safe_what_was_no_good_is_forgotten(scene):
     assert (scene.run("a").saves.before, scene.run("a").saves.tried) == (None, [])
 
 
+def test_who_tells_of_copies_that_an_earlier_order_named_has_not_followed_the_newest():
+    scene = Remembering(a={"layout": ParallelLayout(tensor=2)}).running(a=["n1:0", "n1:1"])
+    scene.join("a")
+    orders = scene.run("a").saves.ordered
+    assert {saver.worker for saver in orders["n1"]} == {"a-1", "a-2"}
+    (keeper,) = orders["n1"][0].keepers
+    told = {"node": "n1", "task": "a", "iteration": 3}
+    scene.feed(StateSecured(slot=0, worker="a-1", nodes=[], **told))
+    scene.feed(StateSecured(slot=1, worker="a-2", nodes=["n9"], **told))
+    assert not scene.run("a").saves.secured
+    scene.feed(StateSecured(slot=0, worker="a-1", nodes=[keeper.node], **told))
+    assert list(scene.run("a").saves.secured) == ["a-1"]
+
+
 @pytest.mark.parametrize(
     ("name", "names", "workers"),
     [("", [""], []), ("a", ["a"], []), ("a.b", ["a.b"], []), ("..", [".."], []), ("b-1.0.1.saved", [], ["b-1"])],
