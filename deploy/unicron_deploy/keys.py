@@ -227,6 +227,23 @@ def _node(name: str) -> str:
     return rights.node(name)
 
 
+def _change(keyring: Keyring, options: argparse.Namespace) -> None:
+    if options.rotate == FABRIC:
+        keyring.rotate_fabric()
+    elif options.rotate:
+        keyring.rotate(options.rotate)
+    elif options.admit:
+        keyring.admit(options.admit)
+    elif options.shut_out:
+        keyring.shut_out(options.shut_out)
+    else:
+        keyring.ensure(options.nodes)
+        if options.servers:
+            keyring.route(options.servers.split(","))
+        if options.tls:
+            keyring.certify(options.tls.split(","))
+
+
 def main() -> int:
     """Make the keys that are missing, or change one, and write the server's file; return the exit status."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -240,22 +257,8 @@ def main() -> int:
     parser.add_argument("--shut-out", metavar="NODE", help="take this user's key away")
     parser.add_argument("nodes", nargs="*", metavar="NODE", help="who is to have a key, unless shut out")
     options = parser.parse_args()
-    keyring = Keyring(options.dir)
     try:
-        if options.rotate == FABRIC:
-            keyring.rotate_fabric()
-        elif options.rotate:
-            keyring.rotate(options.rotate)
-        elif options.admit:
-            keyring.admit(options.admit)
-        elif options.shut_out:
-            keyring.shut_out(options.shut_out)
-        else:
-            keyring.ensure(options.nodes)
-            if options.servers:
-                keyring.route(options.servers.split(","))
-            if options.tls:
-                keyring.certify(options.tls.split(","))
+        _change(Keyring(options.dir), options)
     except UnicronError as error:
         sys.stderr.write(f"keys: {error}\n")
         return 1
