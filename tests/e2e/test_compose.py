@@ -76,7 +76,7 @@ class Cluster:
 
     def __init__(self, compose: list[str], folder: Path, *options: str) -> None:
         self._compose = [*compose, *options]
-        self.key = folder / "operator.nk"
+        self.key = folder / "operator" / "operator.nk"
         self._project = f"unicron-test-{uuid.uuid4().hex[:8]}"
         self._port = free_port()
         self.url = f"nats://127.0.0.1:{self._port}"
@@ -108,7 +108,7 @@ class Cluster:
 
     def fetch_key(self) -> None:
         """Fetch the operator's key, as a user would."""
-        self._run(["docker", "cp", f"{self.container('keys')}:/keys/operator/operator.nk", str(self.key)])
+        self._run(["docker", "cp", f"{self.container('keys')}:/keys/operator", str(self.key.parent)])
         self._environment["UNICRON_NATS_NKEY"] = str(self.key)
 
     def story(self) -> str:

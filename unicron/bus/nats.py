@@ -123,6 +123,8 @@ class NatsBus:
                 if "authorization violation" in str(self._last_error).lower():
                     within += f"; it does not know the key in {key}" if key else "; it lets in nobody without a key"
                     cure = f"set {PREFIX}NATS_NKEY to the path of one that it knows, see `unicron credentials`"
+                if "certificate verify failed" in str(self._last_error).lower():
+                    cure = f"put the ca.pem of that server's authority beside your key, or name it in {PREFIX}NATS_CA"
                 raise BusUnavailableError(f"no NATS server answers at {settings.nats_url} {within}; {cure}")
             dialling.result()
         except (nats.errors.Error, ValueError, OSError) as error:
