@@ -67,3 +67,9 @@ def test_a_rank_of_a_replica_is_struck_and_the_task_heals():
     assert found["dp2_tp2_killed_rel_diff"] <= 1e-5
     assert 0 < found["dp2_tp2_killed_first_s"] > found["dp2_tp2_killed_beyond_s"]
     assert found["dp2_tp2_killed_whole_s"] > 0
+
+
+def test_a_second_instance_is_weighed():
+    found = run("benchmarks.instances", "--services", "registry", "--strikes", "1", "--idle-s", "1")
+    assert 0 < found["without_lease_p50_s"] <= found["without_lease_max_s"]
+    assert found["more_memory_mb"] > 0 <= found["more_cores"]
