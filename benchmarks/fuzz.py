@@ -4,8 +4,10 @@
     python -m benchmarks.fuzz --insecure --json
 
 The cluster is a real one of this machine. Three are at work: one with the key of a node, one with a subscriber's and
-one with a user's; each says what it can on subjects that are its own, and the rest wherever it likes. Meanwhile faults
-strike: a worker, a service, an agent is killed. With `--insecure` there are no keys, one attacker, and no faults.
+one with a user's; each says what it can on subjects that are its own, and the rest wherever it likes; and each has the
+server send what it may ask for, entries of the journal and receipts, to where others would take it for something said:
+as commands, orders, facts and states of services. Meanwhile faults strike: a worker, a service, an agent is killed.
+With `--insecure` there are no keys, one attacker, and no faults.
 
 A field is changed into what no field of that name can hold, or what contradicts everything before: an epoch or a plan
 far ahead. Commands are forged with tokens that nobody was given. (A change that makes another message that could be
@@ -37,7 +39,7 @@ from benchmarks.fuzz_checks import HEALED_S, SCRIPT, Checks, parameters_differ, 
 from benchmarks.output import as_json
 from unicron import codec, subjects
 from unicron.bootstrap import connected
-from unicron.bus import access, nats
+from unicron.bus import access, nats, topology
 from unicron.bus.client import KeyedClient
 from unicron.client import Client
 from unicron.contracts.base import Message
@@ -119,7 +121,7 @@ class Attacker:
     def __init__(self, name: str, overheard: Overheard, seed: int) -> None:
         self.name, self._overheard, self._random = name, overheard, Random(f"{seed}:{name}")
         self._connection = KeyedClient()
-        self._pool: deque[tuple[str, str, bytes]] = deque(maxlen=POOL)
+        self._pool: deque[tuple[str, str, bytes, str]] = deque(maxlen=POOL)
         self._forgeries = itertools.count()
         self.said: Counter[str] = Counter()
         self.copied: set[str] = set()
@@ -134,9 +136,9 @@ class Attacker:
             behind = int(RATES[self.name] * (began - start)) - tried
             tried += behind
             for _ in range(behind):
-                kind, subject, data = self._random.choice(self._pool)
+                kind, subject, data, reply = self._random.choice(self._pool)
                 with contextlib.suppress(Exception):  # a connection that is down for a moment, a subject with blanks
-                    await self._connection.publish(subject, data)
+                    await self._connection.publish(subject, data, reply=reply)
                     self.said[kind] += 1
             with contextlib.suppress(Exception):
                 await self._connection.flush(FLUSH_S)
@@ -152,17 +154,29 @@ class Attacker:
             cluster.url, name="attacker", error_cb=failed, max_reconnect_attempts=-1, nkeys_seed=key
         )
 
-    def _made(self) -> tuple[str, str, bytes]:
-        """Return a message, with what kind of one it is and where it is said."""
+    def _made(self) -> tuple[str, str, bytes, str]:
+        """Return a message, with what kind of one it is, where it is said, and where a reply is to go."""
         random = self._random
-        kind = random.choices(["garbage", "changed", "forged", "asked"], [50, 46, 2, 2])[0]
+        directed = 0 if self.name == OPEN else 5  # who may say everything needs no reply for it
+        kind = random.choices(["garbage", "changed", "forged", "asked", "directed"], [50, 46, 2, 2, directed])[0]
+        reply = self._elsewhere() if directed else ""
         if kind == "forged":
-            return (kind, *self._forged())
+            return (kind, *self._forged(), reply)
+        if kind == "directed":
+            entry = b'{"seq": %d}' % random.randint(1, 1 + len(self._overheard.heard))
+            return kind, f"$JS.API.DIRECT.GET.{topology.STREAM}", entry, reply
         subject, data = self._one()
         if kind == "garbage":
-            return kind, subject, lies.garbage(random, data)
+            return kind, subject, lies.garbage(random, data), reply
         changed = self._changed(subject, data)
-        return kind, random.choice([subjects.rpc, subjects.orders])("registry") if kind == "asked" else subject, changed
+        asked = random.choice([subjects.rpc, subjects.orders])("registry")
+        return kind, asked if kind == "asked" else subject, changed, reply
+
+    def _elsewhere(self) -> str:
+        """Return a subject that has a meaning for others."""
+        state, lease = (f"$KV.{bucket}.{self._random.choice(SERVICES)}" for bucket in topology.BUCKETS.values())
+        order = subjects.orders(self._random.choice([*SERVICES, "node-1", "node-2"]))
+        return self._random.choice([state, lease, order, self._forged()[0], self._one()[0]])
 
     def _one(self) -> tuple[str, bytes]:
         """Return something real: most often, where this one has a node's key, what that has said."""
