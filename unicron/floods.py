@@ -6,9 +6,6 @@ from typing import NamedTuple
 OTHERS = "others"
 """All senders together beyond those that are told apart."""
 
-SENDERS = 1000
-"""Senders that are told apart: names cost a forger nothing."""
-
 
 class Limit(NamedTuple):
     """How much is let through.
@@ -17,18 +14,21 @@ class Limit(NamedTuple):
         each: things of one sender in one period.
         overall: of all senders together.
         period_s: seconds.
+        senders: that are told apart; on an open bus names cost a forger nothing.
     """
 
     each: int
     overall: int
     period_s: float
+    senders: int = 1000
 
 
 LETTERS = Limit(each=10, overall=100, period_s=10.0)
 """Dead letters, and alerts, of one process."""
 
-TELEMETRY = Limit(each=1000, overall=1_000_000, period_s=1.0)
-"""Pieces of telemetry that a service takes: an agent beats twice a second, and workers tell each iteration."""
+TELEMETRY = Limit(each=1000, overall=1_000_000, period_s=1.0, senders=65536)
+"""Pieces of telemetry that a service takes: an agent beats twice a second, and workers tell each iteration. More nodes
+than senders that are told apart would be given up, since they drown one another."""
 
 
 class Floods:
@@ -49,7 +49,7 @@ class Floods:
     def admit(self, sender: str, now: float) -> bool:
         """Return whether one more thing of `sender` is let through at `now`, in seconds; count it if it is not."""
         self._turn(now)
-        if sender not in self._seen and len(self._seen) >= SENDERS:
+        if sender not in self._seen and len(self._seen) >= self._limit.senders:
             sender = OTHERS
         self._seen[sender] += 1
         if self._seen[sender] <= self._limit.each and self._overall < self._limit.overall:

@@ -9,15 +9,18 @@ import msgspec
 
 from unicron import subjects
 from unicron.clock import Clock
-from unicron.contracts.base import Message
+from unicron.contracts.base import Message, TelemetryDropped
 from unicron.contracts.events import Alert, DeadLetter
 from unicron.contracts.queries import Query, Reply
 from unicron.errors import InvalidInputError
-from unicron.floods import LETTERS, TELEMETRY, Floods, more
+from unicron.floods import LETTERS, TELEMETRY, Floods, Limit, more
 from unicron.said import received
 from unicron.timers import Timer
 
 log = logging.getLogger(__name__)
+
+NONE = Limit(each=0, overall=0, period_s=LETTERS.period_s)
+"""For what is only counted."""
 
 
 @dataclass
@@ -61,6 +64,7 @@ class Intake:
     def __init__(self, name: str, clock: Clock, fresh_id: Callable[[], str]) -> None:
         self._name, self._clock, self._fresh_id = name, clock, fresh_id
         self._letters, self._alerts, self._telemetry = Floods(LETTERS), Floods(LETTERS), Floods(TELEMETRY)
+        self._dropped, self._has_dropped = Floods(NONE), False
 
     def read(self, subject: str, data: bytes, sequence: int = 0) -> Input:
         """Return what came in on `subject`: the message, or a dead letter where it can't be used."""
@@ -95,12 +99,17 @@ class Intake:
         """Return whether to look at one more piece of telemetry of its sender; one who floods drowns no other."""
         return self._telemetry.admit(subjects.sender(subject), self._clock.now())
 
+    def drop_telemetry(self) -> None:
+        """Count a piece of telemetry that is not looked at, since too much waits."""
+        self._has_dropped = True
+        self._dropped.admit(self._name, self._clock.now())
+
     def admits_alert(self, cause: Message) -> bool:
         """Return whether to pass on one more alert about what its sender said."""
         return self._alerts.admit(cause.source, self._clock.now())
 
     def held_back(self) -> list[Input]:
-        """Return what sums up dead letters, alerts and telemetry that were only counted."""
+        """Return what sums up dead letters, alerts and telemetry that were only counted, or not even looked at."""
         floods = {"dead letters": self._letters, "alerts": self._alerts, "pieces of telemetry": self._telemetry}
         found = []
         for what, flood in floods.items():
@@ -109,6 +118,13 @@ class Intake:
                 log.warning(error)
                 letter = DeadLetter(subject=f"{subjects.ROOT}.*.{sender}.>", error=error)
                 found.append(Input(self._own(), says=said_of(letter)))
+        for count in self._dropped.over(self._clock.now()).values():
+            text = f"the {self._name} can't keep up: it has dropped {count:,} pieces of telemetry"
+            log.warning(text)
+            found.append(self.alert(text))
+        if self._has_dropped:
+            self._has_dropped = False
+            found.append(Input(TelemetryDropped(id=self._fresh_id(), at=self._clock.now(), source=self._name)))
         return found
 
     def _own(self) -> Message:

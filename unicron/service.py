@@ -228,11 +228,14 @@ class Service:
         if not self._wiring.telemetry:
             return
         async for heard in self._bus.hear(self._wiring.telemetry):
-            if not self._active or self._inputs.full():
+            if not self._active:
                 continue
-            if heard.subject.startswith(subjects.ROOT):
-                if not self._intake.admits_telemetry(heard.subject):
-                    continue
+            ours = heard.subject.startswith(subjects.ROOT)
+            if ours and not self._intake.admits_telemetry(heard.subject):
+                continue
+            if self._inputs.full():
+                self._intake.drop_telemetry()
+            elif ours:
                 self._inputs.put_nowait(self._intake.read(heard.subject, heard.data))
             elif self._wiring.translate:
                 self._translate(self._wiring.translate, heard)

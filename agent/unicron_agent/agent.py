@@ -111,8 +111,7 @@ class Agent:
         )
 
     async def _read(self, position: int) -> None:
-        filters = [subjects.commands(self.core.node), subjects.given_up(self.core.node), subjects.switched()]
-        async for entry in self._bus.follow(filters, position):
+        async for entry in self._bus.follow(subjects.read_by(self.core.node), position):
             self.handle(EntryRead(entry.sequence, entry.subject, entry.data))
 
     async def _tick(self) -> None:

@@ -24,6 +24,7 @@ from unicron.contracts.events import (
     CommandRefused,
     DeadLetter,
     FailureDetected,
+    NodeAdmitted,
     NodeHeartbeat,
     NodeJoined,
     NodeLeaving,
@@ -80,6 +81,10 @@ from unicron_agent.workers import StallLimits, Worker
 PING_S = 0.2
 """How long a worker may be quiet before it is asked whether it is there."""
 
+FRESH = 6
+"""Heartbeats after joining that come at the agent's own pace: only then the server may tell of the end of an earlier
+connection, for which the node is given up unless it is heard of within the grace."""
+
 ADOPTION_S = 0.5
 """How long adopted workers have to say where they are; they knock ten times a second."""
 
@@ -133,7 +138,8 @@ class AgentCore:
         self._card, self._boot, self._limits, self._heartbeat_s = card, boot, limits, heartbeat_s
         self._joins = 0
         self._awaited: set[str] = set()
-        self._join_by = self._beat_at = 0.0
+        self._join_by = self._beat_at = self._paced_s = 0.0
+        self._beats = 0
         self.leave_s: float | None = None
         self.released = self.left = False
 
@@ -191,6 +197,7 @@ class AgentCore:
         """Say what there is on this node, each time under a new name: commands to the old one are out of date."""
         self._joins += 1
         self.incarnation, self.joined = f"{self._boot}.{self._joins}", None
+        self._beats, self._beat_at = 0, 0.0
         present = [worker.status() for worker in self.workers.values() if not worker.stopping]
         card, kept = self._card, list(self.states.found)
         return [msgspec.structs.replace(card, incarnation=self.incarnation, workers=present, kept=kept), *self._warn()]
@@ -232,6 +239,8 @@ class AgentCore:
             return [DeadLetter(subject=entry.subject, error=str(error), payload=entry.data[:4096])]
         if isinstance(message, Command):
             return self._heed(message)
+        if isinstance(message, NodeAdmitted) and message.incarnation == self.incarnation:
+            self._paced_s = message.heartbeat_s
         if isinstance(message, FailureDetected) and (message.node, message.method) == (
             self.node,
             DetectionMethod.NODE_HEALTH,
@@ -450,7 +459,8 @@ class AgentCore:
         if not self.incarnation and now >= self._join_by:
             out += self._join()
         if self.incarnation and now >= self._beat_at:
-            self._beat_at = now + self._heartbeat_s
+            self._beats += 1
+            self._beat_at = now + max(self._heartbeat_s, self._paced_s if self._beats >= FRESH else 0.0)
             out.append(NodeHeartbeat(node=self.node, incarnation=self.incarnation))
         for name, worker in self.workers.items():
             if worker.pid and now - worker.heard_at > PING_S:

@@ -98,7 +98,7 @@ def _answering(name: str, service: str) -> tuple[str, ...]:
 
 
 def _agent(name: str) -> Rights:
-    own = (subjects.commands(name), subjects.given_up(name), subjects.switched())
+    own = subjects.read_by(name)
     return Rights(
         publish=(*(f"{subjects.ROOT}.{kind}.{name}.>" for kind in ("evt", "tel")), *READ_JOURNAL, *READ_LEASE),
         subscribe=(*map(subjects.stored, own), *_answering(name, f"agent-{name}")),

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from nats.aio.transport import TcpTransport
 from unicron_deploy.nats_server import NatsServer, Routes, config_text, free_port
 from unicron_simulator.bus import MemoryWorld
 
+from unicron import subjects
 from unicron.bus import journal, nats, topology
 from unicron.clock import VirtualClock
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
@@ -421,6 +423,32 @@ async def test_what_the_server_forgot_to_tell_is_read_all_the_same(nats_world, m
     dropped = losing_once(monkeypatch, lambda data, headers: b"Nats-Msg-Size" in (headers or b""))
     await write(bus, 1, "later")
     assert [entry.data for entry in await following] == [b"m0", b"later0"]
+    assert dropped == [b""]
+
+
+async def test_at_rest_the_journal_is_looked_at_ever_more_rarely_and_where_it_ends_is_not_asked(
+    private_world, private_server, monkeypatch
+):
+    monkeypatch.setattr(journal, "CHECK_S", 0.1)
+    monkeypatch.setattr(journal, "REST_S", 0.4)
+    bus, asked = await private_world.connect(), []
+    publish = Client.publish
+
+    async def noted(self, subject, *arguments, **more):
+        asked.append((subject, time.monotonic()))
+        await publish(self, subject, *arguments, **more)
+
+    monkeypatch.setattr(Client, "publish", noted)
+    filters = subjects.read_by("node-1")
+    following = asyncio.create_task(take(bus.follow(filters, 0), 1))
+    await asyncio.sleep(1.7)
+    looks = [at for subject, at in asked if subject.startswith("$JS.API.DIRECT.GET.")][:: len(filters)]
+    assert looks[1] - looks[0] < looks[-1] - looks[-2]
+    assert 3 <= len(looks) <= 7, "and not seventeen"
+    assert not [subject for subject, _ in asked if "STREAM.INFO" in subject]
+    dropped = losing_once(monkeypatch, lambda data, headers: b"Nats-Msg-Size" in (headers or b""))
+    await bus.append("unicron.v1.cmd.node-1.StopWorker.k", b"untold", "untold")
+    assert [entry.data for entry in await following] == [b"untold"]
     assert dropped == [b""]
 
 

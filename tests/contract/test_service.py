@@ -34,6 +34,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import BusUnavailableError, InvalidInputError
+from unicron.intake import NONE
 from unicron.service import COMMIT_EVERY, Service
 
 NOW = time.time()
@@ -391,6 +392,26 @@ async def test_corrupt_telemetry_becomes_a_dead_letter_and_good_telemetry_counts
         letter, _ = await outcomes(bus, 2, settle=0.1)
         assert (await ask(bus, queries.GetStatus())).text == "0 1"
     assert letter.subject == "unicron.v1.tel.n1.NodeHeartbeat.n1"
+
+
+async def test_telemetry_that_is_dropped_is_counted_and_the_core_and_everybody_are_told(world, monkeypatch):
+    monkeypatch.setattr("unicron.service.WAITING", 5)
+    monkeypatch.setattr("unicron.intake.NONE", NONE._replace(period_s=0.5))
+    bus = await world.connect()
+    beat = NodeHeartbeat(node="n1", incarnation="i", source="n1")
+    alerts = []
+    async with running(service(await world.connect())):
+        await ask(bus, queries.GetStatus())
+        await asyncio.gather(*(bus.tell(subjects.of(beat), codec.encode(beat)) for _ in range(900)))
+        async with asyncio.timeout(30), contextlib.aclosing(bus.follow(subjects.events(Alert), 0)) as entries:
+            async for entry in entries:
+                alerts.append(codec.decode_message(entry.data).text)
+                if len(alerts) > 1 and "has dropped" in "".join(alerts):
+                    break
+        heard = int((await ask(bus, queries.GetStatus())).text.split()[1])
+    assert alerts[0] == "TelemetryDropped", "the core knows at once, others when a while is over"
+    (dropped,) = re.findall(r"the tally can't keep up: it has dropped (\d+) pieces of telemetry", "".join(alerts))
+    assert heard + int(dropped) == 900
 
 
 async def test_telemetry_of_others_is_translated_and_what_breaks_the_translation_is_put_aside(world):

@@ -6,7 +6,15 @@ from typing import ClassVar
 import msgspec
 
 from unicron import subjects
-from unicron.contracts.base import BusReconnected, CancelTimer, ConnectionLost, Message, SetTimer, TimerFired
+from unicron.contracts.base import (
+    BusReconnected,
+    CancelTimer,
+    ConnectionLost,
+    Message,
+    SetTimer,
+    TelemetryDropped,
+    TimerFired,
+)
 from unicron.contracts.events import (
     Alert,
     AttemptFailed,
@@ -71,7 +79,7 @@ class Tally(Core):
                 return [SetTimer(name=node, after_s=float(after_s))] if node == "armed" else []
             case DeadLetter():
                 raise ValueError("nor can dead letters be handled")
-            case BusReconnected() | ConnectionLost():
+            case BusReconnected() | ConnectionLost() | TelemetryDropped():
                 return [Alert(text=type(message).__name__)]
         return []
 

@@ -22,8 +22,9 @@ from unicron.bus import topology
 from unicron.bus.protocol import Entry
 from unicron.errors import BusUnavailableError
 
-CHECK_S = 2.0
-"""How often the journal is read without being told that it has grown: what tells it may get lost."""
+CHECK_S, REST_S = 2.0, 8.0
+"""How often the journal is read without being told that it has grown: what tells it may get lost. The longer nobody
+tells of anything the rarer that is, down to every `REST_S`: of an agent for each of 16,384 nodes most are at rest."""
 
 BATCH = 500
 """Entries that one get asks for."""
@@ -31,7 +32,7 @@ BATCH = 500
 BATCH_BYTES = 4 * 1024**2
 """Bytes of entries that one get asks for."""
 
-NARROW = 3
+NARROW = 4
 """Filters that are read one by one; with more of them everything is read, and what matches none is left out here."""
 
 LAG_S, LAG_POLL_S = 1.0, 0.002
@@ -106,18 +107,28 @@ class Reader:
         Raises:
             BusUnavailableError: the server does not answer, or not all that it sent has arrived.
         """
-        untold = True  # what came before we listened
+        untold, wait = True, CHECK_S  # what came before we listened
         while not self._interrupted:
             self._grown.clear()
             told, self._told = self._told, {}
-            async for entry in self._stored(told, untold=untold):
-                yield entry
+            if told or await self._any():
+                async for entry in self._stored(told, untold=untold):
+                    yield entry
+                    wait = CHECK_S
             untold = False
             try:
-                async with asyncio.timeout(CHECK_S):
+                async with asyncio.timeout(wait):
                     await self._grown.wait()
             except TimeoutError:
-                untold = True
+                untold, wait = True, max(CHECK_S, min(2 * wait, REST_S))
+
+    async def _any(self) -> bool:
+        """Whether the journal holds more for us; any server knows, while its end is known to the one that leads."""
+        for pattern, after in self._positions.items():
+            entries, _ = await self._call(self._batch(pattern, after, most=1), "reading the journal", _GET)
+            if entries:
+                return True
+        return False
 
     async def _stored(self, told: Mapping[str, int], *, untold: bool) -> AsyncIterator[Entry]:
         """Yield what the journal holds up to the end that was told, or else that it has."""
@@ -171,11 +182,11 @@ class Reader:
                     return
                 await asyncio.sleep(LAG_POLL_S)
 
-    async def _batch(self, pattern: str, after: int) -> tuple[list[Entry], bool]:
+    async def _batch(self, pattern: str, after: int, most: int = BATCH) -> tuple[list[Entry], bool]:
         """Return some entries that match, and whether there may be more of them."""
         self._asked += 1
         reply = f"{self._inbox}.{self._asked}"
-        request = {"seq": after + 1, "next_by_subj": pattern, "batch": BATCH, "max_bytes": BATCH_BYTES}
+        request = {"seq": after + 1, "next_by_subj": pattern, "batch": most, "max_bytes": BATCH_BYTES}
         await self._nc.publish(_GET, json.dumps(request).encode(), reply=reply)
         entries: list[Entry] = []
         pending = "0"

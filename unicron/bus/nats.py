@@ -216,6 +216,8 @@ class NatsBus:
         async def take(message: Msg) -> None:
             if queue.qsize() >= HEARD_LIMIT:
                 queue.get_nowait()
+                if self._complaints.admit("telemetry", time.monotonic()):
+                    log.warning("%s: telemetry was dropped: %d pieces wait to be read", self._name, HEARD_LIMIT)
             queue.put_nowait(Heard(message.subject, message.data))
 
         try:

@@ -110,5 +110,9 @@ class ConnectionLost(Message, kw_only=True, frozen=True):
     reason: str = ""
 
 
-LOCAL = (SetTimer, CancelTimer, TimerFired, Started, BusReconnected, ConnectionLost)
+class TelemetryDropped(Message, kw_only=True, frozen=True):
+    """The shell could not keep up with telemetry and dropped some: who was not heard may have spoken."""
+
+
+LOCAL = (SetTimer, CancelTimer, TimerFired, Started, BusReconnected, ConnectionLost, TelemetryDropped)
 """Messages between a core and its own shell; they never reach the bus."""

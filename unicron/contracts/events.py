@@ -410,6 +410,7 @@ class NodeAdmitted(Message, kw_only=True, frozen=True):
     Attributes:
         returned: the same incarnation's predecessor was still held to be up (an agent restart within the grace).
         kept, rack: as in `NodeJoined`.
+        heartbeat_s: between heartbeats, where all nodes together would send too many; 0: as the agent likes.
     """
 
     node: Name
@@ -422,6 +423,7 @@ class NodeAdmitted(Message, kw_only=True, frozen=True):
     returned: bool = False
     kept: Annotated[list[Label], Few] = []
     rack: Label = ""
+    heartbeat_s: Seconds = 0.0
 
 
 class NodeDrained(Message, kw_only=True, frozen=True):

@@ -6,7 +6,15 @@ ends), exception propagation (a process says why it ends) and online statistics 
 
 from msgspec.structs import replace
 
-from unicron.contracts.base import BusReconnected, ConnectionLost, Message, SetTimer, Started, TimerFired
+from unicron.contracts.base import (
+    BusReconnected,
+    ConnectionLost,
+    Message,
+    SetTimer,
+    Started,
+    TelemetryDropped,
+    TimerFired,
+)
 from unicron.contracts.commands import Regroup
 from unicron.contracts.events import (
     Alert,
@@ -65,6 +73,7 @@ class DetectorCore(Core):
             BusReconnected: self._renew,
             TimerFired: self._fired,
             ConnectionLost: self._nodes.connection_lost,
+            TelemetryDropped: self._dropped,
             NodeAdmitted: self._nodes.admitted,
             NodeGone: self._nodes.gone,
             NodeLeft: self._nodes.left,
@@ -94,6 +103,11 @@ class DetectorCore(Core):
             *self._nodes.renew(),
             *self._memberships.renew(),
         ]
+
+    def _dropped(self, _: TelemetryDropped) -> list[Message]:
+        """Count all silence from now on: whoever seems silent may have spoken."""
+        self._nodes.forgive()
+        return []
 
     def _fired(self, fired: TimerFired) -> list[Message]:
         held_up = fired.at - self.state.now > STALL_S

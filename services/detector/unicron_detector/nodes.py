@@ -11,6 +11,9 @@ from unicron_detector.timers import TimerKind
 TICK_S = 0.5
 """Period at which silence is counted."""
 
+MISSED = 3
+"""Periods without a heartbeat after which a node is lost that beats more rarely than the time-out is made for."""
+
 
 class Nodes:
     """Watches the nodes."""
@@ -35,6 +38,7 @@ class Nodes:
             out += self._books.trust(name)
             self._state.nodes[name] = Node(incarnation=joined.incarnation)
             out += self._processes.missing(name, {status.worker for status in joined.workers}) if known else []
+        self._state.nodes[name].heartbeat_s = joined.heartbeat_s
         for status in joined.workers:
             worker = self._state.workers.get(status.worker)
             if worker and known is None and not worker.failed:
@@ -82,12 +86,16 @@ class Nodes:
 
     def tick(self) -> list[Message]:
         """Count silence, and give up whoever has been silent for too long."""
-        timeout_s = self._reporter.limits.heartbeat_timeout_s
-        for node in self._state.nodes.values():
+        at_least, silent = self._reporter.limits.heartbeat_timeout_s, dict[str, float]()
+        for name, node in self._state.nodes.items():
             node.silent += 1
-        silent = [name for name, node in self._state.nodes.items() if node.silent * TICK_S > timeout_s]
-        why = f"no heartbeat for {timeout_s:g} s"
-        return [outcome for name in silent for outcome in self._reporter.report(lost_connection(name, why))]
+            if node.silent * TICK_S > (timeout_s := max(at_least, MISSED * node.heartbeat_s)):
+                silent[name] = timeout_s
+        return [
+            outcome
+            for name, timeout_s in silent.items()
+            for outcome in self._reporter.report(lost_connection(name, f"no heartbeat for {timeout_s:g} s"))
+        ]
 
     def renew(self) -> list[Message]:
         """Start the grace of all suspects anew."""

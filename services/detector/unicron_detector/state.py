@@ -3,7 +3,7 @@
 import msgspec
 
 from unicron.contracts.events import FailureDetected
-from unicron.contracts.ranges import Count, Moment, Number
+from unicron.contracts.ranges import Count, Moment, Number, Seconds
 from unicron_detector.ladder import Ladder
 
 
@@ -30,12 +30,14 @@ class Node(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         silent: ticks since its last heartbeat was handled. Clocks of other machines play no part.
+        heartbeat_s: how often it beats where that is more rarely than it would by itself, else 0.
         suspect: name of the timer that ends its grace; empty while its connection is not known to be lost.
         reason: why the server says the connection ended.
     """
 
     incarnation: str
     silent: Count = 0
+    heartbeat_s: Seconds = 0.0
     suspect: str = ""
     reason: str = ""
 

@@ -51,7 +51,7 @@ from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
 from unicron_registry import orders
 from unicron_registry.doubts import doubt
-from unicron_registry.nodes import node_problems
+from unicron_registry.nodes import heartbeat_s, node_problems
 from unicron_registry.orders import names
 from unicron_registry.state import RegistryState
 
@@ -128,6 +128,7 @@ class RegistryCore(Core):
             returned=present,
             kept=joined.kept,
             rack=joined.rack,
+            heartbeat_s=heartbeat_s(len(self.state.nodes)),
         )
         return [*back, admitted, NodeDrained(node=joined.node)] if drained else [*back, admitted]
 

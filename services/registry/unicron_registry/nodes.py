@@ -4,8 +4,23 @@ from unicron.checks import Problem, is_token
 from unicron.contracts.events import NodeJoined
 from unicron.services import SERVICES
 
+BEATS = 2000
+"""Heartbeats a second that all nodes together are to send at most: the detector takes 30 us for each."""
+
+OFTEN_S = 0.5
+"""As often nodes beat while that is fewer."""
+
 RESERVED = frozenset({*SERVICES, "console"})
 """Names of services: a node under one of them would answer its queries."""
+
+
+def heartbeat_s(nodes: int) -> float:
+    """Return how often one of so many nodes is to beat, in seconds; 0 where it may do as it likes.
+
+    They are the second way of noticing that a node is lost; that its connection ends, the server tells at once.
+    """
+    between = nodes / BEATS
+    return between if between > OFTEN_S else 0.0
 
 
 def node_problems(joined: NodeJoined) -> list[Problem]:

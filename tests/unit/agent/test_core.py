@@ -40,6 +40,7 @@ from unicron.contracts.events import (
     DeadLetter,
     FailureDetected,
     IterationFinished,
+    NodeAdmitted,
     NodeHeartbeat,
     NodeJoined,
     NodeLeaving,
@@ -288,6 +289,24 @@ def test_a_node_without_workers_joins_at_once_and_then_beats():
     for scene.now in (0.0, 0.1, 0.4, 0.5, 0.6, 1.1):
         beats += [(scene.now, each.incarnation) for each in scene.feed(Tick()) if isinstance(each, NodeHeartbeat)]
     assert beats == [(0.0, "b.1"), (0.5, "b.1"), (1.1, "b.1")]
+
+
+def test_a_node_beats_as_rarely_as_it_is_told_but_for_the_time_after_it_has_joined():
+    scene = AgentHarness()
+    told = NodeAdmitted(node="n1", incarnation="b.1", host="h", slots=[], heartbeat_s=8.0)
+    assert scene.read(msgspec.structs.replace(told, incarnation="a.9", heartbeat_s=99.0), "registry") == []
+    assert scene.read(told, "registry") == []
+
+    def beats(since, until):
+        found = []
+        for tenth in range(round(10 * since), round(10 * until)):
+            scene.now = tenth / 10
+            found += [scene.now for each in scene.feed(Tick()) if isinstance(each, NodeHeartbeat)]
+        return found
+
+    assert beats(0.0, 30.0) == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 10.5, 18.5, 26.5]
+    scene.feed(Reconnected())
+    assert beats(30.0, 41.0) == [30.0, 30.5, 31.0, 31.5, 32.0, 32.5, 40.5]
 
 
 def test_adopted_workers_say_where_they_are_before_the_node_joins():

@@ -3,8 +3,8 @@
 import pytest
 from helpers.detector import DetectorHarness, brief
 
-from unicron.contracts.base import BusReconnected, TimerFired
-from unicron.contracts.events import FailureDetected, NodeHeartbeat, NodeLeft, WorkerReady
+from unicron.contracts.base import BusReconnected, TelemetryDropped, TimerFired
+from unicron.contracts.events import FailureDetected, NodeAdmitted, NodeHeartbeat, NodeLeft, WorkerReady
 from unicron.contracts.failures import Severity
 
 
@@ -120,6 +120,24 @@ def test_a_silent_node_is_lost_without_any_advisory(scene):
     (failure,) = scene.wait(1.2)
     assert brief([failure]) == lost("n1")
     assert failure.reason == "no heartbeat for 3 s"
+
+
+def test_a_node_that_is_to_beat_rarely_may_be_silent_for_longer(scene):
+    scene.feed(NodeAdmitted(node="n1", incarnation="a", host="h", slots=[], heartbeat_s=2.0))
+    scene.silence("n1")
+    scene.silence("n2")
+    assert brief(scene.wait(5.9)) == lost("n2")
+    (failure,) = scene.wait(1.2)
+    assert brief([failure]) == lost("n1")
+    assert failure.reason == "no heartbeat for 6 s"
+
+
+def test_silence_while_telemetry_was_dropped_means_nothing(scene):
+    scene.silence("n1")
+    scene.wait(2.9)
+    scene.feed(TelemetryDropped())
+    assert scene.wait(2.9) == []
+    assert brief(scene.wait(1.2)) == lost("n1")
 
 
 def test_silence_while_the_detector_was_away_means_nothing(scene):

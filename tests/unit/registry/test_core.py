@@ -128,6 +128,14 @@ def test_nonsense_makes_an_alert_and_no_node(registry, fields, named):
     assert registry.state.nodes == {}
 
 
+def test_the_more_nodes_there_are_the_more_rarely_each_is_to_beat(registry):
+    told = [registry.handle(joined(f"node-{number}"))[0].heartbeat_s for number in range(16384)]
+    assert set(told[:1000]) == {0.0}, "as they like"
+    assert told[1000] == pytest.approx(0.5, abs=0.001)
+    assert told[-1] == pytest.approx(8.2, abs=0.01)
+    assert sum(1 / (between or 0.5) for between in told) < 8000, "a second, though who came first is not told again"
+
+
 def test_nobody_joins_in_the_name_of_another(registry):
     [alert] = registry.handle(msgspec.structs.replace(joined(), source="node-2"))
     assert "node-2" in alert.text
