@@ -9,11 +9,13 @@ from unicron.contracts.queries import (
     Curve,
     DrainNode,
     GetCurve,
+    GetLoad,
     GetPlan,
     GetStates,
     GetStatus,
     GetStraggler,
     InjectFault,
+    Load,
     PauseTask,
     PlanView,
     Query,
@@ -123,6 +125,13 @@ class Client:
     async def active(self, service: str) -> bool:
         """Return whether an instance of a control service holds its lease."""
         return await self.bus.bucket("lease").get(service) is not None
+
+    async def load(self, service: str) -> Load:
+        """Return whether a control service keeps up."""
+        found = (await self._ask(service, GetLoad())).load
+        if found is None:
+            raise InvalidInputError(f"{service} does not tell its load; it is of an older version")
+        return found
 
     async def _ask(self, owner: str, query: Query) -> Reply:
         data = await self.bus.ask(subjects.asked(owner, query), codec.encode(query), ANSWER_S)

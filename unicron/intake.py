@@ -59,12 +59,16 @@ class Intake:
         name: of the service.
         clock: what the time is.
         fresh_id: makes ids for what has none.
+
+    Attributes:
+        dropped: pieces of telemetry that were not looked at, since too much waited.
     """
 
     def __init__(self, name: str, clock: Clock, fresh_id: Callable[[], str]) -> None:
         self._name, self._clock, self._fresh_id = name, clock, fresh_id
         self._letters, self._alerts, self._telemetry = Floods(LETTERS), Floods(LETTERS), Floods(TELEMETRY)
-        self._dropped, self._has_dropped = Floods(NONE), False
+        self._unheard, self._told = Floods(NONE), 0
+        self.dropped = 0
 
     def read(self, subject: str, data: bytes, sequence: int = 0) -> Input:
         """Return what came in on `subject`: the message, or a dead letter where it can't be used."""
@@ -101,8 +105,8 @@ class Intake:
 
     def drop_telemetry(self) -> None:
         """Count a piece of telemetry that is not looked at, since too much waits."""
-        self._has_dropped = True
-        self._dropped.admit(self._name, self._clock.now())
+        self.dropped += 1
+        self._unheard.admit(self._name, self._clock.now())
 
     def admits_alert(self, cause: Message) -> bool:
         """Return whether to pass on one more alert about what its sender said."""
@@ -118,12 +122,12 @@ class Intake:
                 log.warning(error)
                 letter = DeadLetter(subject=f"{subjects.ROOT}.*.{sender}.>", error=error)
                 found.append(Input(self._own(), says=said_of(letter)))
-        for count in self._dropped.over(self._clock.now()).values():
+        for count in self._unheard.over(self._clock.now()).values():
             text = f"the {self._name} can't keep up: it has dropped {count:,} pieces of telemetry"
             log.warning(text)
             found.append(self.alert(text))
-        if self._has_dropped:
-            self._has_dropped = False
+        if self._told < self.dropped:
+            self._told = self.dropped
             found.append(Input(TelemetryDropped(id=self._fresh_id(), at=self._clock.now(), source=self._name)))
         return found
 

@@ -27,7 +27,7 @@ from unicron.clock import Clock
 from unicron.commit import Commit, Migration, Outgoing
 from unicron.contracts.base import BusReconnected, CancelTimer, Message, SetTimer, Started, TimerFired
 from unicron.contracts.events import Alert, DeadLetter
-from unicron.contracts.queries import Reply
+from unicron.contracts.queries import GetLoad, Load, Reply
 from unicron.core import Core
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
 from unicron.intake import Input, Intake
@@ -272,6 +272,9 @@ class Service:
             query = codec.decode_asked(data, orders=orders)
         except InvalidInputError as error:
             return codec.encode(Reply(error=str(error)))
+        if isinstance(query, GetLoad) and self._active:
+            load = Load(waiting=self._inputs.qsize(), position=self._sequence, dropped=self._intake.dropped)
+            return codec.encode(Reply(load=load))
         if not self._active or self._inputs.full():
             raise BusUnavailableError(f"{name} is busy; try again in a moment")
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()

@@ -218,10 +218,20 @@ async def _jetstream(client: Client) -> Check:
     return Check(name="JetStream", state="ok", found=f"the journal holds messages up to {tail}")
 
 
+async def _load(client: Client, name: str) -> str:
+    """Return how busy an active service is."""
+    try:
+        load = await client.load(name)
+    except UnicronError:  # it holds its lease, and is just going to serve
+        return "active"
+    dropped = f", {load.dropped:,} pieces of telemetry dropped" if load.dropped else ""
+    return f"active; {load.waiting:,} inputs wait{dropped}"
+
+
 async def _service(client: Client, name: str) -> Check:
     try:
         active = await client.active(name)
-        found = "active" if active else "no instance holds its lease"
+        found = await _load(client, name) if active else "no instance holds its lease"
     except UnicronError as error:
         active, found = False, str(error)
     cure = f"start it: python -m unicron_{name}; its log says why it ended"

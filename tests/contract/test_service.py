@@ -409,6 +409,7 @@ async def test_telemetry_that_is_dropped_is_counted_and_the_core_and_everybody_a
                 if len(alerts) > 1 and "has dropped" in "".join(alerts):
                     break
         heard = int((await ask(bus, queries.GetStatus())).text.split()[1])
+        assert (await ask(bus, queries.GetLoad())).load == queries.Load(waiting=0, position=0, dropped=900 - heard)
     assert alerts[0] == "TelemetryDropped", "the core knows at once, others when a while is over"
     (dropped,) = re.findall(r"the tally can't keep up: it has dropped (\d+) pieces of telemetry", "".join(alerts))
     assert heard + int(dropped) == 900

@@ -26,6 +26,10 @@ class GetStatus(Query, kw_only=True, frozen=True):
     """Ask the registry for everything it knows."""
 
 
+class GetLoad(Query, kw_only=True, frozen=True):
+    """Ask a control service whether it keeps up; it answers at once, however much waits for it."""
+
+
 class SubmitTask(Order, kw_only=True, frozen=True):
     """Launch a task. Submitting the same spec again changes nothing."""
 
@@ -321,12 +325,26 @@ class StragglerView(Record, kw_only=True, frozen=True):
     history: Annotated[list[StragglerWindow], Many] = []
 
 
+class Load(Record, kw_only=True, frozen=True):
+    """Answer to `GetLoad`.
+
+    Attributes:
+        waiting: inputs that it has read and not taken in.
+        position: of the last entry of the journal that it has taken in; those that do not concern it do not count.
+        dropped: pieces of telemetry that it has not looked at since it started, since too much waited.
+    """
+
+    waiting: Count
+    position: Count
+    dropped: Count
+
+
 class Reply(Record, kw_only=True, frozen=True):
     """Answer to any request.
 
     Attributes:
         error: empty on success, else what was wrong and the cure.
-        status, plan, curve, straggler, states: filled in for the queries that ask for them.
+        status, plan, curve, straggler, states, load: filled in for the queries that ask for them.
         text: a line for a person.
     """
 
@@ -337,3 +355,4 @@ class Reply(Record, kw_only=True, frozen=True):
     curve: Curve | None = None
     straggler: StragglerView | None = None
     states: Annotated[list[StateRef], Many] = []
+    load: Load | None = None
