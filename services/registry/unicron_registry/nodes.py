@@ -7,8 +7,9 @@ from unicron.services import SERVICES
 BEATS = 2000
 """Heartbeats a second that all nodes together are to send at most: the detector takes 30 us for each."""
 
-OFTEN_S = 0.5
-"""As often nodes beat while that is fewer."""
+OFTEN_S, RARELY_S = 0.5, 9.0
+"""As often nodes beat while that is fewer, and at least; who says nothing for ten seconds is not healthy (`SILENT_S`).
+"""
 
 RESERVED = frozenset({*SERVICES, "console"})
 """Names of services: a node under one of them would answer its queries."""
@@ -19,7 +20,7 @@ def heartbeat_s(nodes: int) -> float:
 
     They are the second way of noticing that a node is lost; that its connection ends, the server tells at once.
     """
-    between = nodes / BEATS
+    between = min(nodes / BEATS, RARELY_S)
     return between if between > OFTEN_S else 0.0
 
 

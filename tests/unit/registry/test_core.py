@@ -5,6 +5,7 @@ import msgspec
 import pytest
 from helpers.unwalked import Unwalked
 from unicron_registry.core import NO_PLAN_YET, RegistryCore
+from unicron_registry.nodes import heartbeat_s
 from unicron_registry.state import RegistryState
 
 from unicron.contracts.events import (
@@ -31,6 +32,7 @@ from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.queries import DrainNode, GetPlan, GetStatus, RemoveTask, SaverView, SubmitTask
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import Member, NodeState, ParallelLayout, Slot, SlotRef, TaskSpec, TaskState, WorkerStatus
+from unicron.health import SILENT_S
 
 SLOTS = [Slot(index=0), Slot(index=1)]
 SPEC = TaskSpec(
@@ -133,6 +135,7 @@ def test_the_more_nodes_there_are_the_more_rarely_each_is_to_beat(registry):
     assert set(told[:1000]) == {0.0}, "as they like"
     assert told[1000] == pytest.approx(0.5, abs=0.001)
     assert told[-1] == pytest.approx(8.2, abs=0.01)
+    assert heartbeat_s(10**6) < SILENT_S
     assert sum(1 / (between or 0.5) for between in told) < 8000, "a second, though who came first is not told again"
 
 

@@ -1,0 +1,344 @@
+"""The simulated nodes of `benchmarks.load`, in a process of their own: what thousands of agents send and ask."""
+
+import asyncio
+import heapq
+import itertools
+import json
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+from unicron_agent.core import FRESH
+
+from unicron import codec, proofs, subjects
+from unicron.aio import insist
+from unicron.bus import nats, topology
+from unicron.bus.journal import REST_S
+from unicron.bus.nats import NatsBus
+from unicron.contracts.base import Message
+from unicron.contracts.commands import Regroup, StartWorker, StopWorker
+from unicron.contracts.events import (
+    IterationFinished,
+    NodeAdmitted,
+    NodeHeartbeat,
+    NodeJoined,
+    Regrouped,
+    StateSecured,
+    WorkerExited,
+    WorkerReady,
+)
+from unicron.contracts.tasks import Slot
+from unicron.settings import Settings
+
+CONNECTIONS = 12
+TICK_S = 0.05
+BEAT_S = 0.5
+"""As an agent does that was told nothing else."""
+
+START_S = 300.0
+"""Within which nodes must be admitted, and tasks compute."""
+
+IN_FLIGHT = 500
+"""Facts that may wait for their acknowledgement; then no more are sent, and the rate shows it."""
+
+DEBT_S = 1.0
+"""How much is made up for where the machine was too busy to send."""
+
+JOINING = 32
+"""Nodes that join at once."""
+
+STALE_SID = 10_000_000
+"""Of the first subscription that only weighs on the server: what comes for it is for nobody here."""
+
+
+class Rates(NamedTuple):
+    """What to send in a second."""
+
+    facts: float
+
+
+@dataclass
+class Count:
+    """What was sent and acknowledged since the start, and the seconds that each fact took since the last count."""
+
+    sent: Counter[str]
+    took: list[float] = field(default_factory=list)
+
+
+class Fleet:
+    """What the benchmark has of the generator.
+
+    Args:
+        pipe: to it.
+        nodes: that it is to have in the end.
+    """
+
+    def __init__(self, pipe: "Connection[Any, Any]", nodes: int) -> None:
+        self._pipe, self.nodes = pipe, nodes
+
+    @staticmethod
+    def serve(pipe: "Connection[Any, Any]", settings: Settings) -> None:
+        """Be the generator, until it is ended."""
+        logging.disable(logging.CRITICAL)  # that the bus is slow the figures say
+        asyncio.run(Generator(settings).serve(pipe))
+
+    async def _ask(self, what: str, *arguments: Any) -> Any:
+        self._pipe.send((what, *arguments))
+        found = await asyncio.to_thread(self._pipe.recv)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def join(self, nodes: int) -> None:
+        """Have nodes join until there are so many, and wait until all are admitted."""
+        await self._ask("join", nodes)
+
+    async def until_computing(self, workers: int) -> None:
+        """Wait until so many workers of simulated tasks have regrouped."""
+        await self._ask("until_computing", workers)
+
+    async def go(self, rates: Rates) -> None:
+        """Send so much from now on."""
+        await self._ask("go", rates)
+
+    async def count(self) -> Count:
+        """Return what was sent."""
+        found: Count = await self._ask("count")
+        return found
+
+
+@dataclass
+class Node:
+    """A simulated node, and how often it beats."""
+
+    name: str
+    beats: int = 0
+    every_s: float = BEAT_S
+
+
+class Generator:
+    """Speaks for all simulated nodes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._buses: list[NatsBus] = []
+        self._nodes: list[Node] = []
+        self._named: dict[str, Node] = {}
+        self._due: list[tuple[float, int]] = []
+        self._admitted: set[str] = set()
+        self._workers: dict[str, Regrouped] = {}
+        self._orders: asyncio.Queue[Message] = asyncio.Queue()
+        self._rates = Rates(facts=0.0)
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self._counted = Count(Counter({"facts": 0, "beats": 0, "gets": 0, "gets_answered": 0}))
+        self._ids = self._end = 0
+
+    async def serve(self, pipe: "Connection[Any, Any]") -> None:
+        """Do what is asked, until the process is ended."""
+        self._buses = [await nats.connect(self._settings, f"fleet-{number}") for number in range(CONNECTIONS)]
+        self._inboxes = [bus.client.new_inbox() for bus in self._buses]
+        for bus, inbox in zip(self._buses, self._inboxes, strict=True):
+            await bus.client.subscribe(inbox, cb=self._answered)
+        position = await self._buses[0].tail()
+        jobs = [self._follow(position), self._obey(), self._each_tick(), self._iterate()]
+        running = asyncio.gather(*jobs)
+        while not running.done():
+            what, *arguments = await asyncio.to_thread(pipe.recv)
+            try:
+                found = await getattr(self, what)(*arguments)
+            except Exception as error:  # noqa: BLE001 - it is the other side's to tell
+                found = error
+            pipe.send(found)
+        running.result()
+
+    def _bus(self, number: int) -> NatsBus:
+        return self._buses[number % CONNECTIONS]
+
+    async def _say(self, fact: Message, node: str) -> int:
+        """Put a fact of a node's agent into the journal."""
+        self._ids += 1
+        fact = replace(fact, id=f"fleet-{self._ids}", at=time.time(), source=node, correlation=f"fleet-{self._ids}")
+        bus = self._bus(int(node.rpartition("-")[2]))
+        return await insist(lambda: bus.append(subjects.of(fact), codec.encode(fact), fact.id), "saying a fact")
+
+    # --- what is asked -----------------------------------------------------------------------------------------------
+
+    async def join(self, nodes: int) -> None:
+        """Have nodes join."""
+        missing = list(range(len(self._nodes), nodes))
+        self._nodes += [Node(f"sim-{number}") for number in missing]
+        self._named = {node.name: node for node in self._nodes}
+
+        async def some() -> None:
+            while missing:
+                await self._join(missing.pop())
+
+        await asyncio.gather(*(some() for _ in range(JOINING)))
+        async with asyncio.timeout(START_S):
+            while len(self._admitted) < nodes:
+                await asyncio.sleep(0.05)
+
+    async def _join(self, number: int) -> None:
+        node, bus = self._nodes[number], self._bus(number)
+        for at, each in enumerate(subjects.read_by(node.name)):
+            sid = STALE_SID + 10 * number + at
+            await bus.client._send_command(f"SUB {subjects.stored(each)} {sid}\r\n".encode())  # noqa: SLF001
+        joined = NodeJoined(
+            node=node.name,
+            incarnation=f"{proofs.boot(node.name)}.1",
+            host="127.0.0.1",
+            slots=[Slot(index=0, kind="cpu")],
+            rendezvous="127.0.0.1:9",
+            state_server="127.0.0.1:9",
+        )
+        await self._say(joined, node.name)
+        heapq.heappush(self._due, (time.monotonic(), number))
+
+    async def until_computing(self, workers: int) -> None:
+        """Wait until so many simulated workers have regrouped."""
+        async with asyncio.timeout(START_S):
+            while len(self._workers) < workers:
+                await asyncio.sleep(0.05)
+
+    async def go(self, rates: Rates) -> None:
+        """Send so much from now on."""
+        self._rates, self._end = rates, await self._buses[0].tail()
+
+    async def count(self) -> Count:
+        """Return what was sent, and how long the latest facts took."""
+        found = Count(Counter(self._counted.sent), self._counted.took)
+        self._counted.took = []
+        return found
+
+    # --- what agents do ----------------------------------------------------------------------------------------------
+
+    async def _follow(self, position: int) -> None:
+        """Read what concerns the nodes."""
+        filters = [f"{subjects.ROOT}.cmd.*.{kind.__name__}.>" for kind in (StartWorker, StopWorker, Regroup)]
+        async for entry in self._buses[0].follow([*filters, *subjects.events(NodeAdmitted)], position):
+            message = codec.decode_message(entry.data)
+            if isinstance(message, NodeAdmitted) and message.node in self._named:
+                self._admitted.add(message.node)
+                self._named[message.node].every_s = max(BEAT_S, message.heartbeat_s)
+            elif getattr(message, "node", "") in self._named:
+                self._orders.put_nowait(message)
+
+    async def _obey(self) -> None:
+        while True:
+            order = await self._orders.get()
+            for answer in self._answers(order):
+                await self._say(answer, answer.node)  # type: ignore[attr-defined]
+
+    def _answers(self, order: Any) -> list[Message]:
+        place: dict[str, Any] = {"node": order.node, "task": order.task}
+        match order:
+            case StartWorker(slot=slot, worker=worker):
+                return [WorkerReady(**place, slot=slot, worker=worker, pid=1)]
+            case StopWorker(slot=slot, worker=worker):
+                self._workers.pop(worker, None)
+                return [WorkerExited(**place, slot=slot, worker=worker, signal=9, expected=True)]
+            case Regroup(members=members, ranks=ranks, epoch=epoch, world_size=size):
+                found = [
+                    Regrouped(
+                        **place,
+                        slot=member.slot,
+                        worker=member.worker,
+                        epoch=epoch,
+                        rank=rank,
+                        world_size=size,
+                        iteration=epoch + 1,
+                    )
+                    for member, rank in zip(members, ranks, strict=True)
+                ]
+                self._workers |= {fact.worker: fact for fact in found}
+                return list(found)
+        return []
+
+    async def _each_tick(self) -> None:
+        """Beat, look and tell facts, as many as are due."""
+        looked = told = time.monotonic()  # up to when all is done
+        looks, facts = itertools.count(), itertools.count()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            await self._beat(now)
+            looked, told = max(looked, now - DEBT_S), max(told, now - DEBT_S)
+            while looked < now:
+                looked += REST_S / max(1, len(self._nodes))
+                await self._look(next(looks))
+            workers = list(self._workers.values()) if self._rates.facts else []
+            told = told if workers else now
+            while told < now and len(self._in_flight) < IN_FLIGHT:
+                told += 1 / self._rates.facts
+                number = next(facts)
+                self._begin(self._secure(workers[number % len(workers)], number // len(workers)))
+
+    def _begin(self, job: Any) -> None:
+        task = asyncio.ensure_future(job)
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
+
+    async def _beat(self, now: float) -> None:
+        while self._due and self._due[0][0] <= now:
+            at, number = heapq.heappop(self._due)
+            node = self._nodes[number]
+            node.beats += 1
+            heapq.heappush(self._due, (at + (node.every_s if node.beats >= FRESH else BEAT_S), number))
+            beat = NodeHeartbeat(node=node.name, incarnation=f"{proofs.boot(node.name)}.1")
+            await self._tell(beat, number)
+            self._counted.sent["beats"] += 1
+
+    async def _tell(self, telemetry: Any, number: int) -> None:
+        self._ids += 1
+        said = replace(telemetry, id=f"fleet-{self._ids}", at=time.time(), source=telemetry.node)
+        await self._bus(number).client.publish(subjects.of(said), codec.encode(said))
+
+    async def _look(self, number: int) -> None:
+        """Ask for what follows in the journal, of each thing that an agent reads."""
+        if not self._nodes:
+            return
+        number %= len(self._nodes)
+        node, bus, inbox = self._nodes[number], self._bus(number), self._inboxes[number % CONNECTIONS]
+        for pattern in subjects.read_by(node.name):
+            request = {"seq": self._end + 1, "next_by_subj": pattern, "batch": 1, "max_bytes": 4 * 1024**2}
+            await bus.client.publish(f"$JS.API.DIRECT.GET.{topology.STREAM}", json.dumps(request).encode(), reply=inbox)
+            self._counted.sent["gets"] += 1
+
+    async def _answered(self, _: Any) -> None:
+        self._counted.sent["gets_answered"] += 1
+
+    async def _secure(self, worker: Regrouped, iteration: int) -> None:
+        began = time.monotonic()
+        fact = StateSecured(
+            node=worker.node,
+            slot=worker.slot,
+            task=worker.task,
+            worker=worker.worker,
+            iteration=iteration,
+            nodes=["sim-1"],
+        )
+        await self._say(fact, worker.node)
+        self._counted.took.append(time.monotonic() - began)
+        self._counted.sent["facts"] += 1
+
+    async def _iterate(self) -> None:
+        """Tell, of each task, that an iteration is done, once a second."""
+        for iteration in range(10**9):
+            for worker in [each for each in self._workers.values() if each.rank == 0]:
+                done = IterationFinished(
+                    node=worker.node,
+                    slot=worker.slot,
+                    task=worker.task,
+                    worker=worker.worker,
+                    epoch=worker.epoch,
+                    iteration=worker.iteration + iteration,
+                    world_size=worker.world_size,
+                    seconds=1.0,
+                    loss=1.0,
+                )
+                await self._tell(done, int(worker.node.rpartition("-")[2]))
+            await asyncio.sleep(1.0)
