@@ -7,7 +7,7 @@ gets, and a copy of each new message's headers (the stream's republishing) only 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from heapq import heapify, heappop, heapreplace
 from typing import Any
@@ -42,6 +42,8 @@ DIGITS = 19
 """A sequence has fewer: on an open bus anybody may tell us of one."""
 
 _GET = f"$JS.API.DIRECT.GET.{topology.STREAM}"
+
+_NO_ENTRY = "something else than an entry came for us; reading again"
 
 Call = Callable[..., Coroutine[Any, Any, Any]]
 """Awaits a request to the server, told what it is for and on which subjects, and raises one of our errors."""
@@ -123,10 +125,13 @@ class Reader:
                 untold, wait = True, max(CHECK_S, min(2 * wait, REST_S))
 
     async def _any(self) -> bool:
-        """Whether the journal holds more for us; any server knows, while its end is known to the one that leads."""
+        """Whether the journal holds more for us.
+
+        For what comes next a server goes through all that came since our position, which is milliseconds where nothing
+        was for us for long. What is the last for us it finds at once; and its end, only the one that leads knows.
+        """
         for pattern, after in self._positions.items():
-            entries, _ = await self._call(self._batch(pattern, after, most=1), "reading the journal", _GET)
-            if entries:
+            if await self._call(self._last(pattern), "reading the journal", _GET) > after:
                 return True
         return False
 
@@ -182,21 +187,26 @@ class Reader:
                     return
                 await asyncio.sleep(LAG_POLL_S)
 
-    async def _batch(self, pattern: str, after: int, most: int = BATCH) -> tuple[list[Entry], bool]:
+    async def _last(self, pattern: str) -> int:
+        """Return the sequence of the last entry that matches, 0 where none does."""
+        async with contextlib.aclosing(self._answers({"last_by_subj": pattern})) as answers:
+            async for _, headers in answers:
+                if headers.get("Status") == "404":
+                    return 0
+                sequence = headers.get("Nats-Sequence", "")
+                if sequence.isascii() and sequence.isdigit() and len(sequence) < DIGITS:
+                    return int(sequence)
+                break
+        raise BusUnavailableError(_NO_ENTRY)
+
+    async def _batch(self, pattern: str, after: int) -> tuple[list[Entry], bool]:
         """Return some entries that match, and whether there may be more of them."""
-        self._asked += 1
-        reply = f"{self._inbox}.{self._asked}"
-        request = {"seq": after + 1, "next_by_subj": pattern, "batch": most, "max_bytes": BATCH_BYTES}
-        await self._nc.publish(_GET, json.dumps(request).encode(), reply=reply)
+        request = {"seq": after + 1, "next_by_subj": pattern, "batch": BATCH, "max_bytes": BATCH_BYTES}
         entries: list[Entry] = []
         pending = "0"
-        async with asyncio.timeout(2 * CHECK_S):
-            while True:
-                message = await self._replies.get()
-                headers = message.headers or {}
+        async with contextlib.aclosing(self._answers(request)) as answers:
+            async for message, headers in answers:
                 match headers.get("Status"):
-                    case _ if message.subject != reply:
-                        continue  # of a get that was given up
                     case None:
                         entry, before, pending = _entry(message, headers)
                         if entries and before != entries[-1].sequence:
@@ -208,8 +218,24 @@ class Reader:
                         if entries and headers.get("Nats-Last-Sequence") != str(entries[-1].sequence):
                             raise BusUnavailableError("the last entry was lost on its way; reading it again")
                         return entries, pending != "0"
-                    case "404":
-                        return entries, False
+                    case _:
+                        break
+        return entries, False
+
+    async def _answers(self, request: Mapping[str, object]) -> AsyncGenerator[tuple[Msg, dict[str, str]], None]:
+        """Ask a server for entries; yield what comes, with its headers, to the end that these name."""
+        self._asked += 1
+        reply = f"{self._inbox}.{self._asked}"
+        await self._nc.publish(_GET, json.dumps(request).encode(), reply=reply)
+        async with asyncio.timeout(2 * CHECK_S):
+            while True:
+                message = await self._replies.get()
+                if message.subject != reply:
+                    continue  # of a get that was given up
+                headers = message.headers or {}
+                match headers.get("Status"):
+                    case None | "204" | "404":
+                        yield message, headers
                     case "503":
                         raise nats.errors.NoRespondersError
                     case status:
@@ -238,4 +264,4 @@ def _entry(message: Msg, headers: dict[str, str]) -> tuple[Entry, int, str]:
         entry = Entry(int(headers["Nats-Sequence"]), headers["Nats-Subject"], message.data)
         return entry, int(headers.get("Nats-Last-Sequence", 0)), headers["Nats-Num-Pending"]
     except (KeyError, ValueError) as error:
-        raise BusUnavailableError("something else than an entry came for us; reading again") from error
+        raise BusUnavailableError(_NO_ENTRY) from error
