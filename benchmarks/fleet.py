@@ -232,8 +232,11 @@ class Generator:
     async def _obey(self) -> None:
         while True:
             order = await self._orders.get()
-            for answer in self._answers(order):
-                await self._say(answer, answer.node)  # type: ignore[attr-defined]
+            self._begin(self._carry_out(order))
+
+    async def _carry_out(self, order: Message) -> None:
+        for answer in self._answers(order):
+            await self._say(answer, answer.node)  # type: ignore[attr-defined]
 
     def _answers(self, order: Any) -> list[Message]:
         place: dict[str, Any] = {"node": order.node, "task": order.task}

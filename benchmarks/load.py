@@ -64,8 +64,8 @@ from unicron.services import SERVICES
 FLEET = "fleet"
 """Whose key the generator has."""
 
-TASKS, WORKERS = 8, 512
-"""Simulated tasks, and their workers in all."""
+TASKS, WORKERS = 32, 512
+"""Simulated tasks, and their workers in all. What a fact costs the transition service grows with its task's workers."""
 
 REAL = 3
 STRIKE_S = 10.0

@@ -42,6 +42,9 @@ COMMIT_EVERY = 1000
 BATCH = 500
 """Inputs that one commit takes in at most."""
 
+TURN_S = 0.1
+"""Seconds after which what is left of them waits for its next turn: a lease is to be renewed, and a ping answered."""
+
 WAITING = 5000
 """Inputs that may wait; then the journal is read no further, telemetry is dropped and queries are refused."""
 
@@ -120,6 +123,7 @@ class Service:
         self._ledger = Ledger(bus.bucket("state"), wiring.name, instance, sizes)
         self._lease = Lease(bus.bucket("lease"), wiring.name, f"{os.getpid()}-{instance}", lease_ttl_s)
         self._inputs: asyncio.Queue[Input] = asyncio.Queue(WAITING)
+        self._left: list[Input] = []
         self._asked: set[asyncio.Future[Reply]] = set()
         self._active = False
         self._intake = Intake(wiring.name, clock, fresh_id)
@@ -150,7 +154,7 @@ class Service:
         self._committed_at = self._clock.now()
         self._uncommitted: list[Input] = []
         await self._publish(self._committed.outbox)
-        self._inputs = asyncio.Queue(WAITING)
+        self._inputs, self._left = asyncio.Queue(WAITING), []
         if trouble:
             log.error(trouble)
             self._inputs.put_nowait(self._intake.alert(trouble))
@@ -288,7 +292,7 @@ class Service:
 
     async def _loop(self) -> None:
         while True:
-            batch = await self._next_batch()
+            batch = self._left or await self._next_batch()
             await unhurried(self._take_in(batch))
 
     async def _next_batch(self) -> list[Input]:
@@ -309,11 +313,12 @@ class Service:
         return batch + self._intake.held_back()
 
     async def _take_in(self, batch: list[Input]) -> None:
-        """Apply `batch`, commit when that led to anything, then publish and answer.
+        """Apply `batch`, or what of it there is time for, commit when that led to anything, then publish and answer.
 
         Facts, and timers that were set for them, need no commit for themselves: who starts again reads them again.
         """
         outbox = self._apply_all(batch)
+        batch = batch[: len(batch) - len(self._left)]
         self._uncommitted += [item for item in batch if item.sequence or item.timer or item.query]
         started = any(isinstance(item.message, Started) for item in batch)
         tidy = self._committed.outbox and self._clock.now() - self._committed_at >= TIDY_S
@@ -324,17 +329,24 @@ class Service:
                 item.reply.set_result(item.answer)
 
     def _apply_all(self, batch: list[Input]) -> list[Outgoing]:
-        """Hand `batch` to the core; where it raises, go back to the last commit and leave that one input out."""
-        items = batch
+        """Hand `batch` to the core while its turn lasts; where it raises, go back to the last commit without that one."""
+        items, over = batch, self._clock.now() + TURN_S
         while True:
+            outbox, self._left = list[Outgoing](), []
             try:
-                return [outgoing for item in items for outgoing in self._apply(item)]
+                for number, item in enumerate(items, 1):
+                    outbox += self._apply(item)
+                    if self._clock.now() > over and number > len(items) - len(batch):  # what came before comes first
+                        self._left = items[number:]
+                        break
             except _CoreError as trouble:
                 error = trouble.__cause__
                 log.error("%s can't handle %s", self._wiring.name, trouble.item, exc_info=error)  # noqa: TRY400
                 self._restore()
                 self._set_aside(trouble.item, repr(error))
                 items = [*self._uncommitted, *batch]
+            else:
+                return outbox
 
     def _set_aside(self, item: Input, error: str) -> None:
         unused = item.query or item.message

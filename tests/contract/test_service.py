@@ -394,6 +394,16 @@ async def test_corrupt_telemetry_becomes_a_dead_letter_and_good_telemetry_counts
     assert letter.subject == "unicron.v1.tel.n1.NodeHeartbeat.n1"
 
 
+async def test_a_service_with_much_to_do_keeps_its_lease(world, caplog):
+    bus = await world.connect()
+    count = round(30 * LEASE_TTL_S)
+    for number in range(count):
+        await feed(bus, exited("slow"), number)
+    async with running(service(await world.connect())):
+        assert attempts(await outcomes(bus, count)) == list(range(1, count + 1))
+    assert "steps down" not in caplog.text
+
+
 async def test_telemetry_that_is_dropped_is_counted_and_the_core_and_everybody_are_told(world, monkeypatch):
     monkeypatch.setattr("unicron.service.WAITING", 5)
     monkeypatch.setattr("unicron.intake.NONE", NONE._replace(period_s=0.5))
