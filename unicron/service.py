@@ -329,7 +329,7 @@ class Service:
                 item.reply.set_result(item.answer)
 
     def _apply_all(self, batch: list[Input]) -> list[Outgoing]:
-        """Hand `batch` to the core while its turn lasts; where it raises, go back to the last commit without that one."""
+        """Hand `batch` to the core while its turn lasts; where it raises, go back to the last commit without that."""
         items, over = batch, self._clock.now() + TURN_S
         while True:
             outbox, self._left = list[Outgoing](), []
