@@ -270,8 +270,7 @@ class Generator:
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
-            with contextlib.suppress(nats_errors.Error):  # a connection broke; what it would have told is lost
-                await self._beat(now)
+            await self._beat(now)
             looked, told = max(looked, now - DEBT_S), max(told, now - DEBT_S)
             while looked < now:
                 looked += REST_S / max(1, len(self._nodes))
@@ -302,7 +301,8 @@ class Generator:
     async def _tell(self, telemetry: Any, number: int) -> None:
         self._ids += 1
         said = replace(telemetry, id=f"fleet-{self._ids}", at=time.time(), source=telemetry.node)
-        await self._bus(number).client.publish(subjects.of(said), codec.encode(said))
+        with contextlib.suppress(nats_errors.Error):  # its connection broke: what it would have told is lost
+            await self._bus(number).client.publish(subjects.of(said), codec.encode(said))
 
     async def _look(self, number: int) -> None:
         """Ask where in the journal the last is of each thing that an agent reads."""
@@ -347,6 +347,5 @@ class Generator:
                     seconds=1.0,
                     loss=1.0,
                 )
-                with contextlib.suppress(nats_errors.Error):
-                    await self._tell(done, int(worker.node.rpartition("-")[2]))
+                await self._tell(done, int(worker.node.rpartition("-")[2]))
             await asyncio.sleep(1.0)
