@@ -6,6 +6,7 @@ from unicron_detector.core import DetectorCore
 from unicron_detector.state import Limits, State
 
 from unicron.contracts.base import CancelTimer, ConnectionLost, Message, SetTimer, Started, TimerFired
+from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import (
     AttemptFailed,
     CollectiveFailed,
@@ -13,11 +14,12 @@ from unicron.contracts.events import (
     NodeHeartbeat,
     Regrouped,
     StateDiverged,
+    TaskSubmitted,
     WorkerExited,
     WorkerRaised,
     WorkerStalled,
 )
-from unicron.contracts.tasks import Breakage, WorkerStatus
+from unicron.contracts.tasks import Breakage, TaskSpec, WorkerStatus
 
 RULES = rules.load()
 
@@ -82,11 +84,23 @@ class DetectorHarness:
     def run(self, task="gpt", epoch=0, **places):
         """Put workers (name=node) into a membership of the task."""
         out = []
+        if task not in self.detector.state.tasks:
+            out += self.submit(task)
         for rank, (worker, node) in enumerate(places.items()):
-            self.places[worker] = {"node": node, "slot": 0, "task": task, "worker": worker}
+            out += self.start(worker, node, task)
             joined = Regrouped(**self.places[worker], epoch=epoch, rank=rank, world_size=len(places), iteration=0)
             out += self.feed(joined)
         return out
+
+    def submit(self, task="gpt"):
+        return self.feed(TaskSubmitted(task=task, spec=TaskSpec(name=task, command=["x"])))
+
+    def start(self, worker, node, task="gpt", slot=0):
+        """Order a worker, once."""
+        self.places[worker] = {"node": node, "slot": slot, "task": task, "worker": worker}
+        if worker in self.detector.state.workers:
+            return []
+        return self.feed(StartWorker(**self.places[worker], spec=TaskSpec(name=task, command=["x"])))
 
     def silence(self, node):
         """Kill the machine: no more heartbeats."""

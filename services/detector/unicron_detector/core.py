@@ -15,7 +15,7 @@ from unicron.contracts.base import (
     TelemetryDropped,
     TimerFired,
 )
-from unicron.contracts.commands import Regroup
+from unicron.contracts.commands import Regroup, StartWorker
 from unicron.contracts.events import (
     Alert,
     AttemptFailed,
@@ -30,6 +30,7 @@ from unicron.contracts.events import (
     TaskStateChanged,
     TaskSubmitted,
     WorkerExited,
+    WorkerFact,
     WorkerFinished,
     WorkerRaised,
     WorkerReady,
@@ -85,12 +86,21 @@ class DetectorCore(Core):
             WorkerStalled: self._stalled,
             CollectiveFailed: self._memberships.broke,
             StateDiverged: self._memberships.diverged,
+            StartWorker: self._processes.ordered,
             Regroup: self._memberships.ordered,
             Regrouped: self._memberships.regrouped,
             TaskStateChanged: self._memberships.changed,
             TaskSubmitted: self._memberships.submitted,
             AttemptFailed: self._attempt_failed,
         }
+
+    def handle(self, message: Message) -> list[Message]:
+        """Take one message in; return what follows from it. All has been said of a worker that is not known."""
+        if isinstance(message, WorkerFact):
+            if not self._reporter.concerns(message):
+                return []
+            self._reporter.worker(message.worker, message.task, message.node, message.slot)
+        return super().handle(message)
 
     # --- time --------------------------------------------------------------------------------------------------------
 

@@ -1,11 +1,13 @@
 """What can't be true of workers and memberships. Pure functions on `state`.
 
-A worker may be heard of here for the first time when it ends, so only what is known of it is held against a fact.
+A worker is ordered before anybody can hear of it, and a membership before anybody can be in it: what was never ordered
+never was, whoever tells of it.
 """
 
 from unicron.contracts.base import Message
 from unicron.contracts.events import WorkerFact
 from unicron.core import too_far
+from unicron_detector.processes import number_of
 from unicron_detector.state import State, Task, Worker
 
 
@@ -23,17 +25,21 @@ def doubt(state: State, message: Message) -> str | None:
     worker = state.workers.get(message.worker)
     if worker is not None and worker.gone_at is not None:
         return None  # an earlier task may have had its name
-    return _of_worker(worker, message) or _of_membership(task, message)
+    return _of_worker(task, worker, message) or _of_membership(task, message)
 
 
-def _of_worker(worker: Worker | None, fact: WorkerFact) -> str | None:
-    if worker is None:
-        task, _, number = fact.worker.rpartition("-")
-        named = number.isdecimal() and task == fact.task
-        return None if named else f"{fact.worker} never was: workers of {fact.task} are called {fact.task}-NUMBER"
-    if (fact.task, fact.node, fact.slot) != (worker.task, worker.node, worker.slot):
-        return f"{fact.worker} is a worker of {worker.task} on {worker.node}:{worker.slot}, not of {fact.task} there"
-    return None
+def _of_worker(task: Task | None, worker: Worker | None, fact: WorkerFact) -> str | None:
+    if worker is not None:
+        there = (fact.task, fact.node, fact.slot) == (worker.task, worker.node, worker.slot)
+        at = f"{worker.task} on {worker.node}:{worker.slot}"
+        return None if there else f"{fact.worker} is a worker of {at}, not of {fact.task} there"
+    number = number_of(fact.worker, fact.task)
+    if number < 0:
+        return f"{fact.worker} never was: workers of {fact.task} are called {fact.task}-NUMBER"
+    if task is not None and task.started is not None and number > task.started:
+        last = f"the last is {fact.task}-{task.started}" if task.started >= 0 else "it has none yet"
+        return f"{fact.worker} was never ordered: {last}"
+    return None  # it may have been forgotten, for it ended long ago
 
 
 def _of_membership(task: Task | None, fact: WorkerFact) -> str | None:

@@ -35,7 +35,9 @@ class Memberships:
         self._known(self._reporter.task(order.task), order.epoch)
         for member in order.members:
             worker = self._state.workers.get(member.worker)
-            if worker and worker.gone_at is None:
+            if worker is None:  # its node was away for so long that it was forgotten
+                worker = self._reporter.watch(member.worker, order.task, order.node, member.slot)
+            if worker.gone_at is None:
                 worker.ordered = max(worker.ordered, order.epoch)
         return []
 
@@ -52,7 +54,7 @@ class Memberships:
 
     def submitted(self, submitted: TaskSubmitted) -> list[Message]:
         """Begin afresh with a task, whose name may have been another's. Facts of its workers come later than this."""
-        self._state.tasks[submitted.task] = Task(ordered=-1)
+        self._state.tasks[submitted.task] = Task(ordered=-1, started=-1)
         return []
 
     def changed(self, changed: TaskStateChanged) -> list[Message]:
@@ -61,7 +63,7 @@ class Memberships:
         if not changed.state.ended:
             self._known(task, changed.epoch)
             return [] if task.closed else self._advance(task, changed.epoch)
-        self._state.tasks[changed.task] = Task(ended_at=self._state.now)
+        self._state.tasks[changed.task] = Task(ended_at=self._state.now, started=task.started)
         self._reporter.drop_workers(changed.task)
         return self._reporter.drop_pending(task)
 

@@ -2,6 +2,7 @@
 
 from unicron.contracts.base import CancelTimer, ConnectionLost, Message
 from unicron.contracts.events import NodeAdmitted, NodeGone, NodeHeartbeat, NodeLeft
+from unicron.contracts.tasks import WorkerStatus
 from unicron_detector.memberships import Memberships, lost_connection
 from unicron_detector.processes import Processes
 from unicron_detector.report import Reporter
@@ -40,11 +41,22 @@ class Nodes:
             out += self._processes.missing(name, {status.worker for status in joined.workers}) if known else []
         self._state.nodes[name].heartbeat_s = joined.heartbeat_s
         for status in joined.workers:
-            worker = self._state.workers.get(status.worker)
-            if worker and known is None and not worker.failed:
-                self._books.remove(status.worker)  # it outlived the loss of its node and is watched again
-            self._reporter.worker(status.worker, status.task, name, status.slot)
+            self._adopt(name, status, anew=known is None)
+        if known is None or known.incarnation != joined.incarnation:
+            self._state.starting.pop(name, None)  # what was ordered of it before has no effect any more
         return out
+
+    def _adopt(self, node: str, status: WorkerStatus, *, anew: bool) -> None:
+        """Watch a worker that its node names, where it was ordered; one that outlived the loss of its node, again.
+
+        A node may name any worker. Of one that was forgotten meanwhile it is heard when somebody counts on it.
+        """
+        worker, place = self._state.workers.get(status.worker), (status.task, node, status.slot)
+        if worker is None:
+            if self._state.may_be(status.worker, *place):
+                self._reporter.worker(status.worker, *place)
+        elif anew and not worker.failed and (worker.task, worker.node, worker.slot) == place:
+            self._reporter.watch(status.worker, *place)
 
     def left(self, left: NodeLeft) -> list[Message]:
         """Forget a node that said goodbye."""

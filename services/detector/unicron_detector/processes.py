@@ -5,6 +5,7 @@ import signal
 from hashlib import blake2b
 
 from unicron.contracts.base import Message
+from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import (
     Alert,
     FailureDetected,
@@ -17,7 +18,7 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron_detector.report import Reporter
 from unicron_detector.rules import Rules
-from unicron_detector.state import Worker
+from unicron_detector.state import Starting, Worker
 
 SIGNATURES = 64
 """Possible user's errors that are remembered per task."""
@@ -36,9 +37,18 @@ class Processes:
         self._state = reporter.state
         self._rules = rules
 
-    def ready(self, ready: WorkerReady) -> list[Message]:
-        """Take a process in."""
-        self._reporter.worker(ready.worker, ready.task, ready.node, ready.slot)
+    def ordered(self, order: StartWorker) -> list[Message]:
+        """Expect a process: nobody else's word makes one. An order for the node before it joined anew has no effect."""
+        task, node = self._reporter.task(order.task), self._state.nodes.get(order.node)
+        if task.started is not None:
+            task.started = max(task.started, number_of(order.worker, order.task))
+        if node is None or order.incarnation in {"", node.incarnation}:
+            starting = Starting(worker=order.worker, task=order.task)
+            self._state.starting.setdefault(order.node, {})[order.slot] = starting
+        return []
+
+    def ready(self, _: WorkerReady) -> list[Message]:
+        """There is nothing to say of a process that is ready; it is watched from now on."""
         return []
 
     def finished(self, finished: WorkerFinished) -> list[Message]:
@@ -149,6 +159,12 @@ class Processes:
                 reason=f"{how_it_stalled(stalled)}, and it {answers}",
             )
         )
+
+
+def number_of(worker: str, task: str) -> int:
+    """Return the number that a worker of a task has in its name; -1 where it is no name of one."""
+    named, _, number = worker.rpartition("-")
+    return int(number) if named == task and number.isdecimal() else -1
 
 
 def own_fault(exited: WorkerExited) -> bool:

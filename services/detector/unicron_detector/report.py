@@ -7,7 +7,7 @@ joins again, a membership of a task breaks once, and a task whose own program is
 from msgspec.structs import replace
 
 from unicron.contracts.base import CancelTimer, Message, SetTimer
-from unicron.contracts.events import FailureDetected, TaskBroken
+from unicron.contracts.events import FailureDetected, TaskBroken, WorkerFact
 from unicron.contracts.failures import Severity
 from unicron_detector.books import Books
 from unicron_detector.state import Limits, Lost, State, Task, Worker
@@ -28,12 +28,31 @@ class Reporter:
 
     def worker(self, name: str, task: str, node: str, slot: int) -> Worker:
         """Return the record of a worker process, made if there is none."""
-        found = self.state.workers.get(name)
-        if found is None:
-            over = node in self.state.lost or self.task(task).closed
-            found = Worker(task=task, node=node, slot=slot, gone_at=self.state.now if over else None)
-            self.books.add(name, found)
-        return found
+        return self.state.workers.get(name) or self._add(name, Worker(task=task, node=node, slot=slot))
+
+    def watch(self, name: str, task: str, node: str, slot: int) -> Worker:
+        """Return a new record of a worker process that is known to be there."""
+        if name in self.state.workers:
+            self.books.remove(name)
+        return self._add(name, Worker(task=task, node=node, slot=slot))
+
+    def _add(self, name: str, worker: Worker) -> Worker:
+        if worker.node in self.state.lost or self.task(worker.task).closed:
+            worker.gone_at = self.state.now
+        self.books.add(name, worker)
+        there = self.state.starting.get(worker.node, {})
+        if worker.slot in there and there[worker.slot].worker == name:
+            del there[worker.slot]
+            if not there:
+                del self.state.starting[worker.node]
+        return worker
+
+    def concerns(self, fact: WorkerFact) -> bool:
+        """Return whether a fact is about a worker that is known to be, or to have been, where it says."""
+        worker, place = self.state.workers.get(fact.worker), (fact.task, fact.node, fact.slot)
+        if worker is not None:
+            return (worker.task, worker.node, worker.slot) == place
+        return self.state.may_be(fact.worker, *place)
 
     def arm(self, out: list[Message], kind: TimerKind, about: str, after_s: float) -> str:
         """Add a request for a timer to `out`, under a name never used before; return the name."""
@@ -112,6 +131,7 @@ class Reporter:
         """Forget a node; nothing more is expected of its workers."""
         out = self.books.trust(name)
         self.state.nodes.pop(name, None)
+        self.state.starting.pop(name, None)
         self.books.close_all(self.books.watched_on(name))
         return out
 

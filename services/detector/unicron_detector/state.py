@@ -52,6 +52,13 @@ class Lost(msgspec.Struct, kw_only=True):
     at: Moment
 
 
+class Starting(msgspec.Struct, kw_only=True, array_like=True):
+    """A worker process that was ordered, and of which nothing has been heard yet."""
+
+    worker: str
+    task: str
+
+
 class Worker(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A worker process.
 
@@ -97,6 +104,7 @@ class Task(msgspec.Struct, kw_only=True):
     Attributes:
         epoch: highest membership epoch heard of.
         ordered: highest one that the transition service has told of; None where nobody has listened for that yet.
+        started: highest number of a worker that was ordered; None where nobody has listened since it was submitted.
         failed_epoch: highest epoch in which a failure of this task was reported; what follows in it is a consequence.
         broken: its own program is at fault; nothing more is said about it.
         ended_at: when it ended, None while it has not.
@@ -106,6 +114,7 @@ class Task(msgspec.Struct, kw_only=True):
 
     epoch: Number = -1
     ordered: Number | None = None
+    started: Number | None = None
     failed_epoch: Number = -1
     broken: bool = False
     ended_at: Moment | None = None
@@ -126,6 +135,7 @@ class State(msgspec.Struct, kw_only=True):
     Attributes:
         now: Unix seconds of the detector's own clock, as of the last timer.
         timers: how many timers were asked for; their names hold it, so that each is different.
+        starting: by node and slot, who was ordered there last, until it is heard of.
     """
 
     now: Moment = 0.0
@@ -134,6 +144,13 @@ class State(msgspec.Struct, kw_only=True):
     lost: dict[str, Lost] = {}
     workers: dict[str, Worker] = {}
     tasks: dict[str, Task] = {}
+    starting: dict[str, dict[int, Starting]] = {}
+
+    def may_be(self, worker: str, task: str, node: str, slot: int) -> bool:
+        """Return whether a worker of which nothing has been heard yet was ordered there, as far as that was heard."""
+        known = self.tasks.get(task)
+        ordered = self.starting.get(node, {}).get(slot) == Starting(worker=worker, task=task)
+        return known is not None and (ordered or known.started is None)
 
     def forget(self, window_s: float) -> None:
         """Drop what lies before the window, but for workers: their records are the books' to drop."""

@@ -360,6 +360,7 @@ def test_what_the_transition_service_has_ordered_or_told_of_is_an_epoch_and_noth
 
     assert not doubted(5000), "nothing is known of that task"
     scene.feed(TaskSubmitted(task="new", spec=TaskSpec(name="new", command=["x"])))
+    scene.start("new-1", "n1", "new")
     assert doubted(0)
     scene.feed(Regroup(task="new", node="n1", epoch=0, rendezvous="", members=[]))
     assert not doubted(0)
@@ -384,7 +385,7 @@ def test_who_is_gone_moves_no_epoch(scene):
 def test_who_is_in_no_membership_any_more_or_in_none_yet_breaks_none_by_failing(scene):
     scene.run(epoch=1, w1="n1", w2="n2")  # without w3
     assert brief(scene.exit("w3", signal=9)) == [(2, "exited_abnormally", "w3")]
-    scene.places["w4"] = {"node": "n3", "slot": 1, "task": "gpt", "worker": "w4"}
+    scene.start("w4", "n3", slot=1)
     scene.feed(WorkerReady(**scene.places["w4"], pid=4))
     assert brief(scene.exit("w4", signal=9)) == [(2, "exited_abnormally", "w4")]
     assert scene.collective("w1", epoch=1) == []

@@ -73,6 +73,7 @@ def test_workers_that_died_with_an_agent_that_came_back_are_missed(scene):
 
 
 def test_a_worker_that_waits_for_its_first_membership_is_missed_too(scene):
+    scene.start("w4", "n1", slot=1)
     scene.feed(WorkerReady(node="n1", slot=1, task="gpt", worker="w4", pid=4))
     out = scene.join("n1", incarnation="b", workers=[("w1", "gpt")])
     assert brief(out) == [(2, "exited_abnormally", "w4")]

@@ -72,7 +72,7 @@ def test_a_crash_after_the_last_iteration_alerts_a_person(scene):
 
 
 def test_a_worker_that_never_was_ready_is_missed_too(scene):
-    scene.places["w7"] = {"node": "n1", "slot": 1, "task": "gpt", "worker": "w7"}
+    scene.start("w7", "n1", slot=1)
     assert brief(scene.exit("w7", exit_code=1)) == [(2, "exited_abnormally", "w7")]
 
 
@@ -282,9 +282,10 @@ def test_ended_tasks_are_forgotten(scene):
 def test_possible_user_errors_are_remembered_in_bounded_number():
     scene = DetectorHarness(limits=Limits(attempts=1000))
     scene.join("n1")
+    scene.submit()
     for number in range(200):
-        scene.places["x"] = {"node": "n1", "slot": 0, "task": "gpt", "worker": f"x{number}"}
-        scene.throw("x", text=f"number {number}")
+        scene.start(f"x{number}", "n1")
+        scene.throw(f"x{number}", text=f"number {number}")
     assert len(scene.detector.state.tasks["gpt"].seen) == SIGNATURES
 
 
