@@ -67,7 +67,7 @@ class Duties:
         self._stored_at = 0.0
         self._asked = 0
 
-    def join(self, plan: Resumption, standings: Sequence[Standing], *, taken: bool) -> None:
+    def join(self, plan: Resumption, standings: Sequence[Standing], *, taken: bool = False) -> None:
         """Have the duties of all members; where one of them took a state, states are to be compared."""
         handed = {Due.COMPARE} if any(plan.sources) or plan.lacking else set[Due]()
         if plan.shelf and plan.lacking and (source := _source(plan.shelf)):

@@ -4,6 +4,7 @@ The core decides; its shell (`unicron.train.shell`) computes, meets other ranks,
 """
 
 import contextlib
+from collections.abc import Sequence
 from typing import NoReturn
 
 import msgspec
@@ -345,8 +346,8 @@ class WorkerCore:
         self.established = plan.established
         if not plan.established and any(each.doubted for each in standings):
             self._despair()
-        state_from = await self._take_what_is_missing(plan)
-        self._duties.join(plan, standings, taken=bool(state_from))
+        state_from = await self._take_what_is_missing(plan, standings)
+        self._duties.join(plan, standings)
         if plan.stale[self.membership.rank]:
             self._drop()
         # all leave behind the same iteration: this one where nothing of it is done yet, else it is finished first
@@ -394,8 +395,10 @@ class WorkerCore:
 
     # --- states ------------------------------------------------------------------------------------------------------
 
-    async def _take_what_is_missing(self, plan: Resumption) -> str:
+    async def _take_what_is_missing(self, plan: Resumption, standings: Sequence[Standing]) -> str:
         """Hand states to the ranks that lack them; return the worker whose this rank took, empty where it had its own.
+
+        Who took one has the duties that come with it, also where the membership breaks before the others have theirs.
 
         Raises:
             StateTransferError: some rank could take it from none of its sources; all ranks raise this.
@@ -409,6 +412,7 @@ class WorkerCore:
                 self._move(Move.TAKE)
                 self._drop()
                 self.todo, self.iteration = [], plan.iteration
+                self._duties.join(plan, standings, taken=True)
         return exchange.took_from
 
     def _despair(self) -> NoReturn:

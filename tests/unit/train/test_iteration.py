@@ -7,13 +7,24 @@ from collections import defaultdict
 
 import pytest
 from unicron_simulator.collectives import Group
-from unicron_simulator.training import Trainer
+from unicron_simulator.training import INFINITE, Trainer
 
 from unicron.clock import VirtualClock
 from unicron.contracts.commands import StartWorker
-from unicron.contracts.states import Shelf
+from unicron.contracts.states import Shelf, StateLocation, StateRef
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, TaskSpec
-from unicron.contracts.worker import NOWHERE, Broken, Diverged, Iterated, Joined, Kept, Membership, NotFinite, Raised
+from unicron.contracts.worker import (
+    NOWHERE,
+    Broken,
+    Diverged,
+    Iterated,
+    Joined,
+    Kept,
+    Membership,
+    NotFinite,
+    Raised,
+    Unusable,
+)
 from unicron.errors import StateTransferError
 from unicron.train.iteration import WorkerCore
 from unicron.train.phases import MOVES, Move, Phase
@@ -454,3 +465,32 @@ def test_whoever_dies_meanwhile_each_update_is_whole_and_all_go_on(victim):
         last = min(made[0][-1], made[1][-1])
         assert last > 6, at_s
         assert {*made[0], *made[1]} >= {*range(last)}, at_s
+
+
+class Dying(Trainer):
+    """A worker that ends while it takes a state, when the others have theirs."""
+
+    async def take(self, sources):
+        await asyncio.sleep(30.0)
+        self.end(None, 9)
+
+
+def test_a_state_from_copies_is_tried_by_who_took_it_before_its_membership_broke():
+    async def script(place):
+        location = StateLocation(node="n9", worker="z", name="z.0.saved", address="")
+        bad = StateRef(task="t", iteration=7, place=0, location=location, size=0, checksum=INFINITE, layout=WHOLE)
+        place.lies[location.name] = bad
+        for name, kind in (("a", Trainer), ("b", Dying)):
+            place.start(name, kind)
+        await asyncio.sleep(1.0)
+        place.regroup(0, "a", "b", shelf=Shelf(layout=WHOLE, iteration=7, states=[bad]))
+        await asyncio.sleep(60.0)
+        assert place.workers["a"].core.iteration == 7
+        assert not place.of("a", Joined)
+        place.regroup(1, "a")
+        await asyncio.sleep(2.0)
+
+    place = play(script)
+    [told] = place.of("a", Unusable)
+    assert (told.epoch, told.iteration, told.copies) == (1, 7, "the memory of n9")
+    assert not place.of("a", Iterated)
