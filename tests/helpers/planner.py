@@ -16,9 +16,10 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan
 from unicron.contracts.queries import GetPlan
-from unicron.contracts.tasks import Slot, TaskSpec, TaskState
+from unicron.contracts.tasks import Slot, SlotRef, TaskSpec, TaskState
 
 CONCAVE = {1: 1.0e9, 2: 1.8e9, 3: 2.4e9, 4: 2.7e9}
+FIRST = SlotRef(node="n1", slot=0)
 STEEPER = CONCAVE | {4: 2.8e9}
 
 
@@ -52,10 +53,10 @@ def ended(task, state=TaskState.FINISHED):
     return TaskStateChanged(task=task, state=state)
 
 
-def iteration(task, workers, seconds, epoch=0, number=0):
+def iteration(task, workers, seconds, epoch=0, number=0, slot=FIRST):
     return IterationFinished(
-        node="n1",
-        slot=0,
+        node=slot.node,
+        slot=slot.slot,
         task=task,
         worker="w",
         epoch=epoch,
@@ -68,8 +69,9 @@ def iteration(task, workers, seconds, epoch=0, number=0):
 
 def measure(planner, task, workers, seconds, count=25, epoch=0):
     """Let a task finish `count` iterations that count, after one that doesn't."""
+    slot = planner._held.of(task)[0]
     for number in range(count + 1):
-        feed(planner, iteration(task, workers, seconds, epoch, number))
+        feed(planner, iteration(task, workers, seconds, epoch, number, slot))
 
 
 def feed(planner: PlannerCore, *messages: Message, prepared=True) -> list[Plan]:

@@ -243,6 +243,8 @@ class PlannerCore(Core):
         sound = math.isfinite(done.seconds) and done.seconds >= SHORTEST_S
         if spec is None or not sound or not 1 <= done.world_size <= spec.max_workers or not self._options.use_measured:
             return []
+        if self._held.on.get(done.node, {}).get(done.slot) != done.task:
+            return []  # it is nobody's who is there
         if changes_layout(spec, len(self._held.of(done.task)), done.world_size):
             return []  # after a failure, fewer compute for a while in the shape that they had
         if self.state.epochs.get(done.task) != done.epoch:

@@ -7,6 +7,7 @@ from msgspec.structs import asdict, replace
 
 from unicron.checks import check_task
 from unicron.contracts.base import Message
+from unicron.contracts.commands import FindCheckpoint, SaveStates
 from unicron.contracts.events import (
     Alert,
     CheckpointFailed,
@@ -78,6 +79,8 @@ class RegistryCore(Core):
             TaskStateChanged: self._change,
             TaskBroken: self._broken,
             IterationFinished: self._progress,
+            SaveStates: lambda order: orders.told(self.state, order, [saver.worker for saver in order.savers]),
+            FindCheckpoint: lambda order: orders.told(self.state, order),
             StateSecured: lambda fact: self._saver(fact, SaverView(nodes=[fact.node, *fact.nodes])),
             CheckpointStored: lambda fact: orders.stored(self.state, fact),
             CheckpointFound: lambda fact: orders.gone_back(self.state, fact),
@@ -222,6 +225,7 @@ class RegistryCore(Core):
                 f"task {spec.name!r} is {view.state} with another spec ({changed}); "
                 "remove it first, or give the new one another name"
             )
+        self.state.told.pop(spec.name, None)
         self.state.tasks.pop(spec.name, None)  # a name used again goes to the end of the list
         self.state.tasks[spec.name] = View(spec=spec, state=TaskState.WAITING, reason=NO_PLAN_YET)
         return Reply(text=f"task {spec.name} submitted"), [TaskSubmitted(task=spec.name, spec=spec)]
@@ -279,13 +283,15 @@ class RegistryCore(Core):
             savers=_staying(view, change),
             waf=view.waf if change.state == TaskState.RUNNING else 0.0,
         )
+        orders.follow(self.state, change)
         if change.state == TaskState.FINISHED:  # telemetry of the last iteration may have been lost
             self._update(change.task, iteration=view.spec.iterations - 1)
         return []
 
     def _saver(self, fact: StateSecured | StateUnprotected, saver: SaverView) -> list[Message]:
         view = self.state.tasks.get(fact.task)
-        if view is not None and not view.state.ended:
+        was_told = fact.worker in self.state.told.get(fact.task, {}).get(fact.node, ())
+        if view is not None and not view.state.ended and was_told:
             self._update(fact.task, savers={**view.savers, fact.worker: saver})
         return []
 
@@ -293,6 +299,9 @@ class RegistryCore(Core):
         view = self.state.tasks.get(done.task)
         if view is None or view.state.ended or view.state == TaskState.WAITING or done.epoch < view.epoch:
             return []  # not of this run of the task, or from a rank that missed a regroup
+        place = (done.worker, done.node, done.slot)
+        if not any((each.worker, each.node, each.slot) == place for each in view.members):
+            return []  # of a membership that is not told of yet, or nobody's
         waf = view.spec.weight * view.spec.flops_per_iteration / done.seconds if done.seconds >= SHORTEST_S else 0.0
         self._update(done.task, iteration=done.iteration, loss=done.loss, iteration_s=done.seconds, waf=waf)
         return []

@@ -32,12 +32,12 @@ def wiring(settings: RegistrySettings) -> Wiring:
 
     It reads every fact, so that it is also the one that puts aside those that nobody can read.
     """
-    _, telemetry = subjects.listened(RegistryCore().handlers)
+    listened, telemetry = subjects.listened(RegistryCore().handlers)
     return Wiring(
         name=settings.process,
         core=RegistryCore,
         state=RegistryState,
-        facts=[subjects.FACTS],
+        facts=[subjects.FACTS, *(each for each in listened if not subjects.matches([subjects.FACTS], each))],
         telemetry=telemetry,
         provisions=True,
     )

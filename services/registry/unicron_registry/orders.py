@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from unicron.contracts.base import Message
+from unicron.contracts.commands import FindCheckpoint, SaveStates
 from unicron.contracts.events import (
     Alert,
     CheckpointFailed,
@@ -14,6 +15,7 @@ from unicron.contracts.events import (
     TaskPaused,
     TaskRemoved,
     TaskRewound,
+    TaskStateChanged,
 )
 from unicron.contracts.queries import PauseTask, Reply, RewindTask, SaveTask, TaskView
 from unicron.contracts.tasks import TaskState
@@ -92,9 +94,33 @@ def rewind(state: RegistryState, query: RewindTask) -> Answer:
     return Reply(text=text), [TaskRewound(task=task, iteration=query.iteration)]
 
 
+def told(state: RegistryState, order: SaveStates | FindCheckpoint, savers: list[str] | None = None) -> list[Message]:
+    """Note that a node may tell of a task's states from now on."""
+    view = state.tasks.get(order.task)
+    if view is not None and not view.state.ended:
+        there = state.told.setdefault(order.task, {})
+        there[order.node] = there.get(order.node, []) if savers is None else savers
+    return []
+
+
+def follow(state: RegistryState, change: TaskStateChanged) -> None:
+    """Note that the nodes where a task computes may tell of its states; when it has ended, none."""
+    if change.state.ended:
+        state.told.pop(change.task, None)
+        return
+    there = state.told.setdefault(change.task, {})
+    for member in change.members:
+        there.setdefault(member.node, [])
+
+
+def _heard(state: RegistryState, fact: CheckpointStored | CheckpointFailed | CheckpointFound) -> TaskView | None:
+    """Return the task that a fact is about, if its node may tell of that."""
+    return state.tasks.get(fact.task) if fact.node in state.told.get(fact.task, ()) else None
+
+
 def stored(state: RegistryState, fact: CheckpointStored) -> list[Message]:
     """Stop a task whose state is on storage now, as its user ordered."""
-    view = state.tasks.get(fact.task)
+    view = _heard(state, fact)
     if view is None or view.state.ended or view.stops_after is None or fact.iteration <= view.stops_after:
         return []
     reason = f"stopped by a user, with iteration {fact.iteration} in {fact.address}"
@@ -104,7 +130,7 @@ def stored(state: RegistryState, fact: CheckpointStored) -> list[Message]:
 
 def gone_back(state: RegistryState, fact: CheckpointFound) -> list[Message]:
     """Note how far a task is that goes on from storage: less far than it was."""
-    view = state.tasks.get(fact.task)
+    view = _heard(state, fact)
     if view is not None and fact.stored is not None:
         state.tasks[fact.task] = replace(view, iteration=fact.stored.iteration - 1)
     return []
@@ -112,7 +138,7 @@ def gone_back(state: RegistryState, fact: CheckpointFound) -> list[Message]:
 
 def not_stored(state: RegistryState, fact: CheckpointFailed) -> list[Message]:
     """Have a task that was to be stopped go on, where its state can't be written."""
-    view = state.tasks.get(fact.task)
+    view = _heard(state, fact)
     if view is None or view.stops_after is None:
         return []
     state.tasks[fact.task] = replace(view, stops_after=None)

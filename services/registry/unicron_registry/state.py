@@ -15,6 +15,7 @@ class RegistryState(msgspec.Struct, kw_only=True):
         plan: the last one decided.
         drained: nodes that a user took out of use; holds over restarts of their agents.
         leaving: those of them that are so only because their agents said they leave: until they join again.
+        told: of each task the nodes that may tell of its states, and which workers there were told to save theirs.
     """
 
     nodes: dict[str, NodeView] = {}
@@ -22,3 +23,4 @@ class RegistryState(msgspec.Struct, kw_only=True):
     plan: Plan | None = None
     drained: list[str] = []
     leaving: list[str] = []
+    told: dict[str, dict[str, list[str]]] = {}

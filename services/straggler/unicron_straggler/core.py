@@ -49,7 +49,7 @@ class StragglerCore(Core):
 
     def _submitted(self, submitted: TaskSubmitted) -> list[Message]:
         self._removed(submitted)
-        self.state.tasks[submitted.task] = Task(min_workers=submitted.spec.min_workers)
+        self.state.tasks[submitted.task] = Task(min_workers=submitted.spec.min_workers, members=[])
         return []
 
     def _removed(self, message: TaskSubmitted | TaskRemoved) -> list[Message]:
@@ -59,6 +59,8 @@ class StragglerCore(Core):
 
     def _changed(self, changed: TaskStateChanged) -> list[Message]:
         task = self.state.tasks.get(changed.task)
+        if task is not None:
+            task.epoch, task.members = changed.epoch, changed.members
         if task is not None and changed.state.ended:
             task.ended, task.alert, task.alert_cause = True, "", ""
             self._collectors.pop(changed.task, None)
@@ -109,6 +111,8 @@ class StragglerCore(Core):
         task = self.state.tasks.get(timed.task)
         if task is None or task.ended or timed.world_size == 1:  # nobody waits for a worker that is alone
             return []
+        if not task.has(timed):
+            return []  # of a membership before or after this one, or nobody's
         if problems := timing_problems(timed):
             task.dropped = _plus(task.dropped, {"unusable record": 1})
             return self._missed(timed.task, task, f"{timed.worker}: {problems[0]}")

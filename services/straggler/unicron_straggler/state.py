@@ -5,7 +5,9 @@ from typing import Annotated
 import msgspec
 
 from unicron.contracts.queries import StragglerWindow
+from unicron.contracts.events import StepTimed
 from unicron.contracts.ranges import Count, Number
+from unicron.contracts.tasks import Member
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
@@ -39,6 +41,8 @@ class Task(msgspec.Struct, kw_only=True):
         share: of its iterations that workers are to record, where somebody has switched that.
         min_workers: fewer can't run it.
         ended: it will not run again.
+        epoch: of the newest membership that was told of.
+        members: who is in it, by rank; None where nobody has listened for that yet.
         cause: diagnosis and culprit of the last window, empty where that was not slow.
         streak: windows in a row with this cause.
         first: iteration at which the streak began.
@@ -53,6 +57,8 @@ class Task(msgspec.Struct, kw_only=True):
     share: Share | None = None
     min_workers: Count = 1
     ended: bool = False
+    epoch: Number = -1
+    members: list[Member] | None = None
     cause: str = ""
     streak: Count = 0
     first: Number = -1
@@ -63,6 +69,16 @@ class Task(msgspec.Struct, kw_only=True):
     drained: bool = False
     dropped: dict[str, Count] = {}
     missed: Count = 0
+
+
+    def has(self, timed: StepTimed) -> bool:
+        """Return whether a record is one of a member, and of no membership that is not told of yet."""
+        if self.members is None:
+            return True
+        place = (timed.worker, timed.node, timed.slot)
+        rank = max(timed.rank, 0)  # nearly always it stands there
+        there = (each for some in (self.members[rank : rank + 1], self.members) for each in some)
+        return timed.epoch <= self.epoch and any((each.worker, each.node, each.slot) == place for each in there)
 
 
 class State(msgspec.Struct, kw_only=True):

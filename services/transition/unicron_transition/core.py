@@ -258,7 +258,8 @@ class TransitionCore(Core):
         """A worker has left its state behind; when all have who are to, the task can go on in its new layout."""
         run = self.state.tasks.get(kept.task)
         membership = run.membership if run and not run.state.ended else None
-        if run is None or membership is None or kept.epoch != membership.epoch or kept.worker not in membership.due():
+        due = membership is not None and kept.epoch == membership.epoch and kept.worker in membership.due()
+        if run is None or membership is None or not (due and run.was_on(kept.worker, kept.node)):
             counts = run is not None and kept.state.location.name in _names(
                 run.counted_on(kept.node)
             )  # it is said twice
@@ -282,6 +283,8 @@ class TransitionCore(Core):
         """What a task went on from is no good: it is to go on from something older."""
         run = self.state.tasks.get(fact.task)
         if run is None or run.state.ended or fact.epoch != run.membership.epoch or fact.iteration == run.saves.before:
+            return []
+        if fact.worker not in run.workers:
             return []
         rule_out(run, fact)
         run.failed_at = run.failed_at or fact.at

@@ -66,15 +66,16 @@ def _order(state: TransitionState, run: TaskRun, ref: StateRef, keeper: Keeper) 
 def copied(state: TransitionState, run: TaskRun, fact: StateCopied) -> list[Message]:
     """Count on a copy that is there; of one that nobody wants any more have what arrived removed."""
     copy, shelf = fact.state, run.shelf
-    order = next((each for each in run.copying if _leads_to(each, copy)), None)
+    sent = (each for each in run.copying if each.state.location.node == fact.node)
+    order = next((each for each in sent if _leads_to(each, copy)), None)
     if shelf is not None and order is not None:
         order.failed = order.keeper.address == copy.location.address and bool(fact.problem)
         if order.keeper.address == copy.location.address and not fact.problem:
             run.copying.remove(order)
             run.shelf = replace(shelf, states=[*shelf.states, copy])
         return []
-    known = shelf is not None and copy in shelf.states
-    return [] if known or fact.problem else remove(state, run, [copy])
+    counts = any(ref.location.name == copy.location.name for ref in run.counted_on(copy.location.node))
+    return [] if counts or fact.problem else remove(state, run, [copy])
 
 
 def _leads_to(copying: Copying, copy: StateRef) -> bool:

@@ -135,6 +135,7 @@ class Saves(msgspec.Struct, kw_only=True):
     Attributes:
         ordered: what each node was told last.
         held: for each worker that saves or saved, the nodes where that may lie.
+        wrote: on which node each of them was that was ordered to.
         secured: workers whose copies are whole since they were ordered last.
         short: there are fewer nodes than copies wanted.
         searches: counts them.
@@ -154,6 +155,7 @@ class Saves(msgspec.Struct, kw_only=True):
 
     ordered: dict[str, list[Saver]] = {}
     held: dict[str, dict[str, None]] = {}
+    wrote: dict[str, str] = {}
     secured: dict[str, None] = {}
     short: bool = False
     searches: Count = 0

@@ -39,14 +39,16 @@ def heard(state: TransitionState, run: TaskRun, fact: AboutStates) -> list[Messa
     """Take in a fact about the states of a task that has not ended; `settle` does the rest."""
     match fact:
         case StateSecured():
-            secured(run, fact.worker, fact.nodes)
+            secured(run, fact.worker, fact.node, fact.nodes)
         case StatesFound():
             return found(state, run, fact.node, fact.search, fact.states)
-        case StateRejected():  # nobody is to take it
-            return reject(state, run, fact.state)
-        case StateDiverged():  # it counts no more, nor does what that worker saved
+        case StateRejected() if fact.state.location.node == fact.node or run.takes_part(fact.node):
+            return reject(state, run, fact.state)  # nobody is to take it
+        case StateDiverged() if run.was_on(fact.worker, fact.node):  # it counts no more, nor what that worker saved
             run.states.forget(fact.worker)
             return disown(state, run, fact.worker, fact.node)
+        case PartStored() | CheckpointStored() | CheckpointFailed() if not run.takes_part(fact.node):
+            return []  # not any more; what it was about is tried again
     return _about_storage(state, run, fact)
 
 

@@ -117,7 +117,9 @@ def retired(state: TransitionState, run: TaskRun, fact: CheckpointStored) -> lis
     """Count on what is on storage now, and have all removed that is in memory."""
     retiring, shelf = run.saves.retiring, run.shelf
     saving = retiring.saving if retiring else None
-    if saving is None or shelf is None or not shelf.states or fact.iteration != shelf.iteration:
+    if retiring is None or saving is None or shelf is None or not shelf.states or fact.iteration != shelf.iteration:
+        return []
+    if fact.node not in retiring.nodes:
         return []
     run.saves.retiring = None
     out = remove(state, run, shelf.states) + drop_saved(state, run)

@@ -36,6 +36,7 @@ def order_saves(state: TransitionState, run: TaskRun) -> list[Message]:
         out.append(SaveStates(**state.to(node), task=run.spec.name, savers=savers))
         for saver in savers:
             saves.secured.pop(saver.worker, None)
+            saves.wrote[saver.worker] = node
             at = saves.held.setdefault(saver.worker, {})
             at.update(dict.fromkeys([node, *(keeper.node for keeper in saver.keepers)]))
             state.note(run, at)
@@ -85,9 +86,9 @@ def _keepers(state: TransitionState, node: str, taken: set[str], count: int) -> 
     return [each for each in state.partners(node) if each.node not in taken][:count]
 
 
-def secured(run: TaskRun, worker: str, nodes: list[str]) -> None:
+def secured(run: TaskRun, worker: str, node: str, nodes: list[str]) -> None:
     """Note that a worker's copies are whole: on those nodes that the newest order names, or it is of an earlier one."""
-    for saver in (saver for each in run.saves.ordered.values() for saver in each):
+    for saver in run.saves.ordered.get(node, ()):
         if saver.worker == worker and [keeper.node for keeper in saver.keepers] == nodes:
             run.saves.secured[worker] = None
 
@@ -119,6 +120,7 @@ def _drop_all_but(state: TransitionState, run: TaskRun, current: dict[str, set[s
             else:
                 ended.setdefault(node, []).append(worker)
     run.saves.held = {worker: nodes for worker, nodes in run.saves.held.items() if nodes}
+    run.saves.wrote = {worker: node for worker, node in run.saves.wrote.items() if worker in run.saves.held}
     there = [node for node in sorted({*names, *ended}) if state.is_there(node)]
     return [drop_order(state, run.spec.name, node, names.get(node, ()), ended.get(node, ())) for node in there]
 
@@ -148,7 +150,7 @@ def found(state: TransitionState, run: TaskRun, node: str, number: int, states: 
     if search is None or search.number != number or node not in search.asked:
         return []
     del search.asked[node]
-    search.found += [ref for ref in states if ref.location.worker in run.saves.held]
+    search.found += [ref for ref in states if node in run.saves.held.get(ref.location.worker, ())]
     return conclude(state, run)
 
 

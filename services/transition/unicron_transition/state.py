@@ -95,6 +95,21 @@ class TaskRun(msgspec.Struct, kw_only=True):
         coming = [each.state.at(node, "") for each in self.copying if each.keeper.node == node]
         return [ref for ref in left if ref.location.node == node] + coming
 
+    def was_on(self, worker: str, node: str) -> bool:
+        """Return whether a worker is on a node, or was; one that is gone is known as long as its state counts."""
+        if worker in self.workers:
+            return self.workers[worker].slot.node == node
+        held = self.states.by_worker.get(worker)
+        return (held is not None and held.node == node) or self.saves.wrote.get(worker) == node
+
+    def takes_part(self, node: str) -> bool:
+        """Return whether a node has a worker of the task, or was told to do something with its state."""
+        saves = self.saves
+        told = [*(saves.retiring.nodes if saves.retiring else ()), saves.rewind.node if saves.rewind else ""]
+        if node in saves.ordered or node in told or (saves.search is not None and saves.search.looking == node):
+            return True
+        return any(worker.slot.node == node for worker in self.workers.values())
+
     def readdress(self, node: str, address: str) -> None:
         """Note where what was left behind on a node is to be had now: its agent was started again."""
         left = self.membership.left

@@ -44,6 +44,8 @@ def part_stored(state: TransitionState, run: TaskRun, fact: PartStored) -> list[
     saves, saving = run.saves, fact.saving
     if saves.rewind is not None:
         return []  # it would count as newer than what the task goes back to
+    if (saving.root, saving.task) != (run.spec.checkpoints, run.spec.name):
+        return []  # an earlier task's of this name
     others = [part for part in saves.parts.pop(saving.attempt, ()) if part.place != fact.part.place]
     parts = saves.parts[saving.attempt] = [*others, fact.part]
     saves.write_s = max(fact.seconds, saves.write_s if others else LEAST_WRITE_S)

@@ -117,12 +117,13 @@ async def test_measured_iterations_reach_the_table(world):
     tasks = (submitted("a", throughput=curve, flops=2.4), submitted("b", throughput=curve, flops=2.4))
     async with running(await world.connect()):
         await feed(bus, *(admitted(f"n{number}") for number in (1, 2, 3)), *tasks, start=0)
-        await found(bus, PlanDecided, lambda message: sizes(message.plan) == {"a": 3, "b": 3})
+        decided = await found(bus, PlanDecided, lambda message: sizes(message.plan) == {"a": 3, "b": 3})
+        first = {share.task: share.slots[0] for share in decided.plan.shares}
 
         async def measure():
             for number in range(10_000):
                 for task, seconds in (("a", 1.0), ("b", 0.1)):
-                    done = from_source(iteration(task, 3, seconds, number=number), number)
+                    done = from_source(iteration(task, 3, seconds, number=number, slot=first[task]), number)
                     await bus.tell(subjects.of(done), codec.encode(done))
                 await asyncio.sleep(0.01)
 

@@ -8,6 +8,7 @@ from unicron_registry.core import NO_PLAN_YET, RegistryCore
 from unicron_registry.nodes import heartbeat_s
 from unicron_registry.state import RegistryState
 
+from unicron.contracts.commands import SaveStates
 from unicron.contracts.events import (
     Alert,
     FailureDetected,
@@ -30,6 +31,7 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.queries import DrainNode, GetPlan, GetStatus, RemoveTask, SaverView, SubmitTask
+from unicron.contracts.states import Saver
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import Member, NodeState, ParallelLayout, Slot, SlotRef, TaskSpec, TaskState, WorkerStatus
 from unicron.health import SILENT_S
@@ -72,6 +74,9 @@ def changed(state, **fields):
     return TaskStateChanged(task="gpt", state=state, **fields)
 
 
+MEMBERS = [Member(worker="w0", node="node-1", slot=0), Member(worker="w1", node="node-1", slot=1)]
+
+
 @pytest.fixture
 def registry():
     return RegistryCore()
@@ -80,8 +85,7 @@ def registry():
 @pytest.fixture
 def running(registry):
     registry.answer(SubmitTask(spec=SPEC))
-    members = [Member(worker="w0", node="node-1", slot=0), Member(worker="w1", node="node-1", slot=1)]
-    registry.handle(changed(TaskState.RUNNING, epoch=1, members=members))
+    registry.handle(changed(TaskState.RUNNING, epoch=1, members=MEMBERS))
     return registry
 
 
@@ -446,7 +450,7 @@ def test_waf_is_weight_times_flops_per_second_while_it_runs(running):
     running.handle(finished(iteration=3, seconds=2.0, loss=4.5))
     view = task(running)
     assert (view.iteration, view.loss, view.iteration_s, view.waf) == (3, 4.5, 2.0, 2.0 * 6e9 / 2.0)
-    running.handle(changed(TaskState.RECOVERING, epoch=2))
+    running.handle(changed(TaskState.RECOVERING, epoch=2, members=MEMBERS))
     assert task(running).waf == 0.0
     running.handle(finished(iteration=4, epoch=2, seconds=3.0))
     assert task(running).waf == 4e9
@@ -488,6 +492,8 @@ def unprotected(worker, reason="no room"):
 
 
 def test_who_saves_and_where_copies_are_is_told_until_it_is_no_longer_so(running):
+    savers = [Saver(worker="w0"), Saver(worker="w1")]
+    assert running.handle(SaveStates(node="node-1", task="gpt", savers=savers)) == []
     assert running.handle(secured("w0", "node-2")) == []
     assert running.handle(unprotected("w1")) == []
     assert task(running).savers == {"w0": SaverView(nodes=["node-1", "node-2"]), "w1": SaverView(problem="no room")}

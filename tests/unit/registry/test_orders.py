@@ -19,7 +19,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.queries import PauseTask, RewindTask, SaveTask, SubmitTask
 from unicron.contracts.storage import StoredState
-from unicron.contracts.tasks import ParallelLayout, TaskSpec, TaskState
+from unicron.contracts.tasks import Member, ParallelLayout, TaskSpec, TaskState
 
 
 @pytest.fixture
@@ -28,7 +28,8 @@ def registry():
     core = RegistryCore()
     for name, root in (("gpt", "/storage"), ("bare", "")):
         core.answer(SubmitTask(spec=TaskSpec(name=name, command=["t.py"], iterations=10, checkpoints=root)))
-        core.handle(TaskStateChanged(task=name, state=TaskState.RUNNING, epoch=1, members=[], reason=""))
+        members = [Member(worker=f"{name}-1", node="n1", slot=0)]
+        core.handle(TaskStateChanged(task=name, state=TaskState.RUNNING, epoch=1, members=members, reason=""))
     where = {"node": "n1", "slot": 0, "worker": "gpt-1", "epoch": 1, "world_size": 1}
     core.handle(IterationFinished(task="gpt", iteration=6, seconds=1.0, loss=1.0, **where))
     return core

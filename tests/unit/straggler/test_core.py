@@ -11,7 +11,7 @@ from unicron_straggler.state import ENDED, HISTORY, Limits, State
 from unicron.contracts.events import Alert, NodeAdmitted, TaskRemoved, TaskStateChanged, TaskSubmitted
 from unicron.contracts.queries import GetStatus, GetStraggler, SwitchRecording
 from unicron.contracts.stragglers import RecordingSwitched, StragglerDetected
-from unicron.contracts.tasks import TaskSpec, TaskState
+from unicron.contracts.tasks import Member, TaskSpec, TaskState
 from unicron.contracts.timings import Op
 from unicron.errors import InvalidInputError
 
@@ -32,14 +32,28 @@ class Job:
 
     def __init__(self, **limits):
         self.core = StragglerCore(limits=Limits(**{"window": 5, "windows": 2, **limits}))
-        self.core.handle(submitted())
+        self.begin()
         self.iteration = 0
+
+    def begin(self, **fields):
+        self.core.handle(submitted(**fields))
+        self.members = None
+        self.tell()
+
+    def tell(self, epoch=1, world_size=4, node="", **_):
+        """Have the transition service tell of a membership, if it is another."""
+        if self.members != (epoch, world_size, node):
+            self.members = epoch, world_size, node
+            there = [Member(worker=f"gpt-{rank}", node=node or f"node-{rank}", slot=0) for rank in range(world_size)]
+            changed = TaskStateChanged(task="gpt", state=TaskState.RUNNING, epoch=epoch, members=there)
+            assert self.core.handle(changed) == []
 
     def windows(self, count=1, **how):
         return self.steps(5 * count, **how)
 
     def steps(self, count, ranks=slice(None), **how):
         out = []
+        self.tell(**how)
         for _ in range(count):
             for timed in records(self.iteration, **how)[ranks]:
                 out += self.core.handle(timed)
@@ -138,7 +152,7 @@ def test_a_worker_that_waits_for_its_data_is_found_though_only_its_forwards_are_
 )
 def test_a_drain_is_asked_for_only_when_told_to_and_where_the_others_can_go_on(fields, least, asked):
     job = Job(drain=True)
-    job.core.handle(submitted(min_workers=least))
+    job.begin(min_workers=least)
     [found] = job.windows(2, **SLOW, **fields)
     assert found.drain == asked
 
@@ -269,7 +283,7 @@ def test_the_end_of_a_task_keeps_its_history_and_a_new_one_of_its_name_begins_an
     assert job.view.alert == ""
     assert job.windows(2, **SLOW) == []
     assert "has ended" in job.core.answer(SwitchRecording(task="gpt", share=1.0))[0].error
-    job.core.handle(submitted())
+    job.begin()
     assert job.view.history == []
     job.core.handle(TaskRemoved(task="gpt"))
     assert "no task" in job.core.answer(GetStraggler(task="gpt"))[0].error

@@ -59,7 +59,7 @@ def stored(cluster, orders):
     out = [message for order in orders for message in write(cluster, order)]
     [commit] = of(CommitCheckpoint, out)
     assert commit.saving == orders[0].saving
-    return complete(cluster, commit.saving)
+    return complete(cluster, commit.saving, node=commit.node)
 
 
 def goes_on_from_storage(cluster, at="n3:0"):
