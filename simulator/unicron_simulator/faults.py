@@ -173,7 +173,8 @@ class Lies(Fault, kw_only=True, frozen=True):
 
     Attributes:
         how: "repeat": the node says again what it has said; "lie": it says that changed; "pose": it, or a stranger,
-            says what others have said; "forge": commands with tokens that nobody was given.
+            says what others have said; "forge": commands with tokens that nobody was given; "claim": it says in its
+            own name what is about tasks and workers of others, or such as never were.
         node: whose key it is, or for whom the forged commands are.
         count: of messages.
         back_s: after lies the node is set up anew: it loses power, and comes back so much later.
@@ -302,7 +303,10 @@ def _lies(random: Random, nodes: list[str]) -> list[Fault]:
             for_s=random.uniform(0.5, 8.0),
             back_s=random.choice([0.3, 2.0, 8.0]),
         )
-        for how in random.choices(["repeat", "lie", "pose", "forge"], [2, 4, 2, 1], k=random.randint(1, 4))
+        for how in [
+            *random.choices(["repeat", "lie", "pose", "forge"], [2, 4, 2, 1], k=random.randint(1, 4)),
+            *["claim"] * random.randint(1, 2),
+        ]
     ]
 
 

@@ -2,8 +2,18 @@
 
 from unicron import codec, subjects
 from unicron.contracts.base import Message
-from unicron.contracts.commands import Command
-from unicron.contracts.events import Alert, CommandRefused, DeadLetter, NodeJoined
+from unicron.contracts.commands import Command, DropStates
+from unicron.contracts.events import (
+    Alert,
+    AttemptFailed,
+    CommandRefused,
+    DeadLetter,
+    FailureDetected,
+    NodeJoined,
+    TaskBroken,
+    TaskRemoved,
+    TaskStateChanged,
+)
 from unicron.errors import InvalidInputError
 from unicron.said import received
 
@@ -18,12 +28,15 @@ class Hearsay:
         touched: tasks of which a liar's node had a part when it lied: they may go back to an older iteration.
         void: names of lies that nobody may believe: out of range, another's to say, or commands that nobody gave.
         misspoken: nodes in whose name something was said that may be believed.
+        parts: of each node the tasks of which it was ever told to do something.
     """
 
     def __init__(self) -> None:
         self.touched: set[str] = set()
         self.void: set[str] = set()
         self.misspoken: set[str] = set()
+        self.parts: dict[str, set[str]] = {}
+        self._by: dict[str, str] = {}
         self._said: set[bytes] = set()
         self._liars: set[str] = set()
 
@@ -38,6 +51,7 @@ class Hearsay:
             now: Unix seconds.
         """
         self._liars.add(speaker)
+        self._by[name] = speaker
         self._said.add(data[:PAYLOAD])
         try:
             message = received(subject, data, now)
@@ -53,6 +67,8 @@ class Hearsay:
 
     def problem(self, message: Message) -> str:
         """Return why an honest process can't say this, as far as lies go; empty where it can."""
+        if isinstance(message, Command) and (task := getattr(message, "task", "")):
+            self.parts.setdefault(message.node, set()).add(task)
         match message:
             case DeadLetter(subject=subject, error=error, payload=payload):
                 lied = payload in self._said if payload else subjects.sender(subject) in self._liars
@@ -61,6 +77,25 @@ class Hearsay:
                 return f"{message.source} could not use a message on {subject}: {error}"
             case Alert() | CommandRefused():
                 return ""
+        if speaker := self._by.get(message.correlation):
+            hit, node = _hit(message), getattr(message, "node", "")
+            if hit and node != speaker and hit not in self.parts.get(speaker, ()):
+                return f"{type(message).__name__} of {hit} came of {message.correlation}: {speaker} has no part in it"
         if message.correlation in self.void:
             return f"{message.source} believed {message.correlation}, which nobody may say: {type(message).__name__}"
         return ""
+
+
+def _hit(message: Message) -> str:
+    """Return the task that something is done to which a node's word alone may not do; empty where it is nothing such.
+
+    What a node says of itself may move others' tasks: it has slots then, or none.
+    """
+    match message:
+        case TaskBroken() | AttemptFailed() | TaskRemoved() | DropStates():
+            return message.task
+        case TaskStateChanged(state=state) if state.ended:
+            return message.task
+        case FailureDetected(task=task):
+            return task
+    return ""

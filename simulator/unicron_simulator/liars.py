@@ -15,6 +15,7 @@ from unicron.contracts.events import NodeJoined
 from unicron.errors import InvalidInputError
 from unicron_simulator import lies
 from unicron_simulator.bus import MemoryBucket
+from unicron_simulator.claims import Claim, claimed
 from unicron_simulator.faults import Lies
 from unicron_simulator.invariants import Invariants
 from unicron_simulator.links import Network
@@ -69,6 +70,8 @@ class Liars:
                     self._pose(random.choice([what.node, STRANGER]), random, name)
                 case "forge":
                     self._forge(what.node, random, name)
+                case "claim":
+                    self._claim(what.node, random, name)
 
     def _real(self, random: Random, node: str = "*", *, joins: bool = True) -> tuple[str, bytes] | None:
         """Return what somebody has said, or that node: as telemetry, or in the journal."""
@@ -142,6 +145,19 @@ class Liars:
         command = lies.forged(random, self._count, node, task, worker)
         command = replace(command, id=name, correlation=name, at=self._clock.now())
         self._say(subjects.of(command), codec.encode(command), name, node, random)
+
+    def _claim(self, node: str, random: Random, name: str) -> None:
+        """Say in the node's own name what is about some worker in the cluster, or some that never was."""
+        living = [process for _, each in sorted(self._machines.items()) for process in each.processes.values()]
+        if not living:
+            return
+        other = random.choice(living)
+        where = Claim(node, random.randint(0, 2), other.spec.name, other.name, home=other.host.name)
+        claim = where._replace(root=other.spec.checkpoints)
+        for index, lie in enumerate(claimed(random, claim, self._count)):
+            own = name if index == 0 else f"{name}-{index}"
+            said = replace(lie, id=own, correlation=own, source=node, at=self._clock.now())
+            self._say(subjects.of(said), codec.encode(said), own, node, random)
 
     def _say(self, subject: str, data: bytes, name: str, who: str, random: Random) -> None:
         if machine := self._machines.get(who):

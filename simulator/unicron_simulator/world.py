@@ -351,7 +351,7 @@ class World:
             case faults.Lies(how=how, count=count, for_s=for_s):
                 self._tell(f"{count} lies for {for_s:.1f} s: {how}, {fault.node}")
                 await self.liars.lie(fault)
-                if how != "lie":
+                if how not in {"lie", "claim"}:
                     return
                 self._tell(f"{fault.node} is to be set up anew")
                 await machine.lose_power()

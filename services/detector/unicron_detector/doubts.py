@@ -5,7 +5,7 @@ never was, whoever tells of it.
 """
 
 from unicron.contracts.base import Message
-from unicron.contracts.events import WorkerFact
+from unicron.contracts.events import WorkerFact, WorkerFinished
 from unicron.core import too_far
 from unicron_detector.processes import number_of
 from unicron_detector.state import State, Task, Worker
@@ -25,7 +25,15 @@ def doubt(state: State, message: Message) -> str | None:
     worker = state.workers.get(message.worker)
     if worker is not None and worker.gone_at is not None:
         return None  # an earlier task may have had its name
-    return _of_worker(task, worker, message) or _of_membership(task, message)
+    return _of_worker(task, worker, message) or _of_membership(task, message) or _of_end(task, message)
+
+
+def _of_end(task: Task | None, fact: WorkerFact) -> str | None:
+    """Return why a worker can't be through: what comes after its end would be no failure."""
+    if task is None or task.iterations is None or not isinstance(fact, WorkerFinished):
+        return None
+    short = fact.iterations < task.iterations
+    return f"{fact.worker} is through after {fact.iterations} of {task.iterations} iterations" if short else None
 
 
 def _of_worker(task: Task | None, worker: Worker | None, fact: WorkerFact) -> str | None:

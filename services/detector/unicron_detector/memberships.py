@@ -54,7 +54,7 @@ class Memberships:
 
     def submitted(self, submitted: TaskSubmitted) -> list[Message]:
         """Begin afresh with a task, whose name may have been another's. Facts of its workers come later than this."""
-        self._state.tasks[submitted.task] = Task(ordered=-1, started=-1)
+        self._state.tasks[submitted.task] = Task(ordered=-1, started=-1, iterations=submitted.spec.iterations)
         return []
 
     def changed(self, changed: TaskStateChanged) -> list[Message]:

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import msgspec
 
-from unicron.contracts.queries import StragglerWindow
 from unicron.contracts.events import StepTimed
+from unicron.contracts.queries import StragglerWindow
 from unicron.contracts.ranges import Count, Number
 from unicron.contracts.tasks import Member
 
@@ -69,7 +69,6 @@ class Task(msgspec.Struct, kw_only=True):
     drained: bool = False
     dropped: dict[str, Count] = {}
     missed: Count = 0
-
 
     def has(self, timed: StepTimed) -> bool:
         """Return whether a record is one of a member, and of no membership that is not told of yet."""

@@ -12,6 +12,7 @@ from unicron.contracts.events import (
     StateRejected,
     StatesFound,
     WorkerFact,
+    WorkerFinished,
 )
 from unicron.contracts.states import KEPT, StateRef
 from unicron.core import FAR, too_far
@@ -20,28 +21,34 @@ from unicron_transition.state import TransitionState
 
 def doubt(state: TransitionState, message: Message) -> str | None:
     """Return why a fact contradicts what was ordered; None where it does not."""
+    problem: str | None = None
     match message:
-        case PlanDecided(plan=plan):
-            return too_far("plan", plan.number, state.plan) if state.plan else None
-        case CommandRefused(node=node):
+        case PlanDecided(plan=plan) if state.plan:
+            problem = too_far("plan", plan.number, state.plan)
+        case CommandRefused(node=node, worker=name):
             run = state.tasks.get(message.task)
-            worker = run.workers.get(message.worker) if run else None
-            there = worker is None or worker.slot.node == node
-            return None if worker is None or there else f"{message.worker} runs on {worker.slot}, not on {node}"
-        case StateKept(node=node, worker=name, epoch=epoch, state=ref):
-            left = (ref.location.node, ref.location.worker, ref.location.name) == (node, name, f"{name}.{epoch}.{KEPT}")
-            other = None if left else f"{name} can't have left {ref.location.name} of {ref.location.node} behind on {node}"
-            return _of_worker(state, message) or other or _of_state(message.task, ref)
-        case StatesFound(node=node, states=states):
-            away = next((ref.location for ref in states if ref.location.node != node), None)
-            if away is not None:
-                return f"{node} can't tell that {away.name} lies on {away.node}"
-            return next((why for ref in states if (why := _of_state(message.task, ref))), None)
+            worker = run.workers.get(name) if run else None
+            if worker is not None and worker.slot.node != node:
+                problem = f"{name} runs on {worker.slot}, not on {node}"
+        case StateKept():
+            problem = _of_worker(state, message) or _left_behind(message) or _of_state(message.task, message.state)
+        case StatesFound(node=node, task=task, states=states):
+            away = (
+                f"{node} can't tell what lies on {ref.location.node}" for ref in states if ref.location.node != node
+            )
+            problem = next(away, None) or next((why for ref in states if (why := _of_state(task, ref))), None)
         case StateCopied(task=task, state=ref) | StateRejected(task=task, state=ref):
-            return _of_state(task, ref)
+            problem = _of_state(task, ref)
         case WorkerFact():
-            return _of_worker(state, message)
-    return None
+            problem = _of_worker(state, message)
+    return problem
+
+
+def _left_behind(fact: StateKept) -> str | None:
+    """Return why a worker can't have left a state behind under that name; others of it would be taken for that."""
+    where, name = fact.state.location, f"{fact.worker}.{fact.epoch}.{KEPT}"
+    left = (where.node, where.worker, where.name) == (fact.node, fact.worker, name)
+    return None if left else f"{fact.worker} can't have left {where.name} of {where.node} behind on {fact.node}"
 
 
 def _of_state(task: str, ref: StateRef) -> str | None:
@@ -62,6 +69,10 @@ def _of_worker(state: TransitionState, fact: WorkerFact) -> str | None:
     if (fact.node, fact.slot) != (worker.slot.node, worker.slot.slot):
         return f"{fact.worker} runs on {worker.slot}, not on {fact.node}:{fact.slot}"
     iteration, epoch = getattr(fact, "iteration", -1), getattr(fact, "epoch", -1)
+    if isinstance(fact, WorkerFinished):
+        iteration = fact.iterations
+        if iteration < run.spec.iterations:
+            return f"{fact.worker} can't be through after {iteration} iterations: {fact.task} has {run.spec.iterations}"
     if iteration > run.spec.iterations:
         return f"iteration {iteration}: {fact.task} has {run.spec.iterations}"
     return too_far("epoch", epoch, run.membership.epoch)

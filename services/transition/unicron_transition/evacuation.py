@@ -20,6 +20,8 @@ def evacuate(state: TransitionState, runs: Iterable[TaskRun]) -> list[Message]:
     for run in runs:
         states = run.shelf.states if run.shelf and not run.state.ended else []
         vain = [each for each in run.copying if each.state not in states]
+        over = [each for each in (*run.withdrawn, *vain) if each.state not in states and not each.failed]
+        run.withdrawn = [each for each in over if _is_on_its_way(state, each)]
         run.copying = [each for each in run.copying if each.state in states and _is_on_its_way(state, each)]
         places: dict[int, list[StateRef]] = {}
         for ref in states:
@@ -66,16 +68,18 @@ def _order(state: TransitionState, run: TaskRun, ref: StateRef, keeper: Keeper) 
 def copied(state: TransitionState, run: TaskRun, fact: StateCopied) -> list[Message]:
     """Count on a copy that is there; of one that nobody wants any more have what arrived removed."""
     copy, shelf = fact.state, run.shelf
-    sent = (each for each in run.copying if each.state.location.node == fact.node)
+    sent = [each for each in (*run.copying, *run.withdrawn) if each.state.location.node == fact.node]
     order = next((each for each in sent if _leads_to(each, copy)), None)
-    if shelf is not None and order is not None:
+    if shelf is not None and order is not None and order in run.copying:
         order.failed = order.keeper.address == copy.location.address and bool(fact.problem)
         if order.keeper.address == copy.location.address and not fact.problem:
             run.copying.remove(order)
             run.shelf = replace(shelf, states=[*shelf.states, copy])
         return []
-    counts = any(ref.location.name == copy.location.name for ref in run.counted_on(copy.location.node))
-    return [] if counts or fact.problem else remove(state, run, [copy])
+    if order is None:
+        return []  # that node was not told to copy it, or has said so before
+    run.withdrawn = [each for each in run.withdrawn if each is not order]
+    return [] if fact.problem else remove(state, run, [copy])
 
 
 def _leads_to(copying: Copying, copy: StateRef) -> bool:

@@ -51,6 +51,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
         states: who holds which part of its state.
         shelf: what lies in the memories of nodes and is to be taken; None where living workers have the state.
         copying: copies of what lies there that are on their way to nodes that stay, or could not be made.
+        withdrawn: orders to copy what is no longer to be taken; a copy of which nobody has told yet may still arrive.
         saves: where its states are saved.
         submitted_at: Unix seconds; what was stored before under its name is another task's.
         paused: a user took its slots off it; what plans say of it is out of date.
@@ -68,6 +69,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
     states: StateMap = msgspec.field(default_factory=StateMap)
     shelf: Shelf | None = None
     copying: list[Copying] = []
+    withdrawn: list[Copying] = []
     saves: Saves = msgspec.field(default_factory=Saves)
     submitted_at: Moment = 0.0
     paused: bool = False
