@@ -75,7 +75,7 @@ class Claim(NamedTuple):
 
     def ref(self, name: str) -> StateRef:
         """Return a state that is said to lie at home."""
-        location = StateLocation(node=self.home, worker=self.worker, name=name)
+        location = StateLocation(node=self.home, worker=self.worker, name=name, address=f"{self.home}:1")
         numbers: dict[str, Any] = {"iteration": self.iteration, "place": 0, "size": 0, "checksum": b"a lie"}
         return StateRef(task=self.task, location=location, layout=ParallelLayout(), **numbers)
 

@@ -13,6 +13,9 @@ from unicron_transition.orders import remove
 from unicron_transition.replicas import lacks_state
 from unicron_transition.state import TaskRun, TransitionState
 
+WITHDRAWN = 64
+"""Copies of each task that may still arrive though nobody wants them any more; of older ones nobody tells."""
+
 
 def evacuate(state: TransitionState, runs: Iterable[TaskRun]) -> list[Message]:
     """Return the commands that copy what tasks are to go on with to nodes that stay, where it lies on no such node."""
@@ -20,9 +23,9 @@ def evacuate(state: TransitionState, runs: Iterable[TaskRun]) -> list[Message]:
     for run in runs:
         states = run.shelf.states if run.shelf and not run.state.ended else []
         vain = [each for each in run.copying if each.state not in states]
-        over = [each for each in (*run.withdrawn, *vain) if each.state not in states and not each.failed]
-        run.withdrawn = [each for each in over if _is_on_its_way(state, each)]
-        run.copying = [each for each in run.copying if each.state in states and _is_on_its_way(state, each)]
+        goes_on = [each for each in run.copying if each.state in states and _is_on_its_way(state, each)]
+        over = [each for each in run.copying if each not in goes_on and not each.failed]
+        run.copying, run.withdrawn = goes_on, [*run.withdrawn, *over][-WITHDRAWN:]
         places: dict[int, list[StateRef]] = {}
         for ref in states:
             places.setdefault(ref.place, []).append(ref)
@@ -79,7 +82,8 @@ def copied(state: TransitionState, run: TaskRun, fact: StateCopied) -> list[Mess
     if order is None:
         return []  # that node was not told to copy it, or has said so before
     run.withdrawn = [each for each in run.withdrawn if each is not order]
-    return [] if fact.problem else remove(state, run, [copy])
+    counts = any(ref.location.name == copy.location.name for ref in run.counted_on(copy.location.node))
+    return [] if counts or fact.problem else remove(state, run, [copy])
 
 
 def _leads_to(copying: Copying, copy: StateRef) -> bool:
