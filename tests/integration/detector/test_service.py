@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from unicron import codec, proofs, subjects
 from unicron.aio import insist
+from unicron.contracts.commands import Regroup, StartWorker
 from unicron.contracts.events import (
     CollectiveFailed,
     FailureDetected,
@@ -21,8 +22,10 @@ from unicron.contracts.events import (
     NodeAdmitted,
     NodeHeartbeat,
     Regrouped,
+    TaskSubmitted,
     WorkerExited,
 )
+from unicron.contracts.tasks import TaskSpec
 from unicron.said import OF_SERVICES
 
 pytestmark = pytest.mark.slow
@@ -78,12 +81,11 @@ class Cluster:
         self.bus = bus
         self.count = 0
         self.beating = set()
+        self.tasks = set()
 
     async def say(self, fact):
         self.count += 1
-        fact = replace(
-            fact, id=f"{fact.node}-{self.count}", source=OF_SERVICES.get(type(fact)) or fact.node, at=time.time()
-        )
+        fact = replace(fact, id=f"{self.count}", source=OF_SERVICES.get(type(fact)) or fact.node, at=time.time())
         subject, data = subjects.of(fact), codec.encode(fact)
         if isinstance(fact, subjects.TELEMETRY):
             await insist(lambda: self.bus.tell(subject, data), "telling")
@@ -100,7 +102,15 @@ class Cluster:
                 await self.say(NodeHeartbeat(node=node, incarnation=f"{proofs.boot(node)}.1"))
             await asyncio.sleep(0.2)
 
+    async def start_worker(self, worker, task, node, slot=0):
+        spec = TaskSpec(name=task, command=["x"])
+        if task not in self.tasks:
+            await self.say(TaskSubmitted(task=task, spec=spec))
+            self.tasks.add(task)
+        await self.say(StartWorker(node=node, slot=slot, worker=worker, task=task, spec=spec))
+
     async def kill_worker(self, worker, task="other"):
+        await self.start_worker(worker, task, "n2")
         await self.say(WorkerExited(node="n2", slot=0, task=task, worker=worker, signal=9))
 
     async def failures(self, last):
@@ -147,6 +157,8 @@ async def test_a_killed_agent_is_lost_by_the_servers_advisory(nats_world, cluste
 async def test_a_broken_collective_makes_it_lost_at_once(nats_world, cluster):
     place = {"slot": 0, "task": "gpt", "epoch": 0}
     for worker, node in (("gpt-1", "n1"), ("gpt-2", "n2")):
+        await cluster.start_worker(worker, place["task"], node, place["slot"])
+        await cluster.say(Regroup(node=node, task=place["task"], epoch=place["epoch"], rendezvous="", members=[]))
         await cluster.say(Regrouped(node=node, worker=worker, rank=0, world_size=2, iteration=0, **place))
     async with client(nats_world.settings.nats_url, "agent.n1.n1") as agent:
         cluster.beating.discard("n1")
