@@ -37,9 +37,10 @@ class Nodes:
         self._state.lost.pop(name, None)
         if known is None or known.incarnation != joined.incarnation:
             out += self._books.trust(name)
-            self._state.nodes[name] = Node(incarnation=joined.incarnation)
+            self._state.nodes[name] = Node(incarnation=joined.incarnation, heartbeat_s=joined.heartbeat_s)
             out += self._processes.missing(name, {status.worker for status in joined.workers}) if known else []
-        self._state.nodes[name].heartbeat_s = joined.heartbeat_s
+        else:
+            known.heartbeat_s = joined.heartbeat_s
         for status in joined.workers:
             self._adopt(name, status, anew=known is None)
         if known is None or known.incarnation != joined.incarnation:

@@ -2,6 +2,7 @@
 
 import pytest
 from helpers.detector import DetectorHarness, brief
+from unicron_detector.state import Limits
 
 from unicron.contracts.base import BusReconnected, TelemetryDropped, TimerFired
 from unicron.contracts.events import FailureDetected, NodeAdmitted, NodeHeartbeat, NodeLeft, WorkerReady
@@ -70,6 +71,17 @@ def test_workers_that_died_with_an_agent_that_came_back_are_missed(scene):
     out = scene.join("n1", incarnation="b", workers=[("w3", "gpt")])
     assert brief(out) == [(2, "exited_abnormally", "w1")]
     assert scene.exit("w1", exit_code=None) == []
+
+
+def test_a_node_may_be_given_up_for_the_workers_that_it_lost_by_coming_back():
+    scene = DetectorHarness(limits=Limits(attempts=1))
+    scene.join("n1", "n2")
+    scene.run(epoch=1, w1="n1", w2="n2")
+    scene.start("w1b", "n1")
+    out = scene.exit("w1b", exit_code=None)  # the last attempt
+    out += scene.join("n1", incarnation="b")
+    assert 1 in {severity for severity, *_ in brief(out)}
+    assert "n1" not in scene.detector.state.nodes
 
 
 def test_a_worker_that_waits_for_its_first_membership_is_missed_too(scene):
