@@ -6,9 +6,6 @@ import traceback
 import zlib
 
 import torch
-import torch._dynamo
-import torch.distributed.fsdp
-import torch.distributed.tensor.parallel  # before processes are forked that would each take seconds for it
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -19,6 +16,18 @@ from unicron.train.gathering import laid_out
 from unicron.train.shards import Box, local
 
 EXAMPLE = ROOT / "examples" / "parallel" / "train.py"
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload(  # what would take each of its processes seconds; it knows no folder of the tests
+    [
+        "torch._dynamo",
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor.parallel",
+        "torch.testing._internal.distributed.fake_pg",
+        "unicron.train.gathering",
+        "unicron.train.stored.reading",
+    ]
+)
 HEADS = 2
 LAYOUTS = [
     ParallelLayout(),
@@ -99,18 +108,23 @@ def same(one, other):
 
 
 def as_rank(layout, place, play, *args):
-    """Have `play` called by the worker of a place, with what it protects, and return what it raised as text."""
-    there, here = multiprocessing.Pipe()
+    """Have `play` called by the worker of a place, with what it protects, and return what it raised as text.
 
-    def main():
-        try:
-            play(rank(layout, place), *args)
-            here.send("")
-        except BaseException:  # noqa: BLE001 it is told
-            here.send(traceback.format_exc())
-
-    process = multiprocessing.get_context("fork").Process(target=main)
+    It is no fork of the process that tests: that one has threads, and a lock that one of them holds is held for ever
+    in its child.
+    """
+    there, here = FORKSERVER.Pipe()
+    process = FORKSERVER.Process(target=_main, args=(here, layout, place, play, args))
     process.start()
+    here.close()
     told = there.recv()
     process.join()
     return told
+
+
+def _main(here, layout, place, play, args):
+    try:
+        play(rank(layout, place), *args)
+        here.send("")
+    except BaseException:  # noqa: BLE001 it is told
+        here.send(traceback.format_exc())

@@ -1,7 +1,6 @@
 """What comes back from a checkpoint: for Unicron as it was, for torch.distributed.checkpoint in any layout."""
 
 import io
-import multiprocessing
 import os
 import pickle
 import traceback
@@ -13,7 +12,7 @@ import msgspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from helpers.layouts import as_rank, filled, same, told
+from helpers.layouts import FORKSERVER, as_rank, filled, same, told
 from helpers.stored import TASK, alter, save, save_trained, spread, trained
 from msgspec.structs import replace
 from torch import distributed
@@ -242,7 +241,7 @@ def left(tmp_path_factory):
     for number, layout in enumerate(WRITERS):
         saving, parts = begin(str(root), f"task-{number}", 3, layout), []
         for place in range(layout.replica_workers):
-            there, here = multiprocessing.Pipe()
+            there, here = FORKSERVER.Pipe()
             assert as_rank(layout, place, leave, saving, place, here) == ""
             parts.append(there.recv())
         found[layout] = commit(saving, parts[::-1])
@@ -293,12 +292,12 @@ def loads_spread(rank, rendezvous, stored, pipe):
 def test_torch_alone_loads_it_in_several_processes_of_another_layout(tmp_path):
     whole = torch.arange(48.0).view(6, 8)
     states = [{"iteration": 0, "objects": {"model": {"w": each}}} for each in spread(whole, 3)]
-    stored, context = save(tmp_path, 0, states), multiprocessing.get_context("fork")
+    stored = save(tmp_path, 0, states)
     there, processes = [], []
     for rank in range(2):
-        one, other = multiprocessing.Pipe()
+        one, other = FORKSERVER.Pipe()
         there.append(one)
-        processes.append(context.Process(target=loads_spread, args=(rank, tmp_path / "store", stored, other)))
+        processes.append(FORKSERVER.Process(target=loads_spread, args=(rank, tmp_path / "store", stored, other)))
         processes[-1].start()
     assert [each.recv() for each in there] == [whole[:, :4].tolist(), whole[:, 4:].tolist()]
     for each in processes:

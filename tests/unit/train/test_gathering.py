@@ -64,12 +64,13 @@ def test_the_places_of_any_layout_make_up_the_whole_model_and_its_optimizer(left
     assert as_rank(ParallelLayout(), 0, check_whole, left) == ""
 
 
-def test_what_a_place_lacks_is_named(left):
-    def lacks(_, files):
-        assembled(read(path)["objects"] for path in files)
+def assembles(_, files):
+    assembled(read(path)["objects"] for path in files)
 
+
+def test_what_a_place_lacks_is_named(left):
     assert "together lack model position elements" in as_rank(
-        ParallelLayout(), 0, lacks, left[ParallelLayout(shard=3)][:2]
+        ParallelLayout(), 0, assembles, left[ParallelLayout(shard=3)][:2]
     )
 
 
