@@ -30,6 +30,7 @@ CONNECT = timedelta(seconds=10)
 
 TCP = frozenset({socket.AF_INET, socket.AF_INET6})
 POLL = timedelta(seconds=0.05)
+GPU_POLL_S = 0.0002
 GIVE_UP_S = 0.15
 """How long an interrupted call may take to come back, before it is abandoned."""
 
@@ -52,6 +53,7 @@ class Connections:
         self._own: frozenset[str] | None = frozenset()
         self._backends: list[Any] = []
         self._dropping: threading.Thread | None = None
+        self._on_gpu = False
         atexit.register(self._close)
         self.epoch = -1
         self.cut_at: float | None = None
@@ -96,6 +98,7 @@ class Connections:
         Raises:
             GroupBrokenError: interrupted by `cut_below`, or a peer was lost.
         """
+        self._on_gpu = device.type == "cuda"
         made: list[Any] = []
         failed: list[RuntimeError] = []
 
@@ -142,6 +145,9 @@ class Connections:
         Raises:
             GroupBrokenError: it failed.
         """
+        if self._on_gpu:
+            self._finish_on_gpu(work)
+            return
         try:
             while not self._has_ended(work):
                 pass
@@ -151,6 +157,23 @@ class Connections:
             if isinstance(error, RuntimeError):
                 raise GroupBrokenError(str(error)) from error
             raise
+
+    def _finish_on_gpu(self, work: Work) -> None:
+        """Wait until the GPU is through with a collective.
+
+        A time limit on NCCL's `wait` would abort the group when it is over; without one `wait` only puts what comes
+        later behind the collective. One that was aborted ends as if it had gone well, with anything in its tensors.
+        """
+        try:
+            work.wait()
+            ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ended.record()
+            while not ended.query():  # type: ignore[no-untyped-call]
+                time.sleep(GPU_POLL_S)
+        except RuntimeError as error:
+            raise GroupBrokenError(str(error)) from error
+        if self.cut_at is not None:
+            raise GroupBrokenError("a collective was interrupted")
 
     def _has_ended(self, work: Work) -> bool:
         try:
