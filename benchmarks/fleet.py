@@ -28,6 +28,7 @@ from unicron.contracts.events import (
     NodeAdmitted,
     NodeHeartbeat,
     NodeJoined,
+    NodePaced,
     Regrouped,
     StateSecured,
     WorkerExited,
@@ -221,10 +222,12 @@ class Generator:
     async def _follow(self, position: int) -> None:
         """Read what concerns the nodes."""
         filters = [f"{subjects.ROOT}.cmd.*.{kind.__name__}.>" for kind in (StartWorker, StopWorker, Regroup)]
-        async for entry in self._buses[0].follow([*filters, *subjects.events(NodeAdmitted)], position):
+        async for entry in self._buses[0].follow([*filters, f"{subjects.ROOT}.evt.registry.>"], position):
             message = codec.decode_message(entry.data)
             if isinstance(message, NodeAdmitted) and message.node in self._named:
                 self._admitted.add(message.node)
+                self._named[message.node].every_s = max(BEAT_S, message.heartbeat_s)
+            elif isinstance(message, NodePaced) and message.node in self._named:
                 self._named[message.node].every_s = max(BEAT_S, message.heartbeat_s)
             elif getattr(message, "node", "") in self._named:
                 self._orders.put_nowait(message)

@@ -33,6 +33,7 @@ import multiprocessing
 import os
 import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -283,6 +284,8 @@ class Run:
         for job in jobs:
             job.cancel()
         alarms = [each for each in self.seen.of(FailureDetected) if each.method == DetectionMethod.NODE_HEALTH]
+        for each in alarms[:: max(1, len(alarms) // 10)]:
+            print(f"false alarm {each.at - began:.1f} s after the last began to join: {each.reason}", file=sys.stderr)
         logs = [self.cluster.log(name).read_text(errors="replace") for name in self.cluster.servers]
         store = self.cluster.root / self.cluster.servers[0] / "store"
         figures |= {

@@ -19,6 +19,7 @@ from unicron.contracts.events import (
     NodeJoined,
     NodeLeaving,
     NodeLeft,
+    NodePaced,
     PartStored,
     PlanDecided,
     StateCopied,
@@ -54,8 +55,8 @@ OF_NODES: tuple[type[Message], ...] = (
 """Message types that an agent says of its own node, and of no other."""
 
 OF_SERVICES: dict[type[Message], str] = {
-    **dict.fromkeys((NodeAdmitted, NodeDrained, NodeGone, TaskSubmitted, TaskPaused, TaskRemoved), "registry"),
-    **dict.fromkeys((CheckpointOrdered, TaskRewound), "registry"),
+    **dict.fromkeys((NodeAdmitted, NodePaced, NodeDrained, NodeGone), "registry"),
+    **dict.fromkeys((TaskSubmitted, TaskPaused, TaskRemoved, CheckpointOrdered, TaskRewound), "registry"),
     **dict.fromkeys((FailureDetected, TaskBroken, IterationsSlow), "detector"),
     PlanDecided: "planner",
     **dict.fromkeys((TaskStateChanged, AttemptFailed, TaskRecovered), "transition"),

@@ -11,7 +11,7 @@ from functools import cache
 
 from unicron.contracts.base import LOCAL, Message
 from unicron.contracts.commands import Command
-from unicron.contracts.events import FailureDetected, IterationFinished, NodeAdmitted, NodeHeartbeat, StepTimed
+from unicron.contracts.events import FailureDetected, IterationFinished, NodeHeartbeat, StepTimed
 from unicron.contracts.queries import Order, Query
 from unicron.contracts.stragglers import RecordingSwitched
 from unicron.errors import InvalidInputError
@@ -89,9 +89,9 @@ def given_up(node: str) -> str:
     return f"{ROOT}.evt.detector.{FailureDetected.__name__}.{token(node, 'node')}"
 
 
-def admitted(node: str) -> str:
-    """Return the filter for the fact that `node` was taken in."""
-    return f"{ROOT}.evt.registry.{NodeAdmitted.__name__}.{token(node, 'node')}"
+def registered(node: str) -> str:
+    """Return the filter for what the registry says of `node`."""
+    return f"{ROOT}.evt.registry.*.{token(node, 'node')}"
 
 
 def switched() -> str:
@@ -101,7 +101,7 @@ def switched() -> str:
 
 def read_by(node: str) -> list[str]:
     """Return the filters for what the agent of `node` reads of the journal."""
-    return [commands(node), given_up(node), admitted(node), switched()]
+    return [commands(node), given_up(node), registered(node), switched()]
 
 
 def stored(subject: str) -> str:

@@ -29,6 +29,7 @@ from unicron.contracts.events import (
     NodeJoined,
     NodeLeaving,
     NodeLeft,
+    NodePaced,
     WorkerExited,
 )
 from unicron.contracts.failures import DetectionMethod
@@ -239,7 +240,7 @@ class AgentCore:
             return [DeadLetter(subject=entry.subject, error=str(error), payload=entry.data[:4096])]
         if isinstance(message, Command):
             return self._heed(message)
-        if isinstance(message, NodeAdmitted) and message.incarnation == self.incarnation:
+        if isinstance(message, NodeAdmitted | NodePaced) and message.incarnation == self.incarnation:
             self._paced_s = message.heartbeat_s
         if isinstance(message, FailureDetected) and (message.node, message.method) == (
             self.node,

@@ -426,6 +426,19 @@ class NodeAdmitted(Message, kw_only=True, frozen=True):
     heartbeat_s: Seconds = 0.0
 
 
+class NodePaced(Message, kw_only=True, frozen=True):
+    """So many nodes are there by now that this one is to beat more rarely than it was told when it was admitted.
+
+    Attributes:
+        incarnation: that was admitted.
+        heartbeat_s: between heartbeats.
+    """
+
+    node: Name
+    incarnation: Label
+    heartbeat_s: Seconds
+
+
 class NodeDrained(Message, kw_only=True, frozen=True):
     """A node is to be given no more work (`drain=True`), or may be used again."""
 

@@ -1,7 +1,7 @@
 """Node health: a node is lost when its connection ends and stays away, or when it falls silent."""
 
 from unicron.contracts.base import CancelTimer, ConnectionLost, Message
-from unicron.contracts.events import NodeAdmitted, NodeGone, NodeHeartbeat, NodeLeft
+from unicron.contracts.events import NodeAdmitted, NodeGone, NodeHeartbeat, NodeLeft, NodePaced
 from unicron.contracts.tasks import WorkerStatus
 from unicron_detector.memberships import Memberships, lost_connection
 from unicron_detector.processes import Processes
@@ -58,6 +58,13 @@ class Nodes:
                 self._reporter.worker(status.worker, *place)
         elif anew and not worker.failed and (worker.task, worker.node, worker.slot) == place:
             self._reporter.watch(status.worker, *place)
+
+    def paced(self, paced: NodePaced) -> list[Message]:
+        """Note how often a node beats from now on."""
+        node = self._state.nodes.get(paced.node)
+        if node is not None and node.incarnation == paced.incarnation:
+            node.heartbeat_s = paced.heartbeat_s
+        return []
 
     def left(self, left: NodeLeft) -> list[Message]:
         """Forget a node that said goodbye."""

@@ -21,6 +21,7 @@ from unicron.contracts.events import (
     NodeJoined,
     NodeLeaving,
     NodeLeft,
+    NodePaced,
     PlanDecided,
     StateSecured,
     StateUnprotected,
@@ -52,7 +53,7 @@ from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
 from unicron_registry import orders
 from unicron_registry.doubts import doubt
-from unicron_registry.nodes import heartbeat_s, node_problems
+from unicron_registry.nodes import OFTEN_S, TOO_OFTEN, heartbeat_s, node_problems
 from unicron_registry.orders import names
 from unicron_registry.state import RegistryState
 
@@ -133,7 +134,26 @@ class RegistryCore(Core):
             rack=joined.rack,
             heartbeat_s=heartbeat_s(len(self.state.nodes)),
         )
-        return [*back, admitted, NodeDrained(node=joined.node)] if drained else [*back, admitted]
+        self.state.paced.pop(joined.node, None)
+        self.state.paced[joined.node] = admitted.heartbeat_s
+        then = [NodeDrained(node=joined.node)] if drained else []
+        return [*back, admitted, *then, *self._pace()]
+
+    def _pace(self) -> list[Message]:
+        """Slow the node down that was told for longest how often to beat, where it was told much too often.
+
+        One for each that joins, so that no thousand are told at once; all are told again by the time they are twice as
+        many.
+        """
+        node, before = next(iter(self.state.paced.items()))
+        now, view = heartbeat_s(len(self.state.nodes)), self.state.nodes[node]
+        if now <= TOO_OFTEN * max(before, OFTEN_S):
+            return []
+        del self.state.paced[node]
+        if view.state not in PRESENT:
+            return []  # it is told when it is back
+        self.state.paced[node] = now
+        return [NodePaced(node=node, incarnation=view.incarnation, heartbeat_s=now)]
 
     def _is_back(self, joined: NodeJoined, before: NodeView | None) -> list[Message]:
         """Put a node back into use that was out of it only because its agent was leaving."""

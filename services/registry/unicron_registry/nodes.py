@@ -11,6 +11,9 @@ OFTEN_S, RARELY_S = 0.5, 9.0
 """As often nodes beat while that is fewer, and at least; who says nothing for ten seconds is not healthy (`SILENT_S`).
 """
 
+TOO_OFTEN = 1.25
+"""How much more rarely a node must be to beat than it was told before it is told again."""
+
 RESERVED = frozenset({*SERVICES, "console"})
 """Names of services: a node under one of them would answer its queries."""
 

@@ -4,6 +4,7 @@ import msgspec
 
 from unicron.contracts.plans import Plan
 from unicron.contracts.queries import NodeView, TaskView
+from unicron.contracts.ranges import Seconds
 
 
 class RegistryState(msgspec.Struct, kw_only=True):
@@ -14,6 +15,7 @@ class RegistryState(msgspec.Struct, kw_only=True):
         tasks: by name, in order of submission, until a user removes them.
         plan: the last one decided.
         drained: nodes that a user took out of use; holds over restarts of their agents.
+        paced: nodes by when they were last told how often to beat, and what.
         leaving: those of them that are so only because their agents said they leave: until they join again.
         told: of each task the nodes that may tell of its states, and which workers there were told to save theirs.
     """
@@ -23,4 +25,5 @@ class RegistryState(msgspec.Struct, kw_only=True):
     plan: Plan | None = None
     drained: list[str] = []
     leaving: list[str] = []
+    paced: dict[str, Seconds] = {}
     told: dict[str, dict[str, list[str]]] = {}

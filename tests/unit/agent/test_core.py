@@ -45,6 +45,7 @@ from unicron.contracts.events import (
     NodeJoined,
     NodeLeaving,
     NodeLeft,
+    NodePaced,
     Regrouped,
     StateDiverged,
     StateKept,
@@ -305,8 +306,11 @@ def test_a_node_beats_as_rarely_as_it_is_told_but_for_the_time_after_it_has_join
         return found
 
     assert beats(0.0, 30.0) == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 10.5, 18.5, 26.5]
+    assert scene.read(NodePaced(node="n1", incarnation="a.9", heartbeat_s=99.0), "registry") == []
+    assert scene.read(NodePaced(node="n1", incarnation="b.1", heartbeat_s=3.0), "registry") == []
+    assert beats(34.5, 42.0) == [34.5, 37.5, 40.5]
     scene.feed(Reconnected())
-    assert beats(30.0, 41.0) == [30.0, 30.5, 31.0, 31.5, 32.0, 32.5, 40.5]
+    assert beats(45.0, 52.0) == [45.0, 45.5, 46.0, 46.5, 47.0, 47.5, 50.5]
 
 
 def test_adopted_workers_say_where_they_are_before_the_node_joins():

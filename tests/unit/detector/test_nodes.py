@@ -5,7 +5,7 @@ from helpers.detector import DetectorHarness, brief
 from unicron_detector.state import Limits
 
 from unicron.contracts.base import BusReconnected, TelemetryDropped, TimerFired
-from unicron.contracts.events import FailureDetected, NodeAdmitted, NodeHeartbeat, NodeLeft, WorkerReady
+from unicron.contracts.events import FailureDetected, NodeAdmitted, NodeHeartbeat, NodeLeft, NodePaced, WorkerReady
 from unicron.contracts.failures import Severity
 
 
@@ -143,6 +143,15 @@ def test_a_node_that_is_to_beat_rarely_may_be_silent_for_longer(scene):
     (failure,) = scene.wait(1.2)
     assert brief([failure]) == lost("n1")
     assert failure.reason == "no heartbeat for 6 s"
+
+
+def test_so_may_one_that_is_told_later_to_beat_more_rarely(scene):
+    scene.feed(NodePaced(node="n1", incarnation="a", heartbeat_s=2.0))
+    scene.feed(NodePaced(node="n2", incarnation="of another start", heartbeat_s=2.0))
+    scene.silence("n1")
+    scene.silence("n2")
+    assert brief(scene.wait(5.9)) == lost("n2")
+    assert brief(scene.wait(1.2)) == lost("n1")
 
 
 def test_silence_while_telemetry_was_dropped_means_nothing(scene):

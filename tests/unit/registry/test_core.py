@@ -135,12 +135,30 @@ def test_nonsense_makes_an_alert_and_no_node(registry, fields, named):
 
 
 def test_the_more_nodes_there_are_the_more_rarely_each_is_to_beat(registry):
-    told = [registry.handle(joined(f"node-{number}"))[0].heartbeat_s for number in range(16384)]
-    assert set(told[:1000]) == {0.0}, "as they like"
-    assert told[1000] == pytest.approx(0.5, abs=0.001)
-    assert told[-1] == pytest.approx(8.2, abs=0.01)
+    told, most = {}, 0
+    for number in range(16384):
+        facts = registry.handle(joined(f"node-{number}"))
+        told |= {fact.node: fact.heartbeat_s for fact in facts}
+        most = max(most, len(facts))
+        if number in {999, 1000}:
+            assert (told[f"node-{number}"] > 0) == (number == 1000), "until then as they like"
+    assert told["node-16383"] == pytest.approx(8.2, abs=0.01)
     assert heartbeat_s(10**6) < SILENT_S
-    assert sum(1 / (between or 0.5) for between in told) < 8000, "a second, though who came first is not told again"
+    assert most == 2, "facts for one that joins"
+    assert sum(1 / between for between in told.values()) < 3000, "a second, as those that came first are told again"
+
+
+def test_a_node_that_is_away_is_told_how_often_to_beat_when_it_is_back(registry):
+    for number in range(1300):
+        registry.handle(joined(f"node-{number}"))
+    registry.state.paced.clear()
+    registry.handle(joined("first"))
+    registry.handle(NodeLeft(node="first", incarnation="a"))
+    registry.state.paced = {"first": 0.5}
+    assert [type(each) for each in registry.handle(joined("last"))] == [NodeAdmitted]
+    assert "first" not in registry.state.paced
+    [back, *_] = registry.handle(joined("first"))
+    assert back.heartbeat_s > 0.6
 
 
 def test_nobody_joins_in_the_name_of_another(registry):
