@@ -264,9 +264,11 @@ class Run:
         return whole_s(self.seen.of(Regrouped, "struck", since), since, WORKERS)
 
     async def victim(self, number: int) -> int:
-        """Return the process of one of the task's workers."""
-        members = (await self.view("struck")).members
-        name = members[number % len(members)].worker
+        """Return the process of one of the task's workers, as the journal has them; the registry may be behind it."""
+        regrouped = self.seen.of(Regrouped, "struck", 0.0)
+        newest = max(fact.epoch for fact in regrouped)
+        members = {fact.rank: fact.worker for fact in regrouped if fact.epoch == newest}
+        name = members[sorted(members)[number % len(members)]]
         ready = lambda: [m.pid for m in self.seen.said if isinstance(m, WorkerReady) and m.worker == name]  # noqa: E731
         return int((await until(ready, f"{name} is ready"))[-1])
 
