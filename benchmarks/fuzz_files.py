@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import unicron_taskfile as taskfile
 from unicron_chaos import script
-from unicron_detector.rules import Rules
 from unicron_simulator import files, parameters, traces
 from unicron_straggler.analysis import reader
 from unicron_straggler.analysis.trace import Meta
@@ -27,6 +26,7 @@ from unicron_taskfile.model import read_table
 
 from benchmarks.output import as_json
 from unicron.errors import UnicronError
+from unicron.rules import Rules
 from unicron.storage.manifest import index_in, manifest_in
 
 SECONDS = 30.0
@@ -99,7 +99,7 @@ _READERS: dict[str, tuple[Callable[[Path, bytes], Any], bytes]] = {
     "manifest": (lambda _, content: manifest_in(content, "here"), MANIFEST),
     "rules": (
         lambda _, content: Rules(content.decode(errors="replace")),
-        (OURS / "services/detector/unicron_detector/rules.toml").read_bytes(),
+        (OURS / "unicron/rules.toml").read_bytes(),
     ),
 }
 READERS = {kind: Reader(*each) for kind, each in _READERS.items()}

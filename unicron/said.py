@@ -34,6 +34,7 @@ from unicron.contracts.events import (
     TaskSubmitted,
     WorkerFact,
 )
+from unicron.contracts.hardware import FaultLogged, GpusSampled
 from unicron.contracts.stragglers import RecordingSwitched, StragglerDetected
 from unicron.errors import InvalidInputError
 
@@ -43,6 +44,8 @@ OF_NODES: tuple[type[Message], ...] = (
     NodeLeft,
     NodeLeaving,
     NodeHeartbeat,
+    FaultLogged,
+    GpusSampled,
     StateRejected,
     StateCopied,
     StatesFound,

@@ -12,6 +12,7 @@ from functools import cache
 from unicron.contracts.base import LOCAL, Message
 from unicron.contracts.commands import Command
 from unicron.contracts.events import FailureDetected, IterationFinished, NodeHeartbeat, StepTimed
+from unicron.contracts.hardware import GpusSampled
 from unicron.contracts.queries import Order, Query
 from unicron.contracts.stragglers import RecordingSwitched
 from unicron.errors import InvalidInputError
@@ -30,7 +31,7 @@ ANY = f"{ROOT}.>"
 STORED = "unicron.stored"
 """Where the server tells what it has stored in the journal: by the subject of each message, from its kind on."""
 
-TELEMETRY: tuple[type[Message], ...] = (NodeHeartbeat, IterationFinished, StepTimed)
+TELEMETRY: tuple[type[Message], ...] = (NodeHeartbeat, IterationFinished, StepTimed, GpusSampled)
 """Message types that travel as telemetry."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -51,6 +51,7 @@ from unicron.contracts.worker import (
 )
 from unicron.errors import InvalidInputError, StaleTokenError, UnicronError
 from unicron.said import received
+from unicron_agent.hardware import Hardware
 from unicron_agent.reports import report
 from unicron_agent.states import Out, States
 from unicron_agent.stimuli import (
@@ -61,12 +62,14 @@ from unicron_agent.stimuli import (
     EntryRead,
     Kill,
     Leave,
+    Logged,
     Notice,
     ObtainState,
     ProcessExited,
     ProcessStarted,
     Published,
     Reconnected,
+    Sampled,
     SendToWorker,
     StartProcess,
     StateUnsound,
@@ -135,6 +138,7 @@ class AgentCore:
         self._judged = 0
         self.workers: dict[str, Worker] = {}
         self.states = States(card.node, card.state_server)
+        self._hardware = Hardware(card.node)
         self.samples: dict[str, Sample] = {}
         self._card, self._boot, self._limits, self._heartbeat_s = card, boot, limits, heartbeat_s
         self._joins = 0
@@ -153,6 +157,8 @@ class AgentCore:
                 return self._started(name, pid)
             case ProcessExited():
                 return self._exited(stimulus)
+            case Logged() | Sampled():
+                return self._hardware.hear(stimulus, self.workers.values(), now)
         return [] if self.left else self._handle_unless_left(stimulus, now)
 
     def _handle_unless_left(self, stimulus: Stimulus, now: float) -> Out:

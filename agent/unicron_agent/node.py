@@ -1,6 +1,7 @@
 """The agent's node: carries out on real processes, sockets and files what the agent decides."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -27,11 +28,14 @@ from unicron.errors import (
     UnsoundStateError,
 )
 from unicron.health import ALIVE
+from unicron.rules import load
 from unicron_agent.agent import Agent
 from unicron_agent.channels import Channels
 from unicron_agent.chaos import break_something
 from unicron_agent.core import AgentCore
 from unicron_agent.fabric import Fabric
+from unicron_agent.gpus import GpuWatch, addresses
+from unicron_agent.kernel_log import KernelLog
 from unicron_agent.memory import StateMemory
 from unicron_agent.network import interface_of, memory_dir, own_address
 from unicron_agent.notice import notice
@@ -47,10 +51,12 @@ from unicron_agent.stimuli import (
     CopySent,
     Effect,
     Kill,
+    Logged,
     ObtainState,
     ProcessExited,
     ProcessStarted,
     RemoveState,
+    Sampled,
     SendCopy,
     SendToWorker,
     StartProcess,
@@ -117,6 +123,7 @@ class Node:
         self._adopt()
         socket = await self._channels.serve(self._memory.folder / "agent.sock")
         await self._supervisor.start()
+        watches = self._watch_hardware()
         await self._bus.serve(subjects.rpc(self._name), f"agent-{self._name}", self._on_query)
         await self._bus.serve(subjects.orders(self._name), f"agent-{self._name}", self._on_order)
         running = asyncio.create_task(self._agent.run(position))
@@ -124,6 +131,8 @@ class Node:
             await self._until_told(running)
         finally:
             await self._agent.leave()
+            for watch in watches:
+                await asyncio.to_thread(watch.stop)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             await self._supervisor.stop()
@@ -131,6 +140,23 @@ class Node:
             socket.close()
             rendezvous.close()
             shutil.rmtree(self._memory.folder, ignore_errors=True)
+
+    def _watch_hardware(self) -> list[KernelLog | GpuWatch]:
+        """Watch what can be watched of this machine, in threads."""
+        loop, rules = asyncio.get_running_loop(), load()
+
+        def told(what: Logged | Sampled) -> None:
+            with contextlib.suppress(RuntimeError):  # we are just ending
+                loop.call_soon_threadsafe(self._handle, what)
+
+        slots, found = addresses(), list[KernelLog | GpuWatch]()
+        if self._settings.kernel_log:
+            found.append(KernelLog(self._settings.kernel_log, rules, slots, told))
+        if slots:
+            found.append(GpuWatch(rules, told))
+        for watch in found:
+            watch.start()
+        return found
 
     async def _until_told(self, running: asyncio.Task[None]) -> None:
         """Serve until the node is to go, and hand over what it has; the loops that do so are needed for the goodbye."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from unicron.contracts.base import Message, Record
 from unicron.contracts.commands import CommitCheckpoint, FindCheckpoint, StartWorker
+from unicron.contracts.hardware import Gpu
 from unicron.contracts.states import Keeper, StateRef
 from unicron.contracts.storage import Saving
 from unicron.contracts.tasks import ParallelLayout
@@ -143,6 +144,30 @@ class StateUnsound:
 
 
 @dataclass(frozen=True)
+class Logged:
+    """The kernel's log or a GPU's driver told of a fault.
+
+    Attributes:
+        text: one line.
+        status: what it stands for, so that one that is told again and again is known again.
+        slot: whose GPU it names, -1 for none.
+        pid: of the process that it names, 0 for none.
+    """
+
+    text: str
+    status: str
+    slot: int = -1
+    pid: int = 0
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What the GPUs count now."""
+
+    gpus: tuple[Gpu, ...]
+
+
+@dataclass(frozen=True)
 class Tick:
     """Some time has passed.
 
@@ -178,6 +203,8 @@ Stimulus = (
     | CopyReceived
     | StateUnsound
     | StorageTold
+    | Logged
+    | Sampled
     | Tick
     | Notice
     | Leave

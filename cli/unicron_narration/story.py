@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import fields as fields_of
 
-from unicron.contracts import commands, events, stragglers
+from unicron.contracts import commands, events, hardware, stragglers
 from unicron.contracts.base import Message
 from unicron.contracts.plans import TaskShare
 from unicron.contracts.states import Saver
@@ -87,6 +87,7 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
         f"{m.task} is {m.state}{f' on {len(m.members)} workers' if m.members else ''}{_after(': ', m.reason)}"
     ),
     events.TaskRecovered: lambda m: f"{m.task} is back at {m.workers} workers after {m.seconds:.2f} s",
+    hardware.FaultLogged: lambda m: f"{m.node} logged{_after(' of ', m.worker)}: {m.text}",
     stragglers.StragglerDetected: lambda m: (
         f"{m.task} is {m.slowdown:.2f} times as slow as it could be: {m.diagnosis}"
         f"{f' {_where(m)}' if m.worker else ''}{', its node is drained' * m.drain}{_after(': ', m.cure)}"

@@ -37,6 +37,7 @@ from unicron.contracts.events import (
     WorkerReady,
     WorkerStalled,
 )
+from unicron.contracts.hardware import FaultLogged, Gpu, GpusSampled
 from unicron.contracts.states import StateLocation, StateRef
 from unicron.contracts.storage import Saving, StoredFile, StoredPart, StoredState
 from unicron.contracts.tasks import ParallelLayout, Slot, WorkerPhase, WorkerStatus
@@ -146,6 +147,8 @@ CLAIMS: dict[type[Message], Callable[[Claim], Message]] = {
     NodeLeft: lambda claim: NodeLeft(node=claim.node, incarnation="lie"),
     NodeLeaving: lambda claim: NodeLeaving(node=claim.node, incarnation="lie", seconds=1.0),
     NodeHeartbeat: lambda claim: NodeHeartbeat(node=claim.node, incarnation="lie"),
+    GpusSampled: lambda claim: GpusSampled(node=claim.node, gpus=[Gpu(slot=claim.slot)]),
+    FaultLogged: lambda claim: FaultLogged(**claim.place, text="NVRM: Xid (PCI:0000:3b:00): 31, a lie"),
     WorkerReady: lambda claim: WorkerReady(**claim.place, pid=1),
     WorkerExited: lambda claim: WorkerExited(**claim.place, exit_code=1),
     WorkerRaised: _raised,
@@ -172,7 +175,9 @@ CLAIMS: dict[type[Message], Callable[[Claim], Message]] = {
 }
 """What is said, by type: every type that a node may say."""
 
-ABOUT_TASKS = tuple(kind for kind in CLAIMS if kind not in {NodeJoined, NodeLeft, NodeLeaving, NodeHeartbeat})
+ABOUT_TASKS = tuple(
+    kind for kind in CLAIMS if kind not in {NodeJoined, NodeLeft, NodeLeaving, NodeHeartbeat, GpusSampled}
+)
 
 
 def claimed(random: Random, claim: Claim, number: int) -> list[Message]:

@@ -1,10 +1,10 @@
 """A detector in a world of its own: timers, heartbeats and a clock, all of them driven by the test."""
 
 import msgspec
-from unicron_detector import rules
 from unicron_detector.core import DetectorCore
 from unicron_detector.state import Limits, State
 
+from unicron import rules
 from unicron.contracts.base import CancelTimer, ConnectionLost, Message, SetTimer, Started, TimerFired
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import (

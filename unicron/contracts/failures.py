@@ -27,6 +27,8 @@ class DetectionMethod(Word):
     """A process said why it can't go on."""
     ONLINE_STATISTICS = "online_statistics"
     """A process made no progress for much longer than usual."""
+    DEVICE_HEALTH = "device_health"
+    """The kernel of a node, or the driver of a GPU, told that something is wrong with the machine."""
     UNKNOWN = "unknown"
 
 
@@ -53,6 +55,10 @@ class FailureStatus(Word):
     GPU_DRIVER_ERROR = "gpu_driver_error"
     ILLEGAL_MEMORY_ACCESS = "illegal_memory_access"
     CUDA_ERROR = "cuda_error"
+    OUT_OF_MEMORY = "out_of_memory"
+    """The kernel ended a process, for the machine or its container had no memory left."""
+    IO_ERROR = "io_error"
+    """A disk or a file system fails."""
     OTHER_SOFTWARE_ERROR = "other_software_error"
     """Neither hardware nor CUDA nor network: maybe the user's own error."""
     UNKNOWN = "unknown"

@@ -64,6 +64,10 @@ class Books:
         """Return the watched workers of a task."""
         return sorted(name for names in self._of_task.get(task, {}).values() for name in names)
 
+    def nodes_of(self, task: str) -> list[str]:
+        """Return the nodes with watched workers of a task."""
+        return sorted(self._of_task.get(task, {}))
+
     def close_all(self, names: Iterable[str]) -> None:
         """Note that nothing more is to be said about these workers."""
         for name in names:

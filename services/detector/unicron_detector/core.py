@@ -1,7 +1,8 @@
 """The detector's decisions, pure: facts in, failures out (paper section 4).
 
-Four methods find failures: node health (a connection or the heartbeats of a node end), process supervision (a process
-ends), exception propagation (a process says why it ends) and online statistics (a process makes no progress).
+Five methods find failures: node health (a connection or the heartbeats of a node end), process supervision (a process
+ends), exception propagation (a process says why it ends), online statistics (a process makes no progress), and device
+health (the kernel or a GPU's driver tells of a fault).
 """
 
 from msgspec.structs import replace
@@ -38,14 +39,16 @@ from unicron.contracts.events import (
     WorkerStalled,
 )
 from unicron.contracts.failures import Cure, DetectionMethod, FailureStatus, Severity
+from unicron.contracts.hardware import FaultLogged
 from unicron.contracts.tasks import WorkerPhase
 from unicron.core import Core, Handlers
+from unicron.rules import Rules
 from unicron_detector.doubts import doubt
+from unicron_detector.hardware import Hardware
 from unicron_detector.memberships import Memberships
 from unicron_detector.nodes import TICK_S, Nodes
 from unicron_detector.processes import Processes
 from unicron_detector.report import Reporter
-from unicron_detector.rules import Rules
 from unicron_detector.state import Limits, State
 from unicron_detector.timers import Timer, TimerKind
 
@@ -69,6 +72,7 @@ class DetectorCore(Core):
         self._reporter = Reporter(self.state, limits or Limits())
         self._processes = Processes(self._reporter, rules)
         self._memberships = Memberships(self._reporter)
+        self._hardware = Hardware(self._reporter, rules)
         self._nodes = Nodes(self._reporter, self._processes, self._memberships)
         self.handlers: Handlers = {
             Started: self._renew,
@@ -88,6 +92,7 @@ class DetectorCore(Core):
             WorkerStalled: self._stalled,
             CollectiveFailed: self._memberships.broke,
             StateDiverged: self._memberships.diverged,
+            FaultLogged: self._hardware.logged,
             StartWorker: self._processes.ordered,
             Regroup: self._memberships.ordered,
             Regrouped: self._memberships.regrouped,

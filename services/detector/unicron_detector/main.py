@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import partial
 from typing import ClassVar
 
-from unicron import proofs, subjects
+from unicron import proofs, rules, subjects
 from unicron.bus import topology
 from unicron.bus.protocol import Bus
 from unicron.clock import SystemClock
@@ -15,7 +15,6 @@ from unicron.errors import InvalidInputError
 from unicron.runner import run_service
 from unicron.service import Wiring
 from unicron.settings import PREFIX, Settings
-from unicron_detector import rules
 from unicron_detector.core import DetectorCore
 from unicron_detector.state import Limits, State
 

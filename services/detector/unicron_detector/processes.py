@@ -16,8 +16,8 @@ from unicron.contracts.events import (
     WorkerStalled,
 )
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
+from unicron.rules import Rules
 from unicron_detector.report import Reporter
-from unicron_detector.rules import Rules
 from unicron_detector.state import Starting, Worker
 
 SIGNATURES = 64

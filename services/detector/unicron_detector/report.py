@@ -90,7 +90,7 @@ class Reporter:
         """Report a failure, and note that its consequences need no report of their own."""
         state = self.state
         broken = self._broken(failure)
-        out: list[Message] = [failure]
+        out: list[Message] = [self._explained(failure)]
         if failure.severity is Severity.SEV1:
             state.lost[failure.node] = Lost(at=state.now)
             out += self.drop_node(failure.node)
@@ -103,6 +103,12 @@ class Reporter:
             if task.pending and task.pending.epoch <= task.failed_epoch:
                 out += self.drop_pending(task)
         return out
+
+    def _explained(self, failure: FailureDetected) -> FailureDetected:
+        """Return a failure with what the kernels of the nodes concerned said just before, if they did."""
+        nodes = [failure.node] if failure.severity is not Severity.SEV3 else self.books.nodes_of(failure.task)
+        said = [f"{node}'s kernel said: {self.state.said[node].text}" for node in nodes if node in self.state.said]
+        return replace(failure, reason="; ".join([failure.reason, *said])) if said else failure
 
     def _broken(self, failure: FailureDetected) -> dict[str, int]:
         """Return the tasks that a failure breaks, and up to which epoch.

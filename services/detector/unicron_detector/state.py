@@ -3,8 +3,11 @@
 import msgspec
 
 from unicron.contracts.events import FailureDetected
-from unicron.contracts.ranges import Count, Moment, Number, Seconds
+from unicron.contracts.ranges import Count, Label, Moment, Number, Seconds
 from unicron_detector.ladder import Ladder
+
+EXPLAINS_S = 10.0
+"""So long what a kernel said explains what fails on its node."""
 
 
 class Limits(msgspec.Struct, kw_only=True, frozen=True):
@@ -57,6 +60,13 @@ class Starting(msgspec.Struct, kw_only=True, array_like=True):
 
     worker: str
     task: str
+
+
+class Said(msgspec.Struct, kw_only=True, array_like=True):
+    """What a node's kernel said last that is no failure by itself."""
+
+    text: Label
+    at: Moment
 
 
 class Worker(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -138,6 +148,7 @@ class State(msgspec.Struct, kw_only=True):
         now: Unix seconds of the detector's own clock, as of the last timer.
         timers: how many timers were asked for; their names hold it, so that each is different.
         starting: by node and slot, who was ordered there last, until it is heard of.
+        said: by node, what may explain what fails there just then.
     """
 
     now: Moment = 0.0
@@ -147,6 +158,7 @@ class State(msgspec.Struct, kw_only=True):
     workers: dict[str, Worker] = {}
     tasks: dict[str, Task] = {}
     starting: dict[str, dict[int, Starting]] = {}
+    said: dict[str, Said] = {}
 
     def may_be(self, worker: str, task: str, node: str, slot: int) -> bool:
         """Return whether a worker of which nothing has been heard yet was ordered there, as far as that was heard."""
@@ -157,6 +169,7 @@ class State(msgspec.Struct, kw_only=True):
     def forget(self, window_s: float) -> None:
         """Drop what lies before the window, but for workers: their records are the books' to drop."""
         since = self.now - window_s
+        self.said = {node: said for node, said in self.said.items() if said.at >= self.now - EXPLAINS_S}
         self.lost = {name: lost for name, lost in self.lost.items() if lost.at >= since}
         self.tasks = {
             name: task for name, task in self.tasks.items() if task.ended_at is None or task.ended_at >= since

@@ -1,9 +1,9 @@
 """Table 1 of the paper, as data: what an exception says about its cause."""
 
 import pytest
-from unicron_detector.rules import Rules, load
 
 from unicron.errors import InvalidInputError
+from unicron.rules import Rules, load
 
 DEFAULT = "default = { status = 'task_hang', severity = 2 }"
 RULES = load()

@@ -21,6 +21,7 @@ from unicron.contracts.events import (
     WorkerFact,
     WorkerRaised,
 )
+from unicron.contracts.hardware import GpusSampled
 from unicron.contracts.queries import DrainNode, PauseTask, SaveTask, SubmitTask
 from unicron.contracts.tasks import Slot, TaskSpec, TaskState
 from unicron.said import OF_NODES
@@ -114,7 +115,7 @@ def test_of_a_task_without_part_of_it_a_node_can_say_nothing(phase, kind):
         assert changed == [], claim
 
 
-@pytest.mark.parametrize("kind", [NodeJoined, NodeLeft, NodeLeaving, NodeHeartbeat])
+@pytest.mark.parametrize("kind", [NodeJoined, NodeLeft, NodeLeaving, NodeHeartbeat, GpusSampled])
 def test_what_a_node_says_of_itself_moves_no_worker_of_others(kind):
     cores = running()
     workers, watched = dict(cores.run("gpt").workers), dict(cores.cores["detector"].state.workers)

@@ -1,4 +1,7 @@
-"""Classification of exceptions by the rules in `rules.toml` (paper section 4, table 1)."""
+"""What exceptions, lines of the kernel's log and events of GPUs say about their cause: `rules.toml` (paper, table 1).
+
+The detector judges by them. Agents have the same ones, to pick out of a log the few lines that say something.
+"""
 
 import re
 import tomllib
@@ -44,6 +47,7 @@ class _File(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
     default: _Row
     rule: list[_Rule] = []
     xid: list[_Xid] = []
+    kernel: list[_Rule] = []
 
 
 class Rules:
@@ -59,21 +63,37 @@ class Rules:
         except (ValueError, RecursionError) as error:  # ValueError: of TOML and of msgspec
             raise InvalidInputError(f"{name}: {error}; mend that entry") from error
         self._default = file.default.verdict(name)
-        self._rules = [(_pattern(rule, name), rule.verdict(name)) for rule in file.rule]
+        self._rules = [(_pattern(rule, name, re.IGNORECASE), rule.verdict(name)) for rule in file.rule]
+        self._kernel = [(_pattern(rule, name), rule.verdict(name)) for rule in file.kernel]
         self._xids = {code: xid.verdict(name) for xid in file.xid for code in xid.codes}
 
     def classify(self, exception: str, text: str) -> Verdict:
         """Return what an exception of class `exception` with the message `text` stands for."""
         full = f"{exception}: {text}"
-        codes = [self._xids[int(code)] for code in _XID.findall(full) if int(code) in self._xids]
-        if codes:
-            return min(codes, key=lambda verdict: verdict.severity)
-        return next((verdict for pattern, verdict in self._rules if pattern.search(full)), self._default)
+        return self._of_xids(full) or _first(self._rules, full) or self._default
+
+    def of_hardware(self, text: str) -> Verdict | None:
+        """Return what a line of the kernel's log, or of what a GPU's driver told, stands for; None for nothing."""
+        return self._of_xids(text) or _first(self._kernel, text)
+
+    def telling(self, lines: str) -> list[str]:
+        """Return those of some lines that stand for anything. Most logs have none in thousands."""
+        if "Xid" not in lines and not _first(self._kernel, lines):
+            return []
+        return [line for line in lines.splitlines() if self.of_hardware(line)]
+
+    def _of_xids(self, text: str) -> Verdict | None:
+        codes = [self._xids[int(code)] for code in _XID.findall(text) if int(code) in self._xids]
+        return min(codes, key=lambda verdict: verdict.severity, default=None)
 
 
-def _pattern(rule: _Rule, name: str) -> re.Pattern[str]:
+def _first(rules: list[tuple[re.Pattern[str], Verdict]], text: str) -> Verdict | None:
+    return next((verdict for pattern, verdict in rules if pattern.search(text)), None)
+
+
+def _pattern(rule: _Rule, name: str, flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
     try:
-        return re.compile(rule.match, re.IGNORECASE)
+        return re.compile(rule.match, flags)
     except re.error as error:
         raise InvalidInputError(
             f"{name}: rule {rule.status!r}: match {rule.match!r} is no regular expression: {error}"
@@ -81,5 +101,5 @@ def _pattern(rule: _Rule, name: str) -> re.Pattern[str]:
 
 
 def load() -> Rules:
-    """Return the rules that come with the detector."""
-    return Rules(resources.files("unicron_detector").joinpath("rules.toml").read_text(encoding="utf-8"))
+    """Return the rules that come with Unicron."""
+    return Rules(resources.files("unicron").joinpath("rules.toml").read_text(encoding="utf-8"))

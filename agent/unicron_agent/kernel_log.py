@@ -1,0 +1,141 @@
+"""The kernel's log, followed from its end on, in a thread of its own.
+
+A device (/dev/kmsg) gives a record at a read: "PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;TEXT", and lines of context behind
+it (https://www.kernel.org/doc/Documentation/ABI/testing/dev-kmsg). A file is what a log daemon writes: its last line
+may not be whole yet, and it may be moved away and begun anew, or cut off.
+"""
+
+import errno
+import logging
+import os
+import re
+import stat
+import threading
+from collections.abc import Callable
+
+from unicron.rules import Rules
+from unicron_agent.stimuli import Logged
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.01
+"""How often it is looked at."""
+
+CHUNK = 1 << 20
+"""Bytes that are read at once."""
+
+LONGEST_LINE = 64 * 1024
+"""Bytes of a line that has no end; what comes after them counts as the next."""
+
+RECORD = 8192
+"""Bytes of the largest record of the device."""
+
+_PID = re.compile(r"\bpid=(\d+)|Killed process (\d+)")
+_PCI = re.compile(r"PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})")
+
+
+class KernelLog:
+    """Tells of the lines that stand for something.
+
+    Args:
+        path: of the device or the file; one that is not there yet is waited for.
+        rules: which lines do.
+        slots: of GPUs, by their PCI address, as `pci` gives it.
+        told: called with each such line, in the thread.
+    """
+
+    def __init__(self, path: str, rules: Rules, slots: dict[str, int], told: Callable[[Logged], None]) -> None:
+        self._path, self._rules, self._slots, self._told = path, rules, slots, told
+        self._ended = threading.Event()
+        self._rest = b""
+        self._thread = threading.Thread(target=self._follow, name="unicron-kernel-log", daemon=True)
+
+    def start(self) -> None:
+        """Follow it from here on."""
+        self._file = self._open(at_end=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Follow it no more."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _open(self, *, at_end: bool) -> int | None:
+        try:
+            found = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            if at_end:
+                os.lseek(found, 0, os.SEEK_END)
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                log.error(  # noqa: TRY400 it says enough
+                    "the kernel's log %s is not watched: %s; let this user read it, or give another --kernel-log",
+                    self._path,
+                    error,
+                )
+                self._ended.set()
+            return None
+        return found
+
+    def _follow(self) -> None:
+        while not self._ended.wait(POLL_S):
+            try:
+                while lines := self._read():
+                    self._tell(lines)
+            except OSError as error:
+                if error.errno not in {errno.EAGAIN, errno.EPIPE}:  # nothing there; or overwritten before it was read
+                    log.exception("the kernel's log %s is not watched any more", self._path)
+                    return
+        if self._file is not None:
+            os.close(self._file)
+
+    def _read(self) -> str:
+        """Return whole lines, none where there are no new ones."""
+        if self._file is None:
+            self._file = self._open(at_end=False)
+            if self._file is None:
+                return ""
+        if stat.S_ISCHR(os.fstat(self._file).st_mode):
+            return os.read(self._file, RECORD).decode(errors="replace").partition(";")[2]
+        read = os.read(self._file, CHUNK)
+        if not read:
+            self._reopen_if_moved(self._file)
+            return ""
+        lines, end, self._rest = (self._rest + read).rpartition(b"\n")
+        if len(self._rest) > LONGEST_LINE:
+            lines, end, self._rest = lines + end + self._rest, b"\n", b""
+        return (lines + end).decode(errors="replace") or self._read()
+
+    def _reopen_if_moved(self, file: int) -> None:
+        """Go on with the new file, where ours was moved away, or from its beginning, where it was cut off."""
+        ours = os.fstat(file)
+        try:
+            there = os.stat(self._path)  # noqa: PTH116 there is no path object
+        except FileNotFoundError:
+            return
+        if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
+            os.close(file)
+            self._file, self._rest = None, b""
+        elif there.st_size < os.lseek(file, 0, os.SEEK_CUR):
+            os.lseek(file, 0, os.SEEK_SET)
+            self._rest = b""
+
+    def _tell(self, lines: str) -> None:
+        for line in self._rules.telling(lines):
+            verdict = self._rules.of_hardware(line)
+            if verdict is not None:
+                pid, address = _PID.search(line), _PCI.search(line)
+                self._told(
+                    Logged(
+                        text=line.strip(),
+                        status=verdict.status,
+                        slot=self._slots.get(pci(address[1]), -1) if address else -1,
+                        pid=int(pid[1] or pid[2]) if pid else 0,
+                    )
+                )
+
+
+def pci(address: str) -> str:
+    """Return domain, bus and device of a PCI address as all write it the same; NVML's domain has eight digits."""
+    domain, bus, device = address.partition(".")[0].lower().split(":")
+    return f"{int(domain, 16):04x}:{bus}:{device}"

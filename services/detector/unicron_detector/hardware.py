@@ -1,0 +1,43 @@
+"""Device health: what a node's kernel and the drivers of its GPUs tell (paper section 4, table 1)."""
+
+from msgspec.structs import replace
+
+from unicron.contracts.base import Message
+from unicron.contracts.events import FailureDetected
+from unicron.contracts.failures import DetectionMethod, Severity
+from unicron.contracts.hardware import FaultLogged
+from unicron.rules import Rules
+from unicron_detector.report import Reporter
+from unicron_detector.state import Said
+
+
+class Hardware:
+    """Judges the faults that nodes log."""
+
+    def __init__(self, reporter: Reporter, rules: Rules) -> None:
+        self._reporter = reporter
+        self._state = reporter.state
+        self._rules = rules
+
+    def logged(self, fault: FaultLogged) -> list[Message]:
+        """Give up the node that is not fit for work, have the worker restarted that can't go on, or remember it."""
+        verdict, node = self._rules.of_hardware(fault.text), self._state.nodes.get(fault.node)
+        if verdict is None or node is None:
+            return []
+        failure = FailureDetected(
+            severity=verdict.severity,
+            method=DetectionMethod.DEVICE_HEALTH,
+            status=verdict.status,
+            node=fault.node,
+            slot=fault.slot,
+            reason=fault.text,
+        )
+        if verdict.severity is Severity.SEV1:
+            return self._reporter.report(failure)
+        worker = self._state.workers.get(fault.worker)
+        if fault.worker and (worker is None or (worker.task, worker.node) != (fault.task, fault.node)):
+            return []  # a node speaks of its own
+        if verdict.severity is Severity.SEV2 and worker is not None:
+            return self._reporter.fail(replace(failure, task=worker.task, worker=fault.worker, slot=worker.slot))
+        self._state.said[fault.node] = Said(text=fault.text, at=self._state.now)
+        return []

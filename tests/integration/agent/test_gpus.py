@@ -1,0 +1,112 @@
+"""An agent on a machine with eight GPUs, which are a stand-in below pynvml."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unicron import codec, subjects
+from unicron.contracts.events import NodeJoined
+from unicron.contracts.hardware import FaultLogged, GpusSampled
+
+WAIT_S = 30.0
+SOURCE = Path(__file__).parents[2] / "helpers" / "nvml.c"
+
+pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler, for a libnvidia-ml.so.1")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nvml")
+    command = ["cc", "-shared", "-fPIC", "-O1", "-o", str(folder / "libnvidia-ml.so.1"), str(SOURCE)]
+    subprocess.run(command, check=True)
+    return folder
+
+
+class Machine:
+    """A node with GPUs: its agent, and what it tells."""
+
+    def __init__(self, bus, url, folder, library):
+        self.bus, self._url, self._folder = bus, url, folder
+        self._commands, self.kernel_log = folder / "commands", folder / "kern.log"
+        self._commands.touch()
+        self.kernel_log.touch()
+        self._environment = {
+            **os.environ,
+            "LD_LIBRARY_PATH": str(library),
+            "NVML_COMMANDS": str(self._commands),
+        }
+
+    async def start(self):
+        options = {
+            "node": "n1",
+            "run-dir": self._folder / "run",
+            "nats-url": self._url,
+            "kernel-log": self.kernel_log,
+            "leave-s": 0,
+        }
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        self.agent = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "unicron_agent", *words, env=self._environment
+        )
+
+    async def stop(self):
+        with contextlib.suppress(ProcessLookupError):
+            self.agent.terminate()
+        await self.agent.wait()
+
+    def happen(self, command):
+        with self._commands.open("a") as file:
+            file.write(f"{command}\n")
+
+    async def next_of(self, kind, after=0):
+        entry = await anext(self.bus.follow(subjects.events(kind), after))
+        return codec.decode_message(entry.data), entry.sequence
+
+
+@pytest.fixture
+async def machine(nats_world, library, tmp_path):
+    bus = await nats_world.connect()
+    found = Machine(bus, nats_world.settings.nats_url, tmp_path, library)
+    await found.start()
+    yield found
+    await found.stop()
+
+
+async def test_events_of_gpus_and_lines_of_the_kernel_are_told(machine):
+    async with asyncio.timeout(WAIT_S):
+        joined, at = await machine.next_of(NodeJoined)
+        assert [slot.kind for slot in joined.slots] == ["gpu"] * 8
+        told = []
+        for command in ("xid 2 63", "xid 2 79", "dbe 3", "dbe 7", "xid 5 94", "unload", "xid 1 48", "lost 4"):
+            machine.happen(command)  # 63 says nothing; GPU 7 tells of no memory errors; the driver comes back
+        while len(told) < 4:
+            fault, at = await machine.next_of(FaultLogged, at)
+            told.append((fault.slot, fault.text))
+        assert [slot for slot, _ in told] == [2, 3, 5, 1]
+        assert "Xid (PCI:0000:3b:00): 79" in told[0][1]
+        machine.kernel_log.write_text("a line\nNVRM: Xid (PCI:0000:2b:00): 31, pid=17, name=python\n")
+        found = {}
+        while len(found) < 2:
+            fault, at = await machine.next_of(FaultLogged, at)
+            found[fault.slot] = fault.text
+        assert found[4] == "NVML: GPU 4 is lost"
+        assert found[1].startswith("NVRM: Xid")
+    assert machine.agent.returncode is None
+
+
+async def test_counters_come_in_one_message_a_node(machine):
+    async with asyncio.timeout(WAIT_S):
+        await machine.next_of(NodeJoined)
+        sampled = codec.decode_message((await anext(machine.bus.hear(subjects.events(GpusSampled)))).data)
+    assert [gpu.slot for gpu in sampled.gpus] == list(range(8))
+    gpu = sampled.gpus[3]
+    assert (gpu.temperature_c, gpu.power_w, gpu.memory_used) == (43, 350.5, 20 << 30)
+    assert (gpu.ecc_corrected, gpu.ecc_uncorrected, gpu.throttled) == (7, 1, 4)
+    assert (gpu.rows_remapped, gpu.remap_pending, gpu.remap_failed) == (2, True, False)
+    assert gpu.pcie_replays is None, "this one does not tell"

@@ -1,0 +1,41 @@
+"""What an agent tells of faults: once, and about whom."""
+
+from unicron_agent.hardware import AGAIN_S, Hardware
+from unicron_agent.stimuli import Logged, Running, Sampled
+from unicron_agent.workers import Worker
+
+from unicron.contracts.hardware import FaultLogged, Gpu, GpusSampled
+
+
+def worker(number, slot, pid):
+    return Worker.adopted(Running(worker=f"gpt-{number}", task="gpt", slot=slot, pid=pid), 0.0)
+
+
+WORKERS = [worker(1, 0, 11), worker(2, 1, 12), worker(3, 2, 0)]
+
+
+def told(hardware, now=0.0, **fields):
+    return hardware.hear(Logged(text="Xid", status="ecc_error", **fields), WORKERS, now)
+
+
+def test_the_process_counts_more_than_the_gpu():
+    [fact] = told(Hardware("n1"), slot=0, pid=12)
+    assert (fact.worker, fact.task, fact.slot) == ("gpt-2", "gpt", 1)
+    [fact] = told(Hardware("n1"), slot=0, pid=99)
+    assert (fact.worker, fact.slot) == ("gpt-1", 0)
+    [fact] = told(Hardware("n1"), slot=2)
+    assert (fact.worker, fact.slot) == ("", 2), "its process is not there yet"
+    assert told(Hardware("n1"), pid=0) == [FaultLogged(node="n1", text="Xid")]
+
+
+def test_a_driver_that_repeats_itself_is_heard_once():
+    hardware = Hardware("n1")
+    assert len(told(hardware, slot=0)) == 1
+    assert told(hardware, slot=0, now=AGAIN_S / 2) == []
+    assert len(told(hardware, slot=1, now=AGAIN_S / 2)) == 1, "another GPU"
+    assert len(told(hardware, slot=0, now=1.1 * AGAIN_S)) == 1
+
+
+def test_what_gpus_count_is_passed_on():
+    gpu = Gpu(slot=3, temperature_c=40)
+    assert Hardware("n1").hear(Sampled((gpu,)), (), 0.0) == [GpusSampled(node="n1", gpus=[gpu])]

@@ -1,0 +1,116 @@
+"""The kernel's log: files as log daemons write them."""
+
+import threading
+import time
+
+import pytest
+from unicron_agent.kernel_log import LONGEST_LINE, KernelLog, pci
+
+from unicron.rules import load
+
+XID = "[ 12.5] NVRM: Xid (PCI:0000:3b:00): {}, pid=4711, name=python, Ch 00000008\n"
+SLOTS = {"0000:3b:00": 5}
+WAIT_S = 10.0
+
+
+class Heard:
+    """What a log has told of."""
+
+    def __init__(self, path):
+        self.told, self._more = [], threading.Condition()
+        self.log = KernelLog(str(path), load(), SLOTS, self._hear)
+
+    def _hear(self, logged):
+        with self._more:
+            self.told.append(logged)
+            self._more.notify()
+
+    def until(self, count):
+        """Wait until it has told of so many lines, and no more of them come; return their texts."""
+        with self._more:
+            assert self._more.wait_for(lambda: len(self.told) >= count, WAIT_S), self.told
+        time.sleep(0.05)
+        assert len(self.told) == count, self.told
+        return [each.text for each in self.told]
+
+
+@pytest.fixture
+def path(tmp_path):
+    found = tmp_path / "kern.log"
+    found.write_text(XID.format(48) + "an old line\n")
+    return found
+
+
+@pytest.fixture
+def heard(path):
+    found = Heard(path)
+    found.log.start()
+    yield found
+    found.log.stop()
+
+
+def write(path, text):
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_what_stood_there_before_is_not_told(heard, path):
+    write(path, "all is well\n" + XID.format(79))
+    [text] = heard.until(1)
+    assert text == XID.format(79).strip()
+    [logged] = heard.told
+    assert (logged.slot, logged.pid, logged.status) == (5, 4711, "gpu_driver_error")
+
+
+def test_half_a_line_is_none_yet(heard, path):
+    whole = XID.format(79)
+    write(path, whole[:30])
+    time.sleep(0.1)
+    assert heard.told == []
+    write(path, whole[30:] + XID.format(31))
+    assert heard.until(2) == [whole.strip(), XID.format(31).strip()]
+
+
+def test_a_log_that_is_moved_away_or_cut_off_is_followed_on(heard, path):
+    write(path, XID.format(79))
+    heard.until(1)
+    path.rename(path.with_suffix(".1"))
+    path.write_text(XID.format(94))
+    heard.until(2)
+    path.write_text("")
+    time.sleep(0.1)
+    write(path, XID.format(31))
+    assert [text.split("): ")[1][:2] for text in heard.until(3)] == ["79", "94", "31"]
+
+
+def test_a_log_that_is_not_there_yet_is_waited_for(tmp_path):
+    heard = Heard(tmp_path / "later")
+    heard.log.start()
+    (tmp_path / "later").write_text(XID.format(79))
+    assert heard.until(1) == [XID.format(79).strip()]
+    heard.log.stop()
+
+
+def test_one_that_may_not_be_read_is_said_and_harmless(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    log = KernelLog(str(tmp_path / "file" / "log"), load(), {}, lambda _: None)
+    log.start()
+    log.stop()
+    assert "is not watched" in caplog.text
+
+
+def test_noise_hides_nothing(heard, path):
+    noise = "".join(f"[{n}] systemd[1]: Started Session {n} of User root, link up, 3 of 4\n" for n in range(20_000))
+    write(path, noise + XID.format(79) + noise + "x" * 3 * LONGEST_LINE + "\n" + XID.format(31) + noise)
+    assert [text.split("): ")[1][:2] for text in heard.until(2)] == ["79", "31"]
+
+
+def test_bytes_that_are_no_text_are_passed_over(heard, path):
+    with path.open("ab") as file:
+        file.write(b"\xff\xfe\x00\n" + XID.format(79).encode() + b"\x80\n")
+    heard.until(1)
+
+
+@pytest.mark.parametrize("address", ["0000:3B:00", "00000000:3B:00.0", "0000:3b:00"])
+def test_addresses_are_the_same_however_they_are_written(address):
+    assert pci(address) == "0000:3b:00"

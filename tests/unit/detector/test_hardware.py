@@ -1,0 +1,120 @@
+"""Device health: what kernels and drivers log becomes a failure where it is one."""
+
+import pytest
+from helpers.detector import DetectorHarness
+
+from unicron.contracts.events import FailureDetected
+from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
+from unicron.contracts.hardware import FaultLogged
+from unicron.rules import load
+
+RULES = load()
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "severity"),
+    [
+        (
+            "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+            "gpu_driver_error",
+            1,
+        ),
+        ("NVRM: Xid (PCI:0000:3b:00): 48, pid=1, DBE (double bit error) ECC Error", "ecc_error", 1),
+        ("NVRM: Xid (PCI:0000:3b:00): 31, pid=1, MMU Fault", "illegal_memory_access", 2),
+        ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", "gpu_driver_error", 1),
+        ("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 32 sourcing", "nvlink_error", 1),
+        ("mce: [Hardware Error]: Machine check: Uncorrected error", "ecc_error", 1),
+        ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0", "ecc_error", 1),
+        ("DMAR: [DMA Read NO_PASID] Request device [3b:00.0] fault addr 0x0", "invalid_dma_mapping", 1),
+        ("Memory cgroup out of memory: Killed process 4711 (python) total-vm:1kB", "out_of_memory", 2),
+        ("Out of memory: Killed process 4711 (python)", "out_of_memory", 2),
+        ("mlx5_core 0000:5e:00.0 ib0: Link down", "link_flapping", 3),
+        ("igb 0000:01:00.0 eth0: igb: eth0 NIC Link is Down", "link_flapping", 3),
+        ("blk_update_request: I/O error, dev nvme0n1, sector 5", "io_error", 3),
+    ],
+)
+def test_lines_that_say_something(line, status, severity):
+    verdict = RULES.of_hardware(line)
+    assert (verdict.status, verdict.severity) == (status, severity)
+    assert RULES.telling(f"a line\n{line}\nanother") == [line]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "NVRM: Xid (PCI:0000:3b:00): 63, pid=1, Row Remapper: New row marked for remapping",
+        "NVRM: Xid (PCI:0000:3b:00): 999, something new",
+        "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Non-fatal, Link 3 LTSSM Fault Up",
+        "mce: [Hardware Error]: Machine check: Corrected error, no action required.",
+        "EDAC MC0: 1 CE memory read error",
+        "TCP: request_sock_TCP: Possible SYN flooding; connection reset, connection refused, broken pipe",
+        "mlx5_core 0000:5e:00.0 ib0: Link up",
+        "python[4711]: segfault at 0 ip 00007f",
+    ],
+)
+def test_lines_that_say_nothing(line):
+    assert RULES.of_hardware(line) is None
+    assert RULES.telling(line) == []
+
+
+@pytest.fixture
+def harness():
+    found = DetectorHarness()
+    found.join("n1", "n2")
+    found.run(**{"gpt-1": "n1", "gpt-2": "n2"})
+    return found
+
+
+def logged(text, node="n1", **fields):
+    return FaultLogged(node=node, text=text, **fields)
+
+
+def test_a_fault_of_the_machine_gives_the_node_up_once(harness):
+    line = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+    [failure] = harness.feed(logged(line, slot=3))
+    assert failure == FailureDetected(
+        severity=Severity.SEV1,
+        method=DetectionMethod.DEVICE_HEALTH,
+        status=FailureStatus.GPU_DRIVER_ERROR,
+        node="n1",
+        slot=3,
+        reason=line,
+    )
+    assert harness.feed(logged(line, slot=4)) == []
+    assert harness.exit("gpt-1", signal=9) == [], "a consequence"
+
+
+def test_a_fault_of_a_process_restarts_that_worker(harness):
+    line = "NVRM: Xid (PCI:0000:3b:00): 31, pid=1"
+    [failure] = harness.feed(logged(line, task="gpt", worker="gpt-1", slot=0))
+    assert (failure.severity, failure.worker, failure.status) == (2, "gpt-1", "illegal_memory_access")
+    assert harness.feed(logged(line, task="gpt", worker="gpt-1", slot=0)) == []
+    assert harness.feed(logged(line)) == [], "of nobody's process"
+
+
+@pytest.mark.parametrize("fields", [{"worker": "gpt-2", "task": "gpt"}, {"worker": "gpt-1", "task": "other"}])
+def test_a_node_speaks_of_its_own_workers_only(harness, fields):
+    assert harness.feed(logged("NVRM: Xid (PCI:0000:3b:00): 31", **fields)) == []
+
+
+def test_of_a_node_that_is_not_there_nothing_is_heard(harness):
+    assert harness.feed(logged("NVRM: Xid (PCI:0000:3b:00): 79", node="n9")) == []
+
+
+def test_what_is_no_failure_by_itself_explains_one(harness):
+    line = "mlx5_core 0000:5e:00.0 ib0: Link down"
+    assert harness.feed(logged(line, node="n2")) == []
+    harness.restart()
+    [failure] = harness.exit("gpt-2", signal=9)
+    assert failure.reason.endswith(f"; n2's kernel said: {line}")
+    harness.wait(11)
+    [failure] = harness.exit("gpt-1", signal=9)
+    assert "kernel" not in failure.reason
+
+
+def test_only_for_a_while(harness):
+    harness.feed(logged("mlx5_core 0000:5e:00.0 ib0: Link down", node="n2"))
+    harness.wait(12)
+    [failure] = harness.exit("gpt-2", signal=9)
+    assert "kernel" not in failure.reason

@@ -1,0 +1,67 @@
+"""What a node's kernel and the drivers of its GPUs tell of the machine."""
+
+from typing import Annotated
+
+from unicron.contracts.base import Message, Record
+from unicron.contracts.ranges import Amount, Count, Few, Label, Name, Number, Size
+
+# --- from agents -----------------------------------------------------------------------------------------------------
+
+
+class FaultLogged(Message, kw_only=True, frozen=True):
+    """The kernel of a node, or the driver of a GPU, told that something is wrong there.
+
+    Attributes:
+        text: what it told, one line.
+        slot: whose GPU it is about, -1 where it is about none of them, or that is not known.
+        task, worker: whom it is about: the worker whose process it names, or the one in that slot; empty for nobody.
+    """
+
+    node: Name
+    text: Label
+    slot: Number = -1
+    task: Name = ""
+    worker: Name = ""
+
+
+class Gpu(Record, kw_only=True, frozen=True):
+    """What the driver of a GPU counts. None stands for what this GPU, or its driver, does not tell.
+
+    Attributes:
+        slot: that it is.
+        temperature_c: degrees Celsius.
+        power_w: watts.
+        memory_used: bytes.
+        throttled: why its clock is lower than it could be, as the bits of NVML.
+        ecc_corrected, ecc_uncorrected: errors of its memory since the driver was loaded.
+        rows_remapped: rows of its memory that were replaced after uncorrectable errors.
+        remap_pending: a row is to be replaced when the GPU is reset.
+        remap_failed: a row could not be.
+        pcie_replays: packets that had to be sent again.
+    """
+
+    slot: Number
+    temperature_c: Count | None = None
+    power_w: Amount | None = None
+    memory_used: Size | None = None
+    throttled: Size | None = None
+    ecc_corrected: Size | None = None
+    ecc_uncorrected: Size | None = None
+    rows_remapped: Count | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    pcie_replays: Size | None = None
+
+
+# --- telemetry: core NATS, may be lost -------------------------------------------------------------------------------
+
+
+class GpusSampled(Message, kw_only=True, frozen=True):
+    """What the GPUs of a node count, every few seconds; telemetry.
+
+    Attributes:
+        gpus: those that answer.
+    """
+
+    node: Name
+    gpus: Annotated[list[Gpu], Few]
