@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from unicron import codec, subjects
-from unicron.contracts.events import NodeJoined
+from unicron.contracts.events import FailureDetected, NodeAdmitted, NodeJoined
 from unicron.contracts.hardware import FaultLogged, GpusSampled
 
 WAIT_S = 30.0
@@ -98,6 +98,29 @@ async def test_events_of_gpus_and_lines_of_the_kernel_are_told(machine):
         assert found[4] == "NVML: GPU 4 is lost"
         assert found[1].startswith("NVRM: Xid")
     assert machine.agent.returncode is None
+
+
+async def test_a_sick_node_is_given_up_and_stays_so(machine, nats_world):
+    url = nats_world.settings.nats_url
+    services = [
+        await asyncio.create_subprocess_exec(sys.executable, "-m", f"unicron_{name}", "--nats-url", url)
+        for name in ("registry", "detector")
+    ]
+    try:
+        async with asyncio.timeout(WAIT_S):
+            _, at = await machine.next_of(NodeAdmitted)
+            machine.kernel_log.write_text("NVRM: Xid (PCI:0000:2b:00): 79, GPU has fallen off the bus.\n")
+            failure, at = await machine.next_of(FailureDetected, at)
+            assert (failure.severity, failure.method, failure.status) == (1, "device_health", "gpu_driver_error")
+            assert (failure.node, failure.slot) == ("n1", 1)
+            assert "79, GPU has fallen off the bus" in failure.reason
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await machine.next_of(NodeJoined, at)
+    finally:
+        for service in services:
+            service.kill()
+            await service.wait()
 
 
 async def test_counters_come_in_one_message_a_node(machine):
