@@ -121,8 +121,8 @@ class GpuWatch:
 
     def _tell(self, slot: int, text: str) -> None:
         log.warning("%s", text)
-        if verdict := self._rules.of_hardware(text):
-            self._told(Logged(text=text, status=verdict.status, slot=slot))
+        if ruling := self._rules.of_hardware(text):
+            self._told(Logged(text=text, status=ruling.verdict.status, slot=slot))
 
     def _sample(self, handles: list[Any]) -> None:
         found = []

@@ -122,13 +122,13 @@ class KernelLog:
 
     def _tell(self, lines: str) -> None:
         for line in self._rules.telling(lines):
-            verdict = self._rules.of_hardware(line)
-            if verdict is not None:
+            ruling = self._rules.of_hardware(line)
+            if ruling is not None:
                 pid, address = _PID.search(line), _PCI.search(line)
                 self._told(
                     Logged(
                         text=line.strip(),
-                        status=verdict.status,
+                        status=ruling.verdict.status,
                         slot=self._slots.get(pci(address[1]), -1) if address else -1,
                         pid=int(pid[1] or pid[2]) if pid else 0,
                     )

@@ -90,6 +90,7 @@ class Node:
     def __init__(self, settings: AgentSettings, bus: Bus, clock: Clock, slots: list[Slot], boot: str) -> None:
         self._settings, self._bus, self._clock, self._slots, self._boot = settings, bus, clock, slots, boot
         self._name = subjects.token(settings.node, "node")
+        self._rules = load(settings.rules)
         self._fabric = Fabric(settings.fabric_key, self._name, clock.now)
         self._run_dir = Path(settings.run_dir).resolve()
         self._memory = StateMemory(memory_dir(self._run_dir), settings.state_limit)
@@ -143,7 +144,7 @@ class Node:
 
     def _watch_hardware(self) -> list[KernelLog | GpuWatch]:
         """Watch what can be watched of this machine, in threads."""
-        loop, rules = asyncio.get_running_loop(), load()
+        loop, rules = asyncio.get_running_loop(), self._rules
 
         def told(what: Logged | Sampled) -> None:
             with contextlib.suppress(RuntimeError):  # we are just ending

@@ -16,6 +16,7 @@ from unicron_cli import (
     local,
     orders,
     plan,
+    rules,
     simulate,
     stored,
     straggler,
@@ -65,6 +66,7 @@ app.add_typer(chaos.app, name="chaos")
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(credentials.app, name="credentials")
 app.add_typer(simulate.app, name="simulate")
+app.add_typer(rules.app, name="rules")
 app.add_typer(straggler.app, name="straggler")
 straggler_live.mount(straggler.app)
 stored.mount(checkpoints.app)

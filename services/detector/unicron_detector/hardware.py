@@ -21,9 +21,10 @@ class Hardware:
 
     def logged(self, fault: FaultLogged) -> list[Message]:
         """Give up the node that is not fit for work, have the worker restarted that can't go on, or remember it."""
-        verdict, node = self._rules.of_hardware(fault.text), self._state.nodes.get(fault.node)
-        if verdict is None or node is None:
+        ruling = self._rules.of_hardware(fault.text)
+        if ruling is None or fault.node not in self._state.nodes:
             return []
+        verdict = ruling.verdict
         failure = FailureDetected(
             severity=verdict.severity,
             method=DetectionMethod.DEVICE_HEALTH,

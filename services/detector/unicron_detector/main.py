@@ -6,12 +6,13 @@ from datetime import datetime
 from functools import partial
 from typing import ClassVar
 
-from unicron import proofs, rules, subjects
+from unicron import proofs, subjects
 from unicron.bus import topology
 from unicron.bus.protocol import Bus
 from unicron.clock import SystemClock
 from unicron.contracts.base import ConnectionLost
 from unicron.errors import InvalidInputError
+from unicron.rules import load
 from unicron.runner import run_service
 from unicron.service import Wiring
 from unicron.settings import PREFIX, Settings
@@ -31,6 +32,7 @@ class DetectorSettings(Settings, kw_only=True, frozen=True):
         collective_hold_s: how long a broken collective waits for the failure that caused it to come to light.
         window_s: how far back attempts are counted.
         attempts: failures of one kind within the window that are met at their own severity; one more climbs.
+        rules: folder of TOML files with rules of your own, tried before ours (docs/operations.md); empty for none.
     """
 
     process: ClassVar[str] = "detector"
@@ -40,6 +42,7 @@ class DetectorSettings(Settings, kw_only=True, frozen=True):
     collective_hold_s: float = Limits().collective_hold_s
     window_s: float = Limits().window_s
     attempts: int = Limits().attempts
+    rules: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,7 +90,7 @@ def translate(subject: str, data: bytes) -> ConnectionLost | None:
 
 def wiring(settings: DetectorSettings) -> Wiring:
     """Return what the detector is made of."""
-    core = partial(DetectorCore, rules=rules.load(), limits=settings.limits)
+    core = partial(DetectorCore, rules=load(settings.rules), limits=settings.limits)
     facts, telemetry = subjects.listened(core(None).handlers)
     return Wiring(
         name=settings.process,

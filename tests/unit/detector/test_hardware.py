@@ -34,7 +34,7 @@ RULES = load()
     ],
 )
 def test_lines_that_say_something(line, status, severity):
-    verdict = RULES.of_hardware(line)
+    verdict = RULES.of_hardware(line).verdict
     assert (verdict.status, verdict.severity) == (status, severity)
     assert RULES.telling(f"a line\n{line}\nanother") == [line]
 

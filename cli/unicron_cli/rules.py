@@ -1,0 +1,72 @@
+"""The commands `unicron rules`: what a line stands for, and whether a file of rules of one's own is one."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unicron.contracts.failures import Severity
+from unicron.errors import InvalidInputError
+from unicron.rules import Rules, Ruling, load
+from unicron_cli.output import Json, done, print_json, say
+
+app = typer.Typer(no_args_is_help=True, help="See what exceptions and lines of logs are taken for.")
+
+Folder = Annotated[
+    str,
+    typer.Option("--rules", envvar="UNICRON_RULES", metavar="FOLDER", help="TOML files that are tried before ours."),
+]
+
+EXCEPTION = {
+    Severity.SEV1: "the node is given up, and its tasks go on elsewhere",
+    Severity.SEV2: "the worker is started again",
+    Severity.SEV3: "the ranks form a new group, and try again; a process that ended by it is started again",
+}
+KERNEL = EXCEPTION | {Severity.SEV3: "nothing by itself; it is told with what else fails on that node just then"}
+
+
+@app.command("explain")
+def explain(
+    line: Annotated[str, typer.Argument(help="An exception, 'CLASS: MESSAGE', or a line of the kernel's log.")],
+    rules: Folder = "",
+    as_json: Json = False,
+) -> None:
+    """Show which rule a line falls under, how severe that is, and what is done about it."""
+    found = load(rules)
+    told = {
+        "of a worker": _told(found.of_exception(line), EXCEPTION),
+        "of the kernel": _told(found.of_hardware(line), KERNEL),
+    }
+    if as_json:
+        print_json(told)
+        return
+    for whose, each in told.items():
+        if each is None:
+            say(f"{whose}: says nothing")
+        else:
+            say(f"{whose}: {each['status']}, severity {each['severity']}: {each['cure']}\n  by {each['rule']}")
+
+
+@app.command("check")
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A TOML file of rules.")], as_json: Json = False
+) -> None:
+    """Check a file of rules; name what is wrong with it."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"{file}: {error}; name a TOML file") from error
+    Rules(text, str(file), load())
+    done(f"{file} is in order", as_json, file=str(file))
+
+
+def _told(ruling: Ruling | None, cures: dict[Severity, str]) -> dict[str, object] | None:
+    if ruling is None:
+        return None
+    verdict = ruling.verdict
+    return {
+        "status": verdict.status,
+        "severity": int(verdict.severity),
+        "cure": cures[verdict.severity],
+        "rule": ruling.rule,
+    }

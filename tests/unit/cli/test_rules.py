@@ -1,0 +1,79 @@
+"""`unicron rules`, as a user types it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+from unicron_cli.main import app
+
+from unicron.errors import InvalidInputError
+
+MINE = """
+[[rule]]
+status = "nvlink_error"
+severity = 1
+match = "fabric manager"
+
+[[kernel]]
+status = "io_error"
+severity = 3
+match = "weka"
+
+[[xid]]
+status = "ecc_error"
+severity = 1
+codes = [63]
+"""
+
+
+def run(*words):
+    result = CliRunner().invoke(app, ["rules", *words], catch_exceptions=True)
+    if isinstance(result.exception, InvalidInputError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "10-mine.toml").write_text(MINE)
+    return tmp_path
+
+
+def test_a_line_is_explained_as_either():
+    line = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+    told = json.loads(run("explain", line, "--json"))
+    assert told["of the kernel"] == {
+        "status": "gpu_driver_error",
+        "severity": 1,
+        "cure": "the node is given up, and its tasks go on elsewhere",
+        "rule": "rules.toml: xid 79",
+    }
+    said = run("explain", "ConnectionResetError: connection reset by peer")
+    assert "connection_reset, severity 3" in said
+    assert "of the kernel: says nothing" in said
+    assert "default" in run("explain", "ValueError: bad")
+
+
+def test_ones_own_rules_come_first_and_ours_behind_them(folder):
+    told = json.loads(run("explain", "Xid 63", "--rules", str(folder), "--json"))
+    assert told["of the kernel"]["rule"] == f"{folder / '10-mine.toml'}: xid 63"
+    assert "io_error, severity 3: nothing by itself" in run("explain", "weka: timeout", "--rules", str(folder))
+    assert "nvlink_error" in run("explain", "RuntimeError: connection reset, Fabric Manager", "--rules", str(folder))
+    assert "connection_reset" in run("explain", "RuntimeError: connection reset", "--rules", str(folder))
+    (folder / "00-first.toml").write_text(MINE.replace("nvlink_error", "ecc_error"))
+    assert "ecc_error" in run("explain", "fabric manager", "--rules", str(folder))
+
+
+def test_a_file_is_checked(folder):
+    assert "is in order" in run("check", str(folder / "10-mine.toml"))
+    broken = folder / "broken.toml"
+    broken.write_text(MINE.replace('"weka"', '"("'))
+    with pytest.raises(InvalidInputError, match=r"broken\.toml: kernel 'io_error': match '\(' is no regular"):
+        run("check", str(broken))
+    with pytest.raises(InvalidInputError, match=r"broken\.toml"):
+        run("explain", "x", "--rules", str(folder))
+    with pytest.raises(InvalidInputError, match="name a TOML file"):
+        run("check", str(folder / "none.toml"))
+    with pytest.raises(InvalidInputError, match="name a folder of TOML files"):
+        run("explain", "x", "--rules", str(folder / "none"))
