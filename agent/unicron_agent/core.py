@@ -472,5 +472,6 @@ class AgentCore:
         for name, worker in self.workers.items():
             if worker.pid and now - worker.heard_at > PING_S:
                 out.append(SendToWorker(name, Ping()))
+            out += worker.long_away(self.node, self._limits, now)
             out += worker.stalled(self.node, self._limits, now, stopped=name in stopped)
         return out

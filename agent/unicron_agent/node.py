@@ -198,7 +198,7 @@ class Node:
         )
         stored = self._token_file.read_text().strip() if self._token_file.exists() else ""
         token = int(stored) if stored.isdecimal() else 0  # the lease is read before any other is believed
-        limits = StallLimits(hang_s=self._settings.hang_s)
+        limits = StallLimits(hang_s=self._settings.hang_s, between_s=self._settings.between_s)
         core = AgentCore(card, self._boot, token, limits, self._settings.heartbeat_s)
         outbox = Outbox(self._bus, self._clock, self._name, self._boot, self._alive.touch)
         return Agent(core, self._bus, outbox, self._carry_out, self._stopped)

@@ -19,6 +19,7 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
         heartbeat_s: seconds between signs of life.
         state_limit: bytes that saved states may take in this node's memory; 0: half of the file system they lie in.
         hang_s: seconds without progress after which a worker that still answers counts as hung.
+        between_s: seconds that a script may be busy between two iterations, with an evaluation, say.
         kernel_log: the kernel's log of this machine, /dev/kmsg or a file that a log daemon writes; empty: not watched.
         rules: folder of TOML files with rules of your own, tried before ours (docs/operations.md); empty for none.
         leave_s: seconds that it takes at most to hand over what it has, once it is told that its node is to go.
@@ -36,6 +37,7 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
     heartbeat_s: float = 0.5
     state_limit: int = 0
     hang_s: float = 20.0
+    between_s: float = 1800.0
     kernel_log: str = ""
     rules: str = ""
     leave_s: float = 20.0

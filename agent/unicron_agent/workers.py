@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from unicron.contracts.commands import StartWorker
-from unicron.contracts.events import WorkerStalled
+from unicron.contracts.events import WorkerAway, WorkerStalled
 from unicron.contracts.tasks import ParallelLayout, WorkerPhase, WorkerStatus
-from unicron.contracts.worker import Finished, Hello, Joined, Membership, Progress, Ready, ToAgent
+from unicron.contracts.worker import Finished, Hello, Iterated, Joined, Membership, Progress, Ready, ToAgent
 from unicron_agent.stimuli import Running
 
-BUSY = frozenset({WorkerPhase.COMPUTE, WorkerPhase.REDUCE, WorkerPhase.STEP})
+BUSY = frozenset({WorkerPhase.COMPUTE, WorkerPhase.REDUCE, WorkerPhase.STEP, WorkerPhase.BETWEEN})
 """Phases in which a worker is to make progress."""
 
 SILENT_S = 1.0
@@ -26,11 +26,13 @@ class StallLimits:
         stopped_s: floor for a process that a signal or a debugger has stopped.
         hang_s: floor for one that runs; its script may be busy with something that is no microbatch, and where its
             control thread does not answer, something may hold the interpreter's lock, or the processor is not enough.
+        between_s: between two iterations, for what the script does there.
     """
 
     factor: float = 3.0
     stopped_s: float = 0.7
     hang_s: float = 20.0
+    between_s: float = 1800.0
 
 
 @dataclass
@@ -43,6 +45,7 @@ class Worker:
         membership: the newest that it was sent.
         interval_s: running mean of the time between two signs of progress while computing; None before the first.
         reported: the epoch and iteration for which a stall was reported already, and whether it was stopped then.
+        away: the epoch and iteration for which was told that its script is busy before it.
     """
 
     worker: str
@@ -65,6 +68,7 @@ class Worker:
     stopping: bool = False
     finished: bool = False
     reported: tuple[int, int, bool] | None = None
+    away: tuple[int, int] | None = None
 
     @classmethod
     def adopted(cls, running: Running, now: float) -> "Worker":
@@ -110,6 +114,8 @@ class Worker:
             case Joined():
                 self.epoch, self.iteration = message.epoch, message.iteration
                 self.phase, self.moved_at = WorkerPhase.COMPUTE, now
+            case Iterated():
+                self.phase, self.moved_at, self.iteration = WorkerPhase.BETWEEN, now, message.iteration + 1
             case Finished():
                 self.finished, self.phase = True, WorkerPhase.FINISHED
 
@@ -126,11 +132,12 @@ class Worker:
 
         One that is stopped can't even wait for others; it answered until then, whatever its last progress was.
         """
-        idle = self.phase not in BUSY or self.interval_s is None
+        between = self.phase is WorkerPhase.BETWEEN
+        idle = self.phase not in BUSY or (self.interval_s is None and not between)
         if self.stopping or self.finished or (idle and not (stopped and self.ready)):
             return []
         usual = limits.factor * (self.interval_s or 0.0)
-        limit = max(limits.stopped_s if stopped else limits.hang_s, usual)
+        limit = max(limits.stopped_s if stopped else limits.between_s if between else limits.hang_s, usual)
         waited = now - (self.heard_at if stopped else self.moved_at)
         place = (self.epoch, self.iteration, stopped)
         if waited < limit or self.reported == place:
@@ -148,6 +155,27 @@ class Worker:
                 waited_s=waited,
                 limit_s=limit,
                 responsive=not stopped and now - self.heard_at < SILENT_S,
+            )
+        ]
+
+    def long_away(self, node: str, limits: StallLimits, now: float) -> list[WorkerAway]:
+        """Return the fact that its script is busy for long before an iteration, once, ahead of who waits for it there.
+
+        Who waits began to after this worker's last update, and is told to hang after `hang_s` at least.
+        """
+        place, waited = (self.epoch, self.iteration), now - self.moved_at
+        if self.phase is not WorkerPhase.BETWEEN or self.away == place or waited < limits.hang_s / 2:
+            return []
+        self.away = place
+        return [
+            WorkerAway(
+                node=node,
+                slot=self.slot,
+                task=self.task,
+                worker=self.worker,
+                epoch=self.epoch,
+                iteration=self.iteration,
+                waited_s=waited,
             )
         ]
 

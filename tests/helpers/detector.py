@@ -15,6 +15,7 @@ from unicron.contracts.events import (
     Regrouped,
     StateDiverged,
     TaskSubmitted,
+    WorkerAway,
     WorkerExited,
     WorkerRaised,
     WorkerStalled,
@@ -145,6 +146,10 @@ class DetectorHarness:
             responsive=responsive,
         )
         return self.feed(fact)
+
+    def away(self, worker, epoch=0, iteration=3):
+        """Let a worker's script be busy before an iteration."""
+        return self.feed(WorkerAway(**self.places[worker], epoch=epoch, iteration=iteration, waited_s=10.0))
 
     def give_up(self, action, worker, task="gpt", reason="in vain"):
         place = self.places[worker]

@@ -143,6 +143,19 @@ class WorkerStalled(WorkerFact, kw_only=True, frozen=True):
     responsive: bool
 
 
+class WorkerAway(WorkerFact, kw_only=True, frozen=True):
+    """What a worker's script does between two iterations takes long, such as an evaluation; others may wait for it.
+
+    Attributes:
+        iteration: that comes next.
+        waited_s: seconds since the last update.
+    """
+
+    epoch: Number
+    iteration: Number
+    waited_s: Seconds
+
+
 class Regrouped(WorkerFact, kw_only=True, frozen=True):
     """A worker is in a new membership and computes again.
 

@@ -234,6 +234,8 @@ class WorkerPhase(Word):
     REDUCE = "reduce"
     STEP = "step"
     """Updating its parameters."""
+    BETWEEN = "between"
+    """Whatever its script does between two iterations, such as an evaluation."""
     FINISHED = "finished"
     UNKNOWN = "unknown"
 

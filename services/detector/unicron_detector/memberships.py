@@ -9,6 +9,7 @@ from unicron.contracts.events import (
     StateDiverged,
     TaskStateChanged,
     TaskSubmitted,
+    WorkerAway,
     WorkerStalled,
 )
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
@@ -122,8 +123,22 @@ class Memberships:
         )
         return self._advance(task, fact.epoch) + self._reporter.fail(failure)
 
+    def away(self, away: WorkerAway) -> list[Message]:
+        """Note that who waits for this worker before that iteration hangs for no fault."""
+        task = self._reporter.task(away.task)
+        task.away = {name: place for name, place in task.away.items() if place[0] >= task.epoch}
+        task.away[away.worker] = away.epoch, away.iteration
+        return []
+
     def waits(self, stalled: WorkerStalled) -> list[Message]:
-        """Hold the report of a worker that waits in a collective: the one it waits for is reported by others."""
+        """Hold the report of a worker that waits in a collective: the one it waits for is reported by others.
+
+        Where it waits for one whose script is busy, there is nothing to report.
+        """
+        task = self._reporter.task(stalled.task)
+        task.away.pop(stalled.worker, None)  # it is back
+        if (stalled.epoch, stalled.iteration) in task.away.values():
+            return []
         failure = FailureDetected(
             severity=Severity.SEV3,
             method=DetectionMethod.ONLINE_STATISTICS,

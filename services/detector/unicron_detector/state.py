@@ -120,6 +120,7 @@ class Task(msgspec.Struct, kw_only=True):
         broken: its own program is at fault; nothing more is said about it.
         ended_at: when it ended, None while it has not.
         seen: signature of a possible user's error -> worker that showed it first.
+        away: workers whose scripts are busy before an iteration: its membership and number.
         last: the failure reported last, on which a failed attempt builds.
     """
 
@@ -131,6 +132,7 @@ class Task(msgspec.Struct, kw_only=True):
     broken: bool = False
     ended_at: Moment | None = None
     seen: dict[str, str] = {}
+    away: dict[str, tuple[Number, Number]] = {}
     last: FailureDetected | None = None
     pending: Pending | None = None
     ladder: Ladder = msgspec.field(default_factory=Ladder)

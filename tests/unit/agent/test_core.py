@@ -50,6 +50,7 @@ from unicron.contracts.events import (
     StateDiverged,
     StateKept,
     StepTimed,
+    WorkerAway,
     WorkerExited,
     WorkerRaised,
     WorkerReady,
@@ -550,6 +551,41 @@ def test_a_worker_that_runs_is_given_longer_whether_it_answers_or_is_starved(sce
     [fact] = found
     assert fact.responsive == answers
     assert fact.limit_s == 20
+
+
+def updated(scene, at, iteration=3):
+    scene.now = at
+    scene.say(wire.Iterated(iteration=iteration, epoch=2, rank=0, world_size=3, seconds=0.5, loss=2.5))
+
+
+def test_what_a_script_does_between_two_iterations_is_no_stall_but_is_told(scene):
+    scene.compute(10.0, 10.1)
+    updated(scene, 10.2)
+    told = []
+    for scene.now in (15.0, 20.1, 20.3, 30.0, 31.0, 1800.0):
+        told += [(scene.now, fact) for fact in scene.feed(Tick()) if isinstance(fact, WorkerAway | WorkerStalled)]
+    [(at, away)] = told
+    assert at == 20.3, "before those that wait for it are told to hang"
+    assert away == WorkerAway(**PLACE, epoch=-1, iteration=4, waited_s=pytest.approx(10.1))
+    [stalled] = scene.stalled(1810.3)
+    assert (stalled.limit_s, stalled.iteration) == (1800.0, 4)
+
+
+def test_each_time_anew(scene):
+    for number in range(2):
+        updated(scene, 100.0 * number, iteration=number)
+        scene.now += 50.0
+        [away] = [fact for fact in scene.feed(Tick()) if isinstance(fact, WorkerAway)]
+        assert away.iteration == number + 1
+        scene.say(wire.Progress(iteration=number + 1, phase="compute", done=0))
+        scene.now += 15.0
+        assert [fact for fact in scene.feed(Tick()) if isinstance(fact, WorkerAway)] == []
+
+
+def test_a_worker_that_is_stopped_between_two_iterations_stalls(scene):
+    scene.say(wire.Ready())
+    updated(scene, 10.0)
+    assert len(scene.stalled(10.6, "gpt-1")) == 1
 
 
 def test_who_waits_for_others_is_on_its_way_out_or_has_not_begun_does_not_stall(scene):

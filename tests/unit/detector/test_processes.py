@@ -325,6 +325,29 @@ def test_a_stopped_worker_that_does_not_follow_into_a_new_epoch_hangs(scene):
     assert brief(scene.stall("w1", epoch=0, responsive=False)) == [(2, "task_hang", "w1")]
 
 
+def test_who_waits_for_one_whose_script_is_busy_does_not_hang(scene):
+    assert scene.away("w2") == []
+    assert scene.stall("w1", phase="reduce") == []
+    scene.restart()
+    assert scene.wait(5.0) == []
+    assert brief(scene.exit("w2", signal=9)) == [(2, "exited_abnormally", "w2")], "if it dies, it does"
+
+
+@pytest.mark.parametrize("place", [{"iteration": 2}, {"iteration": 4}, {"epoch": 1}])
+def test_that_holds_for_that_iteration_only(scene, place):
+    scene.run(epoch=1, w1="n1", w2="n2")
+    scene.away("w2", **{"epoch": 0, **place})
+    scene.stall("w1", phase="reduce", epoch=1 if "epoch" not in place else 2)
+    assert len(scene.wait(0.4)) == 1
+
+
+def test_one_that_is_back_and_waits_itself_excuses_nobody(scene):
+    scene.away("w2")
+    assert scene.stall("w1", phase="reduce") == []
+    assert scene.stall("w2", phase="reduce") == []
+    assert len(scene.wait(0.4)) == 1
+
+
 def test_who_waits_in_a_reduce_is_reported_after_the_hold_off(scene):
     assert scene.stall("w1", phase="reduce") == []
     (failure,) = scene.wait(0.4)
