@@ -671,3 +671,15 @@ async def test_a_stopped_client_is_noticed(tmp_path):
         await bus.close()
     finally:
         server.stop()
+
+
+async def test_when_a_flush_is_over_the_server_has_heard_of_a_subscription(nats_world):
+    client = (await nats_world.connect()).client
+    written, transport = [], client._transport
+    write, writelines = transport.write, transport.writelines
+    transport.write = lambda data: (written.append(data), write(data))
+    transport.writelines = lambda lines: (written.extend(lines), writelines(lines))
+    await client.subscribe("unicron.v1.tel.node-1.T.k")
+    await client.flush()
+    said = b"".join(written)
+    assert said.index(b"SUB unicron.v1.tel.node-1.T.k") < said.index(b"PING")

@@ -1,10 +1,11 @@
 """The NATS client, for keys that are replaced while it is connected, and servers that hang."""
 
+import asyncio
 import contextlib
 
 import nats.errors
 import nkeys
-from nats.aio.client import Client
+from nats.aio.client import PING_PROTO, Client
 
 
 class KeyedClient(Client):
@@ -20,6 +21,16 @@ class KeyedClient(Client):
         await super()._process_connect_init()
         if self.options.get("tls") and not self._server_info.get("tls_required"):  # or somebody on the way took it out
             raise nats.errors.Error("the server speaks no TLS, and a CA was given: remove that, or mend the server")
+
+    async def _send_ping(self, future: "asyncio.Future[bool] | None" = None) -> None:
+        """Send a ping behind what was said before it.
+
+        The one of nats-py overtakes what still waits to be written: a flush was over, and the server had not yet heard
+        of a subscription, nor refused it.
+        """
+        self._pongs.append(future or asyncio.get_running_loop().create_future())
+        await self._send_command(PING_PROTO)
+        await self._flush_pending()
 
     async def _attempt_reconnect(self) -> None:
         writer = getattr(self._transport, "_io_writer", None)
