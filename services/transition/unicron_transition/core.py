@@ -282,10 +282,10 @@ class TransitionCore(Core):
     def _unusable(self, fact: StateUnusable) -> list[Message]:
         """What a task went on from is no good: it is to go on from something older."""
         run = self.state.tasks.get(fact.task)
-        if run is None or run.state.ended or fact.epoch != run.membership.epoch or fact.iteration == run.saves.before:
+        if run is None or run.state.ended or fact.epoch != run.membership.epoch or fact.worker not in run.workers:
             return []
-        if fact.worker not in run.workers:
-            return []
+        if run.membership.broken and fact.iteration == run.saves.before:
+            return []  # others said so before; but a worker that missed that may have brought it in again
         rule_out(run, fact)
         run.failed_at = run.failed_at or fact.at
         reason = f"iteration {fact.iteration} from {fact.copies} is no good: {fact.reason}"

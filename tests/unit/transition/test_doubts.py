@@ -135,6 +135,17 @@ def test_what_several_workers_tell_of_one_state_counts_once(scene):
     assert scene.feed(StateUnusable(node="n1", slot=0, task="a", worker=group[1], **late)) == []
 
 
+def test_what_a_worker_brings_in_again_that_missed_its_being_ruled_out_is_ruled_out_again(scene):
+    there = [copy("a-1", "n1", 5), copy("a-3", "n2", 4)]
+    restored(scene, *there)
+    answered(scene, unusable(scene, 5), *there)
+    scene.join("a")
+    out = unusable(scene, 5)
+    assert scene.run("a").state is TaskState.RECOVERING
+    [order] = [order for order in of(Regroup, answered(scene, out, *there)) if order.shelf]
+    assert order.shelf.iteration == 4
+
+
 def test_where_nothing_older_is_left_the_task_ends_and_says_what_was_tried(scene):
     there = [copy("a-1", "n1", 5), copy("a-3", "n2", 4)]
     restored(scene, *there)
