@@ -126,7 +126,8 @@ class Memberships:
     def away(self, away: WorkerAway) -> list[Message]:
         """Note that who waits for this worker before that iteration hangs for no fault."""
         task = self._reporter.task(away.task)
-        task.away = {name: place for name, place in task.away.items() if place[0] >= task.epoch}
+        if task.away and next(iter(task.away.values()))[0] < away.epoch:
+            task.away = {}  # they are of an earlier membership; thousands may say so at once, so none is looked for
         task.away[away.worker] = away.epoch, away.iteration
         return []
 

@@ -348,6 +348,14 @@ def test_one_that_is_back_and_waits_itself_excuses_nobody(scene):
     assert len(scene.wait(0.4)) == 1
 
 
+def test_who_was_busy_in_an_earlier_membership_is_forgotten(scene):
+    scene.away("w1")
+    scene.away("w2")
+    scene.run(epoch=1, w1="n1", w2="n2")
+    scene.away("w2", epoch=1)
+    assert scene.detector.state.tasks["gpt"].away == {"w2": (1, 3)}
+
+
 def test_who_waits_in_a_reduce_is_reported_after_the_hold_off(scene):
     assert scene.stall("w1", phase="reduce") == []
     (failure,) = scene.wait(0.4)
