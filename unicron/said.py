@@ -20,6 +20,7 @@ from unicron.contracts.events import (
     NodeLeaving,
     NodeLeft,
     NodePaced,
+    NodeSuspected,
     PartStored,
     PlanDecided,
     StateCopied,
@@ -60,7 +61,7 @@ OF_NODES: tuple[type[Message], ...] = (
 OF_SERVICES: dict[type[Message], str] = {
     **dict.fromkeys((NodeAdmitted, NodePaced, NodeDrained, NodeGone), "registry"),
     **dict.fromkeys((TaskSubmitted, TaskPaused, TaskRemoved, CheckpointOrdered, TaskRewound), "registry"),
-    **dict.fromkeys((FailureDetected, TaskBroken, IterationsSlow), "detector"),
+    **dict.fromkeys((NodeSuspected, FailureDetected, TaskBroken, IterationsSlow), "detector"),
     PlanDecided: "planner",
     **dict.fromkeys((TaskStateChanged, AttemptFailed, TaskRecovered), "transition"),
     **dict.fromkeys(Command.__subclasses__(), "transition"),

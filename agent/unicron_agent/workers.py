@@ -13,6 +13,9 @@ from unicron_agent.stimuli import Running
 BUSY = frozenset({WorkerPhase.COMPUTE, WorkerPhase.REDUCE, WorkerPhase.STEP, WorkerPhase.BETWEEN})
 """Phases in which a worker is to make progress."""
 
+AWAY_S = 10.0
+"""A script that is busy for that long between two iterations is told of: well before a regroup is given up (30 s)."""
+
 SILENT_S = 1.0
 """A worker that was asked and has not answered for that long is told to be silent."""
 
@@ -45,7 +48,7 @@ class Worker:
         membership: the newest that it was sent.
         interval_s: running mean of the time between two signs of progress while computing; None before the first.
         reported: the epoch and iteration for which a stall was reported already, and whether it was stopped then.
-        away: the epoch and iteration for which was told that its script is busy before it.
+        away: the newest epoch and the iteration for which was told that its script is busy before it.
     """
 
     worker: str
@@ -159,12 +162,14 @@ class Worker:
         ]
 
     def long_away(self, node: str, limits: StallLimits, now: float) -> list[WorkerAway]:
-        """Return the fact that its script is busy for long before an iteration, once, ahead of who waits for it there.
+        """Return the fact that its script is busy for long before an iteration, ahead of who waits for it there.
 
-        Who waits began to after this worker's last update, and is told to hang after `hang_s` at least.
+        Who waits began to after this worker's last update, and is told to hang after `hang_s` at least. It is told once
+        for each membership that the worker is to be in: those who have gone to a newer one wait for it there.
         """
-        place, waited = (self.epoch, self.iteration), now - self.moved_at
-        if self.phase is not WorkerPhase.BETWEEN or self.away == place or waited < limits.hang_s / 2:
+        epoch, waited = max(self.epoch, self.membership.epoch if self.membership else -1), now - self.moved_at
+        place = epoch, self.iteration
+        if self.phase is not WorkerPhase.BETWEEN or self.away == place or waited < min(limits.hang_s / 2, AWAY_S):
             return []
         self.away = place
         return [
@@ -173,7 +178,7 @@ class Worker:
                 slot=self.slot,
                 task=self.task,
                 worker=self.worker,
-                epoch=self.epoch,
+                epoch=epoch,
                 iteration=self.iteration,
                 waited_s=waited,
             )

@@ -75,6 +75,7 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
     events.TaskSubmitted: lambda m: (
         f"{m.task} submitted: weight {m.spec.weight:g}, {m.spec.min_workers} to {m.spec.max_workers} workers"
     ),
+    events.NodeSuspected: lambda m: f"{m.node} is suspect, {m.grace_s:g} s from being given up: {m.reason}",
     events.FailureDetected: lambda m: (
         f"sev{m.severity.value} {m.status} {' '.join(filter(None, (m.task, m.worker, m.node)))}"
         f"{f', raised from sev{m.escalated.value}' if m.escalated else ''}{_after(': ', m.reason)}"

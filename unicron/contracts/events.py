@@ -147,6 +147,7 @@ class WorkerAway(WorkerFact, kw_only=True, frozen=True):
     """What a worker's script does between two iterations takes long, such as an evaluation; others may wait for it.
 
     Attributes:
+        epoch: of the newest membership that it is to be in; it is told again for each.
         iteration: that comes next.
         waited_s: seconds since the last update.
     """
@@ -514,6 +515,18 @@ class TaskRemoved(Message, kw_only=True, frozen=True):
 # --- from the detector -----------------------------------------------------------------------------------------------
 
 
+class NodeSuspected(Message, kw_only=True, frozen=True):
+    """A node's connection ended. Where nothing is heard of it within the grace it is given up; if it is, all is well.
+
+    Attributes:
+        reason: why the server says that it ended.
+    """
+
+    node: Name
+    reason: Text
+    grace_s: Seconds
+
+
 class FailureDetected(Message, kw_only=True, frozen=True):
     """A failure, classified (paper table 1).
 
@@ -542,7 +555,11 @@ class FailureDetected(Message, kw_only=True, frozen=True):
 
 
 class TaskBroken(Message, kw_only=True, frozen=True):
-    """The task's own program is at fault: the same exception at the same iteration again. Nothing will be restarted."""
+    """The task's own program is at fault, as it seems: to start it again would be in vain, and nothing is.
+
+    It raised the same at the same iteration again, fails on several nodes, never passes an iteration (`no progress`),
+    or its loss has not been finite for long.
+    """
 
     task: Name
     reason: Text

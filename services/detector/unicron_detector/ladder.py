@@ -1,11 +1,13 @@
 """The ladder (paper section 4.2): an attempt that keeps failing gives way to the next, costlier one.
 
 Reattempts are counted per task, restarts per task and node, climbs to severity 1 per task; each in a sliding window.
+Apart from these it is counted how often a task has failed in one place, whoever did: a sample that ends each worker that
+computes it goes from node to node, and no node's count climbs.
 """
 
 import msgspec
 
-from unicron.contracts.ranges import Moment
+from unicron.contracts.ranges import Count, Moment, Number, Text
 
 
 class Ladder(msgspec.Struct, kw_only=True):
@@ -44,6 +46,41 @@ class Ladder(msgspec.Struct, kw_only=True):
         kept = {node: _recent(times, now, window_s) for node, times in self.restarts.items()}
         self.restarts = {node: times for node, times in kept.items() if times}
         self.climbs = {node: at for node, at in self.climbs.items() if now - at <= window_s}
+
+
+class Standstill(msgspec.Struct, kw_only=True, array_like=True):
+    """The iteration in which a task fails, as long as nobody has heard that it went on behind it.
+
+    Attributes:
+        epoch: the last membership that failed in it; what else fails in that one is of the same blow.
+        kept: microbatches that were done when workers met in it; more of them are progress.
+        tried: what ended it each time.
+    """
+
+    iteration: Number = -1
+    epoch: Number = -1
+    kept: Count = 0
+    tried: list[Text] = []
+
+    def failed(self, iteration: int, epoch: int, how: str) -> int:
+        """Count a failure; return in how many memberships the task has failed in that iteration.
+
+        One in an earlier iteration tells nothing: the task was set back, and has not come here again yet.
+        """
+        if iteration < self.iteration or epoch <= self.epoch:
+            return 0
+        if iteration > self.iteration:
+            self.kept, self.tried = 0, []
+        self.iteration, self.epoch = iteration, epoch
+        self.tried = [*self.tried, how]
+        return len(self.tried)
+
+    def reached(self, iteration: int, kept: int = 0) -> None:
+        """Note where the task goes on."""
+        if iteration > self.iteration or (iteration == self.iteration and kept > self.kept):
+            self.tried = []
+        if iteration == self.iteration:
+            self.kept = max(self.kept, kept)
 
 
 def _recent(times: list[float], now: float, window_s: float) -> list[float]:

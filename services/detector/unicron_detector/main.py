@@ -32,6 +32,7 @@ class DetectorSettings(Settings, kw_only=True, frozen=True):
         collective_hold_s: how long a broken collective waits for the failure that caused it to come to light.
         window_s: how far back attempts are counted.
         attempts: failures of one kind within the window that are met at their own severity; one more climbs.
+        no_progress: memberships that fail in one iteration, one after the other, before the task is held to be broken.
         rules: folder of TOML files with rules of your own, tried before ours (docs/operations.md); empty for none.
     """
 
@@ -42,6 +43,7 @@ class DetectorSettings(Settings, kw_only=True, frozen=True):
     collective_hold_s: float = Limits().collective_hold_s
     window_s: float = Limits().window_s
     attempts: int = Limits().attempts
+    no_progress: int = Limits().no_progress
     rules: str = ""
 
     def __post_init__(self) -> None:
@@ -50,8 +52,9 @@ class DetectorSettings(Settings, kw_only=True, frozen=True):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise InvalidInputError(f"{PREFIX}{name.upper()} {value}: give a finite number of seconds above 0")
-        if self.attempts < 1:
-            raise InvalidInputError(f"{PREFIX}ATTEMPTS {self.attempts}: give 1 or more")
+        for name in ("attempts", "no_progress"):
+            if getattr(self, name) < 1:
+                raise InvalidInputError(f"{PREFIX}{name.upper()} {getattr(self, name)}: give 1 or more")
 
     @property
     def limits(self) -> Limits:
@@ -62,6 +65,7 @@ class DetectorSettings(Settings, kw_only=True, frozen=True):
             collective_hold_s=self.collective_hold_s,
             window_s=self.window_s,
             attempts=self.attempts,
+            no_progress=self.no_progress,
         )
 
 

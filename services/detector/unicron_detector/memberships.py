@@ -1,10 +1,13 @@
 """Broken collectives and failed state transfers: usually consequences of a failure that is reported a moment later."""
 
+import math
+
 from unicron.contracts.base import CancelTimer, Message
 from unicron.contracts.commands import Regroup
 from unicron.contracts.events import (
     CollectiveFailed,
     FailureDetected,
+    IterationFinished,
     Regrouped,
     StateDiverged,
     TaskStateChanged,
@@ -18,6 +21,9 @@ from unicron_detector.processes import how_it_stalled
 from unicron_detector.report import Reporter
 from unicron_detector.state import Pending, Task
 from unicron_detector.timers import TimerKind
+
+NOT_FINITE = 20
+"""Iterations in a row without a finite loss after which a task is broken. Scalers of losses need fewer to settle."""
 
 STALE = "Stale Connection"
 """The server's reason where a client did not answer its pings; a process that ends is another reason."""
@@ -51,7 +57,22 @@ class Memberships:
         if worker.gone_at is not None:
             return []  # maybe of an earlier task of this name, whose epochs were others
         worker.epoch = max(worker.epoch, regrouped.epoch)
-        return self._advance(self._reporter.task(regrouped.task), regrouped.epoch)
+        task = self._reporter.task(regrouped.task)
+        task.standstill.reached(regrouped.iteration, regrouped.kept)
+        return self._advance(task, regrouped.epoch)
+
+    def iterated(self, finished: IterationFinished) -> list[Message]:
+        """Note how far a task has come. One whose parameters are no numbers any more does not come to its senses."""
+        task = self._reporter.task(finished.task)
+        if task.closed or finished.epoch < task.epoch:
+            return []
+        task.standstill.reached(finished.iteration + 1)
+        task.not_finite = 0 if math.isfinite(finished.loss) else task.not_finite + 1
+        if task.not_finite < NOT_FINITE:
+            return []
+        first, last = finished.iteration + 1 - task.not_finite, finished.iteration
+        why = f"no progress: the loss was {finished.loss} in all of the iterations {first} to {last}"
+        return self._reporter.break_task(finished.task, f"{why}; nothing that was tried in them has mended it")
 
     def submitted(self, submitted: TaskSubmitted) -> list[Message]:
         """Begin afresh with a task, whose name may have been another's. Facts of its workers come later than this."""

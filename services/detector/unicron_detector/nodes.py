@@ -1,7 +1,7 @@
 """Node health: a node is lost when its connection ends and stays away, or when it falls silent."""
 
 from unicron.contracts.base import CancelTimer, ConnectionLost, Message
-from unicron.contracts.events import NodeAdmitted, NodeGone, NodeHeartbeat, NodeLeft, NodePaced
+from unicron.contracts.events import NodeAdmitted, NodeGone, NodeHeartbeat, NodeLeft, NodePaced, NodeSuspected
 from unicron.contracts.tasks import WorkerStatus
 from unicron_detector.memberships import Memberships, lost_connection
 from unicron_detector.processes import Processes
@@ -93,6 +93,7 @@ class Nodes:
             return []
         node.reason = lost.reason or "the server gave no reason"
         self._books.suspect(lost.node, self._grace(out, lost.node))
+        out.append(NodeSuspected(node=lost.node, reason=node.reason, grace_s=self._reporter.limits.grace_s))
         return out + self._memberships.settle_all()
 
     def grace_ended(self, name: str, timer: str) -> list[Message]:

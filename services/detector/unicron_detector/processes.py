@@ -81,9 +81,9 @@ class Processes:
             broken = self._user_error(exited, code, f"{exited.worker} {how}", tail)
             if broken:
                 return broken
-        return self._abnormal(exited.worker, worker, how)
+        return self._abnormal(exited.worker, worker, how, exited.iteration)
 
-    def _abnormal(self, name: str, worker: Worker, how: str) -> list[Message]:
+    def _abnormal(self, name: str, worker: Worker, how: str, iteration: int = -1) -> list[Message]:
         return self._reporter.fail(
             FailureDetected(
                 severity=Severity.SEV2,
@@ -94,7 +94,8 @@ class Processes:
                 slot=worker.slot,
                 worker=name,
                 reason=f"{name} {how}",
-            )
+            ),
+            iteration,
         )
 
     def raised(self, raised: WorkerRaised) -> list[Message]:
@@ -125,7 +126,8 @@ class Processes:
                 worker=raised.worker,
                 reason=what,
                 escalated=Severity.SEV3 if verdict.severity is Severity.SEV3 else None,
-            )
+            ),
+            raised.iteration,
         )
 
     def _user_error(self, fact: WorkerExited | WorkerRaised, what: str, told: str, traceback: str) -> list[Message]:
@@ -157,7 +159,8 @@ class Processes:
                 slot=stalled.slot,
                 worker=stalled.worker,
                 reason=f"{how_it_stalled(stalled)}, and it {answers}",
-            )
+            ),
+            stalled.iteration,
         )
 
 

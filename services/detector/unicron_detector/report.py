@@ -61,12 +61,19 @@ class Reporter:
         out.append(SetTimer(name=name, after_s=after_s))
         return name
 
-    def fail(self, failure: FailureDetected) -> list[Message]:
-        """Report the failure of a worker, at the severity to which its predecessors have raised it."""
+    def fail(self, failure: FailureDetected, iteration: int = -1) -> list[Message]:
+        """Report the failure of a worker, at the severity to which its predecessors have raised it.
+
+        Args:
+            failure: as it would be met by itself.
+            iteration: in which the worker was, -1 where that is not known.
+        """
         now, window_s, attempts = self.state.now, self.limits.window_s, self.limits.attempts
         task = self.task(failure.task)
         if task.closed or failure.node in self.state.lost or self.books.gone(failure.worker):
             return []
+        if why := self._no_progress(task, failure, iteration):
+            return self.break_task(failure.task, why)
         climbed = False
         if failure.severity is Severity.SEV3:
             failure = replace(failure, attempt=task.ladder.reattempt(now, window_s))
@@ -85,6 +92,18 @@ class Reporter:
             return self.break_task(failure.task, f"fails again and again on several nodes ({nodes}): {failure.reason}")
         task.last = failure
         return self.report(failure)
+
+    def _no_progress(self, task: Task, failure: FailureDetected, iteration: int) -> str:
+        """Return that, and how, the task has failed in one iteration too often; empty where it has not."""
+        worker = self.state.workers.get(failure.worker)
+        if worker is None or worker.epoch < 0:
+            return ""
+        how = f"{failure.worker} on {failure.node}: {failure.reason.splitlines()[0][:160] if failure.reason else ''}"
+        times = task.standstill.failed(iteration, worker.epoch, how)
+        if times < self.limits.no_progress:
+            return ""
+        tried = "; ".join(task.standstill.tried[-3:])
+        return f"no progress: {times} memberships in a row failed in iteration {iteration}, the last by {tried}"
 
     def report(self, failure: FailureDetected) -> list[Message]:
         """Report a failure, and note that its consequences need no report of their own."""

@@ -4,7 +4,7 @@ import msgspec
 
 from unicron.contracts.events import FailureDetected
 from unicron.contracts.ranges import Count, Label, Moment, Number, Seconds
-from unicron_detector.ladder import Ladder
+from unicron_detector.ladder import Ladder, Standstill
 
 EXPLAINS_S = 10.0
 """So long what a kernel said explains what fails on its node."""
@@ -19,6 +19,7 @@ class Limits(msgspec.Struct, kw_only=True, frozen=True):
         collective_hold_s: how long a broken collective waits for the failure that caused it to come to light.
         window_s: how far back attempts are counted.
         attempts: failures of one kind within the window that are met at their own severity; one more climbs.
+        no_progress: memberships that fail in one iteration, one after the other, before the task is held to be broken.
     """
 
     grace_s: float = 1.0
@@ -26,6 +27,7 @@ class Limits(msgspec.Struct, kw_only=True, frozen=True):
     collective_hold_s: float = 0.3
     window_s: float = 600.0
     attempts: int = 3
+    no_progress: int = 10
 
 
 class Node(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -121,6 +123,8 @@ class Task(msgspec.Struct, kw_only=True):
         ended_at: when it ended, None while it has not.
         seen: signature of a possible user's error -> worker that showed it first.
         away: workers whose scripts are busy before an iteration: its membership and number.
+        standstill: the iteration in which it fails again and again.
+        not_finite: iterations in a row whose loss is no number.
         last: the failure reported last, on which a failed attempt builds.
     """
 
@@ -133,6 +137,8 @@ class Task(msgspec.Struct, kw_only=True):
     ended_at: Moment | None = None
     seen: dict[str, str] = {}
     away: dict[str, tuple[Number, Number]] = {}
+    standstill: Standstill = msgspec.field(default_factory=Standstill)
+    not_finite: Count = 0
     last: FailureDetected | None = None
     pending: Pending | None = None
     ladder: Ladder = msgspec.field(default_factory=Ladder)

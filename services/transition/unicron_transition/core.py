@@ -22,6 +22,7 @@ from unicron.contracts.events import (
     TaskRecovered,
     TaskRemoved,
     TaskSubmitted,
+    WorkerAway,
     WorkerExited,
     WorkerFinished,
     WorkerReady,
@@ -76,6 +77,7 @@ class TransitionCore(Core):
             TaskRemoved: lambda removed: self._end(removed.task, Cause.USER, "removed by its user"),
             TaskSubmitted: self._submitted,
             TimerFired: self._timer,
+            WorkerAway: self._away,
             WorkerExited: self._exited,
             WorkerFinished: self._finished,
             WorkerReady: self._ready,
@@ -374,6 +376,13 @@ class TransitionCore(Core):
             return [_attempt_failed(deadline.task, Cure.RESTART, late, "its model was not built in time")]
         return self._not_joined(run, deadline)
 
+    def _away(self, away: WorkerAway) -> list[Message]:
+        """Wait for a member whose script evaluates, say, before it can notice that there is a new membership."""
+        run = self.state.tasks.get(away.task)
+        if run is not None and away.worker in run.membership.group and away.epoch == run.membership.epoch:
+            run.membership.away[away.worker] = None
+        return []
+
     def _not_joined(self, run: TaskRun, deadline: Deadline) -> list[Message]:
         """Tell of who did not join in time; replace it where the detector has nothing to say of it.
 
@@ -383,6 +392,8 @@ class TransitionCore(Core):
         missing = [name for name in membership.group if name not in membership.joined and name in run.workers]
         if not missing:
             return []
+        if any(name in membership.away for name in missing):  # so the others wait for it, too
+            return [deadline.set()]  # how long a script may be busy its agent knows
         first, reason = run.workers[missing[0]], f"{', '.join(missing)} did not join epoch {membership.epoch} in time"
         verdict = Deadline(Wait.VERDICT, deadline.task, str(membership.epoch))
         if deadline.wait is Wait.REGROUP:

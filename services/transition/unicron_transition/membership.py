@@ -43,6 +43,7 @@ class Membership(msgspec.Struct, kw_only=True):
             workers that only take the state of their place.
         since: for each replica, the epoch since which it has been made up of the same workers.
         joined: those of them that have reported that they compute in it.
+        away: those whose scripts are busy with something else; they come when they are through with that.
         met: workers of the newest membership that anybody has joined, this one or one before it, who computed in it.
         through: workers that have said they are through with the last iteration, in any membership, living or not.
         broken: it must be formed anew even if its workers stay the same.
@@ -56,6 +57,7 @@ class Membership(msgspec.Struct, kw_only=True):
     group: list[str] = []
     since: list[Number] = []
     joined: dict[str, None] = {}
+    away: dict[str, None] = {}
     met: list[str] = []
     through: dict[str, None] = {}
     broken: bool = False

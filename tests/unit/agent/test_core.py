@@ -582,6 +582,16 @@ def test_each_time_anew(scene):
         assert [fact for fact in scene.feed(Tick()) if isinstance(fact, WorkerAway)] == []
 
 
+def test_it_is_told_again_for_a_membership_that_the_worker_has_not_noticed_yet(scene):
+    updated(scene, 10.0)
+    scene.now = 30.0
+    [away] = [fact for fact in scene.feed(Tick()) if isinstance(fact, WorkerAway)]
+    scene.read(regroup("gpt-1", epoch=7))
+    [again] = [fact for fact in scene.feed(Tick()) if isinstance(fact, WorkerAway)]
+    assert (away.epoch, again.epoch) == (-1, 7)
+    assert [fact for fact in scene.feed(Tick()) if isinstance(fact, WorkerAway)] == []
+
+
 def test_a_worker_that_is_stopped_between_two_iterations_stalls(scene):
     scene.say(wire.Ready())
     updated(scene, 10.0)

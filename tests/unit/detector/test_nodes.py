@@ -5,7 +5,15 @@ from helpers.detector import DetectorHarness, brief
 from unicron_detector.state import Limits
 
 from unicron.contracts.base import BusReconnected, TelemetryDropped, TimerFired
-from unicron.contracts.events import FailureDetected, NodeAdmitted, NodeHeartbeat, NodeLeft, NodePaced, WorkerReady
+from unicron.contracts.events import (
+    FailureDetected,
+    NodeAdmitted,
+    NodeHeartbeat,
+    NodeLeft,
+    NodePaced,
+    NodeSuspected,
+    WorkerReady,
+)
 from unicron.contracts.failures import Severity
 
 
@@ -23,7 +31,8 @@ def lost(node):
 
 def test_a_node_whose_connection_ends_is_lost_after_the_grace(scene):
     scene.silence("n1")
-    assert scene.disconnect("n1", "Stale Connection") == []
+    suspected = NodeSuspected(node="n1", reason="Stale Connection", grace_s=1.0)
+    assert scene.disconnect("n1", "Stale Connection") == [suspected]
     assert scene.wait(0.9) == []
     (failure,) = scene.wait(0.3)
     assert failure == FailureDetected(
@@ -93,7 +102,7 @@ def test_a_worker_that_waits_for_its_first_membership_is_missed_too(scene):
 
 def test_an_advisory_that_comes_after_the_new_join_does_no_harm(scene):
     scene.join("n1", incarnation="a.2", workers=[("w1", "gpt")])
-    assert scene.disconnect("n1") == []
+    assert brief(scene.disconnect("n1")) == ["NodeSuspected"]
     assert scene.wait(5) == []
 
 
@@ -267,7 +276,7 @@ def test_a_broken_collective_condemns_a_suspect_at_once(scene):
 def test_a_lost_connection_explains_a_collective_that_broke_before(scene):
     scene.silence("n1")
     assert scene.collective("w2") == []
-    assert brief(scene.disconnect("n1")) == lost("n1")
+    assert brief(scene.disconnect("n1")) == ["NodeSuspected", *lost("n1")]
     assert scene.wait(10) == []
 
 

@@ -22,6 +22,7 @@ from unicron.contracts.events import (
     TaskRemoved,
     TaskStateChanged,
     TaskSubmitted,
+    WorkerAway,
     WorkerExited,
     WorkerFinished,
     WorkerReady,
@@ -88,23 +89,27 @@ class TransitionHarness:
         return out
 
     def join(self, task, at=0.0):
-        run, out = self.run(task), []
-        for rank, worker in enumerate(run.membership.group):
-            where = run.workers[worker].slot
-            out = self.feed(
-                Regrouped(
-                    node=where.node,
-                    slot=where.slot,
-                    task=task,
-                    worker=worker,
-                    epoch=run.membership.epoch,
-                    rank=rank,
-                    world_size=len(run.membership.group),
-                    iteration=5,
-                    at=at,
-                )
-            )
+        out = []
+        for worker in self.run(task).membership.group:
+            out = self.join_one(task, worker, at)
         return out
+
+    def join_one(self, task, worker, at=0.0):
+        run = self.run(task)
+        where, group = run.workers[worker].slot, run.membership.group
+        return self.feed(
+            Regrouped(
+                node=where.node,
+                slot=where.slot,
+                task=task,
+                worker=worker,
+                epoch=run.membership.epoch,
+                rank=group.index(worker),
+                world_size=len(group),
+                iteration=5,
+                at=at,
+            )
+        )
 
     def running(self, **places):
         self.plan(**places)
@@ -452,6 +457,31 @@ def test_a_worker_that_does_not_join_and_of_which_the_detector_has_nothing_to_sa
     out = scene.feed(TimerFired(name=verdict.name))
     assert [stop.worker for stop in of(StopWorker, out)] == (["a-1"] if meanwhile == "nothing" else [])
     assert [start.slot for start in of(StartWorker, out)] == ([0] if meanwhile == "nothing" else [])
+
+
+def away(scene, worker, epoch):
+    at = scene.run("a").workers[worker].slot
+    place = {"node": at.node, "slot": at.slot, "task": "a", "worker": worker}
+    return scene.feed(WorkerAway(**place, epoch=epoch, iteration=5, waited_s=10.0))
+
+
+def test_a_member_whose_script_evaluates_is_waited_for():
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0", "n3:0"])
+    scene.feed(failure(Severity.SEV2, task="a", worker="a-3", node="n3", slot=0))
+    away(scene, "a-2", epoch=1)
+    assert scene.feed(TimerFired(name="regroup.a")) == [SetTimer(name="regroup.a", after_s=30.0)]
+    assert scene.feed(TimerFired(name="regroup.a")) == [SetTimer(name="regroup.a", after_s=30.0)]
+    scene.join_one("a", "a-2")
+    [failed, _] = scene.feed(TimerFired(name="regroup.a"))
+    assert (failed.worker, failed.reason) == ("a-1", "a-1 did not join epoch 1 in time")
+
+
+def test_one_that_was_away_before_this_membership_may_be_back_since():
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0", "n3:0"])
+    scene.feed(failure(Severity.SEV2, task="a", worker="a-3", node="n3", slot=0))
+    away(scene, "a-2", epoch=0)
+    [failed, _] = scene.feed(TimerFired(name="regroup.a"))
+    assert isinstance(failed, AttemptFailed)
 
 
 def test_a_refused_start_is_an_attempt_that_failed():

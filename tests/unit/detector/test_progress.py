@@ -1,0 +1,94 @@
+"""Tasks that run, or are restarted, and come no further."""
+
+import pytest
+from helpers.detector import DetectorHarness, brief
+from unicron_detector.memberships import NOT_FINITE
+from unicron_detector.state import Limits
+
+from unicron.contracts.events import IterationFinished, Regrouped, TaskBroken
+
+TIMES = 4
+NODES = [f"n{number}" for number in range(12)]
+
+
+@pytest.fixture
+def scene():
+    scene = DetectorHarness(Limits(no_progress=TIMES, attempts=3))
+    scene.join(*NODES)
+    return scene
+
+
+def fall(scene, epoch, iteration=3, kept=0):
+    """Let a worker meet the others on a node of its own, and be ended in an iteration."""
+    name, node = f"w{epoch}", NODES[epoch]
+    scene.run(epoch=epoch, **{name: node})
+    place = scene.places[name]
+    scene.feed(Regrouped(**place, epoch=epoch, rank=0, world_size=1, iteration=iteration, kept=kept))
+    return scene.exit(name, signal=9, iteration=iteration)
+
+
+def finish(scene, epoch, iteration, loss=1.0):
+    place = scene.places[f"w{epoch}"]
+    told = {"world_size": 1, "seconds": 1.0, "loss": loss}
+    return scene.feed(IterationFinished(**place, epoch=epoch, iteration=iteration, **told))
+
+
+def test_a_task_that_never_passes_an_iteration_is_stopped_with_what_was_tried(scene):
+    # each time on another node, so that no node's count climbs: a sample that no process survives
+    for epoch in range(TIMES - 1):
+        assert brief(fall(scene, epoch)) == [(2, "exited_abnormally", f"w{epoch}")]
+    [broken] = fall(scene, TIMES - 1)
+    assert isinstance(broken, TaskBroken)
+    assert broken.reason.startswith("no progress: 4 memberships in a row failed in iteration 3, the last by w1 on n1: ")
+    assert "w3 on n3: w3 was ended by SIGKILL" in broken.reason
+    assert fall(scene, TIMES) == []
+
+
+def test_one_blow_that_strikes_many_counts_once(scene):
+    workers = {f"w{number}": NODES[number] for number in range(8)}
+    scene.run(**workers)
+    assert len([scene.exit(name, signal=9, iteration=3) for name in workers]) == len(workers)
+    assert not scene.detector.state.tasks["gpt"].broken
+
+
+@pytest.mark.parametrize("how", ["finished", "goes on", "microbatches"])
+def test_who_comes_further_has_made_progress(scene, how):
+    few = TIMES - 1
+    for epoch in range(3 * few):
+        further = epoch // few
+        if how == "finished" and epoch and epoch % few == 0:
+            finish(scene, epoch - 1, 3)
+        iteration, kept = 3 + further * (how == "goes on"), further * (how == "microbatches")
+        assert brief(fall(scene, epoch, iteration, kept)) == [(2, "exited_abnormally", f"w{epoch}")]
+
+
+def test_failures_on_the_way_back_to_it_tell_nothing_of_it(scene):
+    for epoch in range(3):
+        fall(scene, epoch, iteration=9)
+    for epoch in range(3, 8):  # it was set back to a checkpoint
+        assert brief(fall(scene, epoch, iteration=5))[0][0] == 2
+    assert brief(fall(scene, 8, iteration=9)) == ["TaskBroken"]
+
+
+def test_a_loss_that_stays_no_number_ends_the_task(scene):
+    scene.run(w0="n0")
+    for iteration in range(NOT_FINITE - 1):
+        assert finish(scene, 0, iteration, float("nan")) == []
+    [broken] = finish(scene, 0, NOT_FINITE - 1, float("inf"))
+    assert broken.reason.startswith("no progress: the loss was inf in all of the iterations 0 to 19")
+    assert finish(scene, 0, NOT_FINITE, float("nan")) == []
+
+
+def test_one_that_comes_to_its_senses_goes_on(scene):
+    scene.run(w0="n0")
+    for iteration in range(3 * NOT_FINITE):
+        loss = 1.0 if iteration % NOT_FINITE == NOT_FINITE - 1 else float("nan")
+        assert finish(scene, 0, iteration, loss) == []
+
+
+def test_what_another_node_says_of_the_loss_counts_for_nothing(scene):
+    scene.run(w0="n0")
+    liar = {**scene.places["w0"], "node": "n1"}
+    told = {"epoch": 0, "world_size": 1, "seconds": 1.0, "loss": float("nan")}
+    for iteration in range(2 * NOT_FINITE):
+        assert scene.feed(IterationFinished(**liar, iteration=iteration, **told)) == []
