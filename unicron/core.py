@@ -40,6 +40,10 @@ class Core:
         handler = self.handlers.get(type(message))
         return handler(message) if handler else []
 
+    def believes(self, message: Message) -> bool:  # noqa: ARG002 whoever knows better says so
+        """Return whether others may rely on a piece of telemetry that was not doubted: it is of somebody known."""
+        return True
+
     def doubt(self, message: Message) -> str | None:
         """Return why a message from the bus can't be true, as it contradicts what is known; None where it can.
 

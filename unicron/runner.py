@@ -22,7 +22,7 @@ S = TypeVar("S", bound=Settings)
 
 LEVELS = ("debug", "info", "warning", "error")
 
-Beside = Callable[[S, Bus], Coroutine[Any, Any, None]]
+Beside = Callable[[S, Bus, Service], Coroutine[Any, Any, None]]
 """Work beside a service, by its settings and on its bus."""
 
 
@@ -83,9 +83,10 @@ async def _serve(wiring: Wiring, settings: S, beside: Beside[S] | None) -> None:
             copies = topology.copies(settings.nats_servers)
             make = partial(topology.provision, bus.jetstream, copies, settings.lease_ttl_s)
             await insist(make, "making the streams")  # of several servers two have to find one another first
-        extra = asyncio.create_task(_guarded(beside(settings, bus), wiring.name)) if beside else None
+        service = Service(wiring, bus, SystemClock(), settings.lease_ttl_s)
+        extra = asyncio.create_task(_guarded(beside(settings, bus, service), wiring.name)) if beside else None
         try:
-            await Service(wiring, bus, SystemClock(), settings.lease_ttl_s).run()
+            await service.run()
         finally:
             if extra:
                 extra.cancel()

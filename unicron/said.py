@@ -11,7 +11,6 @@ from unicron.contracts.events import (
     CheckpointStored,
     CommandRefused,
     FailureDetected,
-    IterationsSlow,
     NodeAdmitted,
     NodeDrained,
     NodeGone,
@@ -36,6 +35,7 @@ from unicron.contracts.events import (
     WorkerFact,
 )
 from unicron.contracts.hardware import FaultLogged, GpusSampled
+from unicron.contracts.slowdowns import ComputeTimed, SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import RecordingSwitched, StragglerDetected
 from unicron.errors import InvalidInputError
 
@@ -47,6 +47,7 @@ OF_NODES: tuple[type[Message], ...] = (
     NodeHeartbeat,
     FaultLogged,
     GpusSampled,
+    ComputeTimed,
     StateRejected,
     StateCopied,
     StatesFound,
@@ -61,7 +62,7 @@ OF_NODES: tuple[type[Message], ...] = (
 OF_SERVICES: dict[type[Message], str] = {
     **dict.fromkeys((NodeAdmitted, NodePaced, NodeDrained, NodeGone), "registry"),
     **dict.fromkeys((TaskSubmitted, TaskPaused, TaskRemoved, CheckpointOrdered, TaskRewound), "registry"),
-    **dict.fromkeys((NodeSuspected, FailureDetected, TaskBroken, IterationsSlow), "detector"),
+    **dict.fromkeys((NodeSuspected, FailureDetected, TaskBroken, SlowdownDetected, SlowdownEnded), "detector"),
     PlanDecided: "planner",
     **dict.fromkeys((TaskStateChanged, AttemptFailed, TaskRecovered), "transition"),
     **dict.fromkeys(Command.__subclasses__(), "transition"),

@@ -104,6 +104,10 @@ class Service:
         lease_ttl_s: how long the lease outlives its last renewal, in seconds.
         fresh_id: makes ids for what has none: queries, foreign telemetry. A simulation gives a repeatable one.
         sizes: how large commits are cut.
+
+    Attributes:
+        overhear: is given each piece of telemetry that the core has taken in and believes; it must not raise.
+        token: fencing token of this instance while it is active, else 0.
     """
 
     def __init__(
@@ -127,6 +131,11 @@ class Service:
         self._asked: set[asyncio.Future[Reply]] = set()
         self._active = False
         self._intake = Intake(wiring.name, clock, fresh_id)
+        self.overhear: Callable[[Message], None] = lambda _: None
+
+    @property
+    def token(self) -> int:  # noqa: D102 see above
+        return self._token if self._active else 0
 
     async def run(self) -> None:
         """Take the lease and serve; when the lease is lost, start over as a standby.
@@ -377,6 +386,7 @@ class Service:
         try:
             if item.query is None:
                 outcomes = self._core.handle(cause)
+                self._let_overhear(item)
             else:
                 item.answer, outcomes = self._core.answer(item.query)
             outgoing = self._outgoing(item, outcomes)
@@ -385,6 +395,10 @@ class Service:
         if self._timers.changes > changes and not (item.sequence or item.timer):
             self._fleeting = True  # nobody will say this again, and a timer that fires again sets its next one again
         return outgoing
+
+    def _let_overhear(self, item: Input) -> None:
+        if item.subject and not item.sequence and self._core.believes(item.message):
+            self.overhear(item.message)
 
     def _outgoing(self, item: Input, outcomes: list[Message]) -> list[Outgoing]:
         cause, now, found = item.message, item.taken, []

@@ -14,6 +14,7 @@ from unicron.contracts.commands import Command
 from unicron.contracts.events import FailureDetected, IterationFinished, NodeHeartbeat, StepTimed
 from unicron.contracts.hardware import GpusSampled
 from unicron.contracts.queries import Order, Query
+from unicron.contracts.slowdowns import ComputeTimed
 from unicron.contracts.stragglers import RecordingSwitched
 from unicron.errors import InvalidInputError
 from unicron.services import SERVICES
@@ -31,7 +32,7 @@ ANY = f"{ROOT}.>"
 STORED = "unicron.stored"
 """Where the server tells what it has stored in the journal: by the subject of each message, from its kind on."""
 
-TELEMETRY: tuple[type[Message], ...] = (NodeHeartbeat, IterationFinished, StepTimed, GpusSampled)
+TELEMETRY: tuple[type[Message], ...] = (NodeHeartbeat, IterationFinished, StepTimed, ComputeTimed, GpusSampled)
 """Message types that travel as telemetry."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")

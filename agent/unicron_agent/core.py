@@ -80,6 +80,7 @@ from unicron_agent.stimuli import (
     TokenRead,
     WorkerSaid,
 )
+from unicron_agent.timings import Timings
 from unicron_agent.workers import StallLimits, Worker
 
 PING_S = 0.2
@@ -139,6 +140,7 @@ class AgentCore:
         self.workers: dict[str, Worker] = {}
         self.states = States(card.node, card.state_server)
         self._hardware = Hardware(card.node)
+        self._timings = Timings(card.node)
         self.samples: dict[str, Sample] = {}
         self._card, self._boot, self._limits, self._heartbeat_s = card, boot, limits, heartbeat_s
         self._joins = 0
@@ -388,6 +390,7 @@ class AgentCore:
         if worker is None:
             return []
         removed = self.states.gone(exited.worker)
+        self._timings.keep({each.task for each in self.workers.values()})
         fact = WorkerExited(
             node=self.node,
             slot=worker.slot,
@@ -438,27 +441,48 @@ class AgentCore:
         if worker is None:
             return []
         worker.note(message, now)
+        out: Out = []
         match message:
             case Hello():
-                remembered = (worker.membership, self.samples.get(worker.task))
-                told = [SendToWorker(name, each) for each in remembered if each]
-                kept = self._said(name, message.kept, now) if message.kept else []
-                return [*told, *self.states.greet(name), *kept, *self._no_longer_awaited(name)]
+                out = self._greeted(worker, message, now)
             case FetchState(ref=ref):
-                return [ObtainState(name, ref)]
+                out = [ObtainState(name, ref)]
             case Saved():
-                return self.states.saved(worker, message)
+                out = self.states.saved(worker, message)
             case Joined():
                 self.states.joined(name)
             case Unprotected():
                 self.states.unprotected(name)
             case Diverged():
-                return [*self.states.disown(name), *report(self.node, worker, message)]
-        unheard = isinstance(message, Iterated) and message.rank > 0  # one is enough
+                out = self.states.disown(name)
+            case Iterated():
+                out = [*self._timings.add(worker, message, self._together_with(worker), now)]
+        return out + self._report(worker, message)
+
+    def _greeted(self, worker: Worker, hello: Hello, now: float) -> Out:
+        """Tell a worker that connects what it may have missed, and hear what the agent may have."""
+        name, remembered = worker.worker, (worker.membership, self.samples.get(worker.task))
+        told = [SendToWorker(name, each) for each in remembered if each]
+        kept = self._said(name, hello.kept, now) if hello.kept else []
+        return [*told, *self.states.greet(name), *kept, *self._no_longer_awaited(name)]
+
+    def _report(self, worker: Worker, message: ToAgent) -> Out:
+        """Return the fact that a worker's message makes, where it is to be told."""
+        if isinstance(message, Iterated) and message.rank > 0:
+            return []  # one is enough
         if isinstance(message, Kept):
-            unheard = not self.states.kept(name, message)
+            if not self.states.kept(worker.worker, message):
+                return []
             message = msgspec.structs.replace(message, state=self.states.here(message.state))
-        return [] if unheard else report(self.node, worker, message)
+        return report(self.node, worker, message)
+
+    def _together_with(self, worker: Worker) -> list[str]:
+        """Return the workers here that are in its membership."""
+        return [
+            each.worker
+            for each in self.workers.values()
+            if (each.task, each.epoch) == (worker.task, worker.epoch) and not each.finished
+        ]
 
     def _tick(self, now: float, stopped: Collection[str]) -> Out:
         """Say that this node lives, ask the quiet workers whether they do, and report those that have stalled."""

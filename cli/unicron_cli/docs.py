@@ -11,7 +11,19 @@ from typing import Any
 import msgspec
 
 from unicron import codec, subjects
-from unicron.contracts import commands, events, failures, hardware, plans, queries, states, storage, tasks, timings
+from unicron.contracts import (
+    commands,
+    events,
+    failures,
+    hardware,
+    plans,
+    queries,
+    slowdowns,
+    states,
+    storage,
+    tasks,
+    timings,
+)
 from unicron.contracts.base import Message, Record
 from unicron_cli.samples import origin, sample
 
@@ -118,7 +130,7 @@ def render() -> str:
 def records() -> list[type]:
     """Return the records and enumerations that messages hold, in the order of the contracts."""
     found = []
-    for module in (tasks, states, storage, timings, plans, failures, hardware, events, queries):
+    for module in (tasks, states, storage, timings, plans, failures, hardware, slowdowns, events, queries):
         for kind in vars(module).values():
             own = inspect.isclass(kind) and kind.__module__ == module.__name__
             if own and issubclass(kind, (Record, enum.Enum)) and not issubclass(kind, (Message, queries.Query)):

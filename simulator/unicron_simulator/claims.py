@@ -39,6 +39,7 @@ from unicron.contracts.events import (
     WorkerStalled,
 )
 from unicron.contracts.hardware import FaultLogged, Gpu, GpusSampled
+from unicron.contracts.slowdowns import Computed, ComputeTimed
 from unicron.contracts.states import StateLocation, StateRef
 from unicron.contracts.storage import Saving, StoredFile, StoredPart, StoredState
 from unicron.contracts.tasks import ParallelLayout, Slot, WorkerPhase, WorkerStatus
@@ -148,6 +149,12 @@ CLAIMS: dict[type[Message], Callable[[Claim], Message]] = {
     NodeLeft: lambda claim: NodeLeft(node=claim.node, incarnation="lie"),
     NodeLeaving: lambda claim: NodeLeaving(node=claim.node, incarnation="lie", seconds=1.0),
     NodeHeartbeat: lambda claim: NodeHeartbeat(node=claim.node, incarnation="lie"),
+    ComputeTimed: lambda claim: ComputeTimed(
+        node=claim.node,
+        task=claim.task,
+        **claim.at,
+        workers=[Computed(worker=claim.worker, rank=0, place=0, seconds=1.0)],
+    ),
     GpusSampled: lambda claim: GpusSampled(node=claim.node, gpus=[Gpu(slot=claim.slot)]),
     FaultLogged: lambda claim: FaultLogged(**claim.place, text="NVRM: Xid (PCI:0000:3b:00): 31, a lie"),
     WorkerReady: lambda claim: WorkerReady(**claim.place, pid=1),

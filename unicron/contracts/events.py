@@ -520,6 +520,7 @@ class NodeSuspected(Message, kw_only=True, frozen=True):
 
     Attributes:
         reason: why the server says that it ended.
+        grace_s: seconds from this on in which it may come back.
     """
 
     node: Name
@@ -564,15 +565,6 @@ class TaskBroken(Message, kw_only=True, frozen=True):
     task: Name
     reason: Text
     traceback: Text = ""
-
-
-class IterationsSlow(Message, kw_only=True, frozen=True):
-    """A task's iterations left the normal band of 1.1 times their mean (paper section 4.1), and stayed out."""
-
-    task: Name
-    world_size: Count
-    mean_s: Seconds
-    recent_s: Seconds
 
 
 # --- from the planner ------------------------------------------------------------------------------------------------

@@ -60,7 +60,8 @@ class WorkerCore:
         self._kept: StateRef | None = None
         self._saved = -1
         self._last = iterations + 1
-        self._began = 0.0
+        self._began = self._given = 0.0
+        self._computed: list[float] = []
         self._again = False
         self._duties, self._finite, self._void = Duties(shell), Finite(shell, rule), False
         self._replica = Replica(shell)
@@ -109,6 +110,7 @@ class WorkerCore:
             self._shell.load()
             self._move(Move.LOAD)
         self._began, self.stepped = self._shell.now(), False
+        self._computed.clear()
         return self.iteration < self._iterations
 
     async def next_microbatch(self) -> int | None:
@@ -123,6 +125,7 @@ class WorkerCore:
             else:
                 self._save()
                 if self.todo:
+                    self._given = self._shell.now()
                     return self.todo[0]
                 await self._reduce()
         return None
@@ -135,6 +138,7 @@ class WorkerCore:
         self._shell.accumulate()
         self._finite.note(self.todo[0])
         self.done.add(self.todo.pop(0))
+        self._computed.append(self._shell.now() - self._given)
         self._progress(WorkerPhase.COMPUTE)
 
     async def step(self) -> None:
@@ -175,6 +179,7 @@ class WorkerCore:
                 world_size=self.membership.world_size,
                 seconds=self._shell.now() - self._began,
                 loss=self.loss,
+                computed_s=sum(self._computed) / len(self._computed) if self._computed else 0.0,
             )
         )
 

@@ -42,6 +42,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import Cure, DetectionMethod, FailureStatus, Severity
 from unicron.contracts.hardware import FaultLogged
+from unicron.contracts.slowdowns import ComputeTimed
 from unicron.contracts.tasks import WorkerPhase
 from unicron.core import Core, Handlers
 from unicron.rules import Rules
@@ -95,6 +96,7 @@ class DetectorCore(Core):
             WorkerAway: self._memberships.away,
             CollectiveFailed: self._memberships.broke,
             StateDiverged: self._memberships.diverged,
+            ComputeTimed: lambda _: [],  # the statistics beside this overhear it
             FaultLogged: self._hardware.logged,
             StartWorker: self._processes.ordered,
             Regroup: self._memberships.ordered,
@@ -105,10 +107,16 @@ class DetectorCore(Core):
             AttemptFailed: self._attempt_failed,
         }
 
+    def believes(self, message: Message) -> bool:
+        """Return whether what a message tells of is known to be, or to have been, where it says."""
+        if isinstance(message, ComputeTimed):
+            return all(each.worker in self.state.workers for each in message.workers)  # others are doubted
+        return not isinstance(message, WorkerFact) or self._reporter.concerns(message)
+
     def handle(self, message: Message) -> list[Message]:
         """Take one message in; return what follows from it. All has been said of a worker that is not known."""
         if isinstance(message, WorkerFact):
-            if not self._reporter.concerns(message):
+            if not self.believes(message):
                 return []
             self._reporter.worker(message.worker, message.task, message.node, message.slot)
         return super().handle(message)

@@ -1,7 +1,7 @@
 """The ladder (paper section 4.2): an attempt that keeps failing gives way to the next, costlier one.
 
 Reattempts are counted per task, restarts per task and node, climbs to severity 1 per task; each in a sliding window.
-Apart from these it is counted how often a task has failed in one place, whoever did: a sample that ends each worker that
+Apart from these it is counted how often a task has failed in one iteration, whoever did: a sample that ends whoever
 computes it goes from node to node, and no node's count climbs.
 """
 

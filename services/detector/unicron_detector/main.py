@@ -14,7 +14,7 @@ from unicron.contracts.base import ConnectionLost
 from unicron.errors import InvalidInputError
 from unicron.rules import load
 from unicron.runner import run_service
-from unicron.service import Wiring
+from unicron.service import Service, Wiring
 from unicron.settings import PREFIX, Settings
 from unicron_detector.core import DetectorCore
 from unicron_detector.state import Limits, State
@@ -106,11 +106,11 @@ def wiring(settings: DetectorSettings) -> Wiring:
     )
 
 
-async def watch_statistics(_: DetectorSettings, bus: Bus) -> None:
+async def watch_statistics(_: DetectorSettings, bus: Bus, service: Service) -> None:
     """Run the online statistics beside the core."""
     from unicron_detector.statistics import Statistics  # noqa: PLC0415 faust comes with an extra of its own
 
-    await Statistics(bus, SystemClock()).run()
+    await Statistics(bus, SystemClock(), service).run()
 
 
 def main() -> int:

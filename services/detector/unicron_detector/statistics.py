@@ -1,33 +1,42 @@
-"""Online statistics on a Faust app without Kafka: iterations come in from the bus through a channel.
+"""Online statistics on a Faust app without Kafka: what the core has believed comes in through a channel.
 
-Faust gives the agent, its life cycle and its sensors; NATS stays the only broker. Telemetry is not kept, so after a
-restart the windows fill anew, which takes twenty iterations. Nothing here decides on a cure: a trouble in it is
-logged and the app is started again, while the core beside it goes on.
+Faust gives the agent, its life cycle and its sensors; NATS stays the only broker. What the statistics know of each task
+is a few numbers. They are written down now and then, beside the state of the core, and the next instance goes on from
+there; telemetry of the seconds between is lost, and that changes no mean. Nothing here decides on a cure: a trouble in
+it is logged and the app is started again, while the core beside it goes on.
 """
 
 import asyncio
-import contextlib
 import logging
 import tempfile
-from collections.abc import AsyncGenerator
 
 import faust
+import msgspec
 from faust.app.base import BootStrategy
 
 from unicron import codec, subjects
 from unicron.aio import insist
 from unicron.bus.protocol import Bus
 from unicron.clock import Clock
-from unicron.contracts.events import IterationFinished, IterationsSlow
-from unicron.errors import InvalidInputError
-from unicron_detector.window import Windows
+from unicron.contracts.base import Message
+from unicron.contracts.events import IterationFinished
+from unicron.contracts.slowdowns import ComputeTimed
+from unicron.errors import ConflictError
+from unicron.service import Service
+from unicron_detector.window import Known, Windows
 
 log = logging.getLogger(__name__)
 
-SOURCE = "detector"
+SOURCE, KEY = "detector", "detector-statistics"
 
 RESTART_S = 5.0
 """Pause before a failed app is started again."""
+
+SAVE_S = 10.0
+"""How often what is known is written down, where anything has changed."""
+
+WAITING = 20_000
+"""Pieces of telemetry that may wait; the next are dropped."""
 
 
 class WithoutKafka(BootStrategy):
@@ -44,21 +53,39 @@ class App(faust.App):
 
 
 class Statistics:
-    """Watches iteration times, and publishes `IterationsSlow`."""
+    """Watches how long iterations take; publishes `SlowdownDetected` and `SlowdownEnded`.
 
-    def __init__(self, bus: Bus, clock: Clock) -> None:
-        self._bus = bus
-        self._clock = clock
+    Args:
+        bus: of the service.
+        clock: what the time is.
+        service: gives what its core has believed, as long as it is the active one.
+    """
+
+    def __init__(self, bus: Bus, clock: Clock, service: Service) -> None:
+        self._bus, self._clock, self._service = bus, clock, service
+        self._bucket = bus.bucket("state")
+        self._waiting: asyncio.Queue[Message] = asyncio.Queue(WAITING)
         self._windows = Windows()
+        self._token = self._revision = 0
+        self._changed = False
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        while True:
-            try:
-                await self._watch()
-            except Exception:
-                log.exception("the statistics failed; they start again in %g s", RESTART_S)
-            await asyncio.sleep(RESTART_S)
+        self._service.overhear = self._take
+        saving = asyncio.create_task(self._save_now_and_then())
+        try:
+            while True:
+                try:
+                    await self._watch()
+                except Exception:
+                    log.exception("the statistics failed; they start again in %g s", RESTART_S)
+                await asyncio.sleep(RESTART_S)
+        finally:
+            saving.cancel()
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, IterationFinished | ComputeTimed) and not self._waiting.full():
+            self._waiting.put_nowait(message)
 
     async def _watch(self) -> None:
         with tempfile.TemporaryDirectory(prefix="unicron-statistics-") as directory:
@@ -68,33 +95,58 @@ class Statistics:
             await app.start()
             try:
                 app.flow_control.resume()  # else an agent on a channel is given nothing
-                async with contextlib.aclosing(self._heard()) as heard:
-                    async for finished in heard:
-                        if app.should_stop:
-                            raise RuntimeError(f"the faust app stopped: {app.crash_reason!r}")
-                        await channel.send(value=finished)
+                while True:
+                    message = await self._waiting.get()
+                    if app.should_stop:
+                        raise RuntimeError(f"the faust app stopped: {app.crash_reason!r}")
+                    await channel.send(value=message)
             finally:
                 await app.stop()
 
-    async def _heard(self) -> AsyncGenerator[IterationFinished, None]:
-        async for heard in self._bus.hear(subjects.events(IterationFinished)):
-            try:
-                message = codec.decode_message(heard.data)
-                if subjects.of(message) == heard.subject and isinstance(message, IterationFinished):
-                    yield message
-            except InvalidInputError as error:
-                log.debug("no iteration time on %s: %s", heard.subject, error)  # the registry puts it aside
+    async def _iterations(self, stream: "faust.StreamT[Message]") -> None:
+        async for message in stream:
+            if self._token != self._service.token:
+                await self._load()
+            if isinstance(message, ComputeTimed):
+                self._windows.timed(message)
+            elif isinstance(message, IterationFinished):
+                self._changed = True
+                for index, fact in enumerate(self._windows.finished(message)):
+                    await self._publish(fact.descend(message, index, SOURCE, self._clock.now()))
 
-    async def _iterations(self, stream: "faust.StreamT[IterationFinished]") -> None:
-        async for finished in stream:
-            slow = self._windows.observe(finished)
-            if slow is not None:
-                await self._publish(slow.descend(finished, 0, SOURCE, self._clock.now()))
-
-    async def _publish(self, slow: IterationsSlow) -> None:
-        """Append the fact; standbys that saw the same iteration give it the same id, so it is stored once."""
-        log.info("iterations of %s take %.3f s instead of %.3f s", slow.task, slow.recent_s, slow.mean_s)
+    async def _publish(self, fact: Message) -> None:
+        log.info("%s", fact)
         await insist(
-            lambda: self._bus.append(subjects.of(slow), codec.encode(slow), slow.id),
-            f"telling that {slow.task} is slow",
+            lambda: self._bus.append(subjects.of(fact), codec.encode(fact), fact.id),
+            f"telling of {type(fact).__name__}",
         )
+
+    # --- what outlives this instance ---------------------------------------------------------------------------------
+
+    async def _load(self) -> None:
+        """Go on from what the last active instance has written down; where that can't be read, begin anew."""
+        self._token, known = self._service.token, Known()
+        found = await insist(lambda: self._bucket.get(KEY), "reading the statistics")
+        self._revision = found.revision if found else 0
+        if found and found.value:
+            try:
+                known = msgspec.msgpack.decode(found.value, type=Known)
+            except msgspec.MsgspecError as error:
+                log.warning("the statistics that were written down can't be used, and begin anew: %s", error)
+        self._windows, self._changed = Windows(known), False
+
+    async def _save_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(SAVE_S)
+            if self._changed and self._token == self._service.token:
+                self._changed = False
+                await self._save()
+
+    async def _save(self) -> None:
+        value = msgspec.msgpack.encode(self._windows.known)
+        try:
+            self._revision = await insist(
+                lambda: self._bucket.update(KEY, value, self._revision), "writing the statistics down"
+            )
+        except ConflictError:  # another instance is active, or this write was repeated
+            self._token = 0

@@ -1,12 +1,18 @@
 """Iteration times of a task against their own recent past (paper section 4.1, figure 6). Pure: no clock, no faust."""
 
-from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+import msgspec
 
-from unicron.contracts.events import IterationFinished, IterationsSlow
+from unicron.contracts.base import Message
+from unicron.contracts.events import IterationFinished
+from unicron.contracts.ranges import SHORTEST_S, Count, Seconds
+from unicron.contracts.slowdowns import ComputeTimed, SlowdownDetected, SlowdownEnded
+from unicron_detector.pace import Paces
 
 BAND = 1.1
 """Iteration times stay below this multiple of their mean as long as all is well."""
+
+BACK = 1.05
+"""Of the mean: who has left the band is back in it below this. Between the two nothing changes."""
 
 FAILURE = 3.0
 """Beyond this multiple an iteration was interrupted rather than slow; it weighs no more than this in the mean."""
@@ -15,83 +21,148 @@ RECENT = 10
 """Iterations that are held against the mean."""
 
 WINDOW = 100
-"""Iterations that make up the mean."""
+"""Iterations that make up the mean; what has been slow for as many is the usual from then on."""
 
 SERIES = 1024
 """Series of iteration times that are remembered; the one that was idle longest goes first."""
 
 
-@dataclass
-class Series:
-    """Iteration times of one task at one world size; sums run along, so that each iteration costs the same.
+class Series(msgspec.Struct, kw_only=True):
+    """Iteration times of one task at one world size; each iteration costs the same.
 
     Attributes:
+        mean_s: of the iterations before the recent ones, as long as they were in the band.
+        count: how many of them weigh in it, at most WINDOW.
         recent: seconds of the last iterations.
-        past: seconds of those before, at most WINDOW.
-        out: whether the recent ones are out of the band, and that has been said.
+        slow: iterations since it left its band; 0 while it is in there.
     """
 
-    recent: deque[float] = field(default_factory=deque)
-    past: deque[float] = field(default_factory=deque)
-    recent_sum: float = 0.0
-    past_sum: float = 0.0
-    out: bool = False
-
-    @property
-    def mean_s(self) -> float:
-        """Mean of the past, 0 where there is none."""
-        return self.past_sum / len(self.past) if self.past else 0.0
+    mean_s: Seconds = 0.0
+    count: Count = 0
+    recent: list[Seconds] = []
+    slow: Count = 0
 
     @property
     def recent_s(self) -> float:
         """Mean of the recent iterations, 0 where there are none."""
-        return self.recent_sum / len(self.recent) if self.recent else 0.0
+        return sum(self.recent) / len(self.recent) if self.recent else 0.0
 
     def add(self, seconds: float) -> bool:
-        """Take an iteration in; return whether the series has left its band just now."""
+        """Take an iteration in; return whether the series has left its band, or come back, just now."""
         self.recent.append(seconds)
-        self.recent_sum += seconds
         if len(self.recent) > RECENT:
-            self._grow_old()
-        was_out, self.out = self.out, self._is_out()
-        return self.out and not was_out
+            self._grow_old(self.recent.pop(0))
+        if self.slow:
+            self.slow += 1
+            if self.slow > WINDOW:
+                self.mean_s, self.count = self.recent_s, RECENT
+            if self._beyond(BACK):
+                return False
+            self.slow = 0
+            return True
+        self.slow = int(self._beyond(BAND))
+        return bool(self.slow)
 
-    def _grow_old(self) -> None:
-        oldest = self.recent.popleft()
-        self.recent_sum -= oldest
-        if len(self.past) >= RECENT:
-            oldest = min(oldest, FAILURE * self.mean_s)
-        self.past.append(oldest)
-        self.past_sum += oldest
-        if len(self.past) > WINDOW:
-            self.past_sum -= self.past.popleft()
+    def _grow_old(self, seconds: float) -> None:
+        """Take an iteration into the mean, unless it was slow: else a slowdown would end by lasting."""
+        if self.slow:
+            return
+        if self.count >= RECENT:
+            seconds = min(seconds, FAILURE * self.mean_s)
+        self.count = min(self.count + 1, WINDOW)
+        self.mean_s += (seconds - self.mean_s) / self.count
 
-    def _is_out(self) -> bool:
+    def _beyond(self, band: float) -> bool:
         """Slow on the whole, and most of them: one iteration with a failure in it is no trend."""
-        if len(self.past) < RECENT:
+        if self.count < RECENT:
             return False
-        limit = BAND * self.mean_s
+        limit = band * self.mean_s
         return self.recent_s > limit and sum(each > limit for each in self.recent) > len(self.recent) / 2
 
 
+class Known(msgspec.Struct, kw_only=True):
+    """What is kept over a restart: by task, its series by world size. Workers are timed anew."""
+
+    tasks: dict[str, dict[int, Series]] = {}
+
+
 class Windows:
-    """The series of all tasks."""
+    """The series of all tasks, and the paces of their workers.
 
-    def __init__(self) -> None:
-        self._series: OrderedDict[tuple[str, int], Series] = OrderedDict()
+    Args:
+        known: what an earlier instance has kept.
+    """
 
-    def observe(self, finished: IterationFinished) -> IterationsSlow | None:
-        """Take an iteration in; return a fact once each time when its task gets slow."""
-        key = (finished.task, finished.world_size)
+    def __init__(self, known: Known | None = None) -> None:
+        self.known = known or Known()
+        self._paces = Paces()
+
+    def timed(self, timed: ComputeTimed) -> None:
+        """Take in how long workers compute."""
+        series = self.known.tasks.get(timed.task, {})
+        self._paces.observe(timed, frozen=any(each.slow for each in series.values()))
+
+    def finished(self, finished: IterationFinished) -> list[Message]:
+        """Take an iteration in; return what changes by it."""
+        if finished.seconds < SHORTEST_S:
+            return []
         if finished.iteration == 0:  # the name of an earlier task is used again
-            for each in [each for each in self._series if each[0] == finished.task]:
-                del self._series[each]
-        series = self._series.setdefault(key, Series())
-        self._series.move_to_end(key)
-        if len(self._series) > SERIES:
-            self._series.popitem(last=False)
+            self.known.tasks.pop(finished.task, None)
+            self._paces.forget(finished.task)
+        out = self._elsewhere(finished)
+        series = self._series(finished)
+        lasted = series.slow >= WINDOW
         if not series.add(finished.seconds):
-            return None
-        return IterationsSlow(
-            task=finished.task, world_size=finished.world_size, mean_s=series.mean_s, recent_s=series.recent_s
-        )
+            return out
+        if not series.slow:
+            reason = f"{WINDOW} iterations were like that: it is the usual now" if lasted else "back in its band"
+            return [*out, _ended(finished, finished.world_size, series, reason)]
+        common, workers = self._paces.slow(finished.task)
+        return [
+            *out,
+            SlowdownDetected(
+                task=finished.task,
+                epoch=finished.epoch,
+                iteration=finished.iteration,
+                world_size=finished.world_size,
+                usual_s=series.mean_s,
+                recent_s=series.recent_s,
+                computing=common,
+                workers=workers,
+            ),
+        ]
+
+    def _elsewhere(self, finished: IterationFinished) -> list[Message]:
+        """End a slowdown at another world size: the task goes on with other workers, and other figures."""
+        out: list[Message] = []
+        for size, series in self.known.tasks.get(finished.task, {}).items():
+            if series.slow and size != finished.world_size:
+                out.append(_ended(finished, size, series, f"it goes on with {finished.world_size} workers, not {size}"))
+                series.slow, series.recent = 0, []
+        return out
+
+    def _series(self, finished: IterationFinished) -> Series:
+        tasks = self.known.tasks
+        of_task = tasks[finished.task] = tasks.pop(finished.task, {})  # the last that was heard of is last
+        if finished.world_size not in of_task:
+            while sum(map(len, tasks.values())) >= SERIES:
+                first = next(iter(tasks))
+                if first != finished.task:
+                    del tasks[first]
+                    self._paces.forget(first)
+                else:
+                    del of_task[next(iter(of_task))]
+            of_task[finished.world_size] = Series()
+        return of_task[finished.world_size]
+
+
+def _ended(finished: IterationFinished, world_size: int, series: Series, reason: str) -> SlowdownEnded:
+    return SlowdownEnded(
+        task=finished.task,
+        epoch=finished.epoch,
+        iteration=finished.iteration,
+        world_size=world_size,
+        usual_s=series.mean_s,
+        recent_s=series.recent_s,
+        reason=reason,
+    )

@@ -7,7 +7,7 @@ from unicron import subjects
 from unicron.bus.protocol import Bus
 from unicron.client import Client
 from unicron.runner import run_service
-from unicron.service import Wiring
+from unicron.service import Service, Wiring
 from unicron.settings import Settings
 from unicron_registry.core import RegistryCore
 from unicron_registry.state import RegistryState
@@ -43,7 +43,7 @@ def wiring(settings: RegistrySettings) -> Wiring:
     )
 
 
-async def watch_switches(settings: RegistrySettings, bus: Bus) -> None:
+async def watch_switches(settings: RegistrySettings, bus: Bus, _: Service) -> None:
     """Obey what users order by files, where a folder is set."""
     if settings.switches:
         await Switches(Path(settings.switches), Client(bus)).watch()

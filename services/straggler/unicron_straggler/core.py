@@ -10,14 +10,17 @@ from unicron.checks import share_problems
 from unicron.contracts.base import Message
 from unicron.contracts.events import Alert, NodeAdmitted, StepTimed, TaskRemoved, TaskStateChanged, TaskSubmitted
 from unicron.contracts.queries import GetStraggler, Reply, StragglerView, SwitchRecording
+from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import RecordingSwitched, StragglerDetected
-from unicron.contracts.timings import DEFAULT_SHARE
 from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
 from unicron_straggler.collect import Collector
 from unicron_straggler.live import Verdict, judge
 from unicron_straggler.records import timing_problems
 from unicron_straggler.state import HISTORY, Limits, State, Task
+
+RECORDS = 256
+"""Records of one iteration up to which all iterations of a slow task are recorded; of more ranks, fewer iterations."""
 
 MISSED = 10
 """How often in a row something recorded had to be left out, before a person is told."""
@@ -40,6 +43,8 @@ class StragglerCore(Core):
             TaskStateChanged: self._changed,
             TaskRemoved: self._removed,
             NodeAdmitted: self._repeat,
+            SlowdownDetected: self._slow,
+            SlowdownEnded: self._usual,
             StepTimed: self._timed,
         }
         self.answers: Answers = {
@@ -76,16 +81,32 @@ class StragglerCore(Core):
             raise InvalidInputError(str(problems[0]))
         if task.ended:
             raise InvalidInputError(f"task {name!r} has ended; there is nothing to record")
-        task.share = share
+        task.share, task.closely = share, 0.0
         text = f"{name}: {share:.3g} of the iterations are recorded" if share else f"{name}: nothing is recorded"
         return Reply(text=text), [RecordingSwitched(task=name, share=share)]
+
+    def _slow(self, slowdown: SlowdownDetected) -> list[Message]:
+        """Record more of a task that is slower than it was, so that why is known soon; nothing of one that is off."""
+        task = self.state.tasks.get(slowdown.task)
+        if task is None or task.ended or task.share == 0:
+            return []
+        task.closely = max(task.usual_share, min(1.0, RECORDS / max(1, slowdown.world_size)))
+        return [RecordingSwitched(task=slowdown.task, share=task.closely)]
+
+    def _usual(self, ended: SlowdownEnded) -> list[Message]:
+        """Record as before."""
+        task = self.state.tasks.get(ended.task)
+        if task is None or task.ended or not task.closely:
+            return []
+        task.closely = 0.0
+        return [RecordingSwitched(task=ended.task, share=task.usual_share)]
 
     def _repeat(self, _: NodeAdmitted) -> list[Message]:
         """Publish again what was switched: the agent of a node that is new does not know it."""
         return [
-            RecordingSwitched(task=name, share=task.share)
+            RecordingSwitched(task=name, share=task.closely or task.usual_share)
             for name, task in self.state.tasks.items()
-            if task.share is not None and not task.ended
+            if (task.share is not None or task.closely) and not task.ended
         ]
 
     def _view(self, name: str) -> StragglerView:
@@ -93,7 +114,7 @@ class StragglerCore(Core):
         collector = self._collectors.get(name)
         return StragglerView(
             task=name,
-            share=DEFAULT_SHARE if task.share is None else task.share,
+            share=task.closely or task.usual_share,
             waiting=len(collector.whole) if collector else 0,
             dropped=task.dropped,
             alert=task.alert,

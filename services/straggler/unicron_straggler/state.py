@@ -8,6 +8,7 @@ from unicron.contracts.events import StepTimed
 from unicron.contracts.queries import StragglerWindow
 from unicron.contracts.ranges import Count, Number
 from unicron.contracts.tasks import Member
+from unicron.contracts.timings import DEFAULT_SHARE
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
@@ -39,6 +40,7 @@ class Task(msgspec.Struct, kw_only=True):
 
     Attributes:
         share: of its iterations that workers are to record, where somebody has switched that.
+        closely: the share while its iterations take longer than they did; 0 while they do not.
         min_workers: fewer can't run it.
         ended: it will not run again.
         epoch: of the newest membership that was told of.
@@ -55,6 +57,7 @@ class Task(msgspec.Struct, kw_only=True):
     """
 
     share: Share | None = None
+    closely: Share = 0.0
     min_workers: Count = 1
     ended: bool = False
     epoch: Number = -1
@@ -69,6 +72,11 @@ class Task(msgspec.Struct, kw_only=True):
     drained: bool = False
     dropped: dict[str, Count] = {}
     missed: Count = 0
+
+    @property
+    def usual_share(self) -> float:
+        """The share while nothing is the matter."""
+        return DEFAULT_SHARE if self.share is None else self.share
 
     def has(self, timed: StepTimed) -> bool:
         """Return whether a record is one of a member, and of no membership that is not told of yet."""

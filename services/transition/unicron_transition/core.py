@@ -379,7 +379,7 @@ class TransitionCore(Core):
     def _away(self, away: WorkerAway) -> list[Message]:
         """Wait for a member whose script evaluates, say, before it can notice that there is a new membership."""
         run = self.state.tasks.get(away.task)
-        if run is not None and away.worker in run.membership.group and away.epoch == run.membership.epoch:
+        if run is not None and away.worker in run.workers and away.epoch == run.membership.epoch:
             run.membership.away[away.worker] = None
         return []
 

@@ -16,16 +16,17 @@ from unicron.aio import insist
 from unicron.contracts.commands import Regroup, StartWorker
 from unicron.contracts.events import (
     CollectiveFailed,
+    DeadLetter,
     FailureDetected,
     IterationFinished,
-    IterationsSlow,
     NodeAdmitted,
     NodeHeartbeat,
     Regrouped,
     TaskSubmitted,
     WorkerExited,
 )
-from unicron.contracts.tasks import TaskSpec
+from unicron.contracts.slowdowns import Computed, ComputeTimed, SlowdownDetected
+from unicron.contracts.tasks import Member, TaskSpec
 from unicron.said import OF_SERVICES
 
 pytestmark = pytest.mark.slow
@@ -212,28 +213,31 @@ async def test_a_restart_of_the_server_costs_no_node(private_server, private_wor
 
 
 async def test_it_watches_iteration_times_and_ends_cleanly(cluster, detector):
+    await cluster.start_worker("gpt-1", "gpt", "n2")
+    member = Member(node="n2", slot=0, worker="gpt-1")
+    await cluster.say(
+        Regroup(node="n2", task="gpt", epoch=0, rendezvous="h:1", members=[member], ranks=[0], world_size=1)
+    )
+
     async def train():
         for iteration in range(100_000):
-            await cluster.say(
-                IterationFinished(
-                    node="n2",
-                    slot=0,
-                    task="gpt",
-                    worker="gpt-1",
-                    epoch=0,
-                    iteration=iteration,
-                    world_size=2,
-                    seconds=1.0 if iteration < 60 else 1.5 if iteration < 120 else 2.5,
-                    loss=1.0,
-                )
-            )
+            seconds = 1.0 if iteration < 60 else 1.5 if iteration < 120 else 2.5
+            told = {"task": "gpt", "epoch": 0, "iteration": iteration}
+            for node in ("n2", "n1"):  # the second speaks of a worker that is not its own, and says that it is fast
+                took = seconds / 4 if node == "n2" else 0.001
+                workers = [Computed(worker="gpt-1", rank=0, place=0, seconds=took)]
+                await cluster.say(ComputeTimed(node=node, **told, workers=workers))
+            finished = {**told, "worker": "gpt-1", "slot": 0, "world_size": 1, "seconds": seconds, "loss": 1.0}
+            await cluster.say(IterationFinished(node="n2", **finished))
             await asyncio.sleep(0.005)
 
     training = asyncio.create_task(train())
     async with asyncio.timeout(WAIT_S):
-        entry = await anext(cluster.bus.follow(subjects.events(IterationsSlow), 0))
-    assert codec.decode_message(entry.data).task == "gpt"
+        slow = codec.decode_message((await anext(cluster.bus.follow(subjects.events(SlowdownDetected), 0))).data)
+        letter = codec.decode_message((await anext(cluster.bus.follow(subjects.events(DeadLetter), 0))).data)
     training.cancel()
+    assert (slow.task, slow.computing > 1.3) == ("gpt", True)
+    assert letter.error == "gpt-1 is a worker of gpt on n2, not of gpt on n1"
     detector.send_signal(signal.SIGTERM)
     _, log = await asyncio.to_thread(detector.communicate, None, WAIT_S)
     assert detector.returncode == 0

@@ -1,134 +1,151 @@
-"""The statistics on the real faust app: iterations go in by telemetry, a fact comes out in the journal."""
+"""The statistics on the real faust app: what a core has believed goes in, facts come out in the journal."""
 
 import asyncio
+import contextlib
 
+import msgspec
 import pytest
 from unicron_detector import statistics
-from unicron_detector.statistics import Statistics
-from unicron_detector.window import Windows
+from unicron_detector.statistics import KEY, Statistics
+from unicron_detector.window import Known, Windows
 
 from unicron import codec, subjects
 from unicron.clock import SystemClock
-from unicron.contracts.events import IterationFinished, IterationsSlow
+from unicron.contracts.events import IterationFinished
+from unicron.contracts.slowdowns import Computed, ComputeTimed, SlowdownDetected, SlowdownEnded
 
 WAIT_S = 20.0
 
 
+class Active:
+    """As much of a service as the statistics see."""
+
+    def __init__(self, token=1):
+        self.token = token
+        self.overhear = None
+
+
 def finished(iteration, seconds, task="gpt"):
-    return IterationFinished(
-        id=f"{task}-{iteration}",
-        source="n1",
-        node="n1",
-        slot=0,
-        task=task,
-        worker="w",
-        epoch=0,
-        iteration=iteration,
-        world_size=2,
-        seconds=seconds,
-        loss=1.0,
-    )
+    place = {"source": "n1", "node": "n1", "slot": 0, "task": task, "worker": f"{task}-1"}
+    told = {"epoch": 0, "iteration": iteration, "world_size": 2, "seconds": seconds, "loss": 1.0}
+    return IterationFinished(id=f"{task}-{iteration}", **place, **told)
 
 
-async def tell(bus, *messages):
-    for message in messages:
-        await bus.tell(subjects.of(message), codec.encode(message))
-    await bus.flush()
+def timed(iteration, *seconds, task="gpt"):
+    workers = [Computed(worker=f"{task}-{n}", rank=n, place=0, seconds=each) for n, each in enumerate(seconds)]
+    return ComputeTimed(node="n1", source="n1", task=task, epoch=0, iteration=iteration, workers=workers)
 
 
-async def first_slow(bus):
-    return codec.decode_message((await anext(bus.follow(subjects.events(IterationsSlow), 0))).data)
-
-
-@pytest.fixture
-async def watched(bus):
-    """A bus with running statistics that hear what is told on it."""
-    windows = Windows()
-    watching = Statistics(bus, SystemClock())
-    watching._windows = windows
-    job = asyncio.create_task(watching.run())
-    probe = 0
+async def first(bus, kind):
     async with asyncio.timeout(WAIT_S):
-        while not windows._series:  # until it has subscribed
-            await tell(bus, finished(0, 1.0, task=f"probe{probe}"))
-            probe += 1
-            await asyncio.sleep(0.02)
-    yield bus
-    job.cancel()
-    await asyncio.wait({job}, timeout=WAIT_S)
-    assert job.cancelled()
+        return codec.decode_message((await anext(bus.follow(subjects.events(kind), 0))).data)
 
 
-async def test_slow_iterations_are_told_in_the_journal(watched):
-    await tell(watched, *(finished(i, 1.0) for i in range(40)), *(finished(i, 1.5) for i in range(40, 60)))
+@contextlib.asynccontextmanager
+async def watching(bus, service):
+    """Run statistics; what they are given goes to `service.overhear`."""
+    job = asyncio.create_task(Statistics(bus, SystemClock(), service).run())
     async with asyncio.timeout(WAIT_S):
-        slow = await first_slow(watched)
-    assert (slow.task, slow.world_size, slow.source) == ("gpt", 2, "detector")
-    assert slow.mean_s == pytest.approx(1.0)
-    assert slow.correlation.startswith("gpt-4")  # the iteration that tipped the balance
-
-
-async def test_two_instances_tell_it_once(watched):
-    other = Statistics(watched, SystemClock())
-    job = asyncio.create_task(other.run())
+        while service.overhear is None:
+            await asyncio.sleep(0.01)
     try:
-        async with asyncio.timeout(WAIT_S):
-            probe = 0
-            while not other._windows._series:
-                await tell(watched, finished(0, 1.0, task=f"second{probe}"))
-                probe += 1
-                await asyncio.sleep(0.02)
-        await tell(watched, *(finished(i, 1.0) for i in range(40)), *(finished(i, 1.5) for i in range(40, 60)))
-        async with asyncio.timeout(WAIT_S):
-            while not any(series.out for series in other._windows._series.values()):
-                await asyncio.sleep(0.02)
-            await first_slow(watched)
-        await asyncio.sleep(0.2)
-        assert await watched.tail() == 1
+        yield service.overhear
     finally:
         job.cancel()
-        await asyncio.wait({job})
+        await asyncio.wait({job}, timeout=WAIT_S)
+        assert job.cancelled()
 
 
-async def test_what_is_no_iteration_does_no_harm(watched):
-    subject = subjects.of(finished(1, 1.0))
-    await watched.tell(subject, b"\xc1 no msgpack")
-    await watched.tell(subject, codec.encode(finished(1, 1.0, task="another")))
-    await tell(watched, *(finished(i, 1.0) for i in range(40)), *(finished(i, 1.5) for i in range(40, 60)))
-    async with asyncio.timeout(WAIT_S):
-        assert (await first_slow(watched)).task == "gpt"
+async def test_slow_iterations_are_told_in_the_journal_with_who_is_slow(bus):
+    async with watching(bus, Active()) as tell:
+        for i in range(60):
+            tell(timed(i, 0.1, 0.1 if i < 40 else 0.15))
+            tell(finished(i, 1.0 if i < 40 else 1.5))
+        slow = await first(bus, SlowdownDetected)
+        assert (slow.task, slow.world_size, slow.source) == ("gpt", 2, "detector")
+        assert slow.usual_s == pytest.approx(1.0)
+        assert [each.worker for each in slow.workers] == ["gpt-1"]
+        assert slow.correlation.startswith("gpt-4")  # the iteration that tipped the balance
+        for i in range(60, 90):
+            tell(finished(i, 1.0))
+        assert (await first(bus, SlowdownEnded)).reason == "back in its band"
 
 
-async def test_an_error_in_the_app_is_survived(watched, monkeypatch):
+async def test_what_is_known_survives_the_instance(bus, monkeypatch):
+    monkeypatch.setattr(statistics, "SAVE_S", 0.05)
+    async with watching(bus, Active(token=1)) as tell:
+        for i in range(60):
+            tell(finished(i, 1.0 if i < 40 else 1.5))
+        await first(bus, SlowdownDetected)
+        async with asyncio.timeout(WAIT_S):
+            while not (found := await bus.bucket("state").get(KEY)) or b"gpt" not in found.value:
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)
+    async with watching(bus, Active(token=2)) as tell:
+        for i in range(60, 80):
+            tell(finished(i, 1.5))  # told already
+        for i in range(80, 100):
+            tell(finished(i, 1.0))
+        ended = await first(bus, SlowdownEnded)
+    assert ended.usual_s == pytest.approx(1.0)
+    assert await bus.tail() == 2
+
+
+async def test_what_was_written_down_and_cannot_be_read_is_begun_anew(bus, caplog):
+    await bus.bucket("state").update(KEY, msgspec.msgpack.encode({"tasks": {"gpt": {2: {"mean_s": -1.0}}}}), 0)
+    async with watching(bus, Active()) as tell:
+        for i in range(60):
+            tell(finished(i, 1.0 if i < 40 else 1.5))
+        await first(bus, SlowdownDetected)
+    assert "can't be used, and begin anew: Expected `float` >= 0.0" in caplog.text
+
+
+async def test_an_instance_that_was_replaced_writes_over_nothing(bus, monkeypatch):
+    monkeypatch.setattr(statistics, "SAVE_S", 0.05)
+    async with watching(bus, Active(token=1)) as tell:
+        tell(finished(1, 1.0))
+        async with asyncio.timeout(WAIT_S):
+            while not (found := await bus.bucket("state").get(KEY)):
+                await asyncio.sleep(0.02)
+        own = msgspec.msgpack.encode(Known())
+        await bus.bucket("state").update(KEY, own, found.revision)
+        for i in range(2, 20):
+            tell(finished(i, 1.0))
+            await asyncio.sleep(0.02)
+            if i == 4:
+                newest = await bus.bucket("state").get(KEY)
+                assert newest.value == own
+    # it went on from what the other had written
+    assert b"gpt" in (await bus.bucket("state").get(KEY)).value
+
+
+async def test_an_error_in_the_app_is_survived(bus, monkeypatch):
     monkeypatch.setattr(statistics, "RESTART_S", 0.05)
-    real, broken = Windows.observe, []
+    real, broken = Windows.finished, []
 
-    def observe(self, message):
+    def poisoned(self, message):
         if message.task == "poison":
             broken.append(message)
             raise RuntimeError("a fault in the statistics")
         return real(self, message)
 
-    monkeypatch.setattr(Windows, "observe", observe)
-    await tell(watched, finished(0, 1.0, task="poison"))
-    async with asyncio.timeout(WAIT_S):
-        while not broken:
-            await asyncio.sleep(0.02)
-    iteration = 0
-    async with asyncio.timeout(WAIT_S):
-        found = asyncio.create_task(first_slow(watched))
-        while not found.done():  # telemetry may be lost while the app starts again
-            seconds = 1.0 if iteration < 100 else 2.0 if iteration < 200 else 4.0
-            await tell(watched, finished(iteration, seconds))
+    monkeypatch.setattr(Windows, "finished", poisoned)
+    async with watching(bus, Active()) as tell:
+        tell(finished(0, 1.0, task="poison"))
+        async with asyncio.timeout(WAIT_S):
+            while not broken:
+                await asyncio.sleep(0.02)
+        iteration, found = 0, asyncio.create_task(first(bus, SlowdownDetected))
+        while not found.done():  # what waited in the app is lost while it starts again
+            tell(finished(iteration, 1.0 if iteration < 100 else 2.0 if iteration < 200 else 4.0))
             iteration += 1
             await asyncio.sleep(0.01)
-    assert found.result().task == "gpt"
+        assert found.result().task == "gpt"
 
 
-async def test_it_leaves_nothing_behind(watched, tmp_path, monkeypatch):
+async def test_it_leaves_nothing_behind(bus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    job = asyncio.create_task(Statistics(watched, SystemClock()).run())
-    await asyncio.sleep(0.3)
-    job.cancel()
-    await asyncio.wait({job})
+    async with watching(bus, Active()) as tell:
+        tell(finished(0, 1.0))
+        await asyncio.sleep(0.3)
     assert list(tmp_path.iterdir()) == []

@@ -1,39 +1,54 @@
-"""When iterations of a task are slow: the pure window, without faust."""
+"""When iterations of a task are slow, and who is: the pure window, without faust."""
 
+import msgspec
 import pytest
 from unicron_detector import window
-from unicron_detector.window import RECENT, SERIES, WINDOW, Windows
+from unicron_detector.pace import NAMED
+from unicron_detector.window import RECENT, SERIES, WINDOW, Known, Windows
 
 from unicron.contracts.events import IterationFinished
+from unicron.contracts.slowdowns import Computed, ComputeTimed, SlowdownDetected, SlowdownEnded
 
 
 class Run:
-    """A task that finishes iterations."""
+    """A task that finishes iterations, on as many workers, two on a node."""
 
-    def __init__(self, task="gpt", world_size=4, windows=None):
-        self.task, self.world_size = task, world_size
+    def __init__(self, task="gpt", world_size=4, windows=None, places=1):
+        self.task, self.world_size, self.places = task, world_size, places
         self.windows = windows or Windows()
-        self.iteration = 0
+        self.iteration = self.epoch = 0
+        self.names = [f"{task}-{rank}" for rank in range(world_size)]
 
-    def go(self, seconds, times=1):
-        """Finish iterations; return what was said about them."""
+    def go(self, seconds, times=1, computing=None):
+        """Finish iterations, in which each worker's microbatches take so long; return what was said about them."""
         said = []
         for _ in range(times):
+            for node in range(0, self.world_size, 2) if computing else ():
+                self.windows.timed(self.timed(node, computing))
             finished = IterationFinished(
-                node="n1",
+                node="n0",
                 slot=0,
                 task=self.task,
-                worker="w",
-                epoch=0,
+                worker=self.names[0],
+                epoch=self.epoch,
                 iteration=self.iteration,
                 world_size=self.world_size,
                 seconds=seconds,
                 loss=1.0,
             )
             self.iteration += 1
-            slow = self.windows.observe(finished)
-            said += [slow] if slow else []
+            said += self.windows.finished(finished)
         return said
+
+    def timed(self, first, computing):
+        ranks = range(first, min(first + 2, self.world_size))
+        workers = [
+            Computed(worker=self.names[rank], rank=rank, place=rank % self.places, seconds=computing[rank])
+            for rank in ranks
+        ]
+        return ComputeTimed(
+            node=f"n{first // 2}", task=self.task, epoch=self.epoch, iteration=self.iteration, workers=workers
+        )
 
 
 @pytest.fixture
@@ -41,6 +56,10 @@ def run():
     run = Run()
     assert run.go(1.0, WINDOW) == []
     return run
+
+
+def kinds(said):
+    return [type(each) for each in said]
 
 
 def test_steady_iterations_are_not_slow(run):
@@ -51,22 +70,52 @@ def test_iterations_within_the_band_are_not_slow(run):
     assert run.go(1.08, 500) == []
 
 
-def test_slow_iterations_are_told_once(run):
-    (slow,) = run.go(1.3, 15)
-    assert (slow.task, slow.world_size) == ("gpt", 4)
-    assert slow.mean_s == pytest.approx(1.0)
-    assert slow.recent_s > window.BAND * slow.mean_s
+def test_slow_iterations_are_told_once_and_within_ten(run):
+    [slow] = run.go(1.5, RECENT)
+    assert (slow.task, slow.world_size, slow.workers, slow.computing) == ("gpt", 4, [], 0.0)
+    assert slow.usual_s == pytest.approx(1.0)
+    assert slow.recent_s > window.BAND * slow.usual_s
+    assert run.go(1.5, 50) == []
+
+
+def test_the_end_of_it_is_told_too(run):
+    run.go(1.5, 40)
+    [ended] = run.go(1.0, 2 * RECENT)
+    assert isinstance(ended, SlowdownEnded)
+    assert (ended.reason, ended.usual_s) == ("back in its band", pytest.approx(1.0))
+
+
+def test_what_is_neither_slow_nor_as_before_changes_nothing(run):
+    run.go(1.5, 20)
+    assert run.go(1.07, 50) == []
+    assert kinds(run.go(1.0, 20)) == [SlowdownEnded]
 
 
 def test_what_stays_slow_becomes_the_usual(run):
-    assert len(run.go(1.3, 400)) == 1
-    assert len(run.go(1.7, 20)) == 1
+    detected, ended = run.go(1.3, 400)
+    assert (type(detected), type(ended)) == (SlowdownDetected, SlowdownEnded)
+    assert ended.reason == "100 iterations were like that: it is the usual now"
+    assert ended.usual_s == pytest.approx(1.3)
+    assert kinds(run.go(1.7, 20)) == [SlowdownDetected]
 
 
 def test_each_excursion_is_told(run):
-    assert len(run.go(1.5, 10)) == 1
-    assert run.go(1.0, 200) == []
-    assert len(run.go(1.5, 10)) == 1
+    for _ in range(2):
+        assert kinds(run.go(1.5, 10)) == [SlowdownDetected]
+        assert kinds(run.go(1.0, 200)) == [SlowdownEnded]
+
+
+def test_a_slowdown_ends_where_the_task_goes_on_with_other_workers(run):
+    run.go(1.5, 10)
+    other = Run(world_size=3, windows=run.windows)
+    other.iteration = run.iteration
+    [ended] = other.go(1.4, 10)
+    assert (ended.world_size, ended.reason) == (4, "it goes on with 3 workers, not 4")
+
+
+def test_an_iteration_that_took_no_time_counts_for_nothing(run):
+    assert run.go(0.0, 200) == []
+    assert run.go(1.0, 20) == []
 
 
 def test_one_iteration_with_a_failure_in_it_is_no_trend(run):
@@ -108,18 +157,72 @@ def test_a_task_under_a_name_used_before_starts_afresh(run):
     assert again.go(3.0, 200) == []
 
 
-def test_the_sums_are_those_of_what_is_held(run):
-    for step in range(500):
-        run.go(1.0 + 0.001 * (step % 7))
-    (series,) = run.windows._series.values()
-    assert len(series.past) == WINDOW
-    assert len(series.recent) == RECENT
-    assert series.past_sum == pytest.approx(sum(series.past))
-    assert series.recent_sum == pytest.approx(sum(series.recent))
+def test_what_is_known_survives_a_restart(run):
+    run.go(1.5, 20)
+    stored = msgspec.msgpack.encode(run.windows.known)
+    run.windows = Windows(msgspec.msgpack.decode(stored, type=Known))
+    assert run.go(1.5, 20) == []
+    [ended] = run.go(1.0, 20)
+    assert ended.usual_s == pytest.approx(1.0)
 
 
 def test_series_are_bounded():
     windows = Windows()
     for number in range(SERIES + 50):
         Run(task=f"t{number}", windows=windows).go(1.0, 2)
-    assert len(windows._series) == SERIES
+    assert sum(map(len, windows.known.tasks.values())) == SERIES
+    assert len(msgspec.msgpack.encode(windows.known)) < 500_000, "one value of a bucket holds it"
+
+
+# --- who is slow -----------------------------------------------------------------------------------------------------
+
+
+def test_the_slow_worker_is_named_with_its_rank(run):
+    run.go(1.0, 40, computing=[0.1, 0.1, 0.1, 0.1])
+    [slow] = run.go(1.5, RECENT, computing=[0.1, 0.1, 0.15, 0.1])
+    [worker] = slow.workers
+    assert (worker.worker, worker.node, worker.rank) == ("gpt-2", "n1", 2)
+    assert 1.3 < worker.factor < 1.55
+    assert slow.computing == pytest.approx(1.0)
+
+
+def test_a_worker_that_is_always_slower_is_not_what_has_changed(run):
+    run.go(1.0, 40, computing=[0.1, 0.2, 0.1, 0.1])
+    [slow] = run.go(1.5, RECENT, computing=[0.15, 0.2, 0.1, 0.1])
+    assert [each.rank for each in slow.workers] == [0]
+
+
+def test_a_new_worker_is_held_against_those_with_its_place(run):
+    run.places = 2
+    run.go(1.0, 40, computing=[0.1, 0.5, 0.1, 0.5])
+    run.epoch, run.names = 1, [*run.names[:3], "gpt-9"]
+    six = Run(world_size=8, windows=run.windows, places=2)
+    six.iteration = run.iteration
+    six.go(1.0, 40, computing=[0.1, 0.5] * 4)
+    six.epoch, six.names[5] = 1, "gpt-77"
+    [slow] = six.go(1.5, RECENT, computing=[0.1, 0.5, 0.1, 0.5, 0.1, 0.8, 0.1, 0.5])
+    [worker] = slow.workers
+    assert (worker.worker, worker.rank) == ("gpt-77", 5)
+    assert worker.factor == pytest.approx(1.6)
+
+
+def test_where_all_compute_slowly_nobody_is_to_blame(run):
+    run.go(1.0, 40, computing=[0.1, 0.1, 0.1, 0.1])
+    [slow] = run.go(1.5, RECENT, computing=[0.15] * 4)
+    assert slow.workers == []
+    assert slow.computing > 1.3
+
+
+def test_one_that_left_is_not_named(run):
+    run.go(1.0, 40, computing=[0.1, 0.1, 0.1, 0.1])
+    run.go(1.0, 5, computing=[0.1, 0.1, 0.1, 0.9])
+    run.epoch, run.names = 1, ["gpt-0", "gpt-1", "gpt-2", "gpt-9"]
+    [slow] = run.go(1.5, RECENT, computing=[0.1, 0.1, 0.1, 0.1])
+    assert slow.workers == []
+
+
+def test_of_thousands_only_the_slowest_are_named():
+    run = Run(world_size=200)
+    run.go(1.0, 40, computing=[0.1] * 200)
+    [slow] = run.go(1.5, RECENT, computing=[0.1] * 120 + [0.2 + 0.001 * rank for rank in range(80)])
+    assert [each.rank for each in slow.workers] == list(range(199, 199 - NAMED, -1))

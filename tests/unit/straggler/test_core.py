@@ -10,6 +10,7 @@ from unicron_straggler.state import ENDED, HISTORY, Limits, State
 
 from unicron.contracts.events import Alert, NodeAdmitted, TaskRemoved, TaskStateChanged, TaskSubmitted
 from unicron.contracts.queries import GetStatus, GetStraggler, SwitchRecording
+from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import RecordingSwitched, StragglerDetected
 from unicron.contracts.tasks import Member, TaskSpec, TaskState
 from unicron.contracts.timings import Op
@@ -242,6 +243,36 @@ def test_tasks_of_one_worker_and_unknown_ones_are_let_pass(job):
 
 
 # --- recording -------------------------------------------------------------------------------------------------------
+
+
+def slowdown(kind=SlowdownDetected, world_size=4, **fields):
+    told = {"epoch": 1, "iteration": 50, "usual_s": 1.0, "recent_s": 1.5, **fields}
+    return kind(task="gpt", world_size=world_size, **told)
+
+
+def test_a_task_that_gets_slow_is_recorded_closely_until_it_is_over(job):
+    assert job.core.handle(slowdown()) == [RecordingSwitched(task="gpt", share=1.0)]
+    assert job.view.share == 1.0
+    assert job.core.handle(ADMITTED) == [RecordingSwitched(task="gpt", share=1.0)]
+    over = slowdown(SlowdownEnded, reason="back in its band")
+    assert job.core.handle(over) == [RecordingSwitched(task="gpt", share=0.1)]
+    assert job.core.handle(over) == []
+    assert job.core.handle(ADMITTED) == []
+
+
+def test_of_many_ranks_fewer_iterations_are_recorded_and_never_fewer_than_before(job):
+    assert job.core.handle(slowdown(world_size=1024)) == [RecordingSwitched(task="gpt", share=0.25)]
+    assert job.core.handle(slowdown(world_size=16384)) == [RecordingSwitched(task="gpt", share=0.1)]
+
+
+def test_what_a_user_has_switched_off_stays_off_and_an_order_comes_before_a_slowdown(job):
+    job.core.answer(SwitchRecording(task="gpt", share=0.0))
+    assert job.core.handle(slowdown()) == []
+    job.core.answer(SwitchRecording(task="gpt", share=0.5))
+    assert job.core.handle(slowdown()) == [RecordingSwitched(task="gpt", share=1.0)]
+    job.core.answer(SwitchRecording(task="gpt", share=0.2))
+    assert job.view.share == 0.2
+    assert job.core.handle(slowdown(SlowdownEnded, reason="back in its band")) == []
 
 
 def test_recording_is_switched_and_said_again_to_nodes_that_come(job):

@@ -1,0 +1,96 @@
+"""How fast the workers of a task compute, each against its own past and against others. Pure."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import median_low
+
+from unicron.contracts.ranges import SHORTEST_S
+from unicron.contracts.slowdowns import ComputeTimed, SlowWorker
+
+SLOWER = 1.1
+"""Of what the others take: beyond that a worker is slow."""
+
+SOON, LATE = 0.3, 0.01
+"""Weights of what was timed last in the recent and in the usual time of a worker."""
+
+PAST = 10
+"""What was timed before a worker has a usual time; before that it is held against others with its place."""
+
+PEERS = 3
+"""As many workers have to have a place for one of them to be held against the others."""
+
+NAMED = 16
+"""Slow workers that are named: of a slow switch or rack there may be thousands."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """A worker. Seconds are those of a microbatch."""
+
+    node: str
+    rank: int
+    place: int
+    epoch: int
+    recent_s: float
+    usual_s: float
+    count: int = 1
+
+
+class Paces:
+    """The workers of all tasks. Kept for the newest membership only, and for no task that is not heard of any more."""
+
+    def __init__(self) -> None:
+        self._tasks: defaultdict[str, dict[str, Pace]] = defaultdict(dict)
+
+    def forget(self, task: str) -> None:
+        """Drop a task."""
+        self._tasks.pop(task, None)
+
+    def observe(self, timed: ComputeTimed, *, frozen: bool) -> None:
+        """Take in what a node timed; `frozen`: the task is slow, and nothing of that becomes the usual."""
+        workers = self._tasks[timed.task]
+        for each in timed.workers:
+            if each.seconds < SHORTEST_S:
+                continue
+            pace = workers.get(each.worker)
+            if pace is None:
+                pace = Pace(timed.node, each.rank, each.place, timed.epoch, each.seconds, each.seconds)
+                workers[each.worker] = pace
+                continue
+            if timed.epoch < pace.epoch:
+                continue
+            pace.epoch, pace.rank = timed.epoch, each.rank
+            pace.recent_s += SOON * (each.seconds - pace.recent_s)
+            if not frozen:
+                pace.count += 1
+                pace.usual_s += max(LATE, 1 / pace.count) * (each.seconds - pace.usual_s)
+
+    def slow(self, task: str) -> tuple[float, list[SlowWorker]]:
+        """Return how much longer than usual microbatches take in the middle, and whose take longer than that."""
+        workers = self._tasks.get(task, {})
+        newest = max((pace.epoch for pace in workers.values()), default=0)
+        for name in [name for name, pace in workers.items() if pace.epoch < newest]:
+            del workers[name]  # it is in no membership any more
+        factors = self._factors(workers)
+        if not factors:
+            return 0.0, []
+        common = median_low(sorted(factors.values()))
+        slow = {name: factor for name, factor in factors.items() if factor > SLOWER * max(1.0, common)}
+        named = sorted(slow, key=lambda name: -slow[name])[:NAMED]
+        return common, [
+            SlowWorker(worker=name, node=workers[name].node, rank=workers[name].rank, factor=slow[name])
+            for name in named
+        ]
+
+    def _factors(self, workers: dict[str, Pace]) -> dict[str, float]:
+        """Return how many times as long as usual each takes; one without a past, as others with its place."""
+        at: defaultdict[int, list[float]] = defaultdict(list)
+        for pace in workers.values():
+            at[pace.place].append(pace.recent_s)
+        others = {place: median_low(seconds) for place, seconds in at.items() if len(seconds) >= PEERS}
+        found: dict[str, float] = {}
+        for name, pace in workers.items():
+            usual_s = pace.usual_s if pace.count >= PAST else others.get(pace.place)
+            if usual_s:
+                found[name] = pace.recent_s / usual_s
+        return found

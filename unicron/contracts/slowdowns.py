@@ -1,0 +1,96 @@
+"""Iterations that take longer than usual: what agents time, and what the detector makes of it (paper section 4.1)."""
+
+from typing import Annotated
+
+from unicron.contracts.base import Message, Record
+from unicron.contracts.ranges import Amount, Count, Few, Label, Many, Name, Number, Seconds
+
+
+class Computed(Record, array_like=True, frozen=True):
+    """How long the microbatches of a worker took, as an array rather than a map.
+
+    Attributes:
+        rank: in its task.
+        place: in its replica.
+        seconds: mean of a microbatch, from when the script was given it until its gradient was there; what the script
+            does to get its data is part of it, waiting for other replicas is not.
+    """
+
+    worker: Name
+    rank: Number
+    place: Number
+    seconds: Seconds
+
+
+class SlowWorker(Record, kw_only=True, frozen=True):
+    """A worker whose microbatches take longer than usual, or than those of others with its place.
+
+    Attributes:
+        factor: so many times as long.
+    """
+
+    worker: Name
+    node: Name
+    rank: Number
+    factor: Amount
+
+
+# --- from agents -----------------------------------------------------------------------------------------------------
+
+
+class ComputeTimed(Message, kw_only=True, frozen=True):
+    """How long the workers of a task on one node compute; of each iteration, or, where these are short, of several.
+
+    Attributes:
+        iteration: the last of them.
+        workers: those that computed anything.
+    """
+
+    node: Name
+    task: Name
+    epoch: Number
+    iteration: Number
+    workers: Annotated[list[Computed], Few]
+
+
+# --- from the detector -----------------------------------------------------------------------------------------------
+
+
+class SlowdownDetected(Message, kw_only=True, frozen=True):
+    """A task's iterations left the normal band of 1.1 times their mean (paper section 4.1), and stay out.
+
+    Attributes:
+        iteration: at which that was certain.
+        usual_s: mean seconds of an iteration before.
+        recent_s: mean of the last ones.
+        computing: the time of a microbatch over the usual one, as it is in the middle of all workers: above 1.1 all are
+            slow; 0 where that is not known.
+        workers: those that compute slower than the others, slowest first; empty where all wait for something else.
+    """
+
+    task: Name
+    epoch: Number
+    iteration: Number
+    world_size: Count
+    usual_s: Seconds
+    recent_s: Seconds
+    computing: Amount = 0.0
+    workers: Annotated[list[SlowWorker], Many] = []
+
+
+class SlowdownEnded(Message, kw_only=True, frozen=True):
+    """What `SlowdownDetected` told of a task is over.
+
+    Attributes:
+        usual_s: mean seconds of an iteration from now on.
+        recent_s: mean of the last ones.
+        reason: why, for a person.
+    """
+
+    task: Name
+    epoch: Number
+    iteration: Number
+    world_size: Count
+    usual_s: Seconds
+    recent_s: Seconds
+    reason: Label
