@@ -4,6 +4,7 @@ Secrets never stand here, only the paths of the files that hold them.
 """
 
 import argparse
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,6 +62,42 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
             raise InvalidInputError(f"{PREFIX}LEASE_TTL_S: {self.lease_ttl_s:g} s; use at least {MIN_LEASE_TTL_S:g} s")
         if bool(self.nats_cert) != bool(self.nats_key):
             raise InvalidInputError(f"{PREFIX}NATS_CERT and {PREFIX}NATS_KEY belong together: set both or neither")
+
+    def check_seconds(self, *names: str, most: float = math.inf) -> None:
+        """Refuse a duration that is none.
+
+        Args:
+            names: of the fields.
+            most: that each may be.
+
+        Raises:
+            InvalidInputError: one is not finite, 0 or less, or more than that; names it.
+        """
+        for name in names:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and 0 < value <= most):
+                allowed = (
+                    "a finite number of seconds above 0" if most == math.inf else f"seconds above 0, {most:g} at most"
+                )
+                raise InvalidInputError(f"{PREFIX}{name.upper()} {value:g}: give {allowed}")
+
+    def check_order(self, shorter: str, longer: str, why: str) -> None:
+        """Refuse two time limits that contradict each other.
+
+        Args:
+            shorter: the field that may not be more than `longer`.
+            longer: the other one.
+            why: what would come of it.
+
+        Raises:
+            InvalidInputError: it is more; names both.
+        """
+        less, more = getattr(self, shorter), getattr(self, longer)
+        if less > more:
+            one, other = PREFIX + shorter.upper(), PREFIX + longer.upper()
+            raise InvalidInputError(
+                f"{one} {less:g} is longer than {other} {more:g}: {why}; lower {one} or raise {other}"
+            )
 
     @property
     def nats_servers(self) -> list[str]:

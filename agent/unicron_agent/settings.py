@@ -4,6 +4,9 @@ from typing import ClassVar
 
 from unicron.settings import Settings
 
+SLOWEST_BEAT_S = 1.0
+"""Detectors give a node up that is silent for three; in a large cluster both are told that it beats more rarely."""
+
 
 class AgentSettings(Settings, kw_only=True, frozen=True):
     """The agent of one node.
@@ -42,6 +45,12 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
     rules: str = ""
     leave_s: float = 20.0
     chaos: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_seconds("heartbeat_s", most=SLOWEST_BEAT_S)
+        self.check_seconds("hang_s", "between_s", "leave_s")
+        self.check_order("hang_s", "between_s", "a script would have less time between two iterations than in one")
 
     @property
     def log_name(self) -> str:

@@ -1,7 +1,6 @@
 """Wires the detector up: settings, core, what it listens to, and the statistics beside it."""
 
 import json
-import math
 from datetime import datetime
 from functools import partial
 from typing import ClassVar
@@ -48,10 +47,11 @@ class DetectorSettings(Settings, kw_only=True, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("grace_s", "heartbeat_timeout_s", "collective_hold_s", "window_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise InvalidInputError(f"{PREFIX}{name.upper()} {value}: give a finite number of seconds above 0")
+        self.check_seconds("grace_s", "heartbeat_timeout_s", "collective_hold_s", "window_s")
+        self.check_order(
+            "grace_s", "heartbeat_timeout_s", "a node would be given up for its silence before its grace ends"
+        )
+        self.check_order("heartbeat_timeout_s", "window_s", "failures would be forgotten before the next is found")
         for name in ("attempts", "no_progress"):
             if getattr(self, name) < 1:
                 raise InvalidInputError(f"{PREFIX}{name.upper()} {getattr(self, name)}: give 1 or more")

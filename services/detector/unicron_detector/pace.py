@@ -10,6 +10,9 @@ from unicron.contracts.slowdowns import ComputeTimed, SlowWorker
 SLOWER = 1.1
 """Of what the others take: beyond that a worker is slow."""
 
+CLEAR = 4.0
+"""Of the deviation of the others from their middle: beyond that one stands out."""
+
 SOON, LATE = 0.3, 0.01
 """Weights of what was timed last in the recent and in the usual time of a worker."""
 
@@ -75,7 +78,9 @@ class Paces:
         if not factors:
             return 0.0, []
         common = median_low(sorted(factors.values()))
-        slow = {name: factor for name, factor in factors.items() if factor > SLOWER * max(1.0, common)}
+        apart = CLEAR * median_low(sorted(abs(factor - common) for factor in factors.values()))
+        limit = max(SLOWER * max(1.0, common), common + apart)
+        slow = {name: factor for name, factor in factors.items() if factor > limit}
         named = sorted(slow, key=lambda name: -slow[name])[:NAMED]
         return common, [
             SlowWorker(worker=name, node=workers[name].node, rank=workers[name].rank, factor=slow[name])

@@ -23,6 +23,10 @@ RECENT = 10
 WINDOW = 100
 """Iterations that make up the mean; what has been slow for as many is the usual from then on."""
 
+SURE = 1.6
+"""So many times the mean deviation of single iterations, four standard errors of a mean of ten: where iteration times
+vary by themselves, the band is that wide."""
+
 SERIES = 1024
 """Series of iteration times that are remembered; the one that was idle longest goes first."""
 
@@ -32,12 +36,14 @@ class Series(msgspec.Struct, kw_only=True):
 
     Attributes:
         mean_s: of the iterations before the recent ones, as long as they were in the band.
+        deviation_s: how far they are from the mean, in the mean; one that is far off weighs less than in a variance.
         count: how many of them weigh in it, at most WINDOW.
         recent: seconds of the last iterations.
         slow: iterations since it left its band; 0 while it is in there.
     """
 
     mean_s: Seconds = 0.0
+    deviation_s: Seconds = 0.0
     count: Count = 0
     recent: list[Seconds] = []
     slow: Count = 0
@@ -56,11 +62,11 @@ class Series(msgspec.Struct, kw_only=True):
             self.slow += 1
             if self.slow > WINDOW:
                 self.mean_s, self.count = self.recent_s, RECENT
-            if self._beyond(BACK):
+            if self._beyond(BACK, SURE / 2):
                 return False
             self.slow = 0
             return True
-        self.slow = int(self._beyond(BAND))
+        self.slow = int(self._beyond(BAND, SURE))
         return bool(self.slow)
 
     def _grow_old(self, seconds: float) -> None:
@@ -71,12 +77,13 @@ class Series(msgspec.Struct, kw_only=True):
             seconds = min(seconds, FAILURE * self.mean_s)
         self.count = min(self.count + 1, WINDOW)
         self.mean_s += (seconds - self.mean_s) / self.count
+        self.deviation_s += (abs(seconds - self.mean_s) - self.deviation_s) / self.count
 
-    def _beyond(self, band: float) -> bool:
+    def _beyond(self, band: float, deviations: float) -> bool:
         """Slow on the whole, and most of them: one iteration with a failure in it is no trend."""
         if self.count < RECENT:
             return False
-        limit = band * self.mean_s
+        limit = max(band * self.mean_s, self.mean_s + deviations * self.deviation_s)
         return self.recent_s > limit and sum(each > limit for each in self.recent) > len(self.recent) / 2
 
 

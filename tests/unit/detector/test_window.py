@@ -129,6 +129,16 @@ def test_one_iteration_with_a_failure_in_it_does_not_hide_a_trend(run):
     assert len(run.go(1.3, 10)) == 1
 
 
+def test_where_iteration_times_vary_by_themselves_the_band_is_wider():
+    noisy, steady = Run(), Run(task="bert")
+    times = [1.0, 1.4, 0.7, 1.2, 0.9, 0.6, 1.5, 0.8, 1.1, 0.8]  # a standard deviation of 0.29
+    for step in range(200):
+        assert noisy.go(times[step % 10]) == steady.go(1.0) == []
+    assert [noisy.go(1.2 * times[step % 10]) for step in range(50)] == [[]] * 50
+    assert len(steady.go(1.2, 10)) == 1
+    assert len(noisy.go(2.0, 10)) == 1
+
+
 def test_nothing_is_said_before_there_is_a_past():
     run = Run()
     assert run.go(1.0, RECENT - 1) == []
@@ -211,6 +221,12 @@ def test_where_all_compute_slowly_nobody_is_to_blame(run):
     [slow] = run.go(1.5, RECENT, computing=[0.15] * 4)
     assert slow.workers == []
     assert slow.computing > 1.3
+
+
+def test_who_is_within_what_the_others_vary_by_is_not_named(run):
+    run.go(1.0, 40, computing=[0.1, 0.1, 0.1, 0.1])
+    [slow] = run.go(1.5, RECENT, computing=[0.1, 0.09, 0.125, 0.112])
+    assert slow.workers == []
 
 
 def test_one_that_left_is_not_named(run):
