@@ -1,4 +1,4 @@
-"""What exceptions, lines of the kernel's log and events of GPUs say about their cause: `rules.toml` (paper, table 1).
+"""What exceptions, lines of logs and events of GPUs say about their cause: `rules.toml` (paper, table 1).
 
 The detector judges by them. Agents have the same ones, to pick out of a log the few lines that say something.
 """
@@ -15,14 +15,22 @@ from unicron.contracts.base import Record
 from unicron.contracts.failures import FailureStatus, Severity
 from unicron.errors import InvalidInputError
 
+LONGEST_LINE = 1000
+"""Characters of a line of a log that are looked at, and told: a pattern may take the square of them."""
+
 _XID = re.compile(r"\bXid\b\s*(?:\([^)]*\))?\s*:?\s*(\d{1,3})\b")
 
 
 class Verdict(Record, kw_only=True, frozen=True):
-    """A row of table 1: an error status and its severity."""
+    """A row of table 1: an error status and its severity.
+
+    Attributes:
+        echo: by its nature it follows from another's failure, if there was one just before.
+    """
 
     status: FailureStatus
     severity: Severity
+    echo: bool = False
 
 
 class _Row(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -30,15 +38,26 @@ class _Row(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
     severity: Severity
 
     def verdict(self, name: str) -> Verdict:
-        status = FailureStatus(self.status)
-        if status is FailureStatus.UNKNOWN:
-            known = ", ".join(each for each in FailureStatus if each is not FailureStatus.UNKNOWN)
-            raise InvalidInputError(f"{name}: there is no status {self.status!r}; use one of {known}")
-        return Verdict(status=status, severity=self.severity)
+        return Verdict(status=_status(self.status, name), severity=self.severity)
 
 
-class _Rule(_Row, kw_only=True, frozen=True, forbid_unknown_fields=True):
+class _Kernel(_Row, kw_only=True, frozen=True, forbid_unknown_fields=True):
     match: str
+
+
+class _Rule(_Kernel, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    echo: bool = False
+
+    def verdict(self, name: str) -> Verdict:
+        return Verdict(status=_status(self.status, name), severity=self.severity, echo=self.echo)
+
+
+class _Worker(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    status: str
+    match: str
+
+    def verdict(self, name: str) -> Verdict:
+        return Verdict(status=_status(self.status, name), severity=Severity.SEV3)
 
 
 class _Xid(_Row, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -49,7 +68,8 @@ class _File(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
     default: _Row | None = None
     rule: list[_Rule] = []
     xid: list[_Xid] = []
-    kernel: list[_Rule] = []
+    kernel: list[_Kernel] = []
+    worker: list[_Worker] = []
 
 
 class Ruling(NamedTuple):
@@ -74,6 +94,7 @@ class Rules:
 
     Attributes:
         default: what counts where no rule matches an exception.
+        worker: the rules for what workers write, in the order in which they are tried.
 
     Raises:
         InvalidInputError: the text is no valid rules file; the message names the entry.
@@ -92,7 +113,9 @@ class Rules:
             raise InvalidInputError(f"{name}: there is no default: say what it is that no rule matches")
         self._otherwise = otherwise
         self._rules = [_ruling(rule, name, "rule", re.IGNORECASE) for rule in file.rule]
-        self._kernel = [_ruling(rule, name, "kernel") for rule in file.kernel]
+        self._kernel = [_ruling(rule, name, "kernel", re.MULTILINE) for rule in file.kernel]
+        self.worker = [_ruling(rule, name, "worker", re.MULTILINE) for rule in file.worker]
+        self.worker += otherwise.worker if otherwise else []
         self._xids = {code: Ruling(xid.verdict(name), f"{name}: xid {code}") for xid in file.xid for code in xid.codes}
 
     def classify(self, exception: str, text: str) -> Verdict:
@@ -113,25 +136,55 @@ class Rules:
         found = self._of_xids(text) or _first(self._kernel, text)
         return found or (self._otherwise.of_hardware(text) if self._otherwise else None)
 
-    def telling(self, lines: str) -> list[str]:
-        """Return those of some lines that stand for anything. Most logs have none in thousands."""
-        if "Xid" not in lines and not self.of_hardware(lines):
+    def of_output(self, text: str) -> Ruling | None:
+        """Return the rule for a line that a worker wrote; None where it says nothing."""
+        return _first(self.worker, text)
+
+    def telling(self, lines: str) -> list[tuple[str, Ruling]]:
+        """Return those of some lines of the kernel's log that stand for anything, each with its rule.
+
+        Most logs have none in thousands, so all are looked at as one first.
+        """
+        cut = _cut(lines)
+        whole = "\n".join(cut)
+        if "Xid" not in whole and not self.of_hardware(whole):
             return []
-        return [line for line in lines.splitlines() if self.of_hardware(line)]
+        return [(line, ruling) for line in cut if (ruling := self.of_hardware(line))]
+
+    def telling_of_output(self, lines: str) -> list[tuple[str, Ruling]]:
+        """Return of some lines that a worker wrote the first that each rule finds, at little cost."""
+        whole, found = "\n".join(_cut(lines)), dict[int, tuple[str, Ruling]]()
+        for pattern, ruling in self.worker:
+            if hit := pattern.search(whole):
+                begin = whole.rfind("\n", 0, hit.start()) + 1
+                found.setdefault(begin, (whole[begin:].partition("\n")[0], ruling))
+        return [found[begin] for begin in sorted(found)]
 
     def _of_xids(self, text: str) -> Ruling | None:
         codes = [self._xids[int(code)] for code in _XID.findall(text) if int(code) in self._xids]
         return min(codes, key=lambda ruling: ruling.verdict.severity, default=None)
 
 
+def _cut(lines: str) -> list[str]:
+    return [line[:LONGEST_LINE] for line in lines.splitlines()]
+
+
+def _status(named: str, name: str) -> FailureStatus:
+    status = FailureStatus(named)
+    if status is FailureStatus.UNKNOWN:
+        known = ", ".join(each for each in FailureStatus if each is not FailureStatus.UNKNOWN)
+        raise InvalidInputError(f"{name}: there is no status {named!r}; use one of {known}")
+    return status
+
+
 def _first(rules: list[tuple[re.Pattern[str], Ruling]], text: str) -> Ruling | None:
     return next((ruling for pattern, ruling in rules if pattern.search(text)), None)
 
 
-def _ruling(rule: _Rule, name: str, kind: str, flags: re.RegexFlag = re.NOFLAG) -> tuple[re.Pattern[str], Ruling]:
+def _ruling(rule: _Kernel | _Worker, name: str, kind: str, flags: re.RegexFlag) -> tuple[re.Pattern[str], Ruling]:
     try:
         return re.compile(rule.match, flags), Ruling(rule.verdict(name), f"{name}: {kind} {rule.match!r}")
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:  # a count, or a depth, beyond what re can take
         raise InvalidInputError(
             f"{name}: {kind} {rule.status!r}: match {rule.match!r} is no regular expression: {error}"
         ) from error

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 
 from unicron.rules import Rules
+from unicron_agent.lines import Lines
 from unicron_agent.stimuli import Logged
 
 log = logging.getLogger(__name__)
@@ -23,9 +24,6 @@ POLL_S = 0.01
 
 CHUNK = 1 << 20
 """Bytes that are read at once."""
-
-LONGEST_LINE = 64 * 1024
-"""Bytes of a line that has no end; what comes after them counts as the next."""
 
 RECORD = 8192
 """Bytes of the largest record of the device."""
@@ -47,7 +45,7 @@ class KernelLog:
     def __init__(self, path: str, rules: Rules, slots: dict[str, int], told: Callable[[Logged], None]) -> None:
         self._path, self._rules, self._slots, self._told = path, rules, slots, told
         self._ended = threading.Event()
-        self._rest = b""
+        self._lines = Lines()
         self._thread = threading.Thread(target=self._follow, name="unicron-kernel-log", daemon=True)
 
     def start(self) -> None:
@@ -101,10 +99,7 @@ class KernelLog:
         if not read:
             self._reopen_if_moved(self._file)
             return ""
-        lines, end, self._rest = (self._rest + read).rpartition(b"\n")
-        if len(self._rest) > LONGEST_LINE:
-            lines, end, self._rest = lines + end + self._rest, b"\n", b""
-        return (lines + end).decode(errors="replace") or self._read()
+        return self._lines.whole(read) or self._read()
 
     def _reopen_if_moved(self, file: int) -> None:
         """Go on with the new file, where ours was moved away, or from its beginning, where it was cut off."""
@@ -115,24 +110,22 @@ class KernelLog:
             return
         if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
             os.close(file)
-            self._file, self._rest = None, b""
+            self._file, self._lines = None, Lines()
         elif there.st_size < os.lseek(file, 0, os.SEEK_CUR):
             os.lseek(file, 0, os.SEEK_SET)
-            self._rest = b""
+            self._lines = Lines()
 
     def _tell(self, lines: str) -> None:
-        for line in self._rules.telling(lines):
-            ruling = self._rules.of_hardware(line)
-            if ruling is not None:
-                pid, address = _PID.search(line), _PCI.search(line)
-                self._told(
-                    Logged(
-                        text=line.strip(),
-                        status=ruling.verdict.status,
-                        slot=self._slots.get(pci(address[1]), -1) if address else -1,
-                        pid=int(pid[1] or pid[2]) if pid else 0,
-                    )
+        for line, ruling in self._rules.telling(lines):
+            pid, address = _PID.search(line), _PCI.search(line)
+            self._told(
+                Logged(
+                    text=line.strip(),
+                    status=ruling.verdict.status,
+                    slot=self._slots.get(pci(address[1]), -1) if address else -1,
+                    pid=int(pid[1] or pid[2]) if pid else 0,
                 )
+            )
 
 
 def pci(address: str) -> str:

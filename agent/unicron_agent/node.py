@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from unicron import codec, subjects
-from unicron.aio import insist
+from unicron.aio import insist, together
 from unicron.bus.protocol import Bus
 from unicron.clock import Clock
 from unicron.contracts.commands import StartWorker
@@ -19,7 +19,7 @@ from unicron.contracts.events import NodeJoined
 from unicron.contracts.queries import GetStates, InjectFault, Reply
 from unicron.contracts.states import Keeper, StateRef
 from unicron.contracts.tasks import Slot, TaskSpec
-from unicron.contracts.worker import Membership, StateFetched
+from unicron.contracts.worker import Membership, Raised, StateFetched, ToAgent
 from unicron.errors import (
     BusUnavailableError,
     InvalidInputError,
@@ -40,6 +40,7 @@ from unicron_agent.memory import StateMemory
 from unicron_agent.network import interface_of, memory_dir, own_address
 from unicron_agent.notice import notice
 from unicron_agent.outbox import Outbox
+from unicron_agent.output import Outputs
 from unicron_agent.rendezvous import RendezvousServer
 from unicron_agent.settings import AgentSettings
 from unicron_agent.state_server import StateServer, send_copy
@@ -80,6 +81,9 @@ OPEN = (
     "kept, and disturb any rendezvous here: name the key's file in UNICRON_FABRIC_KEY, see `unicron credentials`"
 )
 
+LOOK_S = 0.1
+"""How often what workers write is looked at."""
+
 STORING_S = 0.2
 """How often an order to write to storage looks whether what is being written of the same worker is done."""
 
@@ -98,10 +102,11 @@ class Node:
         self._token_file = self._run_dir / "token"
         self._alive = self._run_dir / ALIVE
         self._host = settings.host or own_address(settings.nats_servers[0])
-        self._supervisor = Supervisor(self._run_dir, self._common_environment(), self._exited)
+        self._outputs = Outputs(self._rules)
+        self._supervisor = Supervisor(self._run_dir, self._common_environment(), self._outputs, self._exited)
         self._channels = Channels(
             known=lambda worker: worker in self._agent.core.workers,
-            said=lambda worker, message: self._handle(WorkerSaid(worker, message)),
+            said=self._said,
         )
         self._jobs: set[asyncio.Task[None]] = set()
         self._storing: set[str] = set()
@@ -127,7 +132,7 @@ class Node:
         watches = self._watch_hardware()
         await self._bus.serve(subjects.rpc(self._name), f"agent-{self._name}", self._on_query)
         await self._bus.serve(subjects.orders(self._name), f"agent-{self._name}", self._on_order)
-        running = asyncio.create_task(self._agent.run(position))
+        running = asyncio.create_task(together(self._agent.run(position), self._look_at_outputs()))
         try:
             await self._until_told(running)
         finally:
@@ -158,6 +163,20 @@ class Node:
         for watch in found:
             watch.start()
         return found
+
+    async def _look_at_outputs(self) -> None:
+        while True:
+            self._hear_all(self._outputs.look())
+            await asyncio.sleep(LOOK_S)
+
+    def _hear_all(self, logged: list[Logged]) -> None:
+        for each in logged:
+            self._handle(each)
+
+    def _said(self, worker: str, message: ToAgent) -> None:
+        if isinstance(message, Raised):  # what it wrote before it explains this
+            self._hear_all(self._outputs.look_at(worker))
+        self._handle(WorkerSaid(worker, message))
 
     async def _until_told(self, running: asyncio.Task[None]) -> None:
         """Serve until the node is to go, and hand over what it has; the loops that do so are needed for the goodbye."""
@@ -216,6 +235,8 @@ class Node:
 
     def _exited(self, exited: ProcessExited) -> None:
         self._memory.forget(exited.worker)
+        self._hear_all(self._outputs.look_at(exited.worker))
+        self._outputs.forget(exited.worker)
         self._handle(exited)
 
     def _handle(self, stimulus: Stimulus) -> None:
@@ -272,7 +293,7 @@ class Node:
             pid = await self._supervisor.start_worker(command, environment)
         except (OSError, UnicronError) as error:
             reason = f"{self._name} can't start {spec.command[0]!r} in {spec.workdir!r}: {error}"
-            self._handle(ProcessExited(command.worker, 127, stderr=(reason,)))
+            self._exited(ProcessExited(command.worker, 127, stderr=(reason,)))
         else:
             self._handle(ProcessStarted(command.worker, pid))
 

@@ -145,19 +145,21 @@ class StateUnsound:
 
 @dataclass(frozen=True)
 class Logged:
-    """The kernel's log or a GPU's driver told of a fault.
+    """The kernel's log, a GPU's driver or the output of a worker told of a fault.
 
     Attributes:
         text: one line.
         status: what it stands for, so that one that is told again and again is known again.
         slot: whose GPU it names, -1 for none.
         pid: of the process that it names, 0 for none.
+        author: the worker that wrote it, empty where it was the kernel or the driver.
     """
 
     text: str
     status: str
     slot: int = -1
     pid: int = 0
+    author: str = ""
 
 
 @dataclass(frozen=True)

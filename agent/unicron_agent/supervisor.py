@@ -17,6 +17,7 @@ import msgspec
 
 from unicron.contracts.commands import StartWorker
 from unicron.errors import UnicronError
+from unicron_agent.output import Outputs
 from unicron_agent.stimuli import ProcessExited, Running
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -27,8 +28,15 @@ TAIL_BYTES = 64 * 1024
 class Supervisor:
     """Starts, watches and ends worker processes."""
 
-    def __init__(self, run_dir: Path, environment: dict[str, str], on_exit: Callable[[ProcessExited], None]) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        environment: dict[str, str],
+        outputs: Outputs,
+        on_exit: Callable[[ProcessExited], None],
+    ) -> None:
         self._run_dir = run_dir
+        self._outputs = outputs
         self._environment = environment
         self._on_exit = on_exit
         self._running: dict[str, Running] = {}
@@ -110,6 +118,7 @@ class Supervisor:
         log = self._run_dir / "logs" / f"{name}.log"
         cwd = Path(spec.workdir or ".").resolve(strict=True)
         script = _python_script(spec.command)
+        self._outputs.follow(name, str(log))
         if script is not None:
             module, argv = script
             parts = command.layout.replica_workers > 1
@@ -157,6 +166,7 @@ class Supervisor:
                 path.unlink()
                 continue
             found.append(running)
+            self._outputs.follow(running.worker, running.log)
             if _start_time(running.pid) == running.started:
                 self._watch(running)
             else:

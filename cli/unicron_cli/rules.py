@@ -23,11 +23,12 @@ EXCEPTION = {
     Severity.SEV3: "the ranks form a new group, and try again; a process that ended by it is started again",
 }
 KERNEL = EXCEPTION | {Severity.SEV3: "nothing by itself; it is told with what else fails on that node just then"}
+OUTPUT = {Severity.SEV3: "nothing by itself; it is told with what fails of its task just then"}
 
 
 @app.command("explain")
 def explain(
-    line: Annotated[str, typer.Argument(help="An exception, 'CLASS: MESSAGE', or a line of the kernel's log.")],
+    line: Annotated[str, typer.Argument(help="An exception, 'CLASS: MESSAGE', or a line of a log.")],
     rules: Folder = "",
     as_json: Json = False,
 ) -> None:
@@ -36,6 +37,7 @@ def explain(
     told = {
         "of a worker": _told(found.of_exception(line), EXCEPTION),
         "of the kernel": _told(found.of_hardware(line), KERNEL),
+        "of a worker's output": _told(found.of_output(line), OUTPUT),
     }
     if as_json:
         print_json(told)

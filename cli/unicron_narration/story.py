@@ -88,7 +88,11 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
         f"{m.task} is {m.state}{f' on {len(m.members)} workers' if m.members else ''}{_after(': ', m.reason)}"
     ),
     events.TaskRecovered: lambda m: f"{m.task} is back at {m.workers} workers after {m.seconds:.2f} s",
-    hardware.FaultLogged: lambda m: f"{m.node} logged{_after(' of ', m.worker)}: {m.text}",
+    hardware.FaultLogged: lambda m: (
+        f"{m.worker} on {m.node} wrote: {m.text}"
+        if m.printed
+        else f"{m.node} logged{_after(' of ', m.worker)}: {m.text}"
+    ),
     slowdowns.SlowdownDetected: lambda m: (
         f"{m.task} takes {m.recent_s:.3g} s an iteration, not {m.usual_s:.3g} s: {_slow(m)}"
     ),

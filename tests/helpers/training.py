@@ -128,8 +128,8 @@ class RunningCluster:
 
 
 @contextlib.asynccontextmanager
-async def running_cluster(root, nodes=3, slots=1):
-    cluster = Cluster(root / "cluster", nodes=nodes, slots=slots, port=free_port())
+async def running_cluster(root, nodes=3, slots=1, kind=Cluster):
+    cluster = kind(root / "cluster", nodes=nodes, slots=slots, port=free_port())
     await asyncio.to_thread(cluster.start)
     try:
         await cluster.wait_until_ready(120.0)

@@ -9,12 +9,13 @@ from unicron.contracts.ranges import Amount, Count, Few, Label, Name, Number, Si
 
 
 class FaultLogged(Message, kw_only=True, frozen=True):
-    """The kernel of a node, or the driver of a GPU, told that something is wrong there.
+    """The kernel of a node, the driver of a GPU or a worker told that something is wrong there.
 
     Attributes:
         text: what it told, one line.
         slot: whose GPU it is about, -1 where it is about none of them, or that is not known.
         task, worker: whom it is about: the worker whose process it names, or the one in that slot; empty for nobody.
+        printed: that worker wrote it. Anybody's script may write anything, so it only explains what fails.
     """
 
     node: Name
@@ -22,6 +23,7 @@ class FaultLogged(Message, kw_only=True, frozen=True):
     slot: Number = -1
     task: Name = ""
     worker: Name = ""
+    printed: bool = False
 
 
 class Gpu(Record, kw_only=True, frozen=True):

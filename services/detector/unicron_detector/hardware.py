@@ -1,4 +1,4 @@
-"""Device health: what a node's kernel and the drivers of its GPUs tell (paper section 4, table 1)."""
+"""Device health: what a node's kernel, the drivers of its GPUs and its workers tell (paper section 4, table 1)."""
 
 from msgspec.structs import replace
 
@@ -21,6 +21,8 @@ class Hardware:
 
     def logged(self, fault: FaultLogged) -> list[Message]:
         """Give up the node that is not fit for work, have the worker restarted that can't go on, or remember it."""
+        if fault.printed:
+            return self._wrote(fault)
         ruling = self._rules.of_hardware(fault.text)
         if ruling is None or fault.node not in self._state.nodes:
             return []
@@ -41,4 +43,11 @@ class Hardware:
         if verdict.severity is Severity.SEV2 and worker is not None:
             return self._reporter.fail(replace(failure, task=worker.task, worker=fault.worker, slot=worker.slot))
         self._state.said[fault.node] = Said(text=fault.text, at=self._state.now)
+        return []
+
+    def _wrote(self, fault: FaultLogged) -> list[Message]:
+        """Remember the first line of a worker that stands for something: it explains what fails, and fails nothing."""
+        if self._rules.of_output(fault.text) is not None and self._reporter.concerns(fault):
+            self._reporter.worker(fault.worker, fault.task, fault.node, fault.slot)
+            self._state.wrote.setdefault(fault.worker, Said(text=fault.text, at=self._state.now))
         return []

@@ -223,7 +223,7 @@ class Memberships:
             task.pending.timer = self._held(out, name)
             return out
         failure, task.pending = task.pending.failure, None
-        return self._reporter.fail(failure)
+        return self._reporter.fail(failure, echo=failure.status is not FailureStatus.STATE_TRANSFER_FAILED)
 
     def renew(self) -> list[Message]:
         """Start all holds anew."""

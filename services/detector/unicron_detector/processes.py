@@ -76,14 +76,19 @@ class Processes:
                 return []
             return [Alert(text=f"{exited.worker} {how}, after its last iteration", node=exited.node, task=exited.task)]
         tail = "\n".join(exited.stderr)
-        if own_fault(exited) and self._rules.classify("", tail).status is FailureStatus.OTHER_SOFTWARE_ERROR:
+        verdict = self._rules.classify("", tail) if own_fault(exited) else None
+        if verdict is not None and verdict.status is FailureStatus.OTHER_SOFTWARE_ERROR:
             code = f"signal {exited.signal}" if exited.signal else f"exit code {exited.exit_code}"
             broken = self._user_error(exited, code, f"{exited.worker} {how}", tail)
             if broken:
                 return broken
-        return self._abnormal(exited.worker, worker, how, exited.iteration)
+        return self._abnormal(
+            exited.worker, worker, how, exited.iteration, echo=verdict is not None and verdict.echo
+        )
 
-    def _abnormal(self, name: str, worker: Worker, how: str, iteration: int = -1) -> list[Message]:
+    def _abnormal(
+        self, name: str, worker: Worker, how: str, iteration: int = -1, *, echo: bool = False
+    ) -> list[Message]:
         return self._reporter.fail(
             FailureDetected(
                 severity=Severity.SEV2,
@@ -96,6 +101,7 @@ class Processes:
                 reason=f"{name} {how}",
             ),
             iteration,
+            echo=echo,
         )
 
     def raised(self, raised: WorkerRaised) -> list[Message]:
@@ -128,6 +134,7 @@ class Processes:
                 escalated=Severity.SEV3 if verdict.severity is Severity.SEV3 else None,
             ),
             raised.iteration,
+            echo=verdict.echo,
         )
 
     def _user_error(self, fact: WorkerExited | WorkerRaised, what: str, told: str, traceback: str) -> list[Message]:

@@ -4,14 +4,20 @@ Most of what is heard after a failure is its consequence. So a worker process fa
 joins again, a membership of a task breaks once, and a task whose own program is at fault is not spoken of again.
 """
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
 from unicron.contracts.base import CancelTimer, Message, SetTimer
 from unicron.contracts.events import FailureDetected, TaskBroken, WorkerFact
 from unicron.contracts.failures import Severity
+from unicron.contracts.hardware import FaultLogged
 from unicron_detector.books import Books
-from unicron_detector.state import Limits, Lost, State, Task, Worker
+from unicron_detector.state import ECHOES_S, Cause, Limits, Lost, State, Task, Worker
 from unicron_detector.timers import Timer, TimerKind
+
+LONGEST_CAUSE = 500
+"""Characters of a failure that are told with its echoes."""
 
 
 class Reporter:
@@ -47,7 +53,7 @@ class Reporter:
                 del self.state.starting[worker.node]
         return worker
 
-    def concerns(self, fact: WorkerFact) -> bool:
+    def concerns(self, fact: WorkerFact | FaultLogged) -> bool:
         """Return whether a fact is about a worker that is known to be, or to have been, where it says."""
         worker, place = self.state.workers.get(fact.worker), (fact.task, fact.node, fact.slot)
         if worker is not None:
@@ -61,12 +67,13 @@ class Reporter:
         out.append(SetTimer(name=name, after_s=after_s))
         return name
 
-    def fail(self, failure: FailureDetected, iteration: int = -1) -> list[Message]:
+    def fail(self, failure: FailureDetected, iteration: int = -1, *, echo: bool = False) -> list[Message]:
         """Report the failure of a worker, at the severity to which its predecessors have raised it.
 
         Args:
             failure: as it would be met by itself.
             iteration: in which the worker was, -1 where that is not known.
+            echo: by its nature it follows from another one, if the task has had one just before.
         """
         now, window_s, attempts = self.state.now, self.limits.window_s, self.limits.attempts
         task = self.task(failure.task)
@@ -74,13 +81,15 @@ class Reporter:
             return []
         if why := self._no_progress(task, failure, iteration):
             return self.break_task(failure.task, why)
-        climbed = False
+        climbed, cause = False, self._cause(failure.task) if echo else None
         if failure.severity is Severity.SEV3:
             failure = replace(failure, attempt=task.ladder.reattempt(now, window_s))
             if failure.attempt > attempts:
                 failure = replace(failure, severity=Severity.SEV2, escalated=Severity.SEV3)
                 climbed = True
-        if failure.severity is Severity.SEV2:
+        if failure.severity is Severity.SEV2 and cause is not None:  # it is not this node's fault
+            failure = replace(failure, reason=f"{failure.reason}; echo of {cause.text}")
+        elif failure.severity is Severity.SEV2:
             attempt = task.ladder.restart(failure.node, now, window_s)
             if attempt > attempts:
                 failure = replace(failure, severity=Severity.SEV1, escalated=Severity.SEV2, attempt=attempt)
@@ -91,7 +100,7 @@ class Reporter:
             nodes = ", ".join(sorted(task.ladder.climbs))
             return self.break_task(failure.task, f"fails again and again on several nodes ({nodes}): {failure.reason}")
         task.last = failure
-        return self.report(failure)
+        return self.report(failure, echo=echo)
 
     def _no_progress(self, task: Task, failure: FailureDetected, iteration: int) -> str:
         """Return that, and how, the task has failed in one iteration too often; empty where it has not."""
@@ -105,11 +114,27 @@ class Reporter:
         tried = "; ".join(task.standstill.tried[-3:])
         return f"no progress: {times} memberships in a row failed in iteration {iteration}, the last by {tried}"
 
-    def report(self, failure: FailureDetected) -> list[Message]:
+    def _cause(self, name: str) -> Cause | None:
+        """Return what has just failed of a task by itself."""
+        cause = self.task(name).cause
+        return cause if cause is not None and self.state.now - cause.at <= ECHOES_S else None
+
+    def _may_be_cause(self, failure: FailureDetected, tasks: Iterable[str]) -> None:
+        """Remember the first failure of several for those that follow from it."""
+        who = f"{failure.worker} on {failure.node}" if failure.worker else failure.node
+        for name in tasks:
+            if self._cause(name) is None:
+                line = failure.reason.partition("\n")[0]
+                text = f"{who}: {failure.status}: {line}"[:LONGEST_CAUSE]
+                self.task(name).cause = Cause(text=text, at=self.state.now)
+
+    def report(self, failure: FailureDetected, *, echo: bool = False) -> list[Message]:
         """Report a failure, and note that its consequences need no report of their own."""
         state = self.state
         broken = self._broken(failure)
-        out: list[Message] = [self._explained(failure)]
+        if not echo and failure.severity is not Severity.SEV3:
+            self._may_be_cause(failure, sorted({*broken, failure.task} - {""}))
+        out: list[Message] = [self._explained(failure, echo=echo)]
         if failure.severity is Severity.SEV1:
             state.lost[failure.node] = Lost(at=state.now)
             out += self.drop_node(failure.node)
@@ -123,11 +148,21 @@ class Reporter:
                 out += self.drop_pending(task)
         return out
 
-    def _explained(self, failure: FailureDetected) -> FailureDetected:
-        """Return a failure with what the kernels of the nodes concerned said just before, if they did."""
+    def _explained(self, failure: FailureDetected, *, echo: bool) -> FailureDetected:
+        """Return a failure with what the kernels of the nodes and the workers concerned said just before."""
         nodes = [failure.node] if failure.severity is not Severity.SEV3 else self.books.nodes_of(failure.task)
         said = [f"{node}'s kernel said: {self.state.said[node].text}" for node in nodes if node in self.state.said]
+        said += self._written(failure, echo=echo)
         return replace(failure, reason="; ".join([failure.reason, *said])) if said else failure
+
+    def _written(self, failure: FailureDetected, *, echo: bool) -> list[str]:
+        """Return the lines that explain a failure: the worker's own, and the task's first where it is no one's own."""
+        wrote, workers = self.state.wrote, self.state.workers
+        own = [] if failure.severity is Severity.SEV3 else [failure.worker]
+        others = echo or failure.severity is Severity.SEV3
+        first = next((name for name in wrote if name in workers and workers[name].task == failure.task), "")
+        found = dict.fromkeys([*([first] if others else []), *own])
+        return [f"{workers[name].node}'s {name} said: {wrote[name].text}" for name in found if name in wrote]
 
     def _broken(self, failure: FailureDetected) -> dict[str, int]:
         """Return the tasks that a failure breaks, and up to which epoch.

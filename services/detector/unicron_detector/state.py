@@ -3,11 +3,14 @@
 import msgspec
 
 from unicron.contracts.events import FailureDetected
-from unicron.contracts.ranges import Count, Label, Moment, Number, Seconds
+from unicron.contracts.ranges import Count, Label, Moment, Number, Seconds, Text
 from unicron_detector.ladder import Ladder, Standstill
 
 EXPLAINS_S = 10.0
-"""So long what a kernel said explains what fails on its node."""
+"""So long what a kernel or a worker said explains what fails there."""
+
+ECHOES_S = 5.0
+"""So long others of a task may fail because one did."""
 
 
 class Limits(msgspec.Struct, kw_only=True, frozen=True):
@@ -65,9 +68,16 @@ class Starting(msgspec.Struct, kw_only=True, array_like=True):
 
 
 class Said(msgspec.Struct, kw_only=True, array_like=True):
-    """What a node's kernel said last that is no failure by itself."""
+    """What a node's kernel, or a worker, said that is no failure by itself."""
 
     text: Label
+    at: Moment
+
+
+class Cause(msgspec.Struct, kw_only=True, array_like=True):
+    """A failure that others of its task may be echoes of, as it is named in them."""
+
+    text: Text
     at: Moment
 
 
@@ -126,6 +136,7 @@ class Task(msgspec.Struct, kw_only=True):
         standstill: the iteration in which it fails again and again.
         not_finite: iterations in a row whose loss is no number.
         last: the failure reported last, on which a failed attempt builds.
+        cause: the first of the last few seconds that followed from no other.
     """
 
     epoch: Number = -1
@@ -140,6 +151,7 @@ class Task(msgspec.Struct, kw_only=True):
     standstill: Standstill = msgspec.field(default_factory=Standstill)
     not_finite: Count = 0
     last: FailureDetected | None = None
+    cause: Cause | None = None
     pending: Pending | None = None
     ladder: Ladder = msgspec.field(default_factory=Ladder)
 
@@ -156,7 +168,8 @@ class State(msgspec.Struct, kw_only=True):
         now: Unix seconds of the detector's own clock, as of the last timer.
         timers: how many timers were asked for; their names hold it, so that each is different.
         starting: by node and slot, who was ordered there last, until it is heard of.
-        said: by node, what may explain what fails there just then.
+        said: by node, what its kernel said last, which may explain what fails there just then.
+        wrote: by worker, what it wrote first of late that may.
     """
 
     now: Moment = 0.0
@@ -167,6 +180,7 @@ class State(msgspec.Struct, kw_only=True):
     tasks: dict[str, Task] = {}
     starting: dict[str, dict[int, Starting]] = {}
     said: dict[str, Said] = {}
+    wrote: dict[str, Said] = {}
 
     def may_be(self, worker: str, task: str, node: str, slot: int) -> bool:
         """Return whether a worker of which nothing has been heard yet was ordered there, as far as that was heard."""
@@ -177,10 +191,15 @@ class State(msgspec.Struct, kw_only=True):
     def forget(self, window_s: float) -> None:
         """Drop what lies before the window, but for workers: their records are the books' to drop."""
         since = self.now - window_s
-        self.said = {node: said for node, said in self.said.items() if said.at >= self.now - EXPLAINS_S}
+        self.said = _recent(self.said, self.now)
+        self.wrote = _recent(self.wrote, self.now)
         self.lost = {name: lost for name, lost in self.lost.items() if lost.at >= since}
         self.tasks = {
             name: task for name, task in self.tasks.items() if task.ended_at is None or task.ended_at >= since
         }
         for task in self.tasks.values():
             task.ladder.forget(self.now, window_s)
+
+
+def _recent(said: dict[str, Said], now: float) -> dict[str, Said]:
+    return {who: each for who, each in said.items() if each.at >= now - EXPLAINS_S}

@@ -4,7 +4,8 @@ import threading
 import time
 
 import pytest
-from unicron_agent.kernel_log import LONGEST_LINE, KernelLog, pci
+from unicron_agent.kernel_log import KernelLog, pci
+from unicron_agent.lines import LONGEST_LINE
 
 from unicron.rules import load
 

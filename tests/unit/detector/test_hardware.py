@@ -36,7 +36,7 @@ RULES = load()
 def test_lines_that_say_something(line, status, severity):
     verdict = RULES.of_hardware(line).verdict
     assert (verdict.status, verdict.severity) == (status, severity)
-    assert RULES.telling(f"a line\n{line}\nanother") == [line]
+    assert [told for told, _ in RULES.telling(f"a line\n{line}\nanother")] == [line]
 
 
 @pytest.mark.parametrize(
@@ -118,3 +118,75 @@ def test_only_for_a_while(harness):
     harness.wait(12)
     [failure] = harness.exit("gpt-2", signal=9)
     assert "kernel" not in failure.reason
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("n1:17:99 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.0.0.2", "link_flapping"),
+        (
+            "n1:17:99 [0] misc/socket.cc:484 NCCL WARN Net : Connection closed by remote peer n2<4321>",
+            "connection_reset",
+        ),
+        ("n1:17:99 [0] enqueue.cc:99 NCCL WARN Cuda failure 'unspecified launch failure'", "cuda_error"),
+        ("n1:17:99 [0] init.cc:99 NCCL WARN Duplicate GPU detected", "other_network_error"),
+        ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=41)", "nccl_timeout"),
+        ("RuntimeError: NCCL error in: x.cpp:1, unhandled system error", "other_network_error"),
+        ("CUDA error: an illegal memory access was encountered", "illegal_memory_access"),
+        ("Fatal Python error: Segmentation fault", "other_software_error"),
+    ],
+)
+def test_lines_of_workers_that_say_something(line, status):
+    assert RULES.of_output(line).verdict.status == status
+    assert [told for told, _ in RULES.telling_of_output(f"a line\n{line}\nanother")] == [line]
+
+
+@pytest.mark.parametrize("line", ["", "loss 2.3", "NCCL INFO Bootstrap : Using eth0", "NCCL version 2.21.5+cuda12.4"])
+def test_lines_of_workers_that_say_nothing(line):
+    assert RULES.telling_of_output(line) == []
+
+
+def printed(text, worker="gpt-1", node="n1", **fields):
+    return FaultLogged(node=node, text=text, task="gpt", worker=worker, slot=0, printed=True, **fields)
+
+
+WATCHDOG = "[Rank 0] Watchdog caught collective operation timeout"
+CUDA = "CUDA error: unspecified launch failure"
+
+
+@pytest.mark.parametrize("line", ["NVRM: Xid (PCI:0000:3b:00): 79", "NVML: GPU 1 is lost", WATCHDOG, CUDA])
+def test_nobody_is_ended_by_what_a_script_prints(harness, line):
+    for _ in range(10):
+        assert harness.feed(printed(line)) == []
+    assert harness.detector.state.lost == {}
+    assert harness.wait(1) == []
+
+
+def test_what_a_worker_wrote_explains_its_own_failure(harness):
+    harness.feed(printed(WATCHDOG), printed(CUDA))
+    harness.restart()
+    [failure] = harness.exit("gpt-2", signal=9)
+    assert "said" not in failure.reason
+    [failure] = harness.exit("gpt-1", signal=9)
+    assert failure.reason.endswith(f"; n1's gpt-1 said: {WATCHDOG}"), "the first line, not what followed from it"
+
+
+def test_a_broken_collective_is_explained_by_who_wrote_first(harness):
+    harness.feed(printed(CUDA, "gpt-2", "n2"), printed(WATCHDOG))
+    harness.collective("gpt-1")
+    [failure] = harness.wait(1)
+    assert failure.severity is Severity.SEV3
+    assert failure.reason.endswith(f"; n2's gpt-2 said: {CUDA}")
+
+
+def test_a_line_explains_for_a_while_only(harness):
+    harness.feed(printed(CUDA))
+    harness.wait(12)
+    [failure] = harness.exit("gpt-1", signal=9)
+    assert "said" not in failure.reason
+
+
+@pytest.mark.parametrize("fields", [{"worker": "gpt-2"}, {"worker": "gpt-9"}, {"node": "n2"}])
+def test_a_node_knows_what_its_own_workers_write_only(harness, fields):
+    harness.feed(printed(CUDA, **fields))
+    assert harness.detector.state.wrote == {}

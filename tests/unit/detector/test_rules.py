@@ -106,6 +106,10 @@ def test_the_first_rule_that_matches_decides():
         (f"{DEFAULT}\n[[rule]]\nstatus = 'ecc_error'\nseverity = 1\nmatch = '('", "'ecc_error'"),
         (f"{DEFAULT}\n[[rule]]\nstatus = 'ecc_eror'\nseverity = 1\nmatch = 'x'", "no status 'ecc_eror'; use one of"),
         (f"{DEFAULT}\n[[xid]]\nstatus = 'unknown'\nseverity = 1\ncodes = [1]", "no status 'unknown'; use one of"),
+        (f"{DEFAULT}\n[[rule]]\nstatus = 'io_error'\nseverity = 1\nmatch = 'a{{{'9' * 20}}}'", "'io_error': match"),
+        (f"{DEFAULT}\n[[kernel]]\nstatus = 'io_error'\nseverity = 1\nmatch = '{'(' * 5000}'", "'io_error': match"),
+        (f"{DEFAULT}\n[[worker]]\nstatus = 'io_error'\nmatch = '*'", "worker 'io_error': match '*'"),
+        (f"{DEFAULT}\n[[worker]]\nstatus = 'io_error'\nmatch = 'x'\nseverity = 1", "unknown field `severity`"),
         ("default = { status = 'broken', severity = 2 }", "no status 'broken'; use one of"),
     ],
 )
@@ -113,3 +117,8 @@ def test_bad_rules_are_named(text, says):
     with pytest.raises(InvalidInputError, match=r"mine\.toml") as caught:
         Rules(text, "mine.toml")
     assert says in str(caught.value)
+
+
+def test_an_anchor_holds_for_each_line():
+    rules = Rules(f"{DEFAULT}\n[[kernel]]\nstatus = 'io_error'\nseverity = 3\nmatch = '^weka: .*lost$'")
+    assert [line for line, _ in rules.telling("a\nweka: 1 lost\nb weka: 2 lost\nc")] == ["weka: 1 lost"]
