@@ -1,7 +1,7 @@
 """What NVML tells of this node's GPUs: events as they come, and counters every few seconds, in a thread of its own.
 
-Of events it waits for two kinds: an Xid, and a memory error that could not be corrected
-(https://docs.nvidia.com/deploy/nvml-api/group__nvmlEvents.html). A GPU that is lost shows by an error.
+Of events it waits for three kinds: an Xid, a memory error that could not be corrected, and a change of the clock, which
+is only counted (https://docs.nvidia.com/deploy/nvml-api/group__nvmlEvents.html). A GPU that is lost shows by an error.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import pynvml
 
 from unicron.contracts.hardware import Gpu
 from unicron.rules import Rules
+from unicron_agent.counters import reading
 from unicron_agent.kernel_log import pci
 from unicron_agent.stimuli import Logged, Sampled
 
@@ -27,7 +28,8 @@ SAMPLE_S = 5.0
 RETRY_S = 1.0
 """After which NVML is tried again, when the driver was unloaded or does not answer."""
 
-EVENTS = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
+CLOCK = pynvml.nvmlEventTypeClock
+EVENTS = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError | CLOCK
 
 Told = Callable[[Logged | Sampled], None]
 
@@ -58,6 +60,9 @@ class GpuWatch:
         self._rules, self._told = rules, told
         self._ended = threading.Event()
         self._lost: set[int] = set()
+        self._read: dict[int, Gpu] = {}
+        self._clock_changes: dict[int, int] = {}
+        self._silence = ""
         self._thread = threading.Thread(target=self._run, name="unicron-gpus", daemon=True)
 
     def start(self) -> None:
@@ -70,7 +75,6 @@ class GpuWatch:
         self._thread.join()
 
     def _run(self) -> None:
-        told = ""
         while not self._ended.is_set():
             try:
                 pynvml.nvmlInit()
@@ -79,9 +83,9 @@ class GpuWatch:
                 finally:
                     _shutdown()
             except pynvml.NVMLError as error:
-                if told != str(error):
+                if self._silence != str(error):
                     log.warning("NVML does not answer, the GPUs are not watched: %s; trying again", error)
-                told = str(error)
+                self._silence = str(error)
             self._ended.wait(RETRY_S)
 
     def _watch(self) -> None:
@@ -93,10 +97,12 @@ class GpuWatch:
         handles, self._lost = _handles(), set()
         events, sampled_at = pynvml.nvmlEventSetCreate(), 0.0
         try:
-            for handle in handles:
+            for slot, handle in enumerate(handles):
                 with contextlib.suppress(pynvml.NVMLError_NotSupported):
-                    supported = pynvml.nvmlDeviceGetSupportedEventTypes(handle)
-                    pynvml.nvmlDeviceRegisterEvents(handle, EVENTS & supported, events)
+                    wanted = EVENTS & pynvml.nvmlDeviceGetSupportedEventTypes(handle)
+                    pynvml.nvmlDeviceRegisterEvents(handle, wanted, events)
+                    if wanted & CLOCK:
+                        self._clock_changes.setdefault(slot, 0)
             while not self._ended.is_set():
                 try:
                     self._happened(pynvml.nvmlEventSetWait_v2(events, WAIT_MS))
@@ -118,6 +124,8 @@ class GpuWatch:
             self._tell(slot, f"NVML: Xid (PCI:{address}): {event.eventData}, of GPU {slot}")
         elif event.eventType & pynvml.nvmlEventTypeDoubleBitEccError:
             self._tell(slot, f"NVML: double bit ECC error of GPU {slot} (PCI:{address})")
+        elif event.eventType & CLOCK:
+            self._clock_changes[slot] = self._clock_changes.get(slot, 0) + 1
 
     def _tell(self, slot: int, text: str) -> None:
         log.warning("%s", text)
@@ -128,50 +136,22 @@ class GpuWatch:
         found = []
         for slot, handle in enumerate(handles):
             with contextlib.suppress(pynvml.NVMLError_GpuIsLost):
-                found.append(reading(slot, handle))
+                changes, before = self._clock_changes.get(slot), self._read.get(slot)
+                self._read[slot] = reading(slot, handle, changes, before)
+                found.append(self._read[slot])
+        if self._silence:
+            log.warning("NVML answers again, the GPUs are watched")
+            self._silence = ""
         self._told(Sampled(tuple(found)))
 
     def _find_lost(self, handles: list[Any]) -> None:
         for slot, handle in enumerate(handles):
             try:
-                reading(slot, handle)
+                reading(slot, handle, None, None)
             except pynvml.NVMLError_GpuIsLost:
                 if slot not in self._lost:
                     self._lost.add(slot)
                     self._tell(slot, f"NVML: GPU {slot} is lost")
-
-
-def reading(slot: int, handle: Any) -> Gpu:
-    """Return what a GPU counts now.
-
-    Raises:
-        pynvml.NVMLError: the GPU is lost, or the driver does not answer.
-    """
-    corrected, uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-    power_mw = _told_by(pynvml.nvmlDeviceGetPowerUsage, handle)
-    memory = _told_by(pynvml.nvmlDeviceGetMemoryInfo, handle)
-    _, rows, pending, failed = _told_by(pynvml.nvmlDeviceGetRemappedRows, handle) or (None,) * 4
-    return Gpu(
-        slot=slot,
-        temperature_c=_told_by(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
-        power_w=None if power_mw is None else power_mw / 1000,
-        memory_used=None if memory is None else memory.used,
-        throttled=_told_by(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
-        ecc_corrected=_told_by(pynvml.nvmlDeviceGetTotalEccErrors, handle, corrected, pynvml.NVML_VOLATILE_ECC),
-        ecc_uncorrected=_told_by(pynvml.nvmlDeviceGetTotalEccErrors, handle, uncorrected, pynvml.NVML_VOLATILE_ECC),
-        rows_remapped=rows,
-        remap_pending=None if pending is None else bool(pending),
-        remap_failed=None if failed is None else bool(failed),
-        pcie_replays=_told_by(pynvml.nvmlDeviceGetPcieReplayCounter, handle),
-    )
-
-
-def _told_by(ask: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what NVML answers, None where this GPU or this driver does not know."""
-    try:
-        return ask(*arguments)
-    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NoPermission):
-        return None
 
 
 def _handles() -> list[Any]:

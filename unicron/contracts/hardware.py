@@ -35,11 +35,17 @@ class Gpu(Record, kw_only=True, frozen=True):
         power_w: watts.
         memory_used: bytes.
         throttled: why its clock is lower than it could be, as the bits of NVML.
+        clock_changes: how often its clock changed since the agent was started.
         ecc_corrected, ecc_uncorrected: errors of its memory since the driver was loaded.
+        pages_retired_single, pages_retired_double: pages of its memory that are used no more, after several errors of a
+            single bit or one of two; newer GPUs remap rows instead.
         rows_remapped: rows of its memory that were replaced after uncorrectable errors.
         remap_pending: a row is to be replaced when the GPU is reset.
         remap_failed: a row could not be.
         pcie_replays: packets that had to be sent again.
+        nvlink_replays, nvlink_recoveries, nvlink_crc: errors of all its links: what was sent again, links that were set
+            up again, wrong checksums.
+        nvlink_grew: there are more of them than in the sample before.
     """
 
     slot: Number
@@ -47,12 +53,19 @@ class Gpu(Record, kw_only=True, frozen=True):
     power_w: Amount | None = None
     memory_used: Size | None = None
     throttled: Size | None = None
+    clock_changes: Count | None = None
     ecc_corrected: Size | None = None
     ecc_uncorrected: Size | None = None
+    pages_retired_single: Count | None = None
+    pages_retired_double: Count | None = None
     rows_remapped: Count | None = None
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     pcie_replays: Size | None = None
+    nvlink_replays: Size | None = None
+    nvlink_recoveries: Size | None = None
+    nvlink_crc: Size | None = None
+    nvlink_grew: bool | None = None
 
 
 # --- telemetry: core NATS, may be lost -------------------------------------------------------------------------------

@@ -133,3 +133,85 @@ async def test_counters_come_in_one_message_a_node(machine):
     assert (gpu.ecc_corrected, gpu.ecc_uncorrected, gpu.throttled) == (7, 1, 4)
     assert (gpu.rows_remapped, gpu.remap_pending, gpu.remap_failed) == (2, True, False)
     assert gpu.pcie_replays is None, "this one does not tell"
+    assert (gpu.pages_retired_single, gpu.pages_retired_double, gpu.clock_changes) == (3, 4, 0)
+    assert (gpu.nvlink_replays, gpu.nvlink_recoveries, gpu.nvlink_crc, gpu.nvlink_grew) == (0, None, 10, None)
+    assert (sampled.gpus[6].pages_retired_single, sampled.gpus[6].nvlink_crc) == (None, 10), "each field by itself"
+    assert (sampled.gpus[7].clock_changes, sampled.gpus[7].nvlink_crc) == (None, None)
+
+
+WATCH = """
+import logging, sys
+from unicron_agent import gpus
+from unicron.rules import load
+logging.basicConfig(format="log %(message)s", stream=sys.stdout)
+gpus.SAMPLE_S = gpus.RETRY_S = 0.02
+watch = gpus.GpuWatch(load(), lambda told: print(told, flush=True))
+watch.start()
+sys.stdin.read()
+watch.stop()
+"""
+
+
+class Watching:
+    """The watch alone, which samples fifty times a second."""
+
+    def __init__(self, process, commands):
+        self.process, self._commands, self.lines = process, commands, []
+
+    def happen(self, command):
+        with self._commands.open("a") as file:
+            file.write(f"{command}\n")
+
+    async def until(self, words):
+        """Return the next line that has all these words."""
+        while True:
+            line = (await self.process.stdout.readline()).decode()
+            assert line, "it has ended"
+            if all(word in line for word in words):
+                return line
+
+
+@pytest.fixture
+async def watching(library, tmp_path):
+    commands = tmp_path / "commands"
+    commands.touch()
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "NVML_COMMANDS": str(commands)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "limit": 1 << 20}
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", WATCH, env=environment, **pipes)
+    yield Watching(process, commands)
+    process.stdin.close()
+    assert await process.wait() == 0
+
+
+async def test_errors_of_links_that_grow_are_told_and_counters_that_begin_anew_do_not(watching):
+    async with asyncio.timeout(WAIT_S):
+        await watching.until(["Sampled"])
+        watching.happen("links 2 5")
+        line = await watching.until(["nvlink_replays=5"])
+        assert [gpu.partition(",")[0] for gpu in line.split("slot=") if "nvlink_grew=True" in gpu] == ["2"]
+        assert "nvlink_grew=True" not in await watching.until(["Sampled"])
+        watching.happen("links 2 1")
+        assert "nvlink_grew=True" not in await watching.until(["nvlink_replays=1"])
+
+
+async def test_clock_changes_are_counted_only(watching):
+    async with asyncio.timeout(WAIT_S):
+        for _ in range(3):
+            watching.happen("clock 1")
+        watching.happen("clock 7")
+        line = await watching.until(["clock_changes=3"])
+        assert line.count("clock_changes=None") == 1, "of the one that does not tell"
+
+
+@pytest.mark.parametrize("code", [1, 9, 999])
+async def test_nvml_that_fails_in_between_is_said_once_and_watched_again(watching, code):
+    """Uninitialized, driver not loaded, unknown error."""
+    async with asyncio.timeout(WAIT_S):
+        await watching.until(["Sampled"])
+        watching.happen(f"fail {code}")
+        await watching.until(["log NVML does not answer"])
+        await asyncio.sleep(0.3)
+        watching.happen("mend")
+        assert "answers again" in await watching.until(["log NVML"]), "it is said once"
+        watching.happen("xid 3 79")
+        assert "slot=3" in await watching.until(["Logged", "79"])

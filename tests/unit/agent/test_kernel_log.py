@@ -112,6 +112,32 @@ def test_bytes_that_are_no_text_are_passed_over(heard, path):
     heard.until(1)
 
 
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        "NVRM: Xid (PCI:0000:3b:00): 999, of a later driver",
+        "NVRM: Xid (PCI:0000:3b:00): , pid=",
+        "NVRM: Xid (PCI:zz): 12345678901234567890",
+        "x" * 1_000_000,
+        "NVRM: " * 200_000,
+        "\x00" * 100_000,
+    ],
+)
+def test_lines_that_nobody_knows_are_harmless(heard, path, harmless):
+    write(path, harmless + "\n" + XID.format(79))
+    assert heard.until(1) == [XID.format(79).strip()]
+
+
+def test_a_line_that_stands_for_something_may_hold_anything(heard, path):
+    begin = XID.format(79).partition("pid=")[0].encode()
+    with path.open("ab") as file:
+        file.write(begin + b"pid=" + b"9" * 5000 + b"\n" + begin + b"\x00\xff\n" + begin + b"x" * 1_000_000 + b"\n")
+    texts = heard.until(3)
+    assert [len(text) for text in texts] == [1000, len(begin) + 2, 1000]
+    write(path, XID.format(31))
+    heard.until(4)
+
+
 @pytest.mark.parametrize("address", ["0000:3B:00", "00000000:3B:00.0", "0000:3b:00"])
 def test_addresses_are_the_same_however_they_are_written(address):
     assert pci(address) == "0000:3b:00"
