@@ -6,7 +6,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.events import FailureDetected
 from unicron.contracts.failures import DetectionMethod, Severity
 from unicron.contracts.hardware import FaultLogged
-from unicron.rules import Rules
+from unicron.rules import LONGEST_LINE, Rules
 from unicron_detector.report import Reporter
 from unicron_detector.state import Said
 
@@ -23,7 +23,7 @@ class Hardware:
         """Give up the node that is not fit for work, have the worker restarted that can't go on, or remember it."""
         if fault.printed:
             return self._wrote(fault)
-        ruling = self._rules.of_hardware(fault.text)
+        ruling = self._rules.of_hardware(fault.text[:LONGEST_LINE])
         if ruling is None or fault.node not in self._state.nodes:
             return []
         verdict = ruling.verdict
@@ -47,7 +47,7 @@ class Hardware:
 
     def _wrote(self, fault: FaultLogged) -> list[Message]:
         """Remember the first line of a worker that stands for something: it explains what fails, and fails nothing."""
-        if self._rules.of_output(fault.text) is not None and self._reporter.concerns(fault):
+        if self._rules.of_output(fault.text[:LONGEST_LINE]) is not None and self._reporter.concerns(fault):
             self._reporter.worker(fault.worker, fault.task, fault.node, fault.slot)
             self._state.wrote.setdefault(fault.worker, Said(text=fault.text, at=self._state.now))
         return []

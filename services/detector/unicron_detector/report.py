@@ -156,13 +156,14 @@ class Reporter:
         return replace(failure, reason="; ".join([failure.reason, *said])) if said else failure
 
     def _written(self, failure: FailureDetected, *, echo: bool) -> list[str]:
-        """Return the lines that explain a failure: the worker's own, and the task's first where it is no one's own."""
+        """Return the lines that explain a failure: the worker's own, and the task's first where it began elsewhere."""
         wrote, workers = self.state.wrote, self.state.workers
-        own = [] if failure.severity is Severity.SEV3 else [failure.worker]
-        others = echo or failure.severity is Severity.SEV3
-        first = next((name for name in wrote if name in workers and workers[name].task == failure.task), "")
-        found = dict.fromkeys([*([first] if others else []), *own])
-        return [f"{workers[name].node}'s {name} said: {wrote[name].text}" for name in found if name in wrote]
+        known = {} if failure.severity is Severity.SEV3 else {failure.worker: None}
+        if echo or failure.severity is Severity.SEV3:
+            of_task = (name for name in wrote if name in workers and workers[name].task == failure.task)
+            known = {next(of_task, ""): None, **known}
+        found = [name for name in known if name in wrote and name in workers]
+        return [f"{workers[name].node}'s {name} said: {wrote[name].text}" for name in found]
 
     def _broken(self, failure: FailureDetected) -> dict[str, int]:
         """Return the tasks that a failure breaks, and up to which epoch.

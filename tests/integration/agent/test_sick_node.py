@@ -16,7 +16,9 @@ WARNS = f"""
         if iteration == 5 and session.rank == 1 and not pathlib.Path(os.environ["ONCE"]).exists():
             pathlib.Path(os.environ["ONCE"]).touch()
             print("{WARNING}", *["a frame of a stack"] * 50, sep="\\n", flush=True)
-            os._exit(3)
+            if os.environ["ENDS"] == "exits":
+                os._exit(3)
+            raise ConnectionResetError("connection reset by peer")
 """
 SCRIPT = TRAIN.replace("\n        schedule.step()\n", f"\n        schedule.step()\n{WARNS}")
 
@@ -34,16 +36,17 @@ async def scene(tmp_path_factory):
         yield scene
 
 
-async def test_what_a_worker_wrote_before_its_end_is_told_with_it(scene, tmp_path):
-    env = {"ONCE": str(tmp_path / "once"), "PACE": "0.02"}
-    await scene.client.submit(task(write_script(tmp_path, SCRIPT), "warned", iterations=400, env=env))
-    [failure] = await scene.until(lambda: scene.of(FailureDetected, task="warned"))
-    [logged] = scene.of(FaultLogged, printed=True)
+@pytest.mark.parametrize("ends", ["exits", "raises"])
+async def test_what_a_worker_wrote_before_its_end_is_told_with_it(scene, tmp_path, ends):
+    env = {"ONCE": str(tmp_path / "once"), "PACE": "0.02", "ENDS": ends}
+    await scene.client.submit(task(write_script(tmp_path, SCRIPT), ends, iterations=400, env=env))
+    [failure] = await scene.until(lambda: scene.of(FailureDetected, task=ends))
+    [logged] = scene.of(FaultLogged, printed=True, task=ends)
     assert (logged.worker, logged.text) == (failure.worker, WARNING)
-    [exited] = scene.of(WorkerExited, worker=failure.worker)
+    [exited] = await scene.until(lambda: scene.of(WorkerExited, worker=failure.worker))
     assert WARNING not in exited.stderr, "it is not of the last lines"
     assert f"{failure.node}'s {failure.worker} said: {WARNING}" in failure.reason
-    await scene.client.remove("warned")
+    await scene.client.remove(ends)
 
 
 async def test_a_sick_node_is_given_up_and_its_worker_ended(scene, tmp_path):

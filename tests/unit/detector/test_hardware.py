@@ -190,3 +190,19 @@ def test_a_line_explains_for_a_while_only(harness):
 def test_a_node_knows_what_its_own_workers_write_only(harness, fields):
     harness.feed(printed(CUDA, **fields))
     assert harness.detector.state.wrote == {}
+
+
+def test_an_echo_names_who_wrote_first_too(harness):
+    harness.feed(printed(CUDA, "gpt-2", "n2"), printed(WATCHDOG))
+    [failure] = harness.throw("gpt-1", "ConnectionResetError", "reset by peer")
+    assert failure.reason.endswith(f"; n2's gpt-2 said: {CUDA}; n1's gpt-1 said: {WATCHDOG}")
+
+
+def test_a_line_of_a_worker_that_is_forgotten_meanwhile_is_harmless(harness):
+    harness.exit("gpt-1", expected=True)
+    harness.wait(599)
+    harness.feed(printed(CUDA))
+    harness.wait(2)
+    assert "gpt-1" not in harness.detector.state.workers
+    assert "gpt-1" in harness.detector.state.wrote
+    assert harness.give_up("regroup", "gpt-1")
