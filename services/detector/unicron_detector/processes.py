@@ -82,9 +82,7 @@ class Processes:
             broken = self._user_error(exited, code, f"{exited.worker} {how}", tail)
             if broken:
                 return broken
-        return self._abnormal(
-            exited.worker, worker, how, exited.iteration, echo=verdict is not None and verdict.echo
-        )
+        return self._abnormal(exited.worker, worker, how, exited.iteration, echo=verdict is not None and verdict.echo)
 
     def _abnormal(
         self, name: str, worker: Worker, how: str, iteration: int = -1, *, echo: bool = False
