@@ -95,7 +95,8 @@ async def train(bus: NatsBus, minutes: float, load: int) -> dict[str, Any]:
     for job in jobs:
         job.cancel()
     for each in busy:
-        each.join()
+        each.terminate()
+        await asyncio.to_thread(each.join)
     counts = Counter(type(each).__name__ for each in said)
     return {
         "false_alarms": sum(counts[kind.__name__] for kind in ALARMS),

@@ -131,6 +131,7 @@ class Service:
         self._asked: set[asyncio.Future[Reply]] = set()
         self._active = False
         self._intake = Intake(wiring.name, clock, fresh_id)
+        self._disbelieved = 0
         self.overhear: Callable[[Message], None] = lambda _: None
 
     @property
@@ -273,6 +274,14 @@ class Service:
         with contextlib.suppress(asyncio.QueueFull):
             self._inputs.put_nowait(Input(msgspec.structs.replace(message, id=own_id, at=now)))
 
+    def _load(self) -> Load:
+        return Load(
+            waiting=self._inputs.qsize(),
+            position=self._sequence,
+            dropped=self._intake.dropped,
+            disbelieved=self._disbelieved,
+        )
+
     async def _on_query(self, data: bytes) -> bytes:
         return await self._on_request(data, orders=False)
 
@@ -286,8 +295,7 @@ class Service:
         except InvalidInputError as error:
             return codec.encode(Reply(error=str(error)))
         if isinstance(query, GetLoad) and self._active:
-            load = Load(waiting=self._inputs.qsize(), position=self._sequence, dropped=self._intake.dropped)
-            return codec.encode(Reply(load=load))
+            return codec.encode(Reply(load=self._load()))
         if not self._active or self._inputs.full():
             raise BusUnavailableError(f"{name} is busy; try again in a moment")
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -397,8 +405,12 @@ class Service:
         return outgoing
 
     def _let_overhear(self, item: Input) -> None:
-        if item.subject and not item.sequence and self._core.believes(item.message):
+        if not item.subject or item.sequence:
+            return
+        if self._core.believes(item.message):
             self.overhear(item.message)
+        else:
+            self._disbelieved += 1
 
     def _outgoing(self, item: Input, outcomes: list[Message]) -> list[Outgoing]:
         cause, now, found = item.message, item.taken, []

@@ -225,6 +225,7 @@ async def _load(client: Client, name: str) -> str:
     except UnicronError:  # it holds its lease, and is just going to serve
         return "active"
     dropped = f", {load.dropped:,} pieces of telemetry dropped" if load.dropped else ""
+    dropped += f", {load.disbelieved:,} of workers that it does not know there" if load.disbelieved else ""
     return f"active; {load.waiting:,} inputs wait{dropped}"
 
 

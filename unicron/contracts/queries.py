@@ -332,11 +332,13 @@ class Load(Record, kw_only=True, frozen=True):
         waiting: inputs that it has read and not taken in.
         position: of the last entry of the journal that it has taken in; those that do not concern it do not count.
         dropped: pieces of telemetry that it has not looked at since it started, since too much waited.
+        disbelieved: pieces that tell of workers that it knows elsewhere, or not at all.
     """
 
     waiting: Count
     position: Count
     dropped: Count
+    disbelieved: Count = 0
 
 
 class Reply(Record, kw_only=True, frozen=True):

@@ -110,7 +110,9 @@ class DetectorCore(Core):
     def believes(self, message: Message) -> bool:
         """Return whether what a message tells of is known to be, or to have been, where it says."""
         if isinstance(message, ComputeTimed):
-            return all(each.worker in self.state.workers for each in message.workers)  # others are doubted
+            known = (self.state.workers.get(each.worker) for each in message.workers)
+            place = (message.task, message.node)
+            return all(worker is not None and (worker.task, worker.node) == place for worker in known)
         return not isinstance(message, WorkerFact) or self._reporter.concerns(message)
 
     def handle(self, message: Message) -> list[Message]:

@@ -6,14 +6,16 @@ never was, whoever tells of it.
 
 from unicron.contracts.base import Message
 from unicron.contracts.events import WorkerFact, WorkerFinished
-from unicron.contracts.slowdowns import ComputeTimed
 from unicron.core import too_far
+from unicron.subjects import TELEMETRY
 from unicron_detector.processes import number_of
 from unicron_detector.state import State, Task, Worker
 
 
 def doubt(state: State, message: Message) -> str | None:
     """Return why a fact contradicts what was heard before; None where it does not."""
+    if isinstance(message, TELEMETRY):  # it is in no order with the journal: what it tells of may not be known yet
+        return None
     task = state.tasks.get(getattr(message, "task", ""))
     if (
         task is not None
@@ -21,22 +23,12 @@ def doubt(state: State, message: Message) -> str | None:
         and (problem := too_far("epoch", getattr(message, "epoch", -1), task.epoch))
     ):
         return problem
-    if isinstance(message, ComputeTimed):
-        return next((why for each in message.workers if (why := _elsewhere(state, message, each.worker))), None)
     if not isinstance(message, WorkerFact):
         return None
     worker = state.workers.get(message.worker)
     if worker is not None and worker.gone_at is not None:
         return None  # an earlier task may have had its name
     return _of_worker(task, worker, message) or _of_membership(task, message) or _of_end(task, message)
-
-
-def _elsewhere(state: State, timed: ComputeTimed, name: str) -> str | None:
-    """Return why a node can't time a worker: it is another's, or another task's."""
-    worker = state.workers.get(name)
-    if worker is None or (worker.task, worker.node) == (timed.task, timed.node):
-        return None
-    return f"{name} is a worker of {worker.task} on {worker.node}, not of {timed.task} on {timed.node}"
 
 
 def _of_end(task: Task | None, fact: WorkerFact) -> str | None:
