@@ -9,6 +9,8 @@ cluster whose services and agents run all the time. The figures are medians over
 compared with one another; of tensor parallelism also the time of one small all-reduce in the group of the mesh, which
 with a session goes through `unicron.train.inner`.
 
+`agent_cpu_percent` is apart from that: of one core, what the agent of a node uses whose eight workers train.
+
 With `--slow` the same is done for data parallel training of a wider model on a network of 200 Mbit/s: the loopback of a
 network namespace of its own (needs root, iproute2 and unshare), with a session that overlaps its reduce with the
 backward pass, as DDP does, and with one that does not: `overlap_gain_percent_slow_net`.
@@ -30,6 +32,7 @@ from typing import Any
 
 from unicron_deploy.nats_server import free_port
 
+from benchmarks.agent_cpu import agent_cpu_percent
 from benchmarks.output import as_json
 from benchmarks.paired import MICROBATCHES, MODES
 from benchmarks.parallel import Scene, running
@@ -42,6 +45,9 @@ PLAIN = 2
 
 WARM_UP = 2
 """Rounds that do not count."""
+
+AGENT_S = 30.0
+"""So long an agent's CPU time is measured."""
 
 PATIENCE_S = 600.0
 SLOW, SLOW_WIDTH = "rate 200mbit burst 1mb latency 400ms", 256
@@ -122,6 +128,7 @@ async def measure(options: argparse.Namespace, root: Path) -> tuple[dict[str, fl
             plain_s = statistics.median(one["seconds"] for one, _, _ in rounds) / options.block
             details[f"{mode}_plain_iteration_ms"] = round(1e3 * plain_s, 2)
             say(f"{mode}: {figures}")
+    figures["agent_cpu_percent"] = round(await agent_cpu_percent(root, AGENT_S), 2)
     noises = [value for name, value in figures.items() if name.endswith("_noise_percent")]
     return {**figures, "noise_percent": max(noises)}, details
 

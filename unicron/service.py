@@ -106,7 +106,8 @@ class Service:
         sizes: how large commits are cut.
 
     Attributes:
-        overhear: is given each piece of telemetry that the core has taken in and believes; it must not raise.
+        overhear: is given each piece of telemetry that the core has taken in and believes; returns whether it has room
+            for it. It must not raise.
         token: fencing token of this instance while it is active, else 0.
     """
 
@@ -132,7 +133,7 @@ class Service:
         self._active = False
         self._intake = Intake(wiring.name, clock, fresh_id)
         self._disbelieved = 0
-        self.overhear: Callable[[Message], None] = lambda _: None
+        self.overhear: Callable[[Message], bool] = lambda _: True
 
     @property
     def token(self) -> int:  # noqa: D102 see above
@@ -407,10 +408,10 @@ class Service:
     def _let_overhear(self, item: Input) -> None:
         if not item.subject or item.sequence:
             return
-        if self._core.believes(item.message):
-            self.overhear(item.message)
-        else:
+        if not self._core.believes(item.message):
             self._disbelieved += 1
+        elif not self.overhear(item.message):
+            self._intake.drop_telemetry()
 
     def _outgoing(self, item: Input, outcomes: list[Message]) -> list[Outgoing]:
         cause, now, found = item.message, item.taken, []

@@ -83,9 +83,13 @@ class Statistics:
         finally:
             saving.cancel()
 
-    def _take(self, message: Message) -> None:
-        if isinstance(message, IterationFinished | ComputeTimed) and not self._waiting.full():
-            self._waiting.put_nowait(message)
+    def _take(self, message: Message) -> bool:
+        if not isinstance(message, IterationFinished | ComputeTimed):
+            return True
+        if self._waiting.full():
+            return False
+        self._waiting.put_nowait(message)
+        return True
 
     async def _watch(self) -> None:
         with tempfile.TemporaryDirectory(prefix="unicron-statistics-") as directory:
