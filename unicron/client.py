@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from unicron import codec, subjects
 from unicron.bus.protocol import Bus
 from unicron.contracts.base import Message
+from unicron.contracts.faults import kind_of
 from unicron.contracts.queries import (
     Curve,
     DrainNode,
@@ -36,9 +37,6 @@ from unicron.said import received
 
 ANSWER_S = 5.0
 """How long a service may take to answer."""
-
-FAULTS = ("raise", "kill-worker", "stop-worker", "kill-node")
-"""What an agent can be asked to do to itself or to one of its workers."""
 
 
 class Client:
@@ -116,11 +114,10 @@ class Client:
         """Return the states of tasks that lie in the memory of `node`, whole."""
         return (await self._ask(node, GetStates())).states
 
-    async def inject(self, node: str, fault: str, worker: str = "") -> str:
+    async def inject(self, node: str, fault: str, worker: str = "", value: str = "") -> str:
         """Let the agent of `node` break something of its own; return a line for a person."""
-        if fault not in FAULTS:
-            raise InvalidInputError(f"no fault {fault!r}; there are {', '.join(FAULTS)}")
-        return (await self._ask(node, InjectFault(fault=fault, worker=worker))).text
+        given = kind_of(fault).checked(value)
+        return (await self._ask(node, InjectFault(fault=fault, worker=worker, value=given))).text
 
     async def active(self, service: str) -> bool:
         """Return whether an instance of a control service holds its lease."""

@@ -4,38 +4,154 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
+import time
 from collections.abc import Callable
 
+from unicron.contracts.faults import NODE, WORKER, kind_of
 from unicron.contracts.queries import InjectFault
-from unicron.contracts.worker import RaiseFault, ToWorker
+from unicron.contracts.worker import ExitFault, RaiseFault, ResetFault, SlowFault, ToWorker
 from unicron.errors import InvalidInputError
 from unicron_agent.core import AgentCore
+from unicron_agent.gpus import addresses
+from unicron_agent.kernel_log import write
+from unicron_agent.memory import StateMemory
 from unicron_agent.supervisor import Supervisor
+from unicron_agent.workers import Worker
 
-Send = Callable[[str, ToWorker], None]
+SOON_S = 0.05
+"""From the answer to a fault that would hold it back."""
+
+READ_S = 0.2
+"""From a line in the kernel's log to what it tells of: a process that the kernel ends takes its time, too."""
+
+NO_GPU = "0000:3b:00"
+"""PCI address that an Xid has where there is no GPU."""
+
+XIDS = {
+    48: "An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer at partition 4, "
+    "subpartition 0.",
+    79: "GPU has fallen off the bus.",
+    94: "Contained: SM (0x1). RST: No, D-RST: No",
+}
+"""What the driver says with these codes."""
+
+WAKE = """
+import os, signal, sys, time
+time.sleep(float(sys.argv[1]))
+if os.getppid() == int(sys.argv[2]):
+    os.kill(int(sys.argv[2]), signal.SIGCONT)
+"""
+"""Has a stopped agent go on; run by a process of its own."""
 
 
-def break_something(query: InjectFault, core: AgentCore, supervisor: Supervisor, send: Send) -> str:
-    """Carry the fault out; return what was done, for a person.
+class Chaos:
+    """What breaks this node.
 
-    Raises:
-        InvalidInputError: there is no such worker or fault.
+    Args:
+        core: of the agent.
+        supervisor: of its workers.
+        send: tells a worker.
+        memory: of the node.
+        cut: keeps the agent off the bus for so many seconds.
+        kernel_log: that the agent follows; empty for none.
     """
-    if query.fault == "kill-node":
-        asyncio.get_running_loop().call_later(0.02, _die)
-        return f"{core.node} kills itself with all its workers"
-    if query.worker not in core.workers:
-        raise InvalidInputError(f"worker {query.worker!r} does not run on {core.node}")
-    match query.fault:
-        case "kill-worker":
-            supervisor.signal(query.worker, signal.SIGKILL)
-        case "stop-worker":
-            supervisor.signal(query.worker, signal.SIGSTOP)
-        case "raise":
-            send(query.worker, RaiseFault())
-        case _:
-            raise InvalidInputError(f"fault {query.fault!r}: use kill-worker, stop-worker, raise or kill-node")
-    return f"{query.fault} {query.worker} on {core.node}"
+
+    def __init__(
+        self,
+        core: AgentCore,
+        supervisor: Supervisor,
+        send: Callable[[str, ToWorker], None],
+        memory: StateMemory,
+        cut: Callable[[float], None],
+        kernel_log: str,
+    ) -> None:
+        self._core, self._supervisor, self._send = core, supervisor, send
+        self._memory, self._cut, self._kernel_log = memory, cut, kernel_log
+        memory.free()  # an earlier agent may have died while it was full
+
+    async def inject(self, query: InjectFault) -> str:
+        """Carry the fault out; return what was done, for a person.
+
+        Raises:
+            InvalidInputError: there is no such worker or fault, it does not take this value, or it can't be had here.
+        """
+        kind = kind_of(query.fault)
+        value = kind.checked(query.value)
+        if query.worker and WORKER not in kind.strikes:
+            raise InvalidInputError(f"{kind.name} strikes a whole node, not worker {query.worker!r} alone")
+        if not query.worker and NODE in kind.strikes:
+            return await self._strike_node(kind.name, value)
+        worker = self._core.workers.get(query.worker)
+        if worker is None or not worker.pid:
+            raise InvalidInputError(f"worker {query.worker!r} does not run on {self._core.node}")
+        return self._strike_worker(kind.name, worker, value)
+
+    def _strike_worker(self, fault: str, worker: Worker, value: str) -> str:
+        name, done = worker.worker, ""
+        match fault:
+            case "kill-worker":
+                self._supervisor.signal(name, signal.SIGKILL)
+            case "stop-worker":
+                self._supervisor.signal(name, signal.SIGSTOP)
+            case "oom-worker":
+                done = self._end_for_want_of_memory(worker)
+            case "raise":
+                self._send(name, RaiseFault(exception=value))
+            case "exit-worker":
+                self._send(name, ExitFault(code=int(value)))
+            case "slow-worker":
+                self._send(name, SlowFault(factor=float(value)))
+            case "reset-connection":
+                self._send(name, ResetFault())
+            case _:
+                done = self._log_xid(int(value), worker)
+        return f"{fault} {name} on {self._core.node}{done or (value and f': {value}')}"
+
+    async def _strike_node(self, fault: str, value: str) -> str:
+        node, later = self._core.node, asyncio.get_running_loop().call_later
+        match fault:
+            case "kill-node":
+                later(SOON_S, _die)
+                return f"{node} kills itself with all its workers"
+            case "silence-node":
+                await asyncio.create_subprocess_exec(sys.executable, "-ISc", WAKE, value, str(os.getpid()))
+                later(SOON_S, os.kill, os.getpid(), signal.SIGSTOP)
+                return f"the agent of {node} stops for {value} s"
+            case "cut-node":
+                later(SOON_S, self._cut, float(value))
+                return f"the agent of {node} is off the bus for {value} s"
+            case "full-disk":
+                self._memory.fill()
+                later(float(value), self._memory.free)
+                return f"no room for states on {node} for {value} s"
+            case "restart-node":
+                raise InvalidInputError(f"{node} runs: restart-node is for one that was killed")
+            case _:
+                return f"{fault} on {node}{self._log_xid(int(value))}"
+
+    def _end_for_want_of_memory(self, worker: Worker) -> str:
+        """Write the kernel's line where there is a log for it, and kill the worker behind it."""
+        line = (
+            f"Out of memory: Killed process {worker.pid} (python) total-vm:18446744kB, anon-rss:16777216kB, "
+            f"file-rss:0kB, shmem-rss:0kB, UID:{os.getuid()} pgtables:33792kB oom_score_adj:0"
+        )
+        try:
+            write(self._kernel_log, line, time.monotonic())
+        except InvalidInputError as error:
+            self._supervisor.kill(worker.worker)
+            return f", and nothing tells why: {error}"
+        asyncio.get_running_loop().call_later(READ_S, self._supervisor.kill, worker.worker)
+        return f": {line}"
+
+    def _log_xid(self, code: int, worker: Worker | None = None) -> str:
+        """Have the driver tell of an Xid, by the worker's process, or by none."""
+        slots = {slot: address for address, slot in addresses().items()}
+        address = slots.get(worker.slot if worker else 0, NO_GPU)
+        who = f"pid={worker.pid}, name=python" if worker else "pid='<unknown>', name=<unknown>"
+        line = f"NVRM: Xid (PCI:{address}): {code}, {who}, {XIDS.get(code, 'Ch 00000008')}"
+        write(self._kernel_log, line, time.monotonic())
+        return f": {line}"
 
 
 def _die() -> None:

@@ -13,6 +13,7 @@ import stat
 import threading
 from collections.abc import Callable
 
+from unicron.errors import InvalidInputError
 from unicron.rules import Rules
 from unicron_agent.lines import Lines
 from unicron_agent.stimuli import Logged
@@ -126,6 +127,31 @@ class KernelLog:
                     pid=int(pid[1] or pid[2]) if pid else 0,
                 )
             )
+
+
+def write(path: str, line: str, now: float) -> None:
+    """Add a line to a log, as the kernel would (chaos).
+
+    Args:
+        path: of the device or the file that an agent follows; empty where it follows none.
+        line: without what a log puts before it.
+        now: monotonic seconds.
+
+    Raises:
+        InvalidInputError: there is no log, or none that we may write; nothing was written.
+    """
+    cure = "start its agent with UNICRON_KERNEL_LOG=FILE, of a file that it may write"
+    if not path:
+        raise InvalidInputError(f"this node follows no kernel's log: {cure}")
+    try:
+        log_file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            lead = "" if stat.S_ISCHR(os.fstat(log_file).st_mode) else f"[{now:12.6f}] "  # a device has its own
+            os.write(log_file, f"{lead}{line}\n".encode())
+        finally:
+            os.close(log_file)
+    except OSError as error:
+        raise InvalidInputError(f"the kernel's log {path} can't be written: {error.strerror}; {cure}") from error
 
 
 def pci(address: str) -> str:

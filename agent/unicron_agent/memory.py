@@ -9,6 +9,7 @@ from unicron.errors import InvalidInputError, StateTransferError
 
 _NAME = re.compile(rf"([A-Za-z0-9_-]{{1,200}})\.[0-9]+\.({LENT}|{KEPT}|{SAVED})")
 FETCHED = "fetched"
+FILLER = f"full.{SAVED}"
 _LABEL_BYTES = 64 * 1024
 
 
@@ -82,6 +83,15 @@ class StateMemory:
         for path in self.folder.iterdir():
             if path.name not in states:
                 path.unlink()
+
+    def fill(self) -> None:
+        """Leave no room for saved states (chaos): a file that takes none itself counts with the size that it has."""
+        with (self.folder / FILLER).open("wb") as file:
+            file.truncate(self.limit)
+
+    def free(self) -> None:
+        """Give the room back."""
+        (self.folder / FILLER).unlink(missing_ok=True)
 
     def check_room(self, name: str, size: int) -> None:
         """Raise if a saved state of `size` bytes may not lie here beside the others.

@@ -12,7 +12,7 @@ import msgspec
 
 from unicron import codec, subjects
 from unicron.aio import insist, together
-from unicron.bus.protocol import Bus
+from unicron.bus.nats import NatsBus
 from unicron.clock import Clock
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
@@ -31,7 +31,7 @@ from unicron.health import ALIVE
 from unicron.rules import load
 from unicron_agent.agent import Agent
 from unicron_agent.channels import Channels
-from unicron_agent.chaos import break_something
+from unicron_agent.chaos import Chaos
 from unicron_agent.core import AgentCore
 from unicron_agent.fabric import Fabric
 from unicron_agent.gpus import GpuWatch, addresses
@@ -91,7 +91,7 @@ STORING_S = 0.2
 class Node:
     """This machine, and its agent. `run` returns when cancelled or told to go; the agent has said goodbye then."""
 
-    def __init__(self, settings: AgentSettings, bus: Bus, clock: Clock, slots: list[Slot], boot: str) -> None:
+    def __init__(self, settings: AgentSettings, bus: NatsBus, clock: Clock, slots: list[Slot], boot: str) -> None:
         self._settings, self._bus, self._clock, self._slots, self._boot = settings, bus, clock, slots, boot
         self._name = subjects.token(settings.node, "node")
         self._rules = load(settings.rules)
@@ -126,6 +126,14 @@ class Node:
             self._fabric,
         ).serve(self._host)
         self._agent = self._make_agent(rendezvous_address, states_address)
+        self._chaos = Chaos(
+            self._agent.core,
+            self._supervisor,
+            self._channels.send,
+            self._memory,
+            self._bus.cut,
+            self._settings.kernel_log,
+        )
         self._adopt()
         socket = await self._channels.serve(self._memory.folder / "agent.sock")
         await self._supervisor.start()
@@ -364,12 +372,12 @@ class Node:
     # --- queries ------------------------------------------------------------------------------------------------------
 
     async def _on_query(self, data: bytes) -> bytes:
-        return self._answer(data, orders=False)
+        return await self._answer(data, orders=False)
 
     async def _on_order(self, data: bytes) -> bytes:
-        return self._answer(data, orders=True)
+        return await self._answer(data, orders=True)
 
-    def _answer(self, data: bytes, *, orders: bool) -> bytes:
+    async def _answer(self, data: bytes, *, orders: bool) -> bytes:
         try:
             query = codec.decode_asked(data, orders=orders)
             if isinstance(query, GetStates):
@@ -378,8 +386,7 @@ class Node:
                 raise InvalidInputError(f"an agent answers GetStates and InjectFault, not {type(query).__name__}")
             if not self._settings.chaos:
                 raise InvalidInputError(f"{self._name} injects no faults: start its agent with UNICRON_CHAOS=true")
-            text = break_something(query, self._agent.core, self._supervisor, self._channels.send)
-            return codec.encode(Reply(text=text))
+            return codec.encode(Reply(text=await self._chaos.inject(query)))
         except UnicronError as error:
             return codec.encode(Reply(error=str(error)))
 

@@ -8,14 +8,11 @@ import yaml
 from unicron_taskfile import MOST_BYTES, compose, construct
 
 from unicron.contracts.base import Record
+from unicron.contracts.faults import FAULTS, WORKER, FaultKind
 from unicron.errors import InvalidInputError
 from unicron.files import read_text
 from unicron.printable import shown
 from unicron.subjects import token
-
-WORKER_FAULTS = ("raise", "kill-worker", "stop-worker")
-NODE_FAULTS = ("kill-node", "restart-node")
-FAULTS = WORKER_FAULTS + NODE_FAULTS
 
 _SHAPES = {
     "": ("at", "fault", "target"),
@@ -23,6 +20,8 @@ _SHAPES = {
     "worker": ("task", "rank"),
     "node": ("node",),
 }
+_VALUE = "value"
+"""A field that a fault may have besides."""
 
 
 class Rank(Record, kw_only=True, frozen=True):
@@ -42,12 +41,14 @@ class Fault(Record, kw_only=True, frozen=True):
         task, iteration: it strikes while this task computes this iteration, counted from 0.
         fault: one of `FAULTS`.
         target: the worker, or the name of the node.
+        value: what else the fault takes; empty for its default.
     """
 
     task: str
     iteration: int
     fault: str
     target: Rank | str
+    value: str = ""
 
 
 class _Bad(Exception):  # noqa: N818 - never leaves this module
@@ -102,22 +103,40 @@ def parse_target(text: str) -> Rank | str:
 
 
 def _fault(value: Any) -> Fault:
-    item = _mapping(value, "", "")
+    given = value.get(_VALUE) if isinstance(value, dict) else None
+    item = _mapping({key: each for key, each in value.items() if key != _VALUE} if given is not None else value, "", "")
     at = _mapping(item["at"], "at", "at")
     fault = item["fault"]
     if fault not in FAULTS:
         near = difflib.get_close_matches(str(fault), FAULTS, n=1)
-        raise _Bad("fault", fault, f"did you mean {near[0]!r}?" if near else f"must be one of {_list(FAULTS)}")
-    on_node = fault in NODE_FAULTS
-    target = _mapping(item["target"], "target", "node" if on_node else "worker")
+        known = tuple(FAULTS)
+        raise _Bad("fault", fault, f"did you mean {near[0]!r}?" if near else f"must be one of {_list(known)}")
+    kind = FAULTS[fault]
     return Fault(
         task=_name(at["task"], "at.task"),
         iteration=_count(at["iteration"], "at.iteration"),
         fault=fault,
-        target=_name(target["node"], "target.node")
-        if on_node
-        else Rank(task=_name(target["task"], "target.task"), rank=_count(target["rank"], "target.rank")),
+        target=_target(item["target"], kind),
+        value=_value(given, kind),
     )
+
+
+def _target(value: Any, kind: FaultKind) -> Rank | str:
+    either = len(kind.strikes) > 1 and isinstance(value, dict) and "node" in value
+    if either or WORKER not in kind.strikes:
+        return _name(_mapping(value, "target", "node")["node"], "target.node")
+    target = _mapping(value, "target", "worker")
+    return Rank(task=_name(target["task"], "target.task"), rank=_count(target["rank"], "target.rank"))
+
+
+def _value(value: Any, kind: FaultKind) -> str:
+    """Return the value to go by; YAML has numbers of its own."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+        raise _Bad(_VALUE, value, "must be a number or a word")
+    try:
+        return kind.checked("" if value is None else str(value))
+    except InvalidInputError as error:
+        raise _Bad(_VALUE, value, str(error)) from error
 
 
 def _mapping(value: Any, field: str, shape: str) -> dict[str, Any]:

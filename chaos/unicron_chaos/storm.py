@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from unicron.client import Client
-from unicron.contracts.queries import Status
+from unicron.contracts.queries import NodeView, Status
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import UnicronError
-from unicron_chaos.script import WORKER_FAULTS, Rank
+from unicron_chaos.script import Rank
 from unicron_chaos.strikes import Restart, Strike, strike
 
 WHOLE_S = 120.0
@@ -24,13 +24,21 @@ class Choice(NamedTuple):
     target: Rank | str
 
 
+WORKER_FAULTS = ("raise", "kill-worker", "stop-worker", "exit-worker", "oom-worker", "reset-connection")
+"""Those that a task heals from by itself, each at its default, and that need nothing of a node."""
+
+AWAY_FAULTS = ("silence-node", "cut-node")
+"""Those from which a node comes back by itself."""
+
+
 class Storm:
-    """Chooses faults; knows which nodes it took down, and where it raised last."""
+    """Chooses faults; knows which nodes it took down or away, and where it raised last."""
 
     def __init__(self, seed: int, *, nodes: bool) -> None:
         self._random = random.Random(seed)
         self._nodes = nodes
         self._raised: dict[str, int] = {}
+        self._away: NodeView | None = None
         self.down: list[str] = []
 
     def choose(self, status: Status) -> Choice | None:
@@ -40,8 +48,9 @@ class Storm:
         """
         found = [Choice("restart-node", node) for node in self.down]
         up = sorted(view.node for view in status.nodes if view.state == NodeState.UP)
-        if self._nodes and not self.down and len(up) > 1:
-            found.append(Choice("kill-node", self._random.choice(up)))
+        if self._nodes and not self.down and not self._someone_is_away(status) and len(up) > 1:
+            node = self._random.choice(up)
+            found += [Choice(fault, node) for fault in ("kill-node", *AWAY_FAULTS)]
         for view in status.tasks:
             if view.state != TaskState.RUNNING or len(view.members) < 2:
                 continue
@@ -50,13 +59,23 @@ class Storm:
             found += [Choice(fault, target) for fault in WORKER_FAULTS if fault != "raise" or fresh]
         return self._random.choice(found) if found else None
 
+    def _someone_is_away(self, status: Status) -> bool:
+        """Return whether a node that was struck has not been given up and come back since."""
+        before, now = self._away, {view.node: view for view in status.nodes}
+        if before is None or before.node not in now:
+            return False
+        since = now[before.node]
+        return since.state != NodeState.UP or since.since <= before.since
+
     def wait_s(self, mean_s: float) -> float:
         """Return how long it stays calm: faults come at a constant rate."""
         return self._random.expovariate(1 / mean_s)
 
     def struck(self, choice: Choice, status: Status) -> None:
         """Remember a fault that was carried out."""
-        if choice.fault == "kill-node":
+        if choice.fault in AWAY_FAULTS:
+            self._away = next(view for view in status.nodes if view.node == choice.target)
+        elif choice.fault == "kill-node":
             self.down.append(str(choice.target))
         elif choice.fault == "restart-node":
             self.down.remove(str(choice.target))

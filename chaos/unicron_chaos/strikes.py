@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from unicron.client import Client
 from unicron.contracts.base import Record
 from unicron.contracts.events import IterationFinished
+from unicron.contracts.faults import NODE, WORKER, kind_of
 from unicron.contracts.queries import Status
 from unicron.contracts.tasks import Member
 from unicron.errors import BusUnavailableError, InvalidInputError
@@ -28,6 +29,7 @@ class Strike(Record, kw_only=True, frozen=True):
 
     Attributes:
         target: as it was given, TASK:RANK or a node.
+        value: what else the fault took; empty for nothing.
         node, worker: whom it hit; no worker for a whole node.
         at: Unix seconds just before it was ordered.
         text: what was done, for a person.
@@ -35,22 +37,28 @@ class Strike(Record, kw_only=True, frozen=True):
 
     fault: str
     target: str
+    value: str = ""
     node: str
     worker: str = ""
     at: float
     text: str
 
 
-async def strike(client: Client, fault: str, target: Rank | str, restart: Restart | None = None) -> Strike:
+async def strike(
+    client: Client, fault: str, target: Rank | str, restart: Restart | None = None, value: str = ""
+) -> Strike:
     """Carry `fault` out now.
 
     Raises:
-        InvalidInputError: there is no such target, its agent refuses, or nobody here can bring a node back.
+        InvalidInputError: there is no such fault or target, it does not take this value, its agent refuses, or nobody
+            here can bring a node back.
         BusUnavailableError: nobody answers.
     """
+    kind = kind_of(fault)
+    value = kind.checked(value)
+    if (WORKER if isinstance(target, Rank) else NODE) not in kind.strikes:
+        raise InvalidInputError(f"{fault} takes {' or '.join(kind.strikes)}, not {target}")
     member = find_member(await client.status(), target) if isinstance(target, Rank) else None
-    if isinstance(target, Rank) == fault.endswith("-node"):
-        raise InvalidInputError(f"{fault} takes {'NODE' if fault.endswith('-node') else 'TASK:RANK'}, not {target}")
     node, worker = (member.node, member.worker) if member else (str(target), "")
     at = time.time()
     if fault == "restart-node":
@@ -59,8 +67,8 @@ async def strike(client: Client, fault: str, target: Rank | str, restart: Restar
         await restart(node)
         text = f"{node} was started again"
     else:
-        text = await client.inject(node, fault, worker)
-    return Strike(fault=fault, target=str(target), node=node, worker=worker, at=at, text=text)
+        text = await client.inject(node, fault, worker, value)
+    return Strike(fault=fault, target=str(target), value=value, node=node, worker=worker, at=at, text=text)
 
 
 def find_member(status: Status, target: Rank) -> Member:
@@ -160,7 +168,7 @@ async def _insist(client: Client, fault: Fault, restart: Restart | None) -> Stri
     deadline = time.monotonic() + TARGET_S
     while True:
         try:
-            return await strike(client, fault.fault, fault.target, restart)
+            return await strike(client, fault.fault, fault.target, restart, fault.value)
         except (InvalidInputError, BusUnavailableError):
             if time.monotonic() > deadline or await _ended(client, fault.target):
                 raise

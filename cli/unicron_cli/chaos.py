@@ -1,10 +1,12 @@
 """The commands `unicron chaos`: break something of a running cluster, now or by a script."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unicron.contracts.faults import FAULTS, NODE, WORKER, FaultKind
 from unicron.errors import UnicronError
 from unicron_cli.output import FOLDER, Folder, Json, Nats, done, print_json, say, warn, with_client
 
@@ -15,38 +17,42 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Break something of a running cluster, to see it heal.")
 
-Worker = Annotated[str, typer.Argument(metavar="TASK:RANK", help="The worker that has this rank now.")]
-Node = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")]
+_WHOM = {WORKER: "the worker that has this rank now", NODE: "the node of this name"}
 
 
-@app.command("kill-worker")
-def kill_worker(target: Worker, nats: Nats = None, as_json: Json = False) -> None:
-    """End a worker with SIGKILL."""
-    _strike("kill-worker", target, nats, as_json)
+def _add(kind: FaultKind) -> None:
+    """Make the command of a fault."""
+    whom = _sentence(" or ".join(_WHOM[each] for each in kind.strikes))
+    target = typer.Argument(metavar="|".join(kind.strikes), help=whom)
+
+    def plain(target: str = target, nats: Nats = None, as_json: Json = False) -> None:
+        _strike(kind.name, target, nats, as_json)
+
+    def restarting(target: str = target, folder: Folder = FOLDER, nats: Nats = None, as_json: Json = False) -> None:
+        _strike(kind.name, target, nats, as_json, restart=restarter(folder))
+
+    command: Callable[..., None] = restarting if kind.name == "restart-node" else plain
+    if kind.value is not None:
+        value = typer.Argument(
+            ... if kind.value.default is None else kind.value.default,
+            metavar=kind.value.name if kind.value.default is None else f"[{kind.value.name}]",
+            help=_sentence(kind.value.allowed),
+            show_default=bool(kind.value.default),
+        )
+
+        def with_value(target: str = target, value: str = value, nats: Nats = None, as_json: Json = False) -> None:
+            _strike(kind.name, target, nats, as_json, value=value)
+
+        command = with_value
+    app.command(kind.name, help=_sentence(kind.text))(command)
 
 
-@app.command("stop-worker")
-def stop_worker(target: Worker, nats: Nats = None, as_json: Json = False) -> None:
-    """Stop a worker with SIGSTOP: it hangs and says nothing."""
-    _strike("stop-worker", target, nats, as_json)
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
-@app.command("raise")
-def raise_in_worker(target: Worker, nats: Nats = None, as_json: Json = False) -> None:
-    """Raise an exception in a worker's next step."""
-    _strike("raise", target, nats, as_json)
-
-
-@app.command("kill-node")
-def kill_node(target: Node, nats: Nats = None, as_json: Json = False) -> None:
-    """End an agent with all its workers with SIGKILL, as if the machine had lost power."""
-    _strike("kill-node", target, nats, as_json)
-
-
-@app.command("restart-node")
-def restart_node(target: Node, folder: Folder = FOLDER, nats: Nats = None, as_json: Json = False) -> None:
-    """Bring a killed node of the embedded cluster back."""
-    _strike("restart-node", target, nats, as_json, restarter(folder))
+for _kind in FAULTS.values():
+    _add(_kind)
 
 
 @app.command("run")
@@ -119,13 +125,15 @@ def restarter(folder: Path) -> "Restart":
     return restart
 
 
-def _strike(fault: str, target: str, nats: str | None, as_json: bool, restart: "Restart | None" = None) -> None:
+def _strike(
+    fault: str, target: str, nats: str | None, as_json: bool, *, value: str = "", restart: "Restart | None" = None
+) -> None:
     from msgspec import to_builtins  # noqa: PLC0415
     from unicron_chaos.script import parse_target  # noqa: PLC0415
     from unicron_chaos.strikes import strike  # noqa: PLC0415
 
     aim = parse_target(target)
-    made = with_client(nats, lambda client: strike(client, fault, aim, restart))
+    made = with_client(nats, lambda client: strike(client, fault, aim, restart, value))
     if as_json:
         done(made.text, as_json, **{name: value for name, value in to_builtins(made).items() if name != "text"})
     else:

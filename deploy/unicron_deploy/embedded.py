@@ -208,6 +208,8 @@ class Cluster:
                     self.keys.route([f"{each.host}:{each.routes}" for each in self._layout.servers])
                 pid = self._servers[name].start()
             else:
+                if name in self.nodes:
+                    self._kernel_log(name).touch()
                 with (self.logs / f"{name}.log").open("ab") as log:
                     child = subprocess.Popen(
                         self._command(name),
@@ -215,7 +217,7 @@ class Cluster:
                         stdout=log,
                         stderr=log,
                         start_new_session=True,
-                        env={**SHARED_CORES, **os.environ, **self._environment(name), "PYTHONUNBUFFERED": "1"},
+                        env={**self._usual(name), **os.environ, **self._environment(name), "PYTHONUNBUFFERED": "1"},
                     )
                 self._children[name], pid = child, child.pid
             self._layout.processes[name] = Started.of(pid)
@@ -252,6 +254,14 @@ class Cluster:
         key = "" if self.insecure else str(self.keys.path(name))
         fabric = str(self.keys.fabric(name)) if name in self.nodes and not self.insecure else ""
         return {"UNICRON_NATS_URL": self.url, "UNICRON_NATS_NKEY": key, "UNICRON_FABRIC_KEY": fabric}
+
+    def _kernel_log(self, node: str) -> Path:
+        return self.logs / f"{node}.kernel.log"
+
+    def _usual(self, name: str) -> dict[str, str]:
+        """Return what the environment outranks; each node has a kernel's log, in which faults can be told of."""
+        log = {"UNICRON_KERNEL_LOG": str(self._kernel_log(name))} if name in self.nodes else {}
+        return {**SHARED_CORES, **log}
 
     def settings(self, user: str = OPERATOR) -> Settings:
         """Return what a client needs that speaks as `user`."""

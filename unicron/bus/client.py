@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 
 import nats.errors
 import nkeys
@@ -13,6 +14,8 @@ class KeyedClient(Client):
 
     It leaves a server that reads no more at once: a transport that is closed waits for all to be read that was written.
     """
+
+    _cut_until = 0.0
 
     async def _process_connect_init(self) -> None:
         if self._nkeys_seed:
@@ -33,7 +36,19 @@ class KeyedClient(Client):
         await self._flush_pending()
 
     async def _attempt_reconnect(self) -> None:
+        self._abort()
+        await super()._attempt_reconnect()
+
+    def _abort(self) -> None:
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
-        await super()._attempt_reconnect()
+
+    def cut(self, seconds: float) -> None:
+        """End the connection without a word, and begin no other for so many seconds."""
+        self._cut_until = time.monotonic() + seconds
+        self._abort()
+
+    async def _select_next_server(self) -> None:
+        await asyncio.sleep(max(0.0, self._cut_until - time.monotonic()))
+        await super()._select_next_server()

@@ -326,6 +326,10 @@ class NatsBus:
             for outages in self._outages:
                 outages.put_nowait(None)
 
+    def cut(self, seconds: float) -> None:
+        """Lose the connection as if the network was gone, and take it up again after so many seconds (chaos)."""
+        self._nc.cut(seconds)
+
     async def reconnected(self) -> AsyncIterator[float]:
         """Yield the length of each interruption in seconds."""
         queue: asyncio.Queue[float | None] = asyncio.Queue()

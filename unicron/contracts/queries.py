@@ -133,12 +133,14 @@ class InjectFault(Order, kw_only=True, frozen=True):
     """Ask an agent to break something of its own (chaos).
 
     Attributes:
-        fault: kill-worker, stop-worker, raise or kill-node.
-        worker: whom to hit; empty for kill-node.
+        fault: one of those in `unicron/contracts/faults.py`, but for restart-node.
+        worker: whom to hit; empty for the node.
+        value: what else the fault takes; empty for its default.
     """
 
     fault: Label
     worker: Label = ""
+    value: Label = ""
 
 
 class NodeView(Record, kw_only=True, frozen=True):

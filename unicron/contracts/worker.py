@@ -277,7 +277,29 @@ class Sample(ToWorker, kw_only=True, frozen=True):
 
 
 class RaiseFault(ToWorker, kw_only=True, frozen=True):
-    """Chaos: raise an exception in the script, now."""
+    """Chaos: raise an exception in the script.
+
+    Attributes:
+        exception: one of `faults.EXCEPTIONS`, as a microbatch ends; empty for one of our own, now.
+    """
+
+    exception: str = ""
+
+
+class ExitFault(ToWorker, kw_only=True, frozen=True):
+    """Chaos: exit with this code, now."""
+
+    code: int
+
+
+class SlowFault(ToWorker, kw_only=True, frozen=True):
+    """Chaos: from now on, take that many times as long for each microbatch; 1 ends it."""
+
+    factor: float
+
+
+class ResetFault(ToWorker, kw_only=True, frozen=True):
+    """Chaos: have the collectives break, now."""
 
 
 class Ping(ToWorker, kw_only=True, frozen=True):
@@ -304,7 +326,7 @@ _to_agent: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
     | Pong
 )
 _to_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-    Membership | StateFetched | Save | Secured | Sample | RaiseFault | Ping
+    Membership | StateFetched | Save | Secured | Sample | RaiseFault | ExitFault | SlowFault | ResetFault | Ping
 )
 
 

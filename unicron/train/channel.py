@@ -5,7 +5,6 @@ the agent dies the worker goes on computing, and the thread knocks until an agen
 """
 
 import contextlib
-import ctypes
 import os
 import select
 import socket
@@ -21,15 +20,18 @@ from unicron.contracts.timings import DEFAULT_SHARE, period_of
 from unicron.contracts.worker import (
     LENGTH,
     NOWHERE,
+    ExitFault,
     Hello,
     Membership,
     Ping,
     Pong,
     Raised,
     RaiseFault,
+    ResetFault,
     Sample,
     Save,
     Secured,
+    SlowFault,
     StateFetched,
     ToAgent,
     ToWorker,
@@ -38,16 +40,10 @@ from unicron.contracts.worker import (
     to_worker,
 )
 from unicron.errors import GroupBrokenError, InvalidInputError
+from unicron.train.injected import Injected, exception, raise_in_script
 from unicron.train.phases import FORGOTTEN, greeting
 
 SOCKET_VARIABLE = "UNICRON_WORKER_SOCKET"
-
-
-class InjectedFault(Exception):  # noqa: N818 a fault, not an error of ours
-    """Raised on purpose, by a chaos test, at whatever the script is doing."""
-
-    def __init__(self) -> None:
-        super().__init__("injected by a chaos test")
 
 
 class Channel:
@@ -66,6 +62,8 @@ class Channel:
         self.saves, self.store_s, self.store_asked = False, 0.0, 0
         self.secured: tuple[str, int] | None = None
         self.interrupt: Callable[[Membership], bool] = lambda _: False
+        self.reset: Callable[[], None] = lambda: None
+        self.injected = Injected()
         threading.Thread(target=self._run, name="unicron-channel", daemon=True).start()
 
     # --- from the main thread ----------------------------------------------------------------------------------------
@@ -165,12 +163,24 @@ class Channel:
                 self.secured = None
             case Secured():
                 self.secured = (message.name, message.iteration)
-            case RaiseFault():
-                # the only way to raise in a thread that is busy: wherever it is, as a real exception would
-                main = ctypes.c_ulong(threading.main_thread().ident or 0)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(InjectedFault))
             case Ping():
                 self.send(Pong())
+            case _:
+                self._break(message)
+
+    def _break(self, message: ToWorker) -> None:
+        match message:
+            case RaiseFault():
+                if message.exception:
+                    self.injected.error = exception(message.exception)
+                else:
+                    raise_in_script()
+            case ExitFault():
+                os._exit(message.code)
+            case SlowFault():
+                self.injected.factor = message.factor
+            case ResetFault():
+                self.reset()
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

@@ -29,6 +29,7 @@ import torch
 from unicron.contracts.tasks import ParallelLayout
 from unicron.train import channel as channels
 from unicron.train.finite import Rule
+from unicron.train.injected import Injected
 from unicron.train.iteration import WorkerCore
 from unicron.train.phases import Phase
 from unicron.train.pipelines import PipelineRuns
@@ -77,6 +78,7 @@ class Session:
         self._channel = channels.connect()
         self._shell = TorchShell(self._channel, accumulate_dtype, self.per_iteration, self._collection)
         self._pipelines = PipelineRuns()
+        self._injected = Injected() if self._channel is None else self._channel.injected
         if not isinstance(finite, bool) and finite not in get_args(Rule):
             raise ValueError(f'Session(finite={finite!r}): give "skip", "stop", "retry" or a bool')
         rule: Rule | None = "stop" if finite is True else finite or None
@@ -177,6 +179,7 @@ class Session:
         while (microbatch := run(self._core.next_microbatch())) is not None:
             self._shell.recorder.start(FORWARD, microbatch)
             self._draw_for(microbatch)
+            self._injected.begin()
             yield microbatch
 
     def _draw_for(self, microbatch: int) -> None:
@@ -216,6 +219,7 @@ class Session:
         self._computed(torch.stack(losses).mean() if losses else None)
 
     def _computed(self, loss: torch.Tensor | None) -> None:
+        self._injected.end()
         self._shell.computed(loss)
         self._shell.recorder.stop()
         self._core.computed()

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import os
+import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -77,7 +78,7 @@ class TorchShell:
         self.recorder = Recorder(parameters[0].device)
         self.protected = protected
         if self._channel is not None:
-            self._channel.interrupt = self._interrupt
+            self._channel.interrupt, self._channel.reset = self._interrupt, self._reset
 
     def inner(self, layout: ParallelLayout) -> "InnerGroups":
         """Return the groups inside of the replica, which are made at the first call."""
@@ -92,6 +93,12 @@ class TorchShell:
         """Leave what a newer membership replaces; the replica's own groups only where a rank of it was replaced."""
         left = self.group.abort_below(membership.epoch)
         return (self._inner is not None and self._inner.interrupt(membership.since)) or left
+
+    def _reset(self) -> None:
+        """Have all collectives break, as if each peer had reset its connection."""
+        self.group.abort_below(sys.maxsize)
+        if self._inner is not None:
+            self._inner.interrupt(sys.maxsize)
 
     @property
     def place(self) -> int:

@@ -284,6 +284,8 @@ def test_a_stopped_worker_is_replaced(url, task):
         (["stop-worker", "tiny"], "takes TASK:RANK"),
         (["raise", "tiny:x"], "expected TASK:RANK"),
         (["kill-node", "tiny:0"], "takes NODE"),
+        (["xid", "tiny:0", "0"], "CODE must be a whole number from 1 to 999"),
+        (["slow-worker", "tiny:0", "fast"], "FACTOR must be a number from 1 to 1000"),
         (["kill-node", "node-9"], "is node-9 running"),
     ],
 )

@@ -1,9 +1,10 @@
 from pathlib import Path
 
 import pytest
-from unicron_chaos.script import FAULTS, Fault, Rank, load, parse, parse_target
+from unicron_chaos.script import Fault, Rank, load, parse, parse_target
 from unicron_chaos.strikes import find_member
 
+from unicron.contracts.faults import FAULTS
 from unicron.contracts.queries import Status, TaskView
 from unicron.contracts.tasks import Member, TaskSpec, TaskState
 from unicron.errors import InvalidInputError
@@ -55,6 +56,20 @@ def test_the_scripts_that_come_with_it_can_be_read_and_have_every_fault():
         ("  fault: kill-worker\n", "", "fault 1: fault: is required"),
         ("{task: gpt, iteration: 3}", "now", "at 'now': must be a mapping with task and iteration"),
         ("- at: {task: gpt, iteration: 3}", "- at: {task: gpt, iteration: 3", "not valid YAML"),
+        (
+            "kill-worker",
+            "kill-worker\n  value: 3",
+            "value 3: kill-worker takes no value, and '3' was given; leave it out",
+        ),
+        ("kill-worker", "slow-worker", "value: slow-worker needs a FACTOR: a number from 1 to 1000"),
+        ("kill-worker", "slow-worker\n  value: 0.5", "FACTOR must be a number from 1 to 1000"),
+        ("kill-worker", "slow-worker\n  value: .nan", "FACTOR must be a number from 1 to 1000"),
+        ("kill-worker", "exit-worker\n  value: yes", "value True: must be a number or a word"),
+        ("kill-worker", "exit-worker\n  value: [1]", "must be a number or a word"),
+        ("kill-worker", "exit-worker\n  value: 256", "CODE must be a whole number from 0 to 255"),
+        ("kill-worker", "raise\n  value: cuda-omm", "TYPE must be one of cuda-illegal-access, "),
+        ("restart-node", "xid", "value: xid needs a CODE: a whole number from 1 to 999"),
+        ("restart-node", "cut-node\n  value: 0", "SECONDS must be a number from 0.1 to 600"),
     ],
 )
 def test_an_error_names_the_line_the_fault_the_field_and_what_is_allowed(old, new, says):
@@ -66,6 +81,28 @@ def test_an_error_names_the_line_the_fault_the_field_and_what_is_allowed(old, ne
 @pytest.mark.parametrize("text", ["", "{}", "[]", "at: now", "- 3", "- [at]"])
 def test_no_list_of_faults(text):
     assert "at, fault and target" in error_of(text)
+
+
+def test_values_are_taken_as_they_are_written_or_have_their_default():
+    lines = {
+        "fault: exit-worker, value: 3": "3",
+        "fault: exit-worker": "1",
+        "fault: raise": "",
+        "fault: raise, value: cuda-oom": "cuda-oom",
+        "fault: slow-worker, value: 2.5": "2.5",
+        "fault: ecc, value: '94'": "94",
+    }
+    target = "target: {task: gpt, rank: 1}"
+    text = "\n".join(f"- {{at: {{task: gpt, iteration: 3}}, {line}, {target}}}" for line in lines)
+    assert [fault.value for fault in parse(text, HERE)] == list(lines.values())
+
+
+def test_what_strikes_either_takes_either():
+    text = "- {at: {task: gpt, iteration: 3}, fault: ecc, target: {TARGET}}"
+    [worker] = parse(text.replace("TARGET", "task: gpt, rank: 1"), HERE)
+    [node] = parse(text.replace("TARGET", "node: node-1"), HERE)
+    assert (worker.target, node.target) == (Rank(task="gpt", rank=1), "node-1")
+    assert "target.task: is required" in error_of(text.replace("TARGET", "rank: 1"))
 
 
 def test_an_unreadable_script_says_which(tmp_path):

@@ -1,15 +1,17 @@
-from unicron_chaos.script import NODE_FAULTS, Rank
-from unicron_chaos.storm import Choice, Storm
+from unicron_chaos.script import Rank
+from unicron_chaos.storm import AWAY_FAULTS, WORKER_FAULTS, Choice, Storm
 
+from unicron.contracts.faults import FAULTS, NODE, WORKER
 from unicron.contracts.queries import NodeView, Status, TaskView
 from unicron.contracts.tasks import Member, NodeState, TaskSpec, TaskState
 
+NODE_FAULTS = {"kill-node", "restart-node", *AWAY_FAULTS}
 MEMBERS = [Member(worker=f"w{number}", node="node-1", slot=number) for number in range(3)]
 
 
-def cluster(iteration=5, state=TaskState.RUNNING, members=MEMBERS, nodes=("node-1", "node-2")):
+def cluster(iteration=5, state=TaskState.RUNNING, members=MEMBERS, nodes=("node-1", "node-2"), since=1.0):
     view = TaskView(spec=TaskSpec(name="gpt", command=["x"]), state=state, members=members, iteration=iteration)
-    return Status(nodes=[NodeView(node=node, state=NodeState.UP) for node in nodes], tasks=[view])
+    return Status(nodes=[NodeView(node=node, state=NodeState.UP, since=since) for node in nodes], tasks=[view])
 
 
 def choices(storm, status, count=300):
@@ -26,7 +28,11 @@ def test_the_same_seed_gives_the_same_storm():
 
 def test_every_fault_comes_up():
     found = choices(Storm(1, nodes=True), cluster())
-    assert {choice.fault for choice in found} == {"raise", "kill-worker", "stop-worker", "kill-node"}
+    assert {choice.fault for choice in found} == {*WORKER_FAULTS, *AWAY_FAULTS, "kill-node"}
+    kinds = {name: FAULTS[name] for name in {choice.fault for choice in found}}
+    assert not [name for name, kind in kinds.items() if kind.value and kind.value.default is None]
+    for choice in found:
+        assert (WORKER if isinstance(choice.target, Rank) else NODE) in kinds[choice.fault].strikes
     assert {choice.target for choice in found if choice.fault == "raise"} == {
         Rank(task="gpt", rank=i) for i in range(3)
     }
@@ -41,9 +47,18 @@ def test_one_node_at_a_time_and_it_comes_back():
     assert "kill-node" in {choice.fault for choice in choices(storm, cluster())}
 
 
+def test_a_node_that_is_away_is_waited_for_before_another_is_struck():
+    for fault in AWAY_FAULTS:
+        storm = Storm(1, nodes=True)
+        storm.struck(Choice(fault, "node-2"), cluster(since=1.0))
+        assert not {choice.fault for choice in choices(storm, cluster(since=1.0))} & NODE_FAULTS, "not given up yet"
+        back = cluster(since=9.0)
+        assert NODE_FAULTS & {choice.fault for choice in choices(storm, back)}
+
+
 def test_nodes_are_spared_where_nobody_can_bring_them_back_or_none_would_be_left():
     for storm, status in ((Storm(1, nodes=False), cluster()), (Storm(1, nodes=True), cluster(nodes=["node-1"]))):
-        assert not {choice.fault for choice in choices(storm, status)} & set(NODE_FAULTS)
+        assert not {choice.fault for choice in choices(storm, status)} & NODE_FAULTS
 
 
 def test_no_second_exception_in_an_iteration():

@@ -1,0 +1,182 @@
+"""Each fault on a real cluster: it is detected as what it is, and the task goes on."""
+
+import asyncio
+import itertools
+
+import pytest
+import pytest_asyncio
+import torch
+from helpers.training import difference, plain_run, running_cluster, task, write_script
+from unicron_chaos.script import Rank
+from unicron_chaos.strikes import strike
+
+from unicron.contracts.events import (
+    FailureDetected,
+    IterationsSlow,
+    NodeJoined,
+    Regrouped,
+    StateSecured,
+    StateUnprotected,
+    WorkerExited,
+)
+from unicron.contracts.failures import Severity
+from unicron.contracts.tasks import NodeState, TaskState
+from unicron.errors import InvalidInputError
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+WORKERS = 3
+PACE_S = 0.01
+"""Least time of a microbatch, of which each worker has two."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scene(tmp_path_factory):
+    async with running_cluster(tmp_path_factory.mktemp("cluster"), nodes=WORKERS) as scene:
+        yield scene
+
+
+names = (f"t{number}" for number in itertools.count())
+
+
+async def whole(scene, name, above=-1):
+    """Wait until all workers compute in an epoch above that, and an iteration of theirs is done; return the epoch."""
+    [first, *_] = await scene.until(
+        lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == WORKERS and m.epoch > above]
+    )
+    await scene.until(lambda: [m for m in scene.iterations if m.task == name and m.epoch >= first.epoch])
+    await scene.until_state(name, TaskState.RUNNING)
+    return (await scene.view(name)).epoch
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def name(scene, tmp_path):
+    """A task that trains on all nodes."""
+    name = next(names)
+    await scene.client.submit(task(write_script(tmp_path), name, iterations=100_000, env={"PACE": str(PACE_S)}))
+    await whole(scene, name)
+    yield name
+    await scene.client.remove(name)
+    await scene.until(lambda: len(scene.of(WorkerExited, task=name)) >= WORKERS)
+
+
+async def struck(scene, name, node, fault, value=""):
+    """Strike the worker on a node, and return the failure that came of it when the task is whole again."""
+    view = await scene.view(name)
+    epoch, rank = view.epoch, [member.node for member in view.members].index(node)
+    made = await strike(scene.client, fault, Rank(task=name, rank=rank), value=value)
+    [failure] = await scene.until(lambda: scene.of(FailureDetected, worker=made.worker))
+    await whole(scene, name, epoch)
+    return failure
+
+
+async def test_what_ends_a_worker_is_told_apart_and_it_is_replaced(scene, name):
+    found = {}
+    for fault, value in [
+        ("exit-worker", "3"),
+        ("oom-worker", ""),
+        ("raise", "cuda-illegal-access"),
+        ("raise", "nccl-timeout"),
+        ("raise", "cuda-oom"),
+        ("raise", "connection-reset"),
+        ("xid", "13"),
+        ("ecc", "94"),
+    ]:
+        node = scene.cluster.nodes[len(found) % WORKERS]  # where one task is restarted too often, it is given up
+        failure = await struck(scene, name, node, fault, value)
+        found[fault, value] = (failure.status, failure.severity)
+        if fault == "exit-worker":
+            assert "exited with code 3" in failure.reason
+        if fault == "xid":
+            assert "Xid (PCI:" in failure.reason
+    restarted = Severity.SEV2
+    assert found == {
+        ("exit-worker", "3"): ("exited_abnormally", restarted),
+        ("oom-worker", ""): ("out_of_memory", restarted),
+        ("raise", "cuda-illegal-access"): ("illegal_memory_access", restarted),
+        ("raise", "nccl-timeout"): ("nccl_timeout", restarted),  # in place it would be, had it still a process
+        ("raise", "cuda-oom"): ("other_software_error", restarted),
+        ("raise", "connection-reset"): ("connection_reset", restarted),
+        ("xid", "13"): ("cuda_error", restarted),
+        ("ecc", "94"): ("cuda_error", restarted),
+    }
+
+
+async def test_a_reset_connection_is_reattempted_in_place_and_makes_no_difference_to_the_parameters(scene, tmp_path):
+    script, name, out = write_script(tmp_path), next(names), tmp_path / "healed.pt"
+    undisturbed = asyncio.create_task(asyncio.to_thread(plain_run, script, tmp_path / "plain.pt", ITERATIONS="20"))
+    await scene.client.submit(task(script, name, iterations=20, env={"OUT": str(out), "PACE": "0.02"}))
+    await scene.reached(name, 5)
+    before = await scene.view(name)
+    made = await strike(scene.client, "reset-connection", Rank(task=name, rank=1))
+    [failure] = await scene.until(lambda: scene.of(FailureDetected, task=name))
+    assert (failure.status, failure.severity) == ("connection_reset", Severity.SEV3)
+    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
+    assert view.state is TaskState.FINISHED, view
+    again = [m.worker for m in scene.of(Regrouped, task=name) if m.epoch > before.epoch]
+    assert made.worker in again
+    assert set(again) == {member.worker for member in before.members}, "nobody was replaced"
+    await scene.until(out.exists)
+    await asyncio.sleep(0.3)
+    assert difference(torch.load(out, weights_only=True), await undisturbed) <= 1e-5
+
+
+async def test_a_slow_worker_shows_in_the_statistics_of_its_task(scene, name):
+    await scene.reached(name, 25)
+    worker, each_s = Rank(task=name, rank=1), 2 * 20 * PACE_S
+    seconds = lambda: [m.seconds for m in scene.iterations if m.task == name]  # noqa: E731
+    await strike(scene.client, "slow-worker", worker, value="20")
+    await scene.until(lambda: min(seconds()[-3:]) >= each_s)
+    await scene.until(lambda: scene.of(IterationsSlow, task=name))
+    await strike(scene.client, "slow-worker", worker, value="1")
+    await scene.until(lambda: seconds()[-1] < each_s)
+
+
+async def test_without_room_for_copies_a_task_is_told_to_be_unprotected_until_there_is_again(scene, tmp_path):
+    name, env = next(names), {"PACE": str(PACE_S)}
+    await scene.client.submit(task(write_script(tmp_path), name, iterations=100_000, max_workers=1, env=env))
+    [secured, *_] = await scene.until(lambda: [m for m in scene.of(StateSecured, task=name) if m.nodes])
+    await strike(scene.client, "full-disk", secured.nodes[-1], value="4")
+    [unprotected, *_] = await scene.until(lambda: scene.of(StateUnprotected, task=name))
+    assert "more than the limit" in unprotected.reason
+    again = lambda: [m for m in scene.of(StateSecured, task=name, worker=unprotected.worker) if m.at > unprotected.at]  # noqa: E731
+    await scene.until(again)
+    await scene.client.remove(name)
+
+
+@pytest.mark.parametrize(("fault", "seconds"), [("cut-node", "2.5"), ("silence-node", "5")])
+async def test_a_node_that_is_silent_is_given_up_and_comes_back(scene, name, fault, seconds):
+    node, epoch = (await scene.view(name)).members[1].node, (await scene.view(name)).epoch
+    joined, given_up = len(scene.of(NodeJoined, node=node)), len(scene.of(FailureDetected, node=node, task=""))
+    await strike(scene.client, fault, node, value=seconds)
+    [failure] = await scene.until(lambda: scene.of(FailureDetected, node=node, task="")[given_up:])
+    assert (failure.status, failure.severity) == ("lost_connection", Severity.SEV1)
+    await scene.until(lambda: scene.of(NodeJoined, node=node)[joined:])
+    await whole(scene, name, epoch)
+    assert {view.state for view in (await scene.client.status()).nodes} == {NodeState.UP}
+
+
+async def test_a_sick_gpu_takes_its_node_out_of_use(scene, name):
+    node, epoch = (await scene.view(name)).members[2].node, (await scene.view(name)).epoch
+    with pytest.raises(InvalidInputError, match=r"restart-node needs an embedded cluster"):
+        await strike(scene.client, "restart-node", node)
+    await strike(scene.client, "ecc", node)
+    [failure] = await scene.until(lambda: scene.of(FailureDetected, node=node, status="ecc_error"))
+    assert failure.severity is Severity.SEV1
+    await scene.until(lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == 2 and m.epoch > epoch])
+    scene.cluster.kill_node(node)
+    await asyncio.to_thread(scene.cluster.start_process, node)
+    await whole(scene, name, epoch)
+
+
+async def test_an_agent_refuses_what_it_can_not_do(scene, name):
+    inject = scene.client.inject
+    member = (await scene.view(name)).members[0]
+    with pytest.raises(InvalidInputError, match="CODE must be a whole number from 0 to 255"):
+        await inject(member.node, "exit-worker", member.worker, "256")
+    with pytest.raises(InvalidInputError, match="silence-node strikes a whole node"):
+        await inject(member.node, "silence-node", member.worker)
+    with pytest.raises(InvalidInputError, match=f"worker 'none-7' does not run on {member.node}"):
+        await inject(member.node, "kill-worker", "none-7")
+    with pytest.raises(InvalidInputError, match=f"worker '' does not run on {member.node}"):
+        await inject(member.node, "kill-worker")
