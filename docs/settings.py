@@ -1,4 +1,4 @@
-"""Write the tables of settings in docs/operations.md from the classes themselves: `python docs/settings.py`."""
+"""Write the tables of settings and of faults in docs/operations.md from the code: `python docs/settings.py`."""
 
 import importlib
 import re
@@ -6,12 +6,14 @@ from pathlib import Path
 
 import msgspec
 
+from unicron.contracts.faults import FAULTS
 from unicron.services import SERVICES
 from unicron.settings import PREFIX, Settings
 
 PAGE = Path(__file__).with_name("operations.md")
 ROOMS = ("agent.settings", *(f"{name}.main" for name in sorted(SERVICES)))
 BEGIN, END = "<!-- settings: made by docs/settings.py -->", "<!-- end of settings -->"
+FAULTS_BEGIN, FAULTS_END = "<!-- faults: made by docs/settings.py -->", "<!-- end of faults -->"
 
 
 def meanings(kind: type[Settings]) -> dict[str, str]:
@@ -57,10 +59,23 @@ def tables() -> str:
     return "\n\n".join(parts)
 
 
+def faults() -> str:
+    """Return the Markdown table of the faults that can be injected."""
+    rows = ["| fault | strikes | value | default | what it does |", "|---|---|---|---|---|"]
+    for kind in FAULTS.values():
+        value = f"{kind.value.name}: {kind.value.allowed}" if kind.value else ""
+        default = "" if kind.value is None else "required" if kind.value.default is None else kind.value.default
+        rows.append(f"| `{kind.name}` | {' or '.join(kind.strikes)} | {value} | {default} | {kind.text} |")
+    return "\n".join(rows)
+
+
 def page() -> str:
     """Return docs/operations.md with its tables made anew."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{tables()}\n\n{END}{rest.partition(END)[2]}"
+    text = PAGE.read_text(encoding="utf-8")
+    for begin, table, end in ((BEGIN, tables(), END), (FAULTS_BEGIN, faults(), FAULTS_END)):
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n\n{table}\n\n{end}{rest.partition(end)[2]}"
+    return text
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from unicron.contracts.worker import ExitFault, RaiseFault, ResetFault, SlowFaul
 from unicron.errors import InvalidInputError
 from unicron_agent.core import AgentCore
 from unicron_agent.gpus import addresses
-from unicron_agent.kernel_log import write
+from unicron_agent.kernel_log import append
 from unicron_agent.memory import StateMemory
 from unicron_agent.supervisor import Supervisor
 from unicron_agent.workers import Worker
@@ -137,7 +137,7 @@ class Chaos:
             f"file-rss:0kB, shmem-rss:0kB, UID:{os.getuid()} pgtables:33792kB oom_score_adj:0"
         )
         try:
-            write(self._kernel_log, line, time.monotonic())
+            append(self._kernel_log, line, time.monotonic())
         except InvalidInputError as error:
             self._supervisor.kill(worker.worker)
             return f", and nothing tells why: {error}"
@@ -150,7 +150,7 @@ class Chaos:
         address = slots.get(worker.slot if worker else 0, NO_GPU)
         who = f"pid={worker.pid}, name=python" if worker else "pid='<unknown>', name=<unknown>"
         line = f"NVRM: Xid (PCI:{address}): {code}, {who}, {XIDS.get(code, 'Ch 00000008')}"
-        write(self._kernel_log, line, time.monotonic())
+        append(self._kernel_log, line, time.monotonic())
         return f": {line}"
 
 

@@ -129,7 +129,7 @@ class KernelLog:
             )
 
 
-def write(path: str, line: str, now: float) -> None:
+def append(path: str, line: str, now: float) -> None:
     """Add a line to a log, as the kernel would (chaos).
 
     Args:

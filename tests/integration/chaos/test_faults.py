@@ -17,7 +17,6 @@ from unicron.contracts.events import (
     Regrouped,
     StateSecured,
     StateUnprotected,
-    WorkerExited,
 )
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import NodeState, TaskState
@@ -57,7 +56,6 @@ async def name(scene, tmp_path):
     await whole(scene, name)
     yield name
     await scene.client.remove(name)
-    await scene.until(lambda: len(scene.of(WorkerExited, task=name)) >= WORKERS)
 
 
 async def struck(scene, name, node, fault, value=""):
@@ -156,19 +154,6 @@ async def test_a_node_that_is_silent_is_given_up_and_comes_back(scene, name, fau
     assert {view.state for view in (await scene.client.status()).nodes} == {NodeState.UP}
 
 
-async def test_a_sick_gpu_takes_its_node_out_of_use(scene, name):
-    node, epoch = (await scene.view(name)).members[2].node, (await scene.view(name)).epoch
-    with pytest.raises(InvalidInputError, match=r"restart-node needs an embedded cluster"):
-        await strike(scene.client, "restart-node", node)
-    await strike(scene.client, "ecc", node)
-    [failure] = await scene.until(lambda: scene.of(FailureDetected, node=node, status="ecc_error"))
-    assert failure.severity is Severity.SEV1
-    await scene.until(lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == 2 and m.epoch > epoch])
-    scene.cluster.kill_node(node)
-    await asyncio.to_thread(scene.cluster.start_process, node)
-    await whole(scene, name, epoch)
-
-
 async def test_an_agent_refuses_what_it_can_not_do(scene, name):
     inject = scene.client.inject
     member = (await scene.view(name)).members[0]
@@ -180,3 +165,18 @@ async def test_an_agent_refuses_what_it_can_not_do(scene, name):
         await inject(member.node, "kill-worker", "none-7")
     with pytest.raises(InvalidInputError, match=f"worker '' does not run on {member.node}"):
         await inject(member.node, "kill-worker")
+    with pytest.raises(InvalidInputError, match="restart-node is for one that was killed"):
+        await inject(member.node, "restart-node")
+    log = scene.cluster.logs / f"{member.node}.kernel.log"
+    log.rename(log.with_suffix(".moved"))
+    with pytest.raises(InvalidInputError, match="can't be written: No such file or directory; start its agent with"):
+        await inject(member.node, "xid", value="79")
+    log.with_suffix(".moved").rename(log)
+
+
+async def test_a_sick_gpu_takes_its_node_out_of_use(scene, name):
+    node, epoch = (await scene.view(name)).members[2].node, (await scene.view(name)).epoch
+    await strike(scene.client, "ecc", node)
+    [failure] = await scene.until(lambda: scene.of(FailureDetected, node=node, status="ecc_error"))
+    assert failure.severity is Severity.SEV1
+    await scene.until(lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == 2 and m.epoch > epoch])

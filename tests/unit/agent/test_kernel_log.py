@@ -4,9 +4,10 @@ import threading
 import time
 
 import pytest
-from unicron_agent.kernel_log import KernelLog, pci
+from unicron_agent.kernel_log import KernelLog, append, pci
 from unicron_agent.lines import LONGEST_LINE
 
+from unicron.errors import InvalidInputError
 from unicron.rules import load
 
 XID = "[ 12.5] NVRM: Xid (PCI:0000:3b:00): {}, pid=4711, name=python, Ch 00000008\n"
@@ -141,3 +142,19 @@ def test_a_line_that_stands_for_something_may_hold_anything(heard, path):
 @pytest.mark.parametrize("address", ["0000:3B:00", "00000000:3B:00.0", "0000:3b:00"])
 def test_addresses_are_the_same_however_they_are_written(address):
     assert pci(address) == "0000:3b:00"
+
+
+def test_a_line_that_is_written_on_purpose_is_heard_like_any_other(heard, path):
+    append(str(path), "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus.", 12.5)
+    [text] = heard.until(1)
+    assert text.startswith("[   12.500000] NVRM: Xid (PCI:0000:3b:00): 79, pid=4711")
+    assert (heard.told[0].pid, heard.told[0].slot, heard.told[0].status) == (4711, 5, "gpu_driver_error")
+
+
+def test_nothing_is_written_where_no_log_is(tmp_path):
+    with pytest.raises(InvalidInputError, match="follows no kernel's log: start its agent with UNICRON_KERNEL_LOG"):
+        append("", "a line", 0.0)
+    missing = tmp_path / "none.log"
+    with pytest.raises(InvalidInputError, match=r"none\.log can't be written: No such file or directory; start"):
+        append(str(missing), "a line", 0.0)
+    assert not missing.exists()

@@ -1,6 +1,9 @@
 """The folder that states lie in."""
 
+import pytest
 from unicron_agent.memory import StateMemory
+
+from unicron.errors import StateTransferError
 
 
 def test_of_a_worker_that_is_gone_only_what_others_may_need_stays(tmp_path):
@@ -10,3 +13,16 @@ def test_of_a_worker_that_is_gone_only_what_others_may_need_stays(tmp_path):
         (tmp_path / name).touch()
     StateMemory(tmp_path, 0).forget("t-1")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(stays)
+
+
+def test_a_full_memory_takes_no_state_more_until_it_is_freed_and_what_lies_there_stays(tmp_path):
+    memory = StateMemory(tmp_path, 1 << 40)
+    (tmp_path / "t-1.0.saved").write_bytes(b"state")
+    memory.check_room("t-2.0.saved", 5)
+    memory.fill()
+    with pytest.raises(StateTransferError, match="more than the limit of 1099511627776 bytes"):
+        memory.check_room("t-2.0.saved", 5)
+    assert memory.saved() == []
+    memory.free()
+    memory.check_room("t-2.0.saved", 5)
+    assert [path.name for path in tmp_path.iterdir()] == ["t-1.0.saved"]
