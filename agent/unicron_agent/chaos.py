@@ -22,8 +22,11 @@ from unicron_agent.workers import Worker
 SOON_S = 0.05
 """From the answer to a fault that would hold it back."""
 
-READ_S = 0.2
-"""From a line in the kernel's log to what it tells of: a process that the kernel ends takes its time, too."""
+READ_S = 1.0
+"""From a line in the kernel's log to SIGKILL, if nothing came of the line by then.
+
+It is the line that is to be heard first, as of a process whose memory the kernel takes away.
+"""
 
 NO_GPU = "0000:3b:00"
 """PCI address that an Xid has where there is no GPU."""

@@ -27,12 +27,15 @@ class Choice(NamedTuple):
 WORKER_FAULTS = ("raise", "kill-worker", "stop-worker", "exit-worker", "oom-worker", "reset-connection")
 """Those that a task heals from by itself, each at its default, and that need nothing of a node."""
 
+_OWN = {"raise", "exit-worker"}
+"""Those that a program's own error looks like."""
+
 AWAY_FAULTS = ("silence-node", "cut-node")
 """Those from which a node comes back by itself."""
 
 
 class Storm:
-    """Chooses faults; knows which nodes it took down or away, and where it raised last."""
+    """Chooses faults; knows which nodes it took down or away, and where it raised or had one exit last."""
 
     def __init__(self, seed: int, *, nodes: bool) -> None:
         self._random = random.Random(seed)
@@ -44,7 +47,7 @@ class Storm:
     def choose(self, status: Status) -> Choice | None:
         """Return the next fault for a cluster in this state, or None where nothing can be struck now.
 
-        A task gets no second exception in an iteration: that would rightly be taken for an error of its own.
+        A task gets no second exception, or exit, in an iteration: that would rightly be taken for an error of its own.
         """
         found = [Choice("restart-node", node) for node in self.down]
         up = sorted(view.node for view in status.nodes if view.state == NodeState.UP)
@@ -56,7 +59,7 @@ class Storm:
                 continue
             target = Rank(task=view.spec.name, rank=self._random.randrange(len(view.members)))
             fresh = view.iteration > self._raised.get(target.task, -2) + 1
-            found += [Choice(fault, target) for fault in WORKER_FAULTS if fault != "raise" or fresh]
+            found += [Choice(fault, target) for fault in WORKER_FAULTS if fault not in _OWN or fresh]
         return self._random.choice(found) if found else None
 
     def _someone_is_away(self, status: Status) -> bool:
@@ -79,7 +82,7 @@ class Storm:
             self.down.append(str(choice.target))
         elif choice.fault == "restart-node":
             self.down.remove(str(choice.target))
-        elif choice.fault == "raise" and isinstance(choice.target, Rank):
+        elif choice.fault in _OWN and isinstance(choice.target, Rank):
             name = choice.target.task
             self._raised[name] = next(view.iteration for view in status.tasks if view.spec.name == name)
 

@@ -68,36 +68,28 @@ async def struck(scene, name, node, fault, value=""):
     return failure
 
 
-async def test_what_ends_a_worker_is_told_apart_and_it_is_replaced(scene, name):
-    found = {}
-    for fault, value in [
-        ("exit-worker", "3"),
-        ("oom-worker", ""),
-        ("raise", "cuda-illegal-access"),
-        ("raise", "nccl-timeout"),
-        ("raise", "cuda-oom"),
-        ("raise", "connection-reset"),
-        ("xid", "13"),
-        ("ecc", "94"),
-    ]:
+ENDS = {
+    ("exit-worker", "3"): "exited_abnormally",
+    ("oom-worker", ""): "out_of_memory",
+    ("xid", "13"): "cuda_error",
+    ("ecc", "94"): "cuda_error",
+    ("raise", "cuda-illegal-access"): "illegal_memory_access",
+    ("raise", "cuda-oom"): "other_software_error",
+    ("raise", "nccl-timeout"): "nccl_timeout",  # it would be attempted again in place, had it still a process
+    ("raise", "connection-reset"): "connection_reset",
+}
+
+
+@pytest.mark.parametrize("ends", [list(ENDS)[:4], list(ENDS)[4:]], ids=["outside", "raised"])
+async def test_what_ends_a_worker_is_told_apart_and_it_is_replaced(scene, name, ends):
+    found, reasons = {}, {}
+    for fault, value in ends:
         node = scene.cluster.nodes[len(found) % WORKERS]  # where one task is restarted too often, it is given up
         failure = await struck(scene, name, node, fault, value)
-        found[fault, value] = (failure.status, failure.severity)
-        if fault == "exit-worker":
-            assert "exited with code 3" in failure.reason
-        if fault == "xid":
-            assert "Xid (PCI:" in failure.reason
-    restarted = Severity.SEV2
-    assert found == {
-        ("exit-worker", "3"): ("exited_abnormally", restarted),
-        ("oom-worker", ""): ("out_of_memory", restarted),
-        ("raise", "cuda-illegal-access"): ("illegal_memory_access", restarted),
-        ("raise", "nccl-timeout"): ("nccl_timeout", restarted),  # in place it would be, had it still a process
-        ("raise", "cuda-oom"): ("other_software_error", restarted),
-        ("raise", "connection-reset"): ("connection_reset", restarted),
-        ("xid", "13"): ("cuda_error", restarted),
-        ("ecc", "94"): ("cuda_error", restarted),
-    }
+        found[fault, value], reasons[fault] = (failure.status, failure.severity), failure.reason
+    assert found == {each: (ENDS[each], Severity.SEV2) for each in ends}, reasons
+    assert "exited with code 3" in reasons.get("exit-worker", "exited with code 3")
+    assert "Xid (PCI:" in reasons.get("xid", "Xid (PCI:")
 
 
 async def test_a_reset_connection_is_reattempted_in_place_and_makes_no_difference_to_the_parameters(scene, tmp_path):
@@ -121,9 +113,9 @@ async def test_a_reset_connection_is_reattempted_in_place_and_makes_no_differenc
 
 async def test_a_slow_worker_shows_in_the_statistics_of_its_task(scene, name):
     await scene.reached(name, 25)
-    worker, each_s = Rank(task=name, rank=1), 2 * 20 * PACE_S
+    worker, each_s = Rank(task=name, rank=1), 2 * 12 * PACE_S
     seconds = lambda: [m.seconds for m in scene.iterations if m.task == name]  # noqa: E731
-    await strike(scene.client, "slow-worker", worker, value="20")
+    await strike(scene.client, "slow-worker", worker, value="12")
     await scene.until(lambda: min(seconds()[-3:]) >= each_s)
     await scene.until(lambda: scene.of(IterationsSlow, task=name))
     await strike(scene.client, "slow-worker", worker, value="1")

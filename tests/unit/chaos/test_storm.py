@@ -1,3 +1,4 @@
+import pytest
 from unicron_chaos.script import Rank
 from unicron_chaos.storm import AWAY_FAULTS, WORKER_FAULTS, Choice, Storm
 
@@ -61,11 +62,12 @@ def test_nodes_are_spared_where_nobody_can_bring_them_back_or_none_would_be_left
         assert not {choice.fault for choice in choices(storm, status)} & NODE_FAULTS
 
 
-def test_no_second_exception_in_an_iteration():
+@pytest.mark.parametrize("fault", ["raise", "exit-worker"])
+def test_no_second_exception_and_no_second_exit_in_an_iteration(fault):
     storm = Storm(1, nodes=False)
-    storm.struck(Choice("raise", Rank(task="gpt", rank=0)), cluster(iteration=5))
-    assert "raise" not in {choice.fault for choice in choices(storm, cluster(iteration=6))}
-    assert "raise" in {choice.fault for choice in choices(storm, cluster(iteration=7))}
+    storm.struck(Choice(fault, Rank(task="gpt", rank=0)), cluster(iteration=5))
+    assert not {"raise", "exit-worker"} & {choice.fault for choice in choices(storm, cluster(iteration=6))}
+    assert {choice.fault for choice in choices(storm, cluster(iteration=7))} >= {"raise", "exit-worker"}
 
 
 def test_tasks_that_heal_or_are_alone_are_spared():
