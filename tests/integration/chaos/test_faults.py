@@ -12,14 +12,16 @@ from unicron_chaos.strikes import strike
 
 from unicron.contracts.events import (
     FailureDetected,
-    IterationsSlow,
     NodeJoined,
     Regrouped,
     StateSecured,
     StateUnprotected,
 )
 from unicron.contracts.failures import Severity
+from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
+from unicron.contracts.stragglers import RecordingSwitched
 from unicron.contracts.tasks import NodeState, TaskState
+from unicron.contracts.timings import DEFAULT_SHARE
 from unicron.errors import InvalidInputError
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -111,15 +113,19 @@ async def test_a_reset_connection_is_reattempted_in_place_and_makes_no_differenc
     assert difference(torch.load(out, weights_only=True), await undisturbed) <= 1e-5
 
 
-async def test_a_slow_worker_shows_in_the_statistics_of_its_task(scene, name):
-    await scene.reached(name, 25)
-    worker, each_s = Rank(task=name, rank=1), 2 * 12 * PACE_S
-    seconds = lambda: [m.seconds for m in scene.iterations if m.task == name]  # noqa: E731
-    await strike(scene.client, "slow-worker", worker, value="12")
-    await scene.until(lambda: min(seconds()[-3:]) >= each_s)
-    await scene.until(lambda: scene.of(IterationsSlow, task=name))
-    await strike(scene.client, "slow-worker", worker, value="1")
-    await scene.until(lambda: seconds()[-1] < each_s)
+async def test_a_slow_worker_is_named_and_recorded_closely_until_it_is_over(scene, name):
+    await scene.reached(name, 40)
+    made = await strike(scene.client, "slow-worker", Rank(task=name, rank=1), value="12")
+    slowdowns = lambda: [m for m in scene.of(SlowdownDetected, task=name) if m.recent_s > 12 * PACE_S]  # noqa: E731
+    [slowdown, *_] = await scene.until(slowdowns)
+    assert (slowdown.workers[0].worker, slowdown.workers[0].rank) == (made.worker, 1)
+    assert slowdown.workers[0].factor > 3
+    shares = lambda: [m.share for m in scene.of(RecordingSwitched, task=name) if m.at > made.at]  # noqa: E731
+    assert (await scene.until(shares))[-1] == 1.0
+    await strike(scene.client, "slow-worker", Rank(task=name, rank=1), value="1")
+    ended = lambda: [m for m in scene.of(SlowdownEnded, task=name) if m.at > slowdown.at]  # noqa: E731
+    assert (await scene.until(ended))[0].reason == "back in its band"
+    await scene.until(lambda: shares()[-1] == DEFAULT_SHARE)
 
 
 async def test_without_room_for_copies_a_task_is_told_to_be_unprotected_until_there_is_again(scene, tmp_path):
