@@ -6,7 +6,7 @@ What it has done on the node it leaves to others: to `unicron_agent.node`, or to
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from unicron import subjects
 from unicron.aio import insist, together
@@ -52,7 +52,7 @@ class Agent:
         bus: its connection.
         outbox: where its facts go.
         carry_out: does what the core wants done on the node.
-        stopped: returns the workers whose processes are stopped.
+        look: returns which workers' processes are stopped, and which of the late ones' sleep.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class Agent:
         bus: Bus,
         outbox: Outbox,
         carry_out: Callable[[Effect], None],
-        stopped: Callable[[], Collection[str]],
+        look: Callable[[], Tick],
     ) -> None:
         self.core = core
         self._bus = bus
         self._outbox = outbox
         self._carry_out = carry_out
-        self._stopped = stopped
+        self._look = look
         self._asked = asyncio.Event()
         self._floods = Floods(LETTERS)
 
@@ -116,7 +116,7 @@ class Agent:
 
     async def _tick(self) -> None:
         while True:
-            self.handle(Tick(self._stopped()))
+            self.handle(self._look())
             self._sum_up()
             await asyncio.sleep(TICK_S)
 

@@ -1,7 +1,5 @@
 """The agent's decisions, pure: stimuli go in, facts for the bus and effects for the shell come out."""
 
-from collections.abc import Collection
-
 import msgspec
 
 from unicron.checks import share_problems
@@ -43,7 +41,6 @@ from unicron.contracts.worker import (
     Joined,
     Kept,
     Membership,
-    Ping,
     Sample,
     Saved,
     ToAgent,
@@ -81,10 +78,8 @@ from unicron_agent.stimuli import (
     WorkerSaid,
 )
 from unicron_agent.timings import Timings
+from unicron_agent.watch import Watch
 from unicron_agent.workers import StallLimits, Worker
-
-PING_S = 0.2
-"""How long a worker may be quiet before it is asked whether it is there."""
 
 FRESH = 6
 """Heartbeats after joining that come at the agent's own pace: only then the server may tell of the end of an earlier
@@ -140,9 +135,9 @@ class AgentCore:
         self.workers: dict[str, Worker] = {}
         self.states = States(card.node, card.state_server)
         self._hardware = Hardware(card.node)
-        self._timings = Timings(card.node)
+        self._timings, self._watch = Timings(card.node), Watch(card.node, limits)
         self.samples: dict[str, Sample] = {}
-        self._card, self._boot, self._limits, self._heartbeat_s = card, boot, limits, heartbeat_s
+        self._card, self._boot, self._heartbeat_s = card, boot, heartbeat_s
         self._joins = 0
         self._awaited: set[str] = set()
         self._join_by = self._beat_at = self._paced_s = 0.0
@@ -168,8 +163,8 @@ class AgentCore:
         match stimulus:
             case EntryRead():
                 out = self._read(stimulus)
-            case Tick(stopped):
-                out = self._tick(now, stopped)
+            case Tick():
+                out = self._tick(now, stimulus)
             case CopySent() | CopyReceived() | StateUnsound() | StorageTold():
                 out = self.states.hear(stimulus, self.workers, now)
             case TokenRead(token):
@@ -390,7 +385,9 @@ class AgentCore:
         if worker is None:
             return []
         removed = self.states.gone(exited.worker)
-        self._timings.keep({each.task for each in self.workers.values()})
+        tasks = {each.task for each in self.workers.values()}
+        self._timings.keep(tasks)
+        self._watch.keep(tasks)
         fact = WorkerExited(
             node=self.node,
             slot=worker.slot,
@@ -484,8 +481,8 @@ class AgentCore:
             if (each.task, each.epoch) == (worker.task, worker.epoch) and not each.finished
         ]
 
-    def _tick(self, now: float, stopped: Collection[str]) -> Out:
-        """Say that this node lives, ask the quiet workers whether they do, and report those that have stalled."""
+    def _tick(self, now: float, tick: Tick) -> Out:
+        """Say that this node lives, and look at its workers."""
         out = self.states.tick(now)
         if not self.incarnation and now >= self._join_by:
             out += self._join()
@@ -493,9 +490,4 @@ class AgentCore:
             self._beats += 1
             self._beat_at = now + max(self._heartbeat_s, self._paced_s if self._beats >= FRESH else 0.0)
             out.append(NodeHeartbeat(node=self.node, incarnation=self.incarnation))
-        for name, worker in self.workers.items():
-            if worker.pid and now - worker.heard_at > PING_S:
-                out.append(SendToWorker(name, Ping()))
-            out += worker.long_away(self.node, self._limits, now)
-            out += worker.stalled(self.node, self._limits, now, stopped=name in stopped)
-        return out
+        return out + self._watch.tick(self.workers, tick, now)

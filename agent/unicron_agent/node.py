@@ -29,6 +29,7 @@ from unicron.errors import (
 )
 from unicron.health import ALIVE
 from unicron.rules import load
+from unicron_agent.activity import asleep, is_stopped
 from unicron_agent.agent import Agent
 from unicron_agent.channels import Channels
 from unicron_agent.chaos import Chaos
@@ -66,11 +67,12 @@ from unicron_agent.stimuli import (
     StorageTold,
     StorePart,
     StoreToken,
+    Tick,
     UseStorage,
     WorkerSaid,
 )
 from unicron_agent.storing import Job, done
-from unicron_agent.supervisor import Supervisor, is_stopped
+from unicron_agent.supervisor import Supervisor
 from unicron_agent.traffic import NodeTraffic
 from unicron_agent.workers import StallLimits, communicating
 
@@ -225,13 +227,19 @@ class Node:
         )
         stored = self._token_file.read_text().strip() if self._token_file.exists() else ""
         token = int(stored) if stored.isdecimal() else 0  # the lease is read before any other is believed
-        limits = StallLimits(hang_s=self._settings.hang_s, between_s=self._settings.between_s)
+        limits = StallLimits(
+            asleep_s=self._settings.asleep_s, hang_s=self._settings.hang_s, between_s=self._settings.between_s
+        )
         core = AgentCore(card, self._boot, token, limits, self._settings.heartbeat_s)
         outbox = Outbox(self._bus, self._clock, self._name, self._boot, self._alive.touch)
-        return Agent(core, self._bus, outbox, self._carry_out, self._stopped)
+        return Agent(core, self._bus, outbox, self._carry_out, self._look)
 
-    def _stopped(self) -> list[str]:
-        return [name for name, worker in self._agent.core.workers.items() if is_stopped(worker.pid)]
+    def _look(self) -> Tick:
+        """Look at the workers' processes."""
+        workers, now = self._agent.core.workers, asyncio.get_running_loop().time()
+        stopped = [name for name, worker in workers.items() if is_stopped(worker.pid)]
+        late = {name: asleep(worker.pid) for name, worker in workers.items() if worker.pid and worker.is_late(now)}
+        return Tick(stopped, {name: used for name, used in late.items() if used is not None})
 
     def _adopt(self) -> None:
         """Give the agent the workers that outlived an earlier one."""

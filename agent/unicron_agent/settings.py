@@ -21,7 +21,9 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
         rack: that the node is in, or the switch it is behind: copies of its states are kept elsewhere.
         heartbeat_s: seconds between signs of life.
         state_limit: bytes that saved states may take in this node's memory; 0: half of the file system they lie in.
-        hang_s: seconds without progress after which a worker that still answers counts as hung.
+        asleep_s: seconds without progress after which a worker counts as hung whose processes all sleep meanwhile,
+            where no other of its task here does so.
+        hang_s: seconds without progress after which any worker that still answers counts as hung.
         between_s: seconds that a script may be busy between two iterations, with an evaluation, say.
         kernel_log: the kernel's log of this machine, /dev/kmsg or a file that a log daemon writes; empty: not watched.
         rules: folder of TOML files with rules of your own, tried before ours (docs/operations.md); empty for none.
@@ -39,6 +41,7 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
     rack: str = ""
     heartbeat_s: float = 0.5
     state_limit: int = 0
+    asleep_s: float = 2.0
     hang_s: float = 20.0
     between_s: float = 1800.0
     kernel_log: str = ""
@@ -49,7 +52,7 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_seconds("heartbeat_s", most=SLOWEST_BEAT_S)
-        self.check_seconds("hang_s", "between_s", "leave_s")
+        self.check_seconds("asleep_s", "hang_s", "between_s", "leave_s")
         self.check_order("hang_s", "between_s", "a script would have less time between two iterations than in one")
 
     @property

@@ -1,7 +1,7 @@
 """What the agent's core hears, and what it has its shell do: the whole interface between the two."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from unicron.contracts.base import Message, Record
 from unicron.contracts.commands import CommitCheckpoint, FindCheckpoint, StartWorker
@@ -175,9 +175,11 @@ class Tick:
 
     Attributes:
         stopped: workers whose processes are stopped now.
+        asleep: of the late workers those whose processes all sleep, with the seconds of CPU that these have used.
     """
 
     stopped: Collection[str] = ()
+    asleep: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

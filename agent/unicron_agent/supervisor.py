@@ -17,6 +17,7 @@ import msgspec
 
 from unicron.contracts.commands import StartWorker
 from unicron.errors import UnicronError
+from unicron_agent.activity import start_time
 from unicron_agent.output import Outputs
 from unicron_agent.stimuli import ProcessExited, Running
 
@@ -142,7 +143,7 @@ class Supervisor:
             task=command.task,
             slot=command.slot,
             pid=pid,
-            started=_start_time(pid) or 0,
+            started=start_time(pid) or 0,
             log=str(log),
             correlation=command.correlation,
             place=command.place,
@@ -167,7 +168,7 @@ class Supervisor:
                 continue
             found.append(running)
             self._outputs.follow(running.worker, running.log)
-            if _start_time(running.pid) == running.started:
+            if start_time(running.pid) == running.started:
                 self._watch(running)
             else:
                 asyncio.get_running_loop().call_soon(self._gone, running, None)
@@ -254,22 +255,3 @@ def _python_script(command: list[str]) -> tuple[bool, list[str]] | None:
     if command[1] == "-m" and len(command) > 2:
         return True, command[2:]
     return None if command[1].startswith("-") else (False, command[1:])
-
-
-def is_stopped(pid: int) -> bool:
-    """Return whether a signal or a debugger has stopped the process (proc_pid_stat(5))."""
-    return _stat(pid)[0] in "Tt"
-
-
-def _start_time(pid: int) -> int | None:
-    """Return when the process started, in clock ticks since boot; None where there is none or it is a zombie."""
-    fields = _stat(pid)
-    return None if fields[0] == "Z" else int(fields[19])
-
-
-def _stat(pid: int) -> list[str]:
-    """Return what the kernel tells of a process, from its state on; where there is none, that of a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return ["Z"]

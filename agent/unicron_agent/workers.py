@@ -1,5 +1,6 @@
 """A worker as its agent knows it: where it is, and whether it has stalled."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,11 +8,17 @@ from dataclasses import dataclass
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import WorkerAway, WorkerStalled
 from unicron.contracts.tasks import ParallelLayout, WorkerPhase, WorkerStatus
-from unicron.contracts.worker import Finished, Hello, Iterated, Joined, Membership, Progress, Ready, ToAgent
+from unicron.contracts.worker import Finished, Hello, Iterated, Joined, Membership, Pong, Progress, Ready, ToAgent
 from unicron_agent.stimuli import Running
 
 BUSY = frozenset({WorkerPhase.COMPUTE, WorkerPhase.REDUCE, WorkerPhase.STEP, WorkerPhase.BETWEEN})
 """Phases in which a worker is to make progress."""
+
+LATE_S = 0.1
+"""A microbatch that takes longer than usual by that much has its worker's processes looked at."""
+
+AWAKE, TICK_S = 0.05, 0.011
+"""Whose processes use more of a core than that, besides one tick of the kernel's clock, does something."""
 
 AWAY_S = 10.0
 """A script that is busy for that long between two iterations is told of: well before a regroup is given up (30 s)."""
@@ -27,13 +34,15 @@ class StallLimits:
     Attributes:
         factor: of the mean of its own microbatches (paper section 4.1 says 3, of an iteration).
         stopped_s: floor for a process that a signal or a debugger has stopped.
-        hang_s: floor for one that runs; its script may be busy with something that is no microbatch, and where its
-            control thread does not answer, something may hold the interpreter's lock, or the processor is not enough.
+        asleep_s: floor for one that is alone in its task here in that all its processes sleep.
+        hang_s: floor for any other; its script may be busy with something that is no microbatch, and where its control
+            thread does not answer, something may hold the interpreter's lock, or the processor is not enough.
         between_s: between two iterations, for what the script does there.
     """
 
     factor: float = 3.0
     stopped_s: float = 0.7
+    asleep_s: float = 2.0
     hang_s: float = 20.0
     between_s: float = 1800.0
 
@@ -47,7 +56,8 @@ class Worker:
         queued: the command to start it, as long as the slot's last process is not gone.
         membership: the newest that it was sent.
         interval_s: running mean of the time between two signs of progress while computing; None before the first.
-        reported: the epoch and iteration for which a stall was reported already, and whether it was stopped then.
+        asleep: since when its processes have slept, and the CPU seconds used by then; None while they have not.
+        reported: the epoch and iteration for which a stall was reported last, and of which kind.
         away: the newest epoch and the iteration for which was told that its script is busy before it.
     """
 
@@ -70,7 +80,8 @@ class Worker:
     interval_s: float | None = None
     stopping: bool = False
     finished: bool = False
-    reported: tuple[int, int, bool] | None = None
+    asleep: tuple[float, float] | None = None
+    reported: tuple[int, int, str] | None = None
     away: tuple[int, int] | None = None
 
     @classmethod
@@ -105,6 +116,8 @@ class Worker:
     def note(self, message: ToAgent, now: float) -> None:
         """Keep what the worker said of its whereabouts."""
         self.heard_at = now
+        if not isinstance(message, Pong):
+            self.asleep = None
         match message:
             case Hello():
                 self.epoch, self.iteration, self.ready = message.epoch, message.iteration, message.ready
@@ -130,10 +143,35 @@ class Worker:
         self.phase, self.iteration, self.done = message.phase, message.iteration, message.done
         self.moved_at = now
 
-    def stalled(self, node: str, limits: StallLimits, now: float, *, stopped: bool) -> list[WorkerStalled]:
-        """Return the fact that it has made no progress for too long, once an iteration; `stopped`: its process is.
+    def is_late(self, now: float) -> bool:
+        """Return whether its microbatch takes longer than usual by so much that its processes are to be looked at."""
+        computes = self.phase in {WorkerPhase.COMPUTE, WorkerPhase.STEP} and not (self.stopping or self.finished)
+        return computes and self.interval_s is not None and now - self.moved_at > self.interval_s + LATE_S
 
-        One that is stopped can't even wait for others; it answered until then, whatever its last progress was.
+    def look(self, used_s: float | None, now: float) -> None:
+        """Note that it is late, and how much CPU its processes have used by now; None: some of them are awake."""
+        began, used_then = self.asleep or (now, used_s or 0.0)
+        if used_s is None or used_s - used_then > AWAKE * (now - began) + TICK_S:
+            self.asleep = None
+        elif self.asleep is None:
+            self.asleep = now, used_s
+
+    def asleep_s(self, now: float) -> float:
+        """Return for how long its processes have slept, as far as is known."""
+        return now - self.asleep[0] if self.asleep else 0.0
+
+    def stalled(
+        self, node: str, limits: StallLimits, now: float, *, stopped: bool, asleep_s: float = math.inf
+    ) -> list[WorkerStalled]:
+        """Return the fact that it has made no progress for too long, once an iteration.
+
+        Args:
+            node: that it is on.
+            limits: of the agent.
+            now: monotonic seconds.
+            stopped: its process is. One that is can't even wait for others; it answered until then, whatever its last
+                progress was.
+            asleep_s: how long it may be without progress while all its processes sleep.
         """
         between = self.phase is WorkerPhase.BETWEEN
         idle = self.phase not in BUSY or (self.interval_s is None and not between)
@@ -142,7 +180,10 @@ class Worker:
         usual = limits.factor * (self.interval_s or 0.0)
         limit = max(limits.stopped_s if stopped else limits.between_s if between else limits.hang_s, usual)
         waited = now - (self.heard_at if stopped else self.moved_at)
-        place = (self.epoch, self.iteration, stopped)
+        sleeps = not stopped and waited < limit and self.asleep_s(now) >= max(asleep_s, usual) / 2
+        if sleeps:
+            limit = max(asleep_s, usual)
+        place = (self.epoch, self.iteration, "stopped" if stopped else "asleep" if sleeps else "")
         if waited < limit or self.reported == place:
             return []
         self.reported = place
@@ -158,6 +199,7 @@ class Worker:
                 waited_s=waited,
                 limit_s=limit,
                 responsive=not stopped and now - self.heard_at < SILENT_S,
+                asleep=sleeps,
             )
         ]
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from unicron_agent import stimuli
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
-from unicron_agent.stimuli import Running, WorkerSaid
+from unicron_agent.stimuli import Running, Tick, WorkerSaid
 
 from unicron import proofs
 from unicron.aio import insist
@@ -78,11 +78,11 @@ class Machine:
         card = NodeJoined(node=self.name, incarnation="", host=self.name, slots=slots, rendezvous=f"{self.name}:1")
         card = replace(card, state_server=self.address)
         core, outbox = self.make_core(card, boot, self.token), self.make_outbox(link, self.clock, self.name, boot)
-        self.agent = WatchedAgent(core, link, outbox, self._carry_out, self._stopped, self.invariants)
+        self.agent = WatchedAgent(core, link, outbox, self._carry_out, self._look, self.invariants)
         self.agent.task = asyncio.ensure_future(self._run(self.agent))
 
-    def _stopped(self) -> list[str]:
-        return [name for name, trainer in self.processes.items() if trainer.paused]
+    def _look(self) -> Tick:
+        return Tick([name for name, trainer in self.processes.items() if trainer.paused])
 
     async def _run(self, agent: WatchedAgent) -> None:
         with contextlib.suppress(CrashedError):

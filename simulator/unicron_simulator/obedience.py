@@ -1,13 +1,13 @@
 """The real agent in a storm; what it makes of each command is checked."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from unicron_agent.agent import Agent
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
 from unicron_agent.states import Out
-from unicron_agent.stimuli import Effect, StoreToken
+from unicron_agent.stimuli import Effect, StoreToken, Tick
 
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Command
@@ -33,10 +33,10 @@ class WatchedAgent(Agent):
         link: Link,
         outbox: Outbox,
         carry_out: Callable[[Effect], None],
-        stopped: Callable[[], Collection[str]],
+        look: Callable[[], Tick],
         invariants: Invariants,
     ) -> None:
-        super().__init__(core, link, outbox, carry_out, stopped)
+        super().__init__(core, link, outbox, carry_out, look)
         self.link = link
         self.connected: set[str] = set()
         self._invariants, self._obey = invariants, core.obey

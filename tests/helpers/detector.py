@@ -135,7 +135,7 @@ class DetectorHarness:
         told = {"iteration": 3, "place": 0, "replica": 1, "digests": ["a", "b", "a"]}
         return self.feed(StateDiverged(**self.places[worker], epoch=epoch, **told))
 
-    def stall(self, worker, epoch=0, phase="compute", responsive=True):
+    def stall(self, worker, epoch=0, phase="compute", responsive=True, asleep=False):
         fact = WorkerStalled(
             **self.places[worker],
             epoch=epoch,
@@ -144,6 +144,7 @@ class DetectorHarness:
             waited_s=3.0,
             limit_s=2.0,
             responsive=responsive,
+            asleep=asleep,
         )
         return self.feed(fact)
 

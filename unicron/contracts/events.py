@@ -133,6 +133,7 @@ class WorkerStalled(WorkerFact, kw_only=True, frozen=True):
         waited_s: seconds since its last sign of progress; of life, where its process is stopped.
         limit_s: what was allowed: three times its usual microbatch, with a floor.
         responsive: whether it answers; a stopped process does not.
+        asleep: all its processes sleep, and it is the only one of its task on its node of which that is so.
     """
 
     epoch: Number
@@ -141,6 +142,7 @@ class WorkerStalled(WorkerFact, kw_only=True, frozen=True):
     waited_s: Seconds
     limit_s: Seconds
     responsive: bool
+    asleep: bool = False
 
 
 class WorkerAway(WorkerFact, kw_only=True, frozen=True):

@@ -19,6 +19,7 @@ from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.rules import Rules
 from unicron_detector.report import Reporter
 from unicron_detector.state import Starting, Worker
+from unicron_detector.timers import TimerKind
 
 SIGNATURES = 64
 """Possible user's errors that are remembered per task."""
@@ -148,12 +149,35 @@ class Processes:
             task.seen.pop(next(iter(task.seen)))
         return []
 
+    def sleeps(self, stalled: WorkerStalled) -> list[Message]:
+        """Hold the report of a worker that sleeps: where others of its task do, they wait for something they share."""
+        task, out = self._reporter.task(stalled.task), list[Message]()
+        if not task.sleepers:
+            self._reporter.arm(out, TimerKind.SLEEP, stalled.task, self._reporter.limits.collective_hold_s)
+        task.sleepers[stalled.worker] = stalled
+        return out
+
+    def slept(self, name: str) -> list[Message]:
+        """Report the one that sleeps; of several, only that they do: their agents tell again, as of any other."""
+        task = self._state.tasks.get(name)
+        if task is None or not task.sleepers:
+            return []
+        sleepers, task.sleepers = list(task.sleepers.values()), {}
+        if len(sleepers) == 1:
+            return self.hangs(sleepers[0])
+        names, iteration = ", ".join(each.worker for each in sleepers), sleepers[0].iteration
+        if task.closed:
+            return []
+        text = f"{len(sleepers)} workers of {name} sleep at once in iteration {iteration} ({names})"
+        return [Alert(text=f"{text}: look at what they share", task=name)]
+
     def hangs(self, stalled: WorkerStalled) -> list[Message]:
         """Report a process that makes no progress of its own."""
         worker = self._state.workers.get(stalled.worker)
         if worker and worker.epoch > stalled.epoch:
             return []  # it has gone on since
         answers = "still answers" if stalled.responsive else "does not answer"
+        answers += " while all its processes sleep" * stalled.asleep
         return self._reporter.fail(
             FailureDetected(
                 severity=Severity.SEV2,

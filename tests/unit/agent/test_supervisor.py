@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from unicron_agent.supervisor import is_stopped
+from unicron_agent.activity import is_stopped
 
 
 def test_a_process_is_stopped_from_the_signal_until_it_goes_on():

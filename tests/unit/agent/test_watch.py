@@ -1,0 +1,178 @@
+"""Workers whose processes all sleep in the middle of a microbatch."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+from unicron_agent.activity import asleep
+from unicron_agent.stimuli import Tick
+from unicron_agent.watch import Watch
+from unicron_agent.workers import StallLimits, Worker
+
+from unicron.contracts.events import WorkerStalled
+from unicron.contracts.tasks import WorkerPhase
+from unicron.contracts.worker import Pong, Progress
+
+STEP_S = 0.1
+
+
+class Node:
+    """A node whose workers compute microbatches of one second, until they are said to do something else."""
+
+    def __init__(self, *names, task="gpt", microbatch_s=1.0):
+        self.watch = Watch("n1", StallLimits())
+        self.workers = {name: Worker(worker=name, task=task, slot=0, pid=7, ready=True) for name in names}
+        self.now, self.used, self.awake = 100.0, dict.fromkeys(names, 0.0), set()
+        for done in range(4):
+            self.now += microbatch_s
+            self.progress(*names, done=done)
+
+    def progress(self, *names, done, phase=WorkerPhase.COMPUTE):
+        for name in names:
+            self.workers[name].note(Progress(iteration=3, phase=phase, done=done), self.now)
+
+    def wait(self, seconds, *, cpu=0.0):
+        """Let time pass in which processes use that share of a core; return what was told, with when."""
+        told, end = [], self.now + seconds
+        while self.now < end:
+            self.now += STEP_S
+            late = [name for name, worker in self.workers.items() if worker.is_late(self.now)]
+            for name in self.workers:
+                self.used[name] += cpu * STEP_S
+                self.workers[name].note(Pong(), self.now)
+            tick = Tick((), {name: self.used[name] for name in late if name not in self.awake})
+            out = self.watch.tick(self.workers, tick, self.now)
+            told += [(self.now, fact) for fact in out if isinstance(fact, WorkerStalled)]
+        return told
+
+
+def test_one_that_sleeps_is_told_after_three_microbatches():
+    node = Node("gpt-1")
+    since = node.now
+    [(at, fact)] = node.wait(15.0)
+    assert at - since == pytest.approx(3.0, abs=2 * STEP_S)
+    assert (fact.worker, fact.asleep, fact.responsive, fact.limit_s) == ("gpt-1", True, True, pytest.approx(3.0))
+
+
+def test_where_microbatches_are_short_it_has_two_seconds():
+    node = Node("gpt-1", microbatch_s=0.05)
+    since = node.now
+    [(at, fact)] = node.wait(15.0)
+    assert at - since == pytest.approx(2.0, abs=2 * STEP_S)
+    assert fact.limit_s == 2.0
+
+
+def test_it_is_told_again_as_any_other_that_makes_no_progress():
+    node = Node("gpt-1")
+    assert [fact.asleep for _, fact in node.wait(40.0)] == [True, False]
+
+
+@pytest.mark.parametrize("how", ["uses the processor", "is awake", "waits for others"])
+def test_one_that_does_something_is_given_longer(how):
+    node = Node("gpt-1")
+    if how == "is awake":
+        node.awake.add("gpt-1")
+    if how == "waits for others":
+        node.progress("gpt-1", done=3, phase=WorkerPhase.REDUCE)
+    [(_, fact)] = node.wait(30.0, cpu=0.3 if how == "uses the processor" else 0.0)
+    assert (fact.asleep, fact.limit_s) == (False, 20.0)
+
+
+def test_answering_its_agent_is_not_doing_something():
+    assert node_told(Node("gpt-1"), cpu=0.01) == [True]
+
+
+def node_told(node, **how):
+    return [fact.asleep for _, fact in node.wait(15.0, **how)]
+
+
+def test_several_that_sleep_at_once_wait_for_something_they_share():
+    assert node_told(Node("gpt-1", "gpt-2")) == []
+
+
+def test_one_beside_others_that_wait_for_it_is_told():
+    node = Node("gpt-1", "gpt-2")
+    node.progress("gpt-2", done=4, phase=WorkerPhase.REDUCE)
+    assert node_told(node) == [True]
+
+
+def test_a_task_that_has_waited_for_long_once_may_wait_twice_as_long():
+    node = Node("gpt-1")
+    assert node.wait(2.9) == []  # storage was slow, say
+    node.progress("gpt-1", done=4)
+    [(_, fact)] = node.wait(15.0)
+    assert fact.limit_s == pytest.approx(2 * 1.8, abs=3 * STEP_S)
+
+
+def test_and_one_that_was_ended_for_it_leaves_more_time_to_the_next():
+    node = Node("gpt-1")
+    [(_, fact)] = node.wait(4.0)
+    del node.workers["gpt-1"]
+    node.wait(0.5)
+    again = Node("gpt-2")
+    again.watch = node.watch
+    [(_, later)] = again.wait(15.0)
+    assert later.limit_s > 1.5 * fact.limit_s
+    node.watch.keep([])
+    third = Node("gpt-3")
+    third.watch = node.watch
+    [(_, forgotten)] = third.wait(15.0)
+    assert forgotten.limit_s == pytest.approx(3.0)
+
+
+# --- what the kernel tells -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def begin(code):
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout.readline() == b"now\n"
+        time.sleep(0.1)
+        return process.pid
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def looks(pid, seconds=0.5):
+    """Look again and again; return what was seen."""
+    found, end = [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        found.append(asleep(pid))
+        time.sleep(0.02)
+    return found
+
+
+def test_a_process_that_sleeps_does(start):
+    found = looks(start("import time; print('now', flush=True); time.sleep(60)"))
+    assert None not in found
+    assert found[-1] - found[0] <= 0.01
+
+
+SPIN = "import time\nend = time.monotonic() + 30\nwhile time.monotonic() < end: pass"
+
+
+@pytest.mark.parametrize("where", ["itself", "a thread", "a child", "a child of a thread"])
+def test_one_whose_thread_or_child_computes_does_not(start, where):
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SPIN!r}])"
+    code = {
+        "itself": SPIN,
+        "a thread": f"import threading\nthreading.Thread(target=exec, args=({SPIN!r}, {{}}), daemon=True).start()\n"
+        "import time; time.sleep(60)",
+        "a child": child,
+        "a child of a thread": f"import threading\nthreading.Thread(target=exec, args=({child!r}, {{}})).start()",
+    }[where]
+    assert None in looks(start(f"print('now', flush=True)\n{code}"))
+
+
+def test_one_that_is_gone_sleeps_for_ever():
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert asleep(process.pid) == 0.0
