@@ -47,6 +47,8 @@ class Watch:
             if asleep[worker.task] == 1:
                 may_sleep_s = min(max(self._limits.asleep_s, 2 * patience), self._limits.hang_s)
             stopped = name in tick.stopped
+            if worker.asleep and not stopped:
+                out += worker.sleeping(self._node, self._limits, now, max(self._limits.asleep_s, 2 * patience))
             out += worker.stalled(self._node, self._limits, now, stopped=stopped, asleep_s=may_sleep_s)
         return out
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from unicron.contracts.commands import StartWorker
-from unicron.contracts.events import WorkerAway, WorkerStalled
+from unicron.contracts.events import WorkerAsleep, WorkerAway, WorkerStalled
 from unicron.contracts.tasks import ParallelLayout, WorkerPhase, WorkerStatus
 from unicron.contracts.worker import Finished, Hello, Iterated, Joined, Membership, Pong, Progress, Ready, ToAgent
 from unicron_agent.stimuli import Running
@@ -16,6 +16,10 @@ BUSY = frozenset({WorkerPhase.COMPUTE, WorkerPhase.REDUCE, WorkerPhase.STEP, Wor
 
 LATE_S = 0.1
 """A microbatch that takes longer than usual by that much has its worker's processes looked at."""
+
+EARLY = 0.6
+"""Of the time that a worker may sleep: then its sleep is told. Others that sleep for the same reason began to within a
+microbatch, a third of that time, and so have told of it before the first is told to stall."""
 
 AWAKE, TICK_S = 0.05, 0.011
 """Whose processes use more of a core than that, besides one tick of the kernel's clock, does something."""
@@ -183,7 +187,7 @@ class Worker:
         sleeps = not stopped and waited < limit and self.asleep_s(now) >= max(asleep_s, usual) / 2
         if sleeps:
             limit = max(asleep_s, usual)
-        place = (self.epoch, self.iteration, "stopped" if stopped else "asleep" if sleeps else "")
+        place = (self.epoch, self.iteration, "stopped" if stopped else "slept" if sleeps else "")
         if waited < limit or self.reported == place:
             return []
         self.reported = place
@@ -200,6 +204,26 @@ class Worker:
                 limit_s=limit,
                 responsive=not stopped and now - self.heard_at < SILENT_S,
                 asleep=sleeps,
+            )
+        ]
+
+    def sleeping(self, node: str, limits: StallLimits, now: float, asleep_s: float) -> list[WorkerAsleep]:
+        """Return the fact that its processes sleep, once, well before it is told to stall for that."""
+        limit, waited = max(asleep_s, limits.factor * (self.interval_s or 0.0)), now - self.moved_at
+        told = self.reported is not None and self.reported[:2] == (self.epoch, self.iteration)
+        if told or waited < EARLY * limit or not self.asleep_s(now):
+            return []
+        self.reported = self.epoch, self.iteration, "sleeps"
+        return [
+            WorkerAsleep(
+                node=node,
+                slot=self.slot,
+                task=self.task,
+                worker=self.worker,
+                epoch=self.epoch,
+                iteration=self.iteration,
+                waited_s=waited,
+                limit_s=limit,
             )
         ]
 

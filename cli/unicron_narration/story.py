@@ -68,6 +68,7 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
     ),
     events.WorkerRaised: lambda m: f"{_where(m)} raised {m.exception}: {m.text}",
     events.WorkerStalled: lambda m: f"{_where(m)} made no progress for {m.waited_s:.2f} s in {m.phase}",
+    events.WorkerAsleep: lambda m: f"all processes of {_where(m)} sleep, for {m.waited_s:.2f} s so far",
     events.Regrouped: lambda m: (
         f"{m.worker} is rank {m.rank} of {m.world_size} and goes on with iteration {m.iteration}: "
         f"{m.kept} microbatches kept, {m.recomputed} computed again{_after(', state from ', m.state_from)}"

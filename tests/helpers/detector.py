@@ -15,6 +15,7 @@ from unicron.contracts.events import (
     Regrouped,
     StateDiverged,
     TaskSubmitted,
+    WorkerAsleep,
     WorkerAway,
     WorkerExited,
     WorkerRaised,
@@ -146,6 +147,10 @@ class DetectorHarness:
             responsive=responsive,
             asleep=asleep,
         )
+        return self.feed(fact)
+
+    def sleep(self, worker, epoch=0):
+        fact = WorkerAsleep(**self.places[worker], epoch=epoch, iteration=3, waited_s=1.8, limit_s=3.0)
         return self.feed(fact)
 
     def away(self, worker, epoch=0, iteration=3):

@@ -145,6 +145,22 @@ class WorkerStalled(WorkerFact, kw_only=True, frozen=True):
     asleep: bool = False
 
 
+class WorkerAsleep(WorkerFact, kw_only=True, frozen=True):
+    """All processes of a worker sleep in the middle of a microbatch, for half as long as they may.
+
+    If nothing changes, `WorkerStalled` follows; by then it is known who else of its task sleeps.
+
+    Attributes:
+        waited_s: seconds since its last sign of progress.
+        limit_s: what is allowed.
+    """
+
+    epoch: Number
+    iteration: Number
+    waited_s: Seconds
+    limit_s: Seconds
+
+
 class WorkerAway(WorkerFact, kw_only=True, frozen=True):
     """What a worker's script does between two iterations takes long, such as an evaluation; others may wait for it.
 

@@ -32,6 +32,7 @@ from unicron.contracts.events import (
     StateDiverged,
     TaskStateChanged,
     TaskSubmitted,
+    WorkerAsleep,
     WorkerAway,
     WorkerExited,
     WorkerFact,
@@ -93,6 +94,7 @@ class DetectorCore(Core):
             WorkerExited: self._processes.exited,
             WorkerRaised: self._processes.raised,
             WorkerStalled: self._stalled,
+            WorkerAsleep: self._processes.sleeps,
             WorkerAway: self._memberships.away,
             CollectiveFailed: self._memberships.broke,
             StateDiverged: self._memberships.diverged,
@@ -150,8 +152,6 @@ class DetectorCore(Core):
         if timer.kind is TimerKind.TICK:
             self._reporter.forget()
             return out + self._nodes.tick()  # however long the stall was, it counts as one tick of silence
-        if timer.kind is TimerKind.SLEEP:
-            return out + self._processes.slept(timer.about)
         ended = self._nodes.grace_ended if timer.kind is TimerKind.GRACE else self._memberships.hold_ended
         return out + ended(timer.about, fired.name)
 
@@ -160,7 +160,7 @@ class DetectorCore(Core):
     def _stalled(self, stalled: WorkerStalled) -> list[Message]:
         if stalled.responsive and stalled.phase == WorkerPhase.REDUCE:
             return self._memberships.waits(stalled)
-        return self._processes.sleeps(stalled) if stalled.asleep else self._processes.hangs(stalled)
+        return self._processes.slept(stalled) if stalled.asleep else self._processes.hangs(stalled)
 
     def _attempt_failed(self, failed: AttemptFailed) -> list[Message]:
         """Report the failure that the attempt was to cure again, one severity higher."""

@@ -9,6 +9,7 @@ from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import (
     Alert,
     FailureDetected,
+    WorkerAsleep,
     WorkerExited,
     WorkerFinished,
     WorkerRaised,
@@ -19,7 +20,9 @@ from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.rules import Rules
 from unicron_detector.report import Reporter
 from unicron_detector.state import Starting, Worker
-from unicron_detector.timers import TimerKind
+
+SLEEPS_S = 5.0
+"""At least so long a worker that was told to sleep counts as one that does; its time-out, where that is longer."""
 
 SIGNATURES = 64
 """Possible user's errors that are remembered per task."""
@@ -149,27 +152,27 @@ class Processes:
             task.seen.pop(next(iter(task.seen)))
         return []
 
-    def sleeps(self, stalled: WorkerStalled) -> list[Message]:
-        """Hold the report of a worker that sleeps: where others of its task do, they wait for something they share."""
-        task, out = self._reporter.task(stalled.task), list[Message]()
-        if not task.sleepers:
-            self._reporter.arm(out, TimerKind.SLEEP, stalled.task, self._reporter.limits.collective_hold_s)
-        task.sleepers[stalled.worker] = stalled
-        return out
+    def sleeps(self, asleep: WorkerAsleep) -> list[Message]:
+        """Note that a worker sleeps. It may wake up; then it counts among those that sleep for some seconds longer."""
+        task = self._reporter.task(asleep.task)
+        task.sleepers = {name: at for name, at in task.sleepers.items() if self._state.now - at < SLEEPS_S}
+        task.sleepers[asleep.worker] = self._state.now
+        return []
 
-    def slept(self, name: str) -> list[Message]:
-        """Report the one that sleeps; of several, only that they do: their agents tell again, as of any other."""
-        task = self._state.tasks.get(name)
-        if task is None or not task.sleepers:
+    def slept(self, stalled: WorkerStalled) -> list[Message]:
+        """Report one that sleeps; where others of its task do, they wait for something they share.
+
+        Their agents tell of them once more when they have waited for as long as any other may.
+        """
+        task, since = self._reporter.task(stalled.task), self._state.now - max(stalled.limit_s, SLEEPS_S)
+        names = sorted({stalled.worker, *(name for name, at in task.sleepers.items() if at >= since)})
+        if len(names) == 1:
+            return self.hangs(stalled)
+        if task.closed or stalled.iteration <= task.common:
             return []
-        sleepers, task.sleepers = list(task.sleepers.values()), {}
-        if len(sleepers) == 1:
-            return self.hangs(sleepers[0])
-        names, iteration = ", ".join(each.worker for each in sleepers), sleepers[0].iteration
-        if task.closed:
-            return []
-        text = f"{len(sleepers)} workers of {name} sleep at once in iteration {iteration} ({names})"
-        return [Alert(text=f"{text}: look at what they share", task=name)]
+        task.common = stalled.iteration
+        text = f"{len(names)} workers of {stalled.task} sleep at once in iteration {stalled.iteration}"
+        return [Alert(text=f"{text}: look at what they share ({', '.join(names)})", task=stalled.task)]
 
     def hangs(self, stalled: WorkerStalled) -> list[Message]:
         """Report a process that makes no progress of its own."""

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from unicron.contracts.events import FailureDetected, WorkerStalled
+from unicron.contracts.events import FailureDetected
 from unicron.contracts.ranges import Count, Label, Moment, Number, Seconds, Text
 from unicron_detector.ladder import Ladder, Standstill
 
@@ -133,7 +133,8 @@ class Task(msgspec.Struct, kw_only=True):
         ended_at: when it ended, None while it has not.
         seen: signature of a possible user's error -> worker that showed it first.
         away: workers whose scripts are busy before an iteration: its membership and number.
-        sleepers: workers that were told to sleep in the middle of an iteration, each with what was told.
+        sleepers: workers that were told to sleep in the middle of a microbatch, and when.
+        common: the last iteration in which several were told to.
         standstill: the iteration in which it fails again and again.
         not_finite: iterations in a row whose loss is no number.
         last: the failure reported last, on which a failed attempt builds.
@@ -149,7 +150,8 @@ class Task(msgspec.Struct, kw_only=True):
     ended_at: Moment | None = None
     seen: dict[str, str] = {}
     away: dict[str, tuple[Number, Number]] = {}
-    sleepers: dict[str, WorkerStalled] = {}
+    sleepers: dict[str, Moment] = {}
+    common: Number = -1
     standstill: Standstill = msgspec.field(default_factory=Standstill)
     not_finite: Count = 0
     last: FailureDetected | None = None

@@ -11,8 +11,6 @@ class TimerKind(StrEnum):
     """Heartbeats are counted."""
     GRACE = "grace"
     """A node whose connection ended should be back by then."""
-    SLEEP = "sleep"
-    """If others of its task sleep as one does, they have said so by then."""
     HOLD = "hold"
     """The cause of a broken collective should be known by then."""
 

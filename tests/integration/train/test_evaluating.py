@@ -1,9 +1,9 @@
-"""A script that does something else between two iterations, on one rank, for longer than a worker may hang."""
+"""A script that is not computing: on one rank between two iterations for long, or in a microbatch for ever."""
 
 import pytest
 from helpers.training import running_cluster, task, write_script
 
-from unicron.contracts.events import FailureDetected, WorkerAway, WorkerFinished
+from unicron.contracts.events import FailureDetected, WorkerAsleep, WorkerAway, WorkerFinished, WorkerStalled
 from unicron.contracts.tasks import TaskState
 
 pytestmark = pytest.mark.slow
@@ -40,3 +40,34 @@ async def test_an_evaluation_on_one_rank_is_no_failure_of_anybody(tmp_path, monk
     assert scene.of(FailureDetected) == []
     [away] = scene.of(WorkerAway)
     assert away.iteration == 31
+
+
+SLEEPER = """
+    import os, time
+    import torch
+    from unicron.train import Session
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 1)
+    session = Session(seed=3, iterations=60, microbatches=4)
+    session.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
+    for iteration in session.iterations():
+        for microbatch in session.microbatches():
+            if (iteration, os.environ["UNICRON_WORKER"]) == (30, "gpt-2"):
+                time.sleep(10_000)
+            time.sleep(0.02)
+            session.backward(model(torch.randn(4, 8)).square().mean())
+        session.step()
+"""
+
+
+async def test_a_script_that_sleeps_in_a_microbatch_is_found_long_before_one_that_may_be_busy(tmp_path):
+    async with running_cluster(tmp_path, nodes=2, slots=1) as scene:
+        numbers = {"iterations": 60, "microbatches": 4, "min_workers": 2, "max_workers": 2}
+        await scene.client.submit(task(write_script(tmp_path, SLEEPER), "gpt", **numbers))
+        assert (await scene.until_state("gpt", TaskState.FINISHED, TaskState.FAILED)).state is TaskState.FINISHED
+    [asleep], [stalled] = scene.of(WorkerAsleep), scene.of(WorkerStalled)
+    [failure] = scene.of(FailureDetected)
+    assert (asleep.worker, stalled.asleep, stalled.limit_s) == ("gpt-2", True, 2.0)
+    assert (failure.worker, failure.status) == ("gpt-2", "task_hang")
+    assert "still answers while all its processes sleep" in failure.reason

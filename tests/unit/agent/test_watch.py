@@ -10,7 +10,7 @@ from unicron_agent.stimuli import Tick
 from unicron_agent.watch import Watch
 from unicron_agent.workers import StallLimits, Worker
 
-from unicron.contracts.events import WorkerStalled
+from unicron.contracts.events import WorkerAsleep, WorkerStalled
 from unicron.contracts.tasks import WorkerPhase
 from unicron.contracts.worker import Pong, Progress
 
@@ -32,7 +32,7 @@ class Node:
         for name in names:
             self.workers[name].note(Progress(iteration=3, phase=phase, done=done), self.now)
 
-    def wait(self, seconds, *, cpu=0.0):
+    def wait(self, seconds, *, cpu=0.0, early=None):
         """Let time pass in which processes use that share of a core; return what was told, with when."""
         told, end = [], self.now + seconds
         while self.now < end:
@@ -44,6 +44,8 @@ class Node:
             tick = Tick((), {name: self.used[name] for name in late if name not in self.awake})
             out = self.watch.tick(self.workers, tick, self.now)
             told += [(self.now, fact) for fact in out if isinstance(fact, WorkerStalled)]
+            if early is not None:
+                early += [(self.now, fact) for fact in out if isinstance(fact, WorkerAsleep)]
         return told
 
 
@@ -53,6 +55,15 @@ def test_one_that_sleeps_is_told_after_three_microbatches():
     [(at, fact)] = node.wait(15.0)
     assert at - since == pytest.approx(3.0, abs=2 * STEP_S)
     assert (fact.worker, fact.asleep, fact.responsive, fact.limit_s) == ("gpt-1", True, True, pytest.approx(3.0))
+
+
+def test_that_it_sleeps_is_told_before_others_that_began_a_microbatch_earlier_are_told_to_stall():
+    node = Node("gpt-1")
+    since, early = node.now, []
+    node.wait(2.5, early=early)
+    [(at, fact)] = early
+    assert 1.5 < at - since < 2.0
+    assert (fact.worker, fact.limit_s) == ("gpt-1", pytest.approx(3.0))
 
 
 def test_where_microbatches_are_short_it_has_two_seconds():

@@ -315,26 +315,31 @@ def test_a_hang_is_reported_once(scene):
     assert scene.exit("w1", signal=9) == []
 
 
-def test_one_that_sleeps_hangs_unless_others_of_its_task_sleep_too(scene):
-    assert scene.stall("w1", asleep=True) == []
-    [failure] = scene.wait(0.5)
+def test_one_that_sleeps_hangs(scene):
+    assert scene.sleep("w1") == []
+    scene.wait(1.2)
+    [failure] = scene.stall("w1", asleep=True)
     assert brief([failure]) == [(2, "task_hang", "w1")]
     assert failure.reason.endswith("and it still answers while all its processes sleep")
 
 
 def test_of_several_that_sleep_at_once_only_that_is_told_and_they_may_hang_later_like_any_other(scene):
-    assert scene.stall("w1", asleep=True) == []
-    assert scene.wait(0.2) == []
+    scene.sleep("w1")
+    scene.wait(0.7)
+    scene.sleep("w2")
+    scene.wait(0.5)
+    [alert] = scene.stall("w1", asleep=True)
+    assert alert.text == "2 workers of gpt sleep at once in iteration 3: look at what they share (w1, w2)"
     assert scene.stall("w2", asleep=True) == []
-    [alert] = scene.wait(0.5)
-    assert alert.text == "2 workers of gpt sleep at once in iteration 3 (w1, w2): look at what they share"
     assert brief(scene.stall("w2")) == [(2, "task_hang", "w2")]
 
 
-def test_one_that_sleeps_and_has_gone_on_by_then_does_not_hang(scene):
-    scene.stall("w1", asleep=True)
-    scene.run(epoch=1, w1="n1", w2="n2")
-    assert scene.wait(0.5) == []
+def test_who_slept_long_ago_excuses_nobody(scene):
+    scene.sleep("w2")
+    scene.wait(7.0)
+    scene.sleep("w1")
+    scene.wait(1.2)
+    assert brief(scene.stall("w1", asleep=True)) == [(2, "task_hang", "w1")]
 
 
 def test_a_hang_that_its_worker_has_left_behind_is_none(scene):
