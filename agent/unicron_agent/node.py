@@ -74,6 +74,7 @@ from unicron_agent.stimuli import (
 from unicron_agent.storing import Job, done
 from unicron_agent.supervisor import Supervisor
 from unicron_agent.traffic import NodeTraffic
+from unicron_agent.watch import QUIET_S
 from unicron_agent.workers import StallLimits, communicating
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ OPEN = (
     "kept, and disturb any rendezvous here: name the key's file in UNICRON_FABRIC_KEY, see `unicron credentials`"
 )
 
-LOOK_S = 0.1
+LOOK_S = 0.5
 """How often what workers write is looked at."""
 
 STORING_S = 0.2
@@ -235,9 +236,11 @@ class Node:
         return Agent(core, self._bus, outbox, self._carry_out, self._look)
 
     def _look(self) -> Tick:
-        """Look at the workers' processes."""
+        """Look at the processes of the workers that are quiet, though asked whether they are there, or late."""
         workers, now = self._agent.core.workers, asyncio.get_running_loop().time()
-        stopped = [name for name, worker in workers.items() if is_stopped(worker.pid)]
+        stopped = [
+            name for name, worker in workers.items() if now - worker.heard_at > QUIET_S and is_stopped(worker.pid)
+        ]
         late = {name: asleep(worker.pid) for name, worker in workers.items() if worker.pid and worker.is_late(now)}
         return Tick(stopped, {name: used for name, used in late.items() if used is not None})
 

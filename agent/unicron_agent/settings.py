@@ -52,7 +52,7 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_seconds("heartbeat_s", most=SLOWEST_BEAT_S)
-        self.check_seconds("asleep_s", "hang_s", "between_s", "leave_s")
+        self.check_seconds("asleep_s", "hang_s", "between_s")
         self.check_order("hang_s", "between_s", "a script would have less time between two iterations than in one")
 
     @property

@@ -11,6 +11,9 @@ from unicron_agent.workers import StallLimits, Worker
 PING_S = 0.2
 """How long a worker may be quiet before it is asked whether it is there."""
 
+QUIET_S = 0.35
+"""Who lives has answered by then: what is quiet for longer may be stopped."""
+
 
 class Watch:
     """Watches the workers of a node.

@@ -68,6 +68,7 @@ async def test_a_script_that_sleeps_in_a_microbatch_is_found_long_before_one_tha
         assert (await scene.until_state("gpt", TaskState.FINISHED, TaskState.FAILED)).state is TaskState.FINISHED
     [asleep], [stalled] = scene.of(WorkerAsleep), scene.of(WorkerStalled)
     [failure] = scene.of(FailureDetected)
-    assert (asleep.worker, stalled.asleep, stalled.limit_s) == ("gpt-2", True, 2.0)
+    assert (asleep.worker, stalled.asleep) == ("gpt-2", True)
+    assert 2.0 <= stalled.limit_s < 10.0, "more where it has slept before, as on a busy machine"
     assert (failure.worker, failure.status) == ("gpt-2", "task_hang")
     assert "still answers while all its processes sleep" in failure.reason

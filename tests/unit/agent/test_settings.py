@@ -13,7 +13,7 @@ def test_an_agent_beats_as_often_as_detectors_expect(value):
         AgentSettings(heartbeat_s=value)
 
 
-@pytest.mark.parametrize("name", ["hang_s", "between_s", "leave_s"])
+@pytest.mark.parametrize("name", ["asleep_s", "hang_s", "between_s"])
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
 def test_a_limit_is_a_duration(name, value):
     with pytest.raises(InvalidInputError, match=f"^UNICRON_{name.upper()} {value:g}: give a finite number of seconds"):
