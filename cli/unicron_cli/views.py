@@ -82,9 +82,11 @@ def status_view(status: Status, now: float | None = None) -> Group:
     waf = sum(view.waf for view in status.tasks)
     if waf >= KNOWN_FLOPS:
         lines.insert(0, f"WAF {si(waf, 'FLOP/s')} achieved by all tasks together")
+    slow = [Text(f"{view.spec.name} is slow: {view.slow}", "yellow") for view in status.tasks if view.slow]
     failed = [view for view in status.tasks if view.state == TaskState.FAILED and view.traceback]
     traces = [Text(f"\n{view.spec.name} failed:\n{view.traceback.rstrip()}", "red") for view in failed]
-    return Group(nodes_table(status, now), Text(), tasks_table(status), *traces, Text(), Text("; ".join(lines), "dim"))
+    told = [*slow, *traces, Text(), Text("; ".join(lines), "dim")]
+    return Group(nodes_table(status, now), Text(), tasks_table(status), *told)
 
 
 def plain_table(*columns: str) -> Table:

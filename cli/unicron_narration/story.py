@@ -94,10 +94,8 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
         if m.printed
         else f"{m.node} logged{_after(' of ', m.worker)}: {m.text}"
     ),
-    slowdowns.SlowdownDetected: lambda m: (
-        f"{m.task} takes {m.recent_s:.3g} s an iteration, not {m.usual_s:.3g} s: {_slow(m)}"
-    ),
-    slowdowns.SlowdownEnded: lambda m: f"{m.task} takes {m.recent_s:.3g} s an iteration again: {m.reason}",
+    slowdowns.SlowdownDetected: lambda m: f"{m.task} is slow: {m.text}",
+    slowdowns.SlowdownEnded: lambda m: f"{m.task} takes {m.recent_s:.3g} s an iteration: {m.reason}",
     stragglers.StragglerDetected: lambda m: (
         f"{m.task} is {m.slowdown:.2f} times as slow as it could be: {m.diagnosis}"
         f"{f' {_where(m)}' if m.worker else ''}{', its node is drained' * m.drain}{_after(': ', m.cure)}"
@@ -124,17 +122,6 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
         f"{', '.join(f'{m.layout.seat_name(at)}={each.worker}' for at, each in zip(m.ranks, m.members, strict=False))}"
     ),
 }
-
-
-def _slow(slowdown: slowdowns.SlowdownDetected) -> str:
-    if slowdown.workers:
-        return ", ".join(
-            f"{each.worker} (rank {each.rank} on {each.node}) computes {each.factor:.2f} times as long"
-            for each in slowdown.workers
-        )
-    if slowdown.computing > 1.1:
-        return f"all compute {slowdown.computing:.2f} times as long as usual"
-    return "nobody computes for longer than usual, so they wait for something else"
 
 
 def describe(message: Message) -> str:

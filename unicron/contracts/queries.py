@@ -174,6 +174,7 @@ class TaskView(Record, kw_only=True, frozen=True):
         savers: its workers that save its state, by name.
         paused: a user took its slots off it.
         stops_after: it is to be stopped as soon as a later iteration than this is on storage; None where it isn't.
+        slow: how slow it has got, and who is, for a person; empty where it has not.
     """
 
     spec: TaskSpec
@@ -189,6 +190,7 @@ class TaskView(Record, kw_only=True, frozen=True):
     savers: dict[str, SaverView] = {}
     paused: bool = False
     stops_after: Number | None = None
+    slow: Text = ""
 
 
 class Status(Record, kw_only=True, frozen=True):

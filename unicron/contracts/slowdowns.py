@@ -5,6 +5,9 @@ from typing import Annotated
 from unicron.contracts.base import Message, Record
 from unicron.contracts.ranges import Amount, Count, Few, Label, Many, Name, Number, Seconds
 
+ALL_SLOW = 1.1
+"""Time of a microbatch over the usual one, in the middle of all workers, from which on all are slow."""
+
 
 class Computed(Record, array_like=True, frozen=True):
     """How long the microbatches of a worker took, as an array rather than a map.
@@ -76,6 +79,20 @@ class SlowdownDetected(Message, kw_only=True, frozen=True):
     recent_s: Seconds
     computing: Amount = 0.0
     workers: Annotated[list[SlowWorker], Many] = []
+
+    @property
+    def text(self) -> str:
+        """How slow, and who it is, for a person."""
+        if self.workers:
+            each = (
+                f"{one.worker} (rank {one.rank} on {one.node}) {one.factor:.2f} times as long" for one in self.workers
+            )
+            who = f"computing takes {', '.join(each)}"
+        elif self.computing > ALL_SLOW:
+            who = f"all compute {self.computing:.2f} times as long as usual"
+        else:
+            who = "nobody computes for longer than usual, so they wait for something else"
+        return f"an iteration takes {self.recent_s:.3g} s, not {self.usual_s:.3g} s: {who}"
 
 
 class SlowdownEnded(Message, kw_only=True, frozen=True):

@@ -47,6 +47,7 @@ from unicron.contracts.queries import (
 )
 from unicron.contracts.queries import TaskView as View
 from unicron.contracts.ranges import SHORTEST_S
+from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.core import Answers, Core, Handlers
@@ -88,6 +89,8 @@ class RegistryCore(Core):
             CheckpointFailed: lambda fact: orders.not_stored(self.state, fact),
             StateUnprotected: lambda fact: self._saver(fact, SaverView(problem=fact.reason)),
             StragglerDetected: self._straggler,
+            SlowdownDetected: lambda fact: self._slow(fact.task, fact.text),
+            SlowdownEnded: lambda fact: self._slow(fact.task, ""),
         }
         self.answers: Answers = {
             GetStatus: lambda _: (Reply(status=self._status()), []),
@@ -302,6 +305,7 @@ class RegistryCore(Core):
             members=change.members,
             savers=_staying(view, change),
             waf=view.waf if change.state == TaskState.RUNNING else 0.0,
+            slow="" if change.state.ended else view.slow,
         )
         orders.follow(self.state, change)
         if change.state == TaskState.FINISHED:  # telemetry of the last iteration may have been lost
@@ -324,6 +328,12 @@ class RegistryCore(Core):
             return []  # of a membership that is not told of yet, or nobody's
         waf = view.spec.weight * view.spec.flops_per_iteration / done.seconds if done.seconds >= SHORTEST_S else 0.0
         self._update(done.task, iteration=done.iteration, loss=done.loss, iteration_s=done.seconds, waf=waf)
+        return []
+
+    def _slow(self, task: str, text: str) -> list[Message]:
+        view = self.state.tasks.get(task)
+        if view is not None and not view.state.ended:
+            self._update(task, slow=text)
         return []
 
     def _share(self, task: str) -> TaskShare:

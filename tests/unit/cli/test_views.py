@@ -60,6 +60,11 @@ def test_status_shows_who_computes_where_and_why_a_task_waits():
     assert "no plan yet" in text
 
 
+def test_status_says_which_task_is_slow_and_why():
+    view = TaskView(spec=TaskSpec(name="gpt", command=["x"]), state=TaskState.RUNNING, slow="gpt-2 computes slowly")
+    assert "gpt is slow: gpt-2 computes slowly" in shown(status_view(Status(tasks=[view])))
+
+
 def test_status_shows_the_traceback_of_a_failed_task():
     trace = "Traceback (most recent call last):\n  File x\nValueError: [bad]"
     text = shown(status_view(Status(tasks=[TaskView(spec=SPEC, state=TaskState.FAILED, traceback=trace)])))

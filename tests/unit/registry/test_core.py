@@ -31,6 +31,7 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.queries import DrainNode, GetPlan, GetStatus, RemoveTask, SaverView, SubmitTask
+from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded, SlowWorker
 from unicron.contracts.states import Saver
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import Member, NodeState, ParallelLayout, Slot, SlotRef, TaskSpec, TaskState, WorkerStatus
@@ -491,6 +492,24 @@ def test_a_finished_task_shows_its_last_iteration_even_if_telemetry_was_lost(run
     running.handle(finished(iteration=7))
     running.handle(changed(TaskState.FINISHED))
     assert (task(running).iteration, task(running).waf) == (SPEC.iterations - 1, 0.0)
+
+
+def test_who_is_slow_is_shown_until_it_is_over(running):
+    told = {"task": "gpt", "epoch": 0, "iteration": 9, "world_size": 2, "usual_s": 1.0, "recent_s": 1.5}
+    workers = [SlowWorker(worker="gpt-2", node="n2", rank=1, factor=1.48)]
+    running.handle(SlowdownDetected(**told, workers=workers))
+    who = "computing takes gpt-2 (rank 1 on n2) 1.48 times as long"
+    assert task(running).slow == f"an iteration takes 1.5 s, not 1 s: {who}"
+    running.handle(changed(TaskState.RECOVERING))
+    assert task(running).slow
+    running.handle(SlowdownEnded(**told, reason="back in its band"))
+    assert task(running).slow == ""
+    running.handle(SlowdownDetected(**told, computing=1.3))
+    assert task(running).slow.endswith("all compute 1.30 times as long as usual")
+    running.handle(changed(TaskState.FINISHED))
+    assert task(running).slow == ""
+    running.handle(SlowdownDetected(**told))
+    assert task(running).slow == ""
 
 
 def test_a_broken_task_keeps_its_traceback(running):
