@@ -3,7 +3,8 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 from unicron.client import Client
@@ -30,14 +31,20 @@ WORKER_FAULTS = ("raise", "kill-worker", "stop-worker", "exit-worker", "oom-work
 _OWN = {"raise", "exit-worker"}
 """Those that a program's own error looks like."""
 
+ATTEMPTS, WINDOW_S = 3, 600.0
+"""So many failures of a task on one node in that time are met by restarts, and so many of its connections by reattempts
+(the detector's defaults); one more costs the node, or the task."""
+
 AWAY_FAULTS = ("silence-node", "cut-node")
 """Those from which a node comes back by itself."""
 
 
 class Storm:
-    """Chooses faults; knows which nodes it took down or away, and where it raised or had one exit last."""
+    """Chooses faults; knows which nodes it took down or away, and what each task and node has gone through."""
 
-    def __init__(self, seed: int, *, nodes: bool) -> None:
+    def __init__(self, seed: int, *, nodes: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._suffered: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         self._random = random.Random(seed)
         self._nodes = nodes
         self._raised: dict[str, int] = {}
@@ -48,6 +55,7 @@ class Storm:
         """Return the next fault for a cluster in this state, or None where nothing can be struck now.
 
         A task gets no second exception, or exit, in an iteration: that would rightly be taken for an error of its own.
+        And no more than it is to be healed of on that node.
         """
         found = [Choice("restart-node", node) for node in self.down]
         up = sorted(view.node for view in status.nodes if view.state == NodeState.UP)
@@ -59,8 +67,17 @@ class Storm:
                 continue
             target = Rank(task=view.spec.name, rank=self._random.randrange(len(view.members)))
             fresh = view.iteration > self._raised.get(target.task, -2) + 1
-            found += [Choice(fault, target) for fault in WORKER_FAULTS if fault not in _OWN or fresh]
+            found += [
+                Choice(fault, target)
+                for fault in WORKER_FAULTS
+                if (fault not in _OWN or fresh) and self._bears(_where(fault, target, status))
+            ]
         return self._random.choice(found) if found else None
+
+    def _bears(self, where: tuple[str, str]) -> bool:
+        since = self._clock() - WINDOW_S
+        self._suffered[where] = [at for at in self._suffered[where] if at > since]
+        return len(self._suffered[where]) < ATTEMPTS
 
     def _someone_is_away(self, status: Status) -> bool:
         """Return whether a node that was struck has not been given up and come back since."""
@@ -76,6 +93,8 @@ class Storm:
 
     def struck(self, choice: Choice, status: Status) -> None:
         """Remember a fault that was carried out."""
+        if isinstance(choice.target, Rank):
+            self._suffered[_where(choice.fault, choice.target, status)].append(self._clock())
         if choice.fault in AWAY_FAULTS:
             self._away = next(view for view in status.nodes if view.node == choice.target)
         elif choice.fault == "kill-node":
@@ -85,6 +104,12 @@ class Storm:
         elif choice.fault in _OWN and isinstance(choice.target, Rank):
             name = choice.target.task
             self._raised[name] = next(view.iteration for view in status.tasks if view.spec.name == name)
+
+
+def _where(fault: str, target: Rank, status: Status) -> tuple[str, str]:
+    """Return the task and the node whose failures a fault counts among; no node where only the task's are counted."""
+    members = next(view.members for view in status.tasks if view.spec.name == target.task)
+    return target.task, "" if fault == "reset-connection" else members[target.rank].node
 
 
 async def rage(

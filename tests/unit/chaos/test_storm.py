@@ -70,6 +70,25 @@ def test_no_second_exception_and_no_second_exit_in_an_iteration(fault):
     assert {choice.fault for choice in choices(storm, cluster(iteration=7))} >= {"raise", "exit-worker"}
 
 
+@pytest.mark.parametrize(("fault", "spared"), [("kill-worker", "node-1"), ("reset-connection", "")])
+def test_no_task_suffers_more_than_it_is_healed_of(fault, spared):
+    now = 0.0
+    storm, members = Storm(1, nodes=False, clock=lambda: now), [*MEMBERS[:2], Member(worker="w", node="node-2", slot=0)]
+    status = cluster(members=members)
+    for _ in range(3):
+        assert fault in {choice.fault for choice in choices(storm, status)}
+        storm.struck(Choice(fault, Rank(task="gpt", rank=0)), status)
+    found = {(choice.fault, members[choice.target.rank].node) for choice in choices(storm, status)}
+    others = {each for each in WORKER_FAULTS if each != "reset-connection"}
+    if spared:
+        assert {kind for kind, node in found if node == spared} == {"reset-connection"}
+        assert {kind for kind, node in found if node == "node-2"} == set(WORKER_FAULTS)
+    else:
+        assert {kind for kind, _ in found} == others
+    now = 601.0
+    assert {choice.fault for choice in choices(storm, status)} == set(WORKER_FAULTS)
+
+
 def test_tasks_that_heal_or_are_alone_are_spared():
     storm = Storm(1, nodes=False)
     assert storm.choose(cluster(state=TaskState.RECOVERING)) is None
