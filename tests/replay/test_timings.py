@@ -10,10 +10,12 @@ import pytest
 from unicron_agent.workers import StallLimits, Worker
 from unicron_detector.window import Windows
 
+from unicron import codec
 from unicron.contracts.events import IterationFinished
 from unicron.contracts.slowdowns import Computed, ComputeTimed, SlowdownDetected, SlowdownEnded
 from unicron.contracts.tasks import WorkerPhase
 from unicron.contracts.worker import Iterated, Progress
+from unicron.errors import InvalidInputError
 
 DATA = Path(os.environ.get("UNICRON_DATA", "../shared/data")) / "timings"
 
@@ -107,3 +109,11 @@ def test_of_jobs_of_a_shared_cluster_nothing_is_said_beyond_slowdowns(number, sl
     assert {type(each) for each in job.said} <= {SlowdownDetected, SlowdownEnded}
     found = [[each.worker for each in said.workers] for said in job.said if isinstance(said, SlowdownDetected)]
     assert found == slow
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), -1.0, float("inf")])
+def test_what_is_no_duration_is_refused_where_it_is_read(seconds):
+    worker = Computed(worker="t-1", rank=0, place=0, seconds=seconds)
+    timed = ComputeTimed(id="a", source="n", node="n", task="t", epoch=0, iteration=1, workers=[worker])
+    with pytest.raises(InvalidInputError, match=r"`\$\.workers\[0\]\[3\]`"):
+        codec.decode_message(codec.encode(timed))
