@@ -1,6 +1,6 @@
 """How fast the workers of a task compute, each against its own past and against others. Pure."""
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass
 from statistics import median_low
 
@@ -22,6 +22,9 @@ PAST = 10
 PEERS = 3
 """As many workers have to have a place for one of them to be held against the others."""
 
+WORKERS = 200_000
+"""Workers that are remembered."""
+
 NAMED = 16
 """Slow workers that are named: of a slow switch or rack there may be thousands."""
 
@@ -40,10 +43,10 @@ class Pace:
 
 
 class Paces:
-    """The workers of all tasks. Kept for the newest membership only, and for no task that is not heard of any more."""
+    """The workers of all tasks; where they are too many, those of the tasks that were heard of last."""
 
     def __init__(self) -> None:
-        self._tasks: defaultdict[str, dict[str, Pace]] = defaultdict(dict)
+        self._tasks: OrderedDict[str, dict[str, Pace]] = OrderedDict()
 
     def forget(self, task: str) -> None:
         """Drop a task."""
@@ -51,7 +54,8 @@ class Paces:
 
     def observe(self, timed: ComputeTimed, *, frozen: bool) -> None:
         """Take in what a node timed; `frozen`: the task is slow, and nothing of that becomes the usual."""
-        workers = self._tasks[timed.task]
+        workers = self._tasks.setdefault(timed.task, {})
+        self._tasks.move_to_end(timed.task)
         for each in timed.workers:
             if each.seconds < SHORTEST_S:
                 continue
@@ -67,6 +71,9 @@ class Paces:
             if not frozen:
                 pace.count += 1
                 pace.usual_s += max(LATE, 1 / pace.count) * (each.seconds - pace.usual_s)
+
+        while len(self._tasks) > 1 and sum(map(len, self._tasks.values())) > WORKERS:
+            self._tasks.popitem(last=False)
 
     def slow(self, task: str) -> tuple[float, list[SlowWorker]]:
         """Return how much longer than usual microbatches take in the middle, and whose take longer than that."""

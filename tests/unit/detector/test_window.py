@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from unicron_detector import window
+from unicron_detector import pace, window
 from unicron_detector.pace import NAMED
 from unicron_detector.window import RECENT, SERIES, WINDOW, Known, Windows
 
@@ -235,6 +235,14 @@ def test_one_that_left_is_not_named(run):
     run.epoch, run.names = 1, ["gpt-0", "gpt-1", "gpt-2", "gpt-9"]
     [slow] = run.go(1.5, RECENT, computing=[0.1, 0.1, 0.1, 0.1])
     assert slow.workers == []
+
+
+def test_workers_are_bounded(monkeypatch):
+    monkeypatch.setattr(pace, "WORKERS", 100)
+    windows = Windows()
+    for number in range(60):
+        Run(task=f"t{number}", windows=windows).go(1.0, 2, computing=[0.1] * 4)
+    assert list(windows._paces._tasks) == [f"t{number}" for number in range(35, 60)]
 
 
 def test_of_thousands_only_the_slowest_are_named():
