@@ -56,6 +56,7 @@ class Paces:
         """Take in what a node timed; `frozen`: the task is slow, and nothing of that becomes the usual."""
         workers = self._tasks.setdefault(timed.task, {})
         self._tasks.move_to_end(timed.task)
+        before = len(workers)
         for each in timed.workers:
             if each.seconds < SHORTEST_S:
                 continue
@@ -72,6 +73,10 @@ class Paces:
                 pace.count += 1
                 pace.usual_s += max(LATE, 1 / pace.count) * (each.seconds - pace.usual_s)
 
+        if len(workers) > before:
+            self._forget_the_oldest()
+
+    def _forget_the_oldest(self) -> None:
         while len(self._tasks) > 1 and sum(map(len, self._tasks.values())) > WORKERS:
             self._tasks.popitem(last=False)
 
