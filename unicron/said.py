@@ -11,6 +11,7 @@ from unicron.contracts.events import (
     CheckpointStored,
     CommandRefused,
     FailureDetected,
+    IterationsSlow,
     NodeAdmitted,
     NodeDrained,
     NodeGone,
@@ -62,7 +63,9 @@ OF_NODES: tuple[type[Message], ...] = (
 OF_SERVICES: dict[type[Message], str] = {
     **dict.fromkeys((NodeAdmitted, NodePaced, NodeDrained, NodeGone), "registry"),
     **dict.fromkeys((TaskSubmitted, TaskPaused, TaskRemoved, CheckpointOrdered, TaskRewound), "registry"),
-    **dict.fromkeys((NodeSuspected, FailureDetected, TaskBroken, SlowdownDetected, SlowdownEnded), "detector"),
+    **dict.fromkeys(
+        (NodeSuspected, FailureDetected, TaskBroken, SlowdownDetected, SlowdownEnded, IterationsSlow), "detector"
+    ),
     PlanDecided: "planner",
     **dict.fromkeys((TaskStateChanged, AttemptFailed, TaskRecovered), "transition"),
     **dict.fromkeys(Command.__subclasses__(), "transition"),

@@ -585,6 +585,15 @@ class TaskBroken(Message, kw_only=True, frozen=True):
     traceback: Text = ""
 
 
+class IterationsSlow(Message, kw_only=True, frozen=True):
+    """A task's iterations are slow: what older versions said in place of `SlowdownDetected`. Journals keep it."""
+
+    task: Name
+    world_size: Count
+    mean_s: Seconds
+    recent_s: Seconds
+
+
 # --- from the planner ------------------------------------------------------------------------------------------------
 
 

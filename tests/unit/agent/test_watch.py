@@ -1,5 +1,7 @@
 """Workers whose processes all sleep in the middle of a microbatch."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -140,7 +142,7 @@ def start():
     started = []
 
     def begin(code):
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
         started.append(process)
         assert process.stdout.readline() == b"now\n"
         time.sleep(0.1)
@@ -148,7 +150,7 @@ def start():
 
     yield begin
     for process in started:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
