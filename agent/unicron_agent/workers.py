@@ -21,8 +21,9 @@ EARLY = 0.6
 """Of the time that a worker may sleep: then its sleep is told. Others that sleep for the same reason began to within a
 microbatch, a third of that time, and so have told of it before the first is told to stall."""
 
-AWAKE, TICK_S = 0.05, 0.011
-"""Whose processes use more of a core than that, besides one tick of the kernel's clock, does something."""
+AWAKE, TICK_S, MOMENTS = 0.05, 0.011, 0.25
+"""Whose processes use more of a core than that, besides one tick of the kernel's clock, or are awake in more of the
+looks at them, does something."""
 
 AWAY_S = 10.0
 """A script that is busy for that long between two iterations is told of: well before a regroup is given up (30 s)."""
@@ -52,6 +53,22 @@ class StallLimits:
 
 
 @dataclass
+class Nap:
+    """Processes that sleep.
+
+    Attributes:
+        since: monotonic seconds of the first look at them.
+        used_s: seconds of CPU that they had used by then.
+        looks: how often they were looked at since, and `awake` of these when one of them was.
+    """
+
+    since: float
+    used_s: float
+    looks: int = 0
+    awake: int = 0
+
+
+@dataclass
 class Worker:
     """A worker as this agent knows it. Times are monotonic seconds of the agent.
 
@@ -60,7 +77,7 @@ class Worker:
         queued: the command to start it, as long as the slot's last process is not gone.
         membership: the newest that it was sent.
         interval_s: running mean of the time between two signs of progress while computing; None before the first.
-        asleep: since when its processes have slept, and the CPU seconds used by then; None while they have not.
+        asleep: while all its processes sleep, since when.
         reported: the epoch and iteration for which a stall was reported last, and of which kind.
         away: the newest epoch and the iteration for which was told that its script is busy before it.
     """
@@ -84,7 +101,7 @@ class Worker:
     interval_s: float | None = None
     stopping: bool = False
     finished: bool = False
-    asleep: tuple[float, float] | None = None
+    asleep: Nap | None = None
     reported: tuple[int, int, str] | None = None
     away: tuple[int, int] | None = None
 
@@ -153,16 +170,23 @@ class Worker:
         return computes and self.interval_s is not None and now - self.moved_at > self.interval_s + LATE_S
 
     def look(self, used_s: float | None, now: float) -> None:
-        """Note that it is late, and how much CPU its processes have used by now; None: some of them are awake."""
-        began, used_then = self.asleep or (now, used_s or 0.0)
-        if used_s is None or used_s - used_then > AWAKE * (now - began) + TICK_S:
+        """Note that it is late, and how much CPU its processes have used by now; None: some of them are awake.
+
+        One that sleeps is awake for moments, such as that in which it answers its agent.
+        """
+        nap = self.asleep
+        if nap is None:
+            self.asleep = Nap(now, used_s) if used_s is not None else None
+            return
+        nap.looks += 1
+        nap.awake += used_s is None
+        worked = used_s is not None and used_s - nap.used_s > AWAKE * (now - nap.since) + TICK_S
+        if worked or nap.awake > max(1.0, MOMENTS * nap.looks):
             self.asleep = None
-        elif self.asleep is None:
-            self.asleep = now, used_s
 
     def asleep_s(self, now: float) -> float:
         """Return for how long its processes have slept, as far as is known."""
-        return now - self.asleep[0] if self.asleep else 0.0
+        return now - self.asleep.since if self.asleep else 0.0
 
     def stalled(
         self, node: str, limits: StallLimits, now: float, *, stopped: bool, asleep_s: float = math.inf

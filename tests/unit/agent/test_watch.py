@@ -96,6 +96,17 @@ def test_answering_its_agent_is_not_doing_something():
     assert node_told(Node("gpt-1"), cpu=0.01) == [True]
 
 
+def test_nor_is_being_awake_for_a_moment_now_and_then():
+    node, told = Node("gpt-1"), []
+    for _ in range(10):
+        told += node.wait(0.8)
+        node.awake.add("gpt-1")
+        told += node.wait(0.1)
+        node.awake.clear()
+    assert [fact.asleep for _, fact in told] == [True]
+    assert told[0][1].waited_s < 4.0
+
+
 def node_told(node, **how):
     return [fact.asleep for _, fact in node.wait(15.0, **how)]
 
