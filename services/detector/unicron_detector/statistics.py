@@ -109,6 +109,8 @@ class Statistics:
 
     async def _iterations(self, stream: "faust.StreamT[Message]") -> None:
         async for message in stream:
+            if not self._service.token:
+                continue  # another instance goes on with what was written down
             if self._token != self._service.token:
                 await self._load()
             if isinstance(message, ComputeTimed):
@@ -142,7 +144,7 @@ class Statistics:
     async def _save_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(SAVE_S)
-            if self._changed and self._token == self._service.token:
+            if self._changed and self._token and self._token == self._service.token:
                 self._changed = False
                 await self._save()
 
