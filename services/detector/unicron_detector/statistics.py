@@ -7,6 +7,7 @@ it is logged and the app is started again, while the core beside it goes on.
 """
 
 import asyncio
+import contextlib
 import logging
 import tempfile
 
@@ -68,6 +69,7 @@ class Statistics:
         self._windows = Windows()
         self._token = self._revision = 0
         self._changed = False
+        self._told = asyncio.Event()
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -119,6 +121,7 @@ class Statistics:
                 self._changed = True
                 for index, fact in enumerate(self._windows.finished(message)):
                     await self._publish(fact.descend(message, index, SOURCE, self._clock.now()))
+                    self._told.set()
 
     async def _publish(self, fact: Message) -> None:
         log.info("%s", fact)
@@ -143,7 +146,10 @@ class Statistics:
 
     async def _save_now_and_then(self) -> None:
         while True:
-            await asyncio.sleep(SAVE_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SAVE_S):
+                    await self._told.wait()  # at once then: a slowdown that is forgotten would never end
+            self._told.clear()
             if self._changed and self._token and self._token == self._service.token:
                 self._changed = False
                 await self._save()

@@ -91,6 +91,18 @@ async def test_what_is_known_survives_the_instance(bus, monkeypatch):
     assert await bus.tail() == 2
 
 
+async def test_what_was_told_is_written_down_at_once(bus, monkeypatch):
+    monkeypatch.setattr(statistics, "SAVE_S", 1000.0)
+    async with watching(bus, Active()) as tell:
+        for i in range(60):
+            tell(finished(i, 1.0 if i < 40 else 1.5))
+        await first(bus, SlowdownDetected)
+        async with asyncio.timeout(WAIT_S):
+            while not (found := await bus.bucket("state").get(KEY)):
+                await asyncio.sleep(0.02)
+    assert msgspec.msgpack.decode(found.value, type=Known).tasks["gpt"][2].slow > 0
+
+
 async def test_what_was_written_down_and_cannot_be_read_is_begun_anew(bus, caplog):
     await bus.bucket("state").update(KEY, msgspec.msgpack.encode({"tasks": {"gpt": {2: {"mean_s": -1.0}}}}), 0)
     async with watching(bus, Active()) as tell:
