@@ -22,7 +22,10 @@ EXTRA = "_extra_state"
 def laid_out(iteration: int, protected: Protected) -> dict[str, Any]:
     """Return what this rank has of the state from before the update of `iteration`: plain values and tensors."""
     names = _names(protected)
-    return {"iteration": iteration, "objects": {name: _mapped(_told(each, names)) for name, each in protected.items()}}
+    objects = {name: _told(each, names) for name, each in protected.items()}
+    if any(is_spread(parameter) for _, parameter in names.values()):
+        objects = {name: _mapped(each) for name, each in objects.items()}
+    return {"iteration": iteration, "objects": objects}
 
 
 def loaded(found: dict[str, Any], protected: Protected) -> None:

@@ -52,11 +52,15 @@ class Gradients:
         each = self._accumulated.element_size()
         step = max(1, min(max(size * each // BUCKETS, LEAST_BYTES), BUCKET_BYTES) // each)
         self._slices = [slice(start, min(start + step, size)) for start in range(0, size, step)]
+        self._spread = [is_spread(parameter) for parameter in self._parameters]
         self._overlap = Overlap(self._parameters, self._take_in, [part.stop for part in self._slices])
-        self._views = [
-            self._accumulated[offset : offset + size].view(local(parameter).shape)
-            for parameter, offset, size in zip(self._parameters, self._overlap.offsets, sizes, strict=True)
-        ]
+        self._views, self._sums = (
+            [
+                flat[offset : offset + size].view(local(parameter).shape)
+                for parameter, offset, size in zip(self._parameters, self._overlap.offsets, sizes, strict=True)
+            ]
+            for flat in (self._accumulated, self._reduced)
+        )
 
     @property
     def buckets(self) -> int:
@@ -104,6 +108,8 @@ class Gradients:
 
     def _part(self, gradient: torch.Tensor, number: int) -> torch.Tensor:
         """Return what this rank holds of a gradient."""
+        if not self._spread[number]:
+            return gradient.reshape(self._views[number].shape)
         return local(spread_as(gradient, self._parameters[number])).reshape(self._views[number].shape)
 
     def discard(self) -> None:
@@ -142,12 +148,12 @@ class Gradients:
     @property
     def finite(self) -> bool:
         """Whether what was reduced is."""
-        return bool(torch.isfinite(self._reduced).all())
+        return _is_finite(self._reduced)
 
     @property
     def summed(self) -> bool:
         """Whether what was accumulated is finite."""
-        return math.isfinite(float(self._accumulated.sum(dtype=torch.float64)))
+        return _is_finite(self._accumulated)
 
     def announce(self) -> None:
         """Have all replicas know, after the reduce, that one of them has something to say."""
@@ -161,14 +167,19 @@ class Gradients:
     @torch.no_grad()
     def publish(self, microbatches: int, *, void: bool = False) -> None:
         """Put the mean over the global batch into each `p.grad`; zeros where it is void."""
-        for parameter, offset in zip(self._parameters, self._overlap.offsets, strict=True):
-            shard = local(parameter)
-            mean = (self._reduced[offset : offset + shard.numel()] / microbatches).reshape(shard.shape)
-            mean = torch.zeros_like(mean) if void else mean
+        means = torch._foreach_div(self._sums, microbatches)
+        for parameter, mean in zip(self._parameters, means, strict=True):
+            if void:
+                mean.zero_()
             if (buffer := _buffer(parameter)) is None:
-                parameter.grad = as_shard_of(mean.to(shard.dtype), parameter)
+                parameter.grad = as_shard_of(mean.to(parameter.dtype), parameter)
             else:
                 buffer.copy_(mean)
+
+
+def _is_finite(values: torch.Tensor) -> bool:
+    """Return whether all are: then their sum is, too, unless they are large; else each is looked at."""
+    return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
 
 
 def _buffer(parameter: torch.nn.Parameter) -> torch.Tensor | None:

@@ -27,6 +27,7 @@ TENSOR, TUPLE, OTHER = "__tensor__", "__tuple__", "__other__"
 MARKS = frozenset({TENSOR, TUPLE, OTHER})
 PLAIN = frozenset({str, float, bool, bytes, type(None)})
 DTYPES = {str(each).removeprefix("torch."): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+NAMES = {each: name for name, each in DTYPES.items()}
 
 
 Copy = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
@@ -72,26 +73,28 @@ class Packing:
 
     def _held(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return {TENSOR: [str(value.dtype).removeprefix("torch."), list(value.shape), self._place(value)]}
+            return {TENSOR: [NAMES[value.dtype], list(value.shape), self._place(value)]}
+        if _is_plain(value):
+            return value
         if isinstance(value, Mapping) and all(type(key) in {str, int} for key in value) and MARKS.isdisjoint(value):
             return {key: self._held(each) for key, each in value.items()}
         if type(value) is list:
             return [self._held(each) for each in value]
         if type(value) is tuple:
             return {TUPLE: [self._held(each) for each in value]}
-        return value if _is_plain(value) else {OTHER: _saved(value)}
+        return {OTHER: _saved(value)}
 
     def _place(self, tensor: torch.Tensor) -> int:
         """Return where a tensor begins; one that is there twice, as tied weights are, is written once."""
-        held = tensor.detach()
-        same = held.data_ptr(), held.dtype, held.shape, held.stride()
-        if held.numel() and same in self._placed:
-            return self._placed[same]
-        offset = self._placed[same] = self._end
-        if held.numel():
-            self._sources.append(held)
+        size = tensor.nbytes
+        if not size:
+            return self._end
+        same = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+        offset = self._placed.setdefault(same, self._end)
+        if offset == self._end:
+            self._sources.append(tensor.detach())
             self._offsets.append(offset)
-        self._end = -(-(offset + held.nbytes) // ALIGNMENT) * ALIGNMENT
+            self._end = -(-(offset + size) // ALIGNMENT) * ALIGNMENT
         return offset
 
 

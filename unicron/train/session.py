@@ -78,6 +78,7 @@ class Session:
         self._channel = channels.connect()
         self._shell = TorchShell(self._channel, accumulate_dtype, self.per_iteration, self._collection)
         self._pipelines = PipelineRuns()
+        self._accelerated = torch.accelerator.device_count() > 0
         self._injected = Injected() if self._channel is None else self._channel.injected
         if not isinstance(finite, bool) and finite not in get_args(Rule):
             raise ValueError(f'Session(finite={finite!r}): give "skip", "stop", "retry" or a bool')
@@ -186,7 +187,9 @@ class Session:
         """Have all that is random in a microbatch the same whoever computes it, and however often."""
         text = f"{self.seed}:{self.iteration}:{microbatch}".encode()
         number = int.from_bytes(blake2b(text, digest_size=7).digest())
-        torch.manual_seed(number)
+        # for GPUs that are not in use yet torch keeps the seed together with a stack, which takes a millisecond
+        seed = torch.manual_seed if self._accelerated else torch.default_generator.manual_seed
+        seed(number)
         random.seed(number)
         if numpy := sys.modules.get("numpy"):  # it takes none so large
             numpy.random.seed(number % 2**32)
