@@ -15,13 +15,14 @@ from collections.abc import Callable
 
 from unicron.errors import InvalidInputError
 from unicron.rules import Rules
+from unicron_agent.changes import Changes
 from unicron_agent.lines import Lines
 from unicron_agent.stimuli import Logged
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.01
-"""How often it is looked at."""
+LOOK_S = 0.2
+"""How often it is looked at though nobody has told of anything new: it may have been moved away."""
 
 CHUNK = 1 << 20
 """Bytes that are read at once."""
@@ -47,6 +48,8 @@ class KernelLog:
         self._path, self._rules, self._slots, self._told = path, rules, slots, told
         self._ended = threading.Event()
         self._lines = Lines()
+        self._file: int | None = None
+        self._changes: Changes | None = None
         self._thread = threading.Thread(target=self._follow, name="unicron-kernel-log", daemon=True)
 
     def start(self) -> None:
@@ -74,10 +77,22 @@ class KernelLog:
                 )
                 self._ended.set()
             return None
+        self._changes = Changes(found)
         return found
 
+    def _close(self) -> None:
+        if self._changes is not None:
+            self._changes.close()
+        if self._file is not None:
+            os.close(self._file)
+        self._changes = self._file = None
+
     def _follow(self) -> None:
-        while not self._ended.wait(POLL_S):
+        while not self._ended.is_set():
+            if self._changes is None:
+                self._ended.wait(LOOK_S)
+            else:
+                self._changes.wait(LOOK_S)
             try:
                 while lines := self._read():
                     self._tell(lines)
@@ -85,8 +100,7 @@ class KernelLog:
                 if error.errno not in {errno.EAGAIN, errno.EPIPE}:  # nothing there; or overwritten before it was read
                     log.exception("the kernel's log %s is not watched any more", self._path)
                     return
-        if self._file is not None:
-            os.close(self._file)
+        self._close()
 
     def _read(self) -> str:
         """Return whole lines, none where there are no new ones."""
@@ -110,8 +124,8 @@ class KernelLog:
         except FileNotFoundError:
             return
         if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
-            os.close(file)
-            self._file, self._lines = None, Lines()
+            self._close()
+            self._lines = Lines()
         elif there.st_size < os.lseek(file, 0, os.SEEK_CUR):
             os.lseek(file, 0, os.SEEK_SET)
             self._lines = Lines()

@@ -167,7 +167,7 @@ class Gradients:
     @torch.no_grad()
     def publish(self, microbatches: int, *, void: bool = False) -> None:
         """Put the mean over the global batch into each `p.grad`; zeros where it is void."""
-        means = torch._foreach_div(self._sums, microbatches)
+        means = torch._foreach_div(self._sums, microbatches)  # noqa: SLF001 as optimizers do
         for parameter, mean in zip(self._parameters, means, strict=True):
             if void:
                 mean.zero_()

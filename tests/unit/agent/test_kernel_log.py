@@ -1,5 +1,6 @@
 """The kernel's log: files as log daemons write them."""
 
+import os
 import threading
 import time
 
@@ -99,6 +100,22 @@ def test_one_that_may_not_be_read_is_said_and_harmless(tmp_path, caplog):
     log.start()
     log.stop()
     assert "is not watched" in caplog.text
+
+
+def test_the_device_itself_tells_when_there_is_something_new():
+    device = "/dev/kmsg"
+    if not os.access(device, os.R_OK | os.W_OK):
+        pytest.skip(f"{device} can't be read and written here")
+    mark = f"a test of unicron {os.getpid()}"
+    heard = Heard(device)
+    heard.log.start()
+    try:
+        append(device, "nothing that anybody knows", time.monotonic())
+        append(device, f"NVRM: Xid (PCI:0000:3b:00): 79, {mark}", time.monotonic())
+        [text] = heard.until(1)
+        assert mark in text
+    finally:
+        heard.log.stop()  # returns though the device is silent
 
 
 def test_noise_hides_nothing(heard, path):

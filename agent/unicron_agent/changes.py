@@ -1,0 +1,49 @@
+"""Waiting for what is written to a file."""
+
+import contextlib
+import ctypes
+import os
+import select
+import stat
+import time
+
+IN_MODIFY = 0x2
+MOMENT_S = 0.005
+"""How long changes of a file are gathered, where many come."""
+
+LOOK_S = 0.02
+"""How often to look where the kernel has no more room for those who want to be told (fs.inotify.max_user_instances)."""
+
+EVENTS = 65536
+"""Bytes of events that are read at once."""
+
+
+class Changes:
+    """Waits until something is written to an open file: a device can be polled for it, of a file inotify(7) tells.
+
+    Args:
+        file: its descriptor.
+    """
+
+    def __init__(self, file: int) -> None:
+        self._inotify, self._poll, self._told = -1, select.poll(), True
+        if not stat.S_ISCHR(os.fstat(file).st_mode):
+            libc, watched = ctypes.CDLL(None), f"/proc/self/fd/{file}"
+            self._inotify = file = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+            self._told = libc.inotify_add_watch(self._inotify, watched.encode(), IN_MODIFY) >= 0
+        if self._told:
+            self._poll.register(file, select.POLLIN)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until something was written since the last call, or for so long."""
+        if not self._told:
+            time.sleep(min(seconds, LOOK_S))
+        elif self._poll.poll(1e3 * seconds) and self._inotify >= 0:
+            time.sleep(MOMENT_S)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._inotify, EVENTS)
+
+    def close(self) -> None:
+        """Wait no more."""
+        if self._inotify >= 0:
+            os.close(self._inotify)
