@@ -6,8 +6,8 @@ waits for it. What else there is of a state is small, and is set aside at once.
 
 import mmap
 import os
-import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,8 @@ class Saver:
         self._whole = 0
         self._files: dict[str, mmap.mmap] = {}
         self._targets: dict[str, Targets] = {}
-        self._thread: threading.Thread | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="unicron-saver")
+        self._saving: Future[None] | None = None
         self._side: SideStream | None = None
 
     def begin(self, state: dict[str, Any], ref: StateRef, saved: Callable[[StateRef], None]) -> str:
@@ -78,16 +79,14 @@ class Saver:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._side = self._side or SideStream(torch.device("cuda", torch.cuda.current_device()))
             self._side.follow()
-        job = (state, ref, turn, saved)
-        self._thread = threading.Thread(target=self._save, args=job, name="unicron-saver", daemon=True)
-        self._thread.start()
+        self._saving = self._thread.submit(self._save, state, ref, turn, saved)
         return name
 
     def wait(self) -> None:
         """Wait until nothing is being saved."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._saving is not None:
+            self._saving.result()
+            self._saving = None
 
     def _save(self, state: dict[str, Any], ref: StateRef, turn: int, saved: Callable[[StateRef], None]) -> None:
         try:
