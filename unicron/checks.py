@@ -4,7 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 from unicron import subjects
-from unicron.contracts.tasks import ModelSpec, ParallelLayout, TaskSpec
+from unicron.contracts.tasks import UNCOUNTED, Healing, ModelSpec, ParallelLayout, TaskSpec
 from unicron.costmodel import catalogue
 from unicron.errors import InvalidInputError
 
@@ -28,7 +28,7 @@ _LIMITS = {
     "max_workers": MOST_WORKERS,
     "unit": 100_000,
     "microbatches": 10**9,
-    "iterations": 10**9,
+    "iterations": UNCOUNTED,
 }
 
 _MODEL_LIMITS = {
@@ -70,6 +70,7 @@ def task_problems(spec: TaskSpec) -> list[Problem]:
             hint = " (0.5 to 2.0 recommended)" if field == "weight" else ""
             found.append(Problem(field, getattr(spec, field), f"must be a finite number above 0{hint}"))
     found += _checkpoint_problems(spec)
+    found += _healing_problems(spec)
     for workers, flops in spec.throughput.items():
         if not 1 <= workers <= _LIMITS["max_workers"]:
             found.append(Problem("throughput", workers, "its keys are numbers of workers, from 1"))
@@ -80,6 +81,18 @@ def task_problems(spec: TaskSpec) -> list[Problem]:
     found += _layout_problems("layout", spec.layout, spec.model)
     found += _table_problems(spec)
     return found or _size_problems(spec)
+
+
+def _healing_problems(spec: TaskSpec) -> list[Problem]:
+    """Return what only a session could do, asked of a script that has none."""
+    if spec.heal is not Healing.RESTART:
+        return []
+    found = []
+    if spec.resume:
+        found.append(Problem("resume", spec.resume, "its script resumes by itself where `heal` is restart"))
+    if spec.layouts or spec.layout.replica_workers > 1:
+        found.append(Problem("layout", "given", "its script shares out its model by itself where `heal` is restart"))
+    return found
 
 
 def _checkpoint_problems(spec: TaskSpec) -> list[Problem]:
@@ -97,7 +110,7 @@ def task_warnings(spec: TaskSpec) -> list[Problem]:
     low, high = RECOMMENDED_WEIGHT
     if not low <= spec.weight <= high:
         found.append(Problem("weight", spec.weight, f"{low} to {high} is recommended"))
-    if spec.microbatches < spec.max_workers:
+    if spec.microbatches < spec.max_workers and spec.heal is not Healing.RESTART:
         found.append(
             Problem("microbatches", spec.microbatches, f"fewer than max_workers {spec.max_workers}: some will idle")
         )

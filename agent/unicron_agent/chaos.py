@@ -39,6 +39,9 @@ XIDS = {
 }
 """What the driver says with these codes."""
 
+IN_SESSIONS = frozenset({"raise", "slow-worker", "reset-connection"})
+"""What a session does to its own script."""
+
 WAKE = """
 import os, signal, sys, time
 time.sleep(float(sys.argv[1]))
@@ -92,6 +95,8 @@ class Chaos:
 
     def _strike_worker(self, fault: str, worker: Worker, value: str) -> str:
         name, done = worker.worker, ""
+        if fault in IN_SESSIONS and self._supervisor.restarts(name):
+            raise InvalidInputError(f"{fault} needs a script with a Session, and {worker.task} heals by restarts")
         match fault:
             case "kill-worker":
                 self._supervisor.signal(name, signal.SIGKILL)

@@ -358,6 +358,7 @@ class Node:
             "OPENBLAS_NUM_THREADS": "1",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "UNICRON_NODE": self._name,
+            "UNICRON_HOST": self._host,
             "UNICRON_WORKER_SOCKET": str(self._memory.folder / "agent.sock"),
             "UNICRON_STATE_DIR": str(self._memory.folder),
             "UNICRON_STATE_LIMIT": str(self._memory.limit),

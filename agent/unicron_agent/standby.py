@@ -22,6 +22,7 @@ FORKED_AHEAD = (
     "torch.distributed",
     "torch.optim",
     "torch.utils.data",
+    "unicron.train.launcher",
     "unicron.train.session",
 )
 
@@ -35,6 +36,10 @@ FOR_PARTS = (
 
 FOR_MEGATRON = ("unicron.train.megatron",)
 """Likewise, for scripts that name it. Not next to GPUs: what else it imports there might touch CUDA."""
+
+_KEPT: list[object] = []
+"""What a script leaves behind stays until its process ends: torch can hang while it takes a process group of gloo down,
+whose thread waits for the interpreter's lock."""
 
 
 def main() -> None:
@@ -71,6 +76,8 @@ def _warm_up() -> None:
 def _ahead(request: dict[str, Any]) -> tuple[str, ...]:
     """Return what to import before the worker of a request is forked."""
     name = request["argv"][0]
+    if request["module"] is None:
+        return ()
     script = Path(request["cwd"], name.replace(".", "/") + ".py" if request["module"] else name)
     try:
         megatron = b"megatron" in script.read_bytes() and not Path("/dev/nvidiactl").exists()
@@ -115,12 +122,29 @@ def _become(request: dict[str, Any]) -> None:
         os.dup2(log, 2)
         sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
         os.environ.update(request["env"])
-        code = _run_script(request)
+        code = _launch(request) if request["restarts"] else _run_script(request)
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code)
+
+
+def _launch(request: dict[str, Any]) -> int:
+    """Run a program that knows nothing of Unicron, anew in each membership, and return its exit code."""
+    from unicron.train import channel, launcher  # noqa: PLC0415 imported long ago, in the parent
+
+    connected = channel.connect()
+    if connected is None:
+        return 1
+    command = request["argv"]
+    program = (lambda: launcher.execute(command)) if request["module"] is None else (lambda: _run_script(request))
+    os.chdir(request["cwd"])
+    try:
+        return launcher.Launcher(connected, program).run()
+    except Exception as error:  # noqa: BLE001 whatever it is, it is told
+        channel.report_exception(type(error), error, error.__traceback__)
+        return 1
 
 
 def _run_script(request: dict[str, Any]) -> int:
@@ -136,16 +160,18 @@ def _run_script(request: dict[str, Any]) -> int:
         sys.argv = request["argv"]
         if request["module"]:
             sys.path.insert(0, request["cwd"])
-            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+            _KEPT.append(runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True))
         else:
             sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
-            runpy.run_path(sys.argv[0], run_name="__main__")
+            _KEPT.append(runpy.run_path(sys.argv[0], run_name="__main__"))
     except SystemExit as ending:
+        _KEPT.append(ending)
         if ending.code is None or isinstance(ending.code, int):
             return ending.code or 0
         print(ending.code, file=sys.stderr)  # noqa: T201 as the interpreter does
         return 1
     except BaseException as error:  # noqa: BLE001 whatever leaves a script is reported, then ends the process
+        _KEPT.append(error)
         channel.report_exception(type(error), error, error.__traceback__)
         return 1
     return 0

@@ -23,6 +23,7 @@ class Running(Record, kw_only=True, frozen=True):
         correlation: chain of the command that it was started by.
         place: part of the model that it was started for.
         layout: the shape of the replica that has this place.
+        restarts: whether it runs a program without a session, anew in each membership.
     """
 
     worker: str
@@ -34,6 +35,7 @@ class Running(Record, kw_only=True, frozen=True):
     correlation: str = ""
     place: int = 0
     layout: ParallelLayout = ParallelLayout()
+    restarts: bool = False
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from unicron.contracts.commands import StartWorker
+from unicron.contracts.tasks import Healing
 from unicron.errors import UnicronError
 from unicron_agent.activity import start_time
 from unicron_agent.output import Outputs
@@ -86,7 +87,9 @@ class Supervisor:
         """
         with tempfile.NamedTemporaryFile(dir=self._run_dir / "logs") as log:
             there = {"cwd": str(self._run_dir), "log": log.name, "env": {"UNICRON_WORKER_SOCKET": ""}}
-            pid = await self.fork({"argv": [module, argument], "module": True, "parts": False, **there})
+            pid = await self.fork(
+                {"argv": [module, argument], "module": True, "parts": False, "restarts": False, **there}
+            )
             descriptor, ended = os.pidfd_open(pid), asyncio.Event()
             asyncio.get_running_loop().add_reader(descriptor, ended.set)
             try:
@@ -109,7 +112,8 @@ class Supervisor:
     async def start_worker(self, command: StartWorker, env: dict[str, str]) -> int:
         """Start the process of a worker; return its process id.
 
-        A Python script, or a module (`python -m`), is forked from the warm standby; anything else starts afresh.
+        A Python script, or a module (`python -m`), is forked from the warm standby, and so is what runs any program
+        again where it heals by restarts; anything else starts afresh.
 
         Raises:
             OSError: the program or its folder is not there.
@@ -120,12 +124,11 @@ class Supervisor:
         cwd = Path(spec.workdir or ".").resolve(strict=True)
         script = _python_script(spec.command)
         self._outputs.follow(name, str(log))
-        if script is not None:
-            module, argv = script
-            parts = command.layout.replica_workers > 1
-            pid = await self.fork(
-                {"argv": argv, "module": module, "cwd": str(cwd), "env": env, "log": str(log), "parts": parts}
-            )
+        restarts = spec.heal is Healing.RESTART
+        if script is not None or restarts:
+            module, argv = script or (None, spec.command)
+            how = {"parts": command.layout.replica_workers > 1, "restarts": restarts, "module": module}
+            pid = await self.fork({"argv": argv, "cwd": str(cwd), "env": env, "log": str(log), **how})
         else:
             with log.open("ab") as output:
                 process = subprocess.Popen(  # noqa: ASYNC220 returns at once
@@ -148,6 +151,7 @@ class Supervisor:
             correlation=command.correlation,
             place=command.place,
             layout=command.layout,
+            restarts=restarts,
         )
         self._watch(running)
         try:
@@ -185,6 +189,10 @@ class Supervisor:
         if running is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(running.pid, signal.SIGKILL)
+
+    def restarts(self, name: str) -> bool:
+        """Return whether the worker runs a program without a session."""
+        return self._running[name].restarts
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to the worker."""

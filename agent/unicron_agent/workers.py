@@ -157,8 +157,12 @@ class Worker:
                 self.finished, self.phase = True, WorkerPhase.FINISHED
 
     def _move(self, message: Progress, now: float) -> None:
-        """Note progress, and how long it took where that was a microbatch."""
-        if message.phase == self.phase == WorkerPhase.COMPUTE and message.done > self.done:
+        """Note progress, and how long it took where that was a microbatch.
+
+        Of a program without a session that includes what it waited for others: all of it is a reduce.
+        """
+        same = message.phase == self.phase and message.phase in {WorkerPhase.COMPUTE, WorkerPhase.REDUCE}
+        if same and message.done > self.done:
             took = now - self.moved_at
             self.interval_s = took if self.interval_s is None else 0.9 * self.interval_s + 0.1 * took
         self.phase, self.iteration, self.done = message.phase, message.iteration, message.done

@@ -9,7 +9,7 @@ from rich.text import Text
 from unicron_narration.units import KNOWN_FLOPS, ago, expected, si
 
 from unicron.contracts.queries import NodeView, SaverView, Status, TaskView
-from unicron.contracts.tasks import NodeState, Slot, TaskState
+from unicron.contracts.tasks import UNCOUNTED, NodeState, Slot, TaskState
 
 _NODE_STYLES = {NodeState.UP: "green", NodeState.DRAINING: "yellow", NodeState.LOST: "red", NodeState.LEFT: "dim"}
 _TASK_STYLES = {
@@ -47,7 +47,7 @@ def tasks_table(status: Status) -> Table:
             Text(view.state, _TASK_STYLES.get(view.state, "yellow")),
             f"{spec.weight:g}",
             f"{_workers(view)} ({spec.min_workers}-{spec.max_workers})",
-            f"{view.iteration + 1}/{spec.iterations}",
+            f"{view.iteration + 1}" + (f"/{spec.iterations}" if spec.iterations < UNCOUNTED else ""),
             "" if view.loss is None else f"{view.loss:.4f}",
             f"{view.iteration_s:.3f}" if view.iteration_s else "",
             si(view.waf, "FLOP/s") if view.waf >= KNOWN_FLOPS else "",

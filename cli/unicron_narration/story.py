@@ -10,6 +10,7 @@ from unicron.contracts import commands, events, hardware, slowdowns, stragglers
 from unicron.contracts.base import Message
 from unicron.contracts.plans import TaskShare
 from unicron.contracts.states import Saver
+from unicron.contracts.tasks import UNCOUNTED
 from unicron.errors import InvalidInputError
 
 _ENVELOPE = {field.name for field in fields_of(Message)}
@@ -21,7 +22,9 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
     events.NodeAdmitted: lambda m: f"{m.node} admitted with {len(m.slots)} slots" + " again" * m.returned,
     events.NodeLeaving: lambda m: f"{m.node} is to go, and hands over what it has for up to {m.seconds:g} s",
     events.WorkerReady: lambda m: f"{_where(m)} is ready",
-    events.WorkerFinished: lambda m: f"{_where(m)} has done all {m.iterations} iterations",
+    events.WorkerFinished: lambda m: (
+        f"{_where(m)} has done all {m.iterations} iterations" if m.iterations < UNCOUNTED else f"{_where(m)} is done"
+    ),
     events.StateKept: lambda m: f"{_where(m)} leaves its state of iteration {m.state.iteration} behind",
     events.StateSecured: lambda m: (
         f"{_where(m)} saves its state, and that of iteration {m.iteration} is whole"

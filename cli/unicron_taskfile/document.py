@@ -13,7 +13,7 @@ import msgspec
 import yaml
 
 from unicron.checks import Problem, task_problems, task_warnings
-from unicron.contracts.tasks import ParallelLayout, TaskSpec
+from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskSpec
 from unicron.costmodel import formulas
 from unicron.errors import InvalidInputError
 from unicron.files import read_text
@@ -24,6 +24,7 @@ from unicron_taskfile.layouts import AUTO, best_layouts, read_layout
 from unicron_taskfile.model import TABLE, read_model, read_table
 
 REQUIRED = ("name", "command")
+WAYS = [each.value for each in Healing if each is not Healing.UNKNOWN]
 FIELDS = tuple(field.name for field in msgspec.structs.fields(TaskSpec) if field.name != "layouts")
 
 
@@ -77,6 +78,8 @@ def parse(text: str, path: Path) -> TaskFile:
                 problems.append(Problem(name, value if bad.value is None else bad.value, bad.allowed))
             except InvalidInputError as error:
                 elsewhere.append(str(error))
+    if given.get("heal") is Healing.RESTART:
+        given.setdefault("iterations", UNCOUNTED)  # the task is done when its program says so
     if not problems and not elsewhere:
         given["workdir"] = str((path.absolute().parent / given.get("workdir", "")).resolve())
         spec, problems = _spec(given)
@@ -217,6 +220,12 @@ def _command(value: Any) -> list[str]:
     raise BadValueError("must be text or a list of words")
 
 
+def _heal(value: Any) -> Healing:
+    if value in WAYS:
+        return Healing(value)
+    raise BadValueError(f"must be one of {', '.join(WAYS)}")
+
+
 def _env(value: Any) -> dict[str, str]:
     rows = items(value, "NAME: value")
     return {within(str(name), fields.text, name): within(str(name), word, each) for name, each in rows}
@@ -246,4 +255,5 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "checkpoint_s": fields.number,
     "resume": fields.truth,
     "model": read_model,
+    "heal": _heal,
 }

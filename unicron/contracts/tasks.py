@@ -133,6 +133,20 @@ class ModelSpec(Record, kw_only=True, frozen=True):
     padded: bool = False
 
 
+UNCOUNTED = 10**9
+"""Iterations of a task that is done when its program says so; none has more."""
+
+
+class Healing(Word):
+    """How the workers of a task come back after a failure."""
+
+    SESSION = "session"
+    """Their script has a `Session`: those that live stay, and go on in the iteration that failed."""
+    RESTART = "restart"
+    """Their script knows nothing of Unicron: it is run again on all of them, and goes on from its own checkpoints."""
+    UNKNOWN = "unknown"
+
+
 class TaskSpec(Record, kw_only=True, frozen=True):
     """What a user submits.
 
@@ -157,6 +171,7 @@ class TaskSpec(Record, kw_only=True, frozen=True):
         layout: shape of one replica; how many replicas there are is for the plan to say.
         layouts: shape of one replica by number of workers, where it depends on that: then these are the sizes that are
             allowed, and `layout` does not count.
+        heal: how the workers come back after a failure.
     """
 
     name: Label
@@ -177,6 +192,7 @@ class TaskSpec(Record, kw_only=True, frozen=True):
     resume: bool = False
     layout: ParallelLayout = ParallelLayout()
     layouts: dict[int, ParallelLayout] = {}
+    heal: Healing = Healing.SESSION
 
     def shape(self, workers: int) -> ParallelLayout:
         """Return the layout of so many workers."""

@@ -1,17 +1,22 @@
-"""The library inside a training process: `Session`. Samplers find `balance` in `unicron.train.balance`."""
+"""The library inside a training process: `Session`, or `watch` where there is none.
 
+Samplers find `balance` in `unicron.train.balance`.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unicron.train.session import Session
+    from unicron.train.watching import watch
 
-__all__ = ["Session"]
+__all__ = ["Session", "watch"]
+
+_HOMES = {"Session": "unicron.train.session", "watch": "unicron.train.watching"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import `Session`, and torch with it, only for those who ask: a sampler, or an analysis, may have no torch."""
-    if name != "Session":
+    """Import these, and torch with them, only for those who ask: a sampler, or an analysis, may have no torch."""
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from unicron.train.session import Session  # noqa: PLC0415
-
-    return Session
+    return getattr(import_module(_HOMES[name]), name)

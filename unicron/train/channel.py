@@ -44,6 +44,8 @@ from unicron.train.injected import Injected, exception, raise_in_script
 from unicron.train.phases import FORGOTTEN, greeting
 
 SOCKET_VARIABLE = "UNICRON_WORKER_SOCKET"
+TELL = "UNICRON_TELL"
+"""Names the descriptor of the socket on which a program tells its launcher something."""
 
 
 class Channel:
@@ -142,8 +144,8 @@ class Channel:
             # a group that was being formed when the interruption came may open further sockets: interrupt again
             busy = self.interrupt(self._membership)
             if select.select([connection], [], [], 0.05 if busy else None)[0]:
-                length = length_of(_receive(connection, LENGTH.size))
-                self._take(to_worker(_receive(connection, length)))
+                length = length_of(receive(connection, LENGTH.size))
+                self._take(to_worker(receive(connection, length)))
 
     def _take(self, message: ToWorker) -> None:
         match message:
@@ -183,7 +185,13 @@ class Channel:
                 self.reset()
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
+def receive(connection: socket.socket, size: int) -> bytes:
+    """Return so many bytes.
+
+    Raises:
+        EOFError: the other side has closed it.
+        OSError: it broke.
+    """
     data = b""
     while len(data) < size:
         part = connection.recv(size - len(data))
@@ -193,7 +201,22 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     return data
 
 
+class Told:
+    """What a program says that a launcher runs (`unicron.train.launcher`): it goes to that, and from there on."""
+
+    iteration = -1
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    def send(self, message: ToAgent) -> None:
+        """Tell the launcher; nothing where it is gone, as this process is about to be."""
+        with contextlib.suppress(OSError):
+            self._socket.sendall(frame(message))
+
+
 _channel: Channel | None = None
+_told: Told | None = None
 
 
 def connect() -> Channel | None:
@@ -206,13 +229,26 @@ def connect() -> Channel | None:
     return _channel
 
 
+def speak_through(connection: socket.socket) -> Told:
+    """Have this process speak to its launcher from now on, and not to an agent."""
+    global _channel, _told
+    _channel, _told = None, Told(connection)
+    sys.excepthook = report_exception
+    return _told
+
+
+def told() -> Told | None:
+    """Return the line to this process's launcher, None where it has none."""
+    number = os.environ.get(TELL)
+    return _told or (speak_through(socket.socket(fileno=int(number))) if number else None)
+
+
 def report_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Tell the agent about an exception that leaves the script, then print it as usual."""
-    if _channel is not None and issubclass(kind, Exception):
+    line = _told or _channel
+    if line is not None and issubclass(kind, Exception):
         text = "".join(traceback.format_exception(kind, error, trace))
         name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-        _channel.send(
-            Raised(iteration=_channel.iteration, exception=name, text=str(error)[:2000], traceback=text[-8000:])
-        )
+        line.send(Raised(iteration=line.iteration, exception=name, text=str(error)[:2000], traceback=text[-8000:]))
     with contextlib.suppress(OSError):
         sys.__excepthook__(kind, error, trace)

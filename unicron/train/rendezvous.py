@@ -4,6 +4,7 @@ torch's own TCPStore asks the name service for the name of every address it conn
 holds all of them up for 5 s. This one looks nothing up.
 """
 
+import contextlib
 import socket
 from datetime import timedelta
 
@@ -69,6 +70,11 @@ class Rendezvous(Store):
         answers = proofs.answers(membership.secrets, self._address, asked.nonce)
         self._send(Enter(rendezvous_id=membership.rendezvous_id, epoch=membership.epoch, answers=answers))
 
+    def cut(self) -> None:
+        """Have whoever waits here raise, from any thread."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Go home."""
         self._socket.close()
@@ -80,13 +86,18 @@ class Rendezvous(Store):
 
     def get(self, key: str) -> bytes:
         """Wait for a value and return it."""
-        return self._take([key])[0]
+        return self.take([key])[0]
 
     def wait(self, keys: list[str], _timeout: timedelta | None = None) -> None:
         """Wait until all of `keys` are there. There is no timeout: who has waited enough shuts the socket down."""
-        self._take(keys)
+        self.take(keys)
 
-    def _take(self, keys: list[str]) -> list[bytes]:
+    def take(self, keys: list[str]) -> list[bytes]:
+        """Wait until all of `keys` are there, and return their values.
+
+        Raises:
+            GroupBrokenError: the connection broke.
+        """
         self._send(Take(rendezvous_id=self._name, keys=keys))
         data = self._receive(length_of(self._receive(LENGTH.size)))
         try:

@@ -75,6 +75,8 @@ class Session:
         self.total = int(os.environ.get("UNICRON_ITERATIONS", iterations))
         self.per_iteration = int(os.environ.get("UNICRON_MICROBATCHES", microbatches))
         self._collection = PlannedCollection(os.environ.get("UNICRON_GC_EVERY", gc_every))
+        if os.environ.get(channels.TELL):
+            raise RuntimeError("this script has a Session: take `heal: restart` out of its task file")
         self._channel = channels.connect()
         self._shell = TorchShell(self._channel, accumulate_dtype, self.per_iteration, self._collection)
         self._pipelines = PipelineRuns()

@@ -27,6 +27,9 @@ SURE = 1.6
 """So many times the mean deviation of single iterations, four standard errors of a mean of ten: where iteration times
 vary by themselves, the band is that wide."""
 
+TIMED_S = 1.2
+"""Seconds of slow iterations before they are told of: by then agents have said twice how long workers compute."""
+
 SERIES = 1024
 """Series of iteration times that are remembered; the one that was idle longest goes first."""
 
@@ -40,6 +43,7 @@ class Series(msgspec.Struct, kw_only=True):
         count: how many of them weigh in it, at most WINDOW.
         recent: seconds of the last iterations.
         slow: iterations since it left its band; 0 while it is in there.
+        untold_s: seconds of slow iterations that are missing before that is told.
     """
 
     mean_s: Seconds = 0.0
@@ -47,6 +51,7 @@ class Series(msgspec.Struct, kw_only=True):
     count: Count = 0
     recent: list[Seconds] = []
     slow: Count = 0
+    untold_s: Seconds = 0.0
 
     @property
     def recent_s(self) -> float:
@@ -54,7 +59,7 @@ class Series(msgspec.Struct, kw_only=True):
         return sum(self.recent) / len(self.recent) if self.recent else 0.0
 
     def add(self, seconds: float) -> bool:
-        """Take an iteration in; return whether the series has left its band, or come back, just now."""
+        """Take an iteration in; return whether it is to be told now that the series has left its band, or is back."""
         self.recent.append(seconds)
         if len(self.recent) > RECENT:
             self._grow_old(self.recent.pop(0))
@@ -63,11 +68,21 @@ class Series(msgspec.Struct, kw_only=True):
             if self.slow > WINDOW:
                 self.mean_s, self.count = self.recent_s, RECENT
             if self._beyond(BACK, SURE / 2):
-                return False
-            self.slow = 0
-            return True
+                return self._lasts(seconds)
+            was_told, self.slow, self.untold_s = not self.untold_s, 0, 0.0
+            return was_told
         self.slow = int(self._beyond(BAND, SURE))
-        return bool(self.slow)
+        if not self.slow:
+            return False
+        self.untold_s = TIMED_S
+        return self._lasts(sum(each for each in self.recent if each > BAND * self.mean_s))
+
+    def _lasts(self, seconds: float) -> bool:
+        """Return whether it is to be told now, after so many more seconds, that the series is slow."""
+        if not self.untold_s:
+            return False
+        self.untold_s = max(0.0, self.untold_s - seconds)
+        return not self.untold_s
 
     def _grow_old(self, seconds: float) -> None:
         """Take an iteration into the mean, unless it was slow: else a slowdown would end by lasting."""
@@ -144,8 +159,9 @@ class Windows:
         out: list[Message] = []
         for size, series in self.known.tasks.get(finished.task, {}).items():
             if series.slow and size != finished.world_size:
-                out.append(_ended(finished, size, series, f"it goes on with {finished.world_size} workers, not {size}"))
-                series.slow, series.recent = 0, []
+                why = f"it goes on with {finished.world_size} workers, not {size}"
+                out += [] if series.untold_s else [_ended(finished, size, series, why)]
+                series.slow, series.untold_s, series.recent = 0, 0.0, []
         return out
 
     def _series(self, finished: IterationFinished) -> Series:

@@ -243,14 +243,14 @@ class TransitionCore(Core):
         membership = run.membership
         if report.epoch != membership.epoch or report.worker not in membership.group:
             place = run.workers[report.worker].place
-            run.states.hold(report.worker, place, report.iteration, report.node)
+            run.hold(report.worker, place, report.iteration, report.node)
             return []
         out: list[Message] = []
         if not membership.joined:  # the first one tells that all have met, and whoever had no state has taken it
             out += release(self.state, run)
             for name in membership.group:
                 if worker := run.workers.get(name):
-                    run.states.hold(name, worker.place, report.iteration, worker.slot.node)
+                    run.hold(name, worker.place, report.iteration, worker.slot.node)
         membership.join(report.worker)
         if membership.broken or not membership.complete:
             return out
@@ -334,7 +334,7 @@ class TransitionCore(Core):
         silent = [name for name in group if name not in run.workers and name not in through]
         for name in through.keys() & run.workers.keys():
             self.state.drop(run, name)
-        reason = f"all {run.spec.iterations} iterations are done"
+        reason = "its program is done" if run.restarts else f"all {run.spec.iterations} iterations are done"
         if silent:
             reason += f"; {', '.join(silent)} ended without saying so: what it was to write then may be missing"
         return self._end(run.spec.name, Cause.DONE, reason)

@@ -97,7 +97,7 @@ def _catch_up(run: TaskRun, worker: WorkerRun, status: WorkerStatus) -> None:
         worker.stage = WorkerStage.READY
     place = _place_held(status)
     if place is not None:
-        run.states.hold(status.worker, place, status.iteration, worker.slot.node)
+        run.hold(status.worker, place, status.iteration, worker.slot.node)
     if status.worker in run.membership.group and status.epoch != run.membership.epoch:
         run.membership.broken = True
 
@@ -115,7 +115,7 @@ def _take_back(state: TransitionState, node: str, status: WorkerStatus) -> bool:
     if place in run.states.places(run.workers) or not worker.layout.is_like(run.present):
         return False
     state.add(run, worker)
-    run.states.hold(status.worker, place, status.iteration, node)
+    run.hold(status.worker, place, status.iteration, node)
     return True
 
 

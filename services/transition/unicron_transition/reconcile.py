@@ -81,8 +81,10 @@ def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
             present.append(worker.worker)
     computes = run.membership.layout.is_like(run.shape)
     intact = computes and not run.membership.leaving and run.membership.intact(run.workers)
-    if awaited and (intact or not computes or not run.membership.survivors(run.workers)):
-        return []  # those that compute go on until the new ones are ready; those that start wait for one another
+    if awaited and (intact or not computes or run.restarts or not run.membership.survivors(run.workers)):
+        # those that compute go on until the new ones are ready; those that start wait for one another, and those that
+        # each membership begins anew for whoever is to be in it
+        return []
     chosen, computing = choose(run, present, final=not (awaited or intact))
     if not chosen or (intact and set(chosen) == set(run.membership.group)):
         return []

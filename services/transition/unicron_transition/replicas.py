@@ -60,7 +60,7 @@ def lacks_state(run: TaskRun) -> bool:
     Members that are on their way into a membership may have one that nobody knows of yet.
     """
     membership = run.membership
-    if run.shelf is not None or membership.through or membership.intact(run.workers):
+    if run.restarts or run.shelf is not None or membership.through or membership.intact(run.workers):
         return False
     if not (membership.met or run.saves.held or run.spec.resume):
         return False  # it has not begun

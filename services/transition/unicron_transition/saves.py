@@ -66,7 +66,7 @@ def _chosen(run: TaskRun) -> list[tuple[str, ...]]:
 def _wanted(state: TransitionState, run: TaskRun) -> dict[str, list[Saver]]:
     """Return who is to save on which node, and with copies where; note whether there are fewer than there should be."""
     run.saves.short = False
-    if not run.target or run.membership.leaving:
+    if not run.target or run.membership.leaving or run.restarts:
         return {}
     chosen = _chosen(run)
     found: dict[str, list[Saver]] = {}

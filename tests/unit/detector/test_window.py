@@ -250,3 +250,24 @@ def test_of_thousands_only_the_slowest_are_named():
     run.go(1.0, 40, computing=[0.1] * 200)
     [slow] = run.go(1.5, RECENT, computing=[0.1] * 120 + [0.2 + 0.001 * rank for rank in range(80)])
     assert [each.rank for each in slow.workers] == list(range(199, 199 - NAMED, -1))
+
+
+def test_short_iterations_are_told_of_when_agents_have_timed_them():
+    run = Run()
+    assert run.go(0.05, WINDOW) == []
+    out, times = [], 0
+    while not out:
+        times, out = times + 1, run.go(0.08)
+    assert isinstance(out[0], SlowdownDetected)
+    assert times == 15  # 1.2 s
+    [over] = run.go(0.05, RECENT)
+    assert isinstance(over, SlowdownEnded)
+
+
+def test_what_was_slow_for_a_moment_is_neither_told_nor_ended():
+    run = Run()
+    assert run.go(0.05, WINDOW) == []
+    assert run.go(0.08, 8) + run.go(0.05, WINDOW) == []
+    assert run.go(0.08, 8) == []
+    run.world_size, run.names = 3, run.names[:3]
+    assert run.go(0.05) == []  # nor where it goes on with others

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unicron_taskfile import FIELDS, load, parse
 
-from unicron.contracts.tasks import ParallelLayout
+from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout
 from unicron.errors import InvalidInputError
 
 FULL = """\
@@ -34,6 +34,7 @@ checkpoint_s: 600
 resume: true
 layout:
   tensor: 2
+heal: session
 """
 
 HERE = Path("/jobs/gpt/task.yaml")
@@ -281,3 +282,23 @@ def test_any_text_is_a_spec_or_a_clear_error(text):
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*/task.yaml")), ids=lambda path: path.parent.name)
 def test_the_examples_can_be_submitted_as_they_are(path):
     assert load(path).warnings == []
+
+
+def test_a_program_without_a_session_is_done_when_it_says_so():
+    spec = parse(minimal("heal: restart"), HERE).spec
+    assert (spec.heal, spec.iterations) == (Healing.RESTART, UNCOUNTED)
+    assert parse(minimal("heal: restart", "iterations: 40"), HERE).spec.iterations == 40
+    assert parse(minimal(), HERE).spec.heal is Healing.SESSION
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["heal: by prayer"], "heal 'by prayer': must be one of session, restart"),
+        (["heal: [1]"], "must be one of session, restart"),
+        (["heal: restart", "resume: true", "checkpoints: /tmp"], "resumes by itself where `heal` is restart"),
+        (["heal: restart", "layout:", "  tensor: 2"], "shares out its model by itself where `heal` is restart"),
+    ],
+)
+def test_what_only_a_session_can_do_is_refused_of_others(lines, told):
+    assert told in error_of(minimal(*lines))

@@ -29,7 +29,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
-from unicron.contracts.tasks import Slot, TaskSpec, TaskState, WorkerStatus
+from unicron.contracts.tasks import Healing, Slot, TaskSpec, TaskState, WorkerStatus
 
 
 class TransitionHarness:
@@ -160,6 +160,27 @@ def test_severity_2_regroups_the_survivors_at_once_and_restarts_the_process_in_i
     assert members(scene.ready("a", "a-4")) == ["a-1", "a-3", "a-4"]
     [recovered] = of(TaskRecovered, scene.join("a", at=103.0))
     assert (recovered.workers, recovered.seconds) == (3, 3.0)
+
+
+def test_what_heals_by_restarts_waits_for_the_new_process_and_begins_once():
+    scene = TransitionHarness(a={"heal": Healing.RESTART}).running(a=["n1:0", "n2:0", "n3:0"])
+    out = scene.feed(failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2", at=100.0))
+    assert (of(Regroup, out), of(SaveStates, out)) == ([], [])
+    assert [start.worker for start in of(StartWorker, out)] == ["a-4"]
+    assert members(scene.ready("a", "a-4")) == ["a-1", "a-3", "a-4"]
+    [recovered] = of(TaskRecovered, scene.join("a", at=101.0))
+    assert recovered.workers == 3
+
+
+def test_what_heals_by_restarts_looks_for_no_state_when_all_its_workers_are_gone():
+    scene = TransitionHarness(a={"heal": Healing.RESTART}).running(a=["n1:0", "n2:0"])
+    out = []
+    for worker, node in (("a-1", "n1"), ("a-2", "n2")):
+        out += scene.feed(failure(Severity.SEV2, task="a", node=node, slot=0, worker=worker))
+    for worker in ("a-3", "a-4"):
+        out += scene.ready("a", worker)
+    assert (of(FindStates, out), of(SaveStates, out)) == ([], [])
+    assert members(out) == ["a-3", "a-4"]
 
 
 def test_a_failure_of_a_process_that_was_replaced_changes_nothing():

@@ -1,0 +1,190 @@
+"""Programs that know nothing of Unicron: run again after a failure, from checkpoints of their own."""
+
+import asyncio
+import re
+
+import pytest
+import torch
+from helpers.training import plain_run, running_cluster, task, write_script
+from msgspec.structs import replace
+
+from unicron.contracts.events import FailureDetected, Regrouped, TaskStateChanged, WorkerExited, WorkerRaised
+from unicron.contracts.slowdowns import SlowdownDetected
+from unicron.contracts.tasks import Healing, TaskState
+
+pytestmark = pytest.mark.slow
+
+ITERATIONS = 40
+
+PLAIN = f"""
+    import os, sys, time
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    folder = os.environ["FOLDER"]
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(32, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    own, begin = os.path.join(os.environ["UNICRON_CHECKPOINT_DIR"], "own.pt"), 0
+    if os.path.exists(own):
+        found = torch.load(own, weights_only=True)
+        model.module.load_state_dict(found["model"])
+        begin = found["iteration"]
+    print("begins", rank, world, begin, os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+    for iteration in range(begin, {ITERATIONS}):
+        generator = torch.Generator().manual_seed(iteration)
+        x = torch.randn(8, 32, generator=generator)[rank % 4 :: 4]
+        if os.path.exists(os.path.join(folder, "raise")) and iteration == 22 and rank == 1:
+            os.remove(os.path.join(folder, "raise"))
+            raise ArithmeticError("no more numbers")
+        time.sleep(float(os.environ.get("PACE", "0.05")))
+        (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if rank == 0:
+            if iteration % 5 == 4:
+                state = {{"model": model.module.state_dict(), "iteration": iteration + 1}}
+                torch.save(state, own + ".part")
+                os.rename(own + ".part", own)
+            with open(os.path.join(folder, "done"), "a") as done:
+                print(iteration, world, file=done)
+    if rank == 0:
+        torch.save({{"model": model.module.state_dict()}}, os.environ["OUT"])
+    dist.destroy_process_group()
+"""
+
+
+def program(folder, text=PLAIN, **fields):
+    """Return a task that runs it, with places for what it writes."""
+    own = folder / "checkpoints"
+    (own / "t.own").mkdir(parents=True)
+    env = {"FOLDER": str(folder), "OUT": str(folder / "out.pt"), **fields.pop("env", {})}
+    fields = {"max_workers": 4, "min_workers": 4, "iterations": 10**9, "checkpoints": str(own), **fields}
+    return task(write_script(folder, text), "t", heal=Healing.RESTART, env=env, **fields)
+
+
+def done(folder):
+    """Return the iterations that the first rank has done, each with the number of ranks."""
+    path = folder / "done"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [tuple(map(int, line.split())) for line in lines]
+
+
+async def ends(scene):
+    view = await scene.until_state("t", TaskState.FINISHED, TaskState.FAILED)
+    assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
+    return view
+
+
+def begun(folder):
+    """Return rank, ranks, first iteration and count of restarts of each beginning, as the logs of workers tell."""
+    logs = "".join(path.read_text() for path in folder.glob("cluster/**/logs/t-*.log"))
+    return {tuple(map(int, found)) for found in re.findall(r"begins (\d+) (\d+) (\d+) (\d+)", logs)}
+
+
+async def test_a_rank_is_killed_and_another_raises_and_the_result_is_that_of_an_undisturbed_run(tmp_path):
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (tmp_path / "raise").touch()
+    async with running_cluster(tmp_path, nodes=2, slots=2) as scene:
+        spec = program(tmp_path)
+        await scene.client.submit(spec)
+        await scene.until(lambda: len(done(tmp_path)) >= 12)
+        victim = (await scene.view("t")).members[2]
+        await scene.client.inject(victim.node, "kill-worker", victim.worker)
+        await scene.until(lambda: scene.of(FailureDetected))
+        await scene.until(lambda: len(scene.of(FailureDetected)) == 2 and done(tmp_path)[-1][0] >= 27)
+        agents = {name: scene.cluster.processes[name].pid for name in scene.cluster.nodes}
+        await asyncio.to_thread(scene.cluster.kill, "node-1")  # the agent alone: what it has started goes on
+        await asyncio.to_thread(scene.cluster.start_process, "node-1")
+        assert scene.cluster.processes["node-1"].pid != agents["node-1"]
+        await ends(scene)
+
+    killed, raised = scene.of(FailureDetected)  # whoever lost a peer is none: no echo is healed
+    assert (killed.worker, killed.reason.partition(";")[0]) == (victim.worker, f"{victim.worker} was ended by SIGKILL")
+    assert raised.reason == "ArithmeticError: no more numbers"
+    assert "raise ArithmeticError" in scene.of(WorkerRaised)[0].traceback
+    survivors = {fact.worker for fact in scene.of(Regrouped, epoch=0)} - {killed.worker, raised.worker}
+    last = scene.of(Regrouped)[-1].epoch
+    assert last == 2  # the agent's end was no reason to begin anew
+    assert survivors <= {fact.worker for fact in scene.of(Regrouped, epoch=last)}
+    numbers = [number for number, _ in done(tmp_path)]
+    assert sorted(set(numbers)) == list(range(ITERATIONS))
+    assert len(numbers) - ITERATIONS < 10  # what each failure had computed anew since the checkpoint
+    assert {count for *_, count in begun(tmp_path)} == {0, 1, 2}
+
+    single = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RESTART_COUNT": "0"}
+    more = {"PACE": "0", "FOLDER": str(alone), "UNICRON_CHECKPOINT_DIR": str(alone)}
+    text = PLAIN.replace("[rank % 4 :: 4]", "")
+    theirs = plain_run(write_script(alone, text), alone / "out.pt", **single, **more, MASTER_PORT="0")
+    ours = torch.load(tmp_path / "out.pt", weights_only=True)
+    for name, value in ours["model"].items():
+        assert torch.allclose(value, theirs["model"][name], rtol=1e-5, atol=1e-7)
+
+
+async def test_a_node_is_lost_and_it_goes_on_with_fewer_ranks(tmp_path):
+    async with running_cluster(tmp_path, nodes=2, slots=2) as scene:
+        await scene.client.submit(program(tmp_path, min_workers=2, unit=2))
+        await scene.until(lambda: len(done(tmp_path)) >= 12)
+        await asyncio.to_thread(scene.cluster.kill_node, "node-2")
+        await scene.until(lambda: any(ranks == 2 for _, ranks in done(tmp_path)))
+        await ends(scene)
+    again = [rank for rank, ranks, first, _ in begun(tmp_path) if ranks == 2 and first >= 10]
+    assert sorted(again) == [0, 1]
+
+
+async def test_a_program_that_is_no_python(tmp_path):
+    async with running_cluster(tmp_path, nodes=2, slots=2) as scene:
+        words = (
+            "if [ ! -e once-$RANK ]; then touch once-$RANK; exit $((RANK == 3 ? 7 : 0)); fi; echo $WORLD_SIZE > $RANK"
+        )
+        await scene.client.submit(replace(program(tmp_path), command=["bash", "-c", f"sleep 0.3; {words}"]))
+        await ends(scene)
+    [exited] = [fact for fact in scene.of(WorkerExited) if fact.exit_code == 7]
+    assert scene.of(FailureDetected, worker=exited.worker)
+
+
+WATCHED = """
+    import time
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    import unicron.train
+
+    class Slow(torch.nn.Linear):
+        pace = 0.05
+
+        def forward(self, x):
+            time.sleep(self.pace)
+            return super().forward(x)
+
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(Slow(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with unicron.train.watch(model) as watching:
+        for iteration in range(220):
+            if iteration == 140 and dist.get_rank() == 1:
+                model.module.pace *= 1.6
+            loss = model(torch.randn(4, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            watching.tick(loss)
+    dist.destroy_process_group()
+"""
+
+
+async def test_who_is_slow_is_named_where_the_loop_is_watched(tmp_path):
+    async with running_cluster(tmp_path, nodes=2, slots=1) as scene:
+        spec = program(tmp_path, WATCHED, min_workers=2, max_workers=2)
+        await scene.client.submit(spec)
+        await ends(scene)
+    slow = scene.of(SlowdownDetected)
+    assert slow
+    assert {each.rank for fact in slow for each in fact.workers} == {1}
+    assert max(fact.iteration for fact in scene.iterations) == 219
+    assert not scene.of(FailureDetected)
+    assert scene.of(TaskStateChanged, state=TaskState.FINISHED)[-1].reason == "its program is done"

@@ -1,0 +1,315 @@
+"""Runs a program that knows nothing of Unicron, anew in each membership, as torchrun would.
+
+The worker's process stays and talks with its agent; the program is a child of it. What torch.distributed, and others
+that read the same variables, are told is what torchrun tells
+(https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables).
+"""
+
+import atexit
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import msgspec
+
+from unicron.contracts.worker import (
+    LENGTH,
+    Broken,
+    Finished,
+    Iterated,
+    Joined,
+    Membership,
+    Progress,
+    Raised,
+    Ready,
+    Timed,
+    length_of,
+    to_agent,
+)
+from unicron.errors import GroupBrokenError, InvalidInputError
+from unicron.train import channel as channels
+from unicron.train.rendezvous import Rendezvous
+
+GRACE_S = 5.0
+"""How long a program has, from SIGTERM on, before it is killed."""
+
+PR_SET_PDEATHSIG = 1
+
+ECHOES = (
+    "torch.distributed.DistBackendError",
+    "torch.distributed.DistNetworkError",
+    "torch.distributed.DistStoreError",
+)
+"""Exceptions that tell of another rank's failure."""
+
+ECHO_TEXTS = ("third_party/gloo/", "NCCL communicator was aborted")
+"""Texts that do, of any exception: gloo raises plain RuntimeErrors, with the place in its source."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a rank is, as it tells the others.
+
+    Attributes:
+        node: name of it.
+        device: what `CUDA_VISIBLE_DEVICES` is to name.
+        master: host and port where the first rank's program is to listen; empty of all others.
+    """
+
+    node: str
+    device: str
+    master: str = ""
+
+
+class Launcher:
+    """The worker's side of it.
+
+    Args:
+        channel: to the agent.
+        program: runs the program in this process and returns its exit code.
+    """
+
+    def __init__(self, channel: channels.Channel, program: Callable[[], int]) -> None:
+        self._channel, self._program = channel, program
+        self._rendezvous: Rendezvous | None = None
+        self._epoch = -1
+        self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._starts = 0
+        self._echo: Raised | None = None
+        channel.interrupt = self._interrupt
+
+    def run(self) -> int:
+        """Run the program until it has ended by itself; return its exit code, or end as it did."""
+        self._channel.send(Ready())
+        while True:
+            membership = self._channel.await_membership(self._epoch)
+            self._epoch, began = membership.epoch, time.monotonic()
+            try:
+                variables = self._meet(membership)
+            except GroupBrokenError as error:
+                self._broken(str(error))
+                continue
+            child, told = self._launch(variables)
+            self._starts, self._echo = self._starts + 1, None
+            self._channel.send(
+                Joined(
+                    epoch=membership.epoch,
+                    rank=membership.rank,
+                    world_size=membership.world_size,
+                    iteration=max(0, self._channel.iteration),
+                    kept=0,
+                    recomputed=0,
+                    state_from="",
+                    seconds=time.monotonic() - began,
+                )
+            )
+            status = self._attend(child, told)
+            if self._channel.newest.epoch > self._epoch:
+                continue
+            if self._echo is not None:
+                self._broken(f"{self._echo.exception}: {self._echo.text}")
+                continue
+            return self._ended(status)
+
+    def _ended(self, status: int) -> int:
+        """Say that all is done, or end as the program did."""
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            signal.signal(number, signal.SIG_DFL) if number not in {signal.SIGKILL, signal.SIGSTOP} else None
+            os.kill(os.getpid(), number)
+        code = os.waitstatus_to_exitcode(status)
+        if code == 0:
+            self._channel.send(Finished(iterations=int(os.environ["UNICRON_ITERATIONS"])))
+        return code
+
+    def _broken(self, why: str) -> None:
+        """Tell the agent why this membership can't go on, unless there is a newer one already."""
+        if self._channel.newest.epoch == self._epoch:
+            iteration = max(0, self._channel.iteration)
+            self._channel.send(Broken(epoch=self._epoch, iteration=iteration, error=why[:300]))
+
+    def _interrupt(self, membership: Membership) -> bool:
+        """Wake whoever waits for other ranks, or for the program to end, if there is a newer membership."""
+        if membership.epoch > self._epoch >= 0:
+            os.write(self._woken, b"x")
+            if self._rendezvous is not None:
+                self._rendezvous.cut()
+        return False
+
+    # --- who else is there -------------------------------------------------------------------------------------------
+
+    def _meet(self, membership: Membership) -> dict[str, str]:
+        """Tell the other ranks where this one is; return what the program is to be told."""
+        mine = Place(os.environ["UNICRON_NODE"], os.environ["CUDA_VISIBLE_DEVICES"])
+        if membership.rank == 0:
+            mine = msgspec.structs.replace(mine, master=free_address(os.environ["UNICRON_HOST"]))
+        self._rendezvous = Rendezvous(membership)
+        try:
+            self._interrupt(self._channel.newest)  # one that came before there was anything to cut
+            self._rendezvous.set(f"place-{membership.rank}", msgspec.json.encode(mine))
+            found = self._rendezvous.take([f"place-{rank}" for rank in range(membership.world_size)])
+        finally:
+            self._rendezvous.close()
+            self._rendezvous = None
+        places = [msgspec.json.decode(each, type=Place) for each in found]
+        return variables_of(membership.rank, places, os.environ["UNICRON_TASK"], self._starts)
+
+    # --- the program -------------------------------------------------------------------------------------------------
+
+    def _launch(self, variables: dict[str, str]) -> tuple[int, socket.socket]:
+        """Run the program in a child of ours; return that and where it tells something."""
+        ours, theirs = socket.socketpair()
+        us = os.getpid()
+        child = os.fork()
+        if child == 0:
+            ours.close()
+            self._become(us, theirs, variables)
+        theirs.close()
+        return child, ours
+
+    def _become(self, launcher: int, told: socket.socket, variables: dict[str, str]) -> NoReturn:
+        """Be the program."""
+        code = 1
+        try:
+            os.setsid()  # what it starts ends with it
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != launcher:
+                os._exit(1)
+            os.environ.update(variables)
+            os.environ.pop(channels.SOCKET_VARIABLE, None)
+            told.set_inheritable(True)  # programs that are no Python are executed
+            os.environ[channels.TELL] = str(told.fileno())
+            channels.speak_through(told)
+            code = self._program()
+            threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 what the interpreter does as it ends,
+            atexit._run_exitfuncs()  # noqa: SLF001 short of taking everything down
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(code)
+
+    def _attend(self, child: int, told: socket.socket) -> int:
+        """Pass on what the program tells until it has ended, which it is to do where there is a newer membership."""
+        descriptor = os.pidfd_open(child)
+        poll = select.poll()
+        for each in (descriptor, told.fileno(), self._wake):
+            poll.register(each, select.POLLIN)
+        kill_at: float | None = None
+        try:
+            while True:
+                if self._channel.newest.epoch > self._epoch:
+                    kill_at = kill_at or time.monotonic() + GRACE_S
+                    _signal(child, signal.SIGTERM if time.monotonic() < kill_at else signal.SIGKILL)
+                ready = {each for each, _ in poll.poll(200 if kill_at else None)}
+                if self._wake in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake, 4096)
+                if told.fileno() in ready and not self._pass_on(told):
+                    poll.unregister(told.fileno())
+                elif descriptor in ready:
+                    break
+        finally:
+            _signal(child, signal.SIGKILL)  # what it has started and left behind
+            os.close(descriptor)
+            told.close()
+        return os.waitpid(child, 0)[1]
+
+    def _pass_on(self, told: socket.socket) -> bool:
+        """Pass one message on; return whether more may come."""
+        try:
+            message = to_agent(channels.receive(told, length_of(channels.receive(told, LENGTH.size))))
+        except (OSError, EOFError):
+            return False
+        except InvalidInputError as error:
+            print(f"unicron: {error}", file=sys.stderr)  # noqa: T201 goes to the worker's log
+            return False
+        if isinstance(message, Raised):
+            message = msgspec.structs.replace(message, iteration=self._channel.iteration)
+            if is_echo(message):
+                self._echo = message
+                return True
+        if isinstance(message, Iterated | Timed):
+            message = msgspec.structs.replace(message, epoch=self._epoch)
+        if isinstance(message, Iterated | Timed | Progress | Raised):
+            self._channel.send(message)
+        return True
+
+
+def _signal(child: int, number: signal.Signals) -> None:
+    """Send a signal to a program and to all that it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, number)
+
+
+def is_echo(raised: Raised) -> bool:
+    """Return whether an exception tells of the failure of another rank: that one is to be healed, not this."""
+    return raised.exception in ECHOES or any(text in raised.text for text in ECHO_TEXTS)
+
+
+def free_address(host: str) -> str:
+    """Return an address on `host` on which nobody listens now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as free:
+        free.bind((host, 0))
+        return f"{host} {free.getsockname()[1]}"
+
+
+def variables_of(rank: int, places: list[Place], task: str, starts: int) -> dict[str, str]:
+    """Return what a rank's program is told, as torchrun and, for JAX, its coordinator's variables tell it.
+
+    All ranks of a node see the devices of all of them, and each takes the one that its local rank names.
+
+    Args:
+        rank: of the program.
+        places: of all ranks.
+        task: name of the task.
+        starts: how often this worker has run it before.
+    """
+    host, port = places[0].master.split()
+    node = places[rank].node
+    here = [number for number, each in enumerate(places) if each.node == node]
+    nodes = list(dict.fromkeys(each.node for each in places))
+    local = here.index(rank)
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": len(places),
+        "LOCAL_RANK": local,
+        "LOCAL_WORLD_SIZE": len(here),
+        "GROUP_RANK": nodes.index(node),
+        "GROUP_WORLD_SIZE": len(nodes),
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": len(places),
+        "TORCHELASTIC_RESTART_COUNT": starts,
+        "TORCHELASTIC_MAX_RESTARTS": 10**6,
+        "JAX_NUM_PROCESSES": len(places),
+        "JAX_PROCESS_ID": rank,
+    }
+    devices = [places[number].device for number in here if places[number].device]
+    return {
+        **{name: str(value) for name, value in numbers.items()},
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": task,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "JAX_COORDINATOR_ADDRESS": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        "CUDA_VISIBLE_DEVICES": ",".join(devices),
+    }
+
+
+def execute(command: list[str]) -> Any:
+    """Be a program that is no Python."""
+    try:
+        os.execvp(command[0], command)  # noqa: S606 the user's own program, with no shell in between
+    except OSError as error:
+        print(f"unicron: {json.dumps(command[0])}: {error.strerror}", file=sys.stderr)  # noqa: T201 goes to the log
+        return 127
