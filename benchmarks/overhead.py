@@ -6,7 +6,8 @@ Two ranks train the decoder of examples/parallel/train.py: data parallel (plain:
 last microbatch), with sharded parameters (FSDP2), and tensor parallel. Three pairs of ranks take turns with blocks of
 iterations (`benchmarks.paired`): two of plain torch, whose difference is the noise, and one with a session, on a real
 cluster whose services and agents run all the time. The figures are medians over the rounds, each round's blocks
-compared with one another; of tensor parallelism also the time of one small all-reduce in the group of the mesh, which
+compared with one another, in seconds and in CPU time of a rank, which what else runs on its cores does not change much;
+of tensor parallelism also the time of one small all-reduce in the group of the mesh, which
 with a session goes through `unicron.train.inner`.
 
 `agent_cpu_percent` is apart from that: of one core, what the agent of a node uses whose eight workers train.
@@ -102,11 +103,14 @@ async def measure_one(mode: str, scene: Scene, folder: Path, options: argparse.N
 
 def figures_of(mode: str, rounds: Sequence[list[Any]]) -> dict[str, float]:
     """Return the figures of a mode."""
-    over = [2 * last["seconds"] / (one["seconds"] + other["seconds"]) - 1 for one, other, last in rounds]
+    over, cpu = (
+        [2 * last[what] / (one[what] + other[what]) - 1 for one, other, last in rounds] for what in ("seconds", "cpu_s")
+    )
     noise = [abs(one["seconds"] / other["seconds"] - 1) for one, other, _ in rounds]
     drift = [one["seconds"] / other["seconds"] - 1 for one, other, _ in rounds]
     found = {
         f"{NAMES[mode]}_overhead_percent": 100 * statistics.median(over),
+        f"{NAMES[mode]}_cpu_overhead_percent": 100 * statistics.median(cpu),
         f"{NAMES[mode]}_noise_percent": 100 * statistics.median(noise),
         f"{NAMES[mode]}_plain_against_plain_percent": 100 * statistics.median(drift),
     }

@@ -42,17 +42,17 @@ class Turns:
     def __init__(self, folder: Path, pair: int, pairs: int, rank: int) -> None:
         self._turn, self._pair, self._pairs, self._rank = folder / "turn", pair, pairs, rank
         self._notes = folder / f"pair-{pair}.jsonl"
-        self._round, self._began = 0, 0.0
+        self._round, self._began, self._used = 0, 0.0, 0.0
 
     def begin(self) -> None:
         """Wait for this pair's turn."""
         while int(self._turn.read_text(encoding="utf-8")) < self._round * self._pairs + self._pair:
             time.sleep(0.001)
-        self._began = time.perf_counter()
+        self._began, self._used = time.perf_counter(), time.process_time()
 
     def end(self, group: Any) -> None:
         """Note what the turn took, and a small all-reduce in `group` if there is one; pass the turn on."""
-        found = {"seconds": time.perf_counter() - self._began}
+        found = {"seconds": time.perf_counter() - self._began, "cpu_s": time.process_time() - self._used}
         if group is not None:
             found["small_us"] = small_us(group)
         self._round += 1

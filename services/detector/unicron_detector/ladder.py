@@ -55,21 +55,29 @@ class Standstill(msgspec.Struct, kw_only=True, array_like=True):
         epoch: the last membership that failed in it; what else fails in that one is of the same blow.
         kept: microbatches that were done when workers met in it; more of them are progress.
         tried: what ended it each time.
+        met_at: when workers met last.
     """
 
     iteration: Number = -1
     epoch: Number = -1
     kept: Count = 0
     tried: list[Text] = []
+    met_at: Moment = 0.0
 
-    def failed(self, iteration: int, epoch: int, how: str) -> int:
+    def failed(self, iteration: int, epoch: int, how: str, *, lasted: bool = False) -> int:
         """Count a failure; return in how many memberships the task has failed in that iteration.
 
         One in an earlier iteration tells nothing: the task was set back, and has not come here again yet.
+
+        Args:
+            iteration: in which it failed.
+            epoch: of the membership.
+            how: what ended it.
+            lasted: it was so long in there that it has come further, though nobody tells of its iterations.
         """
         if iteration < self.iteration or epoch <= self.epoch:
             return 0
-        if iteration > self.iteration:
+        if iteration > self.iteration or lasted:
             self.kept, self.tried = 0, []
         self.iteration, self.epoch = iteration, epoch
         self.tried = [*self.tried, how]

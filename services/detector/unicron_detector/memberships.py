@@ -16,7 +16,7 @@ from unicron.contracts.events import (
     WorkerStalled,
 )
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
-from unicron.contracts.tasks import Breakage
+from unicron.contracts.tasks import Breakage, Healing
 from unicron_detector.processes import how_it_stalled
 from unicron_detector.report import Reporter
 from unicron_detector.state import Pending, Task
@@ -59,6 +59,7 @@ class Memberships:
         worker.epoch = max(worker.epoch, regrouped.epoch)
         task = self._reporter.task(regrouped.task)
         task.standstill.reached(regrouped.iteration, regrouped.kept)
+        task.standstill.met_at = self._state.now
         return self._advance(task, regrouped.epoch)
 
     def iterated(self, finished: IterationFinished) -> list[Message]:
@@ -76,7 +77,10 @@ class Memberships:
 
     def submitted(self, submitted: TaskSubmitted) -> list[Message]:
         """Begin afresh with a task, whose name may have been another's. Facts of its workers come later than this."""
-        self._state.tasks[submitted.task] = Task(ordered=-1, started=-1, iterations=submitted.spec.iterations)
+        spec = submitted.spec
+        self._state.tasks[submitted.task] = Task(
+            ordered=-1, started=-1, iterations=spec.iterations, restarts=spec.heal is Healing.RESTART
+        )
         return []
 
     def changed(self, changed: TaskStateChanged) -> list[Message]:

@@ -140,9 +140,15 @@ class Processes:
         )
 
     def _user_error(self, fact: WorkerExited | WorkerRaised, what: str, told: str, traceback: str) -> list[Message]:
-        """Return TaskBroken if another worker ended in the same way at the same iteration, else remember it."""
+        """Return TaskBroken if another worker ended in the same way at the same iteration, else remember it.
+
+        Of a program that tells of no iterations the other must be of the same membership.
+        """
         task = self._reporter.task(fact.task)
-        signature = f"{fact.iteration}:{_ADDRESS.sub('0x', what)}"
+        where = f"{fact.iteration}"
+        if task.restarts and fact.iteration <= 0:
+            where = f"{self._reporter.worker(fact.worker, fact.task, fact.node, fact.slot).epoch}."
+        signature = f"{where}:{_ADDRESS.sub('0x', what)}"
         digest = blake2b(signature.encode(errors="replace"), digest_size=16).hexdigest()
         first = task.seen.setdefault(digest, fact.worker)
         if first != fact.worker:

@@ -16,6 +16,9 @@ from unicron_detector.books import Books
 from unicron_detector.state import ECHOES_S, Cause, Limits, Lost, State, Task, Worker
 from unicron_detector.timers import Timer, TimerKind
 
+LASTED_S = 600.0
+"""A program that tells of no iterations has come further where it fails that long after its ranks met."""
+
 LONGEST_CAUSE = 500
 """Characters of a failure that are told with its echoes."""
 
@@ -108,7 +111,8 @@ class Reporter:
         if worker is None or worker.epoch < 0:
             return ""
         how = f"{failure.worker} on {failure.node}: {failure.reason.splitlines()[0][:160] if failure.reason else ''}"
-        times = task.standstill.failed(iteration, worker.epoch, how)
+        lasted = task.restarts and self.state.now - task.standstill.met_at > LASTED_S
+        times = task.standstill.failed(iteration, worker.epoch, how, lasted=lasted)
         if times < self.limits.no_progress:
             return ""
         tried = "; ".join(task.standstill.tried[-3:])

@@ -127,6 +127,7 @@ class Task(msgspec.Struct, kw_only=True):
         epoch: highest membership epoch heard of.
         ordered: highest one that the transition service has told of; None where nobody has listened for that yet.
         iterations: that it has; None where nobody has listened for that.
+        restarts: its program begins anew in each membership, and may tell of no iterations.
         started: highest number of a worker that was ordered; None where nobody has listened since it was submitted.
         failed_epoch: highest epoch in which a failure of this task was reported; what follows in it is a consequence.
         broken: its own program is at fault; nothing more is said about it.
@@ -144,6 +145,7 @@ class Task(msgspec.Struct, kw_only=True):
     epoch: Number = -1
     ordered: Number | None = None
     iterations: Number | None = None
+    restarts: bool = False
     started: Number | None = None
     failed_epoch: Number = -1
     broken: bool = False

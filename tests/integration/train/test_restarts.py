@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from unicron.contracts.events import FailureDetected, Regrouped, TaskStateChanged, WorkerExited, WorkerRaised
 from unicron.contracts.slowdowns import SlowdownDetected
 from unicron.contracts.tasks import Healing, TaskState
+from unicron.errors import InvalidInputError
 
 pytestmark = pytest.mark.slow
 
@@ -94,6 +95,8 @@ async def test_a_rank_is_killed_and_another_raises_and_the_result_is_that_of_an_
         await scene.client.submit(spec)
         await scene.until(lambda: len(done(tmp_path)) >= 12)
         victim = (await scene.view("t")).members[2]
+        with pytest.raises(InvalidInputError, match="slow-worker needs a script with a Session"):
+            await scene.client.inject(victim.node, "slow-worker", victim.worker, "2")
         await scene.client.inject(victim.node, "kill-worker", victim.worker)
         await scene.until(lambda: scene.of(FailureDetected))
         await scene.until(lambda: len(scene.of(FailureDetected)) == 2 and done(tmp_path)[-1][0] >= 27)

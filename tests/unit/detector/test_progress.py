@@ -2,10 +2,12 @@
 
 import pytest
 from helpers.detector import DetectorHarness, brief
+from unicron_detector import report
 from unicron_detector.memberships import NOT_FINITE
 from unicron_detector.state import Limits
 
-from unicron.contracts.events import IterationFinished, Regrouped, TaskBroken
+from unicron.contracts.events import IterationFinished, Regrouped, TaskBroken, TaskSubmitted
+from unicron.contracts.tasks import UNCOUNTED, Healing, TaskSpec
 
 TIMES = 4
 NODES = [f"n{number}" for number in range(12)]
@@ -92,3 +94,33 @@ def test_what_another_node_says_of_the_loss_counts_for_nothing(scene):
     told = {"epoch": 0, "world_size": 1, "seconds": 1.0, "loss": float("nan")}
     for iteration in range(2 * NOT_FINITE):
         assert scene.feed(IterationFinished(**liar, iteration=iteration, **told)) == []
+
+
+@pytest.fixture
+def program(scene):
+    """A program that runs again after each failure, and tells of no iterations."""
+    spec = TaskSpec(name="gpt", command=["train"], iterations=UNCOUNTED, heal=Healing.RESTART)
+    scene.feed(TaskSubmitted(task="gpt", spec=spec))
+    return scene
+
+
+def test_a_program_of_which_nothing_is_known_has_come_further_if_it_ran_for_long(program, monkeypatch):
+    monkeypatch.setattr(report, "LASTED_S", 5.0)
+    for epoch in range(10):
+        name, node = f"w{epoch}", NODES[epoch % len(NODES)]
+        program.run(epoch=epoch, **{name: node})
+        program.feed(Regrouped(**program.places[name], epoch=epoch, rank=0, world_size=1, iteration=0, kept=0))
+        program.wait(6.0 if epoch % (TIMES - 1) == 0 else 1.0)
+        assert brief(program.exit(name, signal=9, iteration=0)) == [(2, "exited_abnormally", name)]
+
+
+def test_a_program_of_which_nothing_is_known_is_stopped_where_it_fails_again_and_again(program):
+    assert [brief(fall(program, epoch, iteration=0))[0] for epoch in range(TIMES)][-1] == "TaskBroken"
+
+
+def test_the_same_exception_later_is_no_error_of_the_program_where_nobody_knows_how_far_it_was(program):
+    program.run(epoch=0, a="n0", b="n1")
+    assert brief(program.throw("a", iteration=0)) == [(2, "other_software_error", "a")]
+    program.run(epoch=1, c="n0", b="n1")
+    assert brief(program.throw("c", iteration=0)) == [(2, "other_software_error", "c")]
+    assert brief(program.throw("b", iteration=0)) == ["TaskBroken"]  # of two ranks at once

@@ -214,9 +214,11 @@ def test_the_page_on_training_names_each_field_and_each_call():
     assert (public | arguments) - named == set()
 
 
-def test_the_task_file_of_the_page_can_be_submitted():
-    [text] = [match[3] for match in FENCED.finditer(TRAINING.read_text()) if match[2] == "yaml"]
-    assert taskfile.parse(text, Path("task.yaml")).warnings == []
+def test_the_task_files_of_the_page_can_be_submitted():
+    texts = [match[3] for match in FENCED.finditer(TRAINING.read_text()) if match[2] == "yaml"]
+    assert len(texts) == 2
+    for text in texts:
+        assert taskfile.parse(text, Path("task.yaml")).warnings == []
 
 
 @pytest.mark.parametrize("page", OWN, ids=name_of)
