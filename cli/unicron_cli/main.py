@@ -17,6 +17,7 @@ from unicron_cli import (
     orders,
     plan,
     rules,
+    run,
     simulate,
     stored,
     straggler,
@@ -60,6 +61,7 @@ _COMMANDS: list[Callable[..., None]] = [
 ]
 for _command in _COMMANDS:
     app.command()(_command)
+app.command(context_settings={"allow_interspersed_args": False})(run.run)  # what comes later is the program's
 app.add_typer(task.app, name="task")
 app.add_typer(plan.app, name="plan")
 app.add_typer(chaos.app, name="chaos")

@@ -1,0 +1,74 @@
+"""`unicron run`: what torchrun's users run, healed on this machine."""
+
+from pathlib import Path
+
+import pytest
+from helpers.cli import UNICRON, call
+from unicron_cli.run import spec_of, worded
+
+from unicron.checks import task_problems
+from unicron.contracts.tasks import UNCOUNTED, Healing
+
+SCRIPT = """
+import os, sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+print("rank", dist.get_rank(), "of", dist.get_world_size(), "got", sys.argv[1:], flush=True)
+total = torch.ones(1)
+dist.all_reduce(total)
+if dist.get_rank() == 1 and not os.path.exists("once"):
+    open("once", "w").close()
+    raise ValueError("only once")
+dist.barrier()
+print("total", int(total), os.environ.get("UNICRON_CHECKPOINT_DIR"), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def run(folder, *words):
+    return call([*UNICRON, "run", *words], cwd=folder)
+
+
+@pytest.mark.slow
+def test_a_script_with_the_options_of_torchrun_is_healed(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    options = ["--standalone", "--nnodes", "1", "--nproc_per_node", "2", "--checkpoints", "own"]
+    ended = run(tmp_path, *options, "train.py", "--lr", "3", "--help")
+    assert ended.returncode == 0, ended.stderr
+    assert "train-1: rank 0 of 2 got ['--lr', '3', '--help']" in ended.stdout
+    assert ended.stdout.count(f"total 2 {tmp_path / 'own' / 'train.own'}") == 2
+    assert "ValueError: only once" in ended.stderr
+    assert "train is back at 2 workers" in ended.stderr
+    [_, place] = next(line for line in ended.stderr.splitlines() if "logs are in" in line).split("logs are in ")
+    assert not Path(place.strip()).exists()
+
+
+@pytest.mark.slow
+def test_a_program_that_fails_for_good_ends_with_its_last_words(tmp_path):
+    (tmp_path / "kept").mkdir()
+    ended = run(tmp_path, "--max-restarts", "1", "--dir", "kept", "bash", "-c", "echo rank $RANK; exit 3")
+    assert ended.returncode == 1
+    assert ended.stdout == "rank 0\n" * 2
+    assert "no progress: 2 memberships in a row failed" in ended.stderr
+    assert list((tmp_path / "kept").glob("nodes/node-1/logs/bash-2.log"))
+    again = run(tmp_path, "--dir", "kept", "true")
+    assert again.returncode
+    assert "a cluster has run there; give a folder that is new" in again.stderr
+
+
+def test_the_interpreter_may_be_left_out():
+    assert worded(["train.py", "-x"], module=False) == ["python", "train.py", "-x"]
+    assert worded(["package.train", "-x"], module=True) == ["python", "-m", "package.train", "-x"]
+    assert worded(["python", "-u", "train.py"], module=False) == ["python", "-u", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [(["python", "a b/my train.py"], "my-train"), (["./run"], "run"), (["python", "-m", "x.y"], "x-y")],
+)
+def test_any_program_makes_a_task(command, name):
+    spec = spec_of(command, 4, 2, None)
+    assert (spec.name, spec.heal, spec.iterations) == (name, Healing.RESTART, UNCOUNTED)
+    assert task_problems(spec) == []
