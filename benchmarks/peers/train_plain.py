@@ -1,0 +1,76 @@
+"""A script as people write it for torchrun, with a checkpoint of its own after every fifth iteration.
+
+Not for people: `benchmarks.scripts` runs it under several launchers. It notes what it does in a file of its process.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+EVERY = 5
+WIDTH, LAYERS, VOCABULARY, CONTEXT, BATCH = 128, 4, 256, 32, 2
+PACE_S = 0.05
+"""Each iteration's least time: four ranks on few cores would otherwise measure those."""
+
+
+class Decoder(nn.Module):
+    """A transformer of 0.87 million parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, LAYERS)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        found: torch.Tensor = self.head(self.layers(self.embed(text)))
+        return found
+
+
+def main() -> None:
+    """Train until killed."""
+    folder = Path(os.environ["NOTES"])
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Decoder())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    saved, begin = folder / "own.pt", 0
+    if saved.exists():
+        found = torch.load(saved, weights_only=True)
+        model.module.load_state_dict(found["model"])
+        optimizer.load_state_dict(found["optimizer"])
+        begin = found["iteration"]
+    with (folder / f"{os.getpid()}.jsonl").open("w", buffering=1) as notes:
+        for iteration in range(begin, 10**6):
+            time.sleep(PACE_S)
+            torch.manual_seed(iteration * 1009 + rank)
+            text = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1))
+            logits = model(text[:, :-1])
+            loss: Any = nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+            loss.backward()
+            if (folder / f"raise-{rank}").exists():
+                (folder / f"raise-{rank}").unlink()
+                raise ArithmeticError("as the benchmark told")
+            optimizer.step()
+            optimizer.zero_grad()
+            if iteration % EVERY == EVERY - 1 and rank == 0:
+                state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+                torch.save(state | {"iteration": iteration + 1}, folder / "own.part")
+                (folder / "own.part").rename(saved)
+            notes.write(
+                json.dumps({"rank": rank, "pid": os.getpid(), "iteration": iteration, "at": time.time()}) + "\n"
+            )
+
+
+if __name__ == "__main__":
+    main()

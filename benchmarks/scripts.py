@@ -1,0 +1,180 @@
+"""Scripts that know nothing of Unicron: how long a lost rank costs, beside what else starts such scripts.
+
+    python -m benchmarks.scripts --repeat 5 --vs torchrun --json
+
+The same DDP script (0.87 M parameters, 4 ranks on 2 nodes, its own checkpoint after every fifth iteration) runs under
+each. Rank 2 is struck in the twelfth iteration or later: `killed` by SIGKILL, or an exception is `raised` there. For
+each way and fault, medians of all runs:
+
+- `WAY_FAULT_s`: from the strike to the end of the first iteration that all ranks have done since,
+- `WAY_FAULT_redone`: iterations that were done again.
+
+`restart` is `heal: restart`. The peers, as baselines: `torchrun`, one launcher a node with c10d's rendezvous, each
+restart with a store of its own (TORCH_DISABLE_SHARE_RDZV_TCP_STORE; without that it meets the dead one's addresses).
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from unicron_deploy.embedded import Cluster
+from unicron_deploy.nats_server import free_port
+
+from benchmarks.output import as_json
+from benchmarks.strikes import ROOT, say
+from unicron.bootstrap import connected_client
+from unicron.contracts.tasks import UNCOUNTED, Healing, TaskSpec
+
+NODES, SLOTS, STRUCK, SETTLED = 2, 2, 2, 11
+WORLD = NODES * SLOTS
+FAULTS = ("killed", "raised")
+PEERS = ("torchrun",)
+PATIENCE_S = 120.0
+MODULE = "benchmarks.peers.train_plain"
+
+
+def noted(folder: Path) -> list[dict[str, Any]]:
+    """Return what all ranks have noted, in the order of time."""
+    lines = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines(keepends=True)]
+    return sorted((json.loads(line) for line in lines if line.endswith("\n")), key=lambda note: float(note["at"]))
+
+
+def told(folder: Path) -> dict[str, str]:
+    """Return what the ranks find in their environment."""
+    return {"NOTES": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+
+
+@contextlib.asynccontextmanager
+async def restart(folder: Path) -> AsyncIterator[None]:
+    """Have the script run on a cluster."""
+    cluster = Cluster(folder / "cluster", NODES, SLOTS, free_port())
+    await asyncio.to_thread(cluster.start)
+    try:
+        await cluster.wait_until_ready(PATIENCE_S)
+        async with connected_client(cluster.settings(), "benchmark") as client:
+            spec = TaskSpec(
+                name="plain",
+                command=["python", "-m", MODULE],
+                workdir=str(ROOT),
+                min_workers=WORLD,
+                max_workers=WORLD,
+                iterations=UNCOUNTED,
+                heal=Healing.RESTART,
+                env=told(folder),
+            )
+            await client.submit(spec)
+            yield
+    finally:
+        await asyncio.to_thread(cluster.stop)
+
+
+@contextlib.asynccontextmanager
+async def torchrun(folder: Path) -> AsyncIterator[None]:
+    """Have the script run under a launcher a node."""
+    words = ["--nnodes", str(NODES), "--nproc-per-node", str(SLOTS), "--max-restarts", "10", "--rdzv-backend", "c10d"]
+    words += ["--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", "plain", "-m", MODULE]
+    environment = {**os.environ, **told(folder), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    launchers = []
+    for node in range(NODES):
+        with (folder / f"torchrun-{node}.log").open("wb") as log:
+            command = [sys.executable, "-m", "torch.distributed.run", *words]
+            launchers.append(
+                subprocess.Popen(  # noqa: ASYNC220 returns at once
+                    command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
+                )
+            )
+    try:
+        yield
+    finally:
+        for launcher in launchers:
+            launcher.terminate()
+        for launcher in launchers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(launcher.wait, 10.0)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(launcher.pid, signal.SIGKILL)
+
+
+WAYS = {"restart": restart, "torchrun": torchrun}
+
+
+async def strike(way: str, fault: str, folder: Path) -> tuple[float, int]:
+    """Strike once; return the seconds until all ranks have done an iteration again, and how many were done anew."""
+    folder.mkdir(parents=True)
+    async with WAYS[way](folder):
+        before = await until(folder, lambda notes: len([1 for note in notes if note["iteration"] >= SETTLED]) >= WORLD)
+        at = time.time()
+        if fault == "killed":
+            os.kill(next(note["pid"] for note in reversed(before) if note["rank"] == STRUCK), signal.SIGKILL)
+        else:
+            (folder / f"raise-{STRUCK}").touch()
+        pids = {note["pid"] for note in before}
+        again = lambda notes: {note["rank"] for note in notes if note["pid"] not in pids} == set(range(WORLD))  # noqa: E731
+        notes = await until(folder, again)
+        first = {note["rank"]: note for note in reversed(notes) if note["pid"] not in pids}
+        seconds = max(note["at"] for note in first.values()) - at
+        done = max(note["iteration"] for note in notes if note["pid"] in pids)
+        return seconds, done + 1 - first[0]["iteration"]
+
+
+async def until(folder: Path, holds: Any) -> list[dict[str, Any]]:
+    """Wait until what was noted is as wanted, and return it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        notes = noted(folder)
+        if holds(notes):
+            return notes
+        await asyncio.sleep(0.02)
+    raise SystemExit(f"not within {PATIENCE_S:g} s; see {folder}")
+
+
+def measure(way: str, repeat: int, root: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the figures of a way, and each run."""
+    figures, details = dict[str, Any](), dict[str, Any]()
+    for fault in FAULTS:
+        runs = [asyncio.run(strike(way, fault, root / f"{way}-{fault}-{number}")) for number in range(repeat)]
+        say(f"{way} {fault}: {runs}")
+        figures[f"{way}_{fault}_s"] = round(statistics.median(seconds for seconds, _ in runs), 3)
+        figures[f"{way}_{fault}_worst_s"] = round(max(seconds for seconds, _ in runs), 3)
+        figures[f"{way}_{fault}_redone"] = statistics.median(redone for _, redone in runs)
+        details[f"{way}_{fault}"] = runs
+    return figures, details
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--repeat", type=int, default=5, help="strikes of each kind")
+    parser.add_argument("--vs", default="", help="peers to measure too, with commas: torchrun")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    peers = [peer for peer in options.vs.split(",") if peer]
+    if unknown := set(peers) - set(PEERS):
+        parser.error(f"--vs {','.join(unknown)}: there are {', '.join(PEERS)}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory() as root:
+        figures, details = measure("restart", options.repeat, Path(root))
+        baselines = {}
+        for peer in peers:
+            baselines[peer], more = measure(peer, options.repeat, Path(root))
+            details |= more
+    if options.json:
+        print(as_json("scripts", figures, baselines, details))
+        return
+    for name, value in [*figures.items(), *(pair for found in baselines.values() for pair in found.items())]:
+        print(f"{name:30} {value}")
+
+
+if __name__ == "__main__":
+    main()
