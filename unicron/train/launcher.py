@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from unicron.contracts.tasks import WorkerPhase
 from unicron.contracts.worker import (
     LENGTH,
     Broken,
@@ -117,6 +118,8 @@ class Launcher:
             if self._echo is not None:
                 self._broken(f"{self._echo.exception}: {self._echo.text}")
                 continue
+            if status == 0 and not self._all_are_done(membership):
+                continue
             return self._ended(status)
 
     def _ended(self, status: int) -> int:
@@ -151,16 +154,38 @@ class Launcher:
         mine = Place(os.environ["UNICRON_NODE"], os.environ["CUDA_VISIBLE_DEVICES"])
         if membership.rank == 0:
             mine = msgspec.structs.replace(mine, master=free_address(os.environ["UNICRON_HOST"]))
+        found = self._exchange(membership, "place", msgspec.json.encode(mine))
+        places = [msgspec.json.decode(each, type=Place) for each in found]
+        return variables_of(membership.rank, places, os.environ["UNICRON_TASK"], self._starts)
+
+    def _all_are_done(self, membership: Membership) -> bool:
+        """Wait until the program has ended well on all ranks; False: on one it has not, and is to begin again on all.
+
+        Else a task would be done whose first rank fails while it saves the model, behind the others' end.
+        """
+        iteration = max(0, self._channel.iteration)
+        self._channel.send(Progress(iteration=iteration, phase=WorkerPhase.WAITING, done=0))
+        try:
+            self._exchange(membership, "done", b"")
+        except GroupBrokenError as error:
+            self._broken(str(error))
+            return False
+        return True
+
+    def _exchange(self, membership: Membership, what: str, mine: bytes) -> list[bytes]:
+        """Return what each rank gives.
+
+        Raises:
+            GroupBrokenError: there is a newer membership, or the connection broke.
+        """
         self._rendezvous = Rendezvous(membership)
         try:
             self._interrupt(self._channel.newest)  # one that came before there was anything to cut
-            self._rendezvous.set(f"place-{membership.rank}", msgspec.json.encode(mine))
-            found = self._rendezvous.take([f"place-{rank}" for rank in range(membership.world_size)])
+            self._rendezvous.set(f"{what}-{membership.rank}", mine)
+            return self._rendezvous.take([f"{what}-{rank}" for rank in range(membership.world_size)])
         finally:
             self._rendezvous.close()
             self._rendezvous = None
-        places = [msgspec.json.decode(each, type=Place) for each in found]
-        return variables_of(membership.rank, places, os.environ["UNICRON_TASK"], self._starts)
 
     # --- the program -------------------------------------------------------------------------------------------------
 
@@ -206,9 +231,11 @@ class Launcher:
         kill_at: float | None = None
         try:
             while True:
-                if self._channel.newest.epoch > self._epoch:
-                    kill_at = kill_at or time.monotonic() + GRACE_S
-                    _signal(child, signal.SIGTERM if time.monotonic() < kill_at else signal.SIGKILL)
+                if self._channel.newest.epoch > self._epoch and kill_at is None:
+                    kill_at = time.monotonic() + GRACE_S
+                    _signal(child, signal.SIGTERM)
+                elif kill_at is not None and time.monotonic() >= kill_at:
+                    _signal(child, signal.SIGKILL)
                 ready = {each for each, _ in poll.poll(200 if kill_at else None)}
                 if self._wake in ready:
                     with contextlib.suppress(BlockingIOError):

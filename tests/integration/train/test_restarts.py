@@ -144,8 +144,9 @@ async def test_a_program_that_is_no_python(tmp_path):
         words = (
             "if [ ! -e once-$RANK ]; then touch once-$RANK; exit $((RANK == 3 ? 7 : 0)); fi; echo $WORLD_SIZE > $RANK"
         )
-        await scene.client.submit(replace(program(tmp_path), command=["bash", "-c", f"sleep 0.3; {words}"]))
+        await scene.client.submit(replace(program(tmp_path), command=["bash", "-c", f"sleep 0.$((RANK * 3)); {words}"]))
         await ends(scene)
+    assert [(tmp_path / str(rank)).read_text() for rank in range(4)] == ["4\n"] * 4  # none was done before all were
     [exited] = [fact for fact in scene.of(WorkerExited) if fact.exit_code == 7]
     assert scene.of(FailureDetected, worker=exited.worker)
 
