@@ -108,6 +108,7 @@ async def test_a_rank_is_killed_and_another_raises_and_the_result_is_that_of_an_
         assert scene.cluster.processes["node-1"].pid != agents["node-1"]
         await ends(scene)
 
+    assert len(scene.of(FailureDetected)) == 2, scene.of(FailureDetected)
     killed, raised = scene.of(FailureDetected)  # whoever lost a peer is none: no echo is healed
     assert (killed.worker, killed.reason.partition(";")[0]) == (victim.worker, f"{victim.worker} was ended by SIGKILL")
     assert raised.reason == "ArithmeticError: no more numbers"
