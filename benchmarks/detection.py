@@ -276,8 +276,9 @@ class Run:
         found: dict[str, list[float]] = {}
         for name, some in faults.items():
             for number in range(repeat):
-                if number == 0 or name == "hung":  # one that has slept before may sleep for longer
-                    await self.train(f"{name}-{number}", PACES[name])
+                task = f"{name}-{number if name == 'hung' else 0}"  # one that has slept before may sleep for longer
+                if number == 0 or name == "hung":
+                    await self.train(task, PACES[name])
                 for fault in some:
                     members = await self.members()
                     at, kind = time.time(), fault.__name__
@@ -286,7 +287,7 @@ class Run:
                     if kind != "slow_worker":
                         await self.whole(at)
                 if number == repeat - 1 or name == "hung":
-                    await self.remove(f"{name}-{number}")
+                    await self.remove(task)
         return found
 
 

@@ -1,4 +1,4 @@
-"""Waiting for what is written to a file."""
+"""Waiting for what is written to a file, or for a file to be there."""
 
 import contextlib
 import ctypes
@@ -7,7 +7,9 @@ import select
 import stat
 import time
 
-IN_MODIFY = 0x2
+WRITTEN = 0x2 | 0x80 | 0x100
+"""IN_MODIFY; of what is in a folder also IN_MOVED_TO and IN_CREATE."""
+
 MOMENT_S = 0.005
 """How long changes of a file are gathered, where many come."""
 
@@ -22,7 +24,7 @@ class Changes:
     """Waits until something is written to an open file: a device can be polled for it, of a file inotify(7) tells.
 
     Args:
-        file: its descriptor.
+        file: its descriptor; that of a folder waits for files in there.
     """
 
     def __init__(self, file: int) -> None:
@@ -30,7 +32,7 @@ class Changes:
         if not stat.S_ISCHR(os.fstat(file).st_mode):
             libc, watched = ctypes.CDLL(None), f"/proc/self/fd/{file}"
             self._inotify = file = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-            self._told = libc.inotify_add_watch(self._inotify, watched.encode(), IN_MODIFY) >= 0
+            self._told = libc.inotify_add_watch(self._inotify, watched.encode(), WRITTEN) >= 0
         if self._told:
             self._poll.register(file, select.POLLIN)
 

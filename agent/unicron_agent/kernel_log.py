@@ -12,6 +12,8 @@ import re
 import stat
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from unicron.errors import InvalidInputError
 from unicron.rules import Rules
@@ -76,9 +78,19 @@ class KernelLog:
                     error,
                 )
                 self._ended.set()
+            elif self._changes is None:
+                self._wait_for_file()
             return None
+        if self._changes is not None:
+            self._changes.close()
         self._changes = Changes(found)
         return found
+
+    def _wait_for_file(self) -> None:
+        with suppress(OSError):  # without a folder it is looked for once in a while
+            folder = os.open(Path(self._path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._changes = Changes(folder)
+            os.close(folder)
 
     def _close(self) -> None:
         if self._changes is not None:

@@ -124,9 +124,9 @@ def _become(request: dict[str, Any]) -> None:
         os.environ.update(request["env"])
         code = _launch(request) if request["restarts"] else _run_script(request)
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+        from unicron.train.ending import flush  # noqa: PLC0415 of the worker
+
+        flush()
         os._exit(code)
 
 

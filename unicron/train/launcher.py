@@ -5,7 +5,6 @@ that read the same variables, are told is what torchrun tells
 (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables).
 """
 
-import atexit
 import contextlib
 import ctypes
 import json
@@ -14,7 +13,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -38,6 +36,7 @@ from unicron.contracts.worker import (
 )
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train import channel as channels
+from unicron.train import ending
 from unicron.train.rendezvous import Rendezvous
 
 GRACE_S = 5.0
@@ -224,12 +223,9 @@ class Launcher:
             os.environ[channels.TELL] = str(told.fileno())
             channels.speak_through(told)
             code = self._program()
-            threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 what the interpreter does as it ends,
-            atexit._run_exitfuncs()  # noqa: SLF001 short of taking everything down
+            ending.end()
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError, ValueError):
-                    stream.flush()
+            ending.flush()
             os._exit(code)
 
     def _attend(self, child: int, told: socket.socket) -> int:

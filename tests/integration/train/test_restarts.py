@@ -52,6 +52,8 @@ PLAIN = f"""
                 os.rename(own + ".part", own)
             with open(os.path.join(folder, "done"), "a") as done:
                 print(iteration, world, file=done)
+    unclosed = open(os.path.join(folder, f"left-{{rank}}"), "w")
+    unclosed.write("what a script leaves open is not lost")
     if rank == 0:
         torch.save({{"model": model.module.state_dict()}}, os.environ["OUT"])
     dist.destroy_process_group()
@@ -121,6 +123,8 @@ async def test_a_rank_is_killed_and_another_raises_and_the_result_is_that_of_an_
     assert sorted(set(numbers)) == list(range(ITERATIONS))
     assert len(numbers) - ITERATIONS < 10  # what each failure had computed anew since the checkpoint
     assert {count for *_, count in begun(tmp_path)} == {0, 1, 2}
+
+    assert all((tmp_path / f"left-{rank}").read_text().endswith("not lost") for rank in range(4))
 
     single = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RESTART_COUNT": "0"}
     more = {"PACE": "0", "FOLDER": str(alone), "UNICRON_CHECKPOINT_DIR": str(alone)}

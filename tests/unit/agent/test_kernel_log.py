@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from unicron_agent import kernel_log
 from unicron_agent.kernel_log import KernelLog, append, pci
 from unicron_agent.lines import LONGEST_LINE
 
@@ -91,6 +92,20 @@ def test_a_log_that_is_not_there_yet_is_waited_for(tmp_path):
     heard.log.start()
     (tmp_path / "later").write_text(XID.format(79))
     assert heard.until(1) == [XID.format(79).strip()]
+    heard.log.stop()
+
+
+def test_the_first_line_of_a_log_that_comes_later_is_told_without_a_look_once_in_a_while(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_log, "LOOK_S", 30.0)
+    heard = Heard(tmp_path / "later.log")
+    heard.log.start()
+    time.sleep(0.1)
+    write(tmp_path / "later.log", XID.format(79))
+    heard.until(1)
+    write(tmp_path / "later.log", XID.format(48))
+    heard.until(2)
+    monkeypatch.undo()
+    write(tmp_path / "later.log", "the end\n")  # who waits wakes up
     heard.log.stop()
 
 
