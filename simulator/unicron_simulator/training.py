@@ -29,7 +29,7 @@ from unicron.contracts.worker import (
 )
 from unicron.errors import GroupBrokenError, StateLostError, StateTransferError
 from unicron.train.iteration import WorkerCore
-from unicron.train.phases import FORGOTTEN, greeting
+from unicron.train.phases import FORGOTTEN, Due, greeting
 from unicron_simulator.rank import Rank
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Trainer(Rank):
         self.flaw, self._updates, self._taken = b"", 0, (0, b"")
         self._saved: Saved | None = None
         self._flip, self._tries = b"", False
-        self._announces, self.announced, self._finite = False, False, True
+        self._announces, self.announced, self._finite = frozenset[Due](), frozenset[Due](), True
         self._sums: Gradient = Counter()
         self._reduced: list[Gradient] = [Counter() for _ in range(BUCKETS)]
         self._unsent: list[ToAgent] = []
@@ -347,7 +347,7 @@ class Trainer(Rank):
 
     def clear(self) -> None:
         """Have no microbatch in the gradient."""
-        self._sums, self._reduced, self._announces = Counter(), [Counter() for _ in range(BUCKETS)], False
+        self._sums, self._reduced, self._announces = Counter(), [Counter() for _ in range(BUCKETS)], frozenset()
 
     async def reduce(self, iteration: int, bucket: int) -> None:
         """Add up the microbatches of all."""
@@ -355,7 +355,7 @@ class Trainer(Rank):
         mine = self._sums.copy(), self._announces, self.summed
         given = await self._over_replicas(mine, f"reduce {iteration} {bucket}", seconds)
         self._reduced[bucket] = Counter(microbatch for each, _, _ in given for microbatch in each.elements())
-        self.announced = any(announces for _, announces, _ in given)
+        self.announced = frozenset().union(*(announces for _, announces, _ in given))
         self._finite = all(finite for *_, finite in given)
 
     async def share(self, bucket: int, replica: int) -> None:
@@ -380,9 +380,9 @@ class Trainer(Rank):
         """Whether its own state has none."""
         return not self.flaw.startswith(INFINITE)
 
-    def announce(self) -> None:
-        """Say with the gradient that the next state goes to storage."""
-        self._announces = True
+    def announce(self, due: Due) -> None:
+        """Say with the gradient what is due with the next state."""
+        self._announces |= {due}
 
     def loss(self) -> float:
         """Return no loss."""

@@ -68,7 +68,7 @@ class DropStates(Command, kw_only=True, frozen=True):
 
 
 class SaveStates(Command, kw_only=True, frozen=True):
-    """Have some of the task's workers on this node save their states in every iteration, and no others.
+    """Have some of the task's workers on this node save their states now and then, and no others.
 
     Attributes:
         savers: those.

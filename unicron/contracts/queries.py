@@ -155,7 +155,7 @@ class NodeView(Record, kw_only=True, frozen=True):
 
 
 class SaverView(Record, kw_only=True, frozen=True):
-    """A worker that saves its task's state in every iteration, as the registry knows it.
+    """A worker that saves its task's state now and then, as the registry knows it.
 
     Attributes:
         nodes: in whose memories each of its states comes to lie, its own first; none where it can't be saved.

@@ -109,7 +109,7 @@ class Keeper(Record, kw_only=True, frozen=True):
 
 
 class Saver(Record, kw_only=True, frozen=True):
-    """A worker that saves its state in its node's memory in every iteration.
+    """A worker that saves its state in its node's memory now and then.
 
     Attributes:
         keepers: other nodes that keep a copy.

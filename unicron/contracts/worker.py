@@ -251,7 +251,7 @@ class StateFetched(ToWorker, kw_only=True, frozen=True):
 
 
 class Save(ToWorker, kw_only=True, frozen=True):
-    """From now on, save the state in every iteration, or no more; whatever was saved before need not be secured.
+    """From now on, save the state now and then, or no more; whatever was saved before need not be secured.
 
     Attributes:
         store_s: seconds from one that is to be written to storage to the next; 0: none is.

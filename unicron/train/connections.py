@@ -120,9 +120,9 @@ class Connections:
         return made[0]
 
     def cut_below(self, epoch: int) -> bool:
-        """Wake whoever is blocked in one of them, if they are older than `epoch`; return that. From any thread."""
+        """Wake whoever is blocked in one of them, if there are any older than `epoch`; return that. From any thread."""
         with self._lock:
-            if self.epoch >= epoch:
+            if self.epoch < 0 or self.epoch >= epoch:
                 return False
             self.cut_at = self.cut_at or time.monotonic()
             for each in self._backends:

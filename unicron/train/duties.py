@@ -13,6 +13,9 @@ from unicron.train.shell import Shell
 
 BITS = (1 << 64) - 1
 
+SAVE_S = 1.0
+"""Iterations that take at least so many seconds have their states saved each, shorter ones once in that time."""
+
 
 class Vote(NamedTuple):
     """What a replica has of a place's state; who has taken it from another since they compared says nothing new."""
@@ -64,7 +67,7 @@ class Duties:
         self._shell = shell
         self._taken = False
         self._source = "copies"
-        self._stored_at = 0.0
+        self._saved_at = self._stored_at = 0.0
         self._asked = 0
 
     def join(self, plan: Resumption, standings: Sequence[Standing], *, taken: bool = False) -> None:
@@ -73,17 +76,19 @@ class Duties:
         if plan.shelf and plan.lacking and (source := _source(plan.shelf)):
             handed.add(Due.TRY)
             self._source = source
-        self.due = frozenset(handed).union(*(each.due for each in standings))
-        self._taken = self._taken or taken
+        self.due = frozenset(handed | {Due.SAVE}).union(*(each.due for each in standings))
+        self._taken, self._saved_at = self._taken or taken, self._shell.now()
 
     def announce(self, *, saved: bool) -> None:
-        """Have the next state stored where it is time for one, or this one should be and is not even saved."""
+        """Have the next state saved or stored where it is time for that, or this one should be and is not saved."""
         every_s, now = self._shell.store_s, self._shell.now()
+        if self._shell.saves and (now - self._saved_at >= SAVE_S or (Due.SAVE in self.due and not saved)):
+            self._shell.announce(Due.SAVE)
         self._stored_at = self._stored_at or now
         missed = Due.STORE in self.due and not saved
         asked = self._shell.store_asked not in {0, self._asked}
         if every_s > 0 and (now - self._stored_at >= every_s or missed or asked):
-            self._shell.announce()
+            self._shell.announce(Due.STORE)
 
     def check(self) -> None:
         """Look at the gradient, where this is the first on a state that nobody has gone on from.
@@ -129,11 +134,18 @@ class Duties:
             )
             raise StateDivergedError(text, own=seat.replica in wrong)
 
-    def fulfil(self, *, saved: bool, announced: bool) -> None:
-        """Note that all is well with the state; who stores now has its own stored, if it was saved at all."""
+    def fulfil(self, *, saved: bool, announced: frozenset[Due]) -> None:
+        """Note that all is well with the state; who stores now has its own stored, if it was saved at all.
+
+        Args:
+            saved: it was.
+            announced: what is due with the next.
+        """
         if Due.STORE in self.due and saved and self._shell.store_s > 0:
             self._shell.store()
-        self.due, self._taken = frozenset(), False
+        self.due, self._taken = announced, False
         if announced:
-            self.due, self._stored_at = frozenset({Due.COMPARE, Due.STORE}), self._shell.now()
-            self._asked = self._shell.store_asked
+            self._saved_at = self._shell.now()
+        if Due.STORE in announced:
+            self.due |= {Due.COMPARE, Due.SAVE}
+            self._stored_at, self._asked = self._saved_at, self._shell.store_asked

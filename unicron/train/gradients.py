@@ -18,13 +18,14 @@ from torch._C._distributed_c10d import Work
 
 from unicron.errors import GroupBrokenError
 from unicron.train.group import Group
+from unicron.train.phases import ANNOUNCED, Due
 from unicron.train.shards import as_shard_of, is_spread, local, spread_as
 
 BUCKETS = 16
 """In how many pieces a gradient is reduced, where they are neither below `LEAST_BYTES` nor above `BUCKET_BYTES`."""
 
 LEAST_BYTES, BUCKET_BYTES = 1024 * 1024, 25 * 1024 * 1024
-LOSS = 3
+LOSS = 2 + len(ANNOUNCED)
 """Elements behind those of the gradient."""
 
 
@@ -34,7 +35,8 @@ class Gradients:
     Of a sharded parameter it is this rank's shard: ranks of one place have the same ones, and sum them.
 
     Behind it come the sum of the losses and how many there are, so that the mean loss needs no collective of its own (a
-    stage of a pipeline that is not its last has none), and how many replicas have announced something.
+    stage of a pipeline that is not its last has none), and of each `ANNOUNCED` how many replicas have
+    announced it.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], dtype: torch.dtype | None) -> None:
@@ -142,7 +144,7 @@ class Gradients:
 
     def loss(self) -> float:
         """Return the mean loss over the global batch; NaN where this rank has none."""
-        total, count, _ = self._reduced[-LOSS:].tolist()
+        total, count, *_ = self._reduced[-LOSS:].tolist()
         return total / count if count else math.nan
 
     @property
@@ -155,14 +157,15 @@ class Gradients:
         """Whether what was accumulated is finite."""
         return _is_finite(self._accumulated)
 
-    def announce(self) -> None:
-        """Have all replicas know, after the reduce, that one of them has something to say."""
-        self._accumulated[-1] = 1
+    def announce(self, due: Due) -> None:
+        """Have all replicas know, after the reduce, what one of them says is due."""
+        self._accumulated[ANNOUNCED.index(due) - len(ANNOUNCED)] = 1
 
     @property
-    def announced(self) -> bool:
-        """Whether one of them had."""
-        return bool(self._reduced[-1] > 0)
+    def announced(self) -> frozenset[Due]:
+        """What any of them said."""
+        told = self._reduced[-len(ANNOUNCED) :].tolist()
+        return frozenset(due for due, count in zip(ANNOUNCED, told, strict=True) if count > 0)
 
     @torch.no_grad()
     def publish(self, microbatches: int, *, void: bool = False) -> None:

@@ -211,8 +211,8 @@ class WorkerCore:
         self._progress(WorkerPhase.COMPUTE)
 
     def _save(self) -> None:
-        """Have the state of this iteration saved, where the one before is safe; else that one must stay."""
-        if Due.TRY in self._duties.due:
+        """Have the state of this iteration saved if that is due and the one before is safe; else that one must stay."""
+        if Due.SAVE not in self._duties.due or Due.TRY in self._duties.due:
             return  # older copies stay until this state has been tried
         if self._shell.saves and self._saved != self.iteration and self._replica.may_save:
             self._saved = self.iteration

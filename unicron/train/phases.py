@@ -49,8 +49,14 @@ class Due(StrEnum):
     """Hold their states against those of other replicas."""
     TRY = "try"
     """Break off if the gradient is not finite: their state is from copies, and nobody has gone on from it yet."""
+    SAVE = "save"
+    """Save it in the memory of their nodes, as far as they save."""
     STORE = "store"
     """Have it written to storage, as far as they write there."""
+
+
+ANNOUNCED = (Due.SAVE, Due.STORE)
+"""What is announced with the gradient of the iteration before."""
 
 
 MOVES = {

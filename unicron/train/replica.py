@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from unicron.contracts.worker import Membership
 from unicron.errors import GroupBrokenError, UnusableStateError
+from unicron.train.phases import ANNOUNCED, Due
 from unicron.train.redistribute import Standing
 from unicron.train.shell import Shell
 
@@ -18,12 +19,12 @@ class Agreement(NamedTuple):
 
     Attributes:
         loss: mean over the global batch.
-        announced: the next state is to go to storage.
+        announced: what is due with the next state.
         holds: the gradient may be used.
     """
 
     loss: float
-    announced: bool
+    announced: frozenset[Due]
     holds: bool
 
 
@@ -99,8 +100,8 @@ class Replica:
         loss, announced = self._shell.loss(), self._shell.announced
         if self.in_parts:
             failed = TRIED if isinstance(failure, UnusableStateError) else float(failure is not None)
-            mine = (failed, loss, float(holds), float(self._shell.secured), float(announced))
-            told = await self._shell.confer(*mine)
+            mine = (failed, loss, float(holds), float(self._shell.secured))
+            told = await self._shell.confer(*mine, *(float(due in announced) for due in ANNOUNCED))
             failed = max(each for each, *_ in told)
             if failed == TRIED:
                 raise failure or UnusableStateError("the gradient of another place is not finite")
@@ -109,8 +110,9 @@ class Replica:
             holds = all(each for _, _, each, *_ in told)
             losses = [each for _, each, *_ in told if not isnan(each)]  # the last stage of a pipeline has one
             loss = sum(losses) / len(losses) if losses else loss
-            self.secured = all(secured for *_, secured, _ in told)
-            announced = told[0][-1] > 0  # the first rank's clock counts for all
+            self.secured = all(secured for _, _, _, secured, *_ in told)
+            first = told[0][-len(ANNOUNCED) :]  # whose clock counts for all
+            announced = frozenset(due for due, said in zip(ANNOUNCED, first, strict=True) if said)
         if failure is not None:
             raise failure
         return Agreement(loss, announced, holds)

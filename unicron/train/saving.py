@@ -1,4 +1,6 @@
-"""A worker's state, saved in its node's memory in every iteration while the worker computes on (GEMINI, SOSP 2023).
+"""A worker's state, saved in its node's memory while the worker computes on (GEMINI, SOSP 2023).
+
+In which iterations is decided with the others (`unicron.train.duties`).
 
 Parameters and their moments change in an update only. So a thread copies them from where they are, and the next update
 waits for it. What else there is of a state is small, and is set aside at once.

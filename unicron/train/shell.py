@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from unicron.contracts.states import StateRef
 from unicron.contracts.storage import StoredState
 from unicron.contracts.worker import Membership, ToAgent
+from unicron.train.phases import Due
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ class Shell(Protocol):
 
     @property
     def saves(self) -> bool:
-        """Whether the agent wants the state saved in every iteration."""
+        """Whether the agent wants the state saved, in every iteration that is long enough."""
 
     @property
     def secured(self) -> bool:
@@ -126,12 +127,12 @@ class Shell(Protocol):
     def summed(self) -> bool:
         """Whether all that is accumulated is finite."""
 
-    def announce(self) -> None:
-        """Have all replicas hear with the reduced gradient that the next state is to go to storage."""
+    def announce(self, due: Due) -> None:
+        """Have all replicas hear with the reduced gradient what is to be done with the next state."""
 
     @property
-    def announced(self) -> bool:
-        """Whether somebody with this rank's place did so in the reduce that is over."""
+    def announced(self) -> frozenset[Due]:
+        """What ranks with this rank's place announced in the reduce that is over."""
 
     def withdraw(self, ref: StateRef) -> None:
         """Remove a state that was laid out."""

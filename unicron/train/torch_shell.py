@@ -25,6 +25,7 @@ from unicron.train.digest import digest, of_state
 from unicron.train.gathering import Gathering, assembled, laid_out, loaded
 from unicron.train.gradients import Gradients
 from unicron.train.group import Group
+from unicron.train.phases import Due
 from unicron.train.rendezvous import Rendezvous
 from unicron.train.timing import GC, OPTIMIZER, REDUCE, PlannedCollection, Recorder
 from unicron.train.traffic import Traffic
@@ -202,7 +203,7 @@ class TorchShell:
 
     @property
     def saves(self) -> bool:
-        """Whether the agent wants the state saved in every iteration."""
+        """Whether the agent wants the state saved, in every iteration that is long enough."""
         return self._channel is not None and self._channel.saves
 
     @property
@@ -376,13 +377,13 @@ class TorchShell:
         """Whether this rank's sum is."""
         return self.gradients.summed
 
-    def announce(self) -> None:
-        """Say with the gradient that the next state goes to storage."""
-        self.gradients.announce()
+    def announce(self, due: Due) -> None:
+        """Say with the gradient what is due with the next state."""
+        self.gradients.announce(due)
 
     @property
-    def announced(self) -> bool:
-        """Whether somebody has."""
+    def announced(self) -> frozenset[Due]:
+        """What somebody has said is."""
         return self.gradients.announced
 
     def loss(self) -> float:

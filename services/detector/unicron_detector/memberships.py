@@ -56,7 +56,9 @@ class Memberships:
         worker = self._reporter.worker(regrouped.worker, regrouped.task, regrouped.node, regrouped.slot)
         if worker.gone_at is not None:
             return []  # maybe of an earlier task of this name, whose epochs were others
-        worker.epoch = max(worker.epoch, regrouped.epoch)
+        if regrouped.epoch > worker.epoch:
+            worker.epoch = regrouped.epoch
+            self._state.wrote.pop(regrouped.worker, None)  # it is over what it wrote about
         task = self._reporter.task(regrouped.task)
         task.standstill.reached(regrouped.iteration, regrouped.kept)
         task.standstill.met_at = self._state.now

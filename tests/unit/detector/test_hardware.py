@@ -186,6 +186,15 @@ def test_a_line_explains_for_a_while_only(harness):
     assert "said" not in failure.reason
 
 
+def test_what_a_worker_has_gone_on_from_explains_nothing_that_comes_later(harness):
+    harness.feed(printed(CUDA))
+    harness.run(**{"gpt-1": "n1", "gpt-2": "n2"})  # told once more
+    assert "gpt-1" in harness.detector.state.wrote
+    harness.run(epoch=1, **{"gpt-1": "n1", "gpt-2": "n2"})
+    [failure] = harness.throw("gpt-1", "ArithmeticError", "no more numbers")
+    assert failure.reason == "ArithmeticError: no more numbers"
+
+
 @pytest.mark.parametrize("fields", [{"worker": "gpt-2"}, {"worker": "gpt-9"}, {"node": "n2"}])
 def test_a_node_knows_what_its_own_workers_write_only(harness, fields):
     harness.feed(printed(CUDA, **fields))

@@ -35,6 +35,15 @@ def test_what_is_connected_while_groups_form_is_probed_and_nothing_else():
         assert not any(map(probed, older))
 
 
+def test_those_that_were_never_formed_are_not_cut_and_leave_nothing_to_wait_for():
+    connections = Connections()
+    assert not connections.cut_below(5)
+    with connected(), connections.forming(1):
+        pass
+    assert not connections.cut_below(1)
+    assert connections.cut_below(2)
+
+
 LOST = """
     import socket, subprocess, sys, time
     from unicron.train import connections

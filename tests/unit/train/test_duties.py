@@ -36,11 +36,15 @@ def test_most_of_those_who_have_it_of_themselves_are_right(votes, wrong, undecid
     assert (found.wrong, found.undecided) == (frozenset(map(int, wrong)), undecided)
 
 
+NOTHING, TO_STORAGE = frozenset(), frozenset({Due.STORE})
+
+
 class Shell:
     """A rank of replica 1 of three, in an iteration that takes a second."""
 
     def __init__(self, *told):
         self.told, self.done, self.time, self.store_s, self.store_asked = told, [], 0.0, 0.0, 0
+        self.saves = False
 
     def now(self):
         return self.time
@@ -55,11 +59,11 @@ class Shell:
     def say(self, message):
         self.done.append(message)
 
-    def announce(self):
-        self.done.append("announce")
+    def announce(self, due):
+        self.done.append(due)
 
     def store(self):
-        self.done.append("store")
+        self.done.append("stores")
 
 
 def standing(**fields):
@@ -87,7 +91,7 @@ def test_states_are_compared_once_somebody_took_one_and_not_otherwise():
     joined(duties, standing(), standing(), standing(has_state=False))
     run(duties.compare(membership(), 3))
     assert shell.done == [(7, 0)]
-    duties.fulfil(saved=True, announced=False)
+    duties.fulfil(saved=True, announced=NOTHING)
     run(duties.compare(membership(), 4))
     assert shell.done == [(7, 0)]
 
@@ -95,10 +99,10 @@ def test_states_are_compared_once_somebody_took_one_and_not_otherwise():
 def test_what_is_due_to_one_member_is_due_to_all_until_it_is_done():
     duties = Duties(Shell())
     joined(duties, standing(), standing(due=frozenset({Due.STORE})))
-    assert duties.due == {Due.STORE}
+    assert duties.due == {Due.SAVE, Due.STORE}
     joined(duties, standing(due=duties.due), standing(has_state=False))
     joined(duties, standing(due=duties.due), standing())
-    assert duties.due == {Due.STORE, Due.COMPARE}
+    assert duties.due == {Due.SAVE, Due.STORE, Due.COMPARE}
 
 
 def test_who_is_in_the_wrong_says_so_and_all_break_off():
@@ -129,7 +133,7 @@ def test_who_has_just_taken_its_state_says_so_until_that_was_compared():
     joined(duties, standing(), standing(has_state=False), standing(), taken=True)
     joined(duties, standing(due=duties.due), standing(), standing())  # broken off before
     run(duties.compare(membership(), 3))
-    duties.fulfil(saved=True, announced=True)
+    duties.fulfil(saved=True, announced=TO_STORAGE)
     run(duties.compare(membership(), 4))
     assert shell.done == [(7, 1), (7, 0)]
 
@@ -171,7 +175,7 @@ def test_a_state_from_copies_is_tried_and_told_of_where_it_is_no_good(shelf, sou
         duties.check()
     duties.reject(2, 3, raised.value)
     assert shell.done == [Unusable(epoch=2, iteration=3, copies=source, reason=str(raised.value))]
-    duties.fulfil(saved=False, announced=False)
+    duties.fulfil(saved=False, announced=NOTHING)
     duties.check()
 
 
@@ -184,7 +188,7 @@ def test_what_somebody_has_gone_on_from_is_not_tried(kind):
         joined(duties, standing(), standing(has_state=False))
     else:
         joined(duties, standing(has_state=False, shelf=saved_on(("n1", "w.3.kept"))), taken=True)
-    assert duties.due == {Due.COMPARE}
+    assert duties.due == {Due.COMPARE, Due.SAVE}
     duties.check()
 
 
@@ -203,9 +207,9 @@ def test_a_state_goes_to_storage_when_that_was_announced_and_it_is_saved_and_com
     for iteration, is_saved in enumerate(saved):
         shell.time, shell.done = float(iteration + 1), []
         duties.announce(saved=is_saved)
-        announced = "announce" in shell.done
+        announced = frozenset(shell.done) & {Due.STORE}
         duties.fulfil(saved=is_saved, announced=announced)
-        stored.append((announced, "store" in shell.done))
+        stored.append((bool(announced), "stores" in shell.done))
     # due after 2 s; not saved when it should have been: announced once more, at once
     assert stored == [(False, False), (False, False), (True, False), (True, False), (False, True), (True, False)]
 
@@ -215,9 +219,9 @@ def test_who_does_not_write_to_storage_announces_nothing_and_stores_nothing():
     duties = Duties(shell)
     shell.time = 100.0
     duties.announce(saved=True)
-    duties.fulfil(saved=True, announced=True)
-    assert duties.due == {Due.COMPARE, Due.STORE}
-    duties.fulfil(saved=True, announced=False)
+    duties.fulfil(saved=True, announced=TO_STORAGE)
+    assert duties.due == {Due.COMPARE, Due.STORE, Due.SAVE}
+    duties.fulfil(saved=True, announced=NOTHING)
     assert (shell.done, duties.due) == ([], frozenset())
 
 
@@ -228,6 +232,33 @@ def test_a_state_that_is_asked_for_goes_to_storage_once_whenever_the_next_would(
     for asked in (0, 1, 1, 1, 0, 2, 2, 2):
         shell.store_asked, shell.done = asked, []
         duties.announce(saved=True)
-        duties.fulfil(saved=True, announced="announce" in shell.done)
-        stored.append("store" in shell.done)
+        duties.fulfil(saved=True, announced=TO_STORAGE if Due.STORE in shell.done else NOTHING)
+        stored.append("stores" in shell.done)
     assert stored == [False, False, True, False, False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("iteration_s", "saved"), [(0.4, [1, 0, 0, 1, 0, 0, 1, 0, 0]), (1.5, [1] * 9), (0.01, [1] + [0] * 8)]
+)
+def test_states_of_short_iterations_are_saved_once_in_a_while(iteration_s, saved):
+    shell, found = Shell(), []
+    shell.saves, shell.time, duties = True, 100.0, Duties(shell)
+    joined(duties, standing())
+    for _ in saved:
+        shell.time, shell.done = shell.time + iteration_s, []
+        found.append(Due.SAVE in duties.due)
+        duties.announce(saved=found[-1])
+        duties.fulfil(saved=found[-1], announced=frozenset(shell.done))
+    assert found == saved
+
+
+def test_a_state_that_should_have_been_saved_and_was_not_is_followed_by_the_next():
+    shell, asked = Shell(), []
+    shell.saves, duties = True, Duties(shell)
+    joined(duties, standing())
+    for saved in (False, False, True, False):
+        shell.done = []
+        duties.announce(saved=saved)
+        duties.fulfil(saved=saved, announced=frozenset(shell.done))
+        asked.append(shell.done)
+    assert asked == [[Due.SAVE], [Due.SAVE], [], []]

@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from unicron.errors import GroupBrokenError
 from unicron.train import gradients
 from unicron.train.gradients import Gradients
+from unicron.train.phases import ANNOUNCED
 
 
 class Twice:
@@ -144,7 +145,8 @@ def test_what_was_begun_before_a_regroup_is_given_up_and_reduced_anew():
     torch.testing.assert_close(ours, [2 * each.grad for each in plain.parameters()])
 
 
-def test_what_one_replica_announces_all_hear_with_the_gradient_and_only_then():
+@pytest.mark.parametrize("due", ANNOUNCED)
+def test_what_one_replica_announces_all_hear_with_the_gradient_and_only_then(due):
     model, group = layers(), Twice()
     found = Gradients(model.parameters(), torch.float64)
     backward(model, found)
@@ -153,9 +155,9 @@ def test_what_one_replica_announces_all_hear_with_the_gradient_and_only_then():
     found.clear()
     model.zero_grad()
     backward(model, found)
-    found.announce()
+    found.announce(due)
     after = reduced(model, found, group)
-    assert found.announced
+    assert found.announced == {due}
     assert before[1] == after[1]
     assert all(torch.equal(*pair) for pair in zip(before[0], after[0], strict=True))
     found.clear()
