@@ -186,7 +186,7 @@ async def having(repeats: int, memory: Path) -> dict[str, float]:
     saver = Saver(memory, say)
     location = StateLocation(node="here", worker="w", name="")
     ref = StateRef(task="t", iteration=1, place=0, location=location, size=0, checksum=b"")
-    saver.begin(laid_out(1, protected), ref, refs.append)
+    saver.begin(laid_out(1, protected), ref, refs.append, 0.0)
     saver.wait()
     [ref] = refs
     server, address = await StateServer(states, "here", lambda *_: None, NodeTraffic(memory), fabric).serve("127.0.0.1")

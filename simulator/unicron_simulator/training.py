@@ -126,7 +126,13 @@ class Trainer(Rank):
         self._unsent: list[ToAgent] = []
         self._computed, self.spoilt, self._muted = -1, False, False
         self.store_asked = 0
-        self.saves, self.store_s, self._turn, self._saving = False, 0.0, 0, asyncio.ensure_future(asyncio.sleep(0))
+        self.saves, self.save_cost_s, self.store_s, self._turn, self._saving = (
+            False,
+            0.0,
+            0.0,
+            0,
+            asyncio.ensure_future(asyncio.sleep(0)),
+        )
         self._unsecured: tuple[str, int] | None = None
         self._at_risk = ""
         self._micro_s = random.uniform(*pace.microbatch)

@@ -13,8 +13,9 @@ from unicron.train.shell import Shell
 
 BITS = (1 << 64) - 1
 
-SAVE_S = 1.0
-"""Iterations that take at least so many seconds have their states saved each, shorter ones once in that time."""
+SAVE_S, SAVE_SHARE, CHEAP_S = 1.0, 0.01, 0.002
+"""Iterations that take at least so many seconds have their states saved each; shorter ones too, as long as that takes
+no more than this share of their time or next to nothing, else once in a while that makes it so."""
 
 
 class Vote(NamedTuple):
@@ -82,7 +83,9 @@ class Duties:
     def announce(self, *, saved: bool) -> None:
         """Have the next state saved or stored where it is time for that, or this one should be and is not saved."""
         every_s, now = self._shell.store_s, self._shell.now()
-        if self._shell.saves and (now - self._saved_at >= SAVE_S or (Due.SAVE in self.due and not saved)):
+        cost_s = self._shell.save_cost_s
+        every_save_s = min(SAVE_S, cost_s / SAVE_SHARE) if cost_s > CHEAP_S else 0.0
+        if self._shell.saves and (now - self._saved_at >= every_save_s or (Due.SAVE in self.due and not saved)):
             self._shell.announce(Due.SAVE)
         self._stored_at = self._stored_at or now
         missed = Due.STORE in self.due and not saved

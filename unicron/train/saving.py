@@ -8,6 +8,8 @@ waits for it. What else there is of a state is small, and is set aside at once.
 
 import mmap
 import os
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +26,10 @@ from unicron.train.side_stream import SideStream
 
 VARIABLE = "UNICRON_STATE_LIMIT"
 """Bytes that saved states may take on this node, all together."""
+
+
+COSTS = 4
+"""Saves of which the cheapest tells what one costs: what else runs makes some dear."""
 
 
 def set_aside(state: dict[str, Any], protected: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,15 +69,22 @@ class Saver:
         self._targets: dict[str, Targets] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="unicron-saver")
         self._saving: Future[None] | None = None
+        self._costs: deque[float] = deque(maxlen=COSTS)
         self._side: SideStream | None = None
 
-    def begin(self, state: dict[str, Any], ref: StateRef, saved: Callable[[StateRef], None]) -> str:
+    @property
+    def cost_s(self) -> float:
+        """Seconds of a processor that it takes to save a state, as the cheapest of the last did."""
+        return min(self._costs, default=0.0)
+
+    def begin(self, state: dict[str, Any], ref: StateRef, saved: Callable[[StateRef], None], cost_s: float) -> str:
         """Begin to save a state; return the name that it will have.
 
         Args:
             state: laid out and set aside; its parameters and moments stay as they are until `wait` returns.
             ref: what it is; where exactly it lies, its size and its checksum are found here.
             saved: told when it is whole, by the thread.
+            cost_s: seconds of a processor that it took to prepare it.
         """
         self.wait()
         self.failed = False
@@ -81,7 +94,7 @@ class Saver:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._side = self._side or SideStream(torch.device("cuda", torch.cuda.current_device()))
             self._side.follow()
-        self._saving = self._thread.submit(self._save, state, ref, turn, saved)
+        self._saving = self._thread.submit(self._save, state, ref, turn, saved, cost_s)
         return name
 
     def wait(self) -> None:
@@ -90,7 +103,10 @@ class Saver:
             self._saving.result()
             self._saving = None
 
-    def _save(self, state: dict[str, Any], ref: StateRef, turn: int, saved: Callable[[StateRef], None]) -> None:
+    def _save(
+        self, state: dict[str, Any], ref: StateRef, turn: int, saved: Callable[[StateRef], None], cost_s: float
+    ) -> None:
+        began = time.thread_time()
         try:
             ref = self._written(state, ref)
         except Exception as error:  # noqa: BLE001 whatever it is, training goes on, and the last whole state stays
@@ -100,6 +116,7 @@ class Saver:
             self._told(f"{ref.location.name} in {self._directory}: {why}")
         else:
             self._whole = turn
+            self._costs.append(cost_s + time.thread_time() - began)
             saved(ref)
 
     def _written(self, state: dict[str, Any], ref: StateRef) -> StateRef:

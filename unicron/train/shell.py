@@ -79,6 +79,10 @@ class Shell(Protocol):
         """Whether the agent wants the state saved, in every iteration that is long enough."""
 
     @property
+    def save_cost_s(self) -> float:
+        """Seconds of a processor that it takes to save a state."""
+
+    @property
     def secured(self) -> bool:
         """Whether all copies of the state that was saved last are whole, so that older ones may go."""
 

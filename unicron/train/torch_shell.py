@@ -207,6 +207,11 @@ class TorchShell:
         return self._channel is not None and self._channel.saves
 
     @property
+    def save_cost_s(self) -> float:
+        """Seconds of a processor that it takes to save a state, in this thread and the saver's."""
+        return 0.0 if self._saver is None else self._saver.cost_s
+
+    @property
     def secured(self) -> bool:
         """Whether all copies of the state that was saved last are whole; one that could not be saved has none."""
         if self._channel is None or self._saver is None or self._saver.failed:
@@ -225,6 +230,7 @@ class TorchShell:
 
     def save(self, iteration: int) -> None:
         """Have a thread save the state."""
+        began = time.thread_time()
         if self._saver is None:
             self._saver = saving.Saver(state.directory(), self._told_unprotected)
         found = saving.set_aside(laid_out(iteration, self.protected), self.protected)
@@ -232,7 +238,7 @@ class TorchShell:
         if self._channel is not None:
             self._channel.secured = ("", -1)
         saved = partial(self._told_saved, self._membership.epoch)
-        self._unsecured = (self._saver.begin(found, ref, saved), iteration)
+        self._unsecured = (self._saver.begin(found, ref, saved, time.thread_time() - began), iteration)
 
     def _told_saved(self, epoch: int, ref: StateRef) -> None:
         self._unprotected, self._saved = "", Saved(state=ref, epoch=epoch)

@@ -44,7 +44,7 @@ class Shell:
 
     def __init__(self, *told):
         self.told, self.done, self.time, self.store_s, self.store_asked = told, [], 0.0, 0.0, 0
-        self.saves = False
+        self.saves, self.save_cost_s = False, 0.0
 
     def now(self):
         return self.time
@@ -238,11 +238,19 @@ def test_a_state_that_is_asked_for_goes_to_storage_once_whenever_the_next_would(
 
 
 @pytest.mark.parametrize(
-    ("iteration_s", "saved"), [(0.4, [1, 0, 0, 1, 0, 0, 1, 0, 0]), (1.5, [1] * 9), (0.01, [1] + [0] * 8)]
+    ("iteration_s", "cost_s", "saved"),
+    [
+        (0.4, 0.02, [1, 0, 0, 1, 0, 0, 1, 0, 0]),  # once a second is enough, though it takes more than its share
+        (1.5, 3.0, [1] * 9),
+        (0.01, 0.0001, [1] * 9),  # it takes no more than its share
+        (0.01, 0.0015, [1] * 9),  # or next to nothing
+        (0.1, 0.0035, [1, 0, 0, 0, 1, 0, 0, 0, 1]),
+        (0.01, 0.02, [1] + [0] * 8),
+    ],
 )
-def test_states_of_short_iterations_are_saved_once_in_a_while(iteration_s, saved):
+def test_states_of_short_iterations_are_saved_as_often_as_that_takes_its_share(iteration_s, cost_s, saved):
     shell, found = Shell(), []
-    shell.saves, shell.time, duties = True, 100.0, Duties(shell)
+    shell.saves, shell.save_cost_s, shell.time, duties = True, cost_s, 100.0, Duties(shell)
     joined(duties, standing())
     for _ in saved:
         shell.time, shell.done = shell.time + iteration_s, []
@@ -254,7 +262,7 @@ def test_states_of_short_iterations_are_saved_once_in_a_while(iteration_s, saved
 
 def test_a_state_that_should_have_been_saved_and_was_not_is_followed_by_the_next():
     shell, asked = Shell(), []
-    shell.saves, duties = True, Duties(shell)
+    shell.saves, shell.save_cost_s, duties = True, 1.0, Duties(shell)
     joined(duties, standing())
     for saved in (False, False, True, False):
         shell.done = []

@@ -91,7 +91,7 @@ def saver(tmp_path):
     saved, failed = [], []
     saver = Saver(tmp_path, failed.append)
     saver.of, saver.why, saver.at = saved, failed, tmp_path
-    saver.save = lambda state, ref=REF: saver.begin(state, ref, saved.append)
+    saver.save = lambda state, ref=REF: saver.begin(state, ref, saved.append, 0.5)
     yield saver
     saver.wait()
 
@@ -194,3 +194,11 @@ def test_a_state_is_that_of_the_moment_at_which_saving_began(saver):
     assert all(map(torch.equal, expected, fresh.state_dict().values()))
     assert like["optimizer"].param_groups[0]["lr"] == 1e-3
     assert torch.equal(like["optimizer"].state[fresh.weight]["exp_avg"], optimizer.state[model.weight]["exp_avg"])
+
+
+def test_what_a_save_costs_is_what_the_cheapest_of_late_did(saver):
+    assert saver.cost_s == 0.0
+    for number in range(2):
+        saver.save(state(number))
+        saver.wait()
+    assert 0.5 < saver.cost_s < 1.5  # with what the caller says that it took
