@@ -9,8 +9,9 @@ each way and fault, medians of all runs:
 - `WAY_FAULT_s`: from the strike to the end of the first iteration that all ranks have done since,
 - `WAY_FAULT_redone`: iterations that were done again.
 
-`restart` is `heal: restart`. The peers, as baselines: `torchrun`, one launcher a node with c10d's rendezvous, each
-restart with a store of its own (TORCH_DISABLE_SHARE_RDZV_TCP_STORE; without that it meets the dead one's addresses).
+`restart` is `heal: restart`, `in_place` is `heal: in-place`. The peers, as baselines: `torchrun`, one launcher a node
+with c10d's rendezvous, each restart with a store of its own (TORCH_DISABLE_SHARE_RDZV_TCP_STORE; without that it meets
+the dead one's addresses).
 """
 
 import argparse
@@ -25,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +36,14 @@ from unicron_deploy.nats_server import free_port
 from benchmarks.output import as_json
 from benchmarks.strikes import ROOT, say
 from unicron.bootstrap import connected_client
-from unicron.contracts.tasks import UNCOUNTED, Healing, TaskSpec
+from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskSpec
 
 NODES, SLOTS, STRUCK, SETTLED = 2, 2, 2, 11
 WORLD = NODES * SLOTS
 FAULTS = ("killed", "raised")
-PEERS = ("torchrun",)
+OWN, PEERS = ("restart", "in_place"), ("torchrun",)
 PATIENCE_S = 120.0
-MODULE = "benchmarks.peers.train_plain"
+MODULE, SCRIPT = "benchmarks.peers.train_plain", "benchmarks/peers/train_plain.py"
 
 
 def noted(folder: Path) -> list[dict[str, Any]]:
@@ -56,7 +58,7 @@ def told(folder: Path) -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def restart(folder: Path) -> AsyncIterator[None]:
+async def on_cluster(heal: Healing, folder: Path) -> AsyncIterator[None]:
     """Have the script run on a cluster."""
     cluster = Cluster(folder / "cluster", NODES, SLOTS, free_port())
     await asyncio.to_thread(cluster.start)
@@ -65,12 +67,13 @@ async def restart(folder: Path) -> AsyncIterator[None]:
         async with connected_client(cluster.settings(), "benchmark") as client:
             spec = TaskSpec(
                 name="plain",
-                command=["python", "-m", MODULE],
+                command=["python", str(ROOT / SCRIPT)],
                 workdir=str(ROOT),
                 min_workers=WORLD,
                 max_workers=WORLD,
                 iterations=UNCOUNTED,
-                heal=Healing.RESTART,
+                heal=heal,
+                layout=ParallelLayout(shard=WORLD if heal is Healing.IN_PLACE else 1),
                 env=told(folder),
             )
             await client.submit(spec)
@@ -106,7 +109,11 @@ async def torchrun(folder: Path) -> AsyncIterator[None]:
                 os.killpg(launcher.pid, signal.SIGKILL)
 
 
-WAYS = {"restart": restart, "torchrun": torchrun}
+WAYS = {
+    "restart": partial(on_cluster, Healing.RESTART),
+    "in_place": partial(on_cluster, Healing.IN_PLACE),
+    "torchrun": torchrun,
+}
 
 
 async def strike(way: str, fault: str, folder: Path) -> tuple[float, int]:
@@ -119,13 +126,30 @@ async def strike(way: str, fault: str, folder: Path) -> tuple[float, int]:
             os.kill(next(note["pid"] for note in reversed(before) if note["rank"] == STRUCK), signal.SIGKILL)
         else:
             (folder / f"raise-{STRUCK}").touch()
-        pids = {note["pid"] for note in before}
-        again = lambda notes: {note["rank"] for note in notes if note["pid"] not in pids} == set(range(WORLD))  # noqa: E731
-        notes = await until(folder, again)
-        first = {note["rank"]: note for note in reversed(notes) if note["pid"] not in pids}
-        seconds = max(note["at"] for note in first.values()) - at
-        done = max(note["iteration"] for note in notes if note["pid"] in pids)
-        return seconds, done + 1 - first[0]["iteration"]
+        notes = await until(folder, lambda notes: len(since(notes, at)) == WORLD)
+        first = since(notes, at)
+        done = max(note["iteration"] for note in notes if note["at"] < at)
+        redone = max(0, done + 1 - first[STRUCK]["iteration"])
+        return max(note["at"] for note in first.values()) - at, redone
+
+
+def since(notes: list[dict[str, Any]], at: float) -> dict[int, dict[str, Any]]:
+    """Return each rank's note of the first iteration that the struck rank's new process has done, as far as they are.
+
+    Who lives on in its process has done none that it had done before.
+    """
+    old = {note["pid"] for note in notes if note["at"] < at}
+    struck = next((note for note in notes if note["rank"] == STRUCK and note["pid"] not in old), None)
+    if struck is None:
+        return {}
+    before = {note["rank"]: note["iteration"] for note in notes if note["at"] < at}
+    return {
+        note["rank"]: note
+        for note in reversed(notes)
+        if note["at"] >= at
+        and note["iteration"] >= struck["iteration"]
+        and (note["pid"] not in old or note["iteration"] > before[note["rank"]])
+    }
 
 
 async def until(folder: Path, holds: Any) -> list[dict[str, Any]]:
@@ -164,8 +188,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--vs {','.join(unknown)}: there are {', '.join(PEERS)}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as root:
-        figures, details = measure("restart", options.repeat, Path(root))
+        figures, details = dict[str, Any](), dict[str, Any]()
         baselines = {}
+        for way in OWN:
+            found, more = measure(way, options.repeat, Path(root))
+            figures, details = figures | found, details | more
         for peer in peers:
             baselines[peer], more = measure(peer, options.repeat, Path(root))
             details |= more

@@ -1,15 +1,18 @@
 """What a task must be like to be taken in: one set of rules for all who take it."""
 
 import math
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from unicron import subjects
-from unicron.contracts.tasks import UNCOUNTED, Healing, ModelSpec, ParallelLayout, TaskSpec
+from unicron.contracts.tasks import UNCOUNTED, WITHOUT_SESSION, Healing, ModelSpec, ParallelLayout, TaskSpec
 from unicron.costmodel import catalogue
 from unicron.errors import InvalidInputError
 
 RECOMMENDED_WEIGHT = (0.5, 2.0)
 """Weights outside of it starve other tasks or the task itself (paper section 5)."""
+
+PYTHON = frozenset({"python", "python3"})
 
 MOST_WORKERS = 100_000
 """Most workers of one task."""
@@ -85,13 +88,27 @@ def task_problems(spec: TaskSpec) -> list[Problem]:
 
 def _healing_problems(spec: TaskSpec) -> list[Problem]:
     """Return what only a session could do, asked of a script that has none."""
-    if spec.heal is not Healing.RESTART:
+    if spec.heal not in WITHOUT_SESSION:
         return []
-    found = []
+    found, way = [], f"where `heal` is {spec.heal.value}"
     if spec.resume:
-        found.append(Problem("resume", spec.resume, "its script resumes by itself where `heal` is restart"))
+        found.append(Problem("resume", spec.resume, f"its script resumes by itself {way}"))
+    if spec.heal is Healing.IN_PLACE:
+        return found + _in_place_problems(spec, way)
     if spec.layouts or spec.layout.replica_workers > 1:
-        found.append(Problem("layout", "given", "its script shares out its model by itself where `heal` is restart"))
+        found.append(Problem("layout", "given", f"its script shares out its model by itself {way}"))
+    return found
+
+
+def _in_place_problems(spec: TaskSpec, way: str) -> list[Problem]:
+    """Return what keeps a script from being healed in place: all its ranks are one replica, whose places they are."""
+    found = []
+    if spec.min_workers != spec.max_workers:
+        found.append(Problem("min_workers", spec.min_workers, f"must be max_workers, {spec.max_workers}, {way}"))
+    if spec.layouts or spec.layout != ParallelLayout(shard=spec.max_workers):
+        found.append(Problem("layout", "given", f"its script shares out its work by itself {way}"))
+    if Path(spec.command[0]).name not in PYTHON or len(spec.command) < 2 or spec.command[1].startswith("-"):
+        found.append(Problem("command", " ".join(spec.command), f"must be `python SCRIPT.py ...` {way}"))
     return found
 
 
@@ -110,7 +127,7 @@ def task_warnings(spec: TaskSpec) -> list[Problem]:
     low, high = RECOMMENDED_WEIGHT
     if not low <= spec.weight <= high:
         found.append(Problem("weight", spec.weight, f"{low} to {high} is recommended"))
-    if spec.microbatches < spec.max_workers and spec.heal is not Healing.RESTART:
+    if spec.microbatches < spec.max_workers and spec.heal not in WITHOUT_SESSION:
         found.append(
             Problem("microbatches", spec.microbatches, f"fewer than max_workers {spec.max_workers}: some will idle")
         )

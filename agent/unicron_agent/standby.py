@@ -163,7 +163,13 @@ def _run_script(request: dict[str, Any]) -> int:
             _KEPT.append(runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True))
         else:
             sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
-            _KEPT.append(runpy.run_path(sys.argv[0], run_name="__main__"))
+            in_place = request["in_place"] and channel.connect()
+            if in_place:
+                from unicron.train import inplace  # noqa: PLC0415 of the worker
+
+                _KEPT.append(inplace.execute(in_place, sys.argv[0]))
+            else:
+                _KEPT.append(runpy.run_path(sys.argv[0], run_name="__main__"))
     except SystemExit as ending:
         _KEPT.append(ending)
         if ending.code is None or isinstance(ending.code, int):

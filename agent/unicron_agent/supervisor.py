@@ -27,6 +27,10 @@ TAIL_LINES = 30
 TAIL_BYTES = 64 * 1024
 
 
+HOW = ("parts", "restarts", "in_place")
+"""What a worker that is forked may be: one with a part of a model, or one of a script without a session."""
+
+
 class Supervisor:
     """Starts, watches and ends worker processes."""
 
@@ -87,9 +91,7 @@ class Supervisor:
         """
         with tempfile.NamedTemporaryFile(dir=self._run_dir / "logs") as log:
             there = {"cwd": str(self._run_dir), "log": log.name, "env": {"UNICRON_WORKER_SOCKET": ""}}
-            pid = await self.fork(
-                {"argv": [module, argument], "module": True, "parts": False, "restarts": False, **there}
-            )
+            pid = await self.fork({"argv": [module, argument], "module": True, **dict.fromkeys(HOW, False), **there})
             descriptor, ended = os.pidfd_open(pid), asyncio.Event()
             asyncio.get_running_loop().add_reader(descriptor, ended.set)
             try:
@@ -124,10 +126,11 @@ class Supervisor:
         cwd = Path(spec.workdir or ".").resolve(strict=True)
         script = _python_script(spec.command)
         self._outputs.follow(name, str(log))
-        restarts = spec.heal is Healing.RESTART
+        restarts, in_place = spec.heal is Healing.RESTART, spec.heal is Healing.IN_PLACE
         if script is not None or restarts:
             module, argv = script or (None, spec.command)
-            how = {"parts": command.layout.replica_workers > 1, "restarts": restarts, "module": module}
+            parts = command.layout.replica_workers > 1 and not in_place
+            how = {"parts": parts, "restarts": restarts, "in_place": in_place, "module": module}
             pid = await self.fork({"argv": argv, "cwd": str(cwd), "env": env, "log": str(log), **how})
         else:
             with log.open("ab") as output:

@@ -48,6 +48,9 @@ def run(
     checkpoints: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the program finds UNICRON_CHECKPOINT_DIR.")
     ] = None,
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Ranks that live stay where they are: docs/training.md says of what.")
+    ] = False,
     task: Annotated[Path | None, typer.Option(metavar="FILE", help="Take all but COMMAND from a task file.")] = None,
     folder: Annotated[Path | None, typer.Option("--dir", help="Where logs and journal stay.")] = None,
     standalone: Annotated[bool, typer.Option("--standalone", hidden=True)] = False,  # noqa: ARG001 it always is
@@ -59,6 +62,8 @@ def run(
     from msgspec.structs import replace  # noqa: PLC0415
     from unicron_taskfile import load  # noqa: PLC0415
 
+    from unicron.contracts.tasks import Healing, ParallelLayout  # noqa: PLC0415
+
     if folder is not None and (folder / "cluster.json").exists():
         raise InvalidInputError(f"--dir {folder}: a cluster has run there; give a folder that is new")
     words = worded(command, module=module)
@@ -66,6 +71,8 @@ def run(
         spec = replace(load(task).spec, command=words)
     else:
         spec = spec_of(words, nodes * slots, least or nodes * slots, checkpoints)
+    if in_place:
+        spec = replace(spec, heal=Healing.IN_PLACE, layout=ParallelLayout(shard=spec.max_workers))
     # one machine's nodes are given up by nobody: what counts is whether it comes further
     os.environ |= {"UNICRON_ATTEMPTS": "1000", "UNICRON_NO_PROGRESS": str(restarts + 1)}
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: the cluster ends too

@@ -13,7 +13,7 @@ import msgspec
 import yaml
 
 from unicron.checks import Problem, task_problems, task_warnings
-from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskSpec
+from unicron.contracts.tasks import UNCOUNTED, WITHOUT_SESSION, Healing, ParallelLayout, TaskSpec
 from unicron.costmodel import formulas
 from unicron.errors import InvalidInputError
 from unicron.files import read_text
@@ -78,8 +78,11 @@ def parse(text: str, path: Path) -> TaskFile:
                 problems.append(Problem(name, value if bad.value is None else bad.value, bad.allowed))
             except InvalidInputError as error:
                 elsewhere.append(str(error))
-    if given.get("heal") is Healing.RESTART:
+    if given.get("heal") in WITHOUT_SESSION:
         given.setdefault("iterations", UNCOUNTED)  # the task is done when its program says so
+    if given.get("heal") is Healing.IN_PLACE and isinstance(ranks := given.get("max_workers", 1), int):
+        given.setdefault("min_workers", ranks)
+        given.setdefault("layout", ParallelLayout(shard=ranks))
     if not problems and not elsewhere:
         given["workdir"] = str((path.absolute().parent / given.get("workdir", "")).resolve())
         spec, problems = _spec(given)

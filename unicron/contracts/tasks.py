@@ -144,7 +144,13 @@ class Healing(Word):
     """Their script has a `Session`: those that live stay, and go on in the iteration that failed."""
     RESTART = "restart"
     """Their script knows nothing of Unicron: it is run again on all of them, and goes on from its own checkpoints."""
+    IN_PLACE = "in-place"
+    """Their script trains with DistributedDataParallel: those that live stay, and who is replaced goes on with them."""
     UNKNOWN = "unknown"
+
+
+WITHOUT_SESSION = frozenset({Healing.RESTART, Healing.IN_PLACE})
+"""Ways of scripts that know nothing of Unicron: none of their states is saved, and they say when all is done."""
 
 
 class TaskSpec(Record, kw_only=True, frozen=True):

@@ -267,7 +267,11 @@ class InnerGroups:
 
     def interrupt(self, epoch: int) -> bool:
         """Wake whoever is blocked in a group formed before `epoch`, which breaks them; return that. From any thread."""
-        return not self.strict and self._connections.cut_below(epoch)
+        return not self.strict and self.cut(epoch)
+
+    def cut(self, epoch: int) -> bool:
+        """Do so in any case."""
+        return self._connections.cut_below(epoch)
 
     def begin(self, group: _Switched, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> _Work:
         """Begin a collective.

@@ -12,7 +12,7 @@ from unicron.checkpoints.placement import Placement, place
 from unicron.checkpoints.shapes import Kept
 from unicron.contracts.ranges import Count, Moment, Number, Size
 from unicron.contracts.states import COPIES, Keeper, Shelf, StateRef
-from unicron.contracts.tasks import Healing, Member, ParallelLayout, SlotRef, TaskSpec, TaskState
+from unicron.contracts.tasks import WITHOUT_SESSION, Member, ParallelLayout, SlotRef, TaskSpec, TaskState
 from unicron_transition.deadlines import TIMEOUT_S, Wait
 from unicron_transition.holders import Copying, Saves, StateMap
 from unicron_transition.membership import Membership, WorkerRun, WorkerStage
@@ -83,7 +83,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
     @property
     def restarts(self) -> bool:
         """Whether each membership begins by itself, from checkpoints of the script: no worker has a state."""
-        return self.spec.heal is Healing.RESTART
+        return self.spec.heal in WITHOUT_SESSION
 
     def hold(self, worker: str, place: int, iteration: int, node: str) -> None:
         """Note that `worker` has the state of `place`, unless none has any."""

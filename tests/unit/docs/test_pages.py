@@ -216,7 +216,7 @@ def test_the_page_on_training_names_each_field_and_each_call():
 
 def test_the_task_files_of_the_page_can_be_submitted():
     texts = [match[3] for match in FENCED.finditer(TRAINING.read_text()) if match[2] == "yaml"]
-    assert len(texts) == 2
+    assert len(texts) == 3
     for text in texts:
         assert taskfile.parse(text, Path("task.yaml")).warnings == []
 

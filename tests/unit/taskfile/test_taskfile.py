@@ -291,6 +291,13 @@ def test_a_program_without_a_session_is_done_when_it_says_so():
     assert parse(minimal(), HERE).spec.heal is Healing.SESSION
 
 
+def test_all_ranks_of_a_script_that_is_healed_in_place_are_one_replica():
+    spec = parse("name: t\ncommand: [python, train.py]\nmax_workers: 4\nheal: in-place", HERE).spec
+    assert (spec.layout, spec.min_workers, spec.iterations) == (ParallelLayout(shard=4), 4, UNCOUNTED)
+    told = error_of("name: t\ncommand: [python, -m, train]\nmax_workers: 4\nheal: in-place")
+    assert "must be `python SCRIPT.py ...` where `heal` is in-place" in told
+
+
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
@@ -298,6 +305,8 @@ def test_a_program_without_a_session_is_done_when_it_says_so():
         (["heal: [1]"], "must be one of session, restart"),
         (["heal: restart", "resume: true", "checkpoints: /tmp"], "resumes by itself where `heal` is restart"),
         (["heal: restart", "layout:", "  tensor: 2"], "shares out its model by itself where `heal` is restart"),
+        (["heal: in-place", "layout:", "  tensor: 2"], "shares out its work by itself where `heal` is in-place"),
+        (["heal: in-place", "max_workers: 4", "min_workers: 2"], "min_workers 2: must be max_workers, 4, where `heal`"),
     ],
 )
 def test_what_only_a_session_can_do_is_refused_of_others(lines, told):

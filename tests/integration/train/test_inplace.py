@@ -1,0 +1,188 @@
+"""Scripts that know nothing of Unicron: those that live stay where they are, whoever is replaced goes on with them."""
+
+import re
+
+import pytest
+import torch
+from helpers.training import running_cluster, task, write_script
+
+from unicron.contracts.events import FailureDetected
+from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskState
+
+pytestmark = pytest.mark.slow
+
+PLAIN = """
+    import os, sys, time
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data.distributed import DistributedSampler
+
+    def train(epoch, model, loader, optimizer, scheduler):
+        global seen
+        for number, (x, y) in enumerate(loader):
+            time.sleep(float(os.environ["PACE"]))
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            seen += len(x)
+            if dist.get_rank() == 0:
+                with open(os.environ["DONE"], "a") as done:
+                    print(epoch, number, seen, file=done)
+        scheduler.step()
+
+    seen = 0
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(3)
+    x = torch.randn(240, 32)
+    data = TensorDataset(x, x.sum(1, keepdim=True))
+    sampler = DistributedSampler(data, shuffle=True)
+    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    torch.manual_seed(rank)
+    layers = [torch.nn.Linear(32, 64), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(64, 1)]
+    model = DDP(torch.nn.Sequential(*layers))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
+    print("begins", rank, dist.get_world_size(), os.getpid(), flush=True)
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        train(epoch, model, loader, optimizer, scheduler)
+    dist.barrier()
+    if rank == 0:
+        state = {"model": model.module.state_dict(), "lr": scheduler.get_last_lr()[0], "seen": seen}
+        torch.save(state, os.environ["OUT"])
+    dist.destroy_process_group()
+"""
+
+
+def program(folder, name, text=PLAIN, pace=0.05, ranks=3):
+    (folder / name).mkdir()
+    env = {"DONE": str(folder / name / "done"), "OUT": str(folder / name / "out.pt"), "PACE": str(pace)}
+    sizes = {"min_workers": ranks, "max_workers": ranks, "layout": ParallelLayout(shard=ranks)}
+    script = write_script(folder / name, text)
+    return task(script, name, heal=Healing.IN_PLACE, env=env, iterations=UNCOUNTED, **sizes)
+
+
+def done(folder, name):
+    path = folder / name / "done"
+    return [tuple(map(int, line.split())) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+async def ends(scene, name):
+    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
+    assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
+
+
+async def past(scene, name, count):
+    await scene.until(lambda: len(done(scene.folder, name)) >= count)
+
+
+def same(folder, *names):
+    one, other = (torch.load(folder / name / "out.pt", weights_only=True) for name in names)
+    assert one.keys() == other.keys()
+    assert (one["lr"], one["seen"]) == (other["lr"], other["seen"])
+    assert all(torch.equal(value, other["model"][name]) for name, value in one["model"].items())
+
+
+def begun(folder, name):
+    """Return the ranks of each beginning, as the logs of workers tell."""
+    logs = "".join(path.read_text() for path in folder.glob(f"cluster/**/logs/{name}-*.log"))
+    return sorted(int(each) for each in re.findall(r"begins (\d+)", logs))
+
+
+async def test_ranks_are_killed_stopped_and_raise_and_the_result_is_bitwise_that_of_an_undisturbed_run(tmp_path):
+    async with running_cluster(tmp_path, nodes=2, slots=2) as scene:
+        scene.folder = tmp_path
+        await scene.client.submit(program(tmp_path, "calm", pace=0.0))
+        await ends(scene, "calm")
+        await scene.client.submit(program(tmp_path, "t"))
+        struck = [(1, "kill-worker"), (0, "kill-worker"), (2, "raise"), (1, "stop-worker")]
+        for number, (rank, fault) in enumerate(struck, 1):
+            await past(scene, "t", 7 * number)
+            victim = (await scene.view("t")).members[rank]
+            await scene.client.inject(victim.node, fault, victim.worker)
+            await scene.until(lambda number=number: len(scene.of(FailureDetected)) == number)
+        await ends(scene, "t")
+    same(tmp_path, "t", "calm")
+    assert [each[:2] for each in done(tmp_path, "t")] == [(epoch, number) for epoch in range(4) for number in range(10)]
+    assert begun(tmp_path, "t") == sorted([0, 1, 2, *(rank for rank, _ in struck)]), "nobody else begins again"
+
+
+LOOSE = """
+    import os, time
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    def microbatches(step):
+        generator = torch.Generator().manual_seed(step)
+        return torch.randn(4, 6, 16, generator=generator)[:, rank::2]
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = DistributedDataParallel(torch.nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    seen = step = 0
+    print("begins", rank, flush=True)
+    while step < 40:
+        *first, last = microbatches(step)
+        with model.no_sync():
+            for x in first:
+                (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+        time.sleep(float(os.environ["PACE"]))
+        (model(last) - last.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        step, seen = step + 1, seen + 1
+        if rank == 0:
+            with open(os.environ["DONE"], "a") as done:
+                print(0, step, seen, file=done)
+        if os.path.exists(os.environ["DONE"] + ".wait") and step == 40 and rank == 0:
+            time.sleep(1)
+    mean = torch.tensor([float(step)])
+    dist.all_reduce(mean)
+    if rank == 0:
+        lr = optimizer.param_groups[0]["lr"]
+        torch.save({"model": model.module.state_dict(), "lr": lr, "seen": seen}, os.environ["OUT"])
+"""
+
+
+async def test_a_while_loop_that_accumulates_is_healed_and_what_its_other_collectives_lose_begins_again(tmp_path):
+    async with running_cluster(tmp_path, nodes=2, slots=2) as scene:
+        scene.folder = tmp_path
+        await scene.client.submit(program(tmp_path, "calm", LOOSE, pace=0.0, ranks=2))
+        await ends(scene, "calm")
+        await scene.client.submit(program(tmp_path, "t", LOOSE, ranks=2))
+        await past(scene, "t", 10)
+        victim = (await scene.view("t")).members[1]
+        await scene.client.inject(victim.node, "kill-worker", victim.worker)
+        (tmp_path / "t" / "done.wait").touch()
+        await past(scene, "t", 40)
+        assert begun(tmp_path, "t") == [0, 1, 1]
+        victim = (await scene.view("t")).members[0]  # the other waits for it in a collective of the script
+        await scene.client.inject(victim.node, "kill-worker", victim.worker)
+        await ends(scene, "t")
+    same(tmp_path, "t", "calm")
+    assert begun(tmp_path, "t") == [0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("torch.nn.Linear(16, 1)", ("torch.nn.BatchNorm1d(16)", "running means of BatchNorm")),
+        ("step < 40:", ("next(batches) < 40:", "uses `batches`, an iterator")),
+        ("optimizer.zero_grad()", ("pass", "no_sync")),
+    ],
+)
+async def test_what_can_not_be_healed_in_place_is_refused_at_the_start(tmp_path, line, told):
+    text = LOOSE.replace(line, told[0]).replace("seen = step = 0", "seen = step = 0; batches = iter(range(50))")
+    text = text if "batches" in told[0] else text.replace("; batches = iter(range(50))", "")
+    async with running_cluster(tmp_path, nodes=1, slots=2) as scene:
+        await scene.client.submit(program(tmp_path, "t", text, ranks=2))
+        view = await scene.until_state("t", TaskState.FINISHED, TaskState.FAILED)
+    assert view.state is TaskState.FAILED
+    assert told[1] in view.reason
