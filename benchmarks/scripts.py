@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ async def torchrun(folder: Path) -> AsyncIterator[None]:
                 os.killpg(launcher.pid, signal.SIGKILL)
 
 
-WAYS = {
+WAYS: dict[str, Callable[[Path], contextlib.AbstractAsyncContextManager[None]]] = {
     "restart": partial(on_cluster, Healing.RESTART),
     "in_place": partial(on_cluster, Healing.IN_PLACE),
     "torchrun": torchrun,
