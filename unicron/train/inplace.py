@@ -8,6 +8,7 @@ the only one: so no membership lacks a rank, and who replaces one is started as 
 in a group of their own; one that breaks is told to the script as torch would.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ from unicron.train.shell import run
 from unicron.train.timing import PlannedCollection
 from unicron.train.torch_shell import TorchShell
 
-NEW, GOES_ON = "new", "goes on"
+STANDS, NEW, GOES_ON = "-stands", "new", "goes on"
 """What ranks of a membership tell those that have just been started."""
 
 
@@ -59,7 +60,6 @@ class Shell(TorchShell):
 
     def __init__(self, channel: Channel, size: int) -> None:
         super().__init__(channel, None, size, PlannedCollection(0))
-        self._line = channel
 
     def flat(self, membership: Membership) -> Membership:
         """Return a membership as the core is to see it."""
@@ -81,7 +81,7 @@ class Shell(TorchShell):
 
     async def form(self, membership: Membership) -> None:
         """Meet the others, and form the group of the script's own collectives anew."""
-        stands(membership, GOES_ON)
+        Rendezvous(membership, STANDS).set(f"{membership.rank}", GOES_ON)
         await super().form(membership)
         if self.inner_groups.epoch != membership.epoch:
             self.inner_groups.form(membership.epoch, lambda: Rendezvous(membership, "-script"))
@@ -101,11 +101,11 @@ class Shell(TorchShell):
         """Leave it to the script."""
 
 
-def stands(membership: Membership, where: str) -> Rendezvous:
-    """Tell the others of a membership where this rank stands."""
-    store = Rendezvous(membership, "-stands")
-    store.set(f"{membership.rank}", where)
-    return store
+def alike(module: torch.nn.Module) -> None:
+    """Have all ranks have the parameters of the first."""
+    with torch.no_grad():
+        for each in (*module.parameters(), *module.buffers()):
+            dist.broadcast(each, 0)
 
 
 class InPlace:
@@ -128,6 +128,8 @@ class InPlace:
         self._others: list[Any] = []
         self._loss: torch.Tensor | None = None
         self._queued = self._computing = False
+        self._waits: Rendezvous | None = None
+        self._waits_in = -1
 
     # --- the script's group ------------------------------------------------------------------------------------------
 
@@ -137,15 +139,40 @@ class InPlace:
             raise RuntimeError("trying to initialize the default process group twice!")
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._channel.send(Ready())
-        membership = self._channel.await_membership(-1)
         self._inner = self._shell.inner_groups = InnerGroups(self._layout, self.rank, device)
         self._channel.interrupt = self._interrupt
-        others = stands(membership, NEW).take([f"{rank}" for rank in range(membership.world_size)])
-        if all(each == NEW.encode() for each in others):
-            self._inner.form(membership.epoch, lambda: Rendezvous(membership, "-script"))
-            self._inner.strict = True
+        above = -1
+        while True:
+            membership = self._channel.await_membership(above)
+            above = membership.epoch
+            try:
+                self._meet(membership, self._inner)
+            except GroupBrokenError:  # somebody was lost, and there is a newer one soon
+                continue
+            return
+
+    def _meet(self, membership: Membership, inner: InnerGroups) -> None:
+        if all(each == NEW.encode() for each in self._wait_for(STANDS, membership, NEW)):
+            inner.form(membership.epoch, lambda: Rendezvous(membership, "-script"))
+            inner.strict = True
+
+    def _wait_for(self, part: str, membership: Membership, value: str) -> list[bytes]:
+        """Tell the others something, and return what each of them has told.
+
+        Raises:
+            GroupBrokenError: a newer membership came meanwhile.
+        """
+        store = self._waits = Rendezvous(membership, part)
+        self._waits_in = membership.epoch
+        try:
+            store.set(f"{membership.rank}", value)
+            return store.take([f"{rank}" for rank in range(membership.world_size)])
+        finally:
+            self._waits = None
 
     def _interrupt(self, membership: Membership) -> bool:
+        if (waits := self._waits) is not None and membership.epoch > self._waits_in:
+            waits.cut()
         return self._shell.interrupted(membership)
 
     # --- what the script makes ---------------------------------------------------------------------------------------
@@ -231,7 +258,10 @@ class InPlace:
             run(self._core.step())
 
     def finish(self) -> None:
-        """Say that the script is done."""
+        """Say that the script is done, once it is on all ranks: who ends closes connections that others may yet use."""
+        if self._core.epoch >= 0:
+            with contextlib.suppress(GroupBrokenError):
+                self._wait_for("-done", self._core.membership, "")
         self._shell.leave()
         self._channel.send(Finished(iterations=int(os.environ["UNICRON_ITERATIONS"])))
 
@@ -286,9 +316,7 @@ def _parallel(mine: InPlace) -> type[DistributedDataParallel]:
             self.module = module
             self.require_backward_grad_sync = True
             self.device = next(module.parameters()).device
-            with torch.no_grad():
-                for each in (*module.parameters(), *module.buffers()):
-                    dist.broadcast(each, 0)
+            alike(module)
             mine.made(self)
 
         def forward(self, *inputs: Any, **named: Any) -> Any:

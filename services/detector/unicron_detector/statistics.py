@@ -28,7 +28,7 @@ from unicron_detector.window import Known, Windows
 
 log = logging.getLogger(__name__)
 
-SOURCE, KEY = "detector", "detector-statistics"
+SOURCE, KEY = "detector", "detector.statistics"
 
 RESTART_S = 5.0
 """Pause before a failed app is started again."""

@@ -1,5 +1,6 @@
 """Scripts that know nothing of Unicron: those that live stay where they are, whoever is replaced goes on with them."""
 
+import asyncio
 import re
 
 import pytest
@@ -81,6 +82,12 @@ async def past(scene, name, count):
     await scene.until(lambda: len(done(scene.folder, name)) >= count)
 
 
+async def kill(scene, name, rank):
+    while len(members := (await scene.view(name)).members) <= rank:
+        await asyncio.sleep(0.05)
+    await scene.client.inject(members[rank].node, "kill-worker", members[rank].worker)
+
+
 def same(folder, *names):
     one, other = (torch.load(folder / name / "out.pt", weights_only=True) for name in names)
     assert one.keys() == other.keys()
@@ -124,6 +131,7 @@ LOOSE = """
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    torch.manual_seed(1 + rank)
     model = DistributedDataParallel(torch.nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     seen = step = 0
@@ -168,6 +176,27 @@ async def test_a_while_loop_that_accumulates_is_healed_and_what_its_other_collec
         await ends(scene, "t")
     same(tmp_path, "t", "calm")
     assert begun(tmp_path, "t") == [0, 0, 1, 1, 1]
+
+
+async def test_ranks_that_are_lost_while_others_build_and_one_after_the_other_are_replaced(tmp_path):
+    slow = LOOSE.replace("    model = D", '    time.sleep(1.0 if os.environ["PACE"] != "0.0" else 0.0)\n    model = D')
+    slow = slow.replace('print("begins", rank, flush=True)', "pass").replace(
+        "    model = D", '    print("begins", rank, flush=True)\n    model = D', 1
+    )
+    async with running_cluster(tmp_path, nodes=2, slots=2) as scene:
+        scene.folder = tmp_path
+        await scene.client.submit(program(tmp_path, "calm", slow, pace=0.0, ranks=2))
+        await ends(scene, "calm")
+        await scene.client.submit(program(tmp_path, "t", slow, ranks=2))
+        for rank, count in ((1, 2), (0, 3)):  # while they build; then another, while the first one's replacement builds
+            await scene.until(lambda count=count: len(begun(tmp_path, "t")) >= count)
+            await kill(scene, "t", rank)
+        await past(scene, "t", 8)
+        for rank in (0, 1):
+            await kill(scene, "t", rank)
+            await asyncio.sleep(0.3)
+        await ends(scene, "t")
+    same(tmp_path, "t", "calm")
 
 
 @pytest.mark.parametrize(
