@@ -1,4 +1,4 @@
-"""Gradients by microbatch: accumulated apart from `p.grad`, reduced in buckets, never in place.
+"""Gradients by microbatch: accumulated in one flat tensor, reduced in buckets of a copy.
 
 After a failure in the middle of a reduce the accumulated sums are still whole, and the buckets that were finished
 anywhere are kept (paper section 6.2, scenario 2). Which those are, the core knows (`unicron.train.iteration`).
@@ -24,7 +24,7 @@ from unicron.train.shards import as_shard_of, is_spread, local, spread_as
 BUCKETS = 16
 """In how many pieces a gradient is reduced, where they are neither below `LEAST_BYTES` nor above `BUCKET_BYTES`."""
 
-LEAST_BYTES, BUCKET_BYTES = 1024 * 1024, 25 * 1024 * 1024
+LEAST_BYTES, BUCKET_BYTES = 2 * 1024 * 1024, 25 * 1024 * 1024
 LOSS = 2 + len(ANNOUNCED)
 """Elements behind those of the gradient."""
 
@@ -63,6 +63,12 @@ class Gradients:
             ]
             for flat in (self._accumulated, self._reduced)
         )
+        self._direct = [
+            (parameter, view)
+            for parameter, view in zip(self._parameters, self._views, strict=True)
+            if not is_spread(parameter) and _buffer(parameter) is None and parameter.dtype == dtype
+        ]
+        self._midway = False
 
     @property
     def buckets(self) -> int:
@@ -72,6 +78,29 @@ class Gradients:
     def clear(self) -> None:
         """Forget what was accumulated."""
         self._accumulated.zero_()
+        self._midway = False
+
+    @contextlib.contextmanager
+    def directly(self) -> Iterator[None]:
+        """Have the backward pass inside add its gradients to those accumulated by itself, where it can.
+
+        That spares a second copy of the gradient, and reading and writing it once more in each microbatch. A pass
+        inside has to come to its end.
+
+        Raises:
+            RuntimeError: the one before did not.
+        """
+        if self._midway:
+            raise RuntimeError(
+                "the backward pass before ended midway, so that the sum of the gradients is not whole: let the "
+                "exception end this process, and another one computes the iteration again"
+            )
+        self._midway = True
+        for parameter, view in self._direct:
+            if parameter.grad is None:
+                parameter.grad = view
+        yield
+        self._midway = False
 
     @contextlib.contextmanager
     def overlapping(self, group: Group) -> Iterator[None]:
@@ -92,8 +121,9 @@ class Gradients:
         sums, parts = list[torch.Tensor](), list[torch.Tensor]()
         for number, parameter in enumerate(self._parameters):
             if (gradient := _made(parameter)) is not None:
-                sums.append(self._views[number])
-                parts.append(self._part(gradient, number))
+                if gradient is not self._views[number]:
+                    sums.append(self._views[number])
+                    parts.append(self._part(gradient, number))
                 parameter.grad = None
         if parts:
             torch._foreach_add_(sums, parts)  # one call: of a small layer it costs more than the sum
@@ -104,7 +134,7 @@ class Gradients:
     @torch.no_grad()
     def _take_in(self, number: int) -> None:
         gradient = _made(self._parameters[number])
-        if gradient is not None:
+        if gradient is not None and gradient is not self._views[number]:
             self._views[number] += self._part(gradient, number)
             self._parameters[number].grad = None
 

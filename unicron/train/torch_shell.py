@@ -5,7 +5,7 @@ import copy
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -341,13 +341,18 @@ class TorchShell:
         """Set the accumulated gradient to zero."""
         self.gradients.clear()
 
-    def overlapping(self, *, begins: bool) -> contextlib.AbstractContextManager[None]:
-        """Return what a backward pass runs in, which begins to reduce what it has made where `begins` says so.
+    @contextlib.contextmanager
+    def overlapping(self, *, begins: bool) -> Iterator[None]:
+        """Have a backward pass run inside, which begins to reduce what it has made where `begins` says so.
 
-        Ranks of a replica of several first agree that none of what they computed is noise.
+        Ranks of a replica of several first agree that none of what they computed is noise: only then it is added up.
         """
-        in_parts = self._membership.shape.replica_workers > 1
-        return self.gradients.overlapping(self.group) if begins and not in_parts else contextlib.nullcontext()
+        if self._membership.shape.replica_workers > 1:
+            yield
+            return
+        overlap = self.gradients.overlapping(self.group) if begins else contextlib.nullcontext()
+        with self.gradients.directly(), overlap:
+            yield
 
     def computed(self, loss: torch.Tensor | None) -> None:
         """Keep the loss of the microbatch just computed; None where this rank has none."""

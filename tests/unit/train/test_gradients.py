@@ -1,4 +1,6 @@
-"""Buckets of the gradient, begun in the backward pass as soon as it has made them."""
+"""Gradients, added up by the backward pass, and their buckets, begun in it as soon as it has made them."""
+
+import contextlib
 
 import pytest
 import torch
@@ -75,6 +77,39 @@ def test_what_overlaps_is_bit_for_bit_what_does_not():
     (ours, loss), (plain, plain_loss) = results
     assert all(torch.equal(one, other) for one, other in zip(ours, plain, strict=True))
     assert loss == plain_loss
+
+
+def test_a_backward_pass_adds_to_the_sums_by_itself_and_they_are_bit_for_bit_the_same():
+    results = []
+    for directly in (True, False):
+        model = layers()
+        found = Gradients(model.parameters(), None)
+        for _ in range(3):
+            for parameter in model.parameters():
+                parameter.grad = None
+            with found.directly() if directly else contextlib.nullcontext():
+                loss = model(torch.ones(4, 6)).square().sum()
+                loss.backward()
+            own = [parameter.grad.untyped_storage().nbytes() for parameter in model.parameters()]
+            assert all((nbytes > found._accumulated.nbytes - 1) == directly for nbytes in own), "of the sums, or not"
+            found.accumulate(loss.detach())
+            assert all(parameter.grad is None for parameter in model.parameters())
+        results.append(found._accumulated.clone())
+    assert torch.equal(*results)
+    assert results[0].any()
+
+
+def test_a_backward_pass_that_ended_midway_is_told_before_another_adds_to_its_sums():
+    model = layers()
+    found = Gradients(model.parameters(), None)
+    model[-1].weight.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError), found.directly():
+        model(torch.ones(4, 6)).sum().backward()
+    with pytest.raises(RuntimeError, match="ended midway"), found.directly():
+        pass
+    found.clear()
+    with found.directly():
+        pass
 
 
 def test_a_gradient_that_is_made_twice_is_nothing_to_overlap_with():
