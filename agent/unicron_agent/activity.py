@@ -39,6 +39,14 @@ def asleep(pid: int) -> float | None:
     return used
 
 
+def processes_of(pid: int) -> list[int]:
+    """Return a process and all that it has started and that are still there, parents first."""
+    found = [pid]
+    for process in found:
+        found += [child for thread in _threads(process) for child in _children(process, thread)]
+    return found
+
+
 def _stat(path: str) -> list[str]:
     """Return what the kernel tells of a process or a thread, from its state on; where there is none, as of a zombie."""
     try:

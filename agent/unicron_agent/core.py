@@ -68,6 +68,7 @@ from unicron_agent.stimuli import (
     Reconnected,
     Sampled,
     SendToWorker,
+    StacksTaken,
     StartProcess,
     StateUnsound,
     Stimulus,
@@ -152,6 +153,10 @@ class AgentCore:
                 return self._said(name, message, now)
             case ProcessStarted(name, pid):
                 return self._started(name, pid)
+            case StacksTaken(name, stacks):
+                if name in self.workers:
+                    self.workers[name].stacks = stacks
+                return []
             case ProcessExited():
                 return self._exited(stimulus)
             case Logged() | Sampled():

@@ -44,6 +44,7 @@ from unicron_agent.outbox import Outbox
 from unicron_agent.output import Outputs
 from unicron_agent.rendezvous import RendezvousServer
 from unicron_agent.settings import AgentSettings
+from unicron_agent.stacks import stacks_of
 from unicron_agent.state_server import StateServer, send_copy
 from unicron_agent.state_sources import source_of
 from unicron_agent.stimuli import (
@@ -61,12 +62,14 @@ from unicron_agent.stimuli import (
     Sampled,
     SendCopy,
     SendToWorker,
+    StacksTaken,
     StartProcess,
     StateUnsound,
     Stimulus,
     StorageTold,
     StorePart,
     StoreToken,
+    TakeStacks,
     Tick,
     UseStorage,
     WorkerSaid,
@@ -269,6 +272,8 @@ class Node:
                 self._begin(self._start(command))
             case Kill(worker):
                 self._supervisor.kill(worker)
+            case TakeStacks(worker, pid):
+                self._begin(self._take_stacks(worker, pid))
             case SendToWorker(worker, message):
                 self._channels.send(worker, self._fabric.told(message) if isinstance(message, Membership) else message)
             case StoreToken(token):
@@ -315,6 +320,9 @@ class Node:
             self._exited(ProcessExited(command.worker, 127, stderr=(reason,)))
         else:
             self._handle(ProcessStarted(command.worker, pid))
+
+    async def _take_stacks(self, worker: str, pid: int) -> None:
+        self._handle(StacksTaken(worker, await stacks_of(pid)))
 
     async def _obtain(self, worker: str, ref: StateRef) -> None:
         source = source_of(ref, self._name, self._memory, self._fabric)

@@ -79,6 +79,14 @@ class ProcessStarted:
 
 
 @dataclass(frozen=True)
+class StacksTaken:
+    """What `TakeStacks` asked for, a line for each thread."""
+
+    worker: str
+    stacks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ProcessExited:
     """A worker's process is gone, or could not be started; code and signal are None where unknown."""
 
@@ -201,6 +209,7 @@ Stimulus = (
     | EntryRead
     | WorkerSaid
     | ProcessStarted
+    | StacksTaken
     | ProcessExited
     | Published
     | TokenRead
@@ -231,6 +240,14 @@ class Kill:
     """Kill the process, if it is there."""
 
     worker: str
+
+
+@dataclass(frozen=True)
+class TakeStacks:
+    """Look where the threads of a worker are; `StacksTaken` is the answer."""
+
+    worker: str
+    pid: int
 
 
 @dataclass(frozen=True)
@@ -311,6 +328,7 @@ class RemoveState:
 Effect = (
     StartProcess
     | Kill
+    | TakeStacks
     | SendToWorker
     | StoreToken
     | AskToken

@@ -9,7 +9,7 @@ from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import WorkerAsleep, WorkerAway, WorkerStalled
 from unicron.contracts.tasks import ParallelLayout, WorkerPhase, WorkerStatus
 from unicron.contracts.worker import Finished, Hello, Iterated, Joined, Membership, Pong, Progress, Ready, ToAgent
-from unicron_agent.stimuli import Running
+from unicron_agent.stimuli import Running, TakeStacks
 
 BUSY = frozenset({WorkerPhase.COMPUTE, WorkerPhase.REDUCE, WorkerPhase.STEP, WorkerPhase.BETWEEN})
 """Phases in which a worker is to make progress."""
@@ -79,6 +79,8 @@ class Worker:
         interval_s: running mean of the time between two signs of progress while computing; None before the first.
         asleep: while all its processes sleep, since when.
         reported: the epoch and iteration for which a stall was reported last, and of which kind.
+        looked_at: the epoch and iteration in which its stacks were asked for last.
+        stacks: where its threads were then.
         away: the newest epoch and the iteration for which was told that its script is busy before it.
     """
 
@@ -103,6 +105,8 @@ class Worker:
     finished: bool = False
     asleep: Nap | None = None
     reported: tuple[int, int, str] | None = None
+    looked_at: tuple[int, int] | None = None
+    stacks: tuple[str, ...] = ()
     away: tuple[int, int] | None = None
 
     @classmethod
@@ -194,8 +198,8 @@ class Worker:
 
     def stalled(
         self, node: str, limits: StallLimits, now: float, *, stopped: bool, asleep_s: float = math.inf
-    ) -> list[WorkerStalled]:
-        """Return the fact that it has made no progress for too long, once an iteration.
+    ) -> list[WorkerStalled | TakeStacks]:
+        """Return the fact that it has made no progress for too long, once an iteration, and half-way a look at it.
 
         Args:
             node: that it is on.
@@ -217,7 +221,10 @@ class Worker:
             limit = max(asleep_s, usual)
         place = (self.epoch, self.iteration, "stopped" if stopped else "slept" if sleeps else "")
         if waited < limit or self.reported == place:
-            return []
+            if waited < limit / 2 or self.looked_at == place[:2] or not self.pid:
+                return []
+            self.looked_at, self.stacks = place[:2], ()
+            return [TakeStacks(self.worker, self.pid)]
         self.reported = place
         return [
             WorkerStalled(
@@ -232,6 +239,7 @@ class Worker:
                 limit_s=limit,
                 responsive=not stopped and now - self.heard_at < SILENT_S,
                 asleep=sleeps,
+                stacks=list(self.stacks if self.looked_at == place[:2] else ()),
             )
         ]
 

@@ -9,6 +9,7 @@ import pytest
 from unicron_deploy import keys, nats_server, rights
 from unicron_deploy.keys import Keyring
 from unicron_deploy.nats_server import NatsServer, free_port
+from unicron_detector import statistics
 
 from unicron import codec, health, subjects
 from unicron.bus import nats, topology
@@ -68,6 +69,7 @@ PUBLISH = {
     **{f"$KV.unicron_state.{name}": {name} for name in SERVICES},
     **{f"$KV.unicron_state.{name}.3": {name} for name in SERVICES},
     **{f"$KV.unicron_lease.{name}": {name} for name in SERVICES},
+    f"$KV.unicron_state.{statistics.KEY}": {"detector"},
 }
 
 SUBSCRIBE = {

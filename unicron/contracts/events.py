@@ -134,6 +134,8 @@ class WorkerStalled(WorkerFact, kw_only=True, frozen=True):
         limit_s: what was allowed: three times its usual microbatch, with a floor.
         responsive: whether it answers; a stopped process does not.
         asleep: all its processes sleep, and it is the only one of its task on its node of which that is so.
+        stacks: where its Python threads were when half of that was over, innermost call first; those that told before
+            their agent could look are empty.
     """
 
     epoch: Number
@@ -143,6 +145,7 @@ class WorkerStalled(WorkerFact, kw_only=True, frozen=True):
     limit_s: Seconds
     responsive: bool
     asleep: bool = False
+    stacks: Annotated[list[Text], Few] = []
 
 
 class WorkerAsleep(WorkerFact, kw_only=True, frozen=True):

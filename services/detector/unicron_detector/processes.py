@@ -24,6 +24,9 @@ from unicron_detector.state import Starting, Worker
 SLEEPS_S = 5.0
 """At least so long a worker that was told to sleep counts as one that does; its time-out, where that is longer."""
 
+WHERE = 300
+"""Characters of a stack that a failure's reason holds; the fact behind it has all."""
+
 SIGNATURES = 64
 """Possible user's errors that are remembered per task."""
 
@@ -187,6 +190,7 @@ class Processes:
             return []  # it has gone on since
         answers = "still answers" if stalled.responsive else "does not answer"
         answers += " while all its processes sleep" * stalled.asleep
+        where = f"; {stalled.stacks[0].partition(' ')[2][:WHERE]}" if stalled.stacks else ""
         return self._reporter.fail(
             FailureDetected(
                 severity=Severity.SEV2,
@@ -196,7 +200,7 @@ class Processes:
                 node=stalled.node,
                 slot=stalled.slot,
                 worker=stalled.worker,
-                reason=f"{how_it_stalled(stalled)}, and it {answers}",
+                reason=f"{how_it_stalled(stalled)}, and it {answers}{where}",
             ),
             stalled.iteration,
         )

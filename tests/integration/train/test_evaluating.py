@@ -71,4 +71,5 @@ async def test_a_script_that_sleeps_in_a_microbatch_is_found_long_before_one_tha
     assert (asleep.worker, stalled.asleep) == ("gpt-2", True)
     assert 2.0 <= stalled.limit_s < 10.0, "more where it has slept before, as on a busy machine"
     assert (failure.worker, failure.status) == ("gpt-2", "task_hang")
-    assert "still answers while all its processes sleep" in failure.reason
+    assert "still answers while all its processes sleep; MainThread: <module> (" in failure.reason, "where it is"
+    assert any("channel.py" in thread for thread in stalled.stacks), "other threads too"

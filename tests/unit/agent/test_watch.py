@@ -8,7 +8,7 @@ import time
 
 import pytest
 from unicron_agent.activity import asleep
-from unicron_agent.stimuli import Tick
+from unicron_agent.stimuli import TakeStacks, Tick
 from unicron_agent.watch import Watch
 from unicron_agent.workers import StallLimits, Worker
 
@@ -25,7 +25,7 @@ class Node:
     def __init__(self, *names, task="gpt", microbatch_s=1.0):
         self.watch = Watch("n1", StallLimits())
         self.workers = {name: Worker(worker=name, task=task, slot=0, pid=7, ready=True) for name in names}
-        self.now, self.used, self.awake = 100.0, dict.fromkeys(names, 0.0), set()
+        self.now, self.used, self.awake, self.looks = 100.0, dict.fromkeys(names, 0.0), set(), []
         for done in range(4):
             self.now += microbatch_s
             self.progress(*names, done=done)
@@ -46,6 +46,7 @@ class Node:
             tick = Tick((), {name: self.used[name] for name in late if name not in self.awake})
             out = self.watch.tick(self.workers, tick, self.now)
             told += [(self.now, fact) for fact in out if isinstance(fact, WorkerStalled)]
+            self.looks += [(self.now, effect.worker) for effect in out if isinstance(effect, TakeStacks)]
             if early is not None:
                 early += [(self.now, fact) for fact in out if isinstance(fact, WorkerAsleep)]
         return told
@@ -57,6 +58,19 @@ def test_one_that_sleeps_is_told_after_three_microbatches():
     [(at, fact)] = node.wait(15.0)
     assert at - since == pytest.approx(3.0, abs=2 * STEP_S)
     assert (fact.worker, fact.asleep, fact.responsive, fact.limit_s) == ("gpt-1", True, True, pytest.approx(3.0))
+
+
+def test_half_way_is_looked_where_it_is_once_an_iteration_and_the_stall_tells_that():
+    node = Node("gpt-1")
+    worker, since = node.workers["gpt-1"], node.now
+    assert node.wait(2.9) == []
+    [(at, name)] = node.looks
+    assert name == "gpt-1"
+    assert at >= since + 1.5
+    worker.stacks = ("7 MainThread: load (train.py:3)",)
+    [(_, fact)] = node.wait(3.0)
+    assert fact.stacks == ["7 MainThread: load (train.py:3)"]
+    assert len(node.looks) == 1
 
 
 def test_that_it_sleeps_is_told_before_others_that_began_a_microbatch_earlier_are_told_to_stall():

@@ -1,0 +1,61 @@
+"""Where the threads of real processes are, seen from outside."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from unicron_agent.stacks import stacks_of, told
+
+SCRIPT = """
+import os, sys, threading, time
+def child():
+    time.sleep(60)
+def other():
+    time.sleep(60)
+def innermost():
+    print(flush=True)
+    time.sleep(60)
+def outer():
+    innermost()
+if not os.fork():
+    child()
+threading.Thread(target=other, name="helper", daemon=True).start()
+outer()
+"""
+
+
+@pytest.fixture
+def process(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    started = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, start_new_session=True)
+    started.stdout.read(1)
+    time.sleep(0.1)
+    yield started
+    os.killpg(started.pid, signal.SIGKILL)
+    started.wait()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_threads_of_a_process_and_its_children_are_seen_also_where_it_is_stopped(process, stopped):
+    if stopped:
+        process.send_signal(signal.SIGSTOP)
+    first, *others = await stacks_of(process.pid)
+    assert first.startswith(f"{process.pid} MainThread: innermost (train.py:9) < outer (train.py:11) < <module>")
+    assert any("helper: other (train.py:6)" in line for line in others)
+    assert any("child (train.py:4)" in line and not line.startswith(f"{process.pid} ") for line in others)
+
+
+async def test_of_a_process_that_is_gone_nothing_is_seen():
+    gone = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await gone.wait()
+    assert await stacks_of(gone.pid) == ()
+
+
+@pytest.mark.parametrize("noise", [b"", b"Error: failed", b"{}", b"[1]", b'[{"pid": 1}]'])
+def test_what_is_no_stack_is_none(noise):
+    assert told(noise) == []
