@@ -128,7 +128,7 @@ class Gradients:
         if parts:
             torch._foreach_add_(sums, parts)  # one call: of a small layer it costs more than the sum
         if loss is not None:
-            self._accumulated[-LOSS] += loss
+            self._accumulated[-LOSS] += loss.reshape(())
             self._accumulated[1 - LOSS] += 1
 
     @torch.no_grad()

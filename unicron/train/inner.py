@@ -64,7 +64,7 @@ OTHERS = [
 ]
 
 
-class _Work(dist.Work):
+class Work(dist.Work):
     """A collective that is under way; on a ghost it has ended."""
 
     def __init__(self, finish: Callable[[], None] = lambda: None) -> None:
@@ -98,7 +98,7 @@ class _Work(dist.Work):
         self.wait()
 
 
-class _Switched(ProcessGroup):
+class Switched(ProcessGroup):
     """A group whose inside is exchanged. The methods of `COLLECTIVES`, `TRANSFERS` and `OTHERS` are added below."""
 
     def __init__(self, groups: "InnerGroups", places: tuple[int, ...], rank: int, size: int) -> None:
@@ -135,7 +135,7 @@ class _Switched(ProcessGroup):
         if self.ghost and inputs:
             for output, own in zip(outputs, inputs, strict=True):
                 output.copy_(own[self.rank()])
-            return _Work()
+            return Work()
         return self.groups.begin(self, "scatter", (outputs, inputs, *more), named)
 
     @property
@@ -170,23 +170,23 @@ class _Switched(ProcessGroup):
 
 
 def _collective(name: str) -> Callable[..., Any]:
-    def call(self: _Switched, *arguments: Any, **named: Any) -> Any:
+    def call(self: Switched, *arguments: Any, **named: Any) -> Any:
         return self.groups.begin(self, name, arguments, named)
 
     return call
 
 
 def _passed_on(name: str) -> Callable[..., Any]:
-    def call(self: _Switched, *arguments: Any, **named: Any) -> Any:
+    def call(self: Switched, *arguments: Any, **named: Any) -> Any:
         return getattr(self.inside, name)(*arguments, **named)
 
     return call
 
 
 for _name in (*COLLECTIVES, *TRANSFERS):
-    setattr(_Switched, _name, _collective(_name))
+    setattr(Switched, _name, _collective(_name))
 for _name in OTHERS:
-    setattr(_Switched, _name, _passed_on(_name))
+    setattr(Switched, _name, _passed_on(_name))
 
 
 class InnerGroups:
@@ -209,7 +209,7 @@ class InnerGroups:
         self.broken = self.muted = self.strict = False
         self.place, self._size = place, layout.replica_workers
         self._connections = Connections()
-        self._groups: list[_Switched] = []
+        self._groups: list[Switched] = []
         self._stores: list[Store] = []  # torch does not keep them
         dist.Backend.register_backend(NAME, self._create, extended_api=True, devices=["cpu", "cuda"])
         dist.init_process_group(NAME, rank=place, world_size=self._size, store=HashStore())
@@ -220,14 +220,14 @@ class InnerGroups:
 
     def _create(self, options: Any, _: Any) -> ProcessGroup:
         rank, size = options.group_rank, options.group_size
-        group = _Switched(self, tuple(options.global_ranks_in_group) or tuple(range(size)), rank, size)
+        group = Switched(self, tuple(options.global_ranks_in_group) or tuple(range(size)), rank, size)
         if size == 1:  # nobody can break it
             group.fill(_container(self.device, backend(self.device, HashStore(), rank, size), rank, size))
         self._groups.append(group)
         return group
 
     @property
-    def world(self) -> "_Switched":
+    def world(self) -> "Switched":
         """The group of the whole replica."""
         return self._groups[0]
 
@@ -273,7 +273,7 @@ class InnerGroups:
         """Do so in any case."""
         return self._connections.cut_below(epoch)
 
-    def begin(self, group: _Switched, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> _Work:
+    def begin(self, group: Switched, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Work:
         """Begin a collective.
 
         Raises:
@@ -284,7 +284,7 @@ class InnerGroups:
         if group.ghost and self._connections.epoch < 0:  # while a model is built; what is gathered is one's own
             getattr(group.inside, name)(*arguments, **named)
         if group.ghost or (self.muted and group.size() > 1):
-            return _Work()
+            return Work()
         inside = group.inside
         self._traffic.begins()
         try:
@@ -292,16 +292,16 @@ class InnerGroups:
         except RuntimeError as error:
             self._traffic.ends()
             self._break(error)
-            return _Work()
+            return Work()
         if work is None:
             self._traffic.ends()
-            return _Work()
+            return Work()
         finish: Callable[[Any, Any], None] = self._connections.finish
         if self.device.type == "cuda":  # waiting only orders streams, and must not hold the processor up
             finish = _enqueued
         elif name in TRANSFERS:
             finish = self._connections.finish_transfer
-        return _Work(lambda: self._finish(finish, work, inside))
+        return Work(lambda: self._finish(finish, work, inside))
 
     def _finish(self, finish: Callable[[Any, Any], None], work: Any, inside: Any) -> None:
         try:
@@ -343,7 +343,7 @@ class InnerGroups:
 def _batch(otherwise: Callable[..., Any], operations: Sequence[dist.P2POp]) -> Any:
     """Begin sends and receives as one operation, as NCCL needs; torch does so for groups of its own class only."""
     group = operations[0].group or dist.group.WORLD
-    if not isinstance(group, _Switched) or group.ghost or group.groups.muted:
+    if not isinstance(group, Switched) or group.ghost or group.groups.muted:
         return otherwise(operations)
     with c10d._coalescing_manager(group, group.groups.device, async_ops=True) as together:  # noqa: SLF001
         for each in operations:

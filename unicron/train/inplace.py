@@ -28,13 +28,14 @@ from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import Finished, Membership, Ready, ToAgent
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.channel import Channel
-from unicron.train.inner import NAME, InnerGroups
+from unicron.train.inner import NAME
 from unicron.train.iteration import WorkerCore
 from unicron.train.loops import NAME as LOOPS
 from unicron.train.loops import Loops, instrument
 from unicron.train.phases import Phase
 from unicron.train.redistribute import Resumption, Standing
 from unicron.train.rendezvous import Rendezvous
+from unicron.train.script_groups import ScriptGroups
 from unicron.train.shell import run
 from unicron.train.timing import PlannedCollection
 from unicron.train.torch_shell import TorchShell
@@ -56,7 +57,7 @@ class Core(WorkerCore):
 class Shell(TorchShell):
     """The shell of such a worker: to the core each rank is a replica, though it is a place to all others."""
 
-    inner_groups: InnerGroups
+    inner_groups: ScriptGroups
 
     def __init__(self, channel: Channel, size: int) -> None:
         super().__init__(channel, None, size, PlannedCollection(0))
@@ -122,7 +123,7 @@ class InPlace:
         self.loops = Loops(self.rank, self._begin)
         self._shell = Shell(channel, self.size)
         self._core = Core(self._shell, int(os.environ["UNICRON_ITERATIONS"]), self.size)
-        self._inner: InnerGroups | None = None
+        self._inner: ScriptGroups | None = None
         self._models: list[DistributedDataParallel] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._others: list[Any] = []
@@ -139,7 +140,7 @@ class InPlace:
             raise RuntimeError("trying to initialize the default process group twice!")
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._channel.send(Ready())
-        self._inner = self._shell.inner_groups = InnerGroups(self._layout, self.rank, device)
+        self._inner = self._shell.inner_groups = ScriptGroups(self._layout, self.rank, device, self.loops, self._go_on)
         self._channel.interrupt = self._interrupt
         above = -1
         while True:
@@ -151,7 +152,7 @@ class InPlace:
                 continue
             return
 
-    def _meet(self, membership: Membership, inner: InnerGroups) -> None:
+    def _meet(self, membership: Membership, inner: ScriptGroups) -> None:
         if all(each == NEW.encode() for each in self._wait_for(STANDS, membership, NEW)):
             inner.form(membership.epoch, lambda: Rendezvous(membership, "-script"))
             inner.strict = True
@@ -226,6 +227,7 @@ class InPlace:
             )
         if self._core.phase is Phase.REDUCED:  # an update that a scaler of the loss left out
             run(self._core.step())
+        self.loops.mark()
         while not self._computing:
             self._core.enter()
             self._computing = run(self._core.next_microbatch()) is not None
@@ -243,14 +245,24 @@ class InPlace:
     def _reduce(self) -> None:
         """Finish the backward pass: have the mean gradient of all ranks."""
         self._queued = self._computing = False
+        self.loops.caught_up()
         self._shell.computed(self._loss)
         self._core.computed()
         if run(self._core.next_microbatch()) is not None:
             raise GroupBrokenError("what this rank computed was dropped, and can't be computed again in place")
 
+    def _go_on(self, error: GroupBrokenError) -> bool:
+        """Go to the next membership from a collective of the script; return whether a new rank comes there, too."""
+        if self._core.phase not in {Phase.BETWEEN, Phase.OPEN} or not (self._computing or self.loops.open):
+            return False
+        if not self._computing:
+            self.loops.unmark()
+        run(self._core.rejoin(error))
+        return self._core.phase is Phase.OPEN or not self._computing
+
     def computes(self, loss: torch.Tensor) -> None:
         """Note the loss of a backward pass."""
-        self._loss = loss.detach() if loss.numel() == 1 else loss.detach().mean()
+        self._loss = loss.detach().mean()
 
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
         """End the iteration."""

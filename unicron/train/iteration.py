@@ -183,6 +183,17 @@ class WorkerCore:
             )
         )
 
+    async def rejoin(self, error: GroupBrokenError) -> None:
+        """Go to the next membership from outside of a reduce, as something else broke there.
+
+        Args:
+            error: how it did.
+        """
+        if self.phase is Phase.BETWEEN:
+            self._begin()
+        self._report(error)
+        await self._regroup(self._shell.now())
+
     async def finish(self) -> bool:
         """Say that the last iteration is done, once the whole replica has it behind it, and its model is saved.
 

@@ -6,11 +6,9 @@ is what the script holds besides models, optimizers and data.
 """
 
 import ast
-import ctypes
-import io
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from types import FrameType
 from typing import Any
@@ -18,17 +16,11 @@ from typing import Any
 import torch
 
 from unicron.errors import InvalidInputError
+from unicron.train.heard import Heard, Results
+from unicron.train.variables import Counted, Space, differing
 
 NAME = "__unicron__"
 TRAINS = "backward"
-MOST = 10_000
-"""Values of a list or dictionary that are copied at each head; a longer one is the script's data, not its progress."""
-
-LEAST_BYTES = 1 << 20
-"""Tensors that take more are data, too."""
-
-PLAIN = (type(None), bool, int, float, str, bytes)
-_NOT_PLAIN = object()
 
 
 def instrument(source: str, path: str) -> ast.Module:
@@ -63,6 +55,13 @@ def _calls(body: Iterable[ast.AST], names: set[str]) -> bool:
 class _Instrument(ast.NodeTransformer):
     def __init__(self, training: set[str]) -> None:
         self._training = training
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        """Have iterators know how far they are."""
+        if getattr(node.func, "id", "") == "iter" and len(node.args) == 1:
+            node.func = ast.copy_location(ast.Attribute(ast.Name(NAME, ast.Load()), "iterate", ast.Load()), node.func)
+        self.generic_visit(node)
+        return node
 
     def visit_For(self, node: ast.For) -> ast.For:
         """Have a loop go over what is handed out."""
@@ -103,110 +102,29 @@ class At:
         count: of the times that its body has begun.
         own: variables that it sets itself.
         item: what it has just set them to, where that is a number.
-        values: of variables of the function, and of the module, at the head of its body when that began last, that are
-            not what they were before.
+        before: copies of variables of the function, and of the module: a new rank comes to have these by itself.
+        copies: what they were at the head of its body when that began last.
+        values: those that were not what they were before.
+        drawn, heard: what collectives have given, in what it goes over and since its body began last.
+        draws: it is just finding what is next in what it goes over.
+        inner, passed: another loop that trains has ended since its body began; an iteration has begun in it.
     """
 
-    def __init__(self, line: int, frame: FrameType, space: "Space", last: int | None = None) -> None:
-        self.line, self.frame, self.space, self.last, self.count = line, frame, space, last, 0
+    def __init__(
+        self, line: int, frame: FrameType, space: Space, before: list[dict[str, Any]], last: int | None
+    ) -> None:
+        self.line, self.frame, self.space, self.before, self.last = line, frame, space, before, last
+        self.count = 0
+        self.copies: list[dict[str, Any]] = before
         self.values: list[dict[str, Any]] = [{}, {}]
         self.own: tuple[str, ...] = ()
         self.item: int | None = None
+        self.drawn, self.heard, self.draws = Heard(), Heard(), False
+        self.inner = self.passed = False
 
-
-class Space:
-    """The variables of a function that runs loops, or of the module.
-
-    Args:
-        frame: of the function, or of anything in the module.
-        module: the module's, None where these are the module's.
-        line: of the loop that is run first.
-    """
-
-    def __init__(self, frame: FrameType, module: "Space | None", line: int) -> None:
-        self.frame, self.module = frame, module
-        self._before = self._copies(line)
-        self._carried = frozenset[str]()
-
-    @property
-    def _variables(self) -> dict[str, Any]:
-        return self.frame.f_globals if self.module is None else self.frame.f_locals
-
-    def changed(self, line: int, own: Iterable[str]) -> dict[str, Any]:
-        """Return copies of what has changed since the first loop began; what differs by rank from the start has not.
-
-        Args:
-            line: of the loop that it is in.
-            own: variables that loops have just set from what they go over, which is each rank's own.
-        """
-        before, left_out = self._before, set(own)
-        return {
-            name: each
-            for name, each in self._copies(line).items()
-            if name not in left_out and (name in self._carried or name not in before or not _same(each, before[name]))
-        }
-
-    def take(self, values: Mapping[str, Any]) -> None:
-        """Have the variables be what they are elsewhere."""
-        self._carried |= frozenset(values)
-        variables = self._variables
-        for path, value in values.items():
-            name, _, attribute = path.partition(".")
-            if attribute:
-                setattr(variables[name], attribute, value)
-            else:
-                variables[name] = value
-        if self.module is not None and sys.version_info < (3, 13):  # from then on they are written through (PEP 667)
-            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(self.frame), ctypes.c_int(0))
-
-    def _copies(self, line: int) -> dict[str, Any]:
-        """Return copies of the plain values, those of its objects' attributes too."""
-        found: dict[str, Any] = {}
-        for name, value in self._variables.items():
-            if name.startswith("__"):
-                continue
-            if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
-                raise InvalidInputError(
-                    f"the loop at line {line} uses `{name}`, an iterator ({type(value).__name__}), which can't be "
-                    "brought to where it is on another worker: loop over it with `for`, or set `heal: restart`"
-                )
-            copies = ((path, _copied(each)) for path, each in _parts(name, value))
-            found |= {path: each for path, each in copies if each is not _NOT_PLAIN}
-        return found
-
-
-def _parts(path: str, value: Any) -> Iterable[tuple[str, Any]]:
-    """Return a value, or the attributes of one that the script has made a class for, each with its name."""
-    if type(value).__module__ == "__main__" and not isinstance(value, torch.nn.Module) and hasattr(value, "__dict__"):
-        return [(f"{path}.{name}", each) for name, each in vars(value).items()]
-    return [(path, value)]
-
-
-def _copied(value: Any) -> Any:
-    """Return a copy of what is plain, `_NOT_PLAIN` of all else."""
-    if isinstance(value, PLAIN):
-        return value
-    if isinstance(value, torch.Tensor):
-        kept = not isinstance(value, torch.nn.Parameter) and value.nbytes <= LEAST_BYTES
-        return value.detach().clone() if kept else _NOT_PLAIN
-    if type(value) in {list, tuple, dict} and len(value) <= MOST:
-        each = {key: _copied(part) for key, part in (value.items() if type(value) is dict else enumerate(value))}
-        if any(part is _NOT_PLAIN for part in each.values()) or not all(isinstance(key, str | int) for key in each):
-            return _NOT_PLAIN
-        return each if type(value) is dict else type(value)(each.values())
-    return _NOT_PLAIN
-
-
-def _same(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(each, other[key]) for key, each in one.items())
-    return bool(one == other)
+    def saved(self) -> list[Any]:
+        """Return where it is, as a new rank is told."""
+        return [self.line, self.count, self.item, self.values, self.drawn.saved(), self.heard.saved()]
 
 
 class Loops:
@@ -215,6 +133,9 @@ class Loops:
     Args:
         rank: of the program; what is random differs by rank.
         begin: called as the first of them begins.
+
+    Attributes:
+        behind: the others are waiting in this iteration for this rank, which began later.
     """
 
     def __init__(self, rank: int, begin: Callable[[], None]) -> None:
@@ -224,6 +145,11 @@ class Loops:
         self._spaces: list[Space] = []
         self._to: list[list[Any]] = []
         self._reached = 0
+        self._outside, self._inner = Heard(), False
+        self._iterators: list[Counted] = []
+        self._marked: dict[str, Any] | None = None
+        self._window, self._passed, self._between = Heard(), False, False
+        self.behind = False
 
     # --- what the script calls ---------------------------------------------------------------------------------------
 
@@ -232,17 +158,20 @@ class Loops:
         caller = sys._getframe(1)  # noqa: SLF001 there is no other way to a script's variables
         self._start(caller, line)
         self._leave_what_is_over(caller)
-        at = At(line, caller, self._space(caller, line))
-        self._under_way.append(at)
+        at = self._enter(line, caller, None)
         depth = len(self._under_way) - 1
         try:
             there, count, number = self._to[depth][:3] if self._to and depth == self._reached else (line, 1, None)
             if there != line:
                 return  # the others have it behind them
+            if self._to and depth == self._reached:
+                at.drawn = Heard(self._to[depth][4])
             self._draw_for()
+            at.draws = True
             iterator = iter(iterable)
             while True:
                 at.count += 1
+                at.draws = True
                 self._draw_for()
                 try:
                     item = next(iterator)
@@ -250,6 +179,8 @@ class Loops:
                     if count:
                         break
                     return
+                finally:
+                    at.draws = False
                 at.item = item if type(item) is int else None
                 # a script that has begun from a checkpoint of its own counts from there
                 if count and (at.count < count if number is None else item != number):
@@ -260,7 +191,7 @@ class Loops:
                 where = f"item {count}" if number is None else number
                 raise InvalidInputError(f"the others are at {where} of the loop at line {line}, which ends before that")
         finally:
-            del self._under_way[depth:]
+            self._leave(depth)
 
     def still(self, line: int) -> bool:
         """Return whether a `while` loop is to be looked at; where the others have it behind them, it is not."""
@@ -278,27 +209,104 @@ class Loops:
         self._leave_what_is_over(caller, line)
         if last is not None:
             if not self._under_way or self._under_way[-1].line != line:
-                self._under_way.append(At(line, caller, self._space(caller, line), last))
+                self._enter(line, caller, last)
             self._under_way[-1].count += 1
         depth, at = len(self._under_way) - 1, self._under_way[-1]
+        at.heard, at.inner, at.passed = Heard(), False, False
         if self._to and depth == self._reached:
-            there, count, _, values = self._to[depth]
+            there, count, _, values, _, heard = self._to[depth]
             if there != line:
                 raise InvalidInputError(f"the others are in the loop at line {there}, and that at line {line} is first")
-            for space, each in zip(self._spaces_of(at), values, strict=True):
+            for space, each in zip(self._spaces_of(at.space), values, strict=False):
                 space.take(each)
-            at.count, self._reached = count, depth + 1
+            at.count, at.heard, self._reached = count, Heard(heard), depth + 1
             if at.item is not None:
                 self._draw_for()  # its count was another's, where the script has begun from a checkpoint
             if self._reached == len(self._to):
                 self._to, self._reached = [], 0
-        at.own = own
+        at.own, spaces = own, self._spaces_of(at.space)
+        at.copies = [space.copies(line) for space in spaces]
+        sets = [{name for each in self._under_way if each.space is space for name in each.own} for space in spaces]
         at.values = [
-            space.changed(line, [name for each in self._under_way if each.space is space for name in each.own])
-            for space in self._spaces_of(at)
+            differing(copies, before, left_out)
+            for copies, before, left_out in zip(at.copies, at.before, sets, strict=True)
         ]
         if last is not None:
             self._draw_for()
+
+    def iterate(self, over: Iterable[Any]) -> Counted:
+        """Return an iterator that knows how far it is."""
+        where = ",".join(f"{at.line}:{at.count}" for at in self._under_way)
+        return Counted(over, lambda count: self._seeded(f"{where}:{count}"), self._iterators)
+
+    # --- what the others have behind them ----------------------------------------------------------------------------
+
+    @property
+    def begun(self) -> bool:
+        """Whether the first loop has begun."""
+        return self._seed is not None
+
+    @property
+    def open(self) -> bool:
+        """Whether a new rank that begins at the heads of the loops' bodies comes here without another iteration."""
+        at = self._under_way[-1] if self._under_way else None
+        return not (self._inner if at is None else at.inner or any(each.passed for each in self._under_way))
+
+    def unmark(self) -> None:
+        """Have whoever comes later come to where this rank is now, in no iteration."""
+        self._marked = None
+
+    def mark(self) -> None:
+        """Have whoever comes later begin where this rank is now: an iteration begins.
+
+        Raises:
+            InvalidInputError: nobody could come here, as the body of a loop trains more than once.
+        """
+        if self._under_way and not self.open:
+            raise InvalidInputError(
+                f"the body of the loop at line {self._under_way[-1].line} makes more than one update, and a new rank "
+                "could not come in between: give each a loop of its own, or set `heal: restart`"
+            )
+        for at in self._under_way[-1:]:
+            at.passed = True
+        self._marked = self._where()
+        if self.behind:
+            self._passed = True
+        else:
+            self._window = Heard()
+
+    def caught_up(self) -> None:
+        """Be where the others are."""
+        self.behind = self._passed = False
+
+    @property
+    def given(self) -> bool:
+        """Whether the others have the next collective behind them."""
+        if self.behind and not self._to and (self._passed or self._between):
+            self.behind = not (self._window if self._passed else self._heard).over
+        return self.behind
+
+    def following(self) -> Results | None:
+        """Return what the next collective has given to the others; None where that is not known."""
+        if not self._passed:
+            return self._heard.following()
+        found = self._window.following()
+        self._heard.add(found)
+        return found
+
+    def hear(self, results: Results | None) -> None:
+        """Note what a collective has given; None: whoever comes later can't be given that."""
+        self._heard.add(results)
+        self._window.add(results)
+
+    @property
+    def _heard(self) -> Heard:
+        if self._iterators:
+            return self._iterators[-1].heard
+        if not self._under_way:
+            return self._outside
+        at = self._under_way[-1]
+        return at.drawn if at.draws else at.heard
 
     def _start(self, caller: FrameType, line: int) -> None:
         if self._seed is None:
@@ -306,9 +314,31 @@ class Loops:
             self._module = Space(caller, None, line)
             self._begin()
 
-    def _spaces_of(self, at: At) -> list[Space]:
-        """Return the spaces that a loop's values are of."""
-        return [at.space, *([at.space.module] if at.space.module is not None else [])]
+    def _enter(self, line: int, caller: FrameType, last: int | None) -> At:
+        """Begin a loop: what a new rank has by then, it has by itself, unless loops that it leaves out came before."""
+        space, above = self._space(caller, line), self._under_way[-1] if self._under_way else None
+        spaces = self._spaces_of(space)
+        if above.inner if above is not None else self._inner:
+            known = dict(zip(self._spaces_of(above.space), above.copies, strict=True)) if above is not None else {}
+            before = [known.get(each, each.before) for each in spaces]
+        else:
+            before = [each.copies(line) for each in spaces]
+        at = At(line, caller, space, before, last)
+        self._under_way.append(at)
+        return at
+
+    def _leave(self, depth: int) -> None:
+        """End loops."""
+        if depth < len(self._under_way):
+            del self._under_way[depth:]
+            if depth:
+                self._under_way[-1].inner = True
+            else:
+                self._inner = True
+
+    def _spaces_of(self, space: Space) -> list[Space]:
+        """Return the spaces that values of a loop there are of."""
+        return [space, *([space.module] if space.module is not None else [])]
 
     def _leave_what_is_over(self, caller: FrameType, line: int = -1) -> None:
         """Forget `while` loops that were left: `caller` is elsewhere, or what ran them is gone."""
@@ -321,7 +351,7 @@ class Loops:
                 continue
             inside = at.line <= (line if line > 0 else caller.f_lineno) <= at.last
             if id(at.frame) not in frames or (at.frame is caller and not inside):
-                del self._under_way[depth:]
+                self._leave(depth)
                 return
 
     def _space(self, caller: FrameType, line: int) -> Space:
@@ -338,7 +368,9 @@ class Loops:
 
     def _draw_for(self) -> None:
         """Have all that is random from here on depend on where this is, and not on what was random before."""
-        where = ",".join(f"{at.line}:{at.count}" for at in self._under_way)
+        self._seeded(",".join(f"{at.line}:{at.count}" for at in self._under_way))
+
+    def _seeded(self, where: str) -> None:
         number = int.from_bytes(blake2b(f"{self._seed}:{self._rank}:{where}".encode(), digest_size=7).digest())
         torch.manual_seed(number)
         random.seed(number)
@@ -347,11 +379,16 @@ class Loops:
 
     # --- the state ---------------------------------------------------------------------------------------------------
 
+    def _where(self) -> dict[str, Any]:
+        return {"loops": [at.saved() for at in self._under_way], "outside": self._outside.saved()}
+
     def state_dict(self) -> dict[str, Any]:
-        """Return where this script is."""
-        return {"loops": [[at.line, at.count, at.item, at.values] for at in self._under_way]}
+        """Return where this script's iteration began, and what it has been given since."""
+        between = self._marked is None
+        return {**(self._marked or self._where()), "window": self._window.saved(), "between": between}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go there, where this script is in no loop yet; one that is goes on, and comes there by itself."""
         if not self._under_way:
-            self._to = state["loops"]
+            self._to, self._outside, self._window = state["loops"], Heard(state["outside"]), Heard(state["window"])
+            self.behind, self._between = bool(self._to), state["between"]

@@ -91,7 +91,7 @@ def test_what_does_not_train_is_left_alone():
 
 
 def test_an_iterator_of_a_loop_is_refused():
-    text = "def run(data):\n    while True:\n        next(data)\n        loss.backward()\nrun(iter([1]))\n"
+    text = "def run(data):\n    while True:\n        next(data)\n        loss.backward()\nrun(x for x in [1])\n"
     with pytest.raises(InvalidInputError, match="the loop at line 2 uses `data`, an iterator"):
         exec(compile(instrument(text, "x.py"), "x.py", "exec"), {NAME: Loops(0, lambda: None)})
 
@@ -123,3 +123,66 @@ def test_a_script_that_has_begun_from_a_checkpoint_is_where_the_others_are_thoug
         assert again == whole[3:]
     with pytest.raises(InvalidInputError, match="the others are at 5 of the loop at line 2, which ends before"):
         resumed(7, there[3])
+
+
+ITERATES = """
+import torch
+
+def backward():
+    torch.zeros(1, requires_grad=True).sum().backward()
+
+for epoch in range(3):
+    items = iter(range(100 * epoch, 100 * epoch + 40))
+    for number in range(5):
+        batch = [next(items) for _ in range(4)]
+        note((epoch, number, batch, float(torch.rand(()))))
+        backward()
+"""
+
+
+def iterated(there=None):
+    torch.manual_seed(5)
+    loops, passed, kept = Loops(1, lambda: there and loops.load_state_dict(there)), [], []
+
+    def note(value):
+        passed.append(value)
+        kept.append(loops.state_dict())
+
+    exec(compile(instrument(ITERATES, "x.py"), "x.py", "exec"), {"note": note, NAME: loops})
+    return passed, kept
+
+
+def test_an_iterator_that_the_script_makes_is_as_far_as_that_of_the_others():
+    whole, there = iterated()
+    for begin in (0, 3, 7, 14):
+        again, _ = iterated(there[begin])
+        assert again == whole[begin:]
+
+
+SUMS = """
+for number in range(8):
+    mark() if number % 4 == 0 else None
+    note(number)
+    backward()
+"""
+
+
+def test_a_rank_that_comes_within_an_iteration_begins_it_and_one_without_a_loop_of_its_own_is_refused():
+    passed, kept = [], []
+    loops = Loops(1, lambda: None)
+    program = {
+        "note": lambda number: (passed.append(number), kept.append(loops.state_dict())),
+        "backward": lambda: None,
+    }
+    exec(compile(instrument(SUMS, "x.py"), "x.py", "exec"), {**program, "mark": loops.mark, NAME: loops})
+    for at, begin in ((2, 0), (4, 4), (7, 4)):
+        passed.clear()
+        later = Loops(2, lambda later=None, at=at: None)
+        later._begin = lambda later=later, at=at: later.load_state_dict(kept[at])
+        more = {**program, "note": passed.append, "mark": later.mark, NAME: later}
+        exec(compile(instrument(SUMS, "x.py"), "x.py", "exec"), more)
+        assert passed == list(range(begin, 8))
+    twice = SUMS.replace("note(number)", "mark()")
+    again = Loops(1, lambda: None)
+    with pytest.raises(InvalidInputError, match="the loop at line 2 makes more than one update"):
+        exec(compile(instrument(twice, "x.py"), "x.py", "exec"), {**program, "mark": again.mark, NAME: again})

@@ -1,0 +1,53 @@
+"""What collectives have given a script, for a new rank that comes to where the others have these behind them."""
+
+from collections.abc import Sequence
+
+import torch
+
+MOST_BYTES = 1 << 20
+"""What is kept of one place of a script. Who needs more can't come there."""
+
+MOST = 10_000
+"""Collectives that are kept of it."""
+
+Results = list[torch.Tensor]
+
+
+class Heard:
+    """Results of collectives that gave all ranks the same, in their order.
+
+    Args:
+        saved: what `saved` returned, on another rank.
+        taken: those that this rank has had already.
+    """
+
+    def __init__(self, saved: Sequence[Results | None] | None = (), taken: "Heard | None" = None) -> None:
+        self._results: list[Results | None] | None = None if saved is None else list(saved)
+        self._next, self._nbytes = len(taken.saved() or ()) if taken is not None else 0, 0
+
+    def saved(self) -> list[Results | None] | None:
+        """Return them; None where they were too many."""
+        return None if self._results is None else list(self._results)
+
+    def add(self, results: Results | None) -> None:
+        """Note the results of another, None if ranks differ in them."""
+        if self._results is None:
+            return
+        self._nbytes += sum(each.nbytes for each in results or ())
+        if self._nbytes > MOST_BYTES or len(self._results) == MOST:
+            self._results = None
+            return
+        self._results.append(None if results is None else [each.detach().cpu().clone() for each in results])
+        self._next += self._next == len(self._results) - 1
+
+    @property
+    def over(self) -> bool:
+        """Whether all of them were taken."""
+        return self._results is not None and self._next == len(self._results)
+
+    def following(self) -> Results | None:
+        """Return the next, None where it is not known."""
+        if self._results is None or self.over:
+            return None
+        self._next += 1
+        return self._results[self._next - 1]
