@@ -116,7 +116,7 @@ class At:
         self.line, self.frame, self.space, self.before, self.last = line, frame, space, before, last
         self.count = 0
         self.copies: list[dict[str, Any]] = before
-        self.values: list[dict[str, Any]] = [{}, {}]
+        self.values: list[dict[str, Any]] = [{} for _ in before]
         self.own: tuple[str, ...] = ()
         self.item: int | None = None
         self.drawn, self.heard, self.draws = Heard(), Heard(), False
@@ -217,7 +217,7 @@ class Loops:
             there, count, _, values, _, heard = self._to[depth]
             if there != line:
                 raise InvalidInputError(f"the others are in the loop at line {there}, and that at line {line} is first")
-            for space, each in zip(self._spaces_of(at.space), values, strict=False):
+            for space, each in zip(self._spaces_of(at.space), values, strict=True):
                 space.take(each)
             at.count, at.heard, self._reached = count, Heard(heard), depth + 1
             if at.item is not None:
@@ -250,7 +250,9 @@ class Loops:
     def open(self) -> bool:
         """Whether a new rank that begins at the heads of the loops' bodies comes here without another iteration."""
         at = self._under_way[-1] if self._under_way else None
-        return not (self._inner if at is None else at.inner or any(each.passed for each in self._under_way))
+        if at is None:
+            return not self._inner
+        return not (at.draws or at.inner or any(each.passed for each in self._under_way))
 
     def unmark(self) -> None:
         """Have whoever comes later come to where this rank is now, in no iteration."""
@@ -288,21 +290,23 @@ class Loops:
 
     def following(self) -> Results | None:
         """Return what the next collective has given to the others; None where that is not known."""
-        if not self._passed:
-            return self._heard.following()
-        found = self._window.following()
-        self._heard.add(found)
+        iterator = self._iterators[-1] if self._iterators else None
+        if iterator is not None and iterator.goes:
+            return iterator.heard.following()
+        found = (self._window if self._passed else self._heard).following()
+        if self._passed:
+            self._heard.add(found)
+        if iterator is not None:
+            iterator.heard.add(found)
         return found
 
     def hear(self, results: Results | None) -> None:
         """Note what a collective has given; None: whoever comes later can't be given that."""
-        self._heard.add(results)
-        self._window.add(results)
+        for each in (self._heard, self._window, *(iterator.heard for iterator in self._iterators)):
+            each.add(results)
 
     @property
     def _heard(self) -> Heard:
-        if self._iterators:
-            return self._iterators[-1].heard
         if not self._under_way:
             return self._outside
         at = self._under_way[-1]

@@ -64,8 +64,8 @@ class ScriptGroups(InnerGroups):
         if self._under_way:  # which of them ends first is not told to whoever comes later
             for each in (*self._under_way, collective):
                 each.known = False
-        self._under_way.append(collective)
         collective.begin(self._go_on)
+        self._under_way.append(collective)
         return Work(lambda: self._finish_it(collective))
 
     def _finish_it(self, collective: "Collective") -> None:

@@ -19,8 +19,8 @@ MOST = 10_000
 LEAST_BYTES = 1 << 20
 """Tensors that take more are data, too."""
 
-DEEPEST = 4
-"""Attributes of attributes that are looked at."""
+DEEPEST, MOST_OBJECTS = 4, 64
+"""Attributes of attributes that are looked at; a list of more objects is data."""
 
 PLAIN = (type(None), bool, int, float, str, bytes)
 OWN = {"__main__", "accelerate.accelerator"}
@@ -36,12 +36,17 @@ class Counted(Iterator[Any]):
         over: what it goes over.
         seed: seeds what is random for an item of that number.
         running: those that are just finding their next item.
+
+    Attributes:
+        count: items that were asked for.
+        heard: what collectives have given in finding them.
+        goes: it is just going to where another one is.
     """
 
     def __init__(self, over: Iterable[Any], seed: Callable[[int], None], running: "list[Counted]") -> None:
         self._over, self._seed, self._running = over, seed, running
         self._iterator: Iterator[Any] | None = None
-        self.count, self.heard = 0, Heard()
+        self.count, self.heard, self.goes = 0, Heard(), False
 
     def __next__(self) -> Any:
         """Return the next item."""
@@ -67,9 +72,10 @@ class Counted(Iterator[Any]):
 
     def go_to(self, saved: dict[str, Any]) -> None:
         """Be as far as another one is; items that it has handed out are found once more, and dropped."""
-        self.heard = Heard(saved["heard"], self.heard)
+        self.heard, self.goes = Heard(saved["heard"], self.heard), True
         while self.count < saved["count"]:
             next(self, None)
+        self.goes = False
 
 
 class Space:
@@ -148,7 +154,7 @@ def _parts(path: str, value: Any, depth: int = 0) -> Iterable[tuple[str, Any]]:
         yield path, value
         return
     for name, each in vars(value).items():
-        if type(each) is list and any(map(_holds, each)):
+        if type(each) is list and len(each) <= MOST_OBJECTS and any(map(_holds, each)):
             for number, one in enumerate(each):
                 if _holds(one):
                     yield from _parts(f"{path}.{name}.{number}", one, depth + 1)
