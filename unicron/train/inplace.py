@@ -81,7 +81,16 @@ class Shell(TorchShell):
         return self.flat(await super().await_membership(above))
 
     async def form(self, membership: Membership) -> None:
-        """Meet the others, and form the group of the script's own collectives anew."""
+        """Meet the others, and form the group of the script's own collectives anew.
+
+        Raises:
+            ConnectionAbortedError: a new rank could not be given what collectives gave, so that all are to begin again.
+        """
+        if not self.protected["loops"].reachable:
+            raise ConnectionAbortedError(
+                "what a collective of this script gave since the head of its loop's body can't be given to a new rank: "
+                "it was more than 1 MiB, or not the same on all ranks"
+            )
         Rendezvous(membership, STANDS).set(f"{membership.rank}", GOES_ON)
         await super().form(membership)
         if self.inner_groups.epoch != membership.epoch:

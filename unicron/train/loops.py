@@ -254,6 +254,13 @@ class Loops:
             return not self._inner
         return not (at.draws or at.inner or any(each.passed for each in self._under_way))
 
+    @property
+    def reachable(self) -> bool:
+        """Whether all is known that a new rank has to be given."""
+        state = self.state_dict()
+        places = [state["outside"], state["window"], *(heard for loop in state["loops"] for heard in loop[4:])]
+        return all(each is not None and all(results is not None for results in each) for each in places)
+
     def unmark(self) -> None:
         """Have whoever comes later come to where this rank is now, in no iteration."""
         self._marked = None

@@ -191,6 +191,20 @@ async def test_a_new_rank_sums_all_of_an_iteration_and_is_given_what_collectives
     assert begun(tmp_path, "t") == sorted([0, 1, *(rank for rank, _ in struck)]), "nobody else begins again"
 
 
+async def test_where_a_new_rank_can_not_be_given_what_collectives_gave_all_begin_again(tmp_path):
+    unlike = GATHERS.replace("ends = number", "dist.reduce(count.clone(), 0); ends = number")
+    async with running_cluster(tmp_path, nodes=2, slots=2) as scene:
+        scene.folder = tmp_path
+        await scene.client.submit(program(tmp_path, "calm", unlike, pace=0.0, ranks=2))
+        await ends(scene, "calm")
+        await scene.client.submit(program(tmp_path, "t", unlike, ranks=2))
+        await past(scene, "t", 5)
+        await kill(scene, "t", 1)
+        await ends(scene, "t")
+    same(tmp_path, "t", "calm")
+    assert begun(tmp_path, "t") == [0, 0, 1, 1], "all of them"
+
+
 LOOSE = """
     import os, time
     import torch
