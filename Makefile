@@ -87,9 +87,9 @@ LOCK := MACOSX_DEPLOYMENT_TARGET=14.0 $(TOOLS)/bin/uv pip compile --quiet --syst
 lock: $(TOOLS_STAMP)
 	@mkdir -p deploy/lock
 	printf '%s\n' hatchling setuptools | $(LOCK) -o deploy/lock/build.txt -
-	$(LOCK) --extra detector --extra keys --extra straggler -o deploy/lock/control.txt pyproject.toml
-	$(LOCK) --extra planner -o deploy/lock/planner.txt pyproject.toml
-	$(LOCK) --extra agent --extra train --no-emit-package torch -o deploy/lock/node.txt pyproject.toml
+	$(LOCK) --extra detector --extra keys --extra metrics --extra notifier --extra otel --extra straggler --extra web -o deploy/lock/control.txt pyproject.toml
+	$(LOCK) --extra metrics --extra planner -o deploy/lock/planner.txt pyproject.toml
+	$(LOCK) --extra agent --extra metrics --extra train --no-emit-package torch -o deploy/lock/node.txt pyproject.toml
 
 sbom: $(TOOLS_STAMP)
 	$(TOOLS)/bin/python deploy/sbom.py sbom

@@ -7,8 +7,10 @@ last microbatch), with sharded parameters (FSDP2), and tensor parallel. Three pa
 iterations (`benchmarks.paired`): two of plain torch, whose difference is the noise, and one with a session, on a real
 cluster whose services and agents run all the time. The figures are medians over the rounds, each round's blocks
 compared with one another, in seconds and in CPU time of a rank, which what else runs on its cores does not change much;
-of tensor parallelism also the time of one small all-reduce in the group of the mesh, which
-with a session goes through `unicron.train.inner`.
+of tensor parallelism also the time of one small all-reduce in the group of the mesh, which with a session goes through
+`unicron.train.inner`. `_services_percent` is what server, services, agents and this program take of one of the cores
+while the session trains, `_services_meanwhile_percent` while plain torch does: where they have a core of their own, the
+ranks do not wait for that.
 
 `agent_cpu_percent` is apart from that: of one core, what the agent of a node uses whose eight workers train.
 
@@ -72,6 +74,8 @@ async def measure_one(mode: str, scene: Scene, folder: Path, options: argparse.N
     """Let the pairs of a mode take turns; return each round's notes, by pair."""
     folder.mkdir()
     (folder / "turn").write_text("0", encoding="utf-8")
+    pids = [os.getpid(), *(process.pid for process in scene.cluster.processes.values())]
+    (folder / "others").write_text(" ".join(map(str, pids)), encoding="utf-8")
     spec = TaskSpec(
         name=mode,
         command=["python", *command(mode, PLAIN, folder, options)],
@@ -108,11 +112,14 @@ def figures_of(mode: str, rounds: Sequence[list[Any]]) -> dict[str, float]:
     )
     noise = [abs(one["seconds"] / other["seconds"] - 1) for one, other, _ in rounds]
     drift = [one["seconds"] / other["seconds"] - 1 for one, other, _ in rounds]
+    others = [[100 * each["others_s"] / each["seconds"] for each in blocks] for blocks in zip(*rounds, strict=True)]
     found = {
         f"{NAMES[mode]}_overhead_percent": 100 * statistics.median(over),
         f"{NAMES[mode]}_cpu_overhead_percent": 100 * statistics.median(cpu),
         f"{NAMES[mode]}_noise_percent": 100 * statistics.median(noise),
         f"{NAMES[mode]}_plain_against_plain_percent": 100 * statistics.median(drift),
+        f"{NAMES[mode]}_services_percent": statistics.mean(others[PLAIN]),
+        f"{NAMES[mode]}_services_meanwhile_percent": statistics.mean(others[0] + others[1]),
     }
     if mode == "tp":
         plain = [float(each["small_us"]) for one in rounds for each in one[:PLAIN]]

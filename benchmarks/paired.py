@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.agent_cpu import cpu_s
 from unicron.train import Session, gradients
 from unicron.train.inner import DIMENSIONS
 
@@ -33,7 +34,7 @@ class Turns:
     """The turn that pairs pass around: a number in a file.
 
     Args:
-        folder: of the turn, and of what is noted.
+        folder: of the turn, of what is noted, and of a list of the processes of the cluster.
         pair: number of this pair.
         pairs: how many there are.
         rank: in the pair; rank 0 passes the turn on.
@@ -42,17 +43,20 @@ class Turns:
     def __init__(self, folder: Path, pair: int, pairs: int, rank: int) -> None:
         self._turn, self._pair, self._pairs, self._rank = folder / "turn", pair, pairs, rank
         self._notes = folder / f"pair-{pair}.jsonl"
-        self._round, self._began, self._used = 0, 0.0, 0.0
+        self._others = [int(pid) for pid in (folder / "others").read_text(encoding="utf-8").split()]
+        self._round, self._began, self._used, self._others_used = 0, 0.0, 0.0, 0.0
 
     def begin(self) -> None:
         """Wait for this pair's turn."""
         while int(self._turn.read_text(encoding="utf-8")) < self._round * self._pairs + self._pair:
             time.sleep(0.001)
         self._began, self._used = time.perf_counter(), time.process_time()
+        self._others_used = sum(map(cpu_s, self._others))
 
     def end(self, group: Any) -> None:
         """Note what the turn took, and a small all-reduce in `group` if there is one; pass the turn on."""
         found = {"seconds": time.perf_counter() - self._began, "cpu_s": time.process_time() - self._used}
+        found["others_s"] = sum(map(cpu_s, self._others)) - self._others_used
         if group is not None:
             found["small_us"] = small_us(group)
         self._round += 1

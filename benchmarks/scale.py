@@ -138,16 +138,16 @@ class Bucket(MemoryBucket):
 
 
 class Stage:
-    """A cluster without workers.
+    """A cluster without workers, from the Unix second `start` on.
 
     Attributes:
         states: of all tasks.
         lost: the node that is not there.
     """
 
-    def __init__(self, nodes: int, tasks: int) -> None:
+    def __init__(self, nodes: int, tasks: int, start: float = START) -> None:
         self.nodes, self.tasks = nodes, tasks
-        self.clock = VirtualClock(START)
+        self.clock = VirtualClock(start)
         self.counted = Counted()
         self.memory = MemoryWorld(self.clock, 60.0)
         self.memory.journal = Journal(self.counted)
@@ -300,20 +300,26 @@ def task(number: int, workers: int) -> TaskSpec:
     return replace(spec, iterations=100_000)
 
 
+async def fill(stage: Stage) -> dict[str, Counted]:
+    """Let all nodes join, and all tasks compute; return what each took."""
+    found = {}
+    for number in range(stage.nodes):
+        await stage.join(number)
+    await stage.until_all_is_done()
+    found["join_all"] = stage.counted.cut()
+    print(f"{stage.nodes} nodes have joined", file=sys.stderr)
+    for number in range(stage.tasks):
+        await stage.ask(SubmitTask(spec=task(number, stage.nodes * SLOTS // stage.tasks)))
+    await stage.until_all_is_done()
+    found["start_all"] = stage.counted.cut()
+    print(f"{stage.tasks} tasks compute", file=sys.stderr)
+    return found
+
+
 async def play(stage: Stage) -> dict[str, Counted]:
     """Fill the cluster, lose a node and get it back; return what each took."""
-    found = {}
     async with stage.running():
-        for number in range(stage.nodes):
-            await stage.join(number)
-        await stage.until_all_is_done()
-        found["join_all"] = stage.counted.cut()
-        print(f"{stage.nodes} nodes have joined", file=sys.stderr)
-        for number in range(stage.tasks):
-            await stage.ask(SubmitTask(spec=task(number, stage.nodes * SLOTS // stage.tasks)))
-        await stage.until_all_is_done()
-        found["start_all"] = stage.counted.cut()
-        print(f"{stage.tasks} tasks compute", file=sys.stderr)
+        found = await fill(stage)
         await asyncio.sleep(10.0)
         found["rest_10_s"] = stage.counted.cut()
         stage.disconnect("node-1")

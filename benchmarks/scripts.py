@@ -9,9 +9,11 @@ each way and fault, medians of all runs:
 - `WAY_FAULT_s`: from the strike to the end of the first iteration that all ranks have done since,
 - `WAY_FAULT_redone`: iterations that were done again.
 
-`restart` is `heal: restart`, `in_place` is `heal: in-place`. The peers, as baselines: `torchrun`, one launcher a node
-with c10d's rendezvous, each restart with a store of its own (TORCH_DISABLE_SHARE_RDZV_TCP_STORE; without that it meets
-the dead one's addresses).
+`restart` is `heal: restart`, `in_place` is `heal: in-place`, `watched` that with `unicron.train.watch`. `session` is
+the script with a `Session`, whose other ranks go on meanwhile: there it is until these have done an iteration since.
+The peers, as baselines: `torchrun`, one launcher a node with c10d's rendezvous, each restart with a store of its own
+(TORCH_DISABLE_SHARE_RDZV_TCP_STORE; without that it meets the dead one's addresses); `torchft` (its nightly build), a
+launcher a rank and its lighthouse, the script changed for it.
 """
 
 import argparse
@@ -34,6 +36,7 @@ from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
 
 from benchmarks.output import as_json
+from benchmarks.peers.runs import lighthouse
 from benchmarks.strikes import ROOT, say
 from unicron.bootstrap import connected_client
 from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskSpec
@@ -41,9 +44,11 @@ from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskSpec
 NODES, SLOTS, STRUCK, SETTLED = 2, 2, 2, 11
 WORLD = NODES * SLOTS
 FAULTS = ("killed", "raised")
-OWN, PEERS = ("restart", "in_place"), ("torchrun",)
+OWN, PEERS = ("restart", "in_place", "watched", "session"), ("torchrun", "torchft")
+GOES_ON = {"session"}
+"""Ways whose other ranks go on meanwhile without the one that was struck."""
 PATIENCE_S = 120.0
-MODULE, SCRIPT = "benchmarks.peers.train_plain", "benchmarks/peers/train_plain.py"
+SCRIPTS = "benchmarks.peers"
 
 
 def noted(folder: Path) -> list[dict[str, Any]]:
@@ -58,7 +63,7 @@ def told(folder: Path) -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def on_cluster(heal: Healing, folder: Path) -> AsyncIterator[None]:
+async def on_cluster(heal: Healing, folder: Path, **more: str) -> AsyncIterator[None]:
     """Have the script run on a cluster."""
     cluster = Cluster(folder / "cluster", NODES, SLOTS, free_port())
     await asyncio.to_thread(cluster.start)
@@ -67,14 +72,15 @@ async def on_cluster(heal: Healing, folder: Path) -> AsyncIterator[None]:
         async with connected_client(cluster.settings(), "benchmark") as client:
             spec = TaskSpec(
                 name="plain",
-                command=["python", str(ROOT / SCRIPT)],
+                command=["python", "-m", f"{SCRIPTS}.{'train_session' if heal is Healing.SESSION else 'train_plain'}"],
                 workdir=str(ROOT),
-                min_workers=WORLD,
+                min_workers=1 if heal is Healing.SESSION else WORLD,
                 max_workers=WORLD,
                 iterations=UNCOUNTED,
+                microbatches=WORLD,
                 heal=heal,
                 layout=ParallelLayout(shard=WORLD if heal is Healing.IN_PLACE else 1),
-                env=told(folder),
+                env=told(folder) | more,
             )
             await client.submit(spec)
             yield
@@ -82,21 +88,40 @@ async def on_cluster(heal: Healing, folder: Path) -> AsyncIterator[None]:
         await asyncio.to_thread(cluster.stop)
 
 
+def launcher(folder: Path, name: str, words: Sequence[str], **more: str) -> subprocess.Popen[bytes]:
+    """Return one of torchrun's."""
+    environment = {**os.environ, **told(folder), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **more}
+    command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "10", *words]
+    with (folder / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
+
+
 @contextlib.asynccontextmanager
 async def torchrun(folder: Path) -> AsyncIterator[None]:
     """Have the script run under a launcher a node."""
-    words = ["--nnodes", str(NODES), "--nproc-per-node", str(SLOTS), "--max-restarts", "10", "--rdzv-backend", "c10d"]
-    words += ["--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", "plain", "-m", MODULE]
-    environment = {**os.environ, **told(folder), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    launchers = []
-    for node in range(NODES):
-        with (folder / f"torchrun-{node}.log").open("wb") as log:
-            command = [sys.executable, "-m", "torch.distributed.run", *words]
-            launchers.append(
-                subprocess.Popen(  # noqa: ASYNC220 returns at once
-                    command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
-                )
-            )
+    words = ["--nnodes", str(NODES), "--nproc-per-node", str(SLOTS), "--rdzv-backend", "c10d"]
+    words += ["--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", "plain", "-m", f"{SCRIPTS}.train_plain"]
+    async with ended([launcher(folder, f"torchrun-{node}", words) for node in range(NODES)]):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def torchft(folder: Path) -> AsyncIterator[None]:
+    """Have the script that was changed for it run under a launcher a replica, each of one rank."""
+    words = ["--standalone", "--nproc-per-node", "1", "-m", f"{SCRIPTS}.train_torchft_plain"]
+    more = {"NUM_REPLICA_GROUPS": str(WORLD)}
+    with lighthouse(folder) as address:
+        more["TORCHFT_LIGHTHOUSE"] = address
+        launchers = [
+            launcher(folder, f"replica-{rank}", words, REPLICA_GROUP_ID=str(rank), **more) for rank in range(WORLD)
+        ]
+        async with ended(launchers):
+            yield
+
+
+@contextlib.asynccontextmanager
+async def ended(launchers: Sequence[subprocess.Popen[bytes]]) -> AsyncIterator[None]:
+    """Have launchers, and none of them afterwards."""
     try:
         yield
     finally:
@@ -112,7 +137,10 @@ async def torchrun(folder: Path) -> AsyncIterator[None]:
 WAYS: dict[str, Callable[[Path], contextlib.AbstractAsyncContextManager[None]]] = {
     "restart": partial(on_cluster, Healing.RESTART),
     "in_place": partial(on_cluster, Healing.IN_PLACE),
+    "watched": partial(on_cluster, Healing.IN_PLACE, WATCHED="1"),
+    "session": partial(on_cluster, Healing.SESSION),
     "torchrun": torchrun,
+    "torchft": torchft,
 }
 
 
@@ -126,10 +154,14 @@ async def strike(way: str, fault: str, folder: Path) -> tuple[float, int]:
             os.kill(next(note["pid"] for note in reversed(before) if note["rank"] == STRUCK), signal.SIGKILL)
         else:
             (folder / f"raise-{STRUCK}").touch()
-        notes = await until(folder, lambda notes: len(since(notes, at)) == WORLD)
-        first = since(notes, at)
+        if way in GOES_ON:
+            found, ranks = others_since, WORLD - 1
+        else:
+            found, ranks = since, WORLD
+        notes = await until(folder, lambda notes: len(found(notes, at)) == ranks)
+        first = found(notes, at)
         done = max(note["iteration"] for note in notes if note["at"] < at)
-        redone = max(0, done + 1 - first[STRUCK]["iteration"])
+        redone = max(0, done + 1 - min(note["iteration"] for note in first.values()))
         return max(note["at"] for note in first.values()) - at, redone
 
 
@@ -149,6 +181,16 @@ def since(notes: list[dict[str, Any]], at: float) -> dict[int, dict[str, Any]]:
         if note["at"] >= at
         and note["iteration"] >= struck["iteration"]
         and (note["pid"] not in old or note["iteration"] > before[note["rank"]])
+    }
+
+
+def others_since(notes: list[dict[str, Any]], at: float) -> dict[int, dict[str, Any]]:
+    """Return the notes of the first iteration that was done since by all others, by process."""
+    before = {note["pid"]: note["iteration"] for note in notes if note["at"] < at and note["rank"] != STRUCK}
+    return {
+        note["pid"]: note
+        for note in reversed(notes)
+        if note["at"] >= at and note["pid"] in before and note["iteration"] > max(before.values())
     }
 
 
@@ -180,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeat", type=int, default=5, help="strikes of each kind")
-    parser.add_argument("--vs", default="", help="peers to measure too, with commas: torchrun")
+    parser.add_argument("--vs", default="", help=f"peers to measure too, with commas: {', '.join(PEERS)}")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     peers = [peer for peer in options.vs.split(",") if peer]

@@ -1,4 +1,4 @@
-"""Write the tables of settings and of faults in docs/operations.md from the code: `python docs/settings.py`."""
+"""Write the tables of settings, faults and metrics in docs/operations.md from the code: `python docs/settings.py`."""
 
 import importlib
 import re
@@ -7,13 +7,16 @@ from pathlib import Path
 import msgspec
 
 from unicron.contracts.faults import FAULTS
-from unicron.services import SERVICES
+from unicron.families import FAMILIES
+from unicron.services import CONSOLE, SERVICES
 from unicron.settings import PREFIX, Settings
 
 PAGE = Path(__file__).with_name("operations.md")
-ROOMS = ("agent.settings", *(f"{name}.main" for name in sorted(SERVICES)))
+ROOMS = ("agent.settings", *(f"{name}.main" for name in sorted((*SERVICES, CONSOLE))))
 BEGIN, END = "<!-- settings: made by docs/settings.py -->", "<!-- end of settings -->"
 FAULTS_BEGIN, FAULTS_END = "<!-- faults: made by docs/settings.py -->", "<!-- end of faults -->"
+
+METRICS_BEGIN, METRICS_END = "<!-- metrics: made by docs/settings.py -->", "<!-- end of metrics -->"
 
 
 def meanings(kind: type[Settings]) -> dict[str, str]:
@@ -69,10 +72,24 @@ def faults() -> str:
     return "\n".join(rows)
 
 
+def metrics() -> str:
+    """Return the Markdown table of the metrics that processes tell."""
+    rows = ["| metric | kind | labels | told by | what it is |", "|---|---|---|---|---|"]
+    for each in FAMILIES.values():
+        labels = ", ".join(each.labels)
+        rows.append(f"| `{each.name}` | {each.kind} | {labels} | {each.teller} | {each.text} |")
+    return "\n".join(rows)
+
+
 def page() -> str:
     """Return docs/operations.md with its tables made anew."""
     text = PAGE.read_text(encoding="utf-8")
-    for begin, table, end in ((BEGIN, tables(), END), (FAULTS_BEGIN, faults(), FAULTS_END)):
+    made = (
+        (BEGIN, tables(), END),
+        (FAULTS_BEGIN, faults(), FAULTS_END),
+        (METRICS_BEGIN, metrics(), METRICS_END),
+    )
+    for begin, table, end in made:
         before, _, rest = text.partition(begin)
         text = f"{before}{begin}\n\n{table}\n\n{end}{rest.partition(end)[2]}"
     return text

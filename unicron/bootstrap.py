@@ -1,10 +1,15 @@
 """Where the parts that touch the network are put together: the real bus, and a user's client on it."""
 
+import getpass
+import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from unicron.bus import nats
 from unicron.client import Client
+from unicron.contracts.ranges import LONGEST_WHO
+from unicron.printable import one_line
 from unicron.settings import Settings
 
 
@@ -25,6 +30,15 @@ async def connected(settings: Settings, name: str) -> AsyncIterator[nats.NatsBus
 
 @asynccontextmanager
 async def connected_client(settings: Settings, name: str) -> AsyncIterator[Client]:
-    """Connect a user's client as `name`; raises as `connected` does."""
+    """Connect a user's client as `name`, whose orders are by whoever runs this process; raises as `connected` does."""
     async with connected(settings, name) as bus:
-        yield Client(bus)
+        yield Client(bus, by=own_name())
+
+
+def own_name() -> str:
+    """Return who runs this process, for a person: user@host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = str(os.getuid())
+    return one_line(f"{user}@{socket.gethostname()}").replace("\t", "\\t")[:LONGEST_WHO]

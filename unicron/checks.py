@@ -5,7 +5,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from unicron import subjects
-from unicron.contracts.tasks import UNCOUNTED, WITHOUT_SESSION, Healing, ModelSpec, ParallelLayout, TaskSpec
+from unicron.contracts.ranges import MOST_SECONDS
+from unicron.contracts.tasks import (
+    SHORTEST_SILENCE_S,
+    UNCOUNTED,
+    WITHOUT_SESSION,
+    Healing,
+    ModelSpec,
+    ParallelLayout,
+    TaskSpec,
+)
 from unicron.costmodel import catalogue
 from unicron.errors import InvalidInputError
 
@@ -91,6 +100,9 @@ def _healing_problems(spec: TaskSpec) -> list[Problem]:
     if spec.heal not in WITHOUT_SESSION:
         return []
     found, way = [], f"where `heal` is {spec.heal.value}"
+    if not (spec.silence_s == 0 or SHORTEST_SILENCE_S <= spec.silence_s <= MOST_SECONDS):  # not a number is none either
+        must = f"must be {SHORTEST_SILENCE_S:g} s or more, or 0 for no limit"
+        found.append(Problem("silence_s", spec.silence_s, must))
     if spec.resume:
         found.append(Problem("resume", spec.resume, f"its script resumes by itself {way}"))
     if spec.heal is Healing.IN_PLACE:
@@ -107,8 +119,10 @@ def _in_place_problems(spec: TaskSpec, way: str) -> list[Problem]:
         found.append(Problem("min_workers", spec.min_workers, f"must be max_workers, {spec.max_workers}, {way}"))
     if spec.layouts or spec.layout != ParallelLayout(shard=spec.max_workers):
         found.append(Problem("layout", "given", f"its script shares out its work by itself {way}"))
-    if Path(spec.command[0]).name not in PYTHON or len(spec.command) < 2 or spec.command[1].startswith("-"):
-        found.append(Problem("command", " ".join(spec.command), f"must be `python SCRIPT.py ...` {way}"))
+    program = spec.command[1:2] if spec.command[1:2] != ["-m"] else spec.command[2:3]
+    if Path(spec.command[0]).name not in PYTHON or not program or program[0].startswith("-"):
+        must = f"must be `python SCRIPT.py ...` or `python -m MODULE ...` {way}"
+        found.append(Problem("command", " ".join(spec.command), must))
     return found
 
 

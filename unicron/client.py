@@ -2,21 +2,28 @@
 
 from collections.abc import AsyncIterator, Sequence
 
+from msgspec.structs import replace
+
 from unicron import codec, subjects
 from unicron.bus.protocol import Bus
 from unicron.contracts.base import Message
 from unicron.contracts.faults import kind_of
+from unicron.contracts.notices import NotificationsView
 from unicron.contracts.queries import (
+    AcknowledgeIncident,
     Curve,
     DrainNode,
     GetCurve,
     GetLoad,
+    GetLog,
+    GetNotifications,
     GetPlan,
     GetStates,
     GetStatus,
     GetStraggler,
     InjectFault,
     Load,
+    Order,
     PauseTask,
     PlanView,
     Query,
@@ -43,10 +50,14 @@ class Client:
     """What a user can do on a cluster, over any bus.
 
     Every method raises `BusUnavailableError` when nobody answers and `InvalidInputError` when an order is refused.
+
+    Args:
+        bus: a connection.
+        by: who gives the orders, for a person; the journal keeps it with each.
     """
 
-    def __init__(self, bus: Bus) -> None:
-        self.bus = bus
+    def __init__(self, bus: Bus, by: str = "") -> None:
+        self.bus, self.by = bus, by
 
     # --- queries and orders ------------------------------------------------------------------------------------------
 
@@ -110,9 +121,22 @@ class Client:
         """Have the workers of `task` record that share of their iterations; return a line for a person."""
         return (await self._ask("straggler", SwitchRecording(task=task, share=share))).text
 
+    async def notifications(self) -> NotificationsView:
+        """Return the latest incidents, and the channels that tell of them."""
+        return (await self._ask("notifier", GetNotifications())).notifications or NotificationsView()
+
+    async def acknowledge(self, incident: str, by: str) -> str:
+        """Say that `by` sees to an incident; return a line for a person."""
+        return (await self._ask("notifier", AcknowledgeIncident(incident=incident, by=by))).text
+
     async def states(self, node: str) -> list[StateRef]:
         """Return the states of tasks that lie in the memory of `node`, whole."""
         return (await self._ask(node, GetStates())).states
+
+    async def log(self, node: str, worker: str, lines: int = 50) -> list[str]:
+        """Return what `worker` wrote last on `node`, line by line; it may hold what steers a terminal."""
+        query = GetLog(worker=subjects.token(worker, "worker"), lines=lines)
+        return (await self._ask(node, query)).log
 
     async def inject(self, node: str, fault: str, worker: str = "", value: str = "") -> str:
         """Let the agent of `node` break something of its own; return a line for a person."""
@@ -131,6 +155,8 @@ class Client:
         return found
 
     async def _ask(self, owner: str, query: Query) -> Reply:
+        if isinstance(query, Order) and not query.by:
+            query = replace(query, by=self.by)
         data = await self.bus.ask(subjects.asked(owner, query), codec.encode(query), ANSWER_S)
         reply = codec.decode(data, Reply)
         if reply.error:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from unicron.contracts import commands, events, hardware, queries, ranges, slowdowns, stragglers
+from unicron.contracts import commands, events, hardware, notices, queries, ranges, slowdowns, stragglers
 from unicron.contracts.base import LOCAL, Message, Record
 from unicron.errors import InvalidInputError
 
@@ -31,7 +31,7 @@ def _leaves(base: type[Message]) -> list[type[Message]]:
 MESSAGES: dict[str, type[Message]] = {
     kind.__name__: kind
     for kind in _leaves(Message)
-    if kind.__module__ in {module.__name__ for module in (events, hardware, slowdowns, stragglers, commands)}
+    if kind.__module__ in {module.__name__ for module in (events, hardware, slowdowns, stragglers, notices, commands)}
 }
 QUERIES: tuple[type[queries.Query], ...] = tuple(
     kind

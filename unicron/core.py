@@ -5,7 +5,8 @@ from types import MappingProxyType
 from typing import Any
 
 from unicron.contracts.base import Message
-from unicron.contracts.queries import Query, Reply
+from unicron.contracts.events import OrderTaken
+from unicron.contracts.queries import Order, Query, Reply, SubmitTask
 from unicron.errors import InvalidInputError
 
 Handlers = Mapping[type[Message], Callable[[Any], list[Message]]]
@@ -18,6 +19,18 @@ Answers = Mapping[type[Query], Callable[[Any], tuple[Reply, list[Message]]]]
 def too_far(what: str, number: int, known: int) -> str | None:
     """Return why `number` can't come after `known`; None where it can, or comes before."""
     return f"{what} {number} can't come after {what} {known}" if number > known + FAR else None
+
+
+def order_taken(order: Order, text: str) -> OrderTaken:
+    """Return the fact that an order was taken.
+
+    Args:
+        order: it.
+        text: what was answered.
+    """
+    task = order.spec.name if isinstance(order, SubmitTask) else getattr(order, "task", "")
+    node = getattr(order, "node", "")
+    return OrderTaken(order=type(order).__name__, text=text, by=order.by, task=task, node=node)
 
 
 class Core:

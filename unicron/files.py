@@ -37,8 +37,12 @@ def read_text(path: Path, cure: str, most: int = MOST_BYTES) -> str:
     raise InvalidInputError(f"{path}: can't be read ({reason}); {cure}")
 
 
-def read_secret(path: Path) -> bytes:
+def read_secret(path: Path, cure: str = "see `unicron credentials`") -> bytes:
     """Return the content of a key's file.
+
+    Args:
+        path: of it.
+        cure: where to get one, for the message.
 
     Raises:
         InvalidInputError: it can't be read, or others than its owner may.
@@ -47,9 +51,7 @@ def read_secret(path: Path) -> bytes:
         with path.open("rb") as file:
             mode, content = os.fstat(file.fileno()).st_mode, file.read(MB).strip()
     except OSError as error:
-        raise InvalidInputError(
-            f"{path}: no key can be read there: {error.strerror}; see `unicron credentials`"
-        ) from error
+        raise InvalidInputError(f"{path}: no key can be read there: {error.strerror}; {cure}") from error
     if stat.S_IMODE(mode) & 0o077:
         raise InvalidInputError(
             f"{path}: others than its owner may read or write this key; chmod 600 it, then rotate it"

@@ -37,6 +37,8 @@ class Input:
         query, reply: a request, and where its answer goes.
         timer: the timer that fired, so that one replaced or cancelled meanwhile does not.
         answer: to `query`, once it is known.
+        said: what followed from it, as it goes out.
+        believed: whether it is of somebody known, where it is telemetry.
         taken: Unix seconds at which the core first got it; who gets it again sets the same timers.
     """
 
@@ -49,7 +51,14 @@ class Input:
     reply: "asyncio.Future[Reply] | None" = None
     timer: Timer | None = None
     answer: Reply | None = field(default=None, init=False)
+    said: list[Message] = field(default_factory=list, init=False)
+    believed: bool = field(default=True, init=False)
     taken: float = field(default=0.0, init=False)
+
+    @property
+    def sound(self) -> bool:
+        """Whether the message could be used, and others may rely on it."""
+        return self.believed and not self.says and not self.silent
 
 
 class Intake:

@@ -3,11 +3,14 @@
 import re
 from reprlib import Repr
 
-_STEERING = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and newline, and C1, of which U+009B begins a sequence as ESC [ does
-    "\u200e\u200f\u2028-\u202e\u2066-\u2069]"  # the order and the breaks of lines (Trojan Source, CVE-2021-42574)
-    "|[\ud800-\udfff]"  # halves of a pair, which no terminal's encoding has
+STEERING = (
+    r"\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and newline, and C1, of which U+009B begins a sequence as ESC [ does
+    r"\u200e\u200f\u2028-\u202e\u2066-\u2069"  # the order and the breaks of lines (Trojan Source, CVE-2021-42574)
+    r"\ud800-\udfff"  # halves of a pair, which no terminal's encoding has
 )
+"""Characters that are no text, as a regular expression has them between brackets."""
+
+_STEERING = re.compile(f"[{STEERING}]")
 
 
 def printable(text: str) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -11,7 +11,11 @@ from unicron.aio import insist, run_until_signal
 from unicron.bus import nats, topology
 from unicron.bus.protocol import Bus
 from unicron.clock import SystemClock
+from unicron.contracts.queries import GetStatus
 from unicron.errors import InvalidInputError, UnicronError
+from unicron.families import Sample
+from unicron.intake import Input
+from unicron.metrics import Metrics, of_load, of_status
 from unicron.printable import one_line, printable
 from unicron.service import Service, Wiring
 from unicron.settings import PREFIX, Settings
@@ -19,6 +23,9 @@ from unicron.settings import PREFIX, Settings
 log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=Settings)
+
+REGISTRY = "registry"
+"""Who knows nodes, tasks and the plan in force."""
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -84,6 +91,7 @@ async def _serve(wiring: Wiring, settings: S, beside: Beside[S] | None) -> None:
             make = partial(topology.provision, bus.jetstream, copies, settings.lease_ttl_s)
             await insist(make, "making the streams")  # of several servers two have to find one another first
         service = Service(wiring, bus, SystemClock(), settings.lease_ttl_s)
+        measure(service, wiring.name, settings)
         extra = asyncio.create_task(_guarded(beside(settings, bus, service), wiring.name)) if beside else None
         try:
             await service.run()
@@ -93,6 +101,33 @@ async def _serve(wiring: Wiring, settings: S, beside: Beside[S] | None) -> None:
                 await asyncio.wait({extra}, timeout=3.0)
     finally:
         await asyncio.shield(bus.close())
+
+
+def measure(service: Service, name: str, settings: Settings) -> None:
+    """Have a service tell its metrics, where its settings want that.
+
+    Raises:
+        InvalidInputError: prometheus-client is not installed, or nobody can listen where the settings say.
+    """
+    if settings.metrics_address is None:
+        return
+
+    def read() -> Iterator[Sample]:
+        yield from of_load(name, service.load())
+        reply = service.peek(GetStatus()) if name == REGISTRY else None
+        if reply and reply.status:
+            yield from of_status(reply.status)
+
+    metrics = Metrics(name, read)
+
+    def observe(item: Input) -> None:
+        if item.sound:
+            metrics.hear(item.message, item.taken - item.message.at if item.sequence else None)
+        for message in item.said:
+            metrics.tell(item.message, message)
+
+    service.observe = observe
+    metrics.serve(settings.metrics_address)
 
 
 async def _guarded(job: Coroutine[Any, Any, None], name: str) -> None:

@@ -21,6 +21,7 @@ from unicron.contracts.events import (
     NodeLeft,
     NodePaced,
     NodeSuspected,
+    OrderTaken,
     PartStored,
     PlanDecided,
     StateCopied,
@@ -36,9 +37,17 @@ from unicron.contracts.events import (
     WorkerFact,
 )
 from unicron.contracts.hardware import FaultLogged, GpusSampled
+from unicron.contracts.notices import (
+    IncidentAcknowledged,
+    NotificationDecided,
+    NotificationFailed,
+    NotificationSent,
+)
+from unicron.contracts.queries import InjectFault
 from unicron.contracts.slowdowns import ComputeTimed, SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import RecordingSwitched, StragglerDetected
 from unicron.errors import InvalidInputError
+from unicron.services import SERVICES
 
 OF_NODES: tuple[type[Message], ...] = (
     *WorkerFact.__subclasses__(),
@@ -70,8 +79,10 @@ OF_SERVICES: dict[type[Message], str] = {
     **dict.fromkeys((TaskStateChanged, AttemptFailed, TaskRecovered), "transition"),
     **dict.fromkeys(Command.__subclasses__(), "transition"),
     **dict.fromkeys((RecordingSwitched, StragglerDetected), "straggler"),
+    **dict.fromkeys((NotificationDecided, NotificationSent, NotificationFailed, IncidentAcknowledged), "notifier"),
 }
-"""Message types that one service says, and nobody else; the rest, `DeadLetter` and `Alert`, anybody may say."""
+"""Message types that one service says, and nobody else; the rest, `OrderTaken`, `DeadLetter` and `Alert`, anybody
+may say."""
 
 
 def received(subject: str, data: bytes, now: float | None = None) -> Message:
@@ -97,4 +108,8 @@ def received(subject: str, data: bytes, now: float | None = None) -> Message:
         raise InvalidInputError(f"{message.source} can't speak for {node}")
     if (speaker := OF_SERVICES.get(kind, message.source)) != message.source:
         raise InvalidInputError(f"{message.source} can't say what the {speaker} says")
+    if isinstance(message, OrderTaken) and message.source not in SERVICES:
+        own_fault = (InjectFault.__name__, "", message.source)
+        if (message.order, message.task, message.node) != own_fault:
+            raise InvalidInputError(f"{message.source} takes no orders but for faults of its own, not {message.order}")
     return message

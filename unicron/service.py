@@ -27,8 +27,8 @@ from unicron.clock import Clock
 from unicron.commit import Commit, Migration, Outgoing
 from unicron.contracts.base import BusReconnected, CancelTimer, Message, SetTimer, Started, TimerFired
 from unicron.contracts.events import Alert, DeadLetter
-from unicron.contracts.queries import GetLoad, Load, Reply
-from unicron.core import Core
+from unicron.contracts.queries import GetLoad, Load, Order, Query, Reply
+from unicron.core import Core, order_taken
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
 from unicron.intake import Input, Intake
 from unicron.ledger import Ledger, Sizes
@@ -108,6 +108,7 @@ class Service:
     Attributes:
         overhear: is given each piece of telemetry that the core has taken in and believes; returns whether it has room
             for it. It must not raise.
+        observe: is given each input that was taken in, once what followed from it is committed. It must not raise.
         token: fencing token of this instance while it is active, else 0.
     """
 
@@ -134,6 +135,11 @@ class Service:
         self._intake = Intake(wiring.name, clock, fresh_id)
         self._disbelieved = 0
         self.overhear: Callable[[Message], bool] = lambda _: True
+        self.observe: Callable[[Input], None] = lambda _: None
+
+    def peek(self, query: Query) -> Reply | None:
+        """Return what the core answers to a query that changes nothing; None while another instance is active."""
+        return self._core.answer(query)[0] if self._active else None
 
     @property
     def token(self) -> int:  # noqa: D102 see above
@@ -169,7 +175,7 @@ class Service:
         if trouble:
             log.error(trouble)
             self._inputs.put_nowait(self._intake.alert(trouble))
-        self._put(Started(token=token, id=f"{name}-{token}"))
+        self.tell(Started(token=token, id=f"{name}-{token}"))
         self._active = True
         stops = [
             await insist(partial(self._bus.serve, subjects.rpc(name), name, self._on_query), "announcing the service"),
@@ -262,20 +268,26 @@ class Service:
             self._inputs.put_nowait(self._intake.aside(heard.subject, heard.data, repr(error)))
         else:
             if message is not None:
-                self._put(message)
+                self.tell(message)
 
     async def _watch_connection(self) -> None:
         async for down_s in self._bus.reconnected():
             if self._active:
-                self._put(BusReconnected(down_s=down_s))
+                self.tell(BusReconnected(down_s=down_s))
 
-    def _put(self, message: Message) -> None:
-        """Queue a message of the shell's own making."""
+    def tell(self, message: Message) -> bool:
+        """Queue a message of the shell's own making for the core; return whether there was room."""
         own_id, now = message.id or self._fresh_id(), message.at or self._clock.now()
-        with contextlib.suppress(asyncio.QueueFull):
+        try:
             self._inputs.put_nowait(Input(msgspec.structs.replace(message, id=own_id, at=now)))
+        except asyncio.QueueFull:
+            return False
+        return True
 
-    def _load(self) -> Load:
+    def load(self) -> Load | None:
+        """Return whether it keeps up; None while another instance is active."""
+        if not self._active:
+            return None
         return Load(
             waiting=self._inputs.qsize(),
             position=self._sequence,
@@ -295,8 +307,8 @@ class Service:
             query = codec.decode_asked(data, orders=orders)
         except InvalidInputError as error:
             return codec.encode(Reply(error=str(error)))
-        if isinstance(query, GetLoad) and self._active:
-            return codec.encode(Reply(load=self._load()))
+        if isinstance(query, GetLoad) and (load := self.load()):
+            return codec.encode(Reply(load=load))
         if not self._active or self._inputs.full():
             raise BusUnavailableError(f"{name} is busy; try again in a moment")
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -343,6 +355,7 @@ class Service:
         if outbox or self._fleeting or started or tidy or len(self._uncommitted) >= COMMIT_EVERY:
             await self._commit(outbox)
         for item in batch:
+            self.observe(item)
             if item.reply and item.answer and not item.reply.done():
                 item.reply.set_result(item.answer)
 
@@ -397,7 +410,7 @@ class Service:
                 outcomes = self._core.handle(cause)
                 self._let_overhear(item)
             else:
-                item.answer, outcomes = self._core.answer(item.query)
+                item.answer, outcomes = self._answer(item.query)
             outgoing = self._outgoing(item, outcomes)
         except Exception as error:
             raise _CoreError(item) from error
@@ -405,16 +418,25 @@ class Service:
             self._fleeting = True  # nobody will say this again, and a timer that fires again sets its next one again
         return outgoing
 
+    def _answer(self, query: Query) -> tuple[Reply, list[Message]]:
+        """Return the core's answer, and what follows from it: first of all, that an order was taken."""
+        answer, outcomes = self._core.answer(query)
+        if isinstance(query, Order) and not answer.error:
+            outcomes = [order_taken(query, answer.text), *outcomes]
+        return answer, outcomes
+
     def _let_overhear(self, item: Input) -> None:
         if not item.subject or item.sequence:
             return
         if not self._core.believes(item.message):
             self._disbelieved += 1
+            item.believed = False
         elif not self.overhear(item.message):
             self._intake.drop_telemetry()
 
     def _outgoing(self, item: Input, outcomes: list[Message]) -> list[Outgoing]:
         cause, now, found = item.message, item.taken, []
+        item.said = []
         for index, outcome in enumerate(outcomes):
             match outcome:
                 case SetTimer(name=name, after_s=after_s):
@@ -426,6 +448,7 @@ class Service:
                     pass  # it is summed up with the others
                 case _:
                     message = outcome.descend(cause, index, self._wiring.name, now, item.sequence)
+                    item.said.append(message)
                     found.append(Outgoing(subject=subjects.of(message), id=message.id, data=codec.encode(message)))
         return found
 

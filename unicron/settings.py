@@ -16,6 +16,7 @@ from unicron.errors import InvalidInputError
 
 PREFIX = "UNICRON_"
 MIN_LEASE_TTL_S = 0.1
+MOST_PORT = 65535
 
 
 class Settings(msgspec.Struct, kw_only=True, frozen=True):
@@ -32,6 +33,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         connect_timeout_s: how long a process waits for the bus before it gives up.
         lease_ttl_s: how long the lease of an active service outlives its last renewal.
         log_level: debug, info, warning or error.
+        metrics: where a service or an agent answers Prometheus at /metrics: a port of 127.0.0.1, or HOST:PORT; empty:
+            nowhere.
     """
 
     process: ClassVar[str] = "unicron"
@@ -46,6 +49,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     connect_timeout_s: float = 10.0
     lease_ttl_s: float = 2.0
     log_level: str = "info"
+    metrics: str = ""
 
     def __post_init__(self) -> None:
         for name in ("nats_nkey", "nats_creds", "nats_ca", "nats_cert", "nats_key"):
@@ -60,6 +64,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
             raise InvalidInputError(f"{PREFIX}NATS_NKEY and {PREFIX}NATS_CREDS are both set: give one of them")
         if not self.lease_ttl_s >= MIN_LEASE_TTL_S:  # not a number is no duration either
             raise InvalidInputError(f"{PREFIX}LEASE_TTL_S: {self.lease_ttl_s:g} s; use at least {MIN_LEASE_TTL_S:g} s")
+        _ = self.metrics_address
         if bool(self.nats_cert) != bool(self.nats_key):
             raise InvalidInputError(f"{PREFIX}NATS_CERT and {PREFIX}NATS_KEY belong together: set both or neither")
 
@@ -103,6 +108,22 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     def nats_servers(self) -> list[str]:
         """The addresses in `nats_url`."""
         return [each.strip() for each in self.nats_url.split(",") if each.strip()]
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Host and port in `metrics`, None where that is empty.
+
+        Raises:
+            InvalidInputError: it holds no port.
+        """
+        if not self.metrics:
+            return None
+        host, _, port = self.metrics.rpartition(":")
+        if not (port.isdecimal() and port.isascii() and 0 < int(port) <= MOST_PORT):
+            raise InvalidInputError(
+                f"{PREFIX}METRICS {self.metrics!r}: give a port from 1 to {MOST_PORT}, or HOST:PORT"
+            )
+        return host.strip("[]") or "127.0.0.1", int(port)
 
     @property
     def log_name(self) -> str:

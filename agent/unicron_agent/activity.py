@@ -3,9 +3,11 @@
 import os
 from pathlib import Path
 
+from unicron_agent.silence import Use
+
 CLOCK_HZ = os.sysconf("SC_CLK_TCK")
 
-_STATE, _USER, _SYSTEM, _START = 0, 11, 12, 19
+_STATE, _GROUP, _USER, _SYSTEM, _OF_THE_ENDED, _START = 0, 2, 11, 12, 15, 19
 """Places of fields, counted from the state."""
 
 
@@ -39,12 +41,41 @@ def asleep(pid: int) -> float | None:
     return used
 
 
+def use_of(pid: int) -> Use:
+    """Return what a process and all that it has started have used, those included that have ended."""
+    ticks, written, states = 0, 0, ""
+    for process in processes_of(pid):
+        ticks += sum(map(int, _stat(f"{process}")[_USER:_OF_THE_ENDED]))
+        states += "".join(_stat(f"{process}/task/{thread}")[_STATE] for thread in _threads(process))
+        written += _written(process)
+    return Use(ticks / CLOCK_HZ, written, any(each in "RD" for each in states), any(each in "Tt" for each in states))
+
+
+def _written(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text("utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.partition(":")[2]) for line in lines if line.startswith("wchar:")), 0)
+
+
 def processes_of(pid: int) -> list[int]:
     """Return a process and all that it has started and that are still there, parents first."""
     found = [pid]
     for process in found:
-        found += [child for thread in _threads(process) for child in _children(process, thread)]
+        found += children_of(process)
     return found
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the children of a process."""
+    return [child for thread in _threads(pid) for child in _children(pid, thread)]
+
+
+def group_of(pid: int) -> int:
+    """Return the process group of a process, 0 where there is none."""
+    fields = _stat(f"{pid}")
+    return int(fields[_GROUP]) if len(fields) > _GROUP else 0
 
 
 def _stat(path: str) -> list[str]:

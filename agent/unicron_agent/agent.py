@@ -53,6 +53,9 @@ class Agent:
         outbox: where its facts go.
         carry_out: does what the core wants done on the node.
         look: returns which workers' processes are stopped, and which of the late ones' sleep.
+
+    Attributes:
+        observe: is given all that the core says.
     """
 
     def __init__(
@@ -70,13 +73,16 @@ class Agent:
         self._look = look
         self._asked = asyncio.Event()
         self._floods = Floods(LETTERS)
+        self.observe: Callable[[Message], None] = lambda _: None
 
     def handle(self, stimulus: Stimulus) -> Out:
         """Give the core a stimulus, and pass on what it answers; return that."""
         out = self.core.handle(stimulus, asyncio.get_running_loop().time())
         for fact in out:
-            if isinstance(fact, Message) and self._admits(fact):
-                self._outbox.put(fact)
+            if isinstance(fact, Message):
+                self.observe(fact)
+                if self._admits(fact):
+                    self._outbox.put(fact)
         for effect in out:
             if isinstance(effect, AskToken):
                 self._asked.set()

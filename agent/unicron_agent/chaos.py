@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 from unicron.contracts.faults import NODE, WORKER, kind_of
 from unicron.contracts.queries import InjectFault
@@ -21,6 +22,10 @@ from unicron_agent.workers import Worker
 
 SOON_S = 0.05
 """From the answer to a fault that would hold it back."""
+
+LOOKS = 20
+"""How often such a fault waits once more as long for the journal to have the facts that there are, its own order first.
+"""
 
 READ_S = 1.0
 """From a line in the kernel's log to SIGKILL, if nothing came of the line by then.
@@ -61,6 +66,7 @@ class Chaos:
         memory: of the node.
         cut: keeps the agent off the bus for so many seconds.
         kernel_log: that the agent follows; empty for none.
+        unpublished: returns how many facts the journal does not have yet.
     """
 
     def __init__(
@@ -71,9 +77,10 @@ class Chaos:
         memory: StateMemory,
         cut: Callable[[float], None],
         kernel_log: str,
+        unpublished: Callable[[], int],
     ) -> None:
         self._core, self._supervisor, self._send = core, supervisor, send
-        self._memory, self._cut, self._kernel_log = memory, cut, kernel_log
+        self._memory, self._cut, self._kernel_log, self._unpublished = memory, cut, kernel_log, unpublished
         memory.free()  # an earlier agent may have died while it was full
 
     async def inject(self, query: InjectFault) -> str:
@@ -117,26 +124,34 @@ class Chaos:
         return f"{fault} {name} on {self._core.node}{done or (value and f': {value}')}"
 
     async def _strike_node(self, fault: str, value: str) -> str:
-        node, later = self._core.node, asyncio.get_running_loop().call_later
+        node = self._core.node
         match fault:
             case "kill-node":
-                later(SOON_S, _die)
+                self._soon(_die)
                 return f"{node} kills itself with all its workers"
             case "silence-node":
                 await asyncio.create_subprocess_exec(sys.executable, "-ISc", WAKE, value, str(os.getpid()))
-                later(SOON_S, os.kill, os.getpid(), signal.SIGSTOP)
+                self._soon(partial(os.kill, os.getpid(), signal.SIGSTOP))
                 return f"the agent of {node} stops for {value} s"
             case "cut-node":
-                later(SOON_S, self._cut, float(value))
+                self._soon(partial(self._cut, float(value)))
                 return f"the agent of {node} is off the bus for {value} s"
             case "full-disk":
                 self._memory.fill()
-                later(float(value), self._memory.free)
+                asyncio.get_running_loop().call_later(float(value), self._memory.free)
                 return f"no room for states on {node} for {value} s"
             case "restart-node":
                 raise InvalidInputError(f"{node} runs: restart-node is for one that was killed")
             case _:
                 return f"{fault} on {node}{self._log_xid(int(value))}"
+
+    def _soon(self, strike: Callable[[], None], looks: int = LOOKS) -> None:
+        """Strike when the answer is out and the journal has what there is to say, or does not take it for long."""
+        later = asyncio.get_running_loop().call_later
+        if looks == 0 or (looks < LOOKS and not self._unpublished()):
+            strike()
+        else:
+            later(SOON_S, self._soon, strike, looks - 1)
 
     def _end_for_want_of_memory(self, worker: Worker) -> str:
         """Write the kernel's line where there is a log for it, and kill the worker behind it."""

@@ -50,6 +50,7 @@ from unicron.errors import InvalidInputError, StaleTokenError, UnicronError
 from unicron.said import received
 from unicron_agent.hardware import Hardware
 from unicron_agent.reports import report
+from unicron_agent.silence import Silence
 from unicron_agent.states import Out, States
 from unicron_agent.stimuli import (
     Adopted,
@@ -152,10 +153,10 @@ class AgentCore:
             case WorkerSaid(name, message):
                 return self._said(name, message, now)
             case ProcessStarted(name, pid):
-                return self._started(name, pid)
+                return self._started(name, pid, now)
             case StacksTaken(name, stacks):
                 if name in self.workers:
-                    self.workers[name].stacks = stacks
+                    self.workers[name].saw(stacks, now)
                 return []
             case ProcessExited():
                 return self._exited(stimulus)
@@ -364,17 +365,18 @@ class AgentCore:
             layout=command.layout,
             correlation=command.correlation,
             queued=command if others else None,
+            silence=Silence(command.spec.may_be_silent_s, spins=any(slot.device for slot in self._card.slots)),
         )
         return [] if others else [StartProcess(command)]
 
     def _in_slot(self, slot: int) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.slot == slot]
 
-    def _started(self, name: str, pid: int) -> Out:
+    def _started(self, name: str, pid: int, now: float) -> Out:
         worker = self.workers.get(name)
         if worker is None:
             return []
-        worker.pid = pid
+        worker.pid, worker.silence.heard_at = pid, now
         return [Kill(name)] if worker.stopping else []
 
     def _stop(self, name: str) -> Out:
@@ -405,6 +407,7 @@ class AgentCore:
             iteration=worker.iteration,
             microbatches_done=worker.done,
             stderr=list(exited.stderr),
+            collectives=list(exited.collectives),
         )
         return [fact, *removed, *self._start_queued(worker.slot), *self._no_longer_awaited(worker.worker)]
 
@@ -434,6 +437,7 @@ class AgentCore:
                     since=epoch,
                     leaving=order.leaving,
                     shelf=order.shelf if rank == 0 else None,
+                    cause=order.cause,
                 )
                 out.append(SendToWorker(worker.worker, worker.membership))
         return out

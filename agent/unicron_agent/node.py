@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import shutil
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import msgspec
@@ -16,10 +17,11 @@ from unicron.bus.nats import NatsBus
 from unicron.clock import Clock
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
-from unicron.contracts.queries import GetStates, InjectFault, Reply
+from unicron.contracts.queries import GetLog, GetStates, InjectFault, Query, Reply
 from unicron.contracts.states import Keeper, StateRef
 from unicron.contracts.tasks import Slot, TaskSpec
-from unicron.contracts.worker import Membership, Raised, StateFetched, ToAgent
+from unicron.contracts.worker import CAUSE, Joined, Membership, Raised, StateFetched, ToAgent, told_cause
+from unicron.core import order_taken
 from unicron.errors import (
     BusUnavailableError,
     InvalidInputError,
@@ -29,7 +31,8 @@ from unicron.errors import (
 )
 from unicron.health import ALIVE
 from unicron.rules import load
-from unicron_agent.activity import asleep, is_stopped
+from unicron_agent import flight
+from unicron_agent.activity import asleep, is_stopped, use_of
 from unicron_agent.agent import Agent
 from unicron_agent.channels import Channels
 from unicron_agent.chaos import Chaos
@@ -37,11 +40,12 @@ from unicron_agent.core import AgentCore
 from unicron_agent.fabric import Fabric
 from unicron_agent.gpus import GpuWatch, addresses
 from unicron_agent.kernel_log import KernelLog
+from unicron_agent.measured import Measured
 from unicron_agent.memory import StateMemory
 from unicron_agent.network import interface_of, memory_dir, own_address
 from unicron_agent.notice import notice
 from unicron_agent.outbox import Outbox
-from unicron_agent.output import Outputs
+from unicron_agent.output import Outputs, last_lines, put_aside
 from unicron_agent.rendezvous import RendezvousServer
 from unicron_agent.settings import AgentSettings
 from unicron_agent.stacks import stacks_of
@@ -117,6 +121,7 @@ class Node:
         self._jobs: set[asyncio.Task[None]] = set()
         self._storing: set[str] = set()
         self._sending: dict[tuple[StateRef, str], asyncio.Task[None]] = {}
+        self._fetched: Callable[[float], None] = lambda _: None
 
     async def run(self) -> None:
         """Adopt what lives, join, and serve until cancelled."""
@@ -132,6 +137,7 @@ class Node:
             self._fabric,
         ).serve(self._host)
         self._agent = self._make_agent(rendezvous_address, states_address)
+        self._measure()
         self._chaos = Chaos(
             self._agent.core,
             self._supervisor,
@@ -139,6 +145,7 @@ class Node:
             self._memory,
             self._bus.cut,
             self._settings.kernel_log,
+            lambda: self._outbox.unpublished,
         )
         self._adopt()
         socket = await self._channels.serve(self._memory.folder / "agent.sock")
@@ -181,6 +188,8 @@ class Node:
     async def _look_at_outputs(self) -> None:
         while True:
             self._hear_all(self._outputs.look())
+            for path in self._outputs.large():
+                await asyncio.to_thread(put_aside, path)
             await asyncio.sleep(LOOK_S)
 
     def _hear_all(self, logged: list[Logged]) -> None:
@@ -188,7 +197,7 @@ class Node:
             self._handle(each)
 
     def _said(self, worker: str, message: ToAgent) -> None:
-        if isinstance(message, Raised):  # what it wrote before it explains this
+        if isinstance(message, Raised | Joined):  # what it wrote before explains this, or what it is over now
             self._hear_all(self._outputs.look_at(worker))
         self._handle(WorkerSaid(worker, message))
 
@@ -235,8 +244,16 @@ class Node:
             asleep_s=self._settings.asleep_s, hang_s=self._settings.hang_s, between_s=self._settings.between_s
         )
         core = AgentCore(card, self._boot, token, limits, self._settings.heartbeat_s)
-        outbox = Outbox(self._bus, self._clock, self._name, self._boot, self._alive.touch)
-        return Agent(core, self._bus, outbox, self._carry_out, self._look)
+        self._outbox = Outbox(self._bus, self._clock, self._name, self._boot, self._alive.touch)
+        return Agent(core, self._bus, self._outbox, self._carry_out, self._look)
+
+    def _measure(self) -> None:
+        """Answer Prometheus, where the settings want that."""
+        if self._settings.metrics_address is None:
+            return
+        measured = Measured(self._agent.core, self._outbox, self._clock.now)
+        self._agent.observe, self._fetched = measured.observe, measured.fetched
+        measured.metrics.serve(self._settings.metrics_address)
 
     def _look(self) -> Tick:
         """Look at the processes of the workers that are quiet, though asked whether they are there, or late."""
@@ -245,7 +262,8 @@ class Node:
             name for name, worker in workers.items() if now - worker.heard_at > QUIET_S and is_stopped(worker.pid)
         ]
         late = {name: asleep(worker.pid) for name, worker in workers.items() if worker.pid and worker.is_late(now)}
-        return Tick(stopped, {name: used for name, used in late.items() if used is not None})
+        used = {name: use_of(worker.pid) for name, worker in workers.items() if worker.may_be_silent(now)}
+        return Tick(stopped, {name: used for name, used in late.items() if used is not None}, used)
 
     def _adopt(self) -> None:
         """Give the agent the workers that outlived an earlier one."""
@@ -259,7 +277,12 @@ class Node:
         self._memory.forget(exited.worker)
         self._hear_all(self._outputs.look_at(exited.worker))
         self._outputs.forget(exited.worker)
-        self._handle(exited)
+        lines = flight.left_behind(self._collectives(exited.worker), self._clock.now())
+        self._handle(dataclasses.replace(exited, collectives=lines))
+
+    def _collectives(self, worker: str) -> Path:
+        """Return how the names of the files begin in which torch writes what a worker's collectives were."""
+        return self._run_dir / "logs" / f"{worker}.collectives"
 
     def _handle(self, stimulus: Stimulus) -> None:
         self._agent.handle(stimulus)
@@ -313,7 +336,8 @@ class Node:
     async def _start(self, command: StartWorker) -> None:
         spec = command.spec
         try:
-            environment = {**own_checkpoints(spec), **spec.env, **self._environment_of(command)}
+            recorder = flight.variables(self._collectives(command.worker), os.environ, spec.env)
+            environment = {**own_checkpoints(spec), **recorder, **spec.env, **self._environment_of(command)}
             pid = await self._supervisor.start_worker(command, environment)
         except (OSError, UnicronError) as error:
             reason = f"{self._name} can't start {spec.command[0]!r} in {spec.workdir!r}: {error}"
@@ -325,9 +349,10 @@ class Node:
         self._handle(StacksTaken(worker, await stacks_of(pid)))
 
     async def _obtain(self, worker: str, ref: StateRef) -> None:
-        source = source_of(ref, self._name, self._memory, self._fabric)
+        source, began = source_of(ref, self._name, self._memory, self._fabric), self._clock.now()
         try:
             path = await source.obtain(ref, self._memory.fetched(worker, ref.location.name))
+            self._fetched(self._clock.now() - began)
             answer = StateFetched(name=ref.location.name, path=str(path), own=True)
         except StateTransferError as error:
             if isinstance(error, UnsoundStateError):
@@ -387,6 +412,7 @@ class Node:
             "UNICRON_LAYOUTS": str(len({each.degrees for each in command.spec.layouts.values()}) or 1),
             "UNICRON_PLACE": str(command.place),
             "CUDA_VISIBLE_DEVICES": slot.device,
+            CAUSE: told_cause(command.cause),
         }
 
     # --- queries ------------------------------------------------------------------------------------------------------
@@ -399,16 +425,24 @@ class Node:
 
     async def _answer(self, data: bytes, *, orders: bool) -> bytes:
         try:
-            query = codec.decode_asked(data, orders=orders)
-            if isinstance(query, GetStates):
-                return codec.encode(Reply(states=self._agent.core.states.whole))
-            if not isinstance(query, InjectFault):
-                raise InvalidInputError(f"an agent answers GetStates and InjectFault, not {type(query).__name__}")
-            if not self._settings.chaos:
-                raise InvalidInputError(f"{self._name} injects no faults: start its agent with UNICRON_CHAOS=true")
-            return codec.encode(Reply(text=await self._chaos.inject(query)))
+            reply = await self._reply(codec.decode_asked(data, orders=orders))
         except UnicronError as error:
-            return codec.encode(Reply(error=str(error)))
+            reply = Reply(error=str(error))
+        return codec.encode(reply)
+
+    async def _reply(self, query: Query) -> Reply:
+        match query:
+            case GetStates():
+                return Reply(states=self._agent.core.states.whole)
+            case GetLog(worker=worker, lines=lines):
+                return Reply(log=await asyncio.to_thread(last_lines, self._run_dir / "logs", worker, lines))
+            case InjectFault() if self._settings.chaos:
+                text = await self._chaos.inject(query)
+                self._outbox.put(msgspec.structs.replace(order_taken(query, text), node=self._name))
+                return Reply(text=text)
+            case InjectFault():
+                raise InvalidInputError(f"{self._name} injects no faults: start its agent with UNICRON_CHAOS=true")
+        raise InvalidInputError(f"an agent answers GetStates, GetLog and InjectFault, not {type(query).__name__}")
 
 
 def own_checkpoints(spec: TaskSpec) -> dict[str, str]:

@@ -40,7 +40,7 @@ def told(dumped: bytes) -> list[str]:
         found: list[dict[str, Any]] = json.loads(dumped)
         threads = sorted(found, key=lambda each: each["os_thread_id"] != each["pid"])
         lines = [f"{each['thread_name'] or 'thread'}: {_calls(each['frames'])}" for each in threads if each["frames"]]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return []
     return [] if lines and LAUNCHER in lines[0] else lines
 

@@ -82,10 +82,12 @@ def _ahead(request: dict[str, Any]) -> tuple[str, ...]:
         return ()
     script = Path(request["cwd"], name.replace(".", "/") + ".py" if request["module"] else name)
     try:
-        megatron = b"megatron" in script.read_bytes() and not Path("/dev/nvidiactl").exists()
+        text = script.read_bytes()
     except OSError:  # the worker tells
-        megatron = False
-    return (*(FOR_PARTS if request["parts"] else ()), *(FOR_MEGATRON if megatron else ()))
+        text = b""
+    parts = request["parts"] or b"fully_shard" in text
+    megatron = b"megatron" in text and not Path("/dev/nvidiactl").exists()
+    return (*(FOR_PARTS if parts else ()), *(FOR_MEGATRON if megatron else ()))
 
 
 def _say(answers: Any, what: dict[str, Any]) -> None:
@@ -117,6 +119,7 @@ def _become(request: dict[str, Any]) -> None:
     """Be the requested process, and never return."""
     code = 1
     try:
+        os.setpgid(0, 0)  # what it leaves behind is known by that
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
@@ -124,6 +127,12 @@ def _become(request: dict[str, Any]) -> None:
         os.dup2(log, 2)
         sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
         os.environ.update(request["env"])
+        own = os.environ.get("UNICRON_CHECKPOINT_DIR", "")
+        if own and "://" not in own:
+            with contextlib.suppress(
+                OSError
+            ):  # whoever needs it is told; that above is not made: it may not be mounted
+                Path(own).mkdir()
         code = _launch(request) if request["restarts"] else _run_script(request)
     finally:
         from unicron.train.ending import flush  # noqa: PLC0415 of the worker
@@ -161,18 +170,17 @@ def _run_script(request: dict[str, Any]) -> int:
     try:
         os.chdir(request["cwd"])
         sys.argv = request["argv"]
-        if request["module"]:
-            sys.path.insert(0, request["cwd"])
-            _KEPT.append(runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True))
-        else:
-            sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
-            in_place = request["in_place"] and channel.connect()
-            if in_place:
-                from unicron.train import inplace  # noqa: PLC0415 of the worker
+        what, in_place = sys.argv[0], request["in_place"] and channel.connect()
+        sys.path.insert(0, request["cwd"] if request["module"] else str(Path(what).resolve().parent))
+        if in_place:
+            from unicron.train import inplace  # noqa: PLC0415 of the worker
 
-                _KEPT.append(inplace.execute(in_place, sys.argv[0]))
-            else:
-                _KEPT.append(runpy.run_path(sys.argv[0], run_name="__main__"))
+            run = inplace.execute_module if request["module"] else inplace.execute
+            _KEPT.append(run(in_place, what))
+        elif request["module"]:
+            _KEPT.append(runpy.run_module(what, run_name="__main__", alter_sys=True))
+        else:
+            _KEPT.append(runpy.run_path(what, run_name="__main__"))
     except SystemExit as ending:
         _KEPT.append(ending)
         if ending.code is None or isinstance(ending.code, int):

@@ -10,6 +10,7 @@ from unicron.contracts.states import Keeper, StateRef
 from unicron.contracts.storage import Saving
 from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import ToAgent, ToWorker
+from unicron_agent.silence import Use
 
 # --- in --------------------------------------------------------------------------------------------------------------
 
@@ -24,6 +25,8 @@ class Running(Record, kw_only=True, frozen=True):
         place: part of the model that it was started for.
         layout: the shape of the replica that has this place.
         restarts: whether it runs a program without a session, anew in each membership.
+        silence_s: how long it may show no sign of life where nobody watches it; 0: for ever.
+        spins: whether its device makes who waits spin.
     """
 
     worker: str
@@ -36,6 +39,8 @@ class Running(Record, kw_only=True, frozen=True):
     place: int = 0
     layout: ParallelLayout = ParallelLayout()
     restarts: bool = False
+    silence_s: float = 0.0
+    spins: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,12 +93,17 @@ class StacksTaken:
 
 @dataclass(frozen=True)
 class ProcessExited:
-    """A worker's process is gone, or could not be started; code and signal are None where unknown."""
+    """A worker's process is gone, or could not be started; code and signal are None where unknown.
+
+    Attributes:
+        collectives: a line for each that was under way, where torch has written that.
+    """
 
     worker: str
     exit_code: int | None = None
     signal: int | None = None
     stderr: tuple[str, ...] = ()
+    collectives: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -186,10 +196,12 @@ class Tick:
     Attributes:
         stopped: workers whose processes are stopped now.
         asleep: of the late workers those whose processes all sleep, with the seconds of CPU that these have used.
+        used: what the processes of those workers have used that may be silent.
     """
 
     stopped: Collection[str] = ()
     asleep: Mapping[str, float] = field(default_factory=dict)
+    used: Mapping[str, Use] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

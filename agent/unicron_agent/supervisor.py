@@ -19,12 +19,12 @@ from unicron.contracts.commands import StartWorker
 from unicron.contracts.tasks import Healing
 from unicron.errors import UnicronError
 from unicron_agent.activity import start_time
-from unicron_agent.output import Outputs
+from unicron_agent.orphans import LOOKS_S, clear_up
+from unicron_agent.output import Outputs, tail
 from unicron_agent.stimuli import ProcessExited, Running
 
 PR_SET_CHILD_SUBREAPER = 36
 TAIL_LINES = 30
-TAIL_BYTES = 64 * 1024
 
 
 HOW = ("parts", "restarts", "in_place")
@@ -48,6 +48,7 @@ class Supervisor:
         self._running: dict[str, Running] = {}
         self._requests = asyncio.Lock()
         self._fresh: dict[str, subprocess.Popen[bytes]] = {}
+        self._helpers: set[int] = set()
         for name in ("logs", "workers"):
             (run_dir / name).mkdir(parents=True, exist_ok=True)
 
@@ -65,6 +66,7 @@ class Supervisor:
                 stderr=log,
                 env={**os.environ, **self._environment},
             )
+        self._helpers.add(self._standby.pid)
         self._ready = asyncio.ensure_future(self._answer())
 
     async def fork(self, request: dict[str, Any]) -> int:
@@ -92,6 +94,7 @@ class Supervisor:
         with tempfile.NamedTemporaryFile(dir=self._run_dir / "logs") as log:
             there = {"cwd": str(self._run_dir), "log": log.name, "env": {"UNICRON_WORKER_SOCKET": ""}}
             pid = await self.fork({"argv": [module, argument], "module": True, **dict.fromkeys(HOW, False), **there})
+            self._helpers.add(pid)
             descriptor, ended = os.pidfd_open(pid), asyncio.Event()
             asyncio.get_running_loop().add_reader(descriptor, ended.set)
             try:
@@ -101,6 +104,7 @@ class Supervisor:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)  # where this was cancelled
                 code, number = _status(descriptor)
+                self._helpers.discard(pid)
                 os.close(descriptor)
             return code if code is not None else 128 + (number or 0), _tail(log.name)
 
@@ -141,6 +145,7 @@ class Supervisor:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
+                    process_group=0,
                 )
                 self._fresh[name] = process
                 pid = process.pid
@@ -155,6 +160,8 @@ class Supervisor:
             place=command.place,
             layout=command.layout,
             restarts=restarts,
+            silence_s=spec.may_be_silent_s,
+            spins=bool(env.get("CUDA_VISIBLE_DEVICES")),
         )
         self._watch(running)
         try:
@@ -236,7 +243,13 @@ class Supervisor:
         if process := self._fresh.pop(running.worker, None):
             process.returncode = 0  # its status was collected above; it must not be waited for again
         self._record(running.worker).unlink(missing_ok=True)
+        for seconds in LOOKS_S:
+            asyncio.get_running_loop().call_later(seconds, self._clear_up)
         self._on_exit(ProcessExited(running.worker, code, number, _tail(running.log)))
+
+    def _clear_up(self) -> None:
+        if not self._requests.locked():  # else one that was forked just now may not be known yet
+            clear_up({*self._helpers, *(each.pid for each in self._running.values())})
 
 
 def _status(descriptor: int) -> tuple[int | None, int | None]:
@@ -253,9 +266,8 @@ def _status(descriptor: int) -> tuple[int | None, int | None]:
 
 def _tail(log: str) -> tuple[str, ...]:
     """Return the last lines that a worker wrote."""
-    with contextlib.suppress(OSError), Path(log).open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-        return tuple(file.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
+    with contextlib.suppress(OSError):
+        return tuple(tail(log, TAIL_LINES))
     return ()
 
 

@@ -3,9 +3,12 @@
 from collections import Counter
 from collections.abc import Collection, Mapping
 
+import msgspec
+
 from unicron.contracts.base import Message
+from unicron.contracts.events import WorkerStalled
 from unicron.contracts.worker import Ping
-from unicron_agent.stimuli import Effect, SendToWorker, Tick
+from unicron_agent.stimuli import Effect, SendToWorker, TakeStacks, Tick
 from unicron_agent.workers import StallLimits, Worker
 
 PING_S = 0.2
@@ -52,8 +55,14 @@ class Watch:
             stopped = name in tick.stopped
             if worker.asleep and not stopped:
                 out += worker.sleeping(self._node, self._limits, now, max(self._limits.asleep_s, 2 * patience))
-            out += worker.stalled(self._node, self._limits, now, stopped=stopped, asleep_s=may_sleep_s)
-        return out
+            stalled = worker.stalled(self._node, self._limits, now, stopped=stopped, asleep_s=may_sleep_s)
+            out += [_with_collectives(each, worker, workers) for each in stalled]
+        for name, use in tick.used.items():
+            if name in workers:
+                others = [each for each in workers.values() if each.task == workers[name].task]
+                silent = workers[name].silent(self._node, use, now, others)
+                out += [_with_collectives(each, workers[name], workers) for each in silent]
+        return out + _asked(workers, {workers[each.worker].task for each in out if isinstance(each, TakeStacks)})
 
     def _learn(self, workers: Mapping[str, Worker], now: float) -> None:
         """Remember how long workers have slept that do so no more, because they woke up or were ended."""
@@ -68,3 +77,23 @@ class Watch:
         """Forget the tasks that have no worker here any more."""
         self._patience = {task: slept for task, slept in self._patience.items() if task in tasks}
         self._slept = {name: slept for name, slept in self._slept.items() if slept[0] in tasks}
+
+
+def _asked(workers: Mapping[str, Worker], tasks: Collection[str]) -> list[Message | Effect]:
+    """Ask all workers of these tasks in which collectives they are: one that is stopped can't say who waits for it."""
+    asked = [worker for worker in workers.values() if worker.pid and worker.task in tasks]
+    for worker in asked:
+        worker.collectives = []
+    return [SendToWorker(worker.worker, Ping(collectives=True)) for worker in asked]
+
+
+def _with_collectives(
+    fact: WorkerStalled | TakeStacks, stalled: Worker, workers: Mapping[str, Worker]
+) -> WorkerStalled | TakeStacks:
+    """Return the fact with what the workers of its task have answered: who is in none comes last."""
+    if isinstance(fact, TakeStacks) or stalled.looked_at != (fact.epoch, fact.iteration):
+        return fact
+    of_task = [worker for worker in workers.values() if worker.task == stalled.task and worker is not stalled]
+    told = [(worker.worker, line) for worker in (stalled, *of_task) for line in worker.collectives]
+    told.sort(key=lambda each: each[1].startswith("none"))
+    return msgspec.structs.replace(fact, collectives=[f"{name}: {line}" for name, line in told])

@@ -3,12 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import WorkerAsleep, WorkerAway, WorkerStalled
 from unicron.contracts.tasks import ParallelLayout, WorkerPhase, WorkerStatus
 from unicron.contracts.worker import Finished, Hello, Iterated, Joined, Membership, Pong, Progress, Ready, ToAgent
+from unicron_agent.silence import Silence, Use
 from unicron_agent.stimuli import Running, TakeStacks
 
 BUSY = frozenset({WorkerPhase.COMPUTE, WorkerPhase.REDUCE, WorkerPhase.STEP, WorkerPhase.BETWEEN})
@@ -81,7 +82,9 @@ class Worker:
         reported: the epoch and iteration for which a stall was reported last, and of which kind.
         looked_at: the epoch and iteration in which its stacks were asked for last.
         stacks: where its threads were then.
+        collectives: what it said last of those under way.
         away: the newest epoch and the iteration for which was told that its script is busy before it.
+        silence: for how long it has shown no sign of life; counts where nothing else watches it.
     """
 
     worker: str
@@ -107,7 +110,9 @@ class Worker:
     reported: tuple[int, int, str] | None = None
     looked_at: tuple[int, int] | None = None
     stacks: tuple[str, ...] = ()
+    collectives: list[str] = field(default_factory=list)
     away: tuple[int, int] | None = None
+    silence: Silence = field(default_factory=Silence)
 
     @classmethod
     def adopted(cls, running: Running, now: float) -> "Worker":
@@ -122,6 +127,7 @@ class Worker:
             correlation=running.correlation,
             moved_at=now,
             heard_at=now,
+            silence=Silence(running.silence_s, running.spins, now),
         )
 
     def status(self) -> WorkerStatus:
@@ -142,7 +148,7 @@ class Worker:
         """Keep what the worker said of its whereabouts."""
         self.heard_at = now
         if not isinstance(message, Pong):
-            self.asleep = None
+            self.asleep, self.silence.heard_at = None, now
         match message:
             case Hello():
                 self.epoch, self.iteration, self.ready = message.epoch, message.iteration, message.ready
@@ -157,8 +163,14 @@ class Worker:
                 self.phase, self.moved_at = WorkerPhase.COMPUTE, now
             case Iterated():
                 self.phase, self.moved_at, self.iteration = WorkerPhase.BETWEEN, now, message.iteration + 1
+            case Pong(collectives=list(lines)):
+                self.collectives = lines
             case Finished():
                 self.finished, self.phase = True, WorkerPhase.FINISHED
+
+    def saw(self, stacks: tuple[str, ...], now: float) -> None:
+        """Keep where its threads are; empty where that can't be seen."""
+        self.stacks, self.silence.seen_at = stacks, now
 
     def _move(self, message: Progress, now: float) -> None:
         """Note progress, and how long it took where that was a microbatch.
@@ -171,6 +183,16 @@ class Worker:
             self.interval_s = took if self.interval_s is None else 0.9 * self.interval_s + 0.1 * took
         self.phase, self.iteration, self.done = message.phase, message.iteration, message.done
         self.moved_at = now
+
+    @property
+    def unwatched(self) -> bool:
+        """Whether nobody knows how long it may go without progress, or that it is to make any."""
+        return self.phase not in BUSY or (self.interval_s is None and self.phase is not WorkerPhase.BETWEEN)
+
+    def may_be_silent(self, now: float) -> bool:
+        """Return whether it may have shown no sign of life for long: then its processes are to be looked at."""
+        counts = self.unwatched and self.pid > 0 and not (self.stopping or self.finished)
+        return counts and self.silence.is_due(now)
 
     def is_late(self, now: float) -> bool:
         """Return whether its microbatch takes longer than usual by so much that its processes are to be looked at."""
@@ -210,8 +232,7 @@ class Worker:
             asleep_s: how long it may be without progress while all its processes sleep.
         """
         between = self.phase is WorkerPhase.BETWEEN
-        idle = self.phase not in BUSY or (self.interval_s is None and not between)
-        if self.stopping or self.finished or (idle and not (stopped and self.ready)):
+        if self.stopping or self.finished or (self.unwatched and not (stopped and self.ready)):
             return []
         usual = limits.factor * (self.interval_s or 0.0)
         limit = max(limits.stopped_s if stopped else limits.between_s if between else limits.hang_s, usual)
@@ -242,6 +263,34 @@ class Worker:
                 stacks=list(self.stacks if self.looked_at == place[:2] else ()),
             )
         ]
+
+    def silent(self, node: str, use: Use, now: float, others: Iterable["Worker"]) -> list[WorkerStalled | TakeStacks]:
+        """Return the fact that it shows no sign of life, at each look at it from its limit on; have its threads seen.
+
+        Nothing is told while one of the `others` of its task here shows some: all hang or none, as they wait for one
+        another, and mostly one rank alone writes.
+        """
+        self.silence.look(use, now)
+        if not self.silence.is_near(now) or not all(each.silence.is_near(now) for each in others):
+            return []
+        looks: list[WorkerStalled | TakeStacks] = [TakeStacks(self.worker, self.pid)] if self.silence.asks(now) else []
+        if not self.silence.is_over(now):
+            return looks
+        stalled = WorkerStalled(
+            node=node,
+            slot=self.slot,
+            task=self.task,
+            worker=self.worker,
+            epoch=self.epoch,
+            iteration=self.iteration,
+            phase=WorkerPhase.COMPUTE,
+            waited_s=self.silence.lasts_s(now),
+            limit_s=self.silence.limit_s,
+            responsive=not use.stopped,
+            silent=True,
+            stacks=list(self.stacks),
+        )
+        return [stalled, *looks]
 
     def sleeping(self, node: str, limits: StallLimits, now: float, asleep_s: float) -> list[WorkerAsleep]:
         """Return the fact that its processes sleep, once, well before it is told to stall for that."""

@@ -3,16 +3,19 @@
 Not for people: `benchmarks.scripts` runs it under several launchers. It notes what it does in a file of its process.
 """
 
+import contextlib
 import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from unicron.train import watch
 
 EVERY = 5
 WIDTH, LAYERS, VOCABULARY, CONTEXT, BATCH = 128, 4, 256, 32, 2
@@ -36,6 +39,35 @@ class Decoder(nn.Module):
         return found
 
 
+def batch(iteration: int, rank: int) -> torch.Tensor:
+    """Return the text of a rank in an iteration, after the time that an iteration takes at least."""
+    time.sleep(PACE_S)
+    torch.manual_seed(iteration * 1009 + rank)
+    return torch.randint(VOCABULARY, (BATCH, CONTEXT + 1))
+
+
+def loss_of(model: nn.Module, text: torch.Tensor) -> Any:
+    """Return the mean loss of a text."""
+    return nn.functional.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+
+
+def notes_in(folder: Path) -> TextIO:
+    """Return where this process notes what it does."""
+    return (folder / f"{os.getpid()}.jsonl").open("w", buffering=1)
+
+
+def raise_if_told(folder: Path, rank: int) -> None:
+    """Raise, once, where the benchmark says so."""
+    if (folder / f"raise-{rank}").exists():
+        (folder / f"raise-{rank}").unlink()
+        raise ArithmeticError("as the benchmark told")
+
+
+def note(notes: TextIO, rank: int, iteration: int) -> None:
+    """Note that an iteration is done."""
+    notes.write(json.dumps({"rank": rank, "pid": os.getpid(), "iteration": iteration, "at": time.time()}) + "\n")
+
+
 def main() -> None:
     """Train until killed."""
     folder = Path(os.environ["NOTES"])
@@ -50,26 +82,21 @@ def main() -> None:
         model.module.load_state_dict(found["model"])
         optimizer.load_state_dict(found["optimizer"])
         begin = found["iteration"]
-    with (folder / f"{os.getpid()}.jsonl").open("w", buffering=1) as notes:
+    watched = watch(model, begin) if "WATCHED" in os.environ else contextlib.nullcontext()
+    with notes_in(folder) as notes, watched as watching:
         for iteration in range(begin, 10**6):
-            time.sleep(PACE_S)
-            torch.manual_seed(iteration * 1009 + rank)
-            text = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1))
-            logits = model(text[:, :-1])
-            loss: Any = nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+            loss = loss_of(model, batch(iteration, rank))
             loss.backward()
-            if (folder / f"raise-{rank}").exists():
-                (folder / f"raise-{rank}").unlink()
-                raise ArithmeticError("as the benchmark told")
+            raise_if_told(folder, rank)
             optimizer.step()
             optimizer.zero_grad()
+            if watching is not None:
+                watching.tick(loss)
             if iteration % EVERY == EVERY - 1 and rank == 0:
                 state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
                 torch.save(state | {"iteration": iteration + 1}, folder / "own.part")
                 (folder / "own.part").rename(saved)
-            notes.write(
-                json.dumps({"rank": rank, "pid": os.getpid(), "iteration": iteration, "at": time.time()}) + "\n"
-            )
+            note(notes, rank, iteration)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.text import Text
 from unicron_chaos.script import Fault, load
 from unicron_chaos.strikes import Strike, run_script
-from unicron_deploy.embedded import Cluster
+from unicron_deploy.embedded import CONSOLE_PORT, Cluster
 from unicron_deploy.nats_server import free_port
 from unicron_narration.story import story
 
@@ -96,7 +96,7 @@ class Demo:
         self._root = root
         self._script = script
         self._disturb = disturb
-        self.cluster = Cluster(root / "cluster", nodes=3, slots=2, port=free_port())
+        self.cluster = Cluster(root / "cluster", nodes=3, slots=2, port=free_port(), console=CONSOLE_PORT)
         self._specs = [
             _spec(root, corpus, iterations, name="gpt-a", weight=1.0, seed=1),
             _spec(root, corpus, iterations, name="gpt-b", weight=2.0, seed=2),
@@ -139,7 +139,7 @@ class Demo:
             await asyncio.sleep(0.2)  # telemetry is for who listens already
             for spec in self._specs:
                 await client.submit(spec)
-            self._say("training")
+            self._say(f"training: look at {self.cluster.console_url}")
             if self._disturb is not None:
                 jobs.append(asyncio.create_task(self._disturb(self.cluster, client)))
             try:

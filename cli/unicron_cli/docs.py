@@ -16,6 +16,7 @@ from unicron.contracts import (
     events,
     failures,
     hardware,
+    notices,
     plans,
     queries,
     slowdowns,
@@ -98,9 +99,12 @@ OWNERS = {
     queries.WhatIf: "planner",
     queries.GetCurve: "planner",
     queries.GetStates: "node-1",
+    queries.GetLog: "node-1",
     queries.InjectFault: "node-1",
     queries.SwitchRecording: "straggler",
     queries.GetStraggler: "straggler",
+    queries.GetNotifications: "notifier",
+    queries.AcknowledgeIncident: "notifier",
 }
 """Who answers a query, where that is not the registry."""
 
@@ -130,7 +134,7 @@ def render() -> str:
 def records() -> list[type]:
     """Return the records and enumerations that messages hold, in the order of the contracts."""
     found = []
-    for module in (tasks, states, storage, timings, plans, failures, hardware, slowdowns, events, queries):
+    for module in (tasks, states, storage, timings, plans, failures, hardware, slowdowns, notices, events, queries):
         for kind in vars(module).values():
             own = inspect.isclass(kind) and kind.__module__ == module.__name__
             if own and issubclass(kind, (Record, enum.Enum)) and not issubclass(kind, (Message, queries.Query)):

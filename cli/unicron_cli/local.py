@@ -17,6 +17,9 @@ def up(
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes.")] = 3,
     slots: Annotated[int, typer.Option(min=1, max=64, help="Worker slots of each node.")] = 2,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the message bus.")] = 4222,
+    console_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port of the console's page; where it is taken, another one.")
+    ] = 8080,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let everybody who reaches the bus do everything, without a key.")
     ] = False,
@@ -24,6 +27,9 @@ def up(
         Path | None, typer.Option("--restore", metavar="FILE", help="Begin with what `unicron backup` wrote.")
     ] = None,
     ha: Annotated[bool, typer.Option("--ha", help="Run three NATS servers, of which any may be lost.")] = False,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Have each process answer Prometheus, on a free port of this machine.")
+    ] = False,
     folder: Folder = FOLDER,
     as_json: Json = False,
 ) -> None:
@@ -37,7 +43,10 @@ def up(
             "INSECURE: there are no keys and no rights: whoever reaches the bus may order anything and speak for "
             "any node; leave --insecure out wherever anybody else can reach it"
         )
-    cluster = Cluster(folder, nodes, slots, port, insecure=insecure, servers=several(port) if ha else ())
+    servers = several(port) if ha else ()
+    cluster = Cluster(
+        folder, nodes, slots, port, insecure=insecure, servers=servers, metrics=metrics, console=console_port
+    )
     with _progress("starting the cluster") as on_step:
         cluster.start(on_step, backup)
         try:
@@ -47,12 +56,27 @@ def up(
             raise
     processes = {name: process.pid for name, process in cluster.processes.items()}
     text = f"the cluster runs at {cluster.url} with {nodes} nodes of {slots} slots; logs in {cluster.logs}"
+    text += f"\nlook at it: {cluster.console_url}"
+    if not insecure:
+        text += f"   (orders from the page need the token in {cluster.keys.tokens})"
     if port != PORT or ha:
         text += f"\nexport UNICRON_NATS_URL={cluster.url}   # for the other commands"
+    if metrics:
+        text += f"\nPrometheus finds its {len(cluster.names) - len(cluster.servers)} targets in {cluster.targets}"
     key = cluster.settings().nats_nkey
     if key and folder != FOLDER:
         text += f"\nexport UNICRON_NATS_NKEY={key}   # likewise: the operator's key"
-    done(text, as_json, url=cluster.url, key=key, dir=str(cluster.root), processes=processes)
+    targets = str(cluster.targets) if metrics else ""
+    done(
+        text,
+        as_json,
+        url=cluster.url,
+        key=key,
+        dir=str(cluster.root),
+        processes=processes,
+        metrics=targets,
+        console=cluster.console_url,
+    )
 
 
 def down(folder: Folder = FOLDER, as_json: Json = False) -> None:

@@ -12,8 +12,11 @@ from unicron.errors import UnicronError
 from unicron_cli import (
     chaos,
     checkpoints,
+    convert,
     credentials,
+    goodput,
     local,
+    notify,
     orders,
     plan,
     rules,
@@ -23,6 +26,7 @@ from unicron_cli import (
     straggler,
     straggler_live,
     task,
+    top,
     watch,
 )
 from unicron_cli.output import Nats, say
@@ -53,11 +57,15 @@ _COMMANDS: list[Callable[..., None]] = [
     orders.submit,
     orders.remove,
     watch.status,
+    top.top,
     watch.tasks,
     watch.nodes,
     orders.drain,
     watch.events,
+    watch.logs,
+    goodput.goodput,
     local.doctor,
+    convert.convert,
 ]
 for _command in _COMMANDS:
     app.command()(_command)
@@ -69,6 +77,7 @@ app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(credentials.app, name="credentials")
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(rules.app, name="rules")
+app.add_typer(notify.app, name="notify")
 app.add_typer(straggler.app, name="straggler")
 straggler_live.mount(straggler.app)
 stored.mount(checkpoints.app)

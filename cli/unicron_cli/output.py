@@ -108,7 +108,10 @@ def say(text: str, *, err: bool = False, nl: bool = True) -> None:
 
 
 def console(*, err: bool = False) -> "Console":
-    """Return where tables go; in a pipe they keep their full width. Texts in them can't steer the terminal."""
+    """Return where tables go; in a pipe they keep their full width. Texts in them can't steer the terminal.
+
+    Nor are they markup: what gloo says begins with a path in brackets, which would be taken for the end of a style.
+    """
     from rich.console import Console  # noqa: PLC0415
     from rich.segment import Segment  # noqa: PLC0415
 
@@ -118,7 +121,8 @@ def console(*, err: bool = False) -> "Console":
                 yield each if each.control else Segment(printable(each.text), each.style)
 
     stream = sys.stderr if err else sys.stdout
-    return Shown(stderr=err, highlight=False, width=None if stream.isatty() else PLAIN_WIDTH)
+    width = None if stream.isatty() else PLAIN_WIDTH
+    return Shown(stderr=err, highlight=False, markup=False, emoji=False, width=width)
 
 
 def done(text: str, as_json: bool, **fields: Any) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 from unicron_chaos.strikes import Strike
 
 from unicron.contracts.base import Message, Record
@@ -206,8 +207,8 @@ def report_view(report: Report) -> Group:
         difference = "-" if task.max_rel_diff is None else f"{task.max_rel_diff:.1e}"
         losses = ["-" if loss is None else f"{loss:.3f}" for loss in (task.first_loss, task.final_loss)]
         tasks.add_row(task.name, f"{task.weight:g}", task.state, str(task.iterations), *losses, difference)
-    verdict = "[green]ok[/]" if report.ok else "[red]not ok[/]"
-    return Group(faults, tasks, f"{verdict} after {report.seconds:.0f} s on {report.machine}")
+    verdict = ("ok", "green") if report.ok else ("not ok", "red")
+    return Group(faults, tasks, Text.assemble(verdict, f" after {report.seconds:.0f} s on {report.machine}"))
 
 
 def _seconds(value: float | None) -> str:

@@ -45,6 +45,15 @@ def run(
             "--max-restarts", "--max_restarts", min=0, help="Restarts in a row without progress, before it is given up."
         ),
     ] = 9,
+    silence: Annotated[
+        float | None,
+        typer.Option(
+            "--silence",
+            min=0,
+            metavar="SECONDS",
+            help="Begin again where no rank shows a sign of life; 0: never. [1800]",
+        ),
+    ] = None,
     checkpoints: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the program finds UNICRON_CHECKPOINT_DIR.")
     ] = None,
@@ -73,6 +82,8 @@ def run(
         spec = spec_of(words, nodes * slots, least or nodes * slots, checkpoints)
     if in_place:
         spec = replace(spec, heal=Healing.IN_PLACE, layout=ParallelLayout(shard=spec.max_workers))
+    if silence is not None:
+        spec = replace(spec, silence_s=silence)
     # one machine's nodes are given up by nobody: what counts is whether it comes further
     os.environ |= {"UNICRON_ATTEMPTS": "1000", "UNICRON_NO_PROGRESS": str(restarts + 1)}
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: the cluster ends too
@@ -188,6 +199,8 @@ class Program:
         """Write what the ranks have written since the last look, whole lines at a time."""
         for path in sorted(self._cluster.root.glob(f"nodes/*/logs/{self._spec.name}-*.log")):
             with path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._read.get(path, 0):
+                    self._read[path] = 0  # it was too large, and is begun anew
                 file.seek(self._read.get(path, 0))
                 data = file.read(CHUNK)
             whole = data[: data.rfind(b"\n") + 1] or (data if len(data) == CHUNK else b"")

@@ -125,6 +125,17 @@ VALUES: dict[str, Any] = {
     "undecided": False,
     "rule": "skip",
     "copies": "the memory of node-1",
+    "by": "ada@laptop",
+    "lines": 50,
+    "log": ["iteration 17 loss 2.7100"],
+    "order": "DrainNode",
+    "incident": "51d0a3be44f7c9e2",
+    "chain": "51d0a3be44f7c9e2",
+    "channel": "oncall",
+    "channels": ["oncall", "mail"],
+    "delivery": "51d0a3be44f7c9e2.1.oncall",
+    "attempts": 1,
+    "title": "node-1 is lost: 2 workers of 1 task",
 }
 """Values of fields that read better than the first value of their type."""
 

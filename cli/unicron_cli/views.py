@@ -11,8 +11,8 @@ from unicron_narration.units import KNOWN_FLOPS, ago, expected, si
 from unicron.contracts.queries import NodeView, SaverView, Status, TaskView
 from unicron.contracts.tasks import UNCOUNTED, NodeState, Slot, TaskState
 
-_NODE_STYLES = {NodeState.UP: "green", NodeState.DRAINING: "yellow", NodeState.LOST: "red", NodeState.LEFT: "dim"}
-_TASK_STYLES = {
+NODE_STYLES = {NodeState.UP: "green", NodeState.DRAINING: "yellow", NodeState.LOST: "red", NodeState.LEFT: "dim"}
+TASK_STYLES = {
     TaskState.WAITING: "dim",
     TaskState.RUNNING: "green",
     TaskState.FINISHED: "blue",
@@ -32,7 +32,7 @@ def nodes_table(status: Status, now: float | None = None) -> Table:
     table = plain_table("NODE", "STATE", "FOR", "HOST", "SLOTS")
     for node in status.nodes:
         slots = " ".join(f"{slot.kind}{slot.index}={used[node.node].get(slot.index, 'free')}" for slot in _in_use(node))
-        state = Text(node.state, _NODE_STYLES[node.state])
+        state = Text(node.state, NODE_STYLES[node.state])
         table.add_row(Text(node.node), state, ago(now - node.since), Text(node.host), Text(slots))
     return table
 
@@ -44,7 +44,7 @@ def tasks_table(status: Status) -> Table:
         spec = view.spec
         table.add_row(
             Text(spec.name),
-            Text(view.state, _TASK_STYLES.get(view.state, "yellow")),
+            Text(view.state, TASK_STYLES.get(view.state, "yellow")),
             f"{spec.weight:g}",
             f"{_workers(view)} ({spec.min_workers}-{spec.max_workers})",
             f"{view.iteration + 1}" + (f"/{spec.iterations}" if spec.iterations < UNCOUNTED else ""),

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 WATCH_S = 1.0
 """How often `status --watch` asks."""
 
+MOST_LINES = 200  # of a log, as unicron.contracts.queries has it: that is slow to import
+
 RECENT = 10
 """Events that `events --follow` shows before the new ones."""
 
@@ -112,6 +114,7 @@ async def _list(client: "Client", follow: bool, as_json: bool) -> None:
 
 
 async def _story(client: "Client", wanted: str, as_json: bool) -> None:
+    from unicron_narration.headline import headline  # noqa: PLC0415
     from unicron_narration.story import chain_of, find_chain, story  # noqa: PLC0415
 
     found = [pair async for pair in client.follow(0, await client.tail())]
@@ -121,9 +124,47 @@ async def _story(client: "Client", wanted: str, as_json: bool) -> None:
             if chain_of(message) == chain_of(chain[0]):
                 say(to_json(_with_place(sequence, message)))
         return
-    say(f"chain {chain_of(chain[0])}: {len(chain)} messages in {chain[-1].at - chain[0].at:.3f} s")
+    took = f"{len(chain)} messages in {chain[-1].at - chain[0].at:.3f} s"
+    say(f"chain {chain_of(chain[0])}, {took}: {headline(chain)}")
     for text in story(chain):
         say(text)
+
+
+def logs(
+    worker: Annotated[str, typer.Argument(metavar="WORKER", help="Name of a worker, such as gpt-2.")],
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=MOST_LINES, help="How many.")] = 50,
+    node: Annotated[str, typer.Option("--node", help="Where it runs, or ran; else the cluster is asked.")] = "",
+    nats: Nats = None,
+    as_json: Json = False,
+) -> None:
+    """Show the last lines that a worker wrote, living or ended."""
+    home, found = with_client(nats, lambda client: _log(client, node, worker, lines))
+    if as_json:
+        print_json({"worker": worker, "node": home, "lines": found})
+    else:
+        for text in found:
+            say(text)
+
+
+async def _log(client: "Client", node: str, worker: str, lines: int) -> tuple[str, list[str]]:
+    node = node or await _home(client, worker)
+    return node, await client.log(node, worker, lines)
+
+
+async def _home(client: "Client", worker: str) -> str:
+    """Return the node of a worker: of one that computes, or else of one that was started within the journal's days."""
+    from unicron.contracts.commands import StartWorker  # noqa: PLC0415
+    from unicron.errors import InvalidInputError  # noqa: PLC0415
+
+    members = [member for view in (await client.status()).tasks for member in view.members]
+    homes = [member.node for member in members if member.worker == worker] or [
+        message.node
+        async for _, message in client.follow(0, await client.tail())
+        if isinstance(message, StartWorker) and message.worker == worker
+    ]
+    if not homes:
+        raise InvalidInputError(f"no worker {worker!r} in the journal; `unicron events` has those that were started")
+    return homes[-1]
 
 
 def _with_place(sequence: int, message: "Message") -> dict[str, Any]:

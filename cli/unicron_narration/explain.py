@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from unicron.contracts.plans import Plan, TaskShare, TriggerKind
+from unicron.contracts.plans import Plan, TaskShare, Trigger, TriggerKind
 from unicron.contracts.queries import PlanView, WhatIf
 from unicron_narration.units import known, percent, si, span
 
@@ -57,6 +57,26 @@ def happened(plan: Plan) -> str:
         return plan.trigger
     names = [*whom[0].named, *([f"{whom[0].more} more"] if whom[0].more else [])]
     return _HAPPENED[kind].format(" and ".join(names), s="s" if len(names) > 1 else "")
+
+
+_COMES = {
+    TriggerKind.NODE_LOST: "{} is lost",
+    TriggerKind.TWO_NODES_LOST: "{} are lost",
+    TriggerKind.NODE_JOINED: "a node joins",
+    TriggerKind.WORKER_FAILED: "a worker of {} fails",
+    TriggerKind.TASK_LAUNCHED: "{} has to run",
+    TriggerKind.TASK_FINISHED: "{} ends",
+}
+"""What may happen next, as the lookup table has it."""
+
+
+def comes(trigger: Trigger) -> str:
+    """Return in words what a line of the lookup table is for: of nodes that are alike it stands for any one."""
+    kind, whom = trigger
+    names = [" or ".join([*each.named, *([f"{each.more} more"] if each.more else [])]) for each in whom]
+    if kind is TriggerKind.TWO_NODES_LOST and len(whom) == 1:
+        names = [f"two of {', '.join(whom[0].named)}" + (f" and {whom[0].more} more" if whom[0].more else "")]
+    return _COMES[kind].format(" and ".join(names)) if kind in _COMES else str(trigger)
 
 
 def condition(query: WhatIf) -> str:

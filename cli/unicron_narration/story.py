@@ -1,12 +1,12 @@
 """Messages in a person's words, and the story of one failure: every message of its chain, in order."""
 
-import time
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import Any
 
 from msgspec.structs import fields as fields_of
 
-from unicron.contracts import commands, events, hardware, slowdowns, stragglers
+from unicron.contracts import commands, events, hardware, notices, slowdowns, stragglers
 from unicron.contracts.base import Message
 from unicron.contracts.plans import TaskShare
 from unicron.contracts.states import Saver
@@ -14,12 +14,17 @@ from unicron.contracts.tasks import UNCOUNTED
 from unicron.errors import InvalidInputError
 
 _ENVELOPE = {field.name for field in fields_of(Message)}
-_LONGEST = 160
+LONGEST = 160
+"""Characters of a line."""
 
 
 _WORDS: dict[type[Message], Callable[[Any], str]] = {
     events.NodeJoined: lambda m: f"{m.node} joined with {len(m.slots)} slots, {len(m.workers)} workers alive",
     events.NodeAdmitted: lambda m: f"{m.node} admitted with {len(m.slots)} slots" + " again" * m.returned,
+    events.NodeDrained: lambda m: f"{m.node} {'gets no more work' if m.drain else 'is in use again'}",
+    events.NodeLeft: lambda m: f"{m.node} says goodbye",
+    events.NodeGone: lambda m: f"{m.node} is gone",
+    events.NodePaced: lambda m: f"{m.node} is to beat every {m.heartbeat_s:g} s",
     events.NodeLeaving: lambda m: f"{m.node} is to go, and hands over what it has for up to {m.seconds:g} s",
     events.WorkerReady: lambda m: f"{_where(m)} is ready",
     events.WorkerFinished: lambda m: (
@@ -70,7 +75,13 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
         f"{', as it was told' * m.expected}, in iteration {m.iteration}"
     ),
     events.WorkerRaised: lambda m: f"{_where(m)} raised {m.exception}: {m.text}",
-    events.WorkerStalled: lambda m: f"{_where(m)} made no progress for {m.waited_s:.2f} s in {m.phase}",
+    events.WorkerStalled: lambda m: (
+        f"nothing was heard of {_where(m)} for {m.waited_s:.2f} s"
+        if m.silent
+        else f"{_where(m)} made no progress for {m.waited_s:.2f} s in {m.phase}"
+    ),
+    events.WorkerAway: lambda m: f"{_where(m)} is between two iterations, for {m.waited_s:.2f} s so far",
+    events.CollectiveFailed: lambda m: f"{_where(m)} can't go on in epoch {m.epoch}: {m.error}",
     events.WorkerAsleep: lambda m: f"all processes of {_where(m)} sleep, for {m.waited_s:.2f} s so far",
     events.Regrouped: lambda m: (
         f"{m.worker} is rank {m.rank} of {m.world_size} and goes on with iteration {m.iteration}: "
@@ -80,6 +91,12 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
         f"{m.task} submitted: weight {m.spec.weight:g}, {m.spec.min_workers} to {m.spec.max_workers} workers"
     ),
     events.NodeSuspected: lambda m: f"{m.node} is suspect, {m.grace_s:g} s from being given up: {m.reason}",
+    events.TaskBroken: lambda m: f"the program of {m.task} is at fault: {m.reason}",
+    events.TaskRemoved: lambda m: f"{m.task} removed",
+    events.AttemptFailed: lambda m: (
+        f"{m.action} of {' '.join(filter(None, (m.worker or m.task, m.node)))} failed: {m.reason}"
+    ),
+    events.CommandRefused: lambda m: f"{m.node} refused {m.command}{_after(' of ', m.worker)}: {m.reason}",
     events.FailureDetected: lambda m: (
         f"sev{m.severity.value} {m.status} {' '.join(filter(None, (m.task, m.worker, m.node)))}"
         f"{f', raised from sev{m.escalated.value}' if m.escalated else ''}{_after(': ', m.reason)}"
@@ -104,6 +121,13 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
         f"{f' {_where(m)}' if m.worker else ''}{', its node is drained' * m.drain}{_after(': ', m.cure)}"
     ),
     stragglers.RecordingSwitched: lambda m: f"{m.task}: {m.share:.3g} of the iterations are recorded",
+    events.OrderTaken: lambda m: f"{m.by or 'somebody'} ordered {m.order}: {m.text}",
+    notices.NotificationDecided: lambda m: f"{', '.join(m.channels)} {_says(m.channels)} ({m.phase}): {m.text}",
+    notices.NotificationSent: lambda m: (
+        f"{m.channel} has taken {m.delivery}{f', after {m.attempts} attempts' if m.attempts > 1 else ''}"
+    ),
+    notices.NotificationFailed: lambda m: f"{m.channel} has not taken {m.delivery}: {m.reason}",
+    notices.IncidentAcknowledged: lambda m: f"{m.by} sees to {m.incident}",
     events.DeadLetter: lambda m: f"on {m.subject}: {m.error} ({len(m.payload)} bytes put aside)",
     events.Alert: lambda m: str(m.text),
     commands.StartWorker: lambda m: (
@@ -129,8 +153,17 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
 
 def describe(message: Message) -> str:
     """Return what `message` says, in one line."""
-    line = " ".join(_WORDS.get(type(message), _fields)(message).split())
-    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
+    return short(_WORDS.get(type(message), _fields)(message))
+
+
+def short(text: str, most: int = LONGEST) -> str:
+    """Return text as one line of at most so many characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def _says(channels: list[str]) -> str:
+    return "say" if len(channels) > 1 else "says"
 
 
 def _fields(message: Message) -> str:
@@ -166,7 +199,7 @@ def chain_of(message: Message) -> str:
 
 def line(message: Message) -> str:
     """Return one line of the event list: time, chain, source, type, and what it says."""
-    clock = time.strftime("%H:%M:%S", time.localtime(message.at)) + f"{message.at % 1:.3f}"[1:]
+    clock = datetime.fromtimestamp(message.at).astimezone().isoformat(timespec="milliseconds")[11:23]
     return f"{clock}  {chain_of(message):16}  {message.source:10}  {type(message).__name__:16}  {describe(message)}"
 
 

@@ -259,4 +259,5 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "resume": fields.truth,
     "model": read_model,
     "heal": _heal,
+    "silence_s": fields.number,
 }

@@ -1,4 +1,4 @@
-"""The embedded cluster: a real NATS server, the five services and some agents, as processes of this machine.
+"""The embedded cluster: a real NATS server, the services, the console and some agents, as processes of this machine.
 
 Each process leads a session of its own, writes to `ROOT/logs/NAME.log`, and stands in `ROOT/cluster.json`, so that
 another command can find the cluster and stop it.
@@ -26,10 +26,10 @@ from unicron.bus.backup import restore
 from unicron.client import Client
 from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
-from unicron.services import SERVICES
+from unicron.services import CONSOLE, SERVICES
 from unicron.settings import Settings
 from unicron_deploy.keys import Keyring
-from unicron_deploy.nats_server import NatsServer, Routes, free_port
+from unicron_deploy.nats_server import NatsServer, Routes, free_port, is_free
 from unicron_deploy.processes import Started, wait_until_gone
 from unicron_deploy.rights import OPERATOR
 
@@ -49,7 +49,10 @@ SHARED_CORES = {"UNICRON_USE_MEASURED": "false"}
 DYING_S = 2.0
 """How long a process that is to start again may take to end; it may have been killed just now."""
 
-MODULES = {name: f"unicron_{name}" for name in SERVICES}
+CONSOLE_PORT = 8080
+"""Port of the console; where it is taken, any that is free."""
+
+MODULES = {name: f"unicron_{name}" for name in (*SERVICES, CONSOLE)}
 
 
 class Server(msgspec.Struct, frozen=True):
@@ -70,6 +73,8 @@ class Layout(msgspec.Struct, kw_only=True):
         port: of the NATS server, or of the first one.
         insecure: whether it lets everybody in, without a key.
         servers: of NATS, where they are several.
+        metrics: port at which each process answers Prometheus, by name; empty: none does.
+        console: port at which the console answers browsers; 0: there is none.
         processes: by name.
     """
 
@@ -78,6 +83,8 @@ class Layout(msgspec.Struct, kw_only=True):
     port: int
     insecure: bool = False
     servers: list[Server] = []
+    metrics: dict[str, int] = {}
+    console: int = 0
     processes: dict[str, Started] = {}
 
 
@@ -104,6 +111,7 @@ class Cluster:
         names: its processes in the order in which they start: nats, services, node-1 and so on.
         keys: of the cluster, in `root/keys`.
         insecure: whether its server lets everybody in, without a key.
+        targets: where Prometheus finds who answers it, as a file of `file_sd_configs`.
     """
 
     def __init__(
@@ -115,11 +123,15 @@ class Cluster:
         *,
         insecure: bool = False,
         servers: Sequence[Server] = (),
+        metrics: bool = False,
+        console: int = 0,
     ) -> None:
         self.root = root.resolve()
         self.logs = self.root / "logs"
         self._file = self.root / "cluster.json"
-        self._layout = Layout(nodes=nodes, slots=slots, port=port, insecure=insecure, servers=list(servers))
+        self._layout = Layout(
+            nodes=nodes, slots=slots, port=port, insecure=insecure, servers=list(servers), console=console
+        )
         self.insecure = insecure
         self.keys = Keyring(self.root / "keys")
         self._servers = self._new_servers()
@@ -128,7 +140,16 @@ class Cluster:
         self.servers = list(self._servers)
         self.url = ",".join(server.url for server in self._servers.values())
         self.nodes = [f"node-{number}" for number in range(1, nodes + 1)]
-        self.names = [*self.servers, *SERVICES, *self.nodes]
+        self.services = [*SERVICES, *([CONSOLE] if console else [])]
+        self.names = [*self.servers, *self.services, *self.nodes]
+        self.targets = self.root / "prometheus.json"
+        if metrics:
+            self._layout.metrics = {name: free_port(HOST) for name in (*self.services, *self.nodes)}
+
+    @property
+    def console_url(self) -> str:
+        """Address of the console's page; empty where there is none."""
+        return f"http://{HOST}:{self._layout.console}" if self._layout.console else ""
 
     @classmethod
     def load(cls, root: Path) -> Self:
@@ -146,7 +167,15 @@ class Cluster:
             ) from error
         except msgspec.MsgspecError as error:
             raise InvalidInputError(f"{path}: not a record of a cluster: {error}; remove it") from error
-        cluster = cls(root, layout.nodes, layout.slots, layout.port, insecure=layout.insecure, servers=layout.servers)
+        cluster = cls(
+            root,
+            layout.nodes,
+            layout.slots,
+            layout.port,
+            insecure=layout.insecure,
+            servers=layout.servers,
+            console=layout.console,
+        )
         cluster._layout = layout
         return cluster
 
@@ -177,6 +206,9 @@ class Cluster:
         self._refuse_a_second()
         self._refuse_another_journal()
         self.logs.mkdir(parents=True, exist_ok=True)
+        if self._layout.console and not is_free(self._layout.console, HOST):
+            self._layout.console = free_port(HOST)
+        self._tell_targets()
         with self._busy:
             try:
                 for name in self.names:
@@ -223,6 +255,15 @@ class Cluster:
             self._layout.processes[name] = Started.of(pid)
             self._save()
 
+    def _tell_targets(self) -> None:
+        found = [
+            {"targets": [f"{HOST}:{port}"], "labels": {"process": name}} for name, port in self._layout.metrics.items()
+        ]
+        if found:
+            self.targets.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+        else:
+            self.targets.unlink(missing_ok=True)
+
     def _restore(self, path: Path) -> None:
         asyncio.run(self._restored(path))
         for name in self.servers:  # only then they know again which messages came already
@@ -253,7 +294,20 @@ class Cluster:
     def _environment(self, name: str) -> dict[str, str]:
         key = "" if self.insecure else str(self.keys.path(name))
         fabric = str(self.keys.fabric(name)) if name in self.nodes and not self.insecure else ""
-        return {"UNICRON_NATS_URL": self.url, "UNICRON_NATS_NKEY": key, "UNICRON_FABRIC_KEY": fabric}
+        port = self._layout.metrics.get(name)  # never one for all, as the environment may have it
+        tokens = "" if self.insecure else str(self.keys.tokens)
+        console = {
+            "UNICRON_CONSOLE_PORT": str(self._layout.console),
+            "UNICRON_CONSOLE_TOKENS": tokens,
+            "UNICRON_CONSOLE_CHAOS": "true",
+        }
+        return {
+            **(console if name == CONSOLE else {}),
+            "UNICRON_NATS_URL": self.url,
+            "UNICRON_NATS_NKEY": key,
+            "UNICRON_FABRIC_KEY": fabric,
+            "UNICRON_METRICS": f"{HOST}:{port}" if port else "",
+        }
 
     def _kernel_log(self, node: str) -> Path:
         return self.logs / f"{node}.kernel.log"
@@ -330,6 +384,8 @@ class Cluster:
             status = await client.status()
         except UnicronError:  # streams and services come up at their own pace
             return ["registry"]
+        if self._layout.console and is_free(self._layout.console, HOST):
+            return [CONSOLE]
         up = {view.node for view in status.nodes if view.state in {NodeState.UP, NodeState.DRAINING}}
         return [name for name in self.nodes if name not in up]
 
@@ -350,7 +406,7 @@ class Cluster:
     def stop(self, on_step: Step = _silent) -> None:
         """Stop agents, then services, then NATS, each in an orderly way; kill what remains."""
         with self._busy:
-            for group in (self.nodes, list(SERVICES), self.servers):
+            for group in (self.nodes, self.services, self.servers):
                 started = {name: self._layout.processes[name] for name in group if name in self._layout.processes}
                 if not started:
                     continue

@@ -3,7 +3,8 @@
 A user is let in while its key is there. `NAME/NAME.nk` is its seed, `NAME/shut-out` says that it gets none by itself,
 and `server/accounts.conf`, without secrets, is what the NATS server includes. `NODE/fabric.key` is the same for all
 nodes, and nobody else's: it opens them to one another. Where the servers speak TLS each folder holds the authority's
-`ca.pem`, and that of the server and those of nodes a certificate, `tls.pem` and `tls.key`.
+`ca.pem`, and that of the server and those of nodes a certificate, `tls.pem` and `tls.key`. `console/tokens` has a line
+for each person who may give orders on the console's page: a name and a token.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from unicron import proofs
 from unicron.bus import access
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.files import read_secret, write_secret
-from unicron.services import SERVICES
+from unicron.services import CONSOLE, SERVICES
 from unicron_deploy import rights
 from unicron_deploy.certificates import Authority
 
@@ -49,6 +50,7 @@ class Keyring:
         self.folder = folder
         self.accounts = folder / SERVER / "accounts.conf"
         self.routes = folder / SERVER / "routes.conf"
+        self.tokens = folder / CONSOLE / "tokens"
         self.authority = Authority(folder / AUTHORITY)
 
     def path(self, name: str) -> Path:
@@ -83,6 +85,8 @@ class Keyring:
         for name in wanted:
             if not self.path(name).exists() and name not in self.shut():
                 self._make(name)
+        if not self.tokens.exists() and CONSOLE not in self.shut():
+            write_secret(self.tokens, f"{rights.OPERATOR} {secrets.token_urlsafe(24)}\n".encode())
         self._spread(fabric)
         if self.authority.exists:
             self._certify()

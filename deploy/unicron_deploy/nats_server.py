@@ -129,6 +129,17 @@ def free_port(host: str = "127.0.0.1") -> int:
             return port
 
 
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Return whether nobody listens on a port right now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what ended lately does not count
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
 class NatsServer:
     """A nats-server with JetStream; its files stay in `directory` when it stops.
 

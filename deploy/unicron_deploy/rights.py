@@ -16,11 +16,13 @@ from unicron import subjects
 from unicron.bus import access, topology
 from unicron.bus.topology import ACCOUNT, API, NODES, READERS
 from unicron.errors import InvalidInputError
-from unicron.services import SERVICES
+from unicron.services import CONSOLE, SERVICES
 
 OPERATOR, USER, SUBSCRIBER = "operator", "user", "subscriber"
-PEOPLE = (OPERATOR, USER, SUBSCRIBER)
-"""Who asks and orders, who asks, and who only reads facts."""
+PEOPLE = (OPERATOR, USER, SUBSCRIBER, CONSOLE)
+"""Who asks and orders, who asks, who only reads facts, and what asks and orders in the name of people with tokens."""
+
+ORDERING = (OPERATOR, CONSOLE)
 
 READ_JOURNAL = (f"$JS.API.DIRECT.GET.{topology.STREAM}", f"{API}.STREAM.INFO.{topology.STREAM}")
 STATE, LEASE = (f"KV_{topology.BUCKETS[name]}" for name in ("state", "lease"))
@@ -87,7 +89,7 @@ def node(name: str) -> str:
 
 def account(name: str) -> str:
     """Return the server's account that the user `name` belongs to."""
-    if name in SERVICES or name == OPERATOR:
+    if name in SERVICES or name in ORDERING:
         return ACCOUNT
     return READERS if name in PEOPLE else NODES
 
@@ -130,7 +132,9 @@ def _person(name: str) -> Rights:
     if name == SUBSCRIBER:
         return Rights(publish=READ_JOURNAL, subscribe=(ALL_FACTS, ALL_TELEMETRY))
     ask = (*READ_JOURNAL, *READ_LEASE, *ASKED)
-    order = (*ORDERED, *PROVISION, *BACKUP) if name == OPERATOR else ()
+    order = ORDERED if name in ORDERING else ()
+    if name == OPERATOR:
+        order = (*order, *PROVISION, *BACKUP)
     return Rights(publish=(*ask, *order), subscribe=(ALL_STORED, ALL_TELEMETRY))
 
 

@@ -36,7 +36,8 @@ from unicron_simulator.training import saves_model
 if TYPE_CHECKING:
     from unicron_simulator.training import Gradient, Trainer
 
-SERVICES = tuple(name for name in services.SERVICES if name != "straggler")  # no iteration is timed in a storm
+SERVICES = tuple(name for name in services.SERVICES if name not in {"straggler", "notifier"})
+"""In a storm no iteration is timed, and nobody is paged."""
 
 
 class Invariants:

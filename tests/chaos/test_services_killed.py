@@ -44,7 +44,7 @@ async def chosen(scene, name):
     return victim, next(ready.pid for ready in scene.of(WorkerReady, worker=victim.worker))
 
 
-@pytest.mark.parametrize("killed", [*(name for name in SERVICES if name != "straggler"), NATS])
+@pytest.mark.parametrize("killed", [*(name for name in SERVICES if name not in {"straggler", "notifier"}), NATS])
 async def test_two_tasks_heal_though_this_is_killed(killed, expected, scene, script, tmp_path):
     names = [f"{killed}-{letter}" for letter in "ab"]
     for name in names:

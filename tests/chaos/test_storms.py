@@ -350,7 +350,7 @@ def found(parts, first, lies=False):
         pytest.param(Parts(worker=Blind), "starts anew", 1, id="shelf-untold"),
         pytest.param(Parts(worker=Littering), "still lies where it was left behind", 143, id="left-and-gone-on"),
         pytest.param(Parts(agent=Hoarding), "still lies where it was left behind", 5, id="nothing-removed"),
-        pytest.param(Parts(agent=Unremembered), "still lies", 2, id="saved-states-forgotten"),
+        pytest.param(Parts(agent=Unremembered), "still lies", 34, id="saved-states-forgotten"),
         pytest.param(Parts(agent=Hopeful), "still lies", 38, id="copies-not-sent"),
         pytest.param(Parts(worker=Rash), "before the last one is safe", 0, id="saved-over-what-is-needed"),
         pytest.param(Parts(worker=Heedless), "was still saving", 18, id="updated-while-saved"),

@@ -5,6 +5,7 @@ import re
 import msgspec
 import pytest
 from unicron_detector import state as detector
+from unicron_notifier import state as notifier
 from unicron_planner import state as planner
 from unicron_registry import state as registry
 from unicron_straggler import state as straggler
@@ -111,6 +112,8 @@ POISONED = [
     (planner.PlannerState, {"nodes": {"n1": {"slots": "many"}}}, "slots"),
     (straggler.State, {"tasks": {"gpt": {"share": float("nan")}}}, "share"),
     (straggler.State, {"tasks": {"gpt": {"streak": -(10**12)}}}, "streak"),
+    (notifier.State, {"since": float("inf")}, "since"),
+    (notifier.State, {"tasks": {"gpt": {"on": {"n1": -1}}}}, "on"),
 ]
 
 

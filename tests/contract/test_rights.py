@@ -20,8 +20,9 @@ from unicron.settings import Settings
 
 ALL = {*SERVICES, "node-1", *rights.PEOPLE}
 CONTROL = set(SERVICES)
-ASKING = {"operator", "user"}
-INSIDE = {*CONTROL, "operator"}
+ASKING = {"operator", "user", "console"}
+ORDERING = {"operator", "console"}
+INSIDE = {*CONTROL, *ORDERING}
 """Who is in the account of what is stored."""
 
 API, REAL = f"{topology.API}.", "$JS.API."
@@ -36,9 +37,9 @@ PUBLISH = {
     "unicron.v1.rpc.registry": {*ASKING, "registry"},
     "unicron.v1.rpc.planner": ASKING,
     "unicron.v1.rpc.node.node-1": ASKING,
-    "unicron.v1.ord.registry": {"operator", "registry"},
-    "unicron.v1.ord.straggler": {"operator"},
-    "unicron.v1.ord.node.node-1": {"operator"},
+    "unicron.v1.ord.registry": {*ORDERING, "registry"},
+    "unicron.v1.ord.straggler": ORDERING,
+    "unicron.v1.ord.node.node-1": ORDERING,
     "unicron.stored.evt.node-1.WorkerExited.gpt": set(),
     "unicron.elsewhere": set(),
     "_INBOX.user.x": set(),
@@ -105,9 +106,9 @@ SUBSCRIBE = {
 
 REQUEST = {
     "unicron.v1.rpc.planner": ASKING,
-    "unicron.v1.ord.planner": {"operator"},
+    "unicron.v1.ord.planner": ORDERING,
     "unicron.v1.rpc.node.node-1": ASKING,
-    "unicron.v1.ord.node.node-1": {"operator"},
+    "unicron.v1.ord.node.node-1": ORDERING,
 }
 
 

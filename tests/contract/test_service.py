@@ -29,6 +29,7 @@ from unicron.contracts.events import (
     NodeHeartbeat,
     NodeJoined,
     NodeLeft,
+    OrderTaken,
     TaskSubmitted,
     WorkerExited,
 )
@@ -39,7 +40,7 @@ from unicron.service import COMMIT_EVERY, Service
 
 NOW = time.time()
 
-OUTCOMES = subjects.events(FailureDetected, AttemptFailed, TaskSubmitted, DeadLetter, Alert)
+OUTCOMES = subjects.events(FailureDetected, AttemptFailed, TaskSubmitted, DeadLetter, OrderTaken, Alert)
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
@@ -600,9 +601,20 @@ async def test_queries_are_answered_and_orders_have_outcomes(world):
     async with running(service(await world.connect()), service(await world.connect())):
         for _ in range(5):  # never by the instance that stands by
             assert (await ask(bus, queries.GetStatus())).text == "0 0"
-        assert (await ask(bus, queries.SubmitTask(spec=spec))).text == "submitted"
-        found = await outcomes(bus, 1, settle=0.1)
-    assert [message.spec for message in found] == [spec]
+        assert (await ask(bus, queries.SubmitTask(spec=spec, by="Åda@laptop"))).text == "submitted"
+        taken, submitted = await outcomes(bus, 2, settle=0.1)
+    assert submitted.spec == spec
+    assert (taken.order, taken.text, taken.by, taken.task) == ("SubmitTask", "submitted", "Åda@laptop", "gpt")
+    assert taken.correlation == submitted.correlation != ""
+
+
+@pytest.mark.parametrize("by", ["two\nlines", "\x1b[2J", "\u202eada", "a" * 257])
+async def test_an_order_by_what_is_no_name_is_refused_and_not_told(world, by):
+    bus = await world.connect()
+    order = queries.SubmitTask(spec=TaskSpec(name="gpt", command=["true"]), by=by)
+    async with running(service(await world.connect())):
+        assert "at `$.by`" in (await ask(bus, order)).error
+        await outcomes(bus, 0, settle=0.1)
 
 
 async def test_queries_that_can_not_be_answered_get_an_error_and_change_nothing(world):
@@ -797,3 +809,26 @@ def test_a_flood_of_what_can_not_be_used_is_summed_up_and_others_are_heard():
     assert attempts(found) == [1]
     assert len(letters) == 11
     assert letters[-1].error == "4,012 more like this: dead letters of n2 that the tally has only counted"
+
+
+# --- what is counted of it -------------------------------------------------------------------------------------------
+
+
+async def test_each_input_is_observed_once_with_what_followed_though_the_core_raises_meanwhile(world):
+    bus, seen = await world.connect(), []
+    counted = service(await world.connect())
+    assert counted.load() is None
+    assert counted.peek(queries.GetStatus()) is None, "it is not active yet"
+    counted.observe = seen.append
+    for number in range(3):
+        await feed(bus, exited(worker="poison" if number == 1 else "w"), number)
+    async with running(counted):
+        found = await outcomes(bus, 4, settle=0.2)
+        load = counted.load()
+    facts = [item for item in seen if item.sequence]
+    assert [item.message.id for item in facts] == ["fact-0", "fact-1", "fact-2"]
+    said = [message for item in facts for message in item.said]
+    stamps = [[(each.id, each.at, each.source, each.correlation) for each in list_] for list_ in (said, found)]
+    assert stamps[0] == stamps[1], "as it went out"
+    assert {type(message) for message in said} == {FailureDetected, DeadLetter, Alert}
+    assert (load.position, load.waiting) == (facts[-1].sequence, 0)

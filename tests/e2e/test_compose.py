@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -80,7 +81,10 @@ class Cluster:
         self._project = f"unicron-test-{uuid.uuid4().hex[:8]}"
         self._port = free_port()
         self.url = f"nats://127.0.0.1:{self._port}"
-        self._environment = {**os.environ, "PWD": str(ROOT), "UNICRON_NATS_PORT": str(self._port)}
+        console = free_port()
+        self.console = f"http://127.0.0.1:{console}"
+        ports = {"UNICRON_NATS_PORT": str(self._port), "UNICRON_CONSOLE_PORT": str(console)}
+        self._environment = {**os.environ, "PWD": str(ROOT), **ports}
 
     def compose(self, *words: str, limit_s: float = 180) -> str:
         """Run one compose command and return what it printed."""
@@ -196,6 +200,12 @@ async def content(cluster: Cluster, limit_s: float = 60) -> None:
             return
 
 
+def fetched(url: str) -> str:
+    """Return what a browser on the host would get."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.read().decode()
+
+
 def node_of(status: Status, name: str) -> NodeView | None:
     return next((node for node in status.nodes if node.node == name), None)
 
@@ -255,6 +265,9 @@ async def test_a_node_dies_and_comes_back_in_containers(tmp_path):
             status = await wait_for(client, f"training goes on without {victim}", shrunk)
             assert node_of(status, victim).state is NodeState.LOST
             assert victim not in {member.node for member in task_of(status, spec.name).members}
+            failures = json.loads(await asyncio.to_thread(fetched, f"{cluster.console}/api/failures"))
+            assert [victim, [spec.name]] in [[line["node"], line["tasks"]] for line in failures]
+            assert "<title>" in await asyncio.to_thread(fetched, cluster.console)
 
             before = task_of(status, spec.name).iteration
             cluster.docker("start", victim)

@@ -123,8 +123,8 @@ class DetectorHarness:
         )
         return self.feed(fact)
 
-    def collective(self, worker, epoch=0, error="Connection closed by peer"):
-        return self.feed(CollectiveFailed(**self.places[worker], epoch=epoch, iteration=3, error=error))
+    def collective(self, worker, epoch=0, error="Connection closed by peer", iteration=3):
+        return self.feed(CollectiveFailed(**self.places[worker], epoch=epoch, iteration=iteration, error=error))
 
     def stateless(self, worker, epoch=0, error="no source of the state answers"):
         """Let a worker report that nobody could hand it the state it needs."""
@@ -136,7 +136,7 @@ class DetectorHarness:
         told = {"iteration": 3, "place": 0, "replica": 1, "digests": ["a", "b", "a"]}
         return self.feed(StateDiverged(**self.places[worker], epoch=epoch, **told))
 
-    def stall(self, worker, epoch=0, phase="compute", responsive=True, asleep=False):
+    def stall(self, worker, epoch=0, phase="compute", responsive=True, asleep=False, collectives=()):
         fact = WorkerStalled(
             **self.places[worker],
             epoch=epoch,
@@ -146,6 +146,7 @@ class DetectorHarness:
             limit_s=2.0,
             responsive=responsive,
             asleep=asleep,
+            collectives=list(collectives),
         )
         return self.feed(fact)
 

@@ -18,9 +18,9 @@ SPEC = TaskSpec(name="gpt", command=["train.py"], max_workers=2, microbatches=4,
 
 
 @contextlib.contextmanager
-def registry(world):
+def registry(world, *flags):
     command = ["-m", "unicron_registry", "--nats-url", world.settings.nats_url, "--lease-ttl-s", str(LEASE_TTL_S)]
-    process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, *command, *flags], stderr=subprocess.PIPE, text=True)
     try:
         yield process
     finally:

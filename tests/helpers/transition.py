@@ -299,15 +299,15 @@ class Cluster:
         ranks = {rank: m.worker for order in orders for rank, m in zip(order.ranks, order.members, strict=True)}
         assert sorted(ranks) == list(range(first.world_size))
         group = [self.processes[ranks[rank]] for rank in range(first.world_size)]
+        if all(each.epoch >= first.epoch for each in group):  # who has met leaves by itself, whoever is lost then
+            return first.leaving and self.leave(task, first, group)
         if not all(each.living and each.ready for each in group):
             return False
         if all(each.epoch < first.epoch for each in group):
             if not self.can_be_had(task):
                 return False  # they say so, and wait
             self.exchange(task, first, group)
-        rank = next((rank for rank, each in enumerate(group) if each.epoch < first.epoch), None)
-        if rank is None:
-            return first.leaving and self.leave(task, first, group)
+        rank = next(rank for rank, each in enumerate(group) if each.epoch < first.epoch)
         process = group[rank]
         process.epoch = first.epoch
         self.tell(
@@ -327,7 +327,7 @@ class Cluster:
     def leave(self, task, order, group):
         """Let the next of those who are to leave their state behind do so, and say it."""
         due = group[: order.layout.replica_workers * COPIES]
-        process = next((each for each in due if each.left < order.epoch), None)
+        process = next((each for each in due if each.living and each.left < order.epoch), None)
         if process is None:
             return False
         process.left, name = order.epoch, f"{process.name}.{order.epoch}.kept"

@@ -114,5 +114,44 @@ class TelemetryDropped(Message, kw_only=True, frozen=True):
     """The shell could not keep up with telemetry and dropped some: who was not heard may have spoken."""
 
 
-LOCAL = (SetTimer, CancelTimer, TimerFired, Started, BusReconnected, ConnectionLost, TelemetryDropped)
+class Delivered(Message, kw_only=True, frozen=True):
+    """The shell has delivered a notice.
+
+    Attributes:
+        notice: its id.
+        attempts: that this took.
+    """
+
+    notice: str
+    attempts: int = 1
+
+
+class GivenUp(Message, kw_only=True, frozen=True):
+    """The shell has given up delivering a notice; the receiver does not take it, or can't be reached.
+
+    Attributes:
+        notice: its id.
+        reason: why, for a person.
+    """
+
+    notice: str
+    reason: str
+
+
+class Probed(Message, kw_only=True, frozen=True):
+    """The shell wants to know whether its core still takes messages in; nothing follows."""
+
+
+LOCAL = (
+    SetTimer,
+    CancelTimer,
+    TimerFired,
+    Started,
+    BusReconnected,
+    ConnectionLost,
+    TelemetryDropped,
+    Delivered,
+    GivenUp,
+    Probed,
+)
 """Messages between a core and its own shell; they never reach the bus."""

@@ -35,6 +35,7 @@ class StartWorker(Command, kw_only=True, frozen=True):
     Attributes:
         place: part of the model that it builds, for as long as it lives; in which replica, memberships say.
         layout: the shape of that replica.
+        cause: why the task needs it; empty where it is one of its first.
     """
 
     slot: Number
@@ -43,6 +44,7 @@ class StartWorker(Command, kw_only=True, frozen=True):
     spec: TaskSpec
     place: Number = 0
     layout: ParallelLayout = ParallelLayout()
+    cause: Text = ""
 
 
 class StopWorker(Command, kw_only=True, frozen=True):
@@ -170,6 +172,7 @@ class Regroup(Command, kw_only=True, frozen=True):
         since: for each of `members`, the epoch since which its replica has been made up of the same workers.
         leaving: who computes in it finishes the iteration at hand, leaves its state behind, and waits.
         shelf: what others have left behind before, for whose place nobody has a newer state; told to rank 0 alone.
+        cause: why there is a new one; empty for the first.
     """
 
     task: Name
@@ -183,3 +186,4 @@ class Regroup(Command, kw_only=True, frozen=True):
     since: Annotated[list[Number], Many] = []
     leaving: bool = False
     shelf: Shelf | None = None
+    cause: Text = ""

@@ -7,7 +7,7 @@ import msgspec
 from unicron.contracts.base import Message
 from unicron.contracts.failures import Cure, DetectionMethod, FailureStatus, Severity
 from unicron.contracts.plans import Plan
-from unicron.contracts.ranges import Count, Few, Label, Many, Moment, Name, Number, Seconds, Text, Whole
+from unicron.contracts.ranges import Count, Few, Label, Many, Moment, Name, Number, Seconds, Text, Who, Whole
 from unicron.contracts.states import StateRef
 from unicron.contracts.storage import Saving, StoredPart, StoredState
 from unicron.contracts.tasks import Breakage, Member, Slot, TaskSpec, TaskState, WorkerPhase, WorkerStatus
@@ -87,6 +87,7 @@ class WorkerExited(WorkerFact, kw_only=True, frozen=True):
         iteration: iteration it was computing, -1 before the first.
         microbatches_done: microbatches it had finished of that iteration.
         stderr: its last lines of output.
+        collectives: a line for each that was under way when torch's watchdog ended it, from the file that this wrote.
     """
 
     exit_code: Whole | None = None
@@ -96,6 +97,7 @@ class WorkerExited(WorkerFact, kw_only=True, frozen=True):
     iteration: Number = -1
     microbatches_done: Count = 0
     stderr: Annotated[list[Text], Few] = []
+    collectives: Annotated[list[Text], Few] = []
 
 
 class WorkerRaised(WorkerFact, kw_only=True, frozen=True):
@@ -134,8 +136,12 @@ class WorkerStalled(WorkerFact, kw_only=True, frozen=True):
         limit_s: what was allowed: three times its usual microbatch, with a floor.
         responsive: whether it answers; a stopped process does not.
         asleep: all its processes sleep, and it is the only one of its task on its node of which that is so.
-        stacks: where its Python threads were when half of that was over, innermost call first; those that told before
-            their agent could look are empty.
+        stacks: where its Python threads were when half of that was over (a quarter before it was, where it is silent),
+            innermost call first; those that told before their agent could look are empty.
+        collectives: a line for each collective that was under way then in the workers of its task on its node, its own
+            first; then one for each of these that was in none. Of one that is stopped there is no line.
+        silent: nobody watches its script, and it shows no sign of life, as no other of its task on its node does. Told
+            again as long as that lasts: only where all ranks are silent at once they hang.
     """
 
     epoch: Number
@@ -146,6 +152,8 @@ class WorkerStalled(WorkerFact, kw_only=True, frozen=True):
     responsive: bool
     asleep: bool = False
     stacks: Annotated[list[Text], Few] = []
+    collectives: Annotated[list[Text], Few] = []
+    silent: bool = False
 
 
 class WorkerAsleep(WorkerFact, kw_only=True, frozen=True):
@@ -668,6 +676,23 @@ class DeadLetter(Message, kw_only=True, frozen=True):
     subject: Label
     error: Text
     payload: bytes = b""
+
+
+class OrderTaken(Message, kw_only=True, frozen=True):
+    """A service or an agent took an order; what follows from it is in the same chain. Those refused are not told.
+
+    Attributes:
+        order: its type.
+        text: what was answered, for a person.
+        by: who gave it, as they call themselves; empty where they don't.
+        task, node: what it is about, where that is one of them.
+    """
+
+    order: Label
+    text: Text
+    by: Who = ""
+    task: Name = ""
+    node: Name = ""
 
 
 class Alert(Message, kw_only=True, frozen=True):

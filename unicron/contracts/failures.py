@@ -59,6 +59,8 @@ class FailureStatus(Word):
     """The kernel ended a process, for the machine or its container had no memory left."""
     IO_ERROR = "io_error"
     """A disk or a file system fails."""
+    ADDRESS_IN_USE = "address_in_use"
+    """A script wants a port of its own choice that another program on its node has."""
     OTHER_SOFTWARE_ERROR = "other_software_error"
     """Neither hardware nor CUDA nor network: maybe the user's own error."""
     UNKNOWN = "unknown"

@@ -5,13 +5,17 @@ from typing import Annotated
 from msgspec import Meta
 
 from unicron.contracts.base import Record
+from unicron.contracts.notices import NotificationsView
 from unicron.contracts.plans import Plan, Trigger
-from unicron.contracts.ranges import Amount, Count, Few, Label, Many, Moment, Number, Seconds, Text
+from unicron.contracts.ranges import Amount, Count, Few, Label, Many, Moment, Name, Number, Seconds, Text, Who
 from unicron.contracts.states import StateRef
 from unicron.contracts.tasks import Member, NodeState, Slot, TaskSpec, TaskState
 
 MOST_JOIN = 100_000
 """Nodes that a question can have join."""
+
+MOST_LINES = 200
+"""Lines of a log that can be asked for."""
 
 
 class Query(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
@@ -19,7 +23,13 @@ class Query(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
 
 
 class Order(Query, kw_only=True, frozen=True):
-    """Base of the requests that change something: they have subjects, and rights, of their own."""
+    """Base of the requests that change something: they have subjects, and rights, of their own.
+
+    Attributes:
+        by: who gives it, for a person, such as ada@laptop. Who has the right to order can write any name there.
+    """
+
+    by: Who = ""
 
 
 class GetStatus(Query, kw_only=True, frozen=True):
@@ -125,8 +135,33 @@ class GetStraggler(Query, kw_only=True, frozen=True):
     task: Label
 
 
+class GetNotifications(Query, kw_only=True, frozen=True):
+    """Ask the notifier for the latest incidents, and whom it tells of them."""
+
+
+class AcknowledgeIncident(Order, kw_only=True, frozen=True):
+    """Tell the notifier that somebody sees to an incident, so that nobody else is called.
+
+    Attributes:
+        incident: its id, or how only that one begins.
+    """
+
+    incident: Label
+
+
 class GetStates(Query, kw_only=True, frozen=True):
     """Ask an agent which states of tasks lie in its node's memory, whole."""
+
+
+class GetLog(Query, kw_only=True, frozen=True):
+    """Ask an agent for what a worker of its node wrote last, living or ended, as long as its log is there.
+
+    Attributes:
+        lines: at most; of the last 64 KiB.
+    """
+
+    worker: Name
+    lines: Annotated[int, Meta(ge=1, le=MOST_LINES)] = 50
 
 
 class InjectFault(Order, kw_only=True, frozen=True):
@@ -350,7 +385,7 @@ class Reply(Record, kw_only=True, frozen=True):
 
     Attributes:
         error: empty on success, else what was wrong and the cure.
-        status, plan, curve, straggler, states, load: filled in for the queries that ask for them.
+        status, plan, curve, straggler, states, load, log, notifications: filled in for the queries that ask for them.
         text: a line for a person.
     """
 
@@ -361,4 +396,6 @@ class Reply(Record, kw_only=True, frozen=True):
     curve: Curve | None = None
     straggler: StragglerView | None = None
     states: Annotated[list[StateRef], Many] = []
+    log: Annotated[list[Text], Few] = []
     load: Load | None = None
+    notifications: NotificationsView | None = None

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from unicron.printable import shown
+from unicron.printable import STEERING, shown
 
 MOST_NUMBER = 10**9
 """Iterations, epochs, searches, plans: what is counted one by one."""
@@ -61,6 +61,11 @@ Label = Annotated[str, Meta(max_length=4096)]
 
 Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 """For a person."""
+
+LONGEST_WHO = 256
+
+Who = Annotated[str, Meta(max_length=LONGEST_WHO, pattern=rf"^[^\t\n{STEERING}]*\Z")]
+"""Whom a person takes somebody for: any signs that can be shown in one line."""
 
 Few = Meta(max_length=10_000)
 """Things of one node, or lines of a text."""

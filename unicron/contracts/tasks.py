@@ -152,6 +152,12 @@ class Healing(Word):
 WITHOUT_SESSION = frozenset({Healing.RESTART, Healing.IN_PLACE})
 """Ways of scripts that know nothing of Unicron: none of their states is saved, and they say when all is done."""
 
+SILENCE_S = 1800.0
+"""As long as torch has a collective wait, where nobody says otherwise."""
+
+SHORTEST_SILENCE_S = 1.0
+"""A program is looked at four times within its limit: in less, one that only waits for its turn would seem dead."""
+
 
 class TaskSpec(Record, kw_only=True, frozen=True):
     """What a user submits.
@@ -178,6 +184,8 @@ class TaskSpec(Record, kw_only=True, frozen=True):
         layouts: shape of one replica by number of workers, where it depends on that: then these are the sizes that are
             allowed, and `layout` does not count.
         heal: how the workers come back after a failure.
+        silence_s: seconds after which a script without a session is taken to hang if none of its ranks shows any life;
+            0: never.
     """
 
     name: Label
@@ -199,6 +207,7 @@ class TaskSpec(Record, kw_only=True, frozen=True):
     layout: ParallelLayout = ParallelLayout()
     layouts: dict[int, ParallelLayout] = {}
     heal: Healing = Healing.SESSION
+    silence_s: float = SILENCE_S
 
     def shape(self, workers: int) -> ParallelLayout:
         """Return the layout of so many workers."""
@@ -207,6 +216,11 @@ class TaskSpec(Record, kw_only=True, frozen=True):
     def sizes_like(self, shape: ParallelLayout) -> Sequence[int]:
         """Worker counts that are allowed with replicas of this shape, ascending."""
         return [size for size in self.sizes if self.shape(size).is_like(shape)] if self.layouts else self.sizes
+
+    @property
+    def may_be_silent_s(self) -> float:
+        """Seconds that its ranks may all show no sign of life, 0 for ever; a session says itself how far it is."""
+        return self.silence_s if self.heal in WITHOUT_SESSION else 0.0
 
     @property
     def sizes(self) -> Sequence[int]:

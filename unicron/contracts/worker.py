@@ -4,16 +4,17 @@ Each message is a msgpack map behind its length as four bytes, big endian.
 """
 
 import struct
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from unicron.contracts.base import Record
-from unicron.contracts.ranges import Label, Number
+from unicron.contracts.ranges import Few, Label, Number, Text
 from unicron.contracts.states import Shelf, StateRef
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, Seat, WorkerPhase
 from unicron.contracts.timings import Op
 from unicron.errors import InvalidInputError
+from unicron.printable import one_line
 from unicron.proofs import Nonce, Proofs
 
 LENGTH = struct.Struct(">I")
@@ -184,7 +185,13 @@ class FetchState(ToAgent, kw_only=True, frozen=True):
 
 
 class Pong(ToAgent, kw_only=True, frozen=True):
-    """Answer to `Ping`."""
+    """Answer to `Ping`.
+
+    Attributes:
+        collectives: a line for each that is under way, where that was asked.
+    """
+
+    collectives: Annotated[list[Text], Few] | None = None
 
 
 class ToWorker(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
@@ -198,7 +205,7 @@ class Membership(ToWorker, kw_only=True, frozen=True):
         rendezvous, rendezvous_id, world_size, layout: as in `commands.Regroup`.
         member: the worker itself, as others need to know it to take its state.
         since: epoch since which the worker's replica has been made up of the same workers.
-        leaving, shelf: as in `commands.Regroup`; the shelf is told to one rank, which tells the others.
+        leaving, shelf, cause: as in `commands.Regroup`; the shelf is told to one rank, which tells the others.
         secrets: what opens the rendezvous (`proofs.epoch_secrets`), from the worker's own agent; empty where all are
             open. Never on the bus, in a log or on a screen.
     """
@@ -213,6 +220,7 @@ class Membership(ToWorker, kw_only=True, frozen=True):
     since: int = 0
     leaving: bool = False
     shelf: Shelf | None = None
+    cause: str = ""
     secrets: list[bytes] = []
 
     def __repr__(self) -> str:
@@ -228,6 +236,18 @@ class Membership(ToWorker, kw_only=True, frozen=True):
     def seat(self) -> Seat | None:
         """The worker's replica, and its place in there; None where it only takes its state and computes nothing."""
         return self.shape.seat(self.rank) if self.rank < self.shape.workers else None
+
+
+CAUSE = "UNICRON_RESTART_CAUSE"
+"""The variable that tells a program why it begins again; empty where it does not."""
+
+LONGEST_CAUSE = 500
+"""Characters of it."""
+
+
+def told_cause(cause: str) -> str:
+    """Return a cause as a variable may hold it: one line, and nothing that steers a terminal."""
+    return one_line(cause)[:LONGEST_CAUSE]
 
 
 NOWHERE = Membership(
@@ -303,7 +323,13 @@ class ResetFault(ToWorker, kw_only=True, frozen=True):
 
 
 class Ping(ToWorker, kw_only=True, frozen=True):
-    """Are you there? The worker's control thread answers, whatever its script is doing."""
+    """Are you there? The worker's control thread answers, whatever its script is doing.
+
+    Attributes:
+        collectives: and in which collectives?
+    """
+
+    collectives: bool = False
 
 
 _to_agent: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(

@@ -40,6 +40,7 @@ from unicron.contracts.worker import (
     to_worker,
 )
 from unicron.errors import GroupBrokenError, InvalidInputError
+from unicron.train.flight import collectives
 from unicron.train.injected import Injected, exception, raise_in_script
 from unicron.train.phases import FORGOTTEN, greeting
 
@@ -65,6 +66,7 @@ class Channel:
         self.secured: tuple[str, int] | None = None
         self.interrupt: Callable[[Membership], bool] = lambda _: False
         self.reset: Callable[[], None] = lambda: None
+        self.asked: Callable[[Ping], None] = lambda ping: self.send(pong(ping))
         self.injected = Injected()
         threading.Thread(target=self._run, name="unicron-channel", daemon=True).start()
 
@@ -166,7 +168,7 @@ class Channel:
             case Secured():
                 self.secured = (message.name, message.iteration)
             case Ping():
-                self.send(Pong())
+                self.asked(message)
             case _:
                 self._break(message)
 
@@ -201,18 +203,32 @@ def receive(connection: socket.socket, size: int) -> bytes:
     return data
 
 
+def pong(ping: Ping) -> Pong:
+    """Return the answer to a ping."""
+    return Pong(collectives=collectives() if ping.collectives else None)
+
+
 class Told:
     """What a program says that a launcher runs (`unicron.train.launcher`): it goes to that, and from there on."""
 
     iteration = -1
 
     def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
+        self._socket, self._lock = connection, threading.Lock()
+        threading.Thread(target=self._answer, name="unicron-told", daemon=True).start()
 
     def send(self, message: ToAgent) -> None:
         """Tell the launcher; nothing where it is gone, as this process is about to be."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._lock:
             self._socket.sendall(frame(message))
+
+    def _answer(self) -> None:
+        """Say what the launcher asks, whatever the program is doing."""
+        with contextlib.suppress(OSError, EOFError, InvalidInputError):
+            while True:
+                asked = to_worker(receive(self._socket, length_of(receive(self._socket, LENGTH.size))))
+                if isinstance(asked, Ping):
+                    self.send(pong(asked))
 
 
 _channel: Channel | None = None

@@ -8,6 +8,7 @@ sockets that appeared while the groups were formed. NCCL has an abort of its own
 import atexit
 import contextlib
 import ctypes
+import gc
 import os
 import socket
 import threading
@@ -34,6 +35,10 @@ GPU_POLL_S = 0.0002
 GIVE_UP_S = 0.15
 """How long an interrupted call may take to come back, before it is abandoned."""
 
+
+# A process that the script forks, to load data say, has none of our threads. Were garbage of ours collected there, gloo
+# would take a group of an earlier membership down, and wait for its threads for ever.
+os.register_at_fork(after_in_child=gc.freeze)
 
 QUIET_S, PROBE_S, PROBES = 5, 2, 5
 """After so many seconds without a word a peer's machine is probed, and given up if it answers none of the probes."""
@@ -67,13 +72,20 @@ class Connections:
             # gloo takes 20 ms to take a group down, which nobody needs to wait for
             self._drop(self._backends)
             self._backends = []
+        with self.more():
+            yield
+
+    @contextlib.contextmanager
+    def more(self) -> Iterator[None]:
+        """Count what is connected in this context to those of this epoch."""
+        older = frozenset(_sockets())
         try:
             yield
         finally:
             there = _sockets()
-            own = frozenset(there) - self._older
+            own = frozenset(there) - older
             with self._lock:
-                self._own = own
+                self._own = own | (self._own or frozenset())
             for inode in own:
                 _keep_alive(there[inode])
 

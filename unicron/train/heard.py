@@ -45,6 +45,10 @@ class Heard:
         """Whether all of them were taken."""
         return self._results is not None and self._next == len(self._results)
 
+    def knows(self, count: int) -> bool:
+        """Return whether the next results are known, and not that there were none."""
+        return self._results is not None and all(self._results[self._next :][:count])
+
     def following(self) -> Results | None:
         """Return the next, None where it is not known."""
         if self._results is None or self.over:

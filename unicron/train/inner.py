@@ -58,7 +58,6 @@ OTHERS = [
     "_get_sequence_number_for_group",
     "set_timeout",
     "abort",
-    "shutdown",
     "_has_hooks",
     "_wait_for_pending_works",
 ]
@@ -137,6 +136,17 @@ class Switched(ProcessGroup):
                 output.copy_(own[self.rank()])
             return Work()
         return self.groups.begin(self, "scatter", (outputs, inputs, *more), named)
+
+    def monitored_barrier(self, *_: Any, **__: Any) -> None:
+        """Wait for all ranks."""
+        self.barrier().wait()
+
+    def shutdown(self) -> None:
+        """Give up what is inside, unless another group has it, too."""
+        inside = self.inside
+        self.empty()
+        if not self.groups.has(inside):
+            inside.shutdown()
 
     @property
     def _device_types(self) -> Any:
@@ -223,8 +233,20 @@ class InnerGroups:
         group = Switched(self, tuple(options.global_ranks_in_group) or tuple(range(size)), rank, size)
         if size == 1:  # nobody can break it
             group.fill(_container(self.device, backend(self.device, HashStore(), rank, size), rank, size))
+        elif self.strict and self.epoch >= 0:  # these ranks meet no other time
+            with self._connections.more():
+                twin = next((each.inside for each in self._groups if each.places == group.places), None)
+                group.fill(twin or self._made(group, self._stores[0]))
         self._groups.append(group)
         return group
+
+    def _made(self, group: Switched, store: Store) -> ProcessGroup:
+        where = PrefixStore("-".join(map(str, group.places)), store), group.rank(), group.size()
+        return _container(self.device, self._connections.connect(self.device, *where), *where[1:])
+
+    def has(self, inside: ProcessGroup) -> bool:
+        """Return whether this is inside of a group."""
+        return any(each.inside is inside for each in self._groups)
 
     @property
     def world(self) -> "Switched":
@@ -257,10 +279,7 @@ class InnerGroups:
             made: dict[tuple[int, ...], ProcessGroup] = {}  # groups of the same ranks share what is inside of them
             for group in (each for each in self._groups if each.size() > 1):
                 if group.places not in made:
-                    where = PrefixStore("-".join(map(str, group.places)), store), group.rank(), group.size()
-                    made[group.places] = _container(
-                        self.device, self._connections.connect(self.device, *where), *where[1:]
-                    )
+                    made[group.places] = self._made(group, store)
                 group.fill(made[group.places])
         # a list of operations that an interrupted batch left behind would swallow later collectives
         c10d._world.pg_coalesce_state.clear()  # noqa: SLF001 torch has no finally there

@@ -10,9 +10,9 @@ in a group of their own; one that breaks is told to the script as torch would.
 
 import contextlib
 import os
+import runpy
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,93 +22,29 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from unicron.contracts.tasks import ParallelLayout
-from unicron.contracts.worker import Finished, Membership, Ready, ToAgent
-from unicron.errors import GroupBrokenError, InvalidInputError
+from unicron.contracts.worker import Finished, Membership, Ready
+from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
 from unicron.train.channel import Channel
 from unicron.train.inner import NAME
+from unicron.train.instrument import NAME as LOOPS
+from unicron.train.instrument import Importing, Program, found
 from unicron.train.iteration import WorkerCore
-from unicron.train.loops import NAME as LOOPS
-from unicron.train.loops import Loops, instrument
+from unicron.train.launcher import Place, variables_of
+from unicron.train.loops import Loops
 from unicron.train.phases import Phase
-from unicron.train.redistribute import Resumption, Standing
 from unicron.train.rendezvous import Rendezvous
-from unicron.train.script_groups import ScriptGroups
+from unicron.train.running import RunningMeans
+from unicron.train.script_groups import ScriptGroups, packed
+from unicron.train.script_shell import AGAIN, GOES_ON, NEW, STANDS, Core, ScriptShell, Shell, SpreadCore, SpreadShell
+from unicron.train.shards import local
 from unicron.train.shell import run
-from unicron.train.timing import PlannedCollection
-from unicron.train.torch_shell import TorchShell
+from unicron.train.state import Fetcher
 
-STANDS, NEW, GOES_ON = "-stands", "new", "goes on"
-"""What ranks of a membership tell those that have just been started."""
-
-
-class Core(WorkerCore):
-    """A worker whose microbatch is always its own: that which has the number of its rank."""
-
-    def _plan(self, standings: list[Standing]) -> Resumption:
-        plan = super()._plan(standings)
-        missing = {microbatch for each in plan.todo for microbatch in each}
-        todo = tuple((rank,) if rank in missing else () for rank in range(len(standings)))
-        return replace(plan, todo=todo)
-
-
-class Shell(TorchShell):
-    """The shell of such a worker: to the core each rank is a replica, though it is a place to all others."""
-
-    inner_groups: ScriptGroups
-
-    def __init__(self, channel: Channel, size: int) -> None:
-        super().__init__(channel, None, size, PlannedCollection(0))
-
-    def flat(self, membership: Membership) -> Membership:
-        """Return a membership as the core is to see it."""
-        return msgspec.structs.replace(membership, layout=ParallelLayout(replicas=membership.world_size))
-
-    @property
-    def place(self) -> int:
-        """Each has the whole model."""
-        return 0
-
-    @property
-    def saves(self) -> bool:
-        """States of such scripts are not saved: their loops can't go back."""
-        return False
-
-    async def await_membership(self, above: int) -> Membership:
-        """Block until there is a membership newer than epoch `above`."""
-        return self.flat(await super().await_membership(above))
-
-    async def form(self, membership: Membership) -> None:
-        """Meet the others, and form the group of the script's own collectives anew.
-
-        Raises:
-            ConnectionAbortedError: a new rank could not be given what collectives gave, so that all are to begin again.
-        """
-        if not self.protected["loops"].reachable:
-            raise ConnectionAbortedError(
-                "what a collective of this script gave since the head of its loop's body can't be given to a new rank: "
-                "it was more than 1 MiB, or not the same on all ranks"
-            )
-        Rendezvous(membership, STANDS).set(f"{membership.rank}", GOES_ON)
-        await super().form(membership)
-        if self.inner_groups.epoch != membership.epoch:
-            self.inner_groups.form(membership.epoch, lambda: Rendezvous(membership, "-script"))
-            self.inner_groups.strict = True
-
-    def interrupted(self, membership: Membership) -> bool:
-        """Leave what a newer membership replaces."""
-        script = self.inner_groups.cut(membership.epoch)
-        return (hasattr(self, "group") and self.group.abort_below(membership.epoch)) or script
-
-    def say(self, message: ToAgent) -> None:
-        """Tell the agent. That a worker is ready it was told as its script asked for its group."""
-        if not isinstance(message, Ready):
-            super().say(message)
-
-    def update(self, *, void: bool = False) -> None:
-        """Leave it to the script."""
+SPREADING = "torch.distributed.fsdp._fully_shard._fsdp_state"
+"""Where torch keeps what `fully_shard` makes of a module."""
 
 
 def alike(module: torch.nn.Module) -> None:
@@ -125,19 +61,22 @@ class InPlace:
         channel: to the agent.
     """
 
+    _shell: ScriptShell
+    _core: WorkerCore
+    _met: Membership
+
     def __init__(self, channel: Channel) -> None:
         layout = msgspec.json.decode(os.environ["UNICRON_LAYOUT"], type=ParallelLayout)
         self.rank, self.size = int(os.environ["UNICRON_PLACE"]), layout.replica_workers
         self._channel, self._layout = channel, layout
         self.loops = Loops(self.rank, self._begin)
-        self._shell = Shell(channel, self.size)
-        self._core = Core(self._shell, int(os.environ["UNICRON_ITERATIONS"]), self.size)
         self._inner: ScriptGroups | None = None
-        self._models: list[DistributedDataParallel] = []
+        self._models: list[torch.nn.Module] = []
+        self._spread: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._others: list[Any] = []
         self._loss: torch.Tensor | None = None
-        self._queued = self._computing = False
+        self._queued = self._computing = self._empty = False
         self._waits: Rendezvous | None = None
         self._waits_in = -1
 
@@ -146,10 +85,14 @@ class InPlace:
     def meet(self) -> None:
         """Form the script's group, where all ranks are new; else have a ghost of it until its loops begin."""
         if self._inner is not None:
-            raise RuntimeError("trying to initialize the default process group twice!")
+            raise ValueError("trying to initialize the default process group twice!")
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._channel.send(Ready())
-        self._inner = self._shell.inner_groups = ScriptGroups(self._layout, self.rank, device, self.loops, self._go_on)
+        self._inner = ScriptGroups(self._layout, self.rank, device, self.loops, self._go_on)
+        self._be(Shell(self._channel, self.size, self._inner), Core)
+        if spreading := sys.modules.get(SPREADING):  # takes a group, so that all of it comes later
+            kind = spreading.FSDPState
+            kind.init = _also(kind, lambda state: self.spreads(state._modules), "init")  # noqa: SLF001 it tells nobody
         self._channel.interrupt = self._interrupt
         above = -1
         while True:
@@ -159,14 +102,38 @@ class InPlace:
                 self._meet(membership, self._inner)
             except GroupBrokenError:  # somebody was lost, and there is a newer one soon
                 continue
+            self._met = membership
             return
 
+    def _be(self, shell: ScriptShell, core: type[WorkerCore]) -> None:
+        self._shell = shell
+        self._core = core(shell, int(os.environ["UNICRON_ITERATIONS"]), self.size if core is Core else 1)
+
     def _meet(self, membership: Membership, inner: ScriptGroups) -> None:
-        if all(each == NEW.encode() for each in self._wait_for(STANDS, membership, NEW)):
+        told = self._wait_for(STANDS, membership, self._stands(membership))
+        others = [each for each in told if each.startswith(GOES_ON)]
+        if others:
+            inner.come_late(others[0].removeprefix(GOES_ON))
+        else:
+            if again := next((each for each in told if each != NEW), None):
+                inner.come_again(again.removeprefix(AGAIN))
             inner.form(membership.epoch, lambda: Rendezvous(membership, "-script"))
             inner.strict = True
 
-    def _wait_for(self, part: str, membership: Membership, value: str) -> list[bytes]:
+    def _stands(self, membership: Membership) -> bytes:
+        """Return what to tell the others: who knows of a saved state, what collectives had given by then."""
+        if membership.shelf is None:
+            return NEW
+        fetcher = Fetcher(self._channel)
+        try:
+            found = fetcher.fetch([ref for ref in membership.shelf.states if ref.place == 0], membership.epoch)
+            return AGAIN + packed(found["objects"]["groups"]["setup"])
+        except (StateTransferError, LookupError, TypeError, AttributeError):  # whoever loads it says what is wrong
+            return NEW
+        finally:
+            fetcher.let_go()
+
+    def _wait_for(self, part: str, membership: Membership, value: bytes) -> list[bytes]:
         """Tell the others something, and return what each of them has told.
 
         Raises:
@@ -185,14 +152,30 @@ class InPlace:
             waits.cut()
         return self._shell.interrupted(membership)
 
+    @property
+    def is_given(self) -> bool:
+        """Whether this rank comes later, and the others have the script's next two collectives behind them."""
+        return self._inner is not None and self._inner.knows(2)
+
     # --- what the script makes ---------------------------------------------------------------------------------------
 
     def made(self, model: DistributedDataParallel) -> None:
-        """Note a model, whose gradients are to be reduced."""
-        self._models.append(model)
+        """Note a model, whose gradients are to be reduced; have all ranks have the parameters of the first."""
+        if self._inner is not None:  # who comes later gets them with the state
+            self._inner.heeded = False
+            alike(model.module)
+            self._inner.heeded = True
+        self._models.append(model.module)
         for parameter in model.module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(lambda _: self._has_gradient(model))
+
+    def spreads(self, modules: Iterable[torch.nn.Module]) -> None:
+        """Note modules whose parameters were spread over the ranks; those that are within others come first."""
+        for module in modules:
+            within = {id(each) for each in module.modules()}
+            self._spread = [each for each in self._spread if id(each) not in within] + [module]
+            module.register_forward_pre_hook(lambda *_: self.forward(), prepend=True)
 
     def optimizes(self, optimizer: torch.optim.Optimizer) -> None:
         """Note an optimizer."""
@@ -204,20 +187,25 @@ class InPlace:
 
     def _begin(self) -> None:
         """Meet the others, as the first loop begins; have the state that they have."""
-        if not (self._models and self._optimizers and self._inner is not None):
+        kinds = bool(self._models) + bool(self._spread)
+        if not (kinds == 1 and self._optimizers and self._inner is not None):
             raise InvalidInputError(
-                "`heal: in-place` needs a script that calls init_process_group, makes a DistributedDataParallel and an "
-                "optimizer, and then begins its training loop"
+                "`heal: in-place` needs a script that calls init_process_group, makes its models either "
+                "DistributedDataParallel or spreads them by fully_shard (imported before that), makes an optimizer, "
+                "and then begins its training loop"
             )
-        for model in self._models:
-            if any(name.endswith("running_mean") for name, _ in model.named_buffers()):
-                raise InvalidInputError(
-                    "`heal: in-place` can't keep the running means of BatchNorm the same: use GroupNorm or LayerNorm, "
-                    "or set `heal: restart`"
-                )
         others = {f"other{number}": each for number, each in enumerate([*self._optimizers[1:], *self._others])}
-        models = torch.nn.ModuleList([each.module for each in self._models])
-        self._shell.protect({"model": models, "optimizer": self._optimizers[0], "loops": self.loops, **others})
+        models = torch.nn.ModuleList(self._models or self._spread)
+        own = {"optimizer": self._optimizers[0], "loops": self.loops, "groups": self._inner}
+        self._inner.know([*models.parameters(), *models.buffers()])
+        if self._spread:
+            self._inner.in_parts = True
+            self._be(SpreadShell(self._channel, self._inner), SpreadCore)
+        else:
+            self._means = own["means"] = RunningMeans(models, first=self.rank == 0, ranks=self.size)
+            if self._means.carrier is not None:
+                models.append(torch.nn.ParameterList([self._means.carrier]))
+        self._shell.protect({"model": models, **own, **others})
         self._channel.interrupt = self._interrupt
         run(self._core.start())
         if self._core.phase is Phase.TAKEN:
@@ -226,17 +214,22 @@ class InPlace:
     # --- an iteration ------------------------------------------------------------------------------------------------
 
     def forward(self) -> None:
-        """Begin an iteration, unless it has begun."""
-        if self._computing:
+        """Begin an iteration, unless it has begun, or the model is evaluated."""
+        if self._computing or not torch.is_grad_enabled():
             return
-        if any(each.grad is not None and each.grad.any() for each in self._parameters()):
+        if not self.loops.begun:
             raise InvalidInputError(
-                "this iteration begins with gradients, which nobody else has: call zero_grad() after each update, and "
-                "accumulate in no_sync(), or set `heal: restart`"
+                "`heal: in-place` sees no training loop around this model: it looks for one that calls `backward()` in "
+                "the file that is run and in those beside it (of a package, in all of it, if it is run by `-m`), and "
+                "knows those of transformers.Trainer and Lightning; else set `heal: restart`"
             )
         if self._core.phase is Phase.REDUCED:  # an update that a scaler of the loss left out
             run(self._core.step())
         self.loops.mark()
+        self._empty = False
+        self._channel.injected.begin()
+        if not self._spread:
+            self._means.begin()
         while not self._computing:
             self._core.enter()
             self._computing = run(self._core.next_microbatch()) is not None
@@ -244,7 +237,7 @@ class InPlace:
                 raise GroupBrokenError("this iteration was finished without this rank")
 
     def _parameters(self) -> Iterator[torch.nn.Parameter]:
-        return (each for model in self._models for each in model.module.parameters())
+        return (each for model in (*self._models, *self._spread) for each in model.parameters())
 
     def _has_gradient(self, model: DistributedDataParallel) -> None:
         if model.require_backward_grad_sync and not self._queued:
@@ -254,23 +247,48 @@ class InPlace:
     def _reduce(self) -> None:
         """Finish the backward pass: have the mean gradient of all ranks."""
         self._queued = self._computing = False
-        self.loops.caught_up()
+        self._channel.injected.end()
+        self.loops.reduced()
+        self._means.give()
         self._shell.computed(self._loss)
         self._core.computed()
         if run(self._core.next_microbatch()) is not None:
             raise GroupBrokenError("what this rank computed was dropped, and can't be computed again in place")
+        self._means.take()
 
     def _go_on(self, error: GroupBrokenError) -> bool:
         """Go to the next membership from a collective of the script; return whether a new rank comes there, too."""
-        if self._core.phase not in {Phase.BETWEEN, Phase.OPEN} or not (self._computing or self.loops.open):
+        among = self.loops.begun and not self._spread and self._core.phase in {Phase.BETWEEN, Phase.OPEN}
+        if not among or not (self._computing or self.loops.open):
             return False
         if not self._computing:
             self.loops.unmark()
         run(self._core.rejoin(error))
         return self._core.phase is Phase.OPEN or not self._computing
 
+    def updates(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have all ranks agree that they go on, before any of them updates its part of a model that is spread."""
+        if self._spread and self._computing and optimizer in self._optimizers:
+            self._computing = False
+            self._channel.injected.end()
+            self.loops.reduced()
+            self._shell.computed(self._loss)
+            self._core.computed()
+            run(self._core.next_microbatch())
+
     def computes(self, loss: torch.Tensor) -> None:
-        """Note the loss of a backward pass."""
+        """Note the loss of a backward pass.
+
+        Raises:
+            InvalidInputError: it is its iteration's first, and there are gradients: a new rank would not have them.
+        """
+        if self._computing and not self._empty:
+            if any(each.grad is not None and local(each.grad).any() for each in self._parameters()):
+                raise InvalidInputError(
+                    "this iteration begins with gradients, which nobody else has: call zero_grad() before the first "
+                    "backward pass, and accumulate in no_sync(), or set `heal: restart`"
+                )
+            self._empty = True
         self._loss = loss.detach().mean()
 
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
@@ -279,26 +297,34 @@ class InPlace:
             run(self._core.step())
 
     def finish(self) -> None:
-        """Say that the script is done, once it is on all ranks: who ends closes connections that others may yet use."""
-        if self._core.epoch >= 0:
+        """Say that the script is done, once it is on all ranks: who ends closes connections that others may yet use.
+
+        Raises:
+            InvalidInputError: the others are in a loop that this rank has not come to.
+        """
+        if self._inner is not None:
+            begun = self._core.epoch >= 0
+            if not begun and self._inner.given and not self._inner.again:
+                raise InvalidInputError(
+                    "this script has ended before the loop that the other ranks are in: something is not as it was "
+                    "when they began, such as a file of theirs that it found; let it go on from that, or set "
+                    "`heal: restart`"
+                )
             with contextlib.suppress(GroupBrokenError):
-                self._wait_for("-done", self._core.membership, "")
-        self._shell.leave()
+                self._wait_for("-done", self._core.membership if begun else self._met, b"")
+            if begun:
+                self._shell.leave()
         self._channel.send(Finished(iterations=int(os.environ["UNICRON_ITERATIONS"])))
 
 
 def install(channel: Channel) -> InPlace:
     """Exchange what scripts call; return what is behind it."""
     mine = InPlace(channel)
-    ranks = {
-        "RANK": mine.rank,
-        "WORLD_SIZE": mine.size,
-        "LOCAL_RANK": 0,
-        "LOCAL_WORLD_SIZE": 1,
-        "GROUP_RANK": mine.rank,
-    }
-    os.environ.update({name: str(each) for name, each in ranks.items()}, MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-    begin, backward = dist.init_process_group, torch.autograd.backward
+    device = os.environ["CUDA_VISIBLE_DEVICES"]
+    places = [Place(str(rank), device, "127.0.0.1 0") for rank in range(mine.size)]  # a node each, and nobody to meet
+    os.environ.update(variables_of(mine.rank, places, os.environ["UNICRON_TASK"], 0))
+    begin, hand_out, backward = dist.init_process_group, dist.broadcast_object_list, torch.autograd.backward
+    ask, make = dist.get_backend, dist.new_group
 
     def init_process_group(*arguments: Any, **named: Any) -> None:
         if NAME in arguments:
@@ -306,14 +332,35 @@ def install(channel: Channel) -> InPlace:
         else:
             mine.meet()
 
+    def get_backend(*arguments: Any, **named: Any) -> str:
+        """Say what is inside: scripts ask for what it can do."""
+        found = ask(*arguments, **named)
+        return ("nccl" if torch.cuda.is_available() else "gloo") if found == NAME else found
+
+    def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, **named: Any) -> Any:
+        """Make a group of ours, whatever it is to be: in one of torch's own the ranks would not find each other."""
+        del backend
+        return make(ranks, timeout, None, **named)
+
     def noting(tensors: Any, *arguments: Any, **named: Any) -> None:
         mine.computes(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)))
         backward(tensors, *arguments, **named)
+
+    def broadcast_object_list(objects: list[Any], src: int | None = None, *arguments: Any, **named: Any) -> None:
+        if mine.is_given:  # whose objects these are never looks at what it gets: it gave something else than it has now
+            named.pop("group_src", None)
+            src = (mine.rank + 1) % mine.size
+        hand_out(objects, src, *arguments, **named)
 
     model = _parallel(mine)
     for place, name, mended in (
         (dist, "init_process_group", init_process_group),
         (dist.distributed_c10d, "init_process_group", init_process_group),
+        (dist, "new_group", new_group),
+        (dist.distributed_c10d, "new_group", new_group),
+        (dist, "get_backend", get_backend),  # torch itself asks elsewhere
+        (dist, "broadcast_object_list", broadcast_object_list),
+        (dist.distributed_c10d, "broadcast_object_list", broadcast_object_list),
         (torch.autograd, "backward", noting),
         (torch.nn.parallel, "DistributedDataParallel", model),
         (torch.nn.parallel.distributed, "DistributedDataParallel", model),
@@ -322,8 +369,19 @@ def install(channel: Channel) -> InPlace:
         (torch.amp.GradScaler, "__init__", _also(torch.amp.GradScaler, mine.schedules)),
     ):
         setattr(place, name, mended)
+    register_optimizer_step_pre_hook(lambda optimizer, *_: mine.updates(optimizer))
     register_optimizer_step_post_hook(lambda optimizer, *_: mine.updated(optimizer))
     return mine
+
+
+class Reducer:
+    """What Lightning's manual optimization and Accelerate make ready for a backward pass, which needs nothing here."""
+
+    def prepare_for_backward(self, outputs: Any) -> None:
+        """Do nothing."""
+
+    def _rebuild_buckets(self) -> bool:
+        return False
 
 
 def _parallel(mine: InPlace) -> type[DistributedDataParallel]:
@@ -335,16 +393,19 @@ def _parallel(mine: InPlace) -> type[DistributedDataParallel]:
         def __init__(self, module: torch.nn.Module, *_: Any, **__: Any) -> None:
             torch.nn.Module.__init__(self)
             self.module = module
-            self.require_backward_grad_sync = True
+            self.require_backward_grad_sync, self.static_graph, self.find_unused_parameters = True, False, False
+            self.reducer = Reducer()  # type: ignore[assignment]
             self.device = next(module.parameters()).device
-            alike(module)
             mine.made(self)
 
         def forward(self, *inputs: Any, **named: Any) -> Any:
             """Run the model."""
-            if torch.is_grad_enabled():
-                mine.forward()
+            mine.forward()
             return self.module(*inputs, **named)
+
+        def _get_ddp_logging_data(self) -> dict[str, Any]:
+            """Return nothing; Lightning asks."""
+            return {}
 
         def register_comm_hook(self, *_: Any) -> None:
             """Refuse it."""
@@ -353,9 +414,9 @@ def _parallel(mine: InPlace) -> type[DistributedDataParallel]:
     return InPlaceParallel
 
 
-def _also(kind: type, note: Callable[[Any], None]) -> Callable[..., None]:
+def _also(kind: type, note: Callable[[Any], Any], how: str = "__init__") -> Callable[..., None]:
     """Return what makes such a thing, and notes it."""
-    make = vars(kind)["__init__"]
+    make = vars(kind)[how]
 
     def made(self: Any, *arguments: Any, **named: Any) -> None:
         make(self, *arguments, **named)
@@ -364,13 +425,23 @@ def _also(kind: type, note: Callable[[Any], None]) -> Callable[..., None]:
     return made
 
 
-def execute(channel: Channel, path: str) -> dict[str, Any]:
+def execute(channel: Channel, script: str) -> dict[str, Any]:
     """Run a script as `python script.py` would, in place; return its variables."""
-    mine = install(channel)
-    program = ModuleType("__main__")
-    program.__dict__.update({"__file__": path, LOOPS: mine.loops})
-    sys.modules["__main__"] = program
-    code = compile(instrument(Path(path).read_text(encoding="utf-8"), path), path, "exec")
-    exec(code, program.__dict__)  # noqa: S102 the user's own script
+    path = Path(script)
+    mine, program = install(channel), Program(path.parent, path)
+    sys.meta_path.insert(0, Importing(program, mine.loops))
+    main = ModuleType("__main__")
+    main.__dict__.update({"__file__": str(path), LOOPS: mine.loops})
+    sys.modules["__main__"] = main
+    exec(program.compiled(path.read_bytes(), path), main.__dict__)  # noqa: S102 the user's own script
     mine.finish()
-    return program.__dict__
+    return main.__dict__
+
+
+def execute_module(channel: Channel, name: str) -> dict[str, Any]:
+    """Run a module as `python -m` would, likewise."""
+    mine = install(channel)
+    sys.meta_path.insert(0, Importing(Program(*found(name)), mine.loops))
+    variables = runpy.run_module(name, {LOOPS: mine.loops}, run_name="__main__", alter_sys=True)
+    mine.finish()
+    return variables

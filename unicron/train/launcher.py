@@ -21,18 +21,23 @@ import msgspec
 
 from unicron.contracts.tasks import WorkerPhase
 from unicron.contracts.worker import (
+    CAUSE,
     LENGTH,
     Broken,
     Finished,
     Iterated,
     Joined,
     Membership,
+    Ping,
+    Pong,
     Progress,
     Raised,
     Ready,
     Timed,
+    frame,
     length_of,
     to_agent,
+    told_cause,
 )
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train import channel as channels
@@ -53,6 +58,9 @@ ECHOES = (
     "torch.distributed.DistStoreError",
 )
 """Exceptions that tell of another rank's failure."""
+
+OWN_TEXTS = ("EADDRINUSE",)
+"""Texts of an exception that is this rank's own, though others of its class are echoes."""
 
 ECHO_TEXTS = ("third_party/gloo/", "NCCL communicator was aborted")
 """Texts that do, of any exception: gloo raises plain RuntimeErrors, with the place in its source."""
@@ -87,7 +95,8 @@ class Launcher:
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._starts = 0
         self._echo: Raised | None = None
-        channel.interrupt = self._interrupt
+        self._told: socket.socket | None = None
+        channel.interrupt, channel.asked = self._interrupt, self._asked
 
     def run(self) -> int:
         """Run the program until it has ended by itself; return its exit code, or end as it did."""
@@ -128,7 +137,8 @@ class Launcher:
         """Say that all is done, or end as the program did."""
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
-            signal.signal(number, signal.SIG_DFL) if number not in {signal.SIGKILL, signal.SIGSTOP} else None
+            if number != signal.SIGKILL:
+                signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         code = os.waitstatus_to_exitcode(status)
         if code == 0:
@@ -149,6 +159,14 @@ class Launcher:
                 self._rendezvous.cut()
         return False
 
+    def _asked(self, ping: Ping) -> None:
+        """Answer for the program, which is asked for its collectives; one that is no Python may not hear that."""
+        self._channel.send(Pong())
+        told = self._told
+        if ping.collectives and told is not None:
+            with contextlib.suppress(OSError):
+                told.send(frame(ping), socket.MSG_DONTWAIT)
+
     # --- who else is there -------------------------------------------------------------------------------------------
 
     def _meet(self, membership: Membership) -> dict[str, str]:
@@ -158,7 +176,8 @@ class Launcher:
             mine = msgspec.structs.replace(mine, master=free_address(os.environ["UNICRON_HOST"]))
         found = self._exchange(membership, "place", msgspec.json.encode(mine))
         places = [msgspec.json.decode(each, type=Place) for each in found]
-        return variables_of(membership.rank, places, os.environ["UNICRON_TASK"], self._starts)
+        told = variables_of(membership.rank, places, os.environ["UNICRON_TASK"], self._starts)
+        return {**told, CAUSE: told_cause(membership.cause)}
 
     def _all_are_done(self, membership: Membership) -> bool:
         """Wait until the program has ended well on all ranks; False: on one it has not, and is to begin again on all.
@@ -207,13 +226,14 @@ class Launcher:
             ours.close()
             self._become(us, theirs, variables)
         theirs.close()
+        self._told = ours
         return child, ours
 
     def _become(self, launcher: int, told: socket.socket, variables: dict[str, str]) -> NoReturn:
         """Be the program."""
         code = 1
         try:
-            os.setsid()  # what it starts ends with it
+            os.setpgid(0, 0)  # what it starts ends with it
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != launcher:
                 os._exit(1)
@@ -272,7 +292,7 @@ class Launcher:
                 return True
         if isinstance(message, Iterated | Timed):
             message = msgspec.structs.replace(message, epoch=self._epoch)
-        if isinstance(message, Iterated | Timed | Progress | Raised):
+        if isinstance(message, Iterated | Timed | Progress | Raised | Pong):
             self._channel.send(message)
         return True
 
@@ -285,6 +305,8 @@ def _signal(child: int, number: signal.Signals) -> None:
 
 def is_echo(raised: Raised) -> bool:
     """Return whether an exception tells of the failure of another rank: that one is to be healed, not this."""
+    if any(text in raised.text for text in OWN_TEXTS):
+        return False
     return raised.exception in ECHOES or any(text in raised.text for text in ECHO_TEXTS)
 
 

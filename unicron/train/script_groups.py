@@ -3,7 +3,8 @@
 It comes to where they are by running what they ran, and none of them runs a collective twice for that.
 """
 
-from collections.abc import Callable, Sequence
+import io
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,14 +12,21 @@ import torch
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import GroupBrokenError, InvalidInputError
-from unicron.train.heard import MOST_BYTES, Results
+from unicron.train.heard import MOST_BYTES, Heard, Results
 from unicron.train.inner import InnerGroups, Switched, Work
 from unicron.train.loops import Loops
+from unicron.train.shards import local
 
 ALIKE = frozenset(
     {"_allgather_base", "allgather", "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced", "broadcast"}
 )
 """Collectives after which all ranks have the same."""
+
+OF_PARTS = frozenset({"_allgather_base", "_reduce_scatter_base", "allgather_into_tensor_coalesced"})
+"""Collectives by which `fully_shard` has a model computed."""
+
+LARGE_BYTES = 64 << 10
+"""What is larger, and given before the loops begin, has to be a parameter, as nobody can be given it otherwise."""
 
 
 class ScriptGroups(InnerGroups):
@@ -30,6 +38,11 @@ class ScriptGroups(InnerGroups):
         device: of the model.
         loops: of the script.
         go_on: goes to the next membership, and returns whether what broke may be begun again there.
+
+    Attributes:
+        heeded: what collectives give before the loops begin is kept, for a new rank.
+        again: all ranks have just been started, and go on from what was saved.
+        in_parts: each rank has a part of the model, which it gathers and whose gradient it scatters in its loops.
     """
 
     def __init__(
@@ -42,7 +55,60 @@ class ScriptGroups(InnerGroups):
     ) -> None:
         self._loops, self._go_on = loops, go_on
         self._under_way: list[Collective] = []
+        self._setup, self._late, self.heeded, self.in_parts = Heard(), False, True, False
+        self.again = False
+        self._large: Results = []
         super().__init__(layout, rank, device)
+
+    @property
+    def setup(self) -> bytes | None:
+        """What collectives have given before the loops began, as a new rank is told; None where it can't be."""
+        results = self._setup.saved()
+        return None if results is None or None in results else packed(results)
+
+    @property
+    def given(self) -> bool:
+        """Whether this rank comes later, and the others have the next collective behind them."""
+        return self._loops.given if self._loops.begun else self._late
+
+    def knows(self, count: int) -> bool:
+        """Return whether it is known what the next collectives gave, where this rank is not to have them run."""
+        return self.given and (not self.again or self._loops.begun or self._setup.knows(count))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what collectives have given before the loops began, to be saved with all else."""
+        return {"setup": self._setup.saved()}
+
+    def load_state_dict(self, _: dict[str, Any]) -> None:
+        """Leave it: whoever begins had it before."""
+
+    def come_again(self, setup: bytes) -> None:
+        """Have what collectives gave before the loops of those who saved began; what is not known is run anew by all.
+
+        Raises:
+            InvalidInputError: that was not told so.
+        """
+        self.come_late(setup)
+        self.again = True
+
+    def come_late(self, setup: bytes) -> None:
+        """Have what collectives gave to the others before their loops began.
+
+        Raises:
+            InvalidInputError: that was not told so.
+        """
+        results = torch.load(io.BytesIO(setup), weights_only=True)
+        lists = isinstance(results, list) and all(isinstance(each, list) for each in results)
+        if not lists or not all(isinstance(each, torch.Tensor) for given in results for each in given):
+            raise InvalidInputError("what other ranks tell of their set-up is no list of results")
+        self._setup, self._late = Heard(results), True
+
+    def know(self, parameters: Iterable[torch.Tensor]) -> None:
+        """See whether what was too large to be kept is part of a model, which a new rank has anyway."""
+        known = {local(each).untyped_storage().data_ptr() for each in parameters}
+        if not all(each.untyped_storage().data_ptr() in known for each in self._large):
+            self._setup.add(None)
+        self._large = []
 
     def begin(self, group: Switched, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Work:
         """Begin a collective, or have what it gave to the others.
@@ -52,13 +118,22 @@ class ScriptGroups(InnerGroups):
             InvalidInputError: the others have it behind them, and what it gave is not known.
         """
         begin = partial(super().begin, group, name, arguments, named)
-        if group.size() == 1 or not self._loops.begun:
+        begun = self._loops.begun
+        if group.size() == 1 or not (begun or self.heeded) or (group.ghost and not (begun or self._late)):
+            return begin()
+        if self.in_parts and begun and name in OF_PARTS:
+            if not self._loops.within:
+                self._loops.hear(None)  # nobody who comes later is given a whole model
             return begin()
         outputs: Results | None = [] if name == "barrier" else None
         if name in ALIKE and group is self.world:
             outputs = _tensors(arguments[0])
-        if self._loops.given:
-            _give(outputs, self._loops.following(), name)
+        if self.given:
+            results = self._loops.following() if begun else self._setup.following()
+            if self.again and not (begun or results):
+                return begin()
+            if begun or results != [] or _nbytes(outputs) <= LARGE_BYTES:  # else it is a parameter
+                _give(outputs, results, name)
             return Work()
         collective = Collective(begin, outputs)
         if self._under_way:  # which of them ends first is not told to whoever comes later
@@ -73,7 +148,14 @@ class ScriptGroups(InnerGroups):
             collective.finish(self._go_on)
         finally:
             self._under_way.remove(collective)
-        self._loops.hear(collective.outputs if collective.known else None)
+        results = collective.outputs if collective.known else None
+        if self._loops.begun:
+            self._loops.hear(results)
+        elif _nbytes(results) > LARGE_BYTES:
+            self._large += results or ()
+            self._setup.add([])
+        else:
+            self._setup.add(results)
 
 
 class Collective:
@@ -91,7 +173,7 @@ class Collective:
         self.outputs, self.known = outputs, outputs is not None
         self._begin = begin
         self._work: Work | None = None
-        small = outputs is not None and sum(each.nbytes for each in outputs) <= MOST_BYTES
+        small = outputs is not None and _nbytes(outputs) <= MOST_BYTES
         self._before = [each.clone() for each in outputs or ()] if small else None
 
     def begin(self, go_on: Callable[[GroupBrokenError], bool]) -> None:
@@ -122,15 +204,26 @@ class Collective:
             output.copy_(before)
 
 
+def packed(results: list[Results | None]) -> bytes:
+    """Return what collectives gave as it is told to other ranks; those of whose results nothing is known gave none."""
+    stream = io.BytesIO()
+    torch.save([[one.clone() for one in each or ()] for each in results], stream)
+    return stream.getvalue()
+
+
 def _give(outputs: Results | None, results: Results | None, name: str) -> None:
     shapes = [[(each.shape, each.dtype) for each in tensors or ()] for tensors in (outputs, results)]
     if outputs is None or results is None or shapes[0] != shapes[1]:
         raise InvalidInputError(
-            f"this rank comes later than the others, and what `{name}` gave to them within their training loops is not "
-            "known here: all ranks begin again"
+            f"this rank comes later than the others, and what `{name}` gave to them is not known here: all ranks begin "
+            "again"
         )
     for output, result in zip(outputs, results, strict=True):
         output.copy_(result)
+
+
+def _nbytes(results: Results | None) -> int:
+    return sum(each.nbytes for each in results or ())
 
 
 def _tensors(given: Any) -> Results:

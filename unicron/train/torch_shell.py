@@ -73,13 +73,17 @@ class TorchShell:
 
     def protect(self, protected: dict[str, Any]) -> None:
         """Take the objects that make up the state; "model" and "optimizer" are among them."""
-        parameters = list(protected["model"].parameters())
+        parameters = self.trained(protected["model"])
         self.gradients = Gradients(parameters, self._dtype)
         self.group = Group(parameters[0].device, self._traffic)
         self.recorder = Recorder(parameters[0].device)
         self.protected = protected
         if self._channel is not None:
             self._channel.interrupt, self._channel.reset = self._interrupt, self._reset
+
+    def trained(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
+        """Return the parameters whose gradients are summed over the replicas."""
+        return list(model.parameters())
 
     def inner(self, layout: ParallelLayout) -> "InnerGroups":
         """Return the groups inside of the replica, which are made at the first call."""
@@ -228,13 +232,22 @@ class TorchShell:
         """Which order to store the next state was the last."""
         return self._channel.store_asked if self._channel is not None else 0
 
+    @property
+    def own(self) -> dict[str, Any]:
+        """What of the state this worker is to save."""
+        return self.protected
+
+    def described(self, iteration: int) -> StateRef:
+        """Return what a state is that this worker saves."""
+        return state.described(self._membership, self.place, iteration)
+
     def save(self, iteration: int) -> None:
         """Have a thread save the state."""
         began = time.thread_time()
         if self._saver is None:
             self._saver = saving.Saver(state.directory(), self._told_unprotected)
-        found = saving.set_aside(laid_out(iteration, self.protected), self.protected)
-        ref = state.described(self._membership, self.place, iteration)
+        found = saving.set_aside(laid_out(iteration, self.own), self.own)
+        ref = self.described(iteration)
         if self._channel is not None:
             self._channel.secured = ("", -1)
         saved = partial(self._told_saved, self._membership.epoch)

@@ -53,6 +53,7 @@ from unicron_detector.memberships import Memberships
 from unicron_detector.nodes import TICK_S, Nodes
 from unicron_detector.processes import Processes
 from unicron_detector.report import Reporter
+from unicron_detector.silence import Silence
 from unicron_detector.state import Limits, State
 from unicron_detector.timers import Timer, TimerKind
 
@@ -75,6 +76,7 @@ class DetectorCore(Core):
         self.state: State = state or State()
         self._reporter = Reporter(self.state, limits or Limits())
         self._processes = Processes(self._reporter, rules)
+        self._silence = Silence(self._reporter)
         self._memberships = Memberships(self._reporter)
         self._hardware = Hardware(self._reporter, rules)
         self._nodes = Nodes(self._reporter, self._processes, self._memberships)
@@ -158,6 +160,8 @@ class DetectorCore(Core):
     # --- workers -----------------------------------------------------------------------------------------------------
 
     def _stalled(self, stalled: WorkerStalled) -> list[Message]:
+        if stalled.silent:
+            return self._silence.told(stalled)
         if stalled.responsive and stalled.phase == WorkerPhase.REDUCE:
             return self._memberships.waits(stalled)
         return self._processes.slept(stalled) if stalled.asleep else self._processes.hangs(stalled)

@@ -17,7 +17,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.contracts.tasks import Breakage, Healing
-from unicron_detector.processes import how_it_stalled
+from unicron_detector.processes import first_of, how_it_stalled
 from unicron_detector.report import Reporter
 from unicron_detector.state import Pending, Task
 from unicron_detector.timers import TimerKind
@@ -118,7 +118,7 @@ class Memberships:
             reason=failed.error,
             epoch=failed.epoch,
         )
-        return self._hold(failure, failed.epoch, collective=not of_state)
+        return self._hold(failure, failed.epoch, failed.iteration, collective=not of_state)
 
     def diverged(self, fact: StateDiverged) -> list[Message]:
         """Have a task whose replicas have different states regroup, without delay; its wrong ones are taken anew.
@@ -175,12 +175,12 @@ class Memberships:
             node=stalled.node,
             slot=stalled.slot,
             worker=stalled.worker,
-            reason=how_it_stalled(stalled),
+            reason=how_it_stalled(stalled) + first_of(stalled.collectives),
             epoch=stalled.epoch,
         )
-        return self._hold(failure, stalled.epoch, collective=False)
+        return self._hold(failure, stalled.epoch, stalled.iteration, collective=False)
 
-    def _hold(self, failure: FailureDetected, epoch: int, *, collective: bool) -> list[Message]:
+    def _hold(self, failure: FailureDetected, epoch: int, iteration: int, *, collective: bool) -> list[Message]:
         task = self._reporter.task(failure.task)
         if task.closed or epoch < task.epoch or epoch <= task.failed_epoch or self._books.gone(failure.worker):
             return []
@@ -188,7 +188,8 @@ class Memberships:
         pending = task.pending
         if pending is None:
             timer = self._held(out, failure.task)
-            task.pending = Pending(failure=failure, epoch=epoch, timer=timer, collective=collective)
+            counted = iteration if task.restarts else -1
+            task.pending = Pending(failure=failure, epoch=epoch, timer=timer, collective=collective, iteration=counted)
         elif collective and (not pending.collective or pending.failure.node in self._books.suspects(failure.task)):
             pending.failure, pending.collective = failure, True
         return out + self.settle(failure.task)
@@ -228,8 +229,8 @@ class Memberships:
             out: list[Message] = []
             task.pending.timer = self._held(out, name)
             return out
-        failure, task.pending = task.pending.failure, None
-        return self._reporter.fail(failure, echo=failure.status is not FailureStatus.STATE_TRANSFER_FAILED)
+        failure, iteration, task.pending = task.pending.failure, task.pending.iteration, None
+        return self._reporter.fail(failure, iteration, echo=failure.status is not FailureStatus.STATE_TRANSFER_FAILED)
 
     def renew(self) -> list[Message]:
         """Start all holds anew."""

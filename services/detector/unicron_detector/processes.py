@@ -25,10 +25,17 @@ SLEEPS_S = 5.0
 """At least so long a worker that was told to sleep counts as one that does; its time-out, where that is longer."""
 
 WHERE = 300
-"""Characters of a stack that a failure's reason holds; the fact behind it has all."""
+"""Characters of a stack, or of a collective, that a failure's reason holds; the fact behind it has all."""
 
 SIGNATURES = 64
 """Possible user's errors that are remembered per task."""
+
+OWN_ERRORS = {FailureStatus.OTHER_SOFTWARE_ERROR, FailureStatus.ADDRESS_IN_USE}
+"""What may be the user's own."""
+
+TAKE_ANOTHER = "another program on that node has this port; let the script take MASTER_PORT, which is free, or port 0"
+
+_FRAME = re.compile(r'^  File "([^"<]+)", line (\d+)', re.MULTILINE)
 
 OWN_FAULTS = {signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV}
 """Signals that a program brings upon itself; others come from outside."""
@@ -84,7 +91,7 @@ class Processes:
             return [Alert(text=f"{exited.worker} {how}, after its last iteration", node=exited.node, task=exited.task)]
         tail = "\n".join(exited.stderr)
         verdict = self._rules.classify("", tail) if own_fault(exited) else None
-        if verdict is not None and verdict.status is FailureStatus.OTHER_SOFTWARE_ERROR:
+        if verdict is not None and verdict.status in OWN_ERRORS:
             code = f"signal {exited.signal}" if exited.signal else f"exit code {exited.exit_code}"
             broken = self._user_error(exited, code, f"{exited.worker} {how}", tail)
             if broken:
@@ -122,7 +129,9 @@ class Processes:
             closed = self._reporter.task(raised.task).closed
             told = f"{raised.worker} raised {what}"
             return [] if closed else self._reporter.break_task(raised.task, told, raised.traceback)
-        if verdict.status is FailureStatus.OTHER_SOFTWARE_ERROR:
+        if verdict.status is FailureStatus.ADDRESS_IN_USE:
+            what = f"{what}; in {script_line(raised.traceback)}: {TAKE_ANOTHER}"
+        if verdict.status in OWN_ERRORS:
             broken = self._user_error(raised, what, f"{raised.worker} raised {what}", raised.traceback)
             if broken:
                 return broken
@@ -145,11 +154,12 @@ class Processes:
     def _user_error(self, fact: WorkerExited | WorkerRaised, what: str, told: str, traceback: str) -> list[Message]:
         """Return TaskBroken if another worker ended in the same way at the same iteration, else remember it.
 
-        Of a program that tells of no iterations the other must be of the same membership.
+        Of a program that tells of no iterations the other must be of the same membership, but for what only one rank of
+        each can do: listen where all others find it.
         """
         task = self._reporter.task(fact.task)
         where = f"{fact.iteration}"
-        if task.restarts and fact.iteration <= 0:
+        if task.restarts and fact.iteration <= 0 and TAKE_ANOTHER not in what:
             where = f"{self._reporter.worker(fact.worker, fact.task, fact.node, fact.slot).epoch}."
         signature = f"{where}:{_ADDRESS.sub('0x', what)}"
         digest = blake2b(signature.encode(errors="replace"), digest_size=16).hexdigest()
@@ -200,10 +210,16 @@ class Processes:
                 node=stalled.node,
                 slot=stalled.slot,
                 worker=stalled.worker,
-                reason=f"{how_it_stalled(stalled)}, and it {answers}{where}",
+                reason=f"{how_it_stalled(stalled)}, and it {answers}{where}{first_of(stalled.collectives)}",
             ),
             stalled.iteration,
         )
+
+
+def script_line(traceback: str) -> str:
+    """Return the innermost line of a traceback that is in no installed package."""
+    own = [f"{path}:{line}" for path, line in _FRAME.findall(traceback) if "/site-packages/" not in path]
+    return own[-1] if own else "a line that is not known"
 
 
 def number_of(worker: str, task: str) -> int:
@@ -229,8 +245,14 @@ def how_it_ended(exited: WorkerExited) -> str:
         how = "ended, nobody knows how"
     else:
         how = f"exited with code {exited.exit_code}"
+    how += first_of(exited.collectives)
     last = next((line.strip() for line in reversed(exited.stderr) if line.strip()), "")
     return f'{how}; its last line was "{last}"' if last else how
+
+
+def first_of(collectives: list[str]) -> str:
+    """Return the first line of those that tell of collectives as the end of a sentence, if there is one."""
+    return f"; under way: {collectives[0][:WHERE]}" if collectives else ""
 
 
 def how_it_stalled(stalled: WorkerStalled) -> str:

@@ -70,19 +70,22 @@ class Reporter:
         out.append(SetTimer(name=name, after_s=after_s))
         return name
 
-    def fail(self, failure: FailureDetected, iteration: int = -1, *, echo: bool = False) -> list[Message]:
+    def fail(
+        self, failure: FailureDetected, iteration: int = -1, *, echo: bool = False, idle_s: float = 0.0
+    ) -> list[Message]:
         """Report the failure of a worker, at the severity to which its predecessors have raised it.
 
         Args:
             failure: as it would be met by itself.
             iteration: in which the worker was, -1 where that is not known.
             echo: by its nature it follows from another one, if the task has had one just before.
+            idle_s: for so long the task has not come further.
         """
         now, window_s, attempts = self.state.now, self.limits.window_s, self.limits.attempts
         task = self.task(failure.task)
         if task.closed or failure.node in self.state.lost or self.books.gone(failure.worker):
             return []
-        if why := self._no_progress(task, failure, iteration):
+        if why := self._no_progress(task, failure, iteration, idle_s):
             return self.break_task(failure.task, why)
         climbed, cause = False, self._cause(failure.task) if echo else None
         if failure.severity is Severity.SEV3:
@@ -105,13 +108,13 @@ class Reporter:
         task.last = failure
         return self.report(failure, echo=echo)
 
-    def _no_progress(self, task: Task, failure: FailureDetected, iteration: int) -> str:
+    def _no_progress(self, task: Task, failure: FailureDetected, iteration: int, idle_s: float) -> str:
         """Return that, and how, the task has failed in one iteration too often; empty where it has not."""
         worker = self.state.workers.get(failure.worker)
         if worker is None or worker.epoch < 0:
             return ""
         how = f"{failure.worker} on {failure.node}: {failure.reason.splitlines()[0][:160] if failure.reason else ''}"
-        lasted = task.restarts and self.state.now - task.standstill.met_at > LASTED_S
+        lasted = task.restarts and self.state.now - task.standstill.met_at - idle_s > LASTED_S
         times = task.standstill.failed(iteration, worker.epoch, how, lasted=lasted)
         if times < self.limits.no_progress:
             return ""

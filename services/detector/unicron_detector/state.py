@@ -105,6 +105,22 @@ class Worker(msgspec.Struct, kw_only=True, omit_defaults=True):
     gone_at: Moment | None = None
 
 
+class Silent(msgspec.Struct, kw_only=True, array_like=True):
+    """A worker that shows no sign of life.
+
+    Attributes:
+        since: when it showed the last one.
+        at: when it was told of last.
+        stopped: one of its processes is.
+        where: its script was then, innermost call first; empty where nobody can see that.
+    """
+
+    since: Moment
+    at: Moment
+    stopped: bool
+    where: Text
+
+
 class Pending(msgspec.Struct, kw_only=True):
     """A severity 3 failure that waits for a better explanation.
 
@@ -112,12 +128,14 @@ class Pending(msgspec.Struct, kw_only=True):
         epoch: of the membership in which it happened.
         timer: name of the timer that ends the wait.
         collective: a collective broke, so a process on another node died or a link did; else somebody only waits.
+        iteration: in which it happened, where that counts: of a program that begins anew each time; else -1.
     """
 
     failure: FailureDetected
     epoch: Number
     timer: str
     collective: bool
+    iteration: Number = -1
 
 
 class Task(msgspec.Struct, kw_only=True):
@@ -136,6 +154,7 @@ class Task(msgspec.Struct, kw_only=True):
         away: workers whose scripts are busy before an iteration: its membership and number.
         sleepers: workers that were told to sleep in the middle of a microbatch, and when.
         common: the last iteration in which several were told to.
+        silent: workers of which was told that they show no sign of life.
         standstill: the iteration in which it fails again and again.
         not_finite: iterations in a row whose loss is no number.
         last: the failure reported last, on which a failed attempt builds.
@@ -154,6 +173,7 @@ class Task(msgspec.Struct, kw_only=True):
     away: dict[str, tuple[Number, Number]] = {}
     sleepers: dict[str, Moment] = {}
     common: Number = -1
+    silent: dict[str, Silent] = {}
     standstill: Standstill = msgspec.field(default_factory=Standstill)
     not_finite: Count = 0
     last: FailureDetected | None = None
@@ -193,6 +213,10 @@ class State(msgspec.Struct, kw_only=True):
         known = self.tasks.get(task)
         ordered = self.starting.get(node, {}).get(slot) == Starting(worker=worker, task=task)
         return known is not None and (ordered or known.started is None)
+
+    def starts(self, task: str) -> bool:
+        """Return whether a worker of a task was ordered of which nothing has been heard yet."""
+        return any(each.task == task for there in self.starting.values() for each in there.values())
 
     def forget(self, window_s: float) -> None:
         """Drop what lies before the window, but for workers: their records are the books' to drop."""

@@ -265,6 +265,10 @@ class RegistryCore(Core):
         nodes = sorted(self.state.nodes.values(), key=lambda view: view.node)
         return Status(nodes=nodes, tasks=list(self.state.tasks.values()), plan=self.state.plan)
 
+    def believes(self, message: Message) -> bool:
+        """Return whether telemetry is of a task that there is."""
+        return not isinstance(message, IterationFinished) or message.task in self.state.tasks
+
     # --- tasks: facts ------------------------------------------------------------------------------------------------
 
     def _plan(self, decided: PlanDecided) -> list[Message]:

@@ -114,6 +114,7 @@ class Switches:
 
     async def _obey(self, name: str, owner: int, task: str, order: str, iteration: int) -> None:
         give = ORDERS["rewind-N" if order.startswith("rewind-") else order]
+        self._client.by = f"user {owner}, by the file {name}"
         try:
             text = await give(self._client, task, iteration)
         except (InvalidInputError, BusUnavailableError) as error:

@@ -152,13 +152,14 @@ class TransitionCore(Core):
             if 0 <= failure.epoch < run.membership.epoch:
                 return []  # what broke was given up meanwhile: its members were told to form a new one
             run.membership.broken = True  # reattempt in place: the same members, a new epoch
+            run.recovers(failure.at, _cause(failure))
         elif failure.worker in run.workers:
+            run.failed[failure.worker] = failure.node
+            run.recovers(failure.at, _cause(failure))
             out += stop(self.state, run, run.workers[failure.worker], failure.reason)
         elif failure.worker not in run.membership.group:
             return []  # that process was replaced already
         run.saves.failures += 1
-        if run.failed_at is None:
-            run.failed_at = failure.at
         return out + self._settle([failure.task]) + move(self.state, run, Cause.FAILURE, failure.reason)
 
     def _node_failure(self, failure: FailureDetected) -> list[Message]:
@@ -169,6 +170,7 @@ class TransitionCore(Core):
         ]
         for run in hit:
             run.saves.failures += 1
+            run.recovers(failure.at, _cause(failure))
         out = self._lose_node(failure.node, failure.at)
         return out + [message for run in hit for message in move(self.state, run, Cause.FAILURE, failure.reason)]
 
@@ -186,9 +188,9 @@ class TransitionCore(Core):
                 continue
             self.state.aim(run, share.slots)
             run.aimed = shape.with_workers(0)
-            if run.failed_at is None:
-                run.failed_at = decided.at
-            changed.append((run, share.reason or decided.plan.trigger))
+            reason = share.reason or decided.plan.trigger
+            run.recovers(decided.at, reason if run.membership.epoch >= 0 else "")
+            changed.append((run, reason))
         out = self._settle([*self._lodgers(run for run, _ in changed), *(run.spec.name for run, _ in changed)])
         for run, reason in changed:
             if self._as_wanted(run):  # an earlier plan is taken back before anybody moved
@@ -289,8 +291,8 @@ class TransitionCore(Core):
         if run.membership.broken and fact.iteration == run.saves.before:
             return []  # others said so before; but a worker that missed that may have brought it in again
         rule_out(run, fact)
-        run.failed_at = run.failed_at or fact.at
         reason = f"iteration {fact.iteration} from {fact.copies} is no good: {fact.reason}"
+        run.recovers(fact.at, reason)
         return self._settle([fact.task]) + move(self.state, run, Cause.FAILURE, reason)
 
     def _complete(self, run: TaskRun, at: float) -> list[Message]:
@@ -342,6 +344,8 @@ class TransitionCore(Core):
     def _exited(self, exited: WorkerExited) -> list[Message]:
         """A process is gone. Whether that is a failure is for the detector to say; an expected end frees the slot."""
         run = self.state.tasks.get(exited.task)
+        if run is not None and run.failed.get(exited.worker) == exited.node:
+            del run.failed[exited.worker]
         if run is None or exited.worker not in run.workers:
             return []
         if exited.worker in run.membership.through:
@@ -409,6 +413,13 @@ class TransitionCore(Core):
         out += settle(self.state, [run.spec.name for run in runs if not run.state.ended])
         vain = [(run.spec.name, why) for run in runs if (why := nothing_is_left(run))]
         return out + [message for name, why in vain for message in self._end(name, Cause.OWN_FAULT, why)]
+
+
+def _cause(failure: FailureDetected) -> str:
+    """Return a failure as programs are told of it that begin again: whose it was, and what."""
+    who = failure.node if failure.severity is Severity.SEV1 else failure.worker
+    named = failure.severity is Severity.SEV3 or failure.reason.startswith(who)
+    return failure.reason if named else f"{who}: {failure.reason}"
 
 
 def _attempt_failed(task: str, action: Cure, worker: WorkerRun, reason: str) -> AttemptFailed:

@@ -137,6 +137,7 @@ class Saves(msgspec.Struct, kw_only=True):
         held: for each worker that saves or saved, the nodes where that may lie.
         wrote: on which node each of them was that was ordered to.
         secured: workers whose copies are whole since they were ordered last.
+        whole: copies of some worker were, at any time.
         short: there are fewer nodes than copies wanted.
         searches: counts them.
         search: that is on, or was in vain; None while somebody living has all of the state.
@@ -157,6 +158,7 @@ class Saves(msgspec.Struct, kw_only=True):
     held: dict[str, dict[str, None]] = {}
     wrote: dict[str, str] = {}
     secured: dict[str, None] = {}
+    whole: bool = False
     short: bool = False
     searches: Count = 0
     search: Search | None = None

@@ -23,6 +23,8 @@ def admitted(state: TransitionState, node: NodeAdmitted) -> list[Message]:
     )
     state.regroup_nodes()
     alive = {status.worker: status for status in node.workers}
+    for run in state.tasks.values():
+        run.failed = {name: where for name, where in run.failed.items() if where != node.node or name in alive}
     for run in state.on(node.node):
         forget_orders(run, node.node)
         run.saves.search = None
@@ -87,8 +89,7 @@ def lose_worker(state: TransitionState, run: TaskRun, name: str, at: float) -> N
     """Forget a worker, and what it had."""
     state.drop(run, name)
     run.membership.lose(name)
-    if run.failed_at is None:
-        run.failed_at = at
+    run.recovers(at, f"{name} is gone")
 
 
 def _catch_up(run: TaskRun, worker: WorkerRun, status: WorkerStatus) -> None:
@@ -110,7 +111,13 @@ def _take_back(state: TransitionState, node: str, status: WorkerStatus) -> bool:
     number = status.worker.rpartition("-")[2]
     earlier = not number.isdecimal() or int(number) <= run.before
     place, worker = _place_held(status), _worker(node, status)
-    if earlier or place is None or worker.slot in state.occupied or run.shelf is not None:
+    if (
+        earlier
+        or status.worker in run.failed
+        or place is None
+        or worker.slot in state.occupied
+        or run.shelf is not None
+    ):
         return False
     if place in run.states.places(run.workers) or not worker.layout.is_like(run.present):
         return False

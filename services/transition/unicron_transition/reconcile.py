@@ -8,8 +8,9 @@ from collections.abc import Iterable
 
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Regroup, StartWorker
-from unicron.contracts.tasks import SlotRef
-from unicron_transition.deadlines import Deadline, Wait
+from unicron.contracts.events import Alert
+from unicron.contracts.tasks import Healing, SlotRef
+from unicron_transition.deadlines import Wait
 from unicron_transition.evacuation import evacuate
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.orders import remove, stop_order
@@ -192,10 +193,20 @@ def _order(state: TransitionState, run: TaskRun) -> list[Message]:
             since=[run.membership.since_of(rank) for rank in ranks],
             leaving=run.membership.leaving,
             shelf=run.shelf if 0 in ranks else None,
+            cause=run.cause if run.membership.epoch > 0 else "",
         )
         for node, ranks in on.items()
     ]
-    return [*orders, Deadline(Wait.REGROUP, run.spec.name).set()]
+    return [*orders, *_anew(run), *run.wait(Wait.REGROUP)]
+
+
+def _anew(run: TaskRun) -> list[Message]:
+    """Tell that a program in place begins from its beginning, as nobody has a state of it and none was saved whole."""
+    began = run.spec.heal is Healing.IN_PLACE and run.membership.epoch > 0 and bool(run.membership.met)
+    if not began or run.shelf is not None or run.saves.whole or run.states.places(run.membership.group):
+        return []
+    text = f"of what task {run.spec.name} has computed no whole copy was saved yet: its program begins again"
+    return [Alert(text=f"{text}, from a checkpoint of its own if it has one")]
 
 
 # --- slots -----------------------------------------------------------------------------------------------------------
@@ -271,7 +282,8 @@ def _start_missing(state: TransitionState, run: TaskRun) -> list[Message]:
                 spec=run.spec,
                 place=place,
                 layout=run.shape,
+                cause=run.cause,
             )
         )
-        out.append(Deadline(Wait.START, run.spec.name, worker.worker).set())
+        out += run.wait(Wait.START, worker.worker)
     return out

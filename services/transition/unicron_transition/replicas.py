@@ -60,8 +60,10 @@ def lacks_state(run: TaskRun) -> bool:
     Members that are on their way into a membership may have one that nobody knows of yet.
     """
     membership = run.membership
-    if run.restarts or run.shelf is not None or membership.through or membership.intact(run.workers):
+    if run.shelf is not None or membership.through or membership.intact(run.workers):
         return False
+    if run.restarts:  # who is left of those that saved theirs has it yet, or ends by itself
+        return run.saves.whole and not any(name in run.workers for name in membership.met)
     if not (membership.met or run.saves.held or run.spec.resume):
         return False  # it has not begun
     return len(run.states.places(run.ready())) < run.present.replica_workers

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from unicron.contracts.base import Message
 from unicron.contracts.commands import FindStates, SaveStates
-from unicron.contracts.events import StateUnusable
+from unicron.contracts.events import Alert, StateUnusable
 from unicron.contracts.states import COPIES, SAVED, TURNS, Keeper, Saver, Shelf, StateRef
+from unicron.contracts.tasks import Healing
 from unicron_transition.deadlines import Deadline, Wait
 from unicron_transition.holders import Search
 from unicron_transition.orders import drop_order
@@ -66,7 +67,7 @@ def _chosen(run: TaskRun) -> list[tuple[str, ...]]:
 def _wanted(state: TransitionState, run: TaskRun) -> dict[str, list[Saver]]:
     """Return who is to save on which node, and with copies where; note whether there are fewer than there should be."""
     run.saves.short = False
-    if not run.target or run.membership.leaving or run.restarts:
+    if not run.target or run.membership.leaving or run.spec.heal is Healing.RESTART:
         return {}
     chosen = _chosen(run)
     found: dict[str, list[Saver]] = {}
@@ -76,8 +77,8 @@ def _wanted(state: TransitionState, run: TaskRun) -> dict[str, list[Saver]]:
             taken = {run.workers[each[place]].slot.node for each in chosen}
             lacking = COPIES - len(chosen) if index == 0 else 0
             keepers = _keepers(state, node, taken, lacking)
-            run.saves.short = run.saves.short or len(keepers) < lacking
-            store = order(run) if index == 0 else None
+            run.saves.short = run.saves.short or (len(keepers) < lacking and not run.restarts)
+            store = order(run) if index == 0 and not run.restarts else None
             found.setdefault(node, []).append(Saver(worker=name, keepers=keepers, store=store))
     return found
 
@@ -90,7 +91,7 @@ def secured(run: TaskRun, worker: str, node: str, nodes: list[str]) -> None:
     """Note that a worker's copies are whole: on those nodes that the newest order names, or it is of an earlier one."""
     for saver in run.saves.ordered.get(node, ()):
         if saver.worker == worker and [keeper.node for keeper in saver.keepers] == nodes:
-            run.saves.secured[worker] = None
+            run.saves.secured[worker], run.saves.whole = None, True
 
 
 def drop_older(state: TransitionState, run: TaskRun) -> list[Message]:
@@ -194,7 +195,11 @@ def conclude(state: TransitionState, run: TaskRun) -> list[Message]:
         return [Deadline(Wait.STATES, run.spec.name).cancel()]
     away = any(not state.is_there(node) for nodes in run.saves.held.values() for node in nodes)
     if not away:
-        return look(state, run)
+        if not run.restarts:
+            return look(state, run)
+        search.over = True  # what is in its folder of checkpoints is its script's affair
+        text = f"what task {run.spec.name} had saved in memory is gone with its nodes: its program begins again"
+        return [Alert(text=f"{text}, from a checkpoint of its own if it has one")]
     return [Deadline(Wait.REGROUP, run.spec.name).cancel(), Deadline(Wait.STATES, run.spec.name).set()]
 
 

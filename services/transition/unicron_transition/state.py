@@ -10,10 +10,12 @@ from msgspec.structs import replace
 
 from unicron.checkpoints.placement import Placement, place
 from unicron.checkpoints.shapes import Kept
+from unicron.contracts.base import SetTimer
 from unicron.contracts.ranges import Count, Moment, Number, Size
 from unicron.contracts.states import COPIES, Keeper, Shelf, StateRef
-from unicron.contracts.tasks import WITHOUT_SESSION, Member, ParallelLayout, SlotRef, TaskSpec, TaskState
-from unicron_transition.deadlines import TIMEOUT_S, Wait
+from unicron.contracts.tasks import WITHOUT_SESSION, Healing, Member, ParallelLayout, SlotRef, TaskSpec, TaskState
+from unicron.contracts.worker import LONGEST_CAUSE
+from unicron_transition.deadlines import TIMEOUT_S, Deadline, Wait
 from unicron_transition.holders import Copying, Saves, StateMap
 from unicron_transition.membership import Membership, WorkerRun, WorkerStage
 
@@ -54,8 +56,10 @@ class TaskRun(msgspec.Struct, kw_only=True):
         withdrawn: orders to copy what is no longer to be taken; a copy of which nobody has told yet may still arrive.
         saves: where its states are saved.
         submitted_at: Unix seconds; what was stored before under its name is another task's.
+        failed: workers that failed and may yet be alive, each with its node.
         paused: a user took its slots off it; what plans say of it is out of date.
         failed_at: Unix seconds of the failure or plan being carried out; None while nothing is.
+        cause: what that is, or was last; empty before the first membership. Programs that begin again are told.
     """
 
     spec: TaskSpec
@@ -72,8 +76,26 @@ class TaskRun(msgspec.Struct, kw_only=True):
     withdrawn: list[Copying] = []
     saves: Saves = msgspec.field(default_factory=Saves)
     submitted_at: Moment = 0.0
+    failed: dict[str, str] = {}
     paused: bool = False
     failed_at: Moment | None = None
+    cause: str = ""
+
+    def recovers(self, at: float, cause: str) -> None:
+        """Note that a failure or a plan is being carried out, if nothing is yet, and what it is."""
+        if self.failed_at is None:
+            self.failed_at, self.cause = at, cause[:LONGEST_CAUSE]
+
+    def wait(self, wait: Wait, about: str = "") -> list[SetTimer]:
+        """Return the request for the timer of a wait of this task.
+
+        Between being started and joining its first membership, a worker that is healed in place runs all of its script
+        before the loop. Who hangs there is found by its silence, so this is for who is busy for ever.
+        """
+        in_place = self.spec.heal is Healing.IN_PLACE
+        if in_place and not self.spec.silence_s:
+            return []
+        return [Deadline(wait, self.spec.name, about).set(max(TIMEOUT_S[wait], 2 * self.spec.silence_s * in_place))]
 
     @property
     def shape(self) -> ParallelLayout:
@@ -82,7 +104,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
 
     @property
     def restarts(self) -> bool:
-        """Whether each membership begins by itself, from checkpoints of the script: no worker has a state."""
+        """Whether no worker is known to have a state: memberships begin by themselves, or agree on what they have."""
         return self.spec.heal in WITHOUT_SESSION
 
     def hold(self, worker: str, place: int, iteration: int, node: str) -> None:

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from helpers import ROOT
+from helpers.browser import CHROMIUM
 
 pytestmark = pytest.mark.slow
 
@@ -58,6 +59,18 @@ def test_the_evaluation_is_made_with_all_its_figures():
 def test_the_simulator_is_timed():
     found = run("benchmarks.simulator", "--only", "trace_a")
     assert found["trace_a_s"] > 0 < found["peak_memory_mb"]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome in PATH")
+def test_the_console_is_timed_in_a_browser():
+    few = ("--events", "5", "--seconds", "2", "--nodes", "96", "--tasks", "2", "--updates", "5", "--failures", "10")
+    found = run("benchmarks.console", *few)
+    assert 0 < found["event_to_page_p50_ms"] <= found["event_to_page_p99_ms"]
+    assert 0 < found["nodes_96_update_p50_ms"] <= found["nodes_96_update_p99_ms"]
+    assert found["first_paint_ms"] > 0 < found["first_paint_96_ms"]
+    assert found["pages_100_cpu_percent"] > 0 < found["memory_mb_96"]
+    assert found["journal_replay_messages_s"] > 0
+    assert found["metrics_series_96"] > 96 * 8, "at least a series for each GPU"
 
 
 @pytest.mark.timeout(300)

@@ -10,7 +10,8 @@ from unicron_deploy.embedded import Cluster
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["chaos"], ["plan"], *([name] for name in ("up", "down", "submit", "status", "events", "doctor"))]
+    "words",
+    [[], ["chaos"], ["plan"], *([name] for name in ("up", "down", "submit", "status", "events", "goodput", "doctor"))],
 )
 def test_help_needs_neither_torch_nor_a_bus(words):
     blocked = "import sys; sys.modules.update(torch=None, nats=None, numpy=None, faust=None, grpc=None); "
@@ -30,6 +31,8 @@ def test_help_needs_neither_torch_nor_a_bus(words):
         (["up", "--nodes", "none"], ["--nodes", "not a valid int"]),
         (["up", "--port", "99999"], ["--port", "65535"]),
         (["events", "--follow", "--chain", "abc"], ["use one of them"]),
+        (["goodput", "--since", "yesterday"], ["--since 'yesterday'", "36h or 7d"]),
+        (["goodput", "--json", "--csv"], ["use one of them"]),
         (["plan", "what-if"], ["say what happens", "--lose NODE"]),
     ],
 )
@@ -49,6 +52,7 @@ def test_a_wrong_call_says_what_is_right(words, says):
         ["plan", "what-if", "--lose", "node-1"],
         ["plan", "curve", "gpt"],
         ["events"],
+        ["goodput"],
         ["provision"],
         ["remove", "gpt"],
         ["drain", "node-1"],

@@ -1,26 +1,41 @@
 """The command line, as a user types it, with a cluster that runs."""
 
 import contextlib
+import fcntl
 import json
+import os
 import re
+import select
+import shutil
 import signal
+import struct
 import subprocess
+import termios
 import time
+import urllib.parse
+import urllib.request
 
 import pytest
+from helpers import ROOT
 from helpers.cli import CLEAN, KEYS, UNICRON, WAIT_S, call, data, reaching, unicron
 from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
 
+from unicron.bootstrap import own_name
 from unicron.services import SERVICES
 
 pytestmark = pytest.mark.slow
 
+PROMETHEUS = shutil.which("prometheus")
+
 TRAIN = """
+import sys
 import time
 import torch
 from unicron.train import Session
 
+sys.stdout.buffer.write(b"it begins\\n\\x1b]0;pwned\\x07\\xff\\n")
+sys.stdout.flush()
 model = torch.nn.Linear(4, 1)
 session = Session()
 session.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
@@ -49,10 +64,11 @@ def folder(tmp_path_factory):
 def url(folder):
     """A running cluster of two nodes with one slot each."""
     port = free_port()
-    words = ["--nodes", "2", "--slots", "1", "--port", str(port), "--dir", str(folder / "c")]
+    words = ["--nodes", "2", "--slots", "1", "--port", str(port), "--dir", str(folder / "c"), "--metrics"]
     try:
         up = data("up", *words)
-        assert set(up["processes"]) == {"nats", *SERVICES, "node-1", "node-2"}
+        assert set(up["processes"]) == {"nats", *SERVICES, "console", "node-1", "node-2"}
+        assert up["metrics"] == str(folder / "c" / "prometheus.json")
         KEYS[up["url"]] = up["key"]
         yield up["url"]
     finally:
@@ -127,7 +143,7 @@ def test_credentials_are_listed_given_replaced_and_taken(url, folder):
         return {user["name"]: user["key"] for user in credentials("list")["users"]}
 
     before = users()
-    assert set(before) == {*SERVICES, "operator", "user", "subscriber", "node-1", "node-2"}
+    assert set(before) == {*SERVICES, "operator", "user", "subscriber", "console", "node-1", "node-2"}
     processes = Cluster.load(folder / "c").processes
     path = credentials("subscriber")["file"]
     reading = call([*UNICRON, "status"], reaching(url) | {"UNICRON_NATS_NKEY": path})
@@ -213,6 +229,89 @@ def test_the_planner_tells_what_it_would_do_and_what_it_believes(url, task, fold
     assert "nobody" in unicron("plan", "curve", "nobody", url=url, code=1)
 
 
+class Terminal:
+    """A terminal of 80 columns and 24 lines, with `unicron top` in it."""
+
+    def __init__(self, url):
+        self._master, self._slave = os.openpty()
+        self.resize(80, 24)
+        self.before = termios.tcgetattr(self._slave)
+        environment = {name: text for name, text in reaching(url).items() if name not in {"COLUMNS", "LINES"}}
+        ends = dict.fromkeys(("stdin", "stdout", "stderr"), self._slave)
+        self.process = subprocess.Popen([*UNICRON, "top"], env=environment | {"TERM": "xterm"}, **ends)
+        self.out = ""
+
+    def resize(self, columns, lines):
+        fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def press(self, keys):
+        os.write(self._master, keys)
+
+    def until(self, *texts):
+        """Read on until all of these stand in what came since the last look."""
+        deadline, self.out = time.monotonic() + WAIT_S, ""
+        while not all(text in self.out for text in texts):
+            assert time.monotonic() < deadline, self.out
+            if select.select([self._master], [], [], 0.2)[0]:
+                self.out += os.read(self._master, 65536).decode(errors="replace")
+
+    def ended(self):
+        """Return how it ended, and whether the terminal is as it was."""
+        self.until("\x1b[?1049l")
+        return self.process.wait(30), termios.tcgetattr(self._slave) == self.before
+
+    def close(self):
+        self.process.kill()
+        self.process.wait(30)
+        for end in (self._master, self._slave):
+            os.close(end)
+
+
+@pytest.fixture
+def terminal(url, task):
+    with contextlib.closing(Terminal(url)) as terminal:
+        yield terminal
+
+
+def test_top_shows_the_cluster_live_in_a_terminal_of_any_size_until_q(terminal, folder):
+    terminal.until("\x1b[?1049h", "1 task, 2 slots, 0 spare", "2 up", "tiny", "running", "%", "TIME")
+    assert termios.tcgetattr(terminal._slave) != terminal.before
+    registry = Cluster.load(folder / "c").processes["registry"]
+    registry.signal(signal.SIGSTOP)
+    try:
+        terminal.until("is registry running?", "tiny")
+    finally:
+        registry.signal(signal.SIGCONT)
+    terminal.until("unicron ", "2 up")
+    terminal.resize(300, 30)
+    terminal.process.send_signal(signal.SIGWINCH)
+    terminal.until("ITERATION", "/100,000")
+    terminal.press(b"xq")
+    assert terminal.ended() == (0, True)
+
+
+def test_top_leaves_the_terminal_as_it_was_at_ctrl_c(terminal):
+    terminal.until("tiny")
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.ended() == (0, True)
+
+
+def test_top_without_a_terminal_prints_once_and_as_json_every_second(url, task):
+    text = unicron("top", url=url)
+    assert "2 slots, 0 spare" in text
+    assert "EVENT" in text
+    found = data("top", "--once", url=url)
+    assert (found["error"], found["nodes"], found["tasks"][0]["task"]) == ("", {"up": 2}, task)
+    assert 0 < found["tasks"][0]["goodput"] <= 1
+    assert any(event["text"].startswith(f"{own_name()} ordered SubmitTask: ") for event in found["events"])
+    with subprocess.Popen([*UNICRON, "top", "--json"], stdout=subprocess.PIPE, text=True, env=reaching(url)) as process:
+        seen = [json.loads(process.stdout.readline()) for _ in range(4)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    assert seen[-1]["tasks"][0]["iteration"] > found["tasks"][0]["iteration"]
+    assert 2.5 < seen[-1]["at"] - seen[0]["at"] < 10
+
+
 def test_submitting_again_changes_nothing_and_another_spec_is_refused(url, task, folder):
     again = data("submit", str(folder / "task.yaml"), url=url)
     assert (again["ok"], again["task"]) == (True, task)
@@ -242,6 +341,14 @@ def test_events_follow_until_interrupted_one_json_object_a_line(url, task):
         assert process.wait(30) == 0
     sequences = [event["sequence"] for event in found]
     assert sequences == sorted(set(sequences))
+    drained = next(event for event in found if event["type"] == "NodeDrained")
+    taken, *_ = journal(url, "--chain", drained["id"])
+    assert [taken[each] for each in ("type", "order", "node", "by")] == [
+        "OrderTaken",
+        "DrainNode",
+        "node-2",
+        own_name(),
+    ]
     await_task(url, workers=1, beyond=0)
     assert data("drain", "node-2", "--undo", url=url)["drained"] is False
     await_task(url, workers=2, beyond=0)
@@ -258,12 +365,80 @@ def test_a_killed_worker_makes_a_story(url, task):
     failures = [fact for fact in journal(url) if fact["type"] == "FailureDetected"]
     [failure] = [fact for fact in failures if fact["worker"] == strike["worker"]]
     story = unicron("events", "--chain", failure["id"], url=url).splitlines()
-    assert story[0].startswith(f"chain {failure['correlation']}: {len(story) - 1} messages in ")
+    told = rf"{strike['worker']} on {strike['node']} was ended by SIGKILL: back at 2 workers after [\d.]+ s"
+    assert re.fullmatch(rf"chain {failure['correlation']}, {len(story) - 1} messages in [\d.]+ s: {told}", story[0]), (
+        story[0]
+    )
     kinds = [line.split()[3] for line in story[1:]]
     assert kinds[0] == "WorkerExited"
     assert {"FailureDetected", "StartWorker", "Regroup", "TaskRecovered"} <= set(kinds)
     assert [event["type"] for event in journal(url, "--chain", failure["id"])] == kinds
     assert "in no message" in unicron("events", "--chain", "nothing", url=url, code=1)
+    assert_its_cost_is_told(url, task, strike, failure)
+    assert_their_logs_are_shown(url, strike)
+
+
+def assert_their_logs_are_shown(url, strike):
+    """Of a worker that was killed, and of one that replaced it."""
+    living = [member["worker"] for member in await_task(url, workers=2, beyond=0)["members"]]
+    assert strike["worker"] not in living
+    for worker in (*living, strike["worker"]):
+        assert unicron("logs", worker, url=url) == "it begins\n\\u001b]0;pwned\\u0007\ufffd\n"
+    found = data("logs", strike["worker"], "-n", "1", url=url)
+    assert found == {"worker": strike["worker"], "node": strike["node"], "lines": ["\x1b]0;pwned\x07\ufffd"]}
+    assert "no worker 'tiny-99' in the journal" in unicron("logs", "tiny-99", url=url, code=1)
+    assert "no log of worker 'tiny-99' here" in unicron("logs", "tiny-99", "--node", "node-1", url=url, code=1)
+    assert "use 1 to 64 letters" in unicron("logs", "../../etc/passwd", "--node", "node-1", url=url, code=1)
+
+
+def assert_its_cost_is_told(url, task, strike, failure):
+    """`unicron goodput` tells what the failure cost, as the journal's times say it by hand."""
+    chain = journal(url, "--chain", failure["id"])
+    ordered = next(each["at"] for each in chain if each["type"] == "StopWorker")
+    signs = [each["at"] for each in journal(url) if each["type"] in {"WorkerExited", "CollectiveFailed"}]
+    struck = min(at for at in signs if strike["at"] <= at < ordered)
+    report = data("goodput", task, "--since", "1h", url=url)
+    [row] = report["tasks"]
+    assert sum(row["seconds"].values()) == pytest.approx(row["whole_s"])
+    assert row["goodput"] == pytest.approx(row["seconds"]["training"] / row["whole_s"])
+    assert 0 < row["goodput"] < 1
+    [cause] = [each for each in report["causes"] if each["name"] == "exited_abnormally"]
+    assert cause["failures"] == 1
+    # both slots stood still from the first sign of the worker's end until the first command
+    stood = cause["seconds"]["detection"] + cause["seconds"]["decision"]
+    assert stood == pytest.approx(2 * (ordered - struck), abs=0.01)
+    assert stood > 0
+    assert cause["seconds"]["transition"] > 0
+    # the other one computed alone, unless the new worker was ready before it came to that
+    told = [(each["type"], each["world_size"]) for each in chain if each["type"] in {"Regroup", "Regrouped"}]
+    alone = ("Regrouped", 1) in told[: told.index(("Regroup", 2))]
+    assert (cause["seconds"]["sub_healthy"] > 0) is alone, told
+    assert failure["node"] in {each["name"] for each in report["nodes"]}
+    assert_its_phases_add_up(url, task, failure, struck, cause["seconds"])
+    shown = unicron("goodput", url=url)
+    assert "exited_abnormally" in shown
+    assert "all phases add up to" in shown
+    assert unicron("goodput", "--csv", url=url).startswith("scope,name,failures,total_s,whole_s,goodput,")
+    assert "nothing of a task 'bert'" in unicron("goodput", "bert", url=url, code=1)
+
+
+def assert_its_phases_add_up(url, task, failure, struck, seconds):
+    """By itself it cost all that its kind did, and the task's phases are the time from the fault to the recovery."""
+    recovered = next(each["at"] for each in journal(url, "--chain", failure["id"]) if each["type"] == "TaskRecovered")
+    costs = data("goodput", task, "--failures", url=url)
+    [cost] = [each for each in costs if each["chain"] == failure["correlation"]]
+    assert cost["seconds"] == pytest.approx(seconds)
+    assert (cost["begun"], cost["recovered_at"]) == pytest.approx((struck, recovered), abs=0.01)
+    [course] = cost["courses"]
+    healing = [each for each in course["spans"] if each["begin"] < recovered]
+    healing_s = sum(min(each["end"], recovered) - each["begin"] for each in healing)
+    assert healing_s == pytest.approx(recovered - struck, rel=0.01)
+    assert {"detection", "decision", "transition"} <= {each["phase"] for each in healing}
+    slots = {(each["node"], each["slot"]) for each in cost["spans"] if each["phase"] == "detection"}
+    assert len(slots) == 2, "of both workers it is drawn when they stood still"
+    assert failure["worker"] in {each["worker"] for each in cost["spans"]}
+    assert failure["correlation"] in unicron("goodput", "--failures", url=url)
+    assert unicron("goodput", "--failures", "--csv", url=url).startswith("chain,what,node,tasks,begun,detected_at,")
 
 
 def test_a_stopped_worker_is_replaced(url, task):
@@ -314,10 +489,83 @@ def test_a_script_takes_a_node_down_and_brings_it_back(url, task, folder):
     facts = journal(url)
     raised = [fact for fact in facts if fact["type"] == "WorkerRaised"]
     assert [fact["worker"] for fact in raised] == [strikes[0]["worker"]]
+    taken = [(fact["source"], fact["by"], fact["text"]) for fact in facts if fact["type"] == "OrderTaken"]
+    assert ("node-2", own_name(), "node-2 kills itself with all its workers") in taken
+    assert any(text.startswith(f"raise {strikes[0]['worker']} on ") for _, _, text in taken)
     assert any(
         fact["type"] == "FailureDetected" and (fact["node"], fact["severity"]) == ("node-2", 1) for fact in facts
     )
     assert "runs already" in unicron("chaos", "restart-node", "node-1", *where, url=url, code=1)
+
+
+@contextlib.contextmanager
+def prometheus(folder, targets):
+    """A real Prometheus that scrapes those targets every second, with our rules; yields what asks it."""
+    rules = ROOT / "deploy" / "prometheus"
+    config = (rules / "prometheus.yml").read_text().replace("15s", "1s").replace("rules.yml", str(rules / "rules.yml"))
+    folder.mkdir()
+    (folder / "prometheus.yml").write_text(config.replace("targets/*.json", str(targets)))
+    port = free_port()
+    flags = [f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [PROMETHEUS, *flags, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log
+        )
+
+    def ask(path):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/{path}", timeout=10) as answer:
+            return json.load(answer)["data"]
+
+    def until(path, holds):
+        deadline, found = time.monotonic() + WAIT_S, None
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                found = ask(path)
+                if holds(found):
+                    return found
+            time.sleep(0.3)
+        pytest.fail(f"Prometheus says of {path} {found}; its log: {(folder / 'log').read_text()[-2000:]}")
+
+    try:
+        yield until
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.mark.skipif(PROMETHEUS is None, reason="no prometheus; Debian has a package of that name")
+def test_prometheus_scrapes_every_process_and_tells_of_a_node_that_is_killed(url, task, folder):
+    def value(query, holds):
+        def holds_of(found):
+            return found["result"] and holds(float(found["result"][0]["value"][1]))
+
+        found = until(f"query?query={urllib.parse.quote(query)}", holds_of)
+        return found["result"][0]
+
+    def firing(found):
+        return {alert["labels"]["alertname"] for alert in found["alerts"] if alert["state"] == "firing"}
+
+    where = ["--dir", str(folder / "c")]
+    await_task(url, workers=2, beyond=0)
+    with prometheus(folder / "prometheus", folder / "c" / "prometheus.json") as until:
+        value('sum(up{job="unicron"})', lambda up: up == len(SERVICES) + 3)
+        assert value("sum(unicron_active)", lambda active: active == len(SERVICES))
+        value('unicron_task_workers{task="tiny"}', lambda workers: workers == 2)
+        value('rate(unicron_task_training_seconds_total{task="tiny"}[10s])', lambda goodput: 0 < goodput < 1.5)
+        assert value("max(unicron_planned_waf)", lambda waf: waf > 0)
+        value("sum(unicron_agent_workers)", lambda workers: workers == 2)
+        assert "UnicronNodeLost" not in firing(until("alerts", lambda _: True))
+        unicron("chaos", "kill-node", "node-2", url=url)
+        until("alerts", lambda found: {"UnicronNodeLost", "UnicronSevereFailure"} <= firing(found))
+        lost = value('unicron_failures_total{severity="1",node="node-2"}', lambda count: count >= 1)
+        assert lost["metric"]["cause"] == "lost_connection"
+        value('unicron_phase_seconds_count{phase="decide",task="tiny"}', lambda count: count >= 1)
+        unicron("chaos", "restart-node", "node-2", *where, url=url)
+        until("alerts", lambda found: "UnicronNodeLost" not in firing(found))
+        for phase in ("detect", "plan", "regroup", "fetch", "resume"):
+            value(f'sum(unicron_phase_seconds_count{{phase="{phase}"}})', lambda count: count >= 1)
+        value('sum(up{job="unicron"})', lambda up: up == len(SERVICES) + 3)
+    await_task(url, workers=2, beyond=0)
 
 
 def test_a_script_does_not_wait_for_what_can_not_come(url, task, folder):

@@ -34,7 +34,7 @@ def run(folder, *words):
 @pytest.mark.slow
 def test_a_script_with_the_options_of_torchrun_is_healed(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
-    options = ["--standalone", "--nnodes", "1", "--nproc_per_node", "2", "--checkpoints", "own"]
+    options = ["--standalone", "--nnodes", "1", "--nproc_per_node", "2", "--checkpoints", "own", "--silence", "90"]
     ended = run(tmp_path, *options, "train.py", "--lr", "3", "--help")
     assert ended.returncode == 0, ended.stderr
     assert "train-1: rank 0 of 2 got ['--lr', '3', '--help']" in ended.stdout
@@ -43,6 +43,49 @@ def test_a_script_with_the_options_of_torchrun_is_healed(tmp_path):
     assert "train is back at 2 workers" in ended.stderr
     [_, place] = next(line for line in ended.stderr.splitlines() if "logs are in" in line).split("logs are in ")
     assert not Path(place.strip()).exists()
+
+
+IN_PLACE = """
+import os, signal
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+print("begins", dist.get_rank(), "of", os.environ["GROUP_WORLD_SIZE"], flush=True)
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    if step == 5 and dist.get_rank() == 1 and not os.path.exists("once"):
+        open("once", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("ends", step, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_in_place_only_the_rank_that_was_lost_begins_again(tmp_path):
+    (tmp_path / "train.py").write_text(IN_PLACE)
+    ended = run(tmp_path, "--in-place", "--nodes", "2", "--slots", "1", "-m", "train")
+    assert ended.returncode == 0, ended.stderr
+    begun = sorted(line.partition(": ")[2] for line in ended.stdout.splitlines() if "begins" in line)
+    assert begun == ["begins 0 of 2", "begins 1 of 2", "begins 1 of 2"]
+    assert ended.stdout.count("ends 8") == 2
+    assert "train is back at 2 workers" in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_script_whose_loop_is_not_seen_in_place_is_told_so(tmp_path):
+    hidden = IN_PLACE.replace("for step in range(9):", "def once(step):").replace(
+        'print("ends", step', 'once(0)\nprint("e"'
+    )
+    (tmp_path / "train.py").write_text(hidden)
+    ended = run(tmp_path, "--in-place", "--nodes", "2", "--slots", "1", "train.py")
+    assert ended.returncode == 1
+    assert "sees no training loop around this model" in " ".join(ended.stderr.split())
 
 
 @pytest.mark.slow

@@ -3,13 +3,15 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 
 import pytest
 from helpers.registry import SPEC, connected, eventually, facts, registry
 from unicron_registry.switches import LEFT_S, MOST, Switches
 
-from unicron.contracts.events import TaskPaused, TaskRemoved
+from unicron.bootstrap import own_name
+from unicron.contracts.events import OrderTaken, TaskPaused, TaskRemoved
 from unicron.errors import BusUnavailableError
 
 ORDERED = (TaskPaused, TaskRemoved)
@@ -56,6 +58,9 @@ async def test_files_are_orders_and_are_removed_when_obeyed_also_over_a_kill(pri
             await gone(folder, "gpt.stop.taken")
             assert not any(folder.iterdir())
             assert [each.paused for each in await facts(client, TaskPaused)] == [True, False], "once each"
+            mine, *by_files = [each.by for each in await facts(client, OrderTaken)]
+            assert mine == own_name()
+            assert by_files == [f"user {os.getuid()}, by the file gpt.{each}" for each in ("pause", "resume", "stop")]
 
 
 async def test_what_can_t_be_obeyed_says_why_and_what_is_no_order_stays(private_world, tmp_path, folder, monkeypatch):

@@ -42,6 +42,28 @@ async def test_a_service_is_healthy_while_its_lease_is_held(server):
         await bus.close()
 
 
+async def test_a_console_is_healthy_while_it_answers_here(server):
+    port = str(free_port())
+    key = ("console", "--console-port", port)
+    code, error = await ask(server.url, *key)
+    assert (code, f"does not answer on port {port}" in error) == (1, True)
+    bus = await nats.connect(Settings(nats_url=server.url), "test")
+    await topology.provision(bus.jetstream, lease_ttl_s=60)
+    await bus.close()
+    words = ("-m", "unicron_console", "--console-port", port, "--nats-url", server.url)
+    console = await asyncio.create_subprocess_exec(sys.executable, *words)
+    try:
+        async with asyncio.timeout(30):
+            while await ask(server.url, *key) != (0, ""):
+                await asyncio.sleep(0.2)
+        taken = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.PIPE)
+        _, error = await taken.communicate()
+        assert (taken.returncode, b"UNICRON_CONSOLE_PORT" in error) == (1, True)
+    finally:
+        console.terminate()
+        assert await console.wait() == 0
+
+
 async def test_a_node_is_healthy_while_its_agent_reaches_the_bus(server, tmp_path):
     run_dir, key = tmp_path / "run", ("node-1", "--run-dir", str(tmp_path / "run"))
     code, error = await ask(server.url, *key)

@@ -508,7 +508,7 @@ def unruly(tmp_path_factory):
 
 async def test_a_saved_state_that_makes_the_loss_no_number_is_left_for_the_one_before(wide, flipping, plain, tmp_path):
     run, [only], _ = await hold_in_iteration_8(wide, flipping, tmp_path, rank=0, by="nan", max_workers=1)
-    await asyncio.sleep(2.0)  # until that state is saved, and copied
+    await asyncio.sleep(1.0)  # until that state is saved, and copied; from 2 s on it would be taken to hang
     await wide.client.inject(only.node, "kill-worker", only.worker)
     await wide.until(lambda: wide.of(FailureDetected, worker=only.worker))
     (tmp_path / "held").touch()

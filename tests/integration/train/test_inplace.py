@@ -4,21 +4,20 @@ import asyncio
 import re
 
 import pytest
-import torch
-from helpers.training import running_cluster, task, write_script
+from helpers.scripts import GATHERS, begun, done, ends, past, program, same, strike
+from helpers.training import running_cluster
 
-from unicron.contracts.events import FailureDetected
-from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskState
+from unicron.contracts.events import FailureDetected, Regrouped
+from unicron.contracts.tasks import TaskState
 
 pytestmark = pytest.mark.slow
 
-PLAIN = """
-    import os, sys, time
+ENGINE = """
+    import os, time
     import torch
     import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel as DDP
-    from torch.utils.data import DataLoader, TensorDataset
-    from torch.utils.data.distributed import DistributedSampler
+
+    seen = 0
 
     def train(epoch, model, loader, optimizer, scheduler):
         global seen
@@ -34,8 +33,17 @@ PLAIN = """
                 with open(os.environ["DONE"], "a") as done:
                     print(epoch, number, seen, file=done)
         scheduler.step()
+"""
 
-    seen = 0
+PLAIN = """
+    import os
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data.distributed import DistributedSampler
+    import engine
+
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(3)
@@ -51,127 +59,47 @@ PLAIN = """
     print("begins", rank, dist.get_world_size(), os.getpid(), flush=True)
     for epoch in range(4):
         sampler.set_epoch(epoch)
-        train(epoch, model, loader, optimizer, scheduler)
+        engine.train(epoch, model, loader, optimizer, scheduler)
     dist.barrier()
     if rank == 0:
-        state = {"model": model.module.state_dict(), "lr": scheduler.get_last_lr()[0], "seen": seen}
+        state = {"model": model.module.state_dict(), "lr": scheduler.get_last_lr()[0], "seen": engine.seen}
         torch.save(state, os.environ["OUT"])
     dist.destroy_process_group()
 """
 
 
-def program(folder, name, text=PLAIN, pace=0.05, ranks=3):
-    (folder / name).mkdir()
-    env = {"DONE": str(folder / name / "done"), "OUT": str(folder / name / "out.pt"), "PACE": str(pace)}
-    sizes = {"min_workers": ranks, "max_workers": ranks, "layout": ParallelLayout(shard=ranks)}
-    script = write_script(folder / name, text)
-    return task(script, name, heal=Healing.IN_PLACE, env=env, iterations=UNCOUNTED, **sizes)
-
-
-def done(folder, name):
-    path = folder / name / "done"
-    return [tuple(map(int, line.split())) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-async def ends(scene, name):
-    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
-    assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
-
-
-async def past(scene, name, count):
-    await scene.until(lambda: len(done(scene.folder, name)) >= count)
-
-
-async def kill(scene, name, rank):
-    while len(members := (await scene.view(name)).members) <= rank:
-        await asyncio.sleep(0.05)
-    await scene.client.inject(members[rank].node, "kill-worker", members[rank].worker)
-
-
-def same(folder, *names):
-    one, other = (torch.load(folder / name / "out.pt", weights_only=True) for name in names)
-    assert one.keys() == other.keys()
-    assert (one["lr"], one["seen"]) == (other["lr"], other["seen"])
-    assert all(torch.equal(value, other["model"][name]) for name, value in one["model"].items())
-
-
-def begun(folder, name):
-    """Return the ranks of each beginning, as the logs of workers tell."""
-    logs = "".join(path.read_text() for path in folder.glob(f"cluster/**/logs/{name}-*.log"))
-    return sorted(int(each) for each in re.findall(r"begins (\d+)", logs))
+async def neighbours(scene, name):
+    """Return a rank of a task, and the worker that is on the same node."""
+    members = (await scene.view(name)).members
+    ranks = range(len(members))
+    return next((a, members[b].worker) for a in ranks for b in ranks if a != b and members[a].node == members[b].node)
 
 
 async def test_ranks_are_killed_stopped_and_raise_and_the_result_is_bitwise_that_of_an_undisturbed_run(tmp_path):
     async with running_cluster(tmp_path, nodes=2, slots=2) as scene:
         scene.folder = tmp_path
-        await scene.client.submit(program(tmp_path, "calm", pace=0.0))
+        await scene.client.submit(program(tmp_path, "calm", PLAIN, pace=0.0, beside=ENGINE))
         await ends(scene, "calm")
-        await scene.client.submit(program(tmp_path, "t"))
-        struck = [(1, "kill-worker"), (0, "kill-worker"), (2, "raise"), (1, "stop-worker")]
-        for number, (rank, fault) in enumerate(struck, 1):
+        await scene.client.submit(program(tmp_path, "t", PLAIN, beside=ENGINE))
+        struck = [(1, "kill-worker"), (0, "kill-worker"), (2, "raise")]
+        for number in range(1, 5):
             await past(scene, "t", 7 * number)
-            victim = (await scene.view("t")).members[rank]
-            await scene.client.inject(victim.node, fault, victim.worker)
+            if number > len(struck):
+                stopped, beside = await neighbours(scene, "t")
+                struck.append((stopped, "stop-worker"))
+            rank, fault = struck[number - 1]
+            await strike(scene, "t", rank, fault)
             await scene.until(lambda number=number: len(scene.of(FailureDetected)) == number)
         await ends(scene, "t")
+    [*_, hang] = scene.of(FailureDetected)
+    waits = (
+        rf"under way: {beside}: \w+ #\d+.*, \d+ x \w+, scheduled, engine.py:13; the last of them that was done: \w+ #"
+    )
+    assert re.search(waits, hang.reason), hang.reason
+    assert hang.correlation in {fact.correlation for fact in scene.of(Regrouped)}, "in the chain of what came of it"
     same(tmp_path, "t", "calm")
     assert [each[:2] for each in done(tmp_path, "t")] == [(epoch, number) for epoch in range(4) for number in range(10)]
     assert begun(tmp_path, "t") == sorted([0, 1, 2, *(rank for rank, _ in struck)]), "nobody else begins again"
-
-
-GATHERS = """
-    import contextlib, os, time
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-    from torch.utils.data import DataLoader, TensorDataset
-
-    class Mean:
-        def __init__(self):
-            self.sum = self.count = 0.0
-
-    class Means:
-        def __init__(self):
-            self.all = [Mean(), Mean()]
-
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    torch.manual_seed(1)
-    x = torch.randn(240, 16)
-    data = TensorDataset(x, x.sum(1, keepdim=True), torch.arange(240))
-    layers = [torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)]
-    model = DistributedDataParallel(torch.nn.Sequential(*layers))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    means = Means()
-    print("begins", rank, flush=True)
-    for epoch in range(2):
-        chosen = torch.tensor([7 * epoch * (rank == 0)])
-        dist.broadcast(chosen, 0)
-        batches = iter(DataLoader(data, batch_size=6, shuffle=True))
-        for number in range(40):
-            x, y, which = next(batches)
-            count = torch.tensor([float(which[0] + chosen)])
-            dist.all_reduce(count)
-            ends = number % 4 == 3
-            time.sleep(float(os.environ["PACE"]))
-            with contextlib.nullcontext() if ends else model.no_sync():
-                loss = (model(x) - y).square().sum() * (count / 1000)
-                loss.backward()
-            gathered = [torch.zeros(1) for _ in range(dist.get_world_size())]
-            dist.all_gather(gathered, loss.detach())
-            means.all[epoch].sum += float(sum(gathered))
-            means.all[epoch].count += 1
-            if ends:
-                optimizer.step()
-                optimizer.zero_grad()
-                if rank == 0:
-                    with open(os.environ["DONE"], "a") as done:
-                        print(epoch, number, 0, file=done)
-    if rank == 0:
-        seen = [each.sum / each.count for each in means.all]
-        torch.save({"model": model.module.state_dict(), "lr": 0, "seen": seen}, os.environ["OUT"])
-    dist.destroy_process_group()
-"""
 
 
 async def test_a_new_rank_sums_all_of_an_iteration_and_is_given_what_collectives_gave_before(tmp_path):
@@ -184,7 +112,7 @@ async def test_a_new_rank_sums_all_of_an_iteration_and_is_given_what_collectives
         for number, (rank, seconds) in enumerate(struck, 1):  # within an iteration, whose four parts take 0.2 s
             await past(scene, "t", 5 * number)
             await asyncio.sleep(seconds)
-            await kill(scene, "t", rank)
+            await strike(scene, "t", rank)
         await ends(scene, "t")
         assert len(scene.of(FailureDetected, task="t")) == len(struck)
     same(tmp_path, "t", "calm")
@@ -199,10 +127,73 @@ async def test_where_a_new_rank_can_not_be_given_what_collectives_gave_all_begin
         await ends(scene, "calm")
         await scene.client.submit(program(tmp_path, "t", unlike, ranks=2))
         await past(scene, "t", 5)
-        await kill(scene, "t", 1)
+        await strike(scene, "t", 1)
         await ends(scene, "t")
     same(tmp_path, "t", "calm")
     assert begun(tmp_path, "t") == [0, 0, 1, 1], "all of them"
+
+
+CHOOSES = """
+    import os, time
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    first = not os.path.exists(os.environ["DONE"])  # the others, later, find something else
+    chosen = [{"seed": 7 if first and rank == 0 else 8}]
+    dist.broadcast_object_list(chosen)
+    rates = [None] * dist.get_world_size()
+    dist.all_gather_object(rates, 0.05 if first else 1.0)
+    torch.manual_seed(chosen[0]["seed"])
+    model = torch.nn.Linear(3000, 10)
+    dist.broadcast(model.weight.data, 0)
+    model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rates[rank] / 1000)
+    data = torch.randn(40, 3000)
+    print("begins", rank, flush=True)
+    for step in range(40):
+        time.sleep(float(os.environ["PACE"]))
+        (model(data[torch.randint(40, (4,))]) - 1).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if rank == 0:
+            with open(os.environ["DONE"], "a") as done:
+                print(0, step, 0, file=done)
+    if rank == 0:
+        torch.save({"model": model.module.state_dict(), "lr": rates, "seen": chosen}, os.environ["OUT"])
+"""
+
+
+async def test_a_new_rank_is_given_what_collectives_gave_before_the_loop(tmp_path):
+    async with running_cluster(tmp_path, nodes=1, slots=2) as scene:
+        scene.folder = tmp_path
+        await scene.client.submit(program(tmp_path, "calm", CHOOSES, pace=0.0, ranks=2))
+        await ends(scene, "calm")
+        await scene.client.submit(program(tmp_path, "t", CHOOSES, ranks=2))
+        for number, rank in enumerate((0, 1), 1):
+            await past(scene, "t", 9 * number)
+            await strike(scene, "t", rank)
+        await ends(scene, "t")
+    same(tmp_path, "t", "calm")
+    assert begun(tmp_path, "t") == [0, 0, 1, 1]
+
+
+async def test_where_all_ranks_are_lost_they_go_on_from_what_was_saved(tmp_path):
+    async with running_cluster(tmp_path, nodes=1, slots=2) as scene:
+        scene.folder = tmp_path
+        await scene.client.submit(program(tmp_path, "calm", CHOOSES, pace=0.0, ranks=2))
+        await ends(scene, "calm")
+        await scene.client.submit(program(tmp_path, "t", CHOOSES, pace=0.1, ranks=2))
+        await past(scene, "t", 15)
+        await asyncio.gather(*(strike(scene, "t", rank) for rank in (0, 1)))
+        await ends(scene, "t")
+    same(tmp_path, "t", "calm")
+    assert begun(tmp_path, "t") == [0, 0, 1, 1]
+    again = [each for each in scene.of(Regrouped, task="t") if each.epoch]
+    assert again
+    assert all(each.state_from and each.iteration > 0 for each in again)
 
 
 LOOSE = """
@@ -252,13 +243,11 @@ async def test_a_while_loop_that_accumulates_is_healed_and_what_its_other_collec
         await ends(scene, "calm")
         await scene.client.submit(program(tmp_path, "t", LOOSE, ranks=2))
         await past(scene, "t", 10)
-        victim = (await scene.view("t")).members[1]
-        await scene.client.inject(victim.node, "kill-worker", victim.worker)
+        await strike(scene, "t", 1)
         (tmp_path / "t" / "done.wait").touch()
         await past(scene, "t", 40)
         assert begun(tmp_path, "t") == [0, 1, 1]
-        victim = (await scene.view("t")).members[0]  # the other waits for it in a collective of the script
-        await scene.client.inject(victim.node, "kill-worker", victim.worker)
+        await strike(scene, "t", 0)  # the other waits for it in a collective of the script
         await ends(scene, "t")
     same(tmp_path, "t", "calm")
     assert begun(tmp_path, "t") == [0, 0, 1, 1, 1]
@@ -276,10 +265,10 @@ async def test_ranks_that_are_lost_while_others_build_and_one_after_the_other_ar
         await scene.client.submit(program(tmp_path, "t", slow, ranks=2))
         for rank, count in ((1, 2), (0, 3)):  # while they build; then another, while the first one's replacement builds
             await scene.until(lambda count=count: len(begun(tmp_path, "t")) >= count)
-            await kill(scene, "t", rank)
+            await strike(scene, "t", rank)
         await past(scene, "t", 8)
         for rank in (0, 1):
-            await kill(scene, "t", rank)
+            await strike(scene, "t", rank)
             await asyncio.sleep(0.3)
         await ends(scene, "t")
     same(tmp_path, "t", "calm")
@@ -288,7 +277,7 @@ async def test_ranks_that_are_lost_while_others_build_and_one_after_the_other_ar
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("torch.nn.Linear(16, 1)", ("torch.nn.BatchNorm1d(16)", "running means of BatchNorm")),
+        ("torch.nn.Linear(16, 1)", ("torch.nn.BatchNorm1d(16, dtype=torch.bfloat16)", "running means of BatchNorm")),
         ("step < 40:", ("next(batches) < 40:", "uses `batches`, an iterator")),
         ("optimizer.zero_grad()", ("pass", "no_sync")),
         ("step, seen = step", ("model(last).sum().backward(); step, seen = step", "makes more than one update")),

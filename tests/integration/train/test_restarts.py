@@ -1,6 +1,7 @@
 """Programs that know nothing of Unicron: run again after a failure, from checkpoints of their own."""
 
 import asyncio
+import pickle
 import re
 
 import pytest
@@ -63,7 +64,7 @@ PLAIN = f"""
 def program(folder, text=PLAIN, **fields):
     """Return a task that runs it, with places for what it writes."""
     own = folder / "checkpoints"
-    (own / "t.own").mkdir(parents=True)
+    own.mkdir()
     env = {"FOLDER": str(folder), "OUT": str(folder / "out.pt"), **fields.pop("env", {})}
     fields = {"max_workers": 4, "min_workers": 4, "iterations": 10**9, "checkpoints": str(own), **fields}
     return task(write_script(folder, text), "t", heal=Healing.RESTART, env=env, **fields)
@@ -146,16 +147,47 @@ async def test_a_node_is_lost_and_it_goes_on_with_fewer_ranks(tmp_path):
     assert sorted(again) == [0, 1]
 
 
-async def test_a_program_that_is_no_python(tmp_path):
+STUCK = {
+    "record_id": 6,
+    "process_group": ("0", "default_pg"),
+    "profiling_name": "nccl:all_reduce",
+    "collective_seq_id": 7,
+    "p2p_seq_id": 0,
+    "is_p2p": False,
+    "state": "started",
+    "retired": False,
+    "input_sizes": [[1024]],
+    "input_dtypes": ["Float"],
+    "frames": [{"name": "main", "filename": "/home/me/train.py", "line": 31}],
+}
+
+
+async def test_a_program_that_is_no_python_and_what_torch_wrote_of_one_before_it_ended(tmp_path):
+    (tmp_path / "written").write_bytes(pickle.dumps({"version": "2.10", "entries": [STUCK]}, protocol=2))
     async with running_cluster(tmp_path, nodes=2, slots=2) as scene:
-        words = (
-            "if [ ! -e once-$RANK ]; then touch once-$RANK; exit $((RANK == 3 ? 7 : 0)); fi; echo $WORLD_SIZE > $RANK"
-        )
+        fails = "cp written $TORCH_FR_DUMP_TEMP_FILE$RANK; exit 7"
+        once = f"touch once-$RANK; if [ $RANK = 3 ]; then {fails}; fi; exit 0"
+        words = f"if [ ! -e once-$RANK ]; then {once}; fi; echo $WORLD_SIZE > $RANK"
         await scene.client.submit(replace(program(tmp_path), command=["bash", "-c", f"sleep 0.$((RANK * 3)); {words}"]))
         await ends(scene)
     assert [(tmp_path / str(rank)).read_text() for rank in range(4)] == ["4\n"] * 4  # none was done before all were
     [exited] = [fact for fact in scene.of(WorkerExited) if fact.exit_code == 7]
-    assert scene.of(FailureDetected, worker=exited.worker)
+    assert exited.collectives == ["all_reduce #7 of default_pg, 1024 x Float, started, train.py:31"]
+    [failure] = scene.of(FailureDetected, worker=exited.worker)
+    assert failure.reason == f"{exited.worker} exited with code 7; under way: {exited.collectives[0]}"
+
+
+async def test_a_program_that_does_not_end_when_it_is_told_to_is_killed(tmp_path):
+    """Its first rank would stay for ever, and its second one ends once with an error."""
+    first = "if [ ! -e first ]; then touch first; while true; do sleep 0.1; done; fi"
+    second = "if [ ! -e second ]; then while [ ! -e first ]; do sleep 0.1; done; touch second; exit 7; fi"
+    words = f"trap '' TERM; if [ $RANK = 0 ]; then {first}; else {second}; fi; echo $RANK > $RANK"
+    async with running_cluster(tmp_path, nodes=2, slots=1) as scene:
+        spec = program(tmp_path, min_workers=2, max_workers=2)
+        await scene.client.submit(replace(spec, command=["bash", "-c", words]))
+        await ends(scene)
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["0\n", "1\n"]
+    assert len(scene.of(FailureDetected)) == 1, "it was no failure of its own"
 
 
 WATCHED = """
@@ -200,3 +232,52 @@ async def test_who_is_slow_is_named_where_the_loop_is_watched(tmp_path):
     assert max(fact.iteration for fact in scene.iterations) == 179
     assert not scene.of(FailureDetected)
     assert done.reason == "its program is done"
+
+
+HANGS = """
+    import os, time
+    import torch.distributed as dist
+
+    rank, cause = int(os.environ["RANK"]), os.environ["UNICRON_RESTART_CAUSE"]
+    print("cause", rank, repr(cause), flush=True)
+    dist.init_process_group("gloo")
+    number = len(os.listdir(os.environ["FOLDER"] + "/begun"))
+    dist.barrier()
+    if rank == 0:
+        open(os.environ["FOLDER"] + f"/begun/{number}", "w").close()
+    if number == 0 and rank == 1:
+        time.sleep(1000)
+    elif number == 1 and rank == 1:
+        dist.all_gather_object([None] * 2, 1)
+    elif number == 2:
+        while time.sleep(0.1) is None and rank == 1:  # one rank that does something is enough
+            sum(range(2_000_000))
+            if os.path.exists(os.environ["FOLDER"] + "/enough"):
+                break
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+async def test_a_program_of_which_nothing_is_heard_begins_again_and_is_told_why(tmp_path):
+    """First one rank sleeps while the other waits, then each waits in another collective, then one computes."""
+    (tmp_path / "begun").mkdir()
+    async with running_cluster(tmp_path, nodes=2, slots=1) as scene:
+        await scene.client.submit(program(tmp_path, HANGS, min_workers=2, max_workers=2, silence_s=1.5))
+        await scene.until(lambda: len(list((tmp_path / "begun").iterdir())) == 3)
+        await asyncio.sleep(3.0)
+        (tmp_path / "enough").touch()
+        await ends(scene)
+    [first, second] = scene.of(FailureDetected)
+    assert (first.severity, second.severity) == (2, 3)
+    assert first.reason.startswith(f"{first.worker} is at ")
+    assert "script.py:13" in first.reason.partition(";")[0]
+    assert "all 2 workers of t have written nothing and waited for 1." in second.reason
+    assert second.reason.count("distributed_c10d.py") >= 2
+    logs = "".join(path.read_text() for path in tmp_path.glob("cluster/**/logs/t-*.log"))
+    causes = re.findall(r"cause (\d) '(.*)'\n", logs)
+    assert [cause for _, cause in causes if not cause] == ["", ""]
+    told = [cause for _, cause in causes if cause]
+    assert len(told) == 4
+    assert sum(cause.startswith(f"{first.worker} is at ") for cause in told) == 2
+    assert sum(cause.startswith("all 2 workers of t") for cause in told) == 2

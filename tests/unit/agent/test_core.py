@@ -270,10 +270,17 @@ def test_a_worker_that_is_stopped_while_its_process_starts_is_killed_when_it_is_
 
 def test_an_exit_carries_where_the_worker_was(scene):
     scene.compute(10.0, 10.1)
-    gone = ProcessExited("gpt-1", None, 9, ("last words",))
+    gone = ProcessExited("gpt-1", None, 9, ("last words",), ("all_reduce #3",))
     assert scene.feed(gone) == [
         WorkerExited(
-            **PLACE, exit_code=None, signal=9, iteration=3, microbatches_done=2, stderr=["last words"], expected=False
+            **PLACE,
+            exit_code=None,
+            signal=9,
+            iteration=3,
+            microbatches_done=2,
+            stderr=["last words"],
+            expected=False,
+            collectives=["all_reduce #3"],
         )
     ]
     assert scene.core.workers == {}

@@ -1,12 +1,16 @@
 """What workers write: the lines that stand for something, whatever else is written."""
 
+import os
+
 import pytest
+from unicron_agent import output
 from unicron_agent.hardware import Hardware
-from unicron_agent.output import MOST, Outputs
+from unicron_agent.output import MOST, TAIL_BYTES, Outputs, last_lines, put_aside
 from unicron_agent.stimuli import Logged, Running
 from unicron_agent.workers import Worker
 
 from unicron.contracts.hardware import FaultLogged
+from unicron.errors import InvalidInputError
 from unicron.rules import LONGEST_LINE, load
 
 WATCHDOG = "[rank0]:[E1123 12:00:00.1 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout"
@@ -107,3 +111,71 @@ def test_a_line_is_told_as_its_workers_once_in_a_while():
     assert told("gpt-9") == [], "it is gone"
     kernel = Logged(text="NVRM: Xid (PCI:0000:3b:00): 31", status="cuda_error", pid=11)
     assert hardware.hear(kernel, workers, 0.0)[0].printed is False, "what a worker wrote hides nothing of the kernel's"
+
+
+def test_a_log_that_became_too_large_is_put_aside_and_followed_on(outputs, path, monkeypatch):
+    monkeypatch.setattr(output, "LOG_BYTES", 4 * MOST)
+    writer = path.open("ab")  # as a worker has it open
+    assert outputs.large() == []
+    writer.write(b"old\n" + b"x" * (5 * MOST) + b"\nlast\n")
+    writer.flush()
+    outputs.look()
+    assert outputs.large() == [str(path)]
+    put_aside(str(path))
+    aside = path.with_name(path.name + ".1")
+    assert aside.stat().st_size == 4 * MOST
+    assert aside.read_bytes().endswith(b"x\nlast\n")
+    writer.write(f"{CUDA}\n".encode())
+    writer.close()
+    assert path.read_text() == f"{CUDA}\n"
+    assert texts(outputs.look()) == [CUDA]
+    assert outputs.large() == []
+
+
+def test_the_last_lines_are_those_of_before_it_was_put_aside_too(path):
+    path.write_bytes(b"".join(b"line %d\n" % number for number in range(30)) + b"\xff\x1b[2J")
+    assert last_lines(path.parent, "gpt-1", 3) == ["line 28", "line 29", "\ufffd\x1b[2J"]
+    put_aside(str(path))
+    assert last_lines(path.parent, "gpt-1", 1) == ["\ufffd\x1b[2J"]
+    path.write_text("new\n")
+    assert last_lines(path.parent, "gpt-1", 3) == ["line 29", "\ufffd\x1b[2J", "new"]
+    assert len(last_lines(path.parent, "gpt-1", 200)) == 32
+
+
+def test_of_a_log_of_any_size_only_the_end_is_read(path):
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+        file.seek(0, 2)
+        file.write(b"first\n" + b"x" * TAIL_BYTES + b"\nlast\n")
+    path.with_name(path.name + ".1").write_text("long ago\n")
+    assert last_lines(path.parent, "gpt-1", 200) == ["last"], "not half a line, nor what came before that"
+    path.write_bytes(b"y" * (TAIL_BYTES + 5))
+    assert last_lines(path.parent, "gpt-1", 200) == ["y" * TAIL_BYTES]
+
+
+@pytest.mark.parametrize("worker", ["", "..", "../gpt-1", "gpt-1.log", "/etc/passwd", "a/b", "gpt-1\n", "x" * 65])
+def test_what_is_no_workers_name_is_no_path_either(path, worker):
+    path.write_text("mine\n")
+    (path.parent / "..log").write_text("another's\n")
+    with pytest.raises(InvalidInputError, match="use 1 to 64 letters, digits"):
+        last_lines(path.parent, worker, 5)
+
+
+def test_only_files_in_the_folder_are_logs(path, tmp_path_factory):
+    secret = tmp_path_factory.mktemp("elsewhere") / "secret"
+    secret.write_text("secret\n")
+    (path.parent / "link.log").symlink_to(secret)
+    (path.parent / "folder.log").mkdir()
+    os.mkfifo(path.parent / "pipe.log")
+    for worker in ("link", "folder", "pipe", "none"):
+        with pytest.raises(InvalidInputError, match=f"no log of worker '{worker}' here"):
+            last_lines(path.parent, worker, 5)
+    path.write_text("mine\n")
+    path.with_name(path.name + ".1").symlink_to(secret)
+    assert last_lines(path.parent, "gpt-1", 5) == ["mine"]
+
+
+def test_where_there_is_no_room_a_log_is_emptied_all_the_same(path):
+    path.with_name(path.name + ".1").mkdir()
+    put_aside(str(path))
+    assert path.read_bytes() == b""

@@ -56,6 +56,11 @@ async def test_of_a_process_that_is_gone_nothing_is_seen():
     assert await stacks_of(gone.pid) == ()
 
 
-@pytest.mark.parametrize("noise", [b"", b"Error: failed", b"{}", b"[1]", b'[{"pid": 1}]'])
+NAMELESS = (
+    b'[{"pid": 1, "os_thread_id": 1, "thread_name": null, "frames": [{"name": "f", "filename": null, "line": 1}]}]'
+)
+
+
+@pytest.mark.parametrize("noise", [b"", b"Error: failed", b"{}", b"[1]", b'[{"pid": 1}]', NAMELESS])
 def test_what_is_no_stack_is_none(noise):
     assert told(noise) == []

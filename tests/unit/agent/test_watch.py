@@ -8,7 +8,7 @@ import time
 
 import pytest
 from unicron_agent.activity import asleep
-from unicron_agent.stimuli import TakeStacks, Tick
+from unicron_agent.stimuli import SendToWorker, TakeStacks, Tick
 from unicron_agent.watch import Watch
 from unicron_agent.workers import StallLimits, Worker
 
@@ -26,6 +26,7 @@ class Node:
         self.watch = Watch("n1", StallLimits())
         self.workers = {name: Worker(worker=name, task=task, slot=0, pid=7, ready=True) for name in names}
         self.now, self.used, self.awake, self.looks = 100.0, dict.fromkeys(names, 0.0), set(), []
+        self.asked = []
         for done in range(4):
             self.now += microbatch_s
             self.progress(*names, done=done)
@@ -46,6 +47,8 @@ class Node:
             tick = Tick((), {name: self.used[name] for name in late if name not in self.awake})
             out = self.watch.tick(self.workers, tick, self.now)
             told += [(self.now, fact) for fact in out if isinstance(fact, WorkerStalled)]
+            asked = [each for each in out if isinstance(each, SendToWorker) and each.message.collectives]
+            self.asked += [each.worker for each in asked]
             self.looks += [(self.now, effect.worker) for effect in out if isinstance(effect, TakeStacks)]
             if early is not None:
                 early += [(self.now, fact) for fact in out if isinstance(fact, WorkerAsleep)]
@@ -71,6 +74,23 @@ def test_half_way_is_looked_where_it_is_once_an_iteration_and_the_stall_tells_th
     [(_, fact)] = node.wait(3.0)
     assert fact.stacks == ["7 MainThread: load (train.py:3)"]
     assert len(node.looks) == 1
+
+
+def test_half_way_all_of_its_task_are_asked_in_which_collectives_they_are_and_the_stall_tells_that():
+    node = Node("gpt-1", "gpt-2")
+    node.workers["x-1"] = Worker(worker="x-1", task="x", slot=2, pid=7)
+    node.used["x-1"] = 0.0
+    node.progress("gpt-1", done=4, phase=WorkerPhase.REDUCE)
+    node.workers["gpt-1"].note(Pong(collectives=["send #1"]), node.now)  # of an earlier look
+    assert node.wait(2.9) == []
+    assert node.asked == ["gpt-1", "gpt-2"]
+    node.workers["gpt-2"].note(Pong(collectives=["none; the last that was done: all_reduce #2"]), node.now)
+    node.workers["gpt-1"].note(Pong(collectives=["all_reduce #3"]), node.now)
+    [(_, fact)] = node.wait(3.0)
+    assert fact.worker == "gpt-2"
+    assert fact.collectives == ["gpt-1: all_reduce #3", "gpt-2: none; the last that was done: all_reduce #2"]
+    facts = [fact for _, fact in node.wait(20.0)]
+    assert {fact.worker: fact.collectives for fact in facts}["gpt-1"] == [], "asked anew, and nobody has answered"
 
 
 def test_that_it_sleeps_is_told_before_others_that_began_a_microbatch_earlier_are_told_to_stall():

@@ -19,6 +19,7 @@ from unicron.contracts.events import (
     IterationFinished,
     NodeHeartbeat,
     NodeJoined,
+    OrderTaken,
     PlanDecided,
     WorkerExited,
 )
@@ -78,8 +79,17 @@ def test_nobody_can_say_what_another_says():
         received("unicron.v1.evt.n2.WorkerExited.gpt", codec.encode(exited("n1", "gpt")))
 
 
+def test_a_node_can_tell_of_no_order_but_of_faults_of_its_own():
+    fault = OrderTaken(order="InjectFault", text="kill-worker", by="ada", node="n1", source="n1")
+    assert heard(fault).by == "ada"
+    assert heard(replace(fault, order="DrainNode", node="n2", source="registry")).node == "n2"
+    for forged in (replace(fault, node="n2"), replace(fault, order="RemoveTask"), replace(fault, task="gpt")):
+        with pytest.raises(InvalidInputError, match="n1 takes no orders but for faults of its own"):
+            heard(forged)
+
+
 def test_of_each_message_it_is_known_who_says_it():
-    bus = {kind for kind in codec.MESSAGES.values() if not issubclass(kind, DeadLetter | Alert)}
+    bus = {kind for kind in codec.MESSAGES.values() if not issubclass(kind, DeadLetter | Alert | OrderTaken)}
     assert bus == {*OF_NODES, *OF_SERVICES}
     assert not {*OF_NODES} & {*OF_SERVICES}
 

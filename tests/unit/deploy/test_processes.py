@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from unicron_deploy.nats_server import NatsServer, free_port
 from unicron_deploy.processes import Started, wait_until_gone
 
 from unicron.errors import BusUnavailableError, InvalidInputError
+from unicron.services import SERVICES
 
 PARENT = """
 import subprocess, sys, time
@@ -95,7 +97,7 @@ def test_a_folder_without_a_cluster_says_so(tmp_path):
 
 def test_unknown_names_are_refused(tmp_path):
     cluster = Cluster(tmp_path, nodes=2)
-    assert cluster.names == ["nats", "registry", "detector", "planner", "transition", "straggler", "node-1", "node-2"]
+    assert cluster.names == ["nats", *SERVICES, "node-1", "node-2"]
     for call in (cluster.start_process, cluster.kill):
         with pytest.raises(InvalidInputError, match="node-3"):
             call("node-3")
@@ -143,3 +145,19 @@ def test_a_journal_that_one_server_kept_is_not_forgotten_by_starting_several(tmp
     ):
         cluster.start()
     assert not cluster.processes
+
+
+def test_with_metrics_each_process_has_a_port_of_its_own_that_prometheus_finds(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNICRON_METRICS", "9464")
+    cluster = Cluster(tmp_path, nodes=2, metrics=True)
+    cluster._tell_targets()
+    found = {entry["labels"]["process"]: entry["targets"] for entry in json.loads(cluster.targets.read_bytes())}
+    assert list(found) == cluster.names[1:]
+    assert found == {name: [cluster._environment(name)["UNICRON_METRICS"]] for name in found}
+    assert len({target for targets in found.values() for target in targets}) == len(found)
+    cluster._save()
+    assert Cluster.load(tmp_path)._environment("planner") == cluster._environment("planner"), "it is started again"
+    plain = Cluster(tmp_path)
+    plain._tell_targets()
+    assert plain._environment("planner")["UNICRON_METRICS"] == "", "one port can't be for all"
+    assert not plain.targets.exists()

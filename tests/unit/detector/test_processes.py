@@ -4,12 +4,12 @@ import signal
 
 import pytest
 from helpers.detector import DetectorHarness, brief
-from unicron_detector.processes import SIGNATURES
+from unicron_detector.processes import SIGNATURES, script_line
 from unicron_detector.state import Limits
 
 from unicron.contracts.events import FailureDetected, TaskStateChanged, TaskSubmitted, WorkerFinished, WorkerReady
 from unicron.contracts.failures import Severity
-from unicron.contracts.tasks import TaskSpec, TaskState
+from unicron.contracts.tasks import Healing, TaskSpec, TaskState
 
 SUBMITTED = TaskSubmitted(task="gpt", spec=TaskSpec(name="gpt", command=["train"]))
 
@@ -289,6 +289,13 @@ def test_possible_user_errors_are_remembered_in_bounded_number():
     assert len(scene.detector.state.tasks["gpt"].seen) == SIGNATURES
 
 
+def test_the_collective_that_never_ended_is_named_with_the_end_of_its_process(scene):
+    [failure] = scene.exit("w1", signal=6, stderr=["terminate called"], collectives=["all_reduce #7 of dp", "send #1"])
+    assert failure.reason == (
+        'w1 was ended by SIGABRT; under way: all_reduce #7 of dp; its last line was "terminate called"'
+    )
+
+
 # --- stalls ----------------------------------------------------------------------------------------------------------
 
 
@@ -299,6 +306,11 @@ def test_a_worker_that_does_not_answer_hangs(scene):
     assert failure.reason == (
         "w1 made no progress in its compute phase for 3.00 s, where 2.00 s are allowed, and it does not answer"
     )
+
+
+def test_the_collective_in_which_others_wait_for_it_is_named_with_a_hang(scene):
+    [failure] = scene.stall("w1", responsive=False, collectives=["w0: all_reduce #7 of dp", "w2: all_reduce #7 of dp"])
+    assert failure.reason.endswith("does not answer; under way: w0: all_reduce #7 of dp")
 
 
 def test_a_worker_that_does_not_answer_hangs_in_any_phase(scene):
@@ -414,3 +426,28 @@ def test_a_gradient_that_is_not_finite_ends_a_task_that_is_to_stop_then_at_once_
     assert broken.traceback == "Traceback ..."
     assert scene.throw("w1", "unicron.errors.NonFiniteGradientError", text) == []
     assert scene.exit("w1", exit_code=1) == scene.exit("w2", exit_code=1) == []
+
+
+IN_USE = "The server socket has failed to listen on any local network address. port: 29500, name: EADDRINUSE"
+TRACE = """Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/runner.py", line 3, in run
+  File "/job/train.py", line 7, in <module>
+    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:29500")
+  File "/venv/lib/python3.11/site-packages/torch/distributed/rendezvous.py", line 199, in _create_c10d_store
+"""
+
+
+def test_a_port_that_is_taken_is_told_with_its_line_and_the_second_time_ends_the_task():
+    scene = DetectorHarness()
+    scene.join("a")
+    scene.feed(TaskSubmitted(task="gpt", spec=TaskSpec(name="gpt", command=["x"], heal=Healing.RESTART)))
+    scene.run(**{"gpt-1": "a"})
+    thrown = {"exception": "torch.distributed.DistNetworkError", "text": IN_USE, "iteration": 0, "traceback": TRACE}
+    [first] = scene.throw("gpt-1", **thrown)
+    assert brief([first]) == [(2, "address_in_use", "gpt-1")]
+    assert "EADDRINUSE; in /job/train.py:7: another program on that node has this port; let" in first.reason
+    scene.run(epoch=1, **{"gpt-2": "a"})
+    [broken] = scene.throw("gpt-2", **thrown)
+    assert brief([broken]) == ["TaskBroken"]
+    assert "in /job/train.py:7" in broken.reason
+    assert script_line("nothing") == "a line that is not known"

@@ -1,7 +1,10 @@
 """Text from elsewhere on a terminal, in a table and in a log."""
 
+import getpass
 import io
 import logging
+import os
+import socket
 import subprocess
 import sys
 
@@ -11,6 +14,9 @@ from rich.table import Table
 from rich.text import Text
 from unicron_cli.output import console, say, to_json
 
+from unicron import codec
+from unicron.bootstrap import own_name
+from unicron.contracts.queries import DrainNode
 from unicron.printable import listed, one_line, printable, shown
 from unicron.runner import set_up_logging
 
@@ -60,6 +66,17 @@ def test_colours_of_our_own_stay(monkeypatch):
     assert "\x07" not in screen.file.getvalue()
 
 
+def test_brackets_in_a_text_are_shown_and_no_style(capsys):
+    texts = "RuntimeError: [/__w/gloo/pair.cc:553] closed", "[rank1]:I1124 [red]"
+    table = Table("reason")
+    for text in texts:
+        console().print(text)
+        table.add_row(text)
+    console().print(table)
+    printed = capsys.readouterr().out
+    assert [printed.count(text) for text in texts] == [2, 2]
+
+
 def test_an_error_that_quotes_a_file_does_not_steer_the_terminal(tmp_path):
     path = tmp_path / "task.yaml"
     path.write_bytes(b'"a\\e]0;pwned\\a": 1\n')
@@ -87,3 +104,19 @@ def test_a_text_in_the_log_passes_for_no_other_line_of_it(capsys):
     assert printed.splitlines()[0].endswith(r"node x\n2026-11-21 10:00:00 registry INFO all is well\u001b[1A is gone")
     assert "\x1b" not in printed
     assert "bad\u202e" not in printed
+
+
+@pytest.mark.parametrize("user", ["ada", "Åda", "a\x1b[2J\tb\nc\udcff", "x" * 999])
+def test_whoever_runs_a_process_has_a_name_that_an_order_may_bear(user, monkeypatch):
+    monkeypatch.setattr(getpass, "getuser", lambda: user)
+    order = DrainNode(node="n1", by=own_name())
+    assert codec.decode_query(codec.encode(order)) == order
+    assert order.by.startswith(user[:1])
+
+
+def test_a_user_without_a_name_is_a_number(monkeypatch):
+    def unknown():
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.setattr(getpass, "getuser", unknown)
+    assert own_name() == f"{os.getuid()}@{socket.gethostname()}"

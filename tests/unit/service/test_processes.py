@@ -10,10 +10,10 @@ from unicron import codec, subjects
 from unicron.contracts.base import LOCAL, Message
 from unicron.contracts.events import Alert
 from unicron.contracts.queries import InjectFault
-from unicron.services import SERVICES
+from unicron.services import CONSOLE, SERVICES
 from unicron.settings import PREFIX, Settings
 
-PROCESSES = {**{name: name for name in SERVICES}, "agent": "unicron-agent"}
+PROCESSES = {**{name: name for name in (*SERVICES, CONSOLE)}, "agent": "unicron-agent"}
 
 
 @pytest.fixture(params=PROCESSES)

@@ -35,6 +35,7 @@ resume: true
 layout:
   tensor: 2
 heal: session
+silence_s: 90
 """
 
 HERE = Path("/jobs/gpt/task.yaml")
@@ -60,6 +61,7 @@ def test_every_field_arrives():
     assert spec.flops_per_iteration == 3.5e12
     assert (spec.checkpoints, spec.checkpoint_s, spec.resume) == ("s3://bucket/folder", 600, True)
     assert spec.layout == ParallelLayout(tensor=2)
+    assert (spec.silence_s, spec.may_be_silent_s) == (90.0, 0.0), "a session says how far it is"
     assert (spec.model.layers, spec.model.batch, spec.model.accelerator) == (32, 1024, "A100")
     assert warnings == []
 
@@ -287,6 +289,8 @@ def test_the_examples_can_be_submitted_as_they_are(path):
 def test_a_program_without_a_session_is_done_when_it_says_so():
     spec = parse(minimal("heal: restart"), HERE).spec
     assert (spec.heal, spec.iterations) == (Healing.RESTART, UNCOUNTED)
+    assert (spec.silence_s, spec.may_be_silent_s) == (1800.0, 1800.0)
+    assert parse(minimal("heal: restart", "silence_s: 0"), HERE).spec.may_be_silent_s == 0
     assert parse(minimal("heal: restart", "iterations: 40"), HERE).spec.iterations == 40
     assert parse(minimal(), HERE).spec.heal is Healing.SESSION
 
@@ -294,8 +298,10 @@ def test_a_program_without_a_session_is_done_when_it_says_so():
 def test_all_ranks_of_a_script_that_is_healed_in_place_are_one_replica():
     spec = parse("name: t\ncommand: [python, train.py]\nmax_workers: 4\nheal: in-place", HERE).spec
     assert (spec.layout, spec.min_workers, spec.iterations) == (ParallelLayout(shard=4), 4, UNCOUNTED)
-    told = error_of("name: t\ncommand: [python, -m, train]\nmax_workers: 4\nheal: in-place")
-    assert "must be `python SCRIPT.py ...` where `heal` is in-place" in told
+    module = parse("name: t\ncommand: [python, -m, train]\nmax_workers: 4\nheal: in-place", HERE).spec
+    assert module.layout == spec.layout
+    told = error_of("name: t\ncommand: [python, -c, train()]\nmax_workers: 4\nheal: in-place")
+    assert "must be `python SCRIPT.py ...` or `python -m MODULE ...` where `heal` is in-place" in told
 
 
 @pytest.mark.parametrize(
@@ -307,6 +313,8 @@ def test_all_ranks_of_a_script_that_is_healed_in_place_are_one_replica():
         (["heal: restart", "layout:", "  tensor: 2"], "shares out its model by itself where `heal` is restart"),
         (["heal: in-place", "layout:", "  tensor: 2"], "shares out its work by itself where `heal` is in-place"),
         (["heal: in-place", "max_workers: 4", "min_workers: 2"], "min_workers 2: must be max_workers, 4, where `heal`"),
+        (["heal: restart", "silence_s: 0.5"], "silence_s 0.5: must be 1 s or more, or 0 for no limit"),
+        (["heal: in-place", "silence_s: -3"], "silence_s -3.0: must be 1 s or more"),
     ],
 )
 def test_what_only_a_session_can_do_is_refused_of_others(lines, told):

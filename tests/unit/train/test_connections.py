@@ -1,6 +1,8 @@
 """Connections of process groups: a machine that goes without a word is noticed by the kernel."""
 
 import contextlib
+import gc
+import os
 import socket
 import subprocess
 import sys
@@ -71,3 +73,26 @@ def test_who_waits_for_a_machine_that_is_gone_is_told():
         pytest.skip("needs root, unshare and iproute2: a network of its own is taken down")
     told = subprocess.run(script, check=True, capture_output=True, text=True, timeout=60).stdout
     assert told == "Connection timed out\n", "not that of the test's own patience, which says 'timed out'"
+
+
+def test_what_a_script_forks_collects_none_of_the_garbage_of_its_parent():
+    """There gloo would wait for ever for threads that it does not have."""
+    parent = os.getpid()
+
+    class Group:
+        def __del__(self):
+            if os.getpid() != parent:
+                os._exit(1)
+
+    gc.disable()
+    try:
+        left = Group()
+        left.itself = left
+        del left
+        child = os.fork()
+        if child == 0:
+            gc.collect()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        gc.enable()

@@ -9,7 +9,18 @@ import torch
 
 import unicron.train
 from unicron.contracts.tasks import WorkerPhase
-from unicron.contracts.worker import LENGTH, Iterated, Progress, Raised, length_of, to_agent
+from unicron.contracts.worker import (
+    LENGTH,
+    Iterated,
+    Ping,
+    Pong,
+    Progress,
+    Raised,
+    frame,
+    length_of,
+    to_agent,
+    told_cause,
+)
 from unicron.train import Session, channel
 from unicron.train.launcher import Place, free_address, is_echo, variables_of
 
@@ -129,6 +140,16 @@ def test_by_hand_nothing_is_told_and_nothing_is_in_the_way():
     assert watching.iteration == 1
 
 
+def test_a_program_says_in_which_collectives_it_is_when_its_launcher_asks():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel.Told(theirs)
+        ours.sendall(frame(Ping()) + frame(Ping(collectives=True)))
+        first, second = (to_agent(channel.receive(ours, length_of(channel.receive(ours, LENGTH.size)))) for _ in "12")
+    assert first == Pong()
+    assert isinstance(second.collectives, list)
+
+
 def test_a_launcher_that_is_gone_harms_nobody():
     ours, theirs = socket.socketpair()
     ours.close()
@@ -140,3 +161,24 @@ def test_a_session_says_which_way_of_healing_it_needs(monkeypatch):
     monkeypatch.setenv(channel.TELL, str(os.dup(0)))
     with pytest.raises(RuntimeError, match="take `heal: restart` out of its task file"):
         Session(seed=1)
+
+
+@pytest.mark.parametrize(
+    ("cause", "told"),
+    [
+        ("gpt-2 was ended by SIGKILL", "gpt-2 was ended by SIGKILL"),
+        ("two\nlines and\0 more \ud800", "two\\nlines and\\u0000 more \\ud800"),
+        ("é" * 9999, "é" * 500),
+    ],
+)
+def test_a_cause_is_safe_in_an_environment(cause, told):
+    assert told_cause(cause) == told
+    os.environ["UNICRON_TEST_CAUSE"] = told_cause(cause)
+    del os.environ["UNICRON_TEST_CAUSE"]
+
+
+def test_a_port_that_is_taken_is_no_echo_though_torch_has_one_class_for_both():
+    text = "The server socket has failed to listen on any local network address. port: 1, name: EADDRINUSE"
+    kind = "torch.distributed.DistNetworkError"
+    assert not is_echo(Raised(iteration=0, exception=kind, text=text, traceback=""))
+    assert is_echo(Raised(iteration=0, exception=kind, text="connection timed out", traceback=""))

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from unicron.errors import InvalidInputError
-from unicron.train.loops import NAME, Loops, instrument
+from unicron.train.instrument import NAME, instrument
+from unicron.train.loops import Loops
 
 SCRIPT = """
 import torch
@@ -47,6 +48,10 @@ for x in range(3):
 """
 
 
+def run(text, variables):
+    exec(compile(instrument(text, "x.py", "x.py"), "x.py", "exec"), {"__name__": "__main__", **variables})
+
+
 def followed(rank, there=None, until=None):
     """Return what a rank comes by, from where `there` says, and where it is when it comes by what begins so."""
     torch.manual_seed(5)
@@ -58,8 +63,7 @@ def followed(rank, there=None, until=None):
             kept.update(loops.state_dict())
 
     loops = Loops(rank, lambda: there and loops.load_state_dict(there))
-    program = {"rank": rank, "at": at, "__name__": "__main__", NAME: loops}
-    exec(compile(instrument(SCRIPT, "x.py"), "x.py", "exec"), program)
+    run(SCRIPT, {"rank": rank, "at": at, NAME: loops})
     return passed, kept
 
 
@@ -86,14 +90,14 @@ def test_who_has_come_later_hands_on_what_was_before():
 
 
 def test_what_does_not_train_is_left_alone():
-    tree = compile(instrument("for x in [1]:\n    print(x)\nwhile False:\n    pass\n", "x.py"), "x.py", "exec")
+    tree = compile(instrument("for x in [1]:\n    print(x)\nwhile False:\n    pass\n", "x.py", "x.py"), "x.py", "exec")
     assert NAME not in tree.co_names
 
 
 def test_an_iterator_of_a_loop_is_refused():
     text = "def run(data):\n    while True:\n        next(data)\n        loss.backward()\nrun(x for x in [1])\n"
-    with pytest.raises(InvalidInputError, match="the loop at line 2 uses `data`, an iterator"):
-        exec(compile(instrument(text, "x.py"), "x.py", "exec"), {NAME: Loops(0, lambda: None)})
+    with pytest.raises(InvalidInputError, match=r"the loop at x\.py:2 uses `data`, an iterator"):
+        run(text, {NAME: Loops(0, lambda: None)})
 
 
 RESUMED = """
@@ -112,7 +116,7 @@ def resumed(begin, there=None):
         "torch": torch,
         "backward": lambda: kept.append(loops.state_dict()),
     }
-    exec(compile(instrument(RESUMED, "x.py"), "x.py", "exec"), {**program, NAME: loops})
+    run(RESUMED, {**program, NAME: loops})
     return passed, kept
 
 
@@ -121,7 +125,7 @@ def test_a_script_that_has_begun_from_a_checkpoint_is_where_the_others_are_thoug
     for begin in (0, 2, 4):
         again, _ = resumed(begin, there[3])
         assert again == whole[3:]
-    with pytest.raises(InvalidInputError, match="the others are at 5 of the loop at line 2, which ends before"):
+    with pytest.raises(InvalidInputError, match=r"the others are at 5 of the loop at x\.py:2, which ends before"):
         resumed(7, there[3])
 
 
@@ -148,7 +152,7 @@ def iterated(there=None):
         passed.append(value)
         kept.append(loops.state_dict())
 
-    exec(compile(instrument(ITERATES, "x.py"), "x.py", "exec"), {"note": note, NAME: loops})
+    run(ITERATES, {"note": note, NAME: loops})
     return passed, kept
 
 
@@ -164,25 +168,78 @@ for number in range(8):
     mark() if number % 4 == 0 else None
     note(number)
     backward()
+    reduced() if number % 4 == 3 else None
 """
 
 
-def test_a_rank_that_comes_within_an_iteration_begins_it_and_one_without_a_loop_of_its_own_is_refused():
+def test_a_rank_that_comes_within_an_iteration_begins_it():
     passed, kept = [], []
     loops = Loops(1, lambda: None)
     program = {
         "note": lambda number: (passed.append(number), kept.append(loops.state_dict())),
         "backward": lambda: None,
     }
-    exec(compile(instrument(SUMS, "x.py"), "x.py", "exec"), {**program, "mark": loops.mark, NAME: loops})
+    run(SUMS, {**program, "mark": loops.mark, "reduced": loops.reduced, NAME: loops})
     for at, begin in ((2, 0), (4, 4), (7, 4)):
         passed.clear()
         later = Loops(2, lambda later=None, at=at: None)
         later._begin = lambda later=later, at=at: later.load_state_dict(kept[at])
-        more = {**program, "note": passed.append, "mark": later.mark, NAME: later}
-        exec(compile(instrument(SUMS, "x.py"), "x.py", "exec"), more)
+        more = {**program, "note": passed.append, "mark": later.mark, "reduced": later.reduced, NAME: later}
+        run(SUMS, more)
         assert passed == list(range(begin, 8))
-    twice = SUMS.replace("note(number)", "mark()")
-    again = Loops(1, lambda: None)
-    with pytest.raises(InvalidInputError, match="the loop at line 2 makes more than one update"):
-        exec(compile(instrument(twice, "x.py"), "x.py", "exec"), {**program, "mark": again.mark, NAME: again})
+
+
+@pytest.mark.parametrize("body", ["mark(); mark()", "reduced() if number else None; mark()"])
+def test_an_iteration_that_begins_where_nobody_could_come_is_refused(body):
+    """In the second the sum of one iteration ends, and the next begins, in one body."""
+    loops = Loops(1, lambda: None)
+    program = {"mark": loops.mark, "reduced": loops.reduced, "backward": lambda: None, NAME: loops}
+    with pytest.raises(InvalidInputError, match=r"the loop at x\.py:2 makes more than one update"):
+        run(f"\nfor number in range(3):\n    {body}; backward()\n", program)
+
+
+def test_lists_of_many_groups_of_tensors_are_data_and_all_else_that_is_plain_is_copied():
+    losses, log = [torch.ones(())] * 99, [{"loss": 0.5, "step": each} for each in range(999)]
+    batches, pairs = [{"x": torch.ones(3)}] * 65, [(each, 1.0) for each in range(99)]
+    program = {"losses": losses, "log": log, "batches": batches, "pairs": pairs, "new": [], "backward": lambda: None}
+    loops = Loops(1, lambda: None)
+    lines = "for each in (losses, log, batches, pairs, new): each.append(each[0] if each else 1)"
+    text = f"\nfor number in range(2):\n    {lines}\n    backward()\n    found.append(state())"
+    found = []
+    run(text, {**program, "found": found, "state": loops.state_dict, NAME: loops})
+    values = found[-1]["loops"][0][3]["__main__"]
+    assert "batches" not in values
+    assert [len(values[name]) for name in ("losses", "log", "pairs", "new")] == [100, 1000, 100, 1]
+    assert values["pairs"] == pairs[:-1]
+
+
+HOLDS = """
+class Batches:
+    pass
+
+def run(batches):
+    batches.found = MAKES(range(100))
+    for number in range(6):
+        note(number, next(batches.found))
+        backward()
+
+run(Batches())
+"""
+
+
+def held(makes, there=None):
+    noted = []
+
+    def note(*values):
+        noted.append((values, loops.state_dict()))
+
+    loops = Loops(0, lambda: there and loops.load_state_dict(there))
+    run(HOLDS.replace("MAKES", makes), {"note": note, "backward": lambda: None, NAME: loops})
+    return noted
+
+
+def test_an_iterator_that_an_object_holds_is_as_far_as_that_of_the_others_or_is_refused():
+    whole = held("iter")
+    assert [values for values, _ in held("iter", whole[3][1])] == [(number, number) for number in range(3, 6)]
+    with pytest.raises(InvalidInputError, match=r"uses `batches\.found`, an iterator \(map\)"):
+        held("(lambda them: map(int, them))")

@@ -11,11 +11,13 @@ from unicron_transition.state import TransitionState
 from unicron.contracts.base import SetTimer, Started, TimerFired
 from unicron.contracts.commands import FindStates, Regroup, SaveStates, StartWorker, StopWorker
 from unicron.contracts.events import (
+    Alert,
     AttemptFailed,
     CommandRefused,
     NodeAdmitted,
     PlanDecided,
     Regrouped,
+    StateSecured,
     StatesFound,
     TaskBroken,
     TaskRecovered,
@@ -29,7 +31,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
-from unicron.contracts.tasks import Healing, Slot, TaskSpec, TaskState, WorkerStatus
+from unicron.contracts.tasks import Healing, ParallelLayout, Slot, TaskSpec, TaskState, WorkerStatus
 
 
 class TransitionHarness:
@@ -183,6 +185,38 @@ def test_what_heals_by_restarts_looks_for_no_state_when_all_its_workers_are_gone
     assert members(out) == ["a-3", "a-4"]
 
 
+IN_PLACE = {"heal": Healing.IN_PLACE, "layout": ParallelLayout(shard=2)}
+
+
+@pytest.mark.parametrize("back", [(), ("n1", "n2")], ids=["", "agents came back"])
+def test_what_is_healed_in_place_looks_for_states_when_all_who_saved_one_are_gone(back):
+    scene = TransitionHarness(a=IN_PLACE).running(a=["n1:0", "n2:0"])
+    for worker, node in (("a-1", "n1"), ("a-2", "n2")):
+        keepers = next(iter(scene.core.state.tasks["a"].saves.ordered[node])).keepers
+        at = {"task": "a", "node": node, "slot": 0, "worker": worker}
+        scene.feed(StateSecured(**at, iteration=3, nodes=[keeper.node for keeper in keepers]))
+    for number, node in enumerate(back, 1):  # whose workers are told to save once more, and have not done so yet
+        living = WorkerStatus(worker=f"a-{number}", task="a", slot=0, epoch=0, iteration=5, ready=True)
+        scene.feed(scene.admitted(node, [msgspec.structs.replace(living, place=number - 1, layout=IN_PLACE["layout"])]))
+    assert len(scene.core.state.tasks["a"].saves.secured) == 2 - len(back)
+    searches, alerts = [], []
+    for worker, node in (("a-1", "n1"), ("a-2", "n2")):
+        alerts += of(Alert, scene.feed(failure(Severity.SEV2, task="a", node=node, slot=0, worker=worker)))
+        searches.append(scene.core.state.tasks["a"].saves.searches)
+    assert searches == [0, 1], "as long as one of them lives it has its state, or is about to end"
+    assert "its program begins again" in alerts[0].text, "nothing was found, which is told"
+
+
+def test_what_is_healed_in_place_and_has_saved_nothing_yet_begins_again_and_says_so():
+    scene = TransitionHarness(a=IN_PLACE).running(a=["n1:0", "n2:0"])
+    out = []
+    for worker, node in (("a-1", "n1"), ("a-2", "n2")):
+        out += scene.feed(failure(Severity.SEV2, task="a", node=node, slot=0, worker=worker))
+    assert (of(Alert, out), of(FindStates, out)) == ([], [])
+    [alert] = of(Alert, scene.ready("a", "a-3", "a-4"))
+    assert "its program begins again" in alert.text
+
+
 def test_a_failure_of_a_process_that_was_replaced_changes_nothing():
     scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
     lost = failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2")
@@ -282,6 +316,21 @@ def test_a_worker_of_an_earlier_task_is_not_taken_back_by_that_of_its_name():
     scene.plan(a=["n2:0"])
     out = scene.feed(scene.admitted("n1", [status("a-1")], "second"))
     assert [order.worker for order in of(StopWorker, out)] == ["a-1"]
+
+
+@pytest.mark.parametrize("heal", [Healing.SESSION, Healing.IN_PLACE])
+def test_a_worker_that_failed_is_not_taken_back_though_its_agent_came_back_before_it_was_stopped(heal):
+    layout = ParallelLayout(shard=2 if heal is Healing.IN_PLACE else 1)
+    scene = TransitionHarness(a={"heal": heal, "layout": layout}).running(a=["n1:0", "n2:0"])
+    for node, worker in (("n1", "a-1"), ("n2", "a-2")):
+        scene.feed(failure(Severity.SEV2, task="a", node=node, slot=0, worker=worker))
+    out = scene.feed(scene.admitted("n2", [status("a-2")], "second"))  # it has let the orders for "first" pass
+    assert [order.worker for order in of(StopWorker, out)] == ["a-2"]
+    assert [order.worker for order in of(StartWorker, out)] == ["a-5"]
+    assert scene.core.state.tasks["a"].failed == {"a-1": "n1", "a-2": "n2"}
+    scene.feed(WorkerExited(node="n2", slot=0, task="a", worker="a-2"))
+    scene.feed(scene.admitted("n1", [], "second"))
+    assert scene.core.state.tasks["a"].failed == {}
 
 
 def test_an_agent_that_comes_back_keeps_its_workers():
@@ -583,3 +632,41 @@ def test_a_worker_that_nobody_started_is_stopped_when_it_is_ready():
     assert (order.node, order.slot, order.worker, order.token) == ("n2", 1, "forged-1", 7)
     assert cluster.feed(WorkerReady(node="n9", slot=1, task="gpt", worker="forged-1", pid=1)) == []
     assert cluster.run("gpt").workers.keys() == {"gpt-1"}
+
+
+def causes(kind, out):
+    return {order.cause for order in of(kind, out)}
+
+
+def test_who_begins_again_is_told_why_and_who_begins_is_told_nothing():
+    scene = TransitionHarness(a={"heal": Healing.RESTART})
+    assert causes(StartWorker, scene.plan(a=["n1:0", "n2:0"])) == {""}
+    assert causes(Regroup, scene.ready("a")) == {""}
+    scene.join("a")
+    at = {"task": "a", "node": "n2", "slot": 0, "worker": "a-2"}
+    killed = "a-2 was ended by SIGKILL"
+    assert causes(StartWorker, scene.feed(failure(Severity.SEV2, **at, reason=killed))) == {killed}
+    echo = failure(Severity.SEV2, task="a", node="n1", slot=0, worker="a-1", reason="connection reset")
+    assert causes(StartWorker, scene.feed(echo)) == {killed}, "what came first"
+    assert causes(Regroup, scene.ready("a", "a-3") + scene.ready("a", "a-4")) == {killed}
+    scene.join("a")
+    out = scene.feed(failure(Severity.SEV3, task="a", node="n1", slot=0, worker="a-4", reason="all wait"))
+    assert causes(Regroup, out) == {"all wait"}
+    scene.join("a")
+    raised = failure(Severity.SEV2, task="a", node="n1", slot=0, worker="a-4", reason="ValueError: " + "x" * 600)
+    [told] = causes(StartWorker, scene.feed(raised))
+    assert (told[:20], len(told)) == ("a-4: ValueError: xxx", 500)
+
+
+@pytest.mark.parametrize(("heal", "waits"), [(IN_PLACE, {"silence_s": 100.0}), ({}, {})])
+def test_a_script_in_place_may_take_long_before_its_loop(heal, waits):
+    scene = TransitionHarness(a={**heal, **waits})
+    started = scene.plan(a=["n1:0", "n2:0"])
+    met = scene.ready("a")
+    timers = {each.name.partition(".")[0]: each.after_s for each in of(SetTimer, started + met)}
+    assert timers == ({"start": 200.0, "regroup": 200.0} if waits else {"start": 180.0, "regroup": 30.0})
+
+
+def test_and_for_ever_where_nobody_asks():
+    scene = TransitionHarness(a={**IN_PLACE, "silence_s": 0.0})
+    assert of(SetTimer, scene.plan(a=["n1:0", "n2:0"]) + scene.ready("a")) == []

@@ -1,0 +1,414 @@
+"""The accounts of a cluster's GPU time: one message in, accounts and what is open changed."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from unicron.contracts import commands, events, slowdowns
+from unicron.contracts.base import Message
+from unicron.contracts.failures import Severity
+from unicron.contracts.tasks import Slot as SlotOfNode
+from unicron.contracts.tasks import TaskState
+from unicron_goodput.book import Book
+from unicron_goodput.chains import Chain, ChainCost, Chains
+from unicron_goodput.holdings import NOBODY, Holdings, Slot, Task
+from unicron_goodput.phases import INTERRUPTED, Phase
+from unicron_goodput.report import Report, cost, make
+from unicron_goodput.spans import NONE, Cause, Key, Pace, Span
+
+CHAINS = 4096
+"""Chains that are told apart; what older ones cost is kept in sum, and nothing new is put down to one."""
+
+SPANS = 2000
+"""Spans of one chain that are kept; beyond that they are only counted."""
+
+_WITHOUT_MEMBERS = {TaskState.WAITING: Phase.IDLE, TaskState.STARTING: Phase.START_UP}
+"""What a task as a whole does in states in which nobody computes for it, and nothing is broken."""
+
+SLOWDOWN = "slowdown"
+"""The cause of what a slowdown costs."""
+
+
+class Goodput:
+    """Works out where the time of all slots went, from the journal's messages in their order.
+
+    Boundaries: a fault is at the first fact that shows it (a process ended, raised or lost its collective; a node was
+    suspected; for a hang, `waited_s` before its agent told); detection ends with `FailureDetected`, the decision with
+    the first command or plan for the task, the transition with each worker's `Regrouped`. A fault that is known late
+    takes back what was training since, but nothing that has another reason already.
+
+    `IterationFinished` is not in the journal; where it is given too, what is computed again is measured.
+    """
+
+    def __init__(self, since: float = 0.0, chains: int = CHAINS, spans: int = SPANS) -> None:
+        """Begin with nothing.
+
+        Args:
+            since: Unix seconds from which on is counted; messages from before are still to be given.
+            chains: that are told apart, the newest.
+            spans: of a chain that are kept, of slots and of tasks each.
+        """
+        self._all = Holdings(since, spans)
+        self._chains = Chains(chains, (self._all.book, self._all.wall))
+        self._failures: Counter[Key] = Counter()
+        self._began: float | None = None
+
+    def handle(self, message: Message) -> None:
+        """Take a message of the journal, or of telemetry, into account."""
+        if self._began is None:
+            self._began = message.at
+        self._all.now = max(self._all.now, message.at)
+        match message:
+            case commands.Command():
+                self._commanded(message)
+            case events.WorkerFact():
+                self._worker(message)
+            case slowdowns.SlowdownDetected() | slowdowns.SlowdownEnded():
+                self._slow(message)
+            case events.TaskSubmitted() | events.TaskStateChanged() | events.TaskRecovered():
+                self._task(message)
+            case events.FailureDetected():
+                self._failed(message)
+            case events.PlanDecided():
+                self._planned(message)
+            case events.CheckpointFound() | events.CheckpointFailed() | events.StatesFound():
+                self._move(self._all.task(message.task), {Phase.CHECKPOINT}, Phase.WAITING)
+            case _:
+                self._node(message)
+
+    def report(self, until: float | None = None, task: str | None = None) -> Report:
+        """Return where the time went.
+
+        Args:
+            task: only of this one; None for all, and for slots that no task had.
+            until: Unix seconds; what is as it is now is taken to stay so until then. None: the newest message's time.
+        """
+        return self._report(self._all.totals(self._until(until)), self._until(until), task)
+
+    def _until(self, until: float | None) -> float:
+        return max(self._all.now, until or 0.0)
+
+    def _report(self, totals: tuple[Book, Book, dict[str, float]], until: float, task: str | None = None) -> Report:
+        book, wall, whole = totals
+        since = max(self._began or 0.0, book.since)
+        return make((since, max(since, until)), book.all(), wall.all(), whole, self._failures, task)
+
+    def statement(self, until: float | None = None) -> tuple[Report, list[ChainCost]]:
+        """Return `report()` and `costs()` by one look at all slots, which is what takes time."""
+        totals = self._all.totals(self._until(until))
+        return self._report(totals, self._until(until)), self._costs(totals)
+
+    def chains(self) -> Iterable[str]:
+        """Return the ids of the chains that are told apart, the newest last."""
+        return self._chains.known.keys()
+
+    def chain(self, chain: str, until: float | None = None) -> ChainCost | None:
+        """Return what one chain cost; the costs of all, and of "" for what belongs to none, are those of the report.
+
+        Args:
+            chain: id of its first fact.
+            until: as in `report()`.
+
+        Returns:
+            None where it has no cause that is known, or is too old to be told apart.
+        """
+        known = self._chains.known.get(chain) if chain else Chain(NONE, self._all.book.since)
+        if known is None:
+            return None
+        return cost(known, *self._all.part(chain, self._until(until)))
+
+    def costs(self, until: float | None = None) -> list[ChainCost]:
+        """Return what each chain cost that is told apart, the newest last: as `chain()` of each, in far less time."""
+        return self._costs(self._all.totals(self._until(until)))
+
+    def _costs(self, totals: tuple[Book, Book, dict[str, float]]) -> list[ChainCost]:
+        book, wall, _ = totals
+        return [cost(known, book, wall) for known in self._chains.known.values()]
+
+    # --- nodes and plans ---------------------------------------------------------------------------------------------
+
+    def _node(self, message: Message) -> None:
+        match message:
+            case events.NodeAdmitted():
+                node = self._all.node(message.node)
+                node.up, node.suspected = True, None
+                self._admit(message.node, message.slots, {each.slot: each.worker for each in message.workers})
+            case events.NodeSuspected():
+                self._all.node(message.node).suspected = message.at
+            case events.NodeLeft() | events.NodeGone():
+                self._gone(message.node)
+
+    def _admit(self, node: str, slots: list[SlotOfNode], workers: dict[int, str]) -> None:
+        for index in {each.index for each in slots} | set(self._all.node(node).slots):
+            slot = self._all.slot(node, index)
+            slot.worker = workers.get(index, "")
+            self._all.settle_down(slot)
+
+    def _gone(self, name: str) -> None:
+        node = self._all.node(name)
+        node.up = False
+        for slot in list(node.slots.values()):
+            slot.worker = ""
+            self._all.settle_down(slot)
+
+    def _planned(self, message: events.PlanDecided) -> None:
+        chain = self._chains.of(message, self._all.now, str(message.plan.cause[0]))
+        self._chains.decided(message, self._all.now)
+        for share in message.plan.shares:
+            task = self._all.task(share.task)
+            given = {id(slot): slot for slot in (self._all.slot(at.node, at.slot) for at in share.slots)}
+            if given.keys() - task.planned.keys() or (given and task.planned.keys() - given.keys()):
+                self._concerns(chain, task)
+            self._unplan(task, given)
+            for slot in given.values():
+                slot.planned = task.name
+                if not slot.worker:
+                    self._all.hold(slot, task.name, Phase.START_UP, chain.cause)
+            task.planned = given
+            self._move(task, {Phase.DECISION}, Phase.WAITING)
+
+    def _unplan(self, task: Task, kept: Collection[int] = ()) -> None:
+        for slot in [each for key, each in task.planned.items() if key not in kept and each.planned == task.name]:
+            slot.planned = NOBODY
+            self._all.settle_down(slot)
+        task.planned = {}
+
+    # --- tasks -------------------------------------------------------------------------------------------------------
+
+    def _task(self, message: events.TaskSubmitted | events.TaskStateChanged | events.TaskRecovered) -> None:
+        task = self._all.task(message.task)
+        if isinstance(message, events.TaskRecovered):
+            self._recovered(task)
+        elif isinstance(message, events.TaskSubmitted):
+            self._recovered(task)
+            self._all.close_all(task)
+            fresh = Task(task.name, task.slots, task.planned, Span(self._all.now, Phase.START_UP))
+            fresh.microbatches = message.spec.microbatches
+            self._all.tasks[task.name] = fresh
+        elif message.state.ended:
+            self._unplan(task)
+            for slot in list(task.slots.values()):
+                self._all.enter(slot, Phase.IDLE)
+                slot.epoch = -1
+                self._all.settle_down(slot)
+            self._recovered(task)
+            self._all.end(task)
+            task.epoch = -1
+        elif message.state in _WITHOUT_MEMBERS and task.span is not None:
+            cause = task.span.cause if task.span.cause is not NONE else self._chains.cause(message)
+            self._all.enter_task(task, _WITHOUT_MEMBERS[message.state], None, cause)
+
+    def _concerns(self, chain: Chain, task: Task) -> None:
+        """Until it is back at full membership, a task is healing from a chain."""
+        chain.tasks[task.name] = None
+        task.healing &= self._chains.known.keys()
+        task.healing.add(chain.cause.chain)
+
+    def _recovered(self, task: Task) -> None:
+        self._chains.recovered(task.name, self._all.now, task.healing)
+        task.healing = set()
+        if task.span is not None and task.span.phase is Phase.TRAINING:
+            self._all.enter_task(task, Phase.TRAINING)
+
+    def _slow(self, message: slowdowns.SlowdownDetected | slowdowns.SlowdownEnded) -> None:
+        task = self._all.task(message.task)
+        self._all.close_all(task)
+        task.pace.slow = 0.0
+        self._chains.recovered(task.name, self._all.now, {task.pace.slow_for.chain})
+        if isinstance(message, slowdowns.SlowdownDetected):
+            node = message.workers[0].node if message.workers else ""
+            chain = self._chains.of(message, self._all.now, SLOWDOWN, node)
+            chain.detected(self._all.now)
+            chain.tasks[task.name] = None
+            if message.recent_s > message.usual_s:
+                task.pace.slow = 1 - message.usual_s / message.recent_s
+            task.pace.slow_for = Cause(SLOWDOWN, node, chain.cause.chain)
+
+    # --- failures ----------------------------------------------------------------------------------------------------
+
+    def _failed(self, message: events.FailureDetected) -> None:
+        chain = self._chains.of(message, self._all.now, str(message.status), message.node)
+        chain.detected(self._all.now)
+        gives_up = message.severity is Severity.SEV1 and bool(message.node)
+        here = list(self._all.node(message.node).slots.values()) if message.node else []
+        hit = {message.task} if message.task else set()
+        if gives_up:
+            hit |= {slot.task for slot in here if slot.task}
+        if not hit:
+            self._failures[Key(NOBODY, chain.cause).without_chain()] += 1
+        at = self._all.node(message.node).slots.get(message.slot) if message.worker else None
+        named = {id(slot) for slot in here if gives_up or (slot is at and slot.worker in {"", message.worker})}
+        for name in sorted(hit):
+            self._failures[Key(name, chain.cause).without_chain()] += 1
+            task = self._all.task(name)
+            if 0 <= message.epoch < task.epoch or task.span is None:  # a later membership is not concerned
+                chain.tasks.setdefault(name, self._all.now)
+            else:
+                self._concerns(chain, task)
+                self._interrupt(task, named, whole=not (message.worker or gives_up), chain=chain)
+        if gives_up:
+            self._gone(message.node)
+
+    def _interrupt(self, task: Task, named: set[int], *, whole: bool, chain: Chain) -> None:
+        """Nobody computes any more where a member failed, since the first sign of it."""
+        engaged = list(task.engaged())
+        struck = [slot for slot in engaged if id(slot) in named]
+        if not struck and not whole:
+            return  # it only was on its way: who computes goes on
+        signs = [slot.broke for slot in engaged]
+        signs += [slot.stalled for slot in struck] + [self._all.node(slot.node).suspected for slot in struck]
+        at = min((sign for sign in signs if sign is not None), default=self._all.now)
+        cause, chain.begun = chain.cause, min(chain.begun, at)
+        for slot in engaged:
+            self._all.enter(slot, Phase.DETECTION, at, cause)
+            self._all.enter(slot, Phase.DECISION, None, cause)
+            slot.broke = slot.stalled = None
+        self._all.enter_task(task, Phase.DETECTION, at, cause)
+        self._all.enter_task(task, Phase.DECISION, None, cause)
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    def _commanded(self, message: commands.Command) -> None:
+        match message:
+            case commands.StartWorker():
+                self._start(message)
+            case commands.StopWorker():
+                task = self._all.task(message.task)
+                self._move(task, {Phase.DECISION}, Phase.WAITING)
+                slot = self._all.slot(message.node, message.slot)
+                if slot.worker == message.worker and slot.span.phase is Phase.TRAINING and slot.planned != task.name:
+                    self._all.enter(slot, Phase.TRANSITION, None, self._chains.cause(message))
+            case commands.FindStates() | commands.FindCheckpoint():
+                self._move(self._all.task(message.task), {Phase.DECISION, Phase.WAITING}, Phase.CHECKPOINT)
+            case commands.Regroup():
+                task = self._all.task(message.task)
+                if message.epoch > task.epoch:
+                    task.epoch, task.ordered = message.epoch, self._all.now
+                for member in message.members:
+                    slot = self._all.slot(member.node, member.slot)
+                    if slot.task == task.name:
+                        slot.epoch = message.epoch
+                self._move(task, INTERRUPTED, Phase.TRANSITION)
+            case _:
+                return
+        self._chains.decided(message, self._all.now)
+
+    def _start(self, message: commands.StartWorker) -> None:
+        task = self._all.task(message.task)
+        task.microbatches = message.spec.microbatches
+        slot = self._all.slot(message.node, message.slot)
+        cause = self._chains.cause(message)
+        slot.worker = message.worker
+        slot.broke = slot.stalled = None  # those were signs of the last one
+        self._all.hold(slot, task.name, Phase.START_UP, cause)
+        if slot.planned is None:
+            slot.planned, task.planned[id(slot)] = task.name, slot
+        if slot.span.phase in {Phase.IDLE, Phase.START_UP}:
+            self._all.enter(slot, Phase.START_UP, None, cause)
+        self._move(task, {Phase.DECISION}, Phase.WAITING)
+
+    def _move(self, task: Task, before: set[Phase], after: Phase) -> None:
+        """Let all that is in one of some phases be in another one from now on, for the same reason.
+
+        Slots are in such phases only while their task is, which spares a look at all of them for each command.
+        """
+        if task.span is None or task.span.phase not in before - {after}:
+            return
+        for slot in task.slots.values():
+            if slot.span.phase in before:
+                self._all.enter(slot, after, None, slot.span.cause)
+        self._all.enter_task(task, after, None, task.span.cause)
+
+    # --- workers -----------------------------------------------------------------------------------------------------
+
+    def _worker(self, message: events.WorkerFact) -> None:
+        if isinstance(message, events.Regrouped):
+            self._regrouped(message)
+        elif isinstance(message, events.IterationFinished):
+            self._iterated(message)
+        else:
+            slot = self._all.slot(message.node, message.slot)
+            if slot.worker in {"", message.worker}:  # or else another one has the slot by now
+                at = message.at - message.waited_s if isinstance(message, events.WorkerStalled) else message.at
+                self._reached(self._all.task(message.task), getattr(message, "iteration", -1), at)
+                self._told(slot, message, at)
+
+    def _told(self, slot: Slot, message: events.WorkerFact, at: float) -> None:
+        match message:
+            case events.WorkerReady():
+                slot.worker = message.worker
+                self._all.hold(slot, message.task, Phase.START_UP, self._chains.cause(message))
+            case events.WorkerFinished():
+                self._all.enter(slot, Phase.IDLE)
+            case events.StateKept() if slot.span.phase is Phase.TRAINING:
+                self._all.enter(slot, Phase.TRANSITION, None, self._chains.cause(message))
+            case events.WorkerStalled():
+                slot.stalled = at
+            case events.WorkerRaised() | events.CollectiveFailed():
+                slot.broke = _first(slot.broke, at)
+            case events.WorkerExited():
+                slot.worker = ""
+                if not message.expected and not message.finished:
+                    slot.broke = _first(slot.broke, at)
+                if slot.planned is not None or slot.span.phase is Phase.IDLE:  # None: the failure is its task's yet
+                    self._all.settle_down(slot)
+
+    def _regrouped(self, message: events.Regrouped) -> None:
+        task = self._all.task(message.task)
+        if message.epoch < task.epoch or task.span is None:
+            return  # a newer one is ordered already, or the task has ended
+        cause = self._chains.cause(message)
+        slot = self._all.slot(message.node, message.slot)
+        slot.worker = message.worker
+        self._all.hold(slot, task.name, Phase.START_UP, cause)
+        task.epoch = slot.epoch = message.epoch
+        began = max(task.ordered, message.at - message.seconds)
+        if message.epoch > task.met:
+            task.met = message.epoch
+            self._met(task, message, began, cause)
+        self._all.enter(slot, Phase.TRAINING)
+        slot.broke = slot.stalled = None
+
+    def _met(self, task: Task, message: events.Regrouped, began: float, cause: Cause) -> None:
+        """The first of a new membership computes: so the old one is over, and what is to be computed again is known."""
+        for slot in task.slots.values():
+            if slot.span.phase is Phase.TRAINING:  # what is closed with it is at the old pace
+                self._all.enter(slot, Phase.TRANSITION, began, cause)
+            elif slot.epoch < task.epoch and slot.span.phase in INTERRUPTED:
+                ours = slot.planned == task.name
+                self._all.enter(slot, Phase.SUB_HEALTHY if ours else Phase.TRANSITION, None, slot.span.cause)
+        if task.span is not None and task.span.phase is Phase.TRAINING:
+            self._reached(task, message.iteration, began)
+            self._all.enter_task(task, Phase.TRANSITION, began, cause)
+        held = task.span.cause if task.span is not None and task.healing else NONE
+        self._all.enter_task(task, Phase.TRAINING, None, held)
+        task.reached = max(task.reached, message.iteration)
+        iterations: float = task.reached - message.iteration
+        if task.microbatches:
+            iterations += min(1.0, message.recomputed / task.microbatches)
+        seconds = iterations * task.iteration_slot_s / max(message.world_size, 1)
+        task.pace = Pace(self._all.now + seconds, cause, task.pace.slow, task.pace.slow_for)
+        task.again_to = task.reached
+        task.mark = (message.iteration, self._all.now, message.world_size)
+
+    def _reached(self, task: Task, iteration: int, at: float) -> None:
+        """Somebody was in an iteration: how far the task is, and how long one takes."""
+        task.reached = max(task.reached, iteration)
+        if task.mark is None or task.span is None or task.span.phase is not Phase.TRAINING:
+            return
+        first, began, workers = task.mark
+        if iteration > first and at > began:
+            task.iteration_slot_s = (at - began) * workers / (iteration - first)
+
+    def _iterated(self, message: events.IterationFinished) -> None:
+        task = self._all.task(message.task)
+        if message.epoch != task.epoch:
+            return
+        task.iteration_slot_s = message.seconds * message.world_size
+        if message.iteration + 1 >= task.again_to:
+            # an iteration of which only microbatches are computed again is over with them; whole ones with the last
+            task.pace.again_to = min(task.pace.again_to, message.at)
+        task.reached = max(task.reached, message.iteration + 1)
+
+
+def _first(known: float | None, at: float) -> float:
+    return at if known is None else min(known, at)

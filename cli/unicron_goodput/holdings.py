@@ -1,0 +1,241 @@
+"""Who holds which slots, and what their time goes into: the state behind the accounts."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from unicron_goodput.book import NO_CHAIN, Book
+from unicron_goodput.phases import Phase
+from unicron_goodput.spans import NONE, Cause, Pace, Span
+
+NOBODY = ""
+"""The holder of slots that no task has."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A slot of a node.
+
+    Attributes:
+        index: on its node.
+        task: that its time counts for: whose worker lives in it, or else who is to have it.
+        planned: the task that the newest plan gives it to, or nobody; None where no plan was seen that says so.
+        worker: that lives in it; empty for none.
+        epoch: the newest membership that its worker was to be in.
+        broke: Unix seconds of the first sign since it last computed that its worker can't go on.
+        stalled: since when its worker made no progress, where its agent said so.
+    """
+
+    node: str
+    index: int
+    span: Span
+    task: str = NOBODY
+    planned: str | None = None
+    worker: str = ""
+    epoch: int = -1
+    broke: float | None = None
+    stalled: float | None = None
+
+
+@dataclass(slots=True)
+class Node:
+    """A node.
+
+    Attributes:
+        suspected: Unix seconds since when, None where it is not.
+    """
+
+    up: bool = True
+    suspected: float | None = None
+    slots: dict[int, Slot] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Held:
+    """The whole that a task's phases must add up to, counted apart from them.
+
+    Attributes:
+        slots: that it holds now.
+        since: Unix seconds up to which they are counted.
+        slot_s: slot-seconds.
+    """
+
+    slots: int
+    since: float
+    slot_s: float = 0.0
+
+    def until(self, at: float, since: float) -> float:
+        """Return the slot-seconds from `since` up to `at`."""
+        return self.slot_s + self.slots * max(0.0, at - max(self.since, since))
+
+
+@dataclass(slots=True)
+class Task:
+    """A task.
+
+    Attributes:
+        slots: that it holds, by their identity.
+        planned: that the newest plan gives it.
+        span: of the task as a whole: it trains as long as any of its workers do. None before it is submitted or seen,
+            and when it has ended.
+        epoch: of the newest membership that was ordered; `met` of the newest that somebody computes in.
+        ordered: Unix seconds at which `epoch` was.
+        microbatches: of an iteration; 0 where that is not known.
+        reached: the furthest iteration that anybody was in.
+        mark: the iteration that the newest membership began with, when, and how many workers it has.
+        iteration_slot_s: slot-seconds of an iteration; 0 as long as nothing tells.
+        again_to: iteration up to which it computes again.
+        healing: chains that it is not yet back at full membership from.
+    """
+
+    name: str
+    slots: dict[int, Slot] = field(default_factory=dict)
+    planned: dict[int, Slot] = field(default_factory=dict)
+    span: Span | None = None
+    epoch: int = -1
+    met: int = -1
+    ordered: float = 0.0
+    microbatches: int = 0
+    reached: int = 0
+    mark: tuple[int, float, int] | None = None
+    iteration_slot_s: float = 0.0
+    again_to: int = 0
+    pace: Pace = field(default_factory=Pace)
+    healing: set[str] = field(default_factory=set)
+
+    def engaged(self) -> Iterator[Slot]:
+        """Yield the slots whose workers are in the newest membership, or are to be."""
+        return (slot for slot in list(self.slots.values()) if slot.epoch == self.epoch >= 0)
+
+
+class Holdings:
+    """Slots, their holders, and the accounts.
+
+    Attributes:
+        now: Unix seconds of the newest message; clocks differ, and the journal's order is what counts.
+        book: of slots; `wall` of the tasks' own spans, in seconds of wall time.
+    """
+
+    def __init__(self, since: float, spans: int) -> None:
+        self.now = 0.0
+        self.book, self.wall = Book(since, spans), Book(since, spans)
+        self.nodes: dict[str, Node] = {}
+        self.tasks: dict[str, Task] = {}
+        self.held: dict[str, Held] = {}
+
+    def node(self, name: str) -> Node:
+        """Return a node; one that nobody has told of is up."""
+        node = self.nodes.get(name)
+        if node is None:
+            node = self.nodes[name] = Node()
+        return node
+
+    def task(self, name: str) -> Task:
+        """Return a task; its wall time begins when it is first told of."""
+        if name not in self.tasks:
+            self.tasks[name] = Task(name, span=Span(self.now, Phase.START_UP))
+        return self.tasks[name]
+
+    def slot(self, node: str, index: int) -> Slot:
+        """Return a slot; one that nobody has told of is free from now on."""
+        slots = self.node(node).slots
+        if index not in slots:
+            slots[index] = Slot(node, index, Span(self.now))
+            self._count(NOBODY, 1)
+        return slots[index]
+
+    def hold(self, slot: Slot, task: str, phase: Phase, cause: Cause = NONE) -> None:
+        """Let a task, or nobody, have a slot from now on; nothing changes where it has it already."""
+        if slot.task == task:
+            return
+        self._close(slot, self.now)
+        self._count(slot.task, -1)
+        if slot.task:
+            del self.tasks[slot.task].slots[id(slot)]
+        slot.task, slot.epoch, slot.broke, slot.stalled = task, -1, None, None
+        slot.span = Span(self.now, phase, cause, slot.worker)
+        self._count(task, 1)
+        if task:
+            self.task(task).slots[id(slot)] = slot
+
+    def settle_down(self, slot: Slot) -> None:
+        """Let a slot without a worker go to whom it is planned for; it ends with its node if that is nobody."""
+        if slot.worker:
+            return
+        wanted = slot.planned or NOBODY
+        if slot.task != wanted:
+            self.hold(slot, wanted, Phase.START_UP if wanted else Phase.IDLE)
+        node = self.nodes[slot.node]
+        if not wanted and not node.up:
+            self._close(slot, self.now)
+            self._count(NOBODY, -1)
+            node.slots = {index: each for index, each in node.slots.items() if each is not slot}
+
+    def enter(self, slot: Slot, phase: Phase, at: float | None = None, cause: Cause = NONE) -> None:
+        """Let a slot be in a phase since `at`, or as early as is still open; None: now."""
+        self._close(slot, self.now if at is None else at)
+        span = slot.span
+        span.phase, span.cause, span.worker = phase, cause, slot.worker or span.worker
+
+    def enter_task(self, task: Task, phase: Phase, at: float | None = None, cause: Cause = NONE) -> None:
+        """Let a task as a whole be in a phase since then."""
+        if task.span is not None:
+            self._close_task(task, self.now if at is None else at)
+            task.span.phase, task.span.cause = phase, cause
+
+    def close_all(self, task: Task) -> None:
+        """Put into the accounts what is open of a task, since its pace is about to change."""
+        for slot in task.slots.values():
+            self._close(slot, self.now)
+        self._close_task(task, self.now)
+
+    def end(self, task: Task) -> None:
+        """A task's wall time is over."""
+        self._close_task(task, self.now)
+        task.span = None
+
+    def totals(self, at: float) -> tuple[Book, Book, dict[str, float]]:
+        """Return what it would be if all were closed at `at`: slots, tasks, and the whole by task; nothing changes."""
+        book, wall = self.book.copy(), self.wall.copy()
+        for node in self.nodes.values():
+            for slot in node.slots.values():
+                self._enter(book, slot, at)
+        for task in self.tasks.values():
+            if task.span is not None:
+                wall.enter(task.name, task.span.pieces(at, task.pace))
+        return book, wall, {name: held.until(at, self.book.since) for name, held in self.held.items()}
+
+    def part(self, chain: str, at: float) -> tuple[Book, Book]:
+        """Return what it would be of one chain if all were closed at `at`: slots, tasks; nothing changes."""
+        book, wall = self.book.part(chain), self.wall.part(chain)
+        paced = {task.name for task in self.tasks.values() if task.pace.went_to(chain)}
+        for node in self.nodes.values():
+            for slot in node.slots.values():
+                if slot.span.cause.chain == chain or slot.task in paced or chain == NO_CHAIN:
+                    self._enter(book, slot, at)
+        for task in self.tasks.values():
+            if task.span is not None:
+                wall.enter(task.name, task.span.pieces(at, task.pace))
+        return book, wall
+
+    def _pace(self, task: str) -> Pace:
+        return self.tasks[task].pace if task else Pace()
+
+    def _enter(self, book: Book, slot: Slot, at: float) -> None:
+        span = slot.span
+        book.enter(slot.task, span.pieces(at, self._pace(slot.task)), slot.node, slot.index, span.worker)
+
+    def _close(self, slot: Slot, at: float) -> None:
+        span = slot.span
+        if at > span.since:
+            self._enter(self.book, slot, at)
+            span.since = at
+
+    def _close_task(self, task: Task, at: float) -> None:
+        if task.span is not None:
+            self.wall.enter(task.name, task.span.pieces(at, task.pace))
+            task.span.since = max(task.span.since, at)
+
+    def _count(self, task: str, more: int) -> None:
+        held = self.held.setdefault(task, Held(0, self.now))
+        held.slot_s = held.until(self.now, self.book.since)
+        held.slots, held.since = held.slots + more, self.now

@@ -1,0 +1,214 @@
+"""Runs the console: reads the journal, listens to telemetry, and answers browsers."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from typing import ClassVar
+
+import uvicorn
+from unicron_goodput.otel import Traces, endpoint
+
+from unicron.aio import insist, together
+from unicron.bootstrap import connected
+from unicron.client import Client
+from unicron.errors import InvalidInputError, UnicronError
+from unicron.families import Sample
+from unicron.metrics import Metrics
+from unicron.runner import run_process
+from unicron.settings import MOST_PORT, PREFIX, Settings
+from unicron_console.live import Hub
+from unicron_console.projection import TELEMETRY, Projection
+from unicron_console.tokens import Tokens
+from unicron_console.web import Web
+
+log = logging.getLogger(__name__)
+
+TURN = 100
+"""Entries of the journal that are read before browsers get an answer."""
+
+TRACE_S = 1.0
+"""Between two looks at which recoveries are over."""
+
+SEED_S = 10.0
+"""How long the registry is waited for before the journal is read without it."""
+
+FILL_S = 5.0
+"""Pause before the registry is asked again, where it did not answer."""
+
+
+class ConsoleSettings(Settings, kw_only=True, frozen=True):
+    """The console: the cluster on a page.
+
+    Attributes:
+        console_host: address at which it answers browsers; beyond this machine only behind a proxy that says who may
+            read, and with TLS.
+        console_port: likewise, the port.
+        console_hosts: names under which browsers reach it, with commas between; `*` for any.
+        console_tokens: file with a line for each person who may give orders: a name, a blank, a token of at least 20
+            characters; empty: nobody may.
+        console_chaos: whether they may inject faults too.
+        traces: URL of an OpenTelemetry collector (OTLP over HTTP) that each recovery is told to as a trace; empty:
+            none.
+    """
+
+    process: ClassVar[str] = "console"
+
+    console_host: str = "127.0.0.1"
+    console_port: int = 8080
+    console_hosts: str = "localhost,127.0.0.1"
+    console_tokens: str = ""
+    console_chaos: bool = False
+    traces: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.console_port <= MOST_PORT:
+            raise InvalidInputError(f"{PREFIX}CONSOLE_PORT {self.console_port}: give a port from 1 to {MOST_PORT}")
+        if self.traces:
+            endpoint(self.traces)
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to the process that it runs in."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(settings: ConsoleSettings) -> None:
+    """Run the console until it is cancelled.
+
+    Raises:
+        InvalidInputError: nobody can listen where the settings say, or the tokens can't be used.
+    """
+    tokens, traces = Tokens(settings.console_tokens), Traces(settings)
+    picture = Projection()
+    hub = Hub(picture, time.time)
+    hub.behind = 1  # as long as nobody knows how much there is to read
+    async with connected(settings, settings.process) as bus:
+        client = Client(bus)
+        hosts = [each.strip() for each in settings.console_hosts.split(",") if each.strip()]
+        web = Web(hub, client, tokens, hosts, chaos=settings.console_chaos)
+        _measure(settings, hub)
+        await together(
+            listen(settings, web),
+            read(client, hub),
+            _hear(client, hub),
+            _fill(client, hub),
+            _trace(hub, traces),
+            hub.run(),
+        )
+
+
+async def listen(settings: ConsoleSettings, web: Web) -> None:
+    """Answer browsers until it is cancelled.
+
+    Raises:
+        InvalidInputError: nobody can listen where the settings say.
+    """
+    config = uvicorn.Config(
+        web.app,
+        settings.console_host,
+        settings.console_port,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        ws="websockets-sansio",
+        ws_max_size=1024,  # nobody has to say anything
+        ws_per_message_deflate=False,  # it would compress the same for each who looks
+        timeout_graceful_shutdown=1,
+    )
+    server = _Server(config)
+    log.info("http://%s:%d", settings.console_host, settings.console_port)
+    try:
+        await server.serve()
+    except SystemExit as error:  # it says what was wrong in its log, and would end the process
+        where = f"{settings.console_host}:{settings.console_port}"
+        raise InvalidInputError(f"can't listen on {where}: give {PREFIX}CONSOLE_PORT another port") from error
+
+
+async def read(client: Client, hub: Hub) -> None:
+    """Read the journal from its beginning, for ever; what began before that the registry knows."""
+    with contextlib.suppress(UnicronError, TimeoutError):  # then what is missing is added later
+        async with asyncio.timeout(SEED_S):
+            hub.picture.fill(await insist(client.status, "asking the registry"))
+    tail = await insist(client.tail, "asking for the end of the journal")
+    hub.behind = tail
+    if not tail:
+        hub.caught_up()
+    taken = 0
+    async for position, message in client.follow():
+        hub.picture.handle(position, message)
+        taken += 1
+        if hub.behind:
+            hub.behind = tail - position
+            if hub.behind <= 0:
+                hub.caught_up()
+        if not hub.behind or taken % TURN == 0:
+            hub.wake()
+            await asyncio.sleep(0)
+
+
+async def _hear(client: Client, hub: Hub) -> None:
+    async for message in client.telemetry(*TELEMETRY):
+        hub.picture.overhear(message)
+        hub.wake()
+
+
+async def _fill(client: Client, hub: Hub) -> None:
+    """Have the registry tell what the journal keeps no longer, once that is read."""
+    while True:
+        try:
+            status = await client.status()
+        except UnicronError as error:
+            log.info("the registry is asked again: %s", error)
+        else:
+            if not hub.behind:
+                hub.picture.fill(status)
+                hub.wake()
+                return
+        await asyncio.sleep(FILL_S if hub.behind == 0 else 0.2)
+
+
+async def _trace(hub: Hub, traces: Traces) -> None:
+    """Tell of recoveries as they are over; of those that were before this process was there, another one has told."""
+    while True:
+        tell(hub.picture, None if hub.behind else traces)
+        await asyncio.sleep(TRACE_S)
+
+
+def tell(picture: Projection, traces: Traces | None) -> None:
+    """Tell of each recovery that is over, and forget what only that was kept for; None: forget it."""
+    while picture.healed:
+        chain = picture.healed.popleft()
+        story = picture.stories.get(chain)
+        if story is None:
+            continue
+        cost = picture.goodput.chain(chain) if traces and story.messages else None
+        if traces and cost:
+            traces.tell(cost, story.messages)
+        story.messages.clear()
+
+
+def _measure(settings: ConsoleSettings, hub: Hub) -> None:
+    if settings.metrics_address is None:
+        return
+
+    def read() -> Iterator[Sample]:
+        yield Sample("unicron_console_pages", (), len(hub))
+        for row in hub.pages.report.tasks:
+            for phase, seconds in row.seconds.items():
+                if seconds:
+                    yield Sample("unicron_task_gpu_seconds_total", (row.name, phase), seconds)
+
+    Metrics(settings.process, read).serve(settings.metrics_address)
+
+
+def main() -> int:
+    """Run the console until it is told to stop; return the exit status."""
+    return run_process(ConsoleSettings, serve)

@@ -1,0 +1,140 @@
+// The cluster at a glance.
+
+import { now, tick } from "../clock.js";
+import { attr, h, keyed, put, redo } from "../dom.js";
+import { count, flops, percent, plural, stopwatch, words } from "../format.js";
+import { healing } from "../merge.js";
+import { failureLink, failureTable, feed, heading, section } from "../parts.js";
+import { lineChart } from "../chart.js";
+import { squares } from "../squares.js";
+import { sinceLooked } from "../seen.js";
+import { taskTable } from "../tasks.js";
+
+const LEGEND = 14; // tasks that are named under the squares
+
+export default function clusterPage(place) {
+  place.title("cluster");
+  const head = heading("Cluster");
+  const figures = bigFigures();
+  const seen = sinceLooked();
+  const nodes = squares();
+  const key = taskLegend((task) => nodes.only(task));
+  const tasks = taskTable();
+  const failures = failureTable("the last failures, newest first", "No failure so far.");
+  const events = feed("what changed, newest first");
+  const empty = emptyCluster();
+  place.main.append(head.box, empty, figures.box, seen.box,
+    section("Nodes", nodes.box, key.box),
+    section("Tasks", tasks.box),
+    section("Last failures", failures.box, h("p", null, h("a", { href: "/failures" }, "All failures"))),
+    section("What changed", events.box));
+
+  place.cluster((page, told) => {
+    figures.set(page, told);
+    seen.set(page);
+    nodes.set(page, told);
+    key.set(page);
+    tasks.set(page.tasks);
+    const open = healing(page.failures);
+    failures.set([...open, ...page.failures.filter((line) => line.over)].slice(0, 12 + open.length));
+    events.set(page.events.slice(-60).reverse());
+    empty.hidden = page.tasks.size > 0;
+    put(head.state, told.shape || !head.state.textContent ? nodes.summary() : head.state.textContent);
+  });
+}
+
+function emptyCluster() {
+  return h("div", { class: "panel first", hidden: true, "data-empty": true },
+    h("h2", null, "No task yet"),
+    h("p", null, "Launch the first one from a terminal, with a task file:"),
+    h("pre", { tabindex: "0", "aria-label": "command" }, "unicron submit FILE"));
+}
+
+function bigFigures() {
+  const tile = (name, id) => {
+    const value = h("strong", { class: "value" }, "\u2013");
+    const more = h("span", { class: "more" });
+    const box = h("div", { class: "tile", "data-figure": id }, h("h2", null, name), value, more);
+    return { box, value, more };
+  };
+  const healed = tile("Being healed", "healing");
+  const waf = tile("WAF", "waf");
+  waf.box.title = "weighted achieved aggregate FLOP/s of all tasks";
+  const meter = h("i");
+  const gauge = h("div", { class: "gauge", role: "meter", "aria-label": "share of the possible WAF", "aria-valuemin": "0", "aria-valuemax": "100" }, meter);
+  waf.box.append(gauge);
+  const goodput = tile("Goodput", "goodput");
+  const nodes = tile("Nodes", "nodes");
+  const slots = tile("Spare slots", "spares");
+  const tasks = tile("Tasks running", "tasks");
+  const course = lineChart({ label: "Goodput over time", show: percent, top: 1, height: 130 });
+  const box = h("div", { class: "figures" }, healed.box, waf.box, goodput.box, nodes.box, slots.box, tasks.box,
+    h("div", { class: "tile wide" }, course.box));
+  let drawn = null;
+  return { box, set(page, told) {
+    const open = healing(page.failures);
+    put(healed.value, count(open.length));
+    redo(healed.more, open.map((line) => line.chain).join(), () => openFailures(open));
+    attr(healed.box, "class", open.length ? "tile alarm" : "tile calm");
+    const [amount, unit = ""] = flops(page.waf).split(" ");
+    redo(waf.value, `${amount} ${unit}`, () => [h("span", null, amount), h("small", null, ` ${unit}`)]);
+    put(waf.more, page.possible_waf ? `${percent(page.waf / page.possible_waf)} of ${flops(page.possible_waf)} possible` : "of tasks whose FLOP/s are known");
+    const share = page.possible_waf ? Math.min(1, page.waf / page.possible_waf) : 0;
+    meter.style.width = `${100 * share}%`;
+    attr(gauge, "aria-valuenow", Math.round(share * 100));
+    put(goodput.value, percent(page.goodput));
+    put(goodput.more, "of GPU time was training");
+    if (told.shape || told.nodes.size) {
+      const states = tally(page.nodes);
+      put(nodes.value, count(states.up ?? 0));
+      put(nodes.more, `up${said(states, ["suspected", "draining", "lost", "left"])}`);
+    }
+    put(slots.value, count(page.spares));
+    put(slots.more, `of ${count(page.slots)} slots that are up`);
+    const running = tally(page.tasks);
+    put(tasks.value, count(running.running ?? 0));
+    put(tasks.more, `of ${count(page.tasks.size)}${said(running, ["recovering", "reconfiguring", "starting", "waiting", "failed", "finished"])}`);
+    if (page.course !== drawn) course.set((drawn = page.course));
+  } };
+}
+
+/** What is being healed, and for how long already: the first thing that somebody wants to know. */
+function openFailures(open) {
+  if (!open.length) return "all is well";
+  const shown = open.slice(0, 3).map((line) => h("div", null,
+    failureLink(line.chain, words(line.status)), ` ${line.worker || line.node} `,
+    tick(h("span", { class: "clock" }), (node) => put(node, stopwatch(now() - line.at)))));
+  return [...shown, open.length > shown.length && h("div", null, `and ${count(open.length - shown.length)} more`)];
+}
+
+function tally(items) {
+  const found = {};
+  for (const { state } of items.values()) found[state] = (found[state] ?? 0) + 1;
+  return found;
+}
+
+const said = (states, names) =>
+  names.filter((name) => states[name]).map((name) => `, ${count(states[name])} ${name}`).join("");
+
+/** Which colour is which task, and what the squares' shapes mean. A click lets one task stand out. */
+function taskLegend(choose) {
+  const list = h("ul", { class: "legend tasks" });
+  const more = h("p", { class: "hint" });
+  const shapes = h("ul", { class: "legend shapes", "aria-label": "shapes of nodes" },
+    ["up", "suspected", "draining", "lost", "left", "alarm"].map((state) => h("li", null, h("i", { class: `shape shape-${state}`, "aria-hidden": "true" }), state)));
+  let chosen = "";
+  const pick = (name) => {
+    chosen = chosen === name ? "" : name;
+    choose(chosen);
+    for (const button of list.querySelectorAll("button")) attr(button, "aria-pressed", String(button.dataset.pick === chosen));
+  };
+  const build = (line) => h("li", null,
+    h("button", { type: "button", class: "plain", "aria-pressed": "false", "data-pick": line.name, title: "let it stand out", click: () => pick(line.name) },
+      h("i", { class: `swatch task-${line.colour % 10}`, "aria-hidden": "true" }), line.name));
+  return { box: h("div", { class: "keys-of-nodes" }, list, more, shapes), set(page) {
+    const holding = [];
+    for (const line of page.tasks.values()) if (line.workers && holding.length < LEGEND) holding.push(line);
+    keyed(list, holding, (line) => line.name, build);
+    put(more, page.tasks.size > holding.length ? `${plural(page.tasks.size - holding.length, "more task")} in the table below${page.tasks.size > 10 ? "; colours repeat after ten" : ""}.` : "");
+  } };
+}

@@ -1,0 +1,321 @@
+"""The pages, made from the picture of the cluster as it is. Pure."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec import structs
+from unicron_goodput.chains import ChainCost
+from unicron_goodput.report import Report
+from unicron_narration.explain import changes, comes, explain
+from unicron_narration.headline import headline
+from unicron_narration.units import KNOWN_FLOPS
+
+from unicron.contracts.hardware import Gpu
+from unicron.contracts.queries import PlanView, StragglerView
+from unicron.contracts.tasks import UNCOUNTED, NodeState, TaskState
+from unicron_console.projection import Projection
+from unicron_console.state import Failure, Node, Task
+from unicron_console.views import (
+    ClusterPage,
+    FailureLine,
+    FailurePage,
+    GpuLine,
+    NodePage,
+    NodeSquare,
+    PlanPage,
+    PlanRow,
+    StragglerPage,
+    TaskLine,
+    TaskPage,
+    Told,
+    WorkerLine,
+)
+
+LAST_FAILURES = 20
+"""Failures in a list that is not only of failures."""
+
+LAST_EVENTS = 200
+"""Changes that the cluster's page shows."""
+
+HISTORY = 200
+"""Changes that a node's page shows."""
+
+
+class Pages:
+    """What the picture of a cluster looks like.
+
+    Args:
+        picture: of the cluster.
+
+    Attributes:
+        report: of the goodput, as it was when `account` was called last.
+    """
+
+    def __init__(self, picture: Projection) -> None:
+        self._of = picture
+        self.report: Report = picture.goodput.report()
+        self._costs: dict[str, ChainCost] = {}
+
+    def account(self, now: float) -> None:
+        """Work out anew where the time went; it looks at each slot, so not for each answer."""
+        self.report, costs = self._of.goodput.statement(now)
+        self._costs = {cost.chain: cost for cost in costs if cost.chain in self._of.failures}
+
+    # --- lines -------------------------------------------------------------------------------------------------------
+
+    def square(self, node: Node, now: float) -> NodeSquare:
+        """Return a node in one square."""
+        suspected = node.state is NodeState.UP and node.suspected_until > now
+        slots = [node.tasks.get(index, "") for index in range(node.slots)]
+        return NodeSquare(state="suspected" if suspected else str(node.state), slots=slots, alarm=node.alarm)
+
+    def task_line(self, task: Task) -> TaskLine:
+        """Return a task in one line."""
+        spec, row = task.spec, self.report.of(task.spec.name)
+        planned = task.share.waf if task.share else 0.0
+        return TaskLine(
+            name=spec.name,
+            colour=task.number,
+            state=str(task.state),
+            reason=task.reason,
+            weight=spec.weight,
+            workers=len(task.members),
+            min_workers=spec.min_workers,
+            max_workers=spec.max_workers,
+            iteration=task.iteration,
+            iterations=spec.iterations if spec.iterations < UNCOUNTED else None,
+            iteration_s=task.iteration_s,
+            loss=task.loss,
+            waf=task.waf if task.waf >= KNOWN_FLOPS else 0.0,
+            planned_waf=planned if planned >= KNOWN_FLOPS else 0.0,
+            goodput=row.goodput if row and row.total_s else None,
+            slow=task.slow,
+            paused=task.paused,
+        )
+
+    def failure_line(self, failure: Failure, cost: ChainCost | None = None) -> FailureLine:
+        """Return a failure in one line, by what it cost; None: as was worked out last."""
+        cost = cost or self._costs.get(failure.chain)
+        begun = min(failure.begun, cost.begun) if cost else failure.begun
+        return FailureLine(
+            chain=failure.chain,
+            at=failure.at,
+            severity=failure.severity,
+            status=failure.status,
+            node=failure.node,
+            worker=failure.worker,
+            tasks=failure.tasks,
+            recovered_s=None if failure.closed is None else failure.closed - begun,
+            over=not failure.open,
+            cost_s=cost.whole_s if cost else 0.0,
+            text=failure.text,
+        )
+
+    def failures(self, of: Iterable[Failure] | None = None) -> list[FailureLine]:
+        """Return failures, newest first; None: all that are known."""
+        known = self._of.failures.values() if of is None else of
+        return [self.failure_line(failure) for failure in reversed(list(known))]
+
+    # --- cluster -----------------------------------------------------------------------------------------------------
+
+    def cluster(self, now: float, behind: int = 0) -> ClusterPage:
+        """Return the whole cluster at a glance."""
+        of = self._of
+        events = [told for told, _, _ in list(of.events)[-LAST_EVENTS:]]
+        nodes, tasks = list(of.nodes), list(of.tasks)
+        return self._cluster(now, behind, nodes, tasks, events, self._course())
+
+    def changes(self, now: float, changed: set[tuple[str, str]], after: int) -> ClusterPage:
+        """Return what changed.
+
+        Args:
+            now: Unix seconds.
+            changed: kinds and names of what did.
+            after: position of the last change that is known already.
+        """
+        events: list[Told] = []
+        if ("event", "") in changed:
+            for told, _, _ in reversed(self._of.events):
+                if told.position <= after or len(events) >= LAST_EVENTS:
+                    break
+                events.append(told)
+        names: dict[str, list[str]] = {"node": [], "task": []}
+        for kind, name in changed:
+            if kind in names and name:
+                names[kind].append(name)
+        names["task"].sort(key=lambda name: self._of.tasks[name].number if name in self._of.tasks else -1)
+        course = self._course() if ("course", "") in changed else []
+        return self._cluster(now, 0, names["node"], names["task"], events[::-1], course)
+
+    def _cluster(
+        self,
+        now: float,
+        behind: int,
+        nodes: Sequence[str],
+        tasks: Sequence[str],
+        events: list[Told],
+        course: list[tuple[float, float]],
+    ) -> ClusterPage:
+        of = self._of
+        usable = [node for node in of.nodes.values() if node.state is NodeState.UP]
+        squares = {}
+        for name in nodes:
+            node = of.nodes.get(name)
+            squares[name] = NodeSquare(state="") if node is None else self.square(node, now)
+        lines = []
+        for name in tasks:
+            task = of.tasks.get(name)
+            gone = TaskLine(name=name, colour=0, state=str(TaskState.REMOVED))
+            lines.append(gone if task is None else self.task_line(task))
+        rows = [row for row in self.report.tasks if row.name]
+        whole = sum(row.total_s for row in rows)
+        waf, possible = sum(task.waf for task in of.tasks.values()), of.plan.waf if of.plan else 0.0
+        last = [
+            failure
+            for place, failure in enumerate(of.failures.values(), LAST_FAILURES - len(of.failures))
+            if place >= 0 or failure.open
+        ]
+        return ClusterPage(
+            now=now,
+            position=of.position,
+            behind=behind,
+            waf=waf if waf >= KNOWN_FLOPS else 0.0,
+            possible_waf=possible if possible >= KNOWN_FLOPS else 0.0,
+            goodput=sum(row.seconds["training"] for row in rows) / whole if whole else None,
+            course=course,
+            slots=sum(node.slots for node in usable),
+            spares=sum(node.slots - len(node.tasks) for node in usable),
+            nodes=squares,
+            tasks=lines,
+            failures=self.failures(last),
+            events=events,
+        )
+
+    def _course(self) -> list[tuple[float, float]]:
+        found, before = [], (0.0, 0.0)
+        for at, trained, whole in self._of.course.points():
+            if whole > before[1]:
+                found.append((at, (trained - before[0]) / (whole - before[1])))
+            before = (trained, whole)
+        return found
+
+    # --- one of them -------------------------------------------------------------------------------------------------
+
+    def task(self, name: str, now: float) -> TaskPage | None:
+        """Return a task; None where there is none."""
+        task = self._of.tasks.get(name)
+        if task is None:
+            return None
+        row = self.report.of(name)
+        hit = [failure for failure in self._of.failures.values() if name in failure.tasks]
+        progress = [(at, int(iteration), loss, seconds) for at, iteration, loss, seconds in task.progress.points()]
+        return TaskPage(
+            now=now,
+            line=self.task_line(task),
+            progress=progress,
+            layout=task.spec.shape(len(task.members)).degrees,
+            workers=list(self._workers(task)),
+            attempts=list(task.attempts)[::-1],
+            failures=self.failures(hit[-LAST_FAILURES:]),
+            seconds=_nonzero(row.seconds) if row else {},
+            whole_s=row.whole_s if row else 0.0,
+            kept=task.kept,
+            recomputed=task.recomputed,
+            traceback=task.traceback,
+        )
+
+    def _workers(self, task: Task, node: str = "") -> Iterator[WorkerLine]:
+        layout = task.spec.shape(len(task.members))
+        for rank, member in enumerate(task.members):
+            if not node or member.node == node:
+                replica, place = layout.seat(rank)
+                yield WorkerLine(
+                    worker=member.worker, node=member.node, slot=member.slot, rank=rank, replica=replica, place=place
+                )
+
+    def failure(self, chain: str, now: float) -> FailurePage | None:
+        """Return a failure; None where there is none, or it is too long ago."""
+        failure = self._of.failures.get(chain)
+        if failure is None:
+            return None
+        cost, story = self._of.goodput.chain(chain, now), self._of.stories.get(chain)
+        line = self.failure_line(failure, cost)
+        messages = story.told if story else []
+        return FailurePage(
+            now=now,
+            line=line,
+            headline=headline(story.ends) if story else failure.text,
+            begun=min(failure.begun, cost.begun) if cost else failure.begun,
+            wall={each.task: _nonzero(each.seconds) for each in cost.courses} if cost else {},
+            seconds=_nonzero(cost.seconds) if cost else {},
+            bars=cost.spans if cost else [],
+            more=cost.more if cost else 0,
+            messages=messages,
+            unheard=story.unheard if story else 0,
+            evidence=story.evidence if story else [],
+            plan=story.plan if story else [],
+        )
+
+    def node(self, name: str, now: float) -> NodePage | None:
+        """Return a node; None where there is none."""
+        node = self._of.nodes.get(name)
+        if node is None:
+            return None
+        hit = [failure for failure in self._of.failures.values() if failure.node == name]
+        row = next((row for row in self.report.nodes if row.name == name), None)
+        history = [told for told, whose, _ in self._of.events if whose == name]
+        here = {task for task in node.tasks.values() if task in self._of.tasks}
+        return NodePage(
+            now=now,
+            node=name,
+            square=self.square(node, now),
+            host=node.host,
+            rack=node.rack,
+            since=node.since,
+            kind=node.kind,
+            workers=[line for task in sorted(here) for line in self._workers(self._of.tasks[task], name)],
+            gpus=[_gpu(gpu) for gpu in node.gpus.gpus] if node.gpus else [],
+            failures=self.failures(hit[-LAST_FAILURES:]),
+            cost_s=row.total_s if row else 0.0,
+            history=history[: -HISTORY - 1 : -1],
+        )
+
+
+def _nonzero(seconds: dict[str, float]) -> dict[str, float]:
+    return {phase: each for phase, each in seconds.items() if each}
+
+
+def _gpu(gpu: Gpu) -> GpuLine:
+    counters = {
+        name: float(value) for name, value in structs.asdict(gpu).items() if name != "slot" and value is not None
+    }
+    return GpuLine(slot=gpu.slot, counters=counters)
+
+
+def plan_page(view: PlanView, now: float) -> PlanPage:
+    """Return a plan, or what one would be, in words and figures."""
+    plan = view.plan
+    before = {share.task: len(share.slots) for share in plan.shares} if plan else {}
+    table = [
+        PlanRow(event=comes(row.trigger), workers=row.workers, changes=changes(before, row.changes), reward=row.reward)
+        for row in view.table
+    ]
+    return PlanPage(
+        now=now,
+        words=explain(view),
+        shares=before,
+        before={share.task: share.before for share in plan.shares} if plan else {},
+        table=table,
+        view=view,
+    )
+
+
+def straggler_page(task: Task, view: StragglerView | None, now: float) -> StragglerPage:
+    """Return who slows a task down."""
+    ranks, columns = sorted(task.heat.workers), task.heat.columns
+    return StragglerPage(
+        now=now,
+        view=view,
+        heat=[[column.get(rank) for column in columns.values()] for rank in ranks],
+        iterations=list(columns),
+        workers=[task.heat.workers[rank] for rank in ranks],
+    )

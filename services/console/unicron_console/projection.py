@@ -1,0 +1,373 @@
+"""What the journal and the telemetry say of a cluster, as it stands now: one message in, the picture changed. Pure.
+
+The same messages always give the same picture; so whoever starts reads the journal from its beginning, and instances
+need not know of one another. What the journal keeps no longer the registry's status tells (`Projection.fill`).
+"""
+
+from collections import deque
+
+from msgspec.structs import replace
+from unicron_goodput.accounting import Goodput
+from unicron_narration.story import chain_of, describe
+
+from unicron.contracts import events, hardware, slowdowns, stragglers
+from unicron.contracts.base import Message
+from unicron.contracts.failures import Severity
+from unicron.contracts.plans import Plan
+from unicron.contracts.queries import Status
+from unicron.contracts.ranges import SHORTEST_S
+from unicron.contracts.tasks import NodeState, TaskSpec, TaskState
+from unicron_console.failures import Failures
+from unicron_console.state import EVENTS, Course, Node, Task
+from unicron_console.views import Attempt, Told
+
+TELEMETRY: tuple[type[Message], ...] = (events.IterationFinished, hardware.GpusSampled, slowdowns.ComputeTimed)
+"""What is listened to beside the journal."""
+
+CHANGES: tuple[type[Message], ...] = (
+    events.FailureDetected,
+    events.NodeAdmitted,
+    events.NodeSuspected,
+    events.NodeDrained,
+    events.NodeLeft,
+    events.NodeLeaving,
+    events.NodeGone,
+    events.PlanDecided,
+    events.TaskSubmitted,
+    events.TaskStateChanged,
+    events.TaskRecovered,
+    events.TaskRemoved,
+    events.TaskPaused,
+    events.TaskRewound,
+    events.TaskBroken,
+    events.CheckpointOrdered,
+    events.CheckpointStored,
+    events.CheckpointFailed,
+    events.StateDiverged,
+    events.StateUnusable,
+    events.OrderTaken,
+    events.Alert,
+    events.DeadLetter,
+    hardware.FaultLogged,
+    slowdowns.SlowdownDetected,
+    slowdowns.SlowdownEnded,
+    stragglers.StragglerDetected,
+)
+"""What a person wants to know of as it happens."""
+
+SAMPLE_S = 10.0
+"""Between two points of the goodput's course at first; twice that whenever they become too many."""
+
+SLOTS_A_SAMPLE = 2000
+"""For each so many slots another `SAMPLE_S`: a sample looks at all of them."""
+
+
+class Projection:
+    """The picture of a cluster.
+
+    Attributes:
+        position: of the journal up to which it is right.
+        events: what changed, oldest first, with the node and the task that it is about.
+        failures: by chain, oldest first.
+        stories: of the newest of them.
+        healed: chains of failures that are over since somebody emptied it.
+        changed: kinds and names of what changed since somebody emptied it: "node", "task", "failure", "plan", "event".
+    """
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.now = 0.0
+        self.goodput = Goodput()
+        self.nodes: dict[str, Node] = {}
+        self.tasks: dict[str, Task] = {}
+        self.plan: Plan | None = None
+        self.events: deque[tuple[Told, str, str]] = deque(maxlen=EVENTS)
+        self._book = Failures()
+        self.failures, self.stories, self.healed = self._book.known, self._book.stories, self._book.healed
+        self.course = Course(3)
+        self.changed: set[tuple[str, str]] = set()
+        self._numbers = 0
+        self._next_sample = 0.0
+
+    # --- in ----------------------------------------------------------------------------------------------------------
+
+    def handle(self, position: int, message: Message) -> None:
+        """Take in a message of the journal; one that is known already changes nothing."""
+        if position <= self.position:
+            return
+        self.position = position
+        self.now = max(self.now, message.at)
+        self.goodput.handle(message)
+        told = self._told(position, message)
+        self._tell(message, told)
+        self._change(message)
+        self._sample()
+
+    def overhear(self, message: Message) -> None:
+        """Take in a piece of telemetry."""
+        match message:
+            case events.IterationFinished() if message.task in self.tasks:
+                self.now = max(self.now, message.at)
+                self.goodput.handle(message)
+                self._iterated(self.tasks[message.task], message)
+                self._sample()
+            case hardware.GpusSampled() if message.node in self.nodes:
+                self.nodes[message.node].gpus = message
+                self.changed.add(("node", message.node))
+            case slowdowns.ComputeTimed() if message.task in self.tasks:
+                self.tasks[message.task].heat.add(message)
+            case _:
+                pass
+
+    def fill(self, status: Status) -> None:
+        """Add nodes and tasks that the journal does not tell of, since it keeps only what is younger.
+
+        Before the journal is read, so that what it tells of these is understood; after it, what was missing then.
+        """
+        known = len(self.nodes) + len(self.tasks)
+        for view in status.nodes:
+            if view.node not in self.nodes:
+                kind = view.slots[0].kind if view.slots else ""
+                self.nodes[view.node] = Node(view.state, len(view.slots), kind, view.host, since=view.since)
+                self.nodes[view.node].drained = view.state is NodeState.DRAINING
+                self.changed.add(("node", view.node))
+        for found in status.tasks:
+            if found.spec.name not in self.tasks:
+                task = self._submit(found.spec)
+                task.state, task.reason, task.traceback = found.state, found.reason, found.traceback
+                task.members, task.iteration, task.loss = found.members, found.iteration, found.loss
+                task.iteration_s, task.waf = found.iteration_s, found.waf
+                task.slow, task.paused = found.slow, found.paused
+        plan = status.plan
+        if plan is not None and (self.plan is None or len(self.nodes) + len(self.tasks) > known):
+            newer = self.plan is not None and self.plan.number > plan.number
+            self._plan(self.plan.whole(plan) if newer and self.plan else plan)
+
+    # --- what is told ------------------------------------------------------------------------------------------------
+
+    def _told(self, position: int, message: Message) -> Told:
+        lines: list[str] = []
+        match message:
+            case events.WorkerExited():
+                lines = [*message.stderr, *message.collectives]
+            case events.WorkerRaised():
+                lines = message.traceback.splitlines()
+            case events.WorkerStalled():
+                lines = list(message.stacks)
+            case events.TaskStateChanged() if message.traceback:
+                lines = message.traceback.splitlines()
+            case _:
+                pass
+        kind, chain = type(message).__name__, chain_of(message)
+        return Told(
+            position=position,
+            at=message.at,
+            source=message.source,
+            kind=kind,
+            chain=chain,
+            text=describe(message),
+            lines=lines,
+        )
+
+    def _tell(self, message: Message, told: Told) -> None:
+        if isinstance(message, CHANGES):
+            whose = str(getattr(message, "node", "")), str(getattr(message, "task", ""))
+            self.events.append((told if not told.lines else replace(told, lines=[]), *whose))
+            self.changed.add(("event", ""))
+        if self._book.tell(message, told):
+            self.changed.add(("failure", told.chain))
+
+    def _change(self, message: Message) -> None:
+        match message:
+            case events.FailureDetected():
+                self._failed(message)
+            case events.PlanDecided():
+                self._plan(message.plan)
+            case events.TaskRecovered():
+                self._healed(message.task, message.at)
+            case events.Regrouped():
+                self._regrouped(message)
+            case slowdowns.SlowdownDetected() | slowdowns.SlowdownEnded() if message.task in self.tasks:
+                self.tasks[message.task].slow = message.text if isinstance(message, slowdowns.SlowdownDetected) else ""
+                self.changed.add(("task", message.task))
+            case stragglers.StragglerDetected() if message.node in self.nodes:
+                self.nodes[message.node].alarm = f"straggler: {message.diagnosis}"
+                self.changed.add(("node", message.node))
+            case hardware.FaultLogged() if message.node in self.nodes and not message.printed:
+                self.nodes[message.node].alarm = message.text
+                self.changed.add(("node", message.node))
+            case _:
+                self._node(message)
+                self._task(message)
+
+    # --- nodes -------------------------------------------------------------------------------------------------------
+
+    def _node(self, message: Message) -> None:
+        match message:
+            case events.NodeAdmitted():
+                node = self.nodes.setdefault(message.node, Node(since=message.at))
+                if not message.returned:
+                    node.since, node.alarm, node.gpus = message.at, "", None
+                node.state = NodeState.DRAINING if node.drained else NodeState.UP
+                node.slots, node.host, node.rack = len(message.slots), message.host, message.rack
+                node.kind = message.slots[0].kind if message.slots else ""
+                node.suspected_until = 0.0
+            case events.NodeDrained() if message.node in self.nodes:
+                node = self.nodes[message.node]
+                node.drained = message.drain
+                if node.state in {NodeState.UP, NodeState.DRAINING}:
+                    node.state = NodeState.DRAINING if message.drain else NodeState.UP
+                    node.since = message.at
+            case events.NodeSuspected() if message.node in self.nodes:
+                self.nodes[message.node].suspected_until = message.at + message.grace_s
+            case events.NodeLeft() | events.NodeGone() if message.node in self.nodes:
+                self._down(message.node, NodeState.LEFT, message.at)
+            case _:
+                return
+        self.changed.add(("node", message.node))
+
+    def _down(self, name: str, state: NodeState, at: float) -> None:
+        node = self.nodes.get(name)
+        if node is not None:
+            node.state, node.since, node.suspected_until = state, at, 0.0
+            self.changed.add(("node", name))
+
+    def _plan(self, plan: Plan) -> None:
+        self.plan = plan.whole(self.plan)
+        for share in plan.shares:
+            task = self.tasks.get(share.task)
+            if task is None:
+                continue
+            before = set(task.share.slots) if task.share else set()
+            after = set(share.slots)
+            for slot in before - after:
+                node = self.nodes.get(slot.node)
+                if node is not None and node.tasks.get(slot.slot) == share.task:
+                    del node.tasks[slot.slot]
+                self.changed.add(("node", slot.node))
+            for slot in after:
+                node = self.nodes.get(slot.node)
+                if node is not None and node.tasks.get(slot.slot) != share.task:
+                    node.tasks[slot.slot] = share.task
+                    self.changed.add(("node", slot.node))
+            task.share = share
+            self.changed.add(("task", share.task))
+        self.changed.add(("plan", ""))
+
+    # --- tasks -------------------------------------------------------------------------------------------------------
+
+    def _task(self, message: Message) -> None:
+        match message:
+            case events.TaskSubmitted():
+                self._submit(message.spec)
+            case events.TaskRemoved():
+                self._ended(message.task, TaskState.REMOVED, message.at)
+            case events.TaskPaused() if message.task in self.tasks:
+                self.tasks[message.task].paused = message.paused
+                self.changed.add(("task", message.task))
+            case events.TaskStateChanged() if message.task in self.tasks:
+                self._moved(self.tasks[message.task], message)
+            case _:
+                pass
+
+    def _submit(self, spec: TaskSpec) -> Task:
+        known = self.tasks.get(spec.name)
+        number = known.number if known else self._numbers
+        self._numbers += known is None
+        task = Task(spec, number)
+        if known is not None and not known.state.ended:
+            task.share = known.share  # its number of workers is another: all else goes on
+        self.tasks[spec.name] = task
+        self.changed.add(("task", spec.name))
+        return task
+
+    def _moved(self, task: Task, message: events.TaskStateChanged) -> None:
+        if message.state.ended:
+            self._ended(message.task, message.state, message.at)
+        task.state, task.reason, task.traceback = message.state, message.reason, message.traceback
+        if message.members or message.state.ended or message.state is TaskState.WAITING:
+            task.members = message.members
+        if message.state is not TaskState.RUNNING:
+            task.waf = 0.0
+        if message.state is TaskState.WAITING:  # it is not to be healed as long as the plan has no slots for it
+            self._healed(message.task, message.at)
+        self.changed.add(("task", message.task))
+
+    def _ended(self, name: str, state: TaskState, at: float) -> None:
+        task = self.tasks.get(name)
+        if task is None:
+            return
+        task.state, task.waf, task.members, task.slow = state, 0.0, [], ""
+        for slot in task.share.slots if task.share else ():
+            node = self.nodes.get(slot.node)
+            if node is not None and node.tasks.get(slot.slot) == name:
+                del node.tasks[slot.slot]
+                self.changed.add(("node", slot.node))
+        task.share = None
+        self._close(task, at, str(state), "")
+        self._healed(name, at)
+        self.changed.add(("task", name))
+        if state is TaskState.REMOVED:
+            del self.tasks[name]
+
+    def _iterated(self, task: Task, done: events.IterationFinished) -> None:
+        task.iteration, task.loss, task.iteration_s = done.iteration, done.loss, done.seconds
+        if task.state is TaskState.RUNNING and done.seconds >= SHORTEST_S:
+            task.waf = task.spec.weight * task.spec.flops_per_iteration / done.seconds
+        task.progress.add(done.at, done.iteration, done.loss, done.seconds)
+        self.changed.add(("task", done.task))
+
+    def _regrouped(self, message: events.Regrouped) -> None:
+        task = self.tasks.get(message.task)
+        if task is None or (task.attempts and task.attempts[-1].epoch >= message.epoch):
+            return
+        self._close(task, message.at, chain_of(message), f"regrouped with {message.world_size} workers")
+        task.attempts.append(
+            Attempt(
+                epoch=message.epoch,
+                at=message.at,
+                workers=message.world_size,
+                iteration=message.iteration,
+                kept=message.kept,
+                recomputed=message.recomputed,
+                chain=chain_of(message),
+            )
+        )
+        task.kept += message.kept
+        task.recomputed += message.recomputed
+        task.iteration = max(task.iteration, message.iteration - 1)
+        self.changed.add(("task", message.task))
+
+    def _close(self, task: Task, at: float, ended: str, why: str) -> None:
+        """Note what ended a task's newest membership, the first time that anything did."""
+        if task.attempts and task.attempts[-1].until is None:
+            task.attempts[-1] = replace(task.attempts[-1], until=at, ended=ended, why=why)
+
+    # --- failures ----------------------------------------------------------------------------------------------------
+
+    def _failed(self, message: events.FailureDetected) -> None:
+        hit = {message.task} if message.task else set()
+        if message.severity is Severity.SEV1 and message.node:
+            hit |= set(self.nodes[message.node].tasks.values()) if message.node in self.nodes else set()
+            self._down(message.node, NodeState.LOST, message.at)
+        tasks = sorted(hit & self.tasks.keys())
+        chain = self._book.detect(message, tasks)
+        for name in tasks:
+            self._close(self.tasks[name], message.at, chain, message.reason)
+            self.changed.add(("task", name))
+        self.changed |= {("failure", chain), ("node", message.node)}
+
+    def _healed(self, task: str, at: float) -> None:
+        self.changed |= {("failure", chain) for chain in self._book.heal(task, at)}
+
+    # --- goodput -----------------------------------------------------------------------------------------------------
+
+    def _sample(self) -> None:
+        """Note now and then what was training of all that tasks had."""
+        if self.now < self._next_sample:
+            return
+        slots = sum(node.slots for node in self.nodes.values())
+        self._next_sample = self.now + SAMPLE_S * (1 + slots // SLOTS_A_SAMPLE)
+        self.changed.add(("course", ""))
+        rows = [row for row in self.goodput.report().tasks if row.name]
+        self.course.add(self.now, sum(row.seconds["training"] for row in rows), sum(row.total_s for row in rows))

@@ -1,0 +1,193 @@
+"""What the console keeps in mind of a cluster; each part is bounded by the cluster's size or by a number here."""
+
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from unicron.contracts.base import Message
+from unicron.contracts.hardware import GpusSampled
+from unicron.contracts.plans import TaskShare
+from unicron.contracts.slowdowns import ComputeTimed
+from unicron.contracts.tasks import Member, NodeState, TaskSpec, TaskState
+from unicron_console.views import Attempt, Told
+
+FAILURES = 1000
+"""Failures that are known; older ones only count in goodput."""
+
+STORIES = 200
+"""Failures whose messages are known, the newest ones."""
+
+STORY = 300
+"""Messages of a failure that are kept; of the others only the number is."""
+
+EVENTS = 4000
+"""Changes that are known."""
+
+ATTEMPTS = 50
+"""Memberships of a task that are known, the newest ones."""
+
+POINTS = 240
+"""Points of a course; when it is full every second one goes, and then only every second one comes."""
+
+COLUMNS = 60
+"""Iterations of a heat map."""
+
+CELLS = 100_000
+"""Of a heat map: with more ranks it has fewer iterations."""
+
+TRACED = 100
+"""Messages of a failure that its trace has, and its headline."""
+
+EVIDENCE = 40
+"""Pieces of evidence of a failure: exits, exceptions, lines of the kernel's log."""
+
+
+class Course:
+    """Points that are thinned out when they become too many, so that they always span all of the time."""
+
+    def __init__(self, width: int) -> None:
+        self._width, self._values = width, array("d")
+        self._every, self._skipped = 1, 0
+
+    def add(self, *point: float) -> None:
+        """Add a point, if it is its turn."""
+        self._skipped += 1
+        if self._skipped < self._every:
+            return
+        self._skipped = 0
+        self._values.extend(point)
+        if len(self._values) >= POINTS * self._width:
+            kept = array("d")
+            for start in range(self._width, len(self._values), 2 * self._width):
+                kept.extend(self._values[start : start + self._width])
+            self._values, self._every = kept, 2 * self._every
+
+    def points(self) -> Iterator[tuple[float, ...]]:
+        """Yield all points, oldest first."""
+        values = iter(self._values)
+        return zip(*[values] * self._width, strict=True)
+
+
+class Heat:
+    """How long the microbatches of a membership's ranks took in its last iterations.
+
+    Attributes:
+        workers: their names by rank.
+        columns: by iteration, mean seconds of a microbatch by rank.
+    """
+
+    def __init__(self) -> None:
+        self._epoch = -1
+        self.workers: dict[int, str] = {}
+        self.columns: OrderedDict[int, dict[int, float]] = OrderedDict()
+
+    def add(self, timed: ComputeTimed) -> None:
+        """Take in what a node told of its workers; a newer membership's ranks are others, so all begins anew."""
+        if timed.epoch < self._epoch:
+            return
+        if timed.epoch > self._epoch:
+            self._epoch, self.workers, self.columns = timed.epoch, {}, OrderedDict()
+        column = self.columns.setdefault(timed.iteration, {})
+        for each in timed.workers:
+            self.workers[each.rank] = each.worker
+            column[each.rank] = each.seconds
+        while len(self.columns) > max(1, min(COLUMNS, CELLS // len(self.workers or [0]))):
+            self.columns.popitem(last=False)
+
+
+@dataclass(slots=True)
+class Node:
+    """A node.
+
+    Attributes:
+        tasks: that the plan gives its slots, by index.
+        kind: of its slots.
+        since: Unix seconds since when it is in this state.
+        suspected_until: Unix seconds until which it is given time to be heard of again; 0: it is not suspected.
+        drained: whether it is out of use also when it comes back.
+        alarm: what else is wrong with it.
+    """
+
+    state: NodeState = NodeState.UP
+    slots: int = 0
+    kind: str = ""
+    host: str = ""
+    rack: str = ""
+    since: float = 0.0
+    suspected_until: float = 0.0
+    drained: bool = False
+    tasks: dict[int, str] = field(default_factory=dict)
+    alarm: str = ""
+    gpus: GpusSampled | None = None
+
+
+@dataclass(slots=True)
+class Task:
+    """A task.
+
+    Attributes:
+        number: of its colour.
+        waf: weighted FLOP/s that its last iteration achieved, while it runs.
+        attempts: newest last.
+    """
+
+    spec: TaskSpec
+    number: int
+    state: TaskState = TaskState.WAITING
+    reason: str = ""
+    traceback: str = ""
+    members: list[Member] = field(default_factory=list)
+    share: TaskShare | None = None
+    iteration: int = -1
+    loss: float | None = None
+    iteration_s: float = 0.0
+    waf: float = 0.0
+    slow: str = ""
+    paused: bool = False
+    kept: int = 0
+    recomputed: int = 0
+    attempts: deque[Attempt] = field(default_factory=lambda: deque(maxlen=ATTEMPTS))
+    progress: Course = field(default_factory=lambda: Course(4))
+    heat: Heat = field(default_factory=Heat)
+
+
+@dataclass(slots=True)
+class Story:
+    """A chain that healed something: what was said in it.
+
+    Attributes:
+        told: its first messages; `unheard` how many came after `STORY`.
+        ends: what says in one line what it is about and how it ended, the first `TRACED` of that.
+        messages: the first `TRACED` of them as they are, until it is healed and that was told on.
+    """
+
+    told: list[Told] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    ends: list[Message] = field(default_factory=list)
+    unheard: int = 0
+    evidence: list[Told] = field(default_factory=list)
+    plan: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Failure:
+    """A failure: all of its chain.
+
+    Attributes:
+        at: Unix seconds at which it was detected; `begun` of the first message of its chain.
+        open: tasks that are still to be healed; `tasks` all that were hit.
+        closed: Unix seconds at which the last of them was back; None where none was hit, or not yet.
+    """
+
+    chain: str
+    begun: float
+    at: float
+    severity: int
+    status: str
+    node: str
+    worker: str
+    text: str
+    tasks: list[str] = field(default_factory=list)
+    open: set[str] = field(default_factory=set)
+    closed: float | None = None

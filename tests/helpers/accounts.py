@@ -1,0 +1,147 @@
+"""Journals made by hand for the accounts of GPU time: each line says when, and what."""
+
+from msgspec.structs import replace
+from unicron_goodput.accounting import Goodput
+
+from unicron.contracts import commands, events
+from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
+from unicron.contracts.plans import Plan, TaskShare
+from unicron.contracts.tasks import Member, Slot, SlotRef, TaskSpec, WorkerPhase
+
+SPEC = TaskSpec(name="gpt", command=["python", "train.py"], max_workers=4, microbatches=8, iterations=1000)
+FOUR = (("w1", "n1", 0), ("w2", "n1", 1), ("w3", "n2", 0), ("w4", "n2", 1))
+"""Workers of `gpt`, with node and slot."""
+
+THREE = FOUR[:3]
+NEW = (*THREE, ("w5", "n2", 1))
+FAILED = "killed"
+"""The chain of a failure."""
+
+SUBMITTED = "submitted"
+"""The chain of its beginning."""
+
+
+def admitted(node, slots=2):
+    return events.NodeAdmitted(
+        node=node, incarnation="1", host="h", slots=[Slot(index=index, kind="gpu") for index in range(slots)]
+    )
+
+
+def plan(trigger, task="gpt", slots=()):
+    share = TaskShare(task=task, slots=[SlotRef(node=node, slot=slot) for node, slot in slots])
+    return events.PlanDecided(plan=Plan(number=1, trigger=trigger, workers=4, shares=[share]))
+
+
+def start(worker, node, slot, task="gpt"):
+    return commands.StartWorker(node=node, slot=slot, worker=worker, task=task, spec=SPEC)
+
+
+def ready(worker, node, slot, task="gpt"):
+    return events.WorkerReady(node=node, slot=slot, task=task, worker=worker, pid=1)
+
+
+def regroup(epoch, workers, task="gpt"):
+    """Return the order to each node."""
+    return [
+        commands.Regroup(
+            task=task,
+            epoch=epoch,
+            rendezvous="h:1",
+            node=node,
+            world_size=len(workers),
+            members=[Member(worker=name, node=at, slot=slot) for name, at, slot in workers if at == node],
+        )
+        for node in sorted({at for _, at, _ in workers})
+    ]
+
+
+def regrouped(epoch, workers, iteration, task="gpt", **more):
+    return [
+        events.Regrouped(
+            node=node,
+            slot=slot,
+            task=task,
+            worker=name,
+            epoch=epoch,
+            rank=rank,
+            world_size=len(workers),
+            iteration=iteration,
+            **more,
+        )
+        for rank, (name, node, slot) in enumerate(workers)
+    ]
+
+
+def exited(worker, node, slot, iteration, task="gpt", **more):
+    return events.WorkerExited(node=node, slot=slot, task=task, worker=worker, iteration=iteration, **more)
+
+
+def stalled(worker, node, slot, iteration, waited_s):
+    return events.WorkerStalled(
+        node=node, slot=slot, task="gpt", worker=worker, epoch=0, iteration=iteration,
+        phase=WorkerPhase.COMPUTE, waited_s=waited_s, limit_s=1.0, responsive=False,
+    )  # fmt: skip
+
+
+def failure(worker="w4", node="n2", slot=1, status=FailureStatus.EXITED_ABNORMALLY, sev=2, task="gpt", **more):
+    return events.FailureDetected(
+        severity=Severity(sev),
+        method=DetectionMethod.PROCESS_SUPERVISION,
+        status=status,
+        task=task,
+        node=node,
+        slot=slot,
+        worker=worker,
+        **more,
+    )
+
+
+def began():
+    """Return lines of a task that four workers begin in 11 s, and compute in from 21 on."""
+    places = [(node, slot) for _, node, slot in FOUR]
+    return [
+        (0, admitted("n1"), admitted("n2")),
+        (10, SUBMITTED, events.TaskSubmitted(task="gpt", spec=SPEC), plan("task_submitted:gpt", slots=places)),
+        (10, SUBMITTED, *(start(*each) for each in FOUR)),
+        (20, SUBMITTED, *(ready(*each) for each in FOUR), *regroup(0, FOUR)),
+        (21, SUBMITTED, *regrouped(0, FOUR, iteration=0)),
+    ]
+
+
+def killed(status=FailureStatus.EXITED_ABNORMALLY):
+    """From 121 on, when ten iterations are done in 100 s: w4 is killed, three go on at 130, and four at 150."""
+    return [
+        (121, FAILED, exited("w4", "n2", 1, iteration=10, signal=9)),
+        (122, FAILED, failure(status=status)),
+        (124, FAILED, commands.StopWorker(node="n2", slot=1, worker="w4", task="gpt"), *regroup(1, THREE)),
+        (124, FAILED, start("w5", "n2", 1)),
+        (130, FAILED, *regrouped(1, THREE, iteration=10, recomputed=2)),
+        (141, FAILED, ready("w5", "n2", 1), *regroup(2, NEW)),
+        (150, FAILED, *regrouped(2, NEW, iteration=11, seconds=5.0)),
+    ]
+
+
+def journal(lines):
+    """Return the messages of lines of (time, messages or chains of them); a tuple of messages is one chain."""
+    found = []
+    for number, (at, *messages) in enumerate(lines):
+        chain = f"chain-{number}"
+        for message in messages:
+            if isinstance(message, str):
+                chain = message
+                continue
+            found.append(replace(message, id=f"m{len(found)}", at=float(at), correlation=chain))
+    return found
+
+
+def account(lines, since=0.0):
+    """Return the accounts after these lines."""
+    goodput = Goodput(since)
+    for message in journal(lines):
+        goodput.handle(message)
+    return goodput
+
+
+def spent(row):
+    """Return the phases that a row has, rounded."""
+    return {phase: round(seconds, 6) for phase, seconds in row.seconds.items() if seconds}

@@ -1,0 +1,63 @@
+"""Two instances of a service, scraped: who is active says what it knows, and the other that it waits."""
+
+import asyncio
+import signal
+import time
+import urllib.request
+
+import msgspec
+from helpers.registry import SPEC, connected, eventually, registry
+from prometheus_client.parser import text_string_to_metric_families
+from unicron_deploy.nats_server import free_port
+
+from unicron import codec, subjects
+from unicron.contracts.events import NodeJoined
+from unicron.contracts.tasks import Slot
+from unicron.errors import BusUnavailableError
+
+
+def scraped(port):
+    """Return the value of each series by its name and labels."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+    except OSError as error:
+        raise BusUnavailableError("not yet") from error
+    families = text_string_to_metric_families(text)
+    return {(sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples}
+
+
+async def test_who_is_active_tells_what_it_knows_and_who_takes_over_tells_the_same(private_world):
+    ports = [free_port(), free_port()]
+
+    async def told(port, holds):
+        return await eventually(lambda: asyncio.to_thread(scraped, port), holds)
+
+    async with connected(private_world) as client:
+        with registry(private_world, "--metrics", str(ports[0])) as first:
+            await told(ports[0], lambda found: found["unicron_active", "registry"] == 1)
+            with registry(private_world, "--metrics", f"127.0.0.1:{ports[1]}"):
+                waiting = await told(ports[1], lambda found: True)
+                assert {name: value for name, value in waiting.items() if not name[0].startswith("process_")} == {
+                    ("unicron_active", "registry"): 0
+                }
+                node = NodeJoined(
+                    node="n1", source="n1", incarnation="a", host="127.0.0.1", slots=[Slot(index=0)], id="j"
+                )
+                node = msgspec.structs.replace(node, at=time.time() - 2)
+                await client.bus.append(subjects.of(node), codec.encode(node), node.id)
+                await client.bus.append("unicron.v1.evt.n1.NodeJoined.n1", b"\xc1", "broken")
+                await client.submit(SPEC)
+                found = await told(ports[0], lambda found: ("unicron_dead_letters_total", "registry") in found)
+                assert found["unicron_nodes", "up"] == 1
+                assert found["unicron_tasks", "waiting"] == 1
+                assert found["unicron_task_workers", "gpt"] == 0
+                assert found["unicron_dead_letters_total", "registry"] == 1
+                assert found["unicron_alerts_total", "registry"] == 1
+                assert found["unicron_lease_changes_total", "registry"] == 1
+                first.send_signal(signal.SIGTERM)
+                later = await told(ports[1], lambda found: found["unicron_active", "registry"] == 1)
+                assert later["unicron_nodes", "up"] == 1, "read of its state, not counted"
+                assert ("unicron_dead_letters_total", "registry") not in later, "that was said by the other"
+                first.wait(10)
+                assert first.returncode == 0

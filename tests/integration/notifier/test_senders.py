@@ -1,0 +1,284 @@
+"""One delivery, by each kind of channel, to real servers and programs, some of them bad ones."""
+
+import email
+import json
+import ssl
+import sys
+import time
+from email import policy
+from pathlib import Path
+
+import pytest
+from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import AuthResult
+from helpers.receiver import Receiver
+from msgspec.structs import replace
+from typer.testing import CliRunner
+from unicron_cli.main import app
+from unicron_deploy.certificates import Authority
+from unicron_deploy.nats_server import free_port
+from unicron_notifier.channels import Command, Json, Mail, Secrets
+from unicron_notifier.senders import DeliveryError, deliver
+
+from unicron.contracts.notices import IncidentKind, Notice, Phase
+
+NOTICE = Notice(
+    id="c1.1.ops",
+    channel="ops",
+    phase=Phase.OPENED,
+    incident="c1",
+    chain="c1",
+    kind=IncidentKind.NODE_LOST,
+    label=IncidentKind.NODE_LOST,
+    severity=1,
+    first_severity=1,
+    title="n2 is lost",
+    lines=["Why: its connection ended"],
+    began=time.time(),
+    decided=time.time(),
+)
+
+
+# --- HTTP ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def receiver():
+    with Receiver() as receiver:
+        yield receiver
+
+
+async def test_a_notice_is_posted_with_an_id_that_stays(receiver):
+    secrets = Secrets(f"{receiver.url}/s3cret", token="t0ken")
+    assert await deliver(NOTICE, Json(), secrets) == "HTTP 200: thanks"
+    [request] = receiver.got
+    assert request.headers["Idempotency-Key"] == "c1.1.ops"
+    assert request.headers["Authorization"] == "Bearer t0ken"
+    assert request.headers["Content-Type"] == "application/json"
+    assert request.body["title"] == "n2 is lost"
+
+
+@pytest.mark.parametrize(
+    ("manner", "says", "final", "after_s"),
+    [
+        (404, "HTTP 404: no, and the secret is /…", True, 0.0),
+        (500, "HTTP 500", False, 0.0),
+        (408, "HTTP 408", False, 0.0),
+        (429, "HTTP 429", False, 1.0),
+        ("garbage", "the answer is no HTTP", False, 0.0),
+        ("hang", "no answer within 0.4 s", False, 0.0),
+        ("drip", "no answer within 0.4 s", False, 0.0),
+    ],
+)
+async def test_what_is_not_taken_says_why_and_shows_no_secret(receiver, manner, says, final, after_s):
+    receiver.manners["/s3cret"] = manner
+    with pytest.raises(DeliveryError) as refused:
+        await deliver(NOTICE, Json(timeout_s=0.4), Secrets(f"{receiver.url}/s3cret"))
+    assert says in str(refused.value)
+    assert "s3cret" not in str(refused.value)
+    assert (refused.value.final, refused.value.after_s) == (final, after_s)
+
+
+async def test_a_redirect_is_not_followed(receiver):
+    with Receiver() as inside:
+        receiver.manners["/hook"] = f"{inside.url}/private"
+        with pytest.raises(DeliveryError, match="a redirect, which is not followed") as refused:
+            await deliver(NOTICE, Json(), Secrets(f"{receiver.url}/hook"))
+        assert refused.value.final
+        assert inside.got == []
+
+
+async def test_an_answer_without_end_is_read_to_a_limit(receiver):
+    receiver.manners["/hook"] = "endless"
+    began = time.monotonic()
+    assert (await deliver(NOTICE, Json(), Secrets(f"{receiver.url}/hook"))).startswith("HTTP 200: xxx")
+    assert time.monotonic() - began < 5.0
+
+
+async def test_nobody_there_and_not_trusted(receiver, tmp_path):
+    port = free_port()
+    with pytest.raises(DeliveryError, match=f"127.0.0.1:{port} can't be reached"):
+        await deliver(NOTICE, Json(), Secrets(f"http://127.0.0.1:{port}/s3cret"))
+    with pytest.raises(DeliveryError):
+        await deliver(NOTICE, Json(), Secrets(receiver.url.replace("http:", "https:")))
+
+
+# --- mail ------------------------------------------------------------------------------------------------------------
+
+
+class Box:
+    """Keeps letters; it refuses some, for now or for ever."""
+
+    def __init__(self):
+        self.letters = []
+
+    async def handle_RCPT(self, server, session, envelope, address, options):  # noqa: N802 the name is aiosmtpd's
+        if address.startswith("nobody"):
+            return "550 no such user"
+        if address.startswith("later"):
+            return "451 greylisted"
+        envelope.rcpt_tos.append(address)
+        return "250 OK"
+
+    async def handle_DATA(self, server, session, envelope):  # noqa: N802 likewise
+        self.letters.append((session.authenticated, session.ssl is not None, envelope))
+        return "250 OK"
+
+
+@pytest.fixture(scope="module")
+def mail_server(tmp_path_factory):
+    """A server that wants STARTTLS and a password; yields its box, its port and who signs its certificate."""
+    folder = tmp_path_factory.mktemp("mail")
+    authority = Authority(folder / "ca")
+    authority.ensure()
+    (folder / "server").mkdir()
+    authority.certify(folder / "server", ["localhost"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server" / "tls.pem", folder / "server" / "tls.key")
+    box, port = Box(), free_port()
+    controller = Controller(
+        box,
+        hostname="localhost",
+        port=port,
+        tls_context=context,
+        require_starttls=True,
+        auth_required=True,
+        authenticator=known,
+    )
+    controller.start()
+    yield box, port, str(folder / "ca" / "ca.pem")
+    controller.stop()
+
+
+def known(server, session, envelope, mechanism, given):
+    return AuthResult(success=(given.login, given.password) == (b"unicron", b"hunter2"), handled=False)
+
+
+def mail(server, **fields):
+    _, port, ca = server
+    given = {"host": "localhost", "port": port, "ca": ca, "user": "unicron", "sender": "u@example.org"}
+    return Mail(**{**given, "to": ["ops@example.org"], **fields})
+
+
+async def test_a_mail_is_encrypted_logged_in_for_and_whole(mail_server):
+    box, _, _ = mail_server
+    notice = replace(NOTICE, title="bad\r\nBcc: x@evil.org\r\n.\r\nQUIT é")
+    assert await deliver(notice, mail(mail_server), Secrets(key="hunter2")) == "taken by localhost"
+    authenticated, encrypted, envelope = box.letters[-1]
+    assert (authenticated, encrypted) == (True, True)
+    assert (envelope.mail_from, envelope.rcpt_tos) == ("u@example.org", ["ops@example.org"])
+    read = email.message_from_bytes(envelope.content, policy=policy.default)
+    assert read["Message-ID"] == "<c1.1.ops@example.org>"
+    assert read["Bcc"] is None
+    assert read["Subject"].endswith("QUIT é")
+    assert "Why: its connection ended" in read.get_content()
+
+
+@pytest.mark.parametrize(
+    ("fields", "password", "says", "final"),
+    [
+        ({}, "wrong-hunter3", "SMTP 535", True),
+        ({"to": ["nobody@example.org"]}, "hunter2", "all of nobody@example.org were refused", True),
+        ({"to": ["later@example.org"]}, "hunter2", "all of later@example.org were refused", False),
+        ({"ca": ""}, "hunter2", "CERTIFICATE_VERIFY_FAILED", False),
+        ({"port": 1}, "hunter2", "ConnectionRefusedError", False),
+    ],
+)
+async def test_a_mail_that_is_not_taken_says_why(mail_server, fields, password, says, final):
+    with pytest.raises(DeliveryError) as refused:
+        await deliver(NOTICE, mail(mail_server, **fields), Secrets(key=password))
+    assert says in str(refused.value)
+    assert password not in str(refused.value)
+    assert refused.value.final == final
+
+
+async def test_a_mail_server_that_says_nothing_is_not_waited_for(receiver):
+    receiver.manners["/"] = "hang"
+    port = int(receiver.url.rpartition(":")[2])
+    with pytest.raises(DeliveryError, match=r"no answer within 0\.3 s"):
+        await deliver(NOTICE, Mail(host="127.0.0.1", port=port, sender="a@b.c", to=["d@e.f"], timeout_s=0.3), Secrets())
+
+
+# --- programs --------------------------------------------------------------------------------------------------------
+
+
+def program(tmp_path, text):
+    path = tmp_path / "program"
+    path.write_text(f"#!{sys.executable}\n{text}")
+    path.chmod(0o755)
+    return str(path)
+
+
+async def test_a_program_gets_a_notice_as_json(tmp_path):
+    path = program(tmp_path, f"import sys; open({str(tmp_path / 'got')!r}, 'w').write(sys.stdin.read() + sys.argv[1])")
+    assert (await deliver(NOTICE, Command(command=[path, "--page"]), Secrets())).endswith("ended with status 0")
+    text = Path(tmp_path / "got").read_text()
+    assert text.endswith("\n--page")
+    assert json.loads(text.removesuffix("--page"))["incident"] == "c1"
+
+
+async def test_a_program_that_fails_says_the_end_of_what_it_wrote(tmp_path):
+    path = program(tmp_path, "import sys; sys.stderr.write('x' * 200_000 + 'no \\x1b[2J modem'); sys.exit(3)")
+    with pytest.raises(DeliveryError, match="ended with status 3: xxx") as refused:
+        await deliver(NOTICE, Command(command=[path]), Secrets())
+    assert str(refused.value).isprintable()
+    with pytest.raises(DeliveryError, match="can't be run"):
+        await deliver(NOTICE, Command(command=["/bin/none"]), Secrets())
+
+
+async def test_a_program_that_hangs_is_ended_with_all_that_it_started(tmp_path):
+    path = program(
+        tmp_path,
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen(['sleep', '600']); open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(600)",
+    )
+    with pytest.raises(DeliveryError, match="no answer within 1 s"):
+        await deliver(NOTICE, Command(command=[path], timeout_s=1.0), Secrets())
+    pid = int((tmp_path / "pid").read_text())
+    status = Path(f"/proc/{pid}/stat")
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+# --- the commands ----------------------------------------------------------------------------------------------------
+
+
+def test_each_channel_can_be_tried_and_a_file_be_checked(receiver, tmp_path):
+    receiver.manners["/broken"] = 500
+    secret = tmp_path / "hook"
+    secret.write_text(f"{receiver.url}/s3cret")
+    secret.chmod(0o600)
+    file = tmp_path / "notify.toml"
+    file.write_text(f"""
+[channel.ops]
+kind = "slack"
+url_file = "hook"
+[channel.broken]
+kind = "json"
+url = "{receiver.url}/broken"
+[rule.all]
+channels = ["ops"]
+""")
+    runner = CliRunner()
+
+    def call(*words):
+        done = runner.invoke(app, ["notify", *words])
+        return done.exit_code, done.output or str(done.exception)
+
+    code, shown = call("check", str(file))
+    assert code == 0
+    assert "is in order: rules all; channels ops, broken; no rule names broken" in shown
+    assert call("test", "ops", "--file", str(file)) == (0, "ops: ok: HTTP 200: thanks\n")
+    [request] = receiver.got
+    assert request.body["text"] == "[TEST] a test of Unicron's notifications: nothing happened"
+    code, told = call("test", "no", "--file", str(file))
+    assert code == 1
+    assert "there is no channel 'no'; there are ops, broken" in told
+    code, told = call("test", "--file", str(file), "--json")
+    assert code == 1
+    assert [(each["channel"], each["ok"]) for each in json.loads(told)] == [("ops", True), ("broken", False)]
+    assert {each.path for each in receiver.got[1:]} == {"/s3cret", "/broken"}
+    secret.chmod(0o644)
+    code, told = call("check", str(file))
+    assert code == 1
+    assert "[channel.ops] url_file: " in told

@@ -1,0 +1,182 @@
+"""What `unicron top` shows, from statuses and messages to the lines of a terminal of any size."""
+
+import io
+import itertools
+import tracemalloc
+
+import msgspec
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from unicron_cli.glance import EVENTS, FAILURES, Watched
+from unicron_cli.topview import top_view
+
+from unicron.contracts.events import FailureDetected, Regrouped, TaskRecovered, TaskStateChanged
+from unicron.contracts.failures import Severity
+from unicron.contracts.plans import Plan
+from unicron.contracts.queries import NodeView, Status, TaskView
+from unicron.contracts.tasks import UNCOUNTED, Member, NodeState, Slot, TaskSpec, TaskState
+
+NOW = 1_000_000.0
+EVIL = "\x1b[2J\x07\u202e\tx"
+
+
+def spec(name, **fields):
+    return TaskSpec(name=name, command=["x"], max_workers=4, **{"iterations": 100, **fields})
+
+
+def node(number, state=NodeState.UP, slots=2):
+    return NodeView(node=f"node-{number}", state=state, slots=[Slot(index=each) for each in range(slots)], since=NOW)
+
+
+def failed(chain="c1", at=NOW - 60, **fields):
+    known = {"severity": Severity.SEV2, "method": "m", "status": "exited_abnormally", "task": "gpt", "node": "node-2"}
+    known |= {"worker": "gpt-2", "reason": 'gpt-2 was ended by SIGKILL; its last line was "x"'}
+    return FailureDetected(id=f"f{chain}", correlation=chain, at=at, **known | fields)
+
+
+def changed(state, chain="c1", task="gpt"):
+    return TaskStateChanged(correlation=chain, at=NOW - 59, task=task, state=state)
+
+
+def back(chain="c1", task="gpt"):
+    return TaskRecovered(correlation=chain, at=NOW - 58, task=task, epoch=2, workers=6, seconds=0.59)
+
+
+def small():
+    watched = Watched()
+    members = [Member(worker=f"gpt-{each}", node=f"node-{each}", slot=0) for each in (1, 2)]
+    running = {"state": TaskState.RUNNING, "members": members, "iteration": 49, "loss": 2.5, "iteration_s": 0.25}
+    watched.status = Status(
+        nodes=[node(1), node(2), node(3, NodeState.LOST), node(4, NodeState.DRAINING)],
+        tasks=[
+            TaskView(spec=spec("done"), state=TaskState.FINISHED, iteration=99),
+            TaskView(spec=spec("gpt"), waf=1.5e12, **running),
+            TaskView(spec=spec("open", iterations=UNCOUNTED), state=TaskState.WAITING),
+            TaskView(spec=spec("hurt"), state=TaskState.RECOVERING),
+        ],
+        plan=Plan(number=3, trigger="node_lost:node-3", workers=4, waf=2e12),
+    )
+    watched.goodput = {"gpt": 0.971}
+    for message in (failed(), changed(TaskState.RECOVERING), changed(TaskState.RUNNING), back()):
+        watched.hear(message)
+    return watched
+
+
+def large():
+    watched = Watched()
+    states = [*[NodeState.UP] * 16_380, NodeState.LOST, *[NodeState.DRAINING] * 3]
+    tasks = [
+        TaskView(spec=spec(f"task-{each}"), state=TaskState.RUNNING, iteration=each % 100) for each in range(9_999)
+    ]
+    tasks.append(TaskView(spec=spec("broken"), state=TaskState.FAILED))
+    watched.status = Status(nodes=[node(*each, 8) for each in enumerate(states)], tasks=tasks)
+    for each in range(1000):
+        watched.hear(failed(f"c{each}", NOW - each))
+    return watched
+
+
+def hostile():
+    watched = Watched()
+    name = f"火火{EVIL}" + "n" * 300
+    waiting = TaskView(spec=spec(name), state=TaskState.WAITING)
+    watched.status = Status(nodes=[NodeView(node=name, state=NodeState.UP)], tasks=[waiting] * 40)
+    for each in range(60):
+        watched.hear(failed(f"c{each}", worker=name, node=name, reason=f"{EVIL}\n" * 50))
+    watched.error = f"{EVIL} nobody answers\n" * 20
+    return watched
+
+
+def drawn(watched, width, height):
+    """Return the lines of a terminal of that size, with what steers it left in."""
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height, color_system=None, force_terminal=False, emoji=False)
+    console.print(top_view(watched.glance(NOW), width, height))
+    return out.getvalue().rstrip("\n").split("\n")
+
+
+@pytest.mark.parametrize(("width", "height"), [*itertools.product((20, 40, 80, 132, 300), (5, 12, 24, 60))])
+@pytest.mark.parametrize("seen", [Watched, small, large, hostile], ids=lambda each: each.__name__)
+def test_it_fits_into_any_terminal_and_nothing_steers_it(seen, width, height):
+    lines = drawn(seen(), width, height)
+    assert len(lines) <= height
+    assert max(map(cell_len, lines)) <= width
+    assert not {*"\x1b\x07\u202e\t"} & {*"".join(lines)}
+
+
+def test_a_small_cluster_is_told_whole():
+    text = "\n".join(drawn(small(), 80, 24))
+    assert "4 tasks, 4 slots, 2 spare" in text
+    assert "WAF 1.5 TFLOP/s of 2 TFLOP/s planned, 75 %" in text
+    assert "1 lost 1 draining 2 up\n■■■■" in text
+    rows = [line.split() for line in text.splitlines()]
+    names = [row[0] for row in rows if row and row[0] in {"hurt", "gpt", "open", "done"}]
+    assert names == ["hurt", "gpt", "open", "done"], "those in trouble first"
+    gpt = next(row for row in rows if row[:2] == ["gpt", "running"])
+    assert (gpt[2], gpt[-4:]) == ("2", ["2.5", "0.25", "97", "%"])
+    assert "2    1 min  gpt-2 on node-2 was ended by SIGKILL" in text
+    assert "back at 6 workers after 0.59 s" in text
+    assert "gpt is back at 6 workers after 0.59 s" in text, "the newest event, in words"
+    assert "50/100" in "\n".join(drawn(small(), 132, 24))
+
+
+def test_of_thousands_each_state_keeps_a_square_and_what_is_left_out_is_counted():
+    lines = drawn(large(), 80, 24)
+    names, first = next((line, after) for line, after in itertools.pairwise(lines) if line.startswith("NODES"))
+    assert "1 lost 3 draining 16,380 up" in names
+    assert "(■ is 64 nodes)" in names
+    assert sum(line.count("■") for line in lines) - 1 == 1 + 1 + 256
+    assert first == "■" * 80
+    assert any("broken" in line for line in lines)
+    [more] = [line for line in lines if "more tasks" in line]
+    shown = sum("task-" in line for line in lines) + 1
+    assert more.strip() == f"and {10_000 - shown:,} more tasks"
+
+
+def test_a_failure_is_open_until_its_tasks_are_back_by_whatever_chain():
+    watched = Watched()
+    watched.hear(failed("lost", worker="", task="", reason="its connection ended"))
+    for task in ("a", "b"):
+        watched.hear(changed(TaskState.RECOVERING, "lost", task))
+    [line] = watched.glance(NOW).failures
+    assert (line.open, line.outcome) == (True, "a recovering, b recovering")
+    assert line.what == "node-2: its connection ended"
+    watched.hear(changed(TaskState.RUNNING, "joined", "a"))
+    watched.hear(back("joined", "a"))
+    watched.hear(changed(TaskState.REMOVED, "ordered", "b"))
+    [line] = watched.glance(NOW).failures
+    assert (line.open, line.outcome) == (False, "a back at 6 workers after 0.59 s, b removed")
+    watched.hear(changed(TaskState.RECOVERING, "later", "a"))
+    assert watched.glance(NOW).failures == [line], "what comes later is another's"
+
+
+def test_it_keeps_no_more_however_long_it_runs():
+    watched = Watched()
+    members = [Member(worker=f"gpt-{each}", node="node-1", slot=each) for each in range(100)]
+    many = msgspec.structs.replace(changed(TaskState.RECOVERING), members=members)
+    regrouped = Regrouped(node="n", slot=0, task="gpt", worker="w", epoch=1, rank=0, world_size=1, iteration=1)
+
+    def storm(chains):
+        for each in chains:
+            watched.hear(failed(f"c{each}", NOW - 1e5 + each))
+            for message in (many, regrouped, back()):
+                watched.hear(msgspec.structs.replace(message, correlation=f"c{each}"))
+
+    storm(range(500))
+    tracemalloc.start()
+    storm(range(500, 1500))
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 1e6
+    glance = watched.glance(NOW)
+    assert (len(glance.failures), len(glance.events)) == (FAILURES, EVENTS)
+    assert glance.failures[0].chain == "c1499"
+
+
+def test_without_an_answer_it_says_so_and_keeps_what_it_knew():
+    watched = small()
+    watched.error = "no answer from registry within 5 s: is registry running?"
+    text = "\n".join(drawn(watched, 80, 24))
+    assert "is registry running?" in text
+    assert "gpt-2 on node-2" in text
+    assert "no plan yet" in "\n".join(drawn(Watched(), 80, 24))

@@ -1,0 +1,313 @@
+"""The picture of a cluster: what the journal says, however often it is read, and what it no longer says."""
+
+import asyncio
+import time
+
+import msgspec
+import pytest
+from helpers.accounts import FOUR, SPEC, admitted, began, exited, failure, journal, plan, regroup, regrouped
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from replay import replayer
+from unicron_console.failures import SEEN
+from unicron_console.live import Hub
+from unicron_console.main import ConsoleSettings, tell
+from unicron_console.main import read as read_journal
+from unicron_console.pages import Pages
+from unicron_console.projection import Projection
+from unicron_console.state import FAILURES, POINTS, STORIES, STORY, Course
+from unicron_goodput import otel
+from unicron_simulator.bus import MemoryWorld
+
+from unicron import codec, subjects
+from unicron.client import Client
+from unicron.contracts import events, hardware, slowdowns
+from unicron.contracts.plans import Plan
+from unicron.contracts.queries import NodeView, Reply, Status, TaskView
+from unicron.contracts.tasks import Member, NodeState, Slot, TaskState
+
+NOW = 2e9
+
+
+def read(messages, picture=None):
+    picture = picture or Projection()
+    for position, message in enumerate(messages, 1):
+        picture.handle(position, message)
+    return picture
+
+
+def everything(picture, now=NOW):
+    """Return all pages, as bytes."""
+    pages = Pages(picture)
+    pages.account(now)
+    found = [pages.cluster(now), pages.failures(), pages.report]
+    found += [pages.task(name, now) for name in picture.tasks]
+    found += [pages.node(name, now) for name in picture.nodes]
+    found += [pages.failure(chain, now) for chain in picture.failures]
+    return msgspec.json.encode(found)
+
+
+def by_hand(*parts):
+    return journal([*began(), *parts])
+
+
+def square(picture, name, now=0.0):
+    return Pages(picture).square(picture.nodes[name], now)
+
+
+@pytest.mark.parametrize("name", replayer.NAMES)
+def test_recorded_clusters_look_in_the_end_as_their_journals_say(name):
+    messages = replayer.read(name)
+    picture = read(messages)
+    ends = {each.task: each.state for each in messages if isinstance(each, events.TaskStateChanged)}
+    assert {name: task.state for name, task in picture.tasks.items()} == {
+        task: state for task, state in ends.items() if state is not TaskState.REMOVED
+    }
+    chains = {each.correlation or each.id for each in messages if isinstance(each, events.FailureDetected)}
+    assert set(picture.failures) == chains
+    page = Pages(picture).cluster(NOW)
+    assert all(line.over for line in page.failures)
+    assert {told.kind for told in page.events} >= {"FailureDetected", "PlanDecided"}
+    assert page.spares == page.slots, "all tasks have ended"
+
+
+@pytest.mark.parametrize("name", replayer.NAMES)
+def test_a_healed_failure_adds_up_and_shows_what_was_seen(name):
+    picture = read(replayer.read(name))
+    pages, healed = Pages(picture), 0
+    for chain in picture.failures:
+        page = pages.failure(chain, NOW)
+        assert sum(page.seconds.values()) == pytest.approx(page.line.cost_s)
+        if page.line.recovered_s is None:
+            continue
+        healed += 1
+        kinds = {told.kind for told in page.messages}
+        assert "FailureDetected" in kinds
+        assert [told.position for told in page.messages] == sorted(told.position for told in page.messages)
+        assert {told.kind for told in page.evidence} <= {kind.__name__ for kind in SEEN}
+        if page.line.worker and page.line.status == "exited_abnormally":
+            assert "WorkerExited" in {told.kind for told in page.evidence}
+            assert page.headline.startswith(page.line.worker)
+            assert ": " in page.headline, "how it ended"
+            assert {"detection", "decision", "transition"} <= page.seconds.keys()
+    assert healed
+
+
+@given(st.data())
+@settings(max_examples=20, deadline=None)
+def test_read_again_from_anywhere_it_is_the_picture_made_afresh(data):
+    messages = replayer.read("storm")
+    picture = Projection()
+    at = 0
+    while at < len(messages):
+        until = data.draw(st.integers(at, len(messages)), "until where it is read")
+        again = data.draw(st.integers(0, at), "from where it begins")
+        for position in range(again, max(until, again)):
+            picture.handle(position + 1, messages[position])
+        at = max(at + 1, until) if until > at else at + len(messages) // 3
+        for position in range(picture.position, min(at, len(messages))):
+            picture.handle(position + 1, messages[position])
+    assert everything(picture) == everything(read(messages))
+
+
+def test_a_node_is_up_suspected_lost_and_back():
+    picture = read(by_hand())
+    assert square(picture, "n2").slots == ["gpt", "gpt"]
+    told = replace(events.NodeSuspected(node="n2", reason="closed", grace_s=5.0), id="s", at=200.0, source="detector")
+    picture.handle(900, told)
+    assert square(picture, "n2", 201.0).state == "suspected"
+    assert square(picture, "n2", 206.0).state == "up", "it was heard of again, which nobody says"
+    lost = replace(failure(worker="", node="n2", slot=-1, sev=1, task=""), id="f", at=207.0, source="detector")
+    picture.handle(901, lost)
+    assert square(picture, "n2", 207.0).state == "lost"
+    assert picture.failures["f"].tasks == ["gpt"]
+    picture.handle(902, replace(admitted("n2"), id="a", at=300.0, source="registry"))
+    assert square(picture, "n2", 300.0).state == "up"
+
+
+def test_a_drained_node_stays_so_when_it_comes_back():
+    picture = read(by_hand())
+    for position, message in enumerate(
+        [events.NodeDrained(node="n1"), admitted("n1"), events.NodeDrained(node="n1", drain=False)], 900
+    ):
+        picture.handle(position, replace(message, id=str(position), at=300.0, source="registry"))
+        assert square(picture, "n1").state == ("up" if position == 902 else "draining")
+
+
+def test_slots_go_with_the_plan_and_come_back_with_the_tasks_end():
+    picture = read(by_hand())
+    picture.handle(900, replace(plan("node_left:n2", "gpt", [("n1", 0)]), id="p", at=200.0, source="planner"))
+    assert square(picture, "n1").slots == ["gpt", ""]
+    assert Pages(picture).cluster(NOW).spares == 3
+    done = events.TaskStateChanged(task="gpt", state=TaskState.FINISHED)
+    picture.handle(901, replace(done, id="d", at=300.0, source="transition"))
+    assert square(picture, "n1").slots == ["", ""]
+    assert Pages(picture).cluster(NOW).spares == 4
+    picture.handle(902, replace(events.TaskRemoved(task="gpt"), id="r", at=301.0, source="registry"))
+    assert not picture.tasks
+
+
+def test_attempts_say_what_they_began_with_and_what_ended_them():
+    three = FOUR[:3]
+    picture = read(
+        by_hand(
+            (121, "killed", exited("w4", "n2", 1, iteration=10, signal=9)),
+            (122, "killed", failure()),
+            (124, "killed", *regroup(1, three)),
+            (130, "killed", *regrouped(1, three, iteration=10, kept=5, recomputed=2)),
+        )
+    )
+    new, old = Pages(picture).task("gpt", NOW).attempts
+    assert (new.epoch, new.workers, new.iteration, new.kept, new.recomputed, new.chain) == (1, 3, 10, 5, 2, "killed")
+    assert (old.until, old.ended, old.why) == (122, "killed", picture.failures["killed"].text)
+    assert new.until is None
+
+
+def test_telemetry_of_what_nobody_knows_changes_nothing():
+    picture = Projection()
+    for message in (
+        events.IterationFinished(
+            task="t", node="n", slot=0, worker="w", epoch=0, iteration=1, world_size=1, seconds=1.0, loss=1.0
+        ),
+        hardware.GpusSampled(node="n", gpus=[]),
+        slowdowns.ComputeTimed(node="n", task="t", epoch=0, iteration=1, workers=[]),
+    ):
+        picture.overhear(message)
+    assert everything(picture) == everything(Projection())
+
+
+def test_progress_gives_loss_and_waf_while_the_task_runs():
+    picture = read(by_hand())
+    running = events.TaskStateChanged(
+        task="gpt", state=TaskState.RUNNING, members=[Member(worker="w1", node="n1", slot=0)]
+    )
+    picture.handle(900, replace(running, id="r", at=200.0, source="transition"))
+    spec = replace(SPEC, flops_per_iteration=1e12, weight=2.0)
+    picture.tasks["gpt"].spec = spec
+    done = events.IterationFinished(
+        task="gpt", node="n1", slot=0, worker="w1", epoch=0, iteration=7, world_size=4, seconds=2.0, loss=0.5
+    )
+    picture.overhear(replace(done, at=201.0))
+    page = Pages(picture).task("gpt", NOW)
+    assert (page.line.iteration, page.line.loss, page.line.waf) == (7, 0.5, 1e12)
+    assert page.progress == [(201.0, 7, 0.5, 2.0)]
+
+
+def test_what_the_journal_no_longer_tells_the_registry_does_and_no_more():
+    status = Status(
+        nodes=[
+            NodeView(node="n1", state=NodeState.LOST),
+            NodeView(node="old", state=NodeState.DRAINING, slots=[Slot(index=0, kind="gpu")], since=5.0),
+        ],
+        tasks=[
+            TaskView(spec=SPEC, state=TaskState.FAILED),
+            TaskView(spec=replace(SPEC, name="old"), state=TaskState.RUNNING, iteration=9),
+        ],
+    )
+    picture = read(by_hand())
+    before = picture.tasks["gpt"].state
+    picture.fill(status)
+    assert (square(picture, "n1").state, picture.tasks["gpt"].state) == ("up", before)
+    assert (square(picture, "old").state, picture.nodes["old"].kind) == ("draining", "gpu")
+    assert (picture.tasks["old"].state, picture.tasks["old"].iteration) == (TaskState.RUNNING, 9)
+
+
+def older_than_its_journal():
+    """Return what the journal still has, and what the registry knows."""
+    nothing_new = events.PlanDecided(plan=Plan(number=2, trigger="worker_failed:gpt", workers=4, tasks=["gpt"]))
+    young = [
+        (121, "killed", exited("w4", "n2", 1, iteration=10, signal=9)),
+        (122, "killed", failure(), nothing_new),
+        (130, "killed", *regrouped(1, FOUR[:3], iteration=10)),
+    ]
+    slots = [Slot(index=index) for index in range(2)]
+    before = plan("node_joined:n2", "gpt", [(node, slot) for _, node, slot in FOUR]).plan
+    return journal(young), Status(
+        nodes=[NodeView(node=node, state=NodeState.UP, slots=slots) for node in ("n1", "n2")],
+        tasks=[TaskView(spec=SPEC, state=TaskState.RUNNING)],
+        plan=replace(nothing_new.plan, shares=before.shares),
+    )
+
+
+def test_what_the_registry_tells_late_is_put_where_it_belongs():
+    young, status = older_than_its_journal()
+    picture = read(young)
+    picture.fill(status)
+    assert [square(picture, node).slots for node in ("n1", "n2")] == [["gpt", "gpt"]] * 2
+    assert Pages(picture).cluster(NOW).spares == 0
+
+
+async def test_of_a_cluster_older_than_its_journal_failures_name_their_tasks():
+    young, status = older_than_its_journal()
+    world = MemoryWorld(time.time)
+    bus, hub = world.connect(), Hub(Projection(), time.time)
+
+    async def registry(_):
+        return codec.encode(Reply(status=status))
+
+    await bus.serve(subjects.rpc("registry"), "registry", registry)
+    for number, message in enumerate(young):
+        source = "detector" if isinstance(message, events.FailureDetected) else message.source
+        made = replace(message, id=f"m{number}", source=source or getattr(message, "node", "") or "planner")
+        await bus.append(subjects.of(made), codec.encode(made), made.id)
+    hub.behind = 1
+    job = asyncio.create_task(read_journal(Client(bus), hub))
+    async with asyncio.timeout(10):
+        while hub.behind:
+            await asyncio.sleep(0.01)
+    job.cancel()
+    picture = hub.picture
+    assert picture.failures["killed"].tasks == ["gpt"]
+    assert [attempt.epoch for attempt in picture.tasks["gpt"].attempts] == [1]
+    assert [square(picture, node).slots for node in ("n1", "n2")] == [["gpt", "gpt"]] * 2
+
+
+def test_memory_is_bounded_however_long_it_runs():
+    picture = read(by_hand())
+    position = 1000
+    for number in range(FAILURES + 10):
+        for message in (exited("w4", "n2", 1, iteration=10, signal=9), failure()):
+            position += 1
+            made = replace(message, id=f"f{position}", correlation=f"c{number}", at=200.0 + number, source="detector")
+            picture.handle(position, made)
+    for number in range(2 * STORY):
+        alert = replace(events.Alert(text="more"), id=f"a{number}", correlation="c1000", at=2000.0, source="detector")
+        picture.handle(position + 1 + number, alert)
+    assert (len(picture.failures), len(picture.stories)) == (FAILURES, STORIES)
+    page = Pages(picture).failure("c1000", NOW)
+    assert (len(page.messages), page.unheard) == (STORY, STORY + 2)
+    assert Pages(picture).failure("c0", NOW) is None
+
+
+def test_a_recovery_is_told_to_a_collector_once_and_only_by_who_saw_it(monkeypatch):
+    exporter = InMemorySpanExporter()
+    monkeypatch.setattr(otel, "_exporter", lambda _: exporter)
+    messages = replayer.read("demo")
+    settings = ConsoleSettings(traces="http://127.0.0.1:4318")
+    traces = otel.Traces(settings)
+    late, picture = read(messages), Projection()
+    tell(late, None)
+    for position, message in enumerate(messages, 1):
+        picture.handle(position, message)
+        for each in (picture, late):
+            tell(each, traces)
+    traces.close()
+    roots = [span.attributes["unicron.chain"] for span in exporter.get_finished_spans() if span.parent is None]
+    assert len(roots) > 1
+    assert sorted(set(roots)) == sorted(roots)
+    assert set(roots) <= set(picture.failures)
+    assert not any(story.messages for story in picture.stories.values())
+
+
+@given(st.integers(0, 3000))
+def test_a_course_spans_all_of_its_time(points):
+    course = Course(2)
+    for number in range(points):
+        course.add(number, 2 * number)
+    found = list(course.points())
+    assert len(found) < POINTS
+    assert all(second == 2 * first for first, second in found)
+    assert not points or found[-1][0] > points * 0.9 - 2
+    assert not points or found[0][0] <= points * 0.1

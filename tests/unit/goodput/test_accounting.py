@@ -1,0 +1,284 @@
+"""What each second went into, where the right answer is worked out by hand."""
+
+import pytest
+from helpers.accounts import (
+    FAILED,
+    FOUR,
+    NEW,
+    SPEC,
+    THREE,
+    account,
+    admitted,
+    began,
+    exited,
+    failure,
+    killed,
+    plan,
+    ready,
+    regroup,
+    regrouped,
+    spent,
+    stalled,
+    start,
+)
+
+from unicron.contracts import commands, events, slowdowns
+from unicron.contracts.failures import FailureStatus
+from unicron.contracts.tasks import TaskState
+
+
+def of(goodput, until, task="gpt"):
+    return goodput.report(until).of(task)
+
+
+def test_a_killed_worker_costs_what_can_be_counted_by_hand():
+    goodput = account([*began(), *killed()])
+    row = of(goodput, 200)
+    assert spent(row) == {
+        "start_up": 4 * 11,
+        # an iteration takes 10 s on four slots, so 40 slot-seconds; 2 of its 8 microbatches are 10 of them
+        "recomputed": 10,
+        "training": 4 * 100 + (3 * 15 - 10) + 4 * 50,
+        "detection": 4 * 1,
+        "decision": 4 * 2,
+        "transition": 4 * 6 + 3 * 5,  # of the second, who computed was interrupted 5 s before
+        "sub_healthy": 20,  # the slot of w4, from when the others computed until w5 did
+    }
+    assert row.total_s == pytest.approx(row.whole_s) == pytest.approx(4 * 190)
+    assert row.goodput == pytest.approx((400 + 35 + 200) / 760)
+    assert row.failures == 1
+    # the task as a whole trained from 21 to 121, from 130 to 145 but for 10/3 s, and from 150 on
+    assert row.effective_time == pytest.approx((100 + 15 - 10 / 3 + 50) / 190)
+
+
+def test_all_that_follows_from_a_failure_is_its_cost_and_its_nodes():
+    report = account([*began(), *killed()]).report(200)
+    costs = {row.name: (row.failures, spent(row)) for row in report.causes}
+    assert costs["exited_abnormally"] == (
+        1,
+        {"recomputed": 10, "detection": 4, "decision": 8, "transition": 39, "sub_healthy": 20},
+    )
+    assert costs["task_submitted"] == (0, {"start_up": 44})
+    assert [(row.name, row.failures, row.total_s) for row in report.nodes] == [("n2", 1, pytest.approx(81))]
+
+
+def test_a_hang_began_when_its_worker_last_made_progress():
+    lines = [
+        *began(),
+        (121, FAILED, stalled("w3", "n2", 0, iteration=8, waited_s=25.0)),  # a victim, that had come to wait for it
+        (121, FAILED, stalled("w4", "n2", 1, iteration=8, waited_s=20.0)),
+        (121, FAILED, failure(status=FailureStatus.TASK_HANG)),
+        (122, FAILED, *regroup(1, THREE)),
+        (123, FAILED, *regrouped(1, THREE, iteration=10)),
+    ]
+    row = of(account(lines), 123)
+    assert spent(row) == {"start_up": 44, "training": 4 * 80, "detection": 4 * 20, "decision": 4, "transition": 4}
+
+
+ROLLED_BACK = [
+    (121, FAILED, exited("w4", "n2", 1, iteration=10, signal=9), failure()),
+    (121, FAILED, start("w5", "n2", 1)),
+    (131, FAILED, ready("w5", "n2", 1), *regroup(1, NEW)),
+    (132, FAILED, *regrouped(1, NEW, iteration=6)),
+]
+"""Nobody can compute before w5 is ready, and then all go on from an older state."""
+
+
+def test_iterations_that_were_done_before_are_recomputed_and_who_waits_for_a_worker_waits():
+    row = of(account([*began(), *ROLLED_BACK]), 200)
+    assert spent(row) == {
+        "start_up": 44,
+        "waiting": 4 * 10,
+        "transition": 4,
+        "recomputed": 4 * 40,  # iterations 6 to 9, 10 s each on four slots
+        "training": 400 + 4 * (68 - 40),
+    }
+
+
+def test_telemetry_says_when_the_recomputed_iterations_were_over():
+    iterations = [
+        (
+            132 + 5 * number,
+            events.IterationFinished(
+                node="n1", slot=0, task="gpt", worker="w1", epoch=1, iteration=5 + number, world_size=4, seconds=5.0,
+                loss=1.0,
+            ),
+        )
+        for number in range(1, 6)
+    ]  # fmt: skip
+    row = of(account([*began(), *ROLLED_BACK, *iterations]), 200)
+    assert row.seconds["recomputed"] == pytest.approx(4 * 20)
+    assert row.total_s == pytest.approx(row.whole_s)
+
+
+def test_a_lost_node_counts_from_when_it_was_suspected_until_a_plan_takes_its_slots():
+    two = FOUR[:2]
+    lines = [
+        *began(),
+        (121, events.NodeSuspected(node="n2", reason="closed", grace_s=1.0)),
+        (122, FAILED, failure(worker="", slot=-1, status=FailureStatus.LOST_CONNECTION, sev=1, task="")),
+        (123, FAILED, *regroup(1, two)),
+        (125, FAILED, plan("node_lost:n2", slots=[("n1", 0), ("n1", 1)])),
+        (126, FAILED, *regrouped(1, two, iteration=10)),
+    ]
+    report = account(lines).report(136)
+    row = report.of("gpt")
+    assert spent(row) == {
+        "start_up": 44,
+        "training": 400 + 2 * 10,
+        "detection": 4,
+        "decision": 4,
+        "transition": 2 * 2 + 2 * 3,  # n2's two slots are the task's up to 125
+    }
+    assert row.whole_s == pytest.approx(4 * 115 + 2 * 11)
+    assert [(each.name, each.failures, each.total_s) for each in report.nodes] == [("n2", 1, pytest.approx(18))]
+    assert spent(report.of("")) == {"idle": 4 * 10}, "slots of a node that is gone are nobody's"
+
+
+def test_slots_that_a_plan_adds_start_up_while_the_others_train():
+    six = (*FOUR, ("w5", "n3", 0), ("w6", "n3", 1))
+    places = [(node, slot) for _, node, slot in six]
+    lines = [
+        *began(),
+        (50, admitted("n3")),
+        (60, "joined", plan("node_joined:n3", slots=places), *(start(*each) for each in six[4:])),
+        (80, "joined", *(ready(*each) for each in six[4:]), *regroup(1, six)),
+        (90, "joined", *regrouped(1, six, iteration=7, seconds=2.0)),
+    ]
+    report = account(lines).report(100)
+    assert spent(report.of("gpt")) == {
+        "start_up": 44 + 2 * 30,
+        "training": 4 * (88 - 21) + 6 * 10,
+        "transition": 4 * 2,
+    }
+    assert spent(next(row for row in report.causes if row.name == "node_joined")) == {"start_up": 60, "transition": 8}
+    assert spent(report.of("")) == {"idle": 4 * 10 + 2 * 10}
+
+
+def test_a_search_for_a_checkpoint_is_no_wait_for_workers():
+    lines = [
+        *began(),
+        (121, FAILED, exited("w4", "n2", 1, iteration=10, signal=9), failure()),
+        (122, FAILED, commands.FindCheckpoint(node="n1", task="gpt", search=1, root="/c", since=0.0)),
+        (125, FAILED, events.CheckpointFound(node="n1", task="gpt", search=1, stored=None, skipped=[])),
+        (131, FAILED, *regroup(1, THREE)),
+    ]
+    row = of(account(lines), 132)
+    assert spent(row) == {
+        "start_up": 44, "training": 400, "decision": 4, "checkpoint": 12, "waiting": 24, "transition": 4,
+    }  # fmt: skip
+
+
+def test_a_slowdown_costs_what_is_beyond_the_usual_time():
+    of_task = {"task": "gpt", "epoch": 0, "iteration": 5, "world_size": 4, "usual_s": 6.0}
+    slow = slowdowns.SlowWorker(worker="w3", node="n2", rank=2, factor=2.0)
+    lines = [
+        *began(),
+        (61, slowdowns.SlowdownDetected(**of_task, recent_s=10.0, workers=[slow])),
+        (81, slowdowns.SlowdownEnded(**of_task, recent_s=6.0, reason="over")),
+    ]
+    report = account(lines).report(121)
+    assert spent(report.of("gpt")) == {"start_up": 44, "training": 4 * (100 - 8), "sub_healthy": 4 * 8}
+    assert [(row.name, row.total_s) for row in report.nodes] == [("n2", pytest.approx(32))]
+
+
+def test_a_failure_of_a_membership_that_is_replaced_already_costs_nothing():
+    lines = [*began(), (50, *regroup(1, FOUR)), (51, failure(worker="w1", node="n1", slot=0, sev=3, epoch=0))]
+    row = of(account([*lines, (52, *regrouped(1, FOUR, iteration=3, seconds=1.0))]), 60)
+    assert spent(row) == {"start_up": 44, "training": 4 * (39 - 1), "transition": 4}
+    assert row.failures == 1
+
+
+def test_who_is_regrouped_again_before_it_computed_is_in_transition_all_the_time():
+    lines = [
+        *began(),
+        *killed()[:4],
+        (126, FAILED, ready("w5", "n2", 1), *regroup(2, NEW)),
+        (127, FAILED, *regrouped(1, THREE, iteration=10, recomputed=2)),
+        (130, FAILED, *regrouped(2, NEW, iteration=10)),
+    ]
+    row = of(account(lines), 130)
+    assert spent(row) == {"start_up": 44, "training": 400, "detection": 4, "decision": 8, "transition": 4 * 6}
+
+
+def test_a_worker_that_fails_before_it_computes_interrupts_nobody():
+    lines = [
+        *began(),
+        *killed()[:5],
+        (135, "again", exited("w5", "n2", 1, iteration=-1, exit_code=1), failure(worker="w5")),
+        (135, "again", start("w6", "n2", 1)),
+    ]
+    row = of(account(lines), 140)
+    assert row.seconds["sub_healthy"] == pytest.approx(10)
+    assert row.seconds["decision"] == pytest.approx(8)
+    assert row.failures == 2
+
+
+def test_a_task_that_ends_gives_its_slots_back_and_its_wall_time_ends():
+    lines = [
+        *began(),
+        (121, *(events.WorkerFinished(node=n, slot=s, task="gpt", worker=w, iterations=10) for w, n, s in FOUR)),
+        (122, events.TaskStateChanged(task="gpt", state=TaskState.FINISHED)),
+        (123, *(exited(w, n, s, iteration=9, exit_code=0, finished=True) for w, n, s in FOUR)),
+    ]
+    report = account(lines).report(200)
+    row = report.of("gpt")
+    assert spent(row) == {"start_up": 44, "training": 400, "idle": 8}
+    assert sum(row.wall_s.values()) == pytest.approx(112)
+    assert spent(report.of("")) == {"idle": 40 + 4 * 77}
+
+
+def test_slots_that_a_plan_takes_back_before_anything_computes_are_free_when_their_workers_are_gone():
+    lines = [
+        *began()[:3],
+        (15, plan("task_paused:gpt")),
+        (16, *(exited(w, n, s, iteration=-1, expected=True) for w, n, s in FOUR)),
+    ]
+    report = account(lines).report(30)
+    assert spent(report.of("gpt")) == {"start_up": 4 * 6}
+    assert spent(report.of("")) == {"idle": 4 * 10 + 4 * 14}
+
+
+def test_what_comes_late_of_a_task_that_has_ended_begins_nothing():
+    lines = [
+        *began(),
+        (50, *regroup(1, FOUR)),
+        (51, events.TaskStateChanged(task="gpt", state=TaskState.REMOVED), *regrouped(1, FOUR, iteration=3)),
+        (52, *(exited(w, n, s, iteration=3, expected=True) for w, n, s in FOUR)),
+    ]
+    row = of(account(lines), 100)
+    assert spent(row) == {"start_up": 44, "training": 4 * 30, "idle": 4}
+
+
+def test_a_slot_that_another_task_still_uses_is_not_given_to_one_that_lost_it_meanwhile():
+    lines = [
+        *began(),
+        (50, plan("task_submitted:bert", slots=[("n1", 0)]), plan("x", task="bert", slots=[("n1", 1), ("n2", 0)])),
+        (51, plan("task_removed:bert", task="bert"), plan("x", slots=[("n1", 0)])),
+        (55, exited("w2", "n1", 1, iteration=3, expected=True), exited("w3", "n2", 0, iteration=3, expected=True)),
+    ]
+    assert account(lines).report(60).of("bert") is None
+
+
+def test_a_task_of_the_same_name_begins_anew():
+    ended = [(122, events.TaskStateChanged(task="gpt", state=TaskState.REMOVED))]
+    gone = [(123, *(exited(w, n, s, iteration=9, expected=True) for w, n, s in FOUR))]
+    again = [(at + 200, *messages) for at, *messages in began()[1:]]
+    row = of(account([*began(), *ended, *gone, *again]), 231)
+    assert spent(row) == {"start_up": 88, "training": 4 * 101 + 4 * 10, "idle": 4}
+
+
+def test_what_was_before_since_is_not_counted_but_known():
+    row = of(account([*began(), *killed()], since=140.0), 200)
+    assert spent(row) == {"training": 3 * 5 + 4 * 50, "transition": 3 * 5, "sub_healthy": 10}
+    assert row.whole_s == pytest.approx(4 * 60)
+
+
+def test_a_report_of_one_task_has_nothing_of_others():
+    places = [("n1", 0)]
+    other = [(5, "other", plan("task_submitted:bert", task="bert", slots=places), start("b1", "n1", 0, task="bert"))]
+    goodput = account([began()[0], *other])
+    assert [row.name for row in goodput.report(10).tasks] == ["", "bert"]
+    assert [row.name for row in goodput.report(10, "bert").tasks] == ["bert"]
+    assert goodput.report(10, "gpt").of("gpt") is None
+    assert SPEC.name == "gpt"

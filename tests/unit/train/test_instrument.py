@@ -1,0 +1,92 @@
+"""Which files of a program are instrumented, and what of them."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from unicron.train.instrument import NAME, Importing, Program, found, holds_state
+
+FILES = {
+    "train.py": "from tools import engine\nimport plain\nfor epoch in range(2):\n    engine.one_epoch(epoch)\n",
+    "tools/__init__.py": "",
+    "tools/engine.py": "from .steps import step\ndef one_epoch(_):\n    for batch in range(3):\n        step(batch)\n",
+    "tools/steps.py": "def step(batch):\n    loss.backward()\ndef other():\n    iter([1])\nother()\n",
+    "plain.py": "class Meter:\n    pass\n",
+    "unused.py": "def one_epoch(epoch):\n    pass\nthis is no Python",
+    "venv/lib/site-packages/other.py": "for each in x:\n    loss.backward()\n",
+}
+
+
+class Noting:
+    def __init__(self):
+        self.heads = []
+
+    def over(self, place, iterable, numbered):
+        return iter(iterable)
+
+    def head(self, place, *_):
+        self.heads.append(place)
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    loops, made = Noting(), Program(tmp_path, tmp_path / "train.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [Importing(made, loops), *sys.meta_path])
+    for name in ("tools", "tools.engine", "tools.steps", "plain", "other"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield made, loops
+    for name in ("tools", "tools.engine", "tools.steps", "plain", "other"):
+        sys.modules.pop(name, None)
+
+
+def test_loops_of_all_files_say_where_they_are_though_the_backward_pass_is_in_another(program, tmp_path):
+    made, loops = program
+    steps = importlib.import_module("tools.steps")
+    steps.loss = type("Loss", (), {"backward": staticmethod(lambda: None)})
+    variables = {NAME: loops, "__name__": "__main__"}
+    exec(made.compiled((tmp_path / "train.py").read_bytes(), tmp_path / "train.py"), variables)
+    assert loops.heads == ["train.py:3", *["tools/engine.py:3"] * 3] * 2
+
+
+def test_what_objects_of_the_programs_classes_hold_is_where_it_is_and_no_librarys(program):
+    assert holds_state(importlib.import_module("plain").Meter)
+    assert not holds_state(Path)
+
+
+def test_files_of_other_folders_are_left_alone(program, tmp_path, monkeypatch):
+    made, _ = program
+    monkeypatch.syspath_prepend(tmp_path / "venv/lib/site-packages")
+    other = importlib.util.find_spec("other")
+    assert type(other.loader).__module__ != "unicron.train.instrument"
+    assert not made.has(Path(other.origin))
+
+
+def test_a_script_that_lies_above_all_else_has_no_librarys_files():
+    program = Program(Path("/"), Path("/train.py"))
+    for library in ("json", "unicron.codec", "torch"):
+        assert not program.has(Path(importlib.util.find_spec(library).origin).resolve())
+
+
+def test_a_program_that_was_installed_has_the_files_of_its_own_package(tmp_path, monkeypatch):
+    folder = tmp_path / "lib/python3/site-packages"
+    for name in ("trains/__init__.py", "trains/deep/main.py", "trains/engine.py", "library.py", "alone.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(
+            "import library\nfrom trains import engine\nraise ImportError('it is not to be run')"
+        )
+    monkeypatch.syspath_prepend(folder)
+    where = folder.resolve()
+    assert found("trains.deep.main") == (where, where / "trains/deep/main.py")
+    assert found("trains.deep") == (where, where / "trains/deep/__main__.py")
+    assert found("alone") == (where, where / "alone.py")
+    program = Program(*found("trains.deep.main"))
+    assert program.has(where / "trains/engine.py")
+    assert not program.has(where / "library.py")
+    assert not Program(*found("alone")).has(where / "library.py")

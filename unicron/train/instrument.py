@@ -1,0 +1,257 @@
+"""Programs whose training loops tell where they are: what is compiled of their files, and of libraries that train.
+
+Nothing of their source is touched; what is compiled of it has two calls more in each loop that trains: one that hands
+out what the loop goes over, and one at the head of its body.
+"""
+
+import ast
+import sys
+import sysconfig
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+NAME = "__unicron__"
+"""What these calls are methods of; it is a variable of each module that has some."""
+
+TRAINS = "backward"
+FOREIGN = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
+FOREIGN.append(Path(__file__).resolve().parents[1])
+"""Folders whose files are no program's, though a script may lie above them."""
+
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
+LIGHTNING_TRAINS = {
+    "fit_loop": frozenset({"run", "advance"}),
+    "training_epoch_loop": frozenset({"run", "advance"}),
+    "fetchers": frozenset({"__iter__"}),
+}
+LIBRARIES: dict[str, frozenset[str] | None] = {
+    "transformers.trainer": None,
+    **{f"{each}.loops.{name}": trains for each in LIGHTNING for name, trains in LIGHTNING_TRAINS.items()},
+}
+"""Modules whose loops train for a script; with the functions that do, where their own files don't show it."""
+
+LIGHTNING_HOLDS = (
+    *("trainer.trainer", "callbacks.callback", "loops.progress"),
+    *("loops.optimization.automatic", "loops.optimization.manual"),
+)
+STATEFUL = frozenset(
+    {
+        *("__main__", "accelerate.accelerator", "transformers.trainer_callback"),
+        *(f"{each}.{name}" for each in LIGHTNING for name in LIGHTNING_HOLDS),
+    }
+)
+"""Modules that hold where a program is, besides those that were instrumented."""
+
+
+class Program:
+    """The files of a program: its first one, and those in the same folder that it imports, or these do.
+
+    Of a program that was installed, as a library is, only the files of its own package are.
+
+    Args:
+        folder: that its modules are imported from.
+        first: file that is run.
+    """
+
+    def __init__(self, folder: Path, first: Path) -> None:
+        self._folder, first = folder.resolve(), first.resolve()
+        self._own = self._folder
+        if not INSTALLED.isdisjoint(first.parts) and first.is_relative_to(self._folder):
+            self._own /= first.relative_to(self._folder).parts[0]
+        trees, new = dict[Path, ast.Module](), [first] * first.is_file()
+        while new:
+            path = new.pop()
+            if path not in trees:
+                try:
+                    trees[path] = ast.parse(path.read_bytes(), path)
+                except (SyntaxError, ValueError):
+                    continue  # whoever imports it is told
+                new += self._imported(path, trees[path])
+        self._training = _training(trees.values())
+
+    def has(self, path: Path) -> bool:
+        """Return whether a file is the program's own, and no library's."""
+        if not path.is_relative_to(self._own):
+            return False
+        foreign = any(path.is_relative_to(each) and not self._own.is_relative_to(each) for each in FOREIGN)
+        return not foreign and INSTALLED.isdisjoint(path.relative_to(self._own).parts)
+
+    def compiled(self, source: bytes | str, path: Path) -> CodeType:
+        """Return what is to be run of one of its files.
+
+        Raises:
+            SyntaxError: it is no Python.
+        """
+        where = path.resolve()
+        name = str(where.relative_to(self._folder)) if where.is_relative_to(self._folder) else where.name
+        return compile(instrument(source, str(path), name, self._training), path, "exec")
+
+    def _imported(self, path: Path, tree: ast.Module) -> Iterable[Path]:
+        """Yield the files of the program that one of it imports, be it as late as it may."""
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names = [(self._folder, each.name.split(".")) for each in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                above = path.parents[node.level - 1] if 0 < node.level <= len(path.parents) else self._folder
+                parts = node.module.split(".") if node.module else []
+                names = [(above, [*parts, each.name]) for each in node.names]
+            else:
+                continue
+            for folder, parts in names:
+                found = (folder.joinpath(*parts[:count]) for count in range(len(parts) + 1))
+                for each in found:
+                    files = (each.with_name(f"{each.name}.py"), each / "__init__.py")
+                    yield from (file for file in files if self.has(file) and file.is_file())
+
+
+def found(name: str) -> tuple[Path, Path]:
+    """Return where a module that is run is imported from, and the file that it is, or, of a package, what is run of it.
+
+    No package is imported for that: its files may train, too.
+    """
+    first, *rest = name.split(".")
+    spec = PathFinder.find_spec(first)
+    places = [*(spec.submodule_search_locations or ()), spec.origin or first] if spec is not None else [first]
+    top = Path(places[0]).resolve()
+    path = top.joinpath(*rest)
+    if path.is_dir():
+        return top.parent, path / "__main__.py"
+    return top.parent, path if path == top else path.with_suffix(".py")
+
+
+def instrument(source: bytes | str, path: str, name: str, training: frozenset[str] | None = None) -> ast.Module:
+    """Return what is to be run instead of a file.
+
+    Args:
+        source: of it.
+        path: of it.
+        name: of it, for the names of its loops.
+        training: names of functions that train, where not all of that is seen in this file.
+
+    Raises:
+        SyntaxError: it is no Python.
+    """
+    tree = ast.parse(source, path)
+    _Instrument(name, _training([tree]) if training is None else training).visit(tree)
+    return ast.fix_missing_locations(tree)
+
+
+def _training(trees: Iterable[ast.Module]) -> frozenset[str]:
+    """Return the names of functions that run a backward pass, or call one that does."""
+    functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    calls = {each: called(each.body) for each in functions}
+    found = {TRAINS}
+    while more := {each.name for each in functions if each.name not in found and calls[each] & found}:
+        found |= more
+    return frozenset(found)
+
+
+def called(body: Iterable[ast.AST]) -> set[str]:
+    """Return the names of all that is called in it."""
+    calls = (node.func for each in body for node in ast.walk(each) if isinstance(node, ast.Call))
+    return {getattr(each, "attr", getattr(each, "id", "")) for each in calls}
+
+
+class _Instrument(ast.NodeTransformer):
+    def __init__(self, name: str, training: frozenset[str]) -> None:
+        self._name, self._training = name, training
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        """Leave functions alone that do not train."""
+        if node.name in self._training:
+            self.generic_visit(node)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        """Have iterators know how far they are."""
+        if getattr(node.func, "id", "") == "iter" and len(node.args) == 1:
+            node.func = ast.copy_location(ast.Attribute(ast.Name(NAME, ast.Load()), "iterate", ast.Load()), node.func)
+        self.generic_visit(node)
+        return node
+
+    def visit_For(self, node: ast.For) -> ast.For:
+        """Have a loop go over what is handed out."""
+        if called(node.body) & self._training:
+            numbered, over = False, node.iter
+            if isinstance(over, ast.Call) and getattr(over.func, "id", "") == "enumerate" and len(over.args) == 1:
+                numbered, over = not over.keywords, over.args[0] if not over.keywords else over
+            node.iter = self._call("over", node, over, ast.Constant(numbered))
+            names = [ast.Constant(each.id) for each in ast.walk(node.target) if isinstance(each, ast.Name)]
+            self._add_head(node, ast.Constant(None), *names)
+        self.generic_visit(node)
+        return node
+
+    def visit_While(self, node: ast.While) -> ast.While:
+        """Have a loop say where it is."""
+        if called(node.body) & self._training:
+            still = self._call("still", node)
+            node.test = ast.copy_location(ast.BoolOp(ast.And(), [still, node.test]), node.test)
+            self._add_head(node, ast.Constant(node.end_lineno))
+        self.generic_visit(node)
+        return node
+
+    def _add_head(self, node: ast.For | ast.While, *more: ast.expr) -> None:
+        node.body.insert(0, ast.copy_location(ast.Expr(self._call("head", node, *more)), node.body[0]))
+
+    def _call(self, name: str, loop: ast.For | ast.While, *arguments: ast.expr) -> ast.expr:
+        function = ast.Attribute(ast.Name(NAME, ast.Load()), name, ast.Load())
+        place = ast.Constant(f"{self._name}:{loop.lineno}")
+        return ast.copy_location(ast.Call(function, [place, *arguments], []), loop)
+
+
+class Importing(MetaPathFinder):
+    """Has files of a program, and libraries that train, imported with these calls.
+
+    Args:
+        program: that runs.
+        loops: what they are methods of.
+    """
+
+    def __init__(self, program: Program, loops: Any) -> None:
+        self._program, self._loops = program, loops
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a module as Python does; have it loaded by ours, where it may train."""
+        own = path is None or any(self._program.has(Path(each).resolve()) for each in path)
+        if fullname not in LIBRARIES and not own:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or type(spec.loader) is not SourceFileLoader:
+            return None
+        program = self._program if self._program.has(Path(spec.loader.path).resolve()) else None
+        if program is not None or fullname in LIBRARIES:
+            spec.loader = _Loader(spec.loader.name, spec.loader.path, program, self._loops)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def __init__(self, name: str, path: str, program: Program | None, loops: Any) -> None:
+        super().__init__(name, path)
+        self._program, self._loops = program, loops
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile it; what Python keeps of modules is without our calls."""
+        source = self.get_data(self.path)
+        if self._program is not None:
+            return self._program.compiled(source, Path(self.path))
+        return compile(instrument(source, self.path, fullname, LIBRARIES[fullname]), self.path, "exec")
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run it."""
+        vars(module)[NAME] = self._loops
+        super().exec_module(module)
+
+
+@cache
+def holds_state(kind: type) -> bool:
+    """Return whether objects of a class hold where a program is: it, or one that it builds on, is of such a module."""
+    modules = {each.__module__ for each in kind.__mro__}
+    return bool(modules & STATEFUL) or any(hasattr(sys.modules.get(each), NAME) for each in modules)

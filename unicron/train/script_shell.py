@@ -1,0 +1,151 @@
+"""What the ranks of scripts that are healed in place are to the worker's core.
+
+Where each has the whole model, it is a replica of its own, and who lives keeps what it has. Where `fully_shard` has
+spread the model, all ranks are one replica. What a lost rank had is then nowhere else but in copies of what all have
+saved, so all begin again from those.
+"""
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import torch
+
+from unicron.contracts.states import StateRef
+from unicron.contracts.tasks import ParallelLayout
+from unicron.contracts.worker import Membership, Ready, ToAgent
+from unicron.train.channel import Channel
+from unicron.train.iteration import WorkerCore
+from unicron.train.phases import Due, Phase
+from unicron.train.redistribute import Resumption, Standing
+from unicron.train.rendezvous import Rendezvous
+from unicron.train.script_groups import ScriptGroups
+from unicron.train.timing import PlannedCollection
+from unicron.train.torch_shell import TorchShell
+
+STANDS, NEW, GOES_ON, AGAIN = "-stands", b"new", b"goes on", b"again"
+"""What ranks of a membership tell those that have just been started."""
+
+GONE = "a rank is gone, and with it its part of the model: all begin again, from what was saved last in memory"
+
+
+class Core(WorkerCore):
+    """A worker whose microbatch is always its own: that which has the number of its rank."""
+
+    def _plan(self, standings: list[Standing]) -> Resumption:
+        plan = super()._plan(standings)
+        missing = {microbatch for each in plan.todo for microbatch in each}
+        todo = tuple((rank,) if rank in missing else () for rank in range(len(standings)))
+        return replace(plan, todo=todo)
+
+
+class SpreadCore(WorkerCore):
+    """A worker whose replica is all ranks. It goes to one membership only."""
+
+    async def _regroup(self, broke: float) -> None:
+        if self.phase is not Phase.NEW:
+            raise ConnectionAbortedError(GONE)
+        await super()._regroup(broke)
+
+
+class ScriptShell(TorchShell):
+    """The shell of a worker that runs a script which knows nothing of it.
+
+    Args:
+        channel: to the agent.
+        microbatches: of an iteration.
+        groups: of the script.
+    """
+
+    def __init__(self, channel: Channel, microbatches: int, groups: ScriptGroups) -> None:
+        super().__init__(channel, None, microbatches, PlannedCollection(0))
+        self._script_groups = groups
+
+    def save(self, iteration: int) -> None:
+        """Have a thread save the state, where somebody could come to where its script is."""
+        if self.protected["loops"].reachable and self._script_groups.state_dict()["setup"] is not None:
+            super().save(iteration)
+
+    def interrupted(self, membership: Membership) -> bool:
+        """Leave what a newer membership replaces."""
+        script = self._script_groups.cut(membership.epoch)
+        return (hasattr(self, "group") and self.group.abort_below(membership.epoch)) or script
+
+    def say(self, message: ToAgent) -> None:
+        """Tell the agent. That a worker is ready it was told as its script asked for its group."""
+        if not isinstance(message, Ready):
+            super().say(message)
+
+    def update(self, *, void: bool = False) -> None:
+        """Leave it to the script."""
+
+
+class Shell(ScriptShell):
+    """The shell of a rank with the whole model: to the core it is a replica, though it is a place to all others."""
+
+    @property
+    def place(self) -> int:
+        """Each has the whole model."""
+        return 0
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """All of it, at the first rank: the others have the same."""
+        return self.protected if int(os.environ["UNICRON_PLACE"]) == 0 else {}
+
+    def announce(self, due: Due) -> None:
+        """Say what is due as the first rank does, once its last state is safe: so all save in the same iterations."""
+        if int(os.environ["UNICRON_PLACE"]) == 0 and self.secured:
+            super().announce(due)
+
+    def described(self, iteration: int) -> StateRef:
+        """Return what a state is to all others, to whom this rank is a place."""
+        ref = super().described(iteration)
+        layout = ParallelLayout(replicas=0, shard=self._membership.world_size)
+        return msgspec.structs.replace(ref, place=int(os.environ["UNICRON_PLACE"]), layout=layout)
+
+    async def await_membership(self, above: int) -> Membership:
+        """Block until there is a membership newer than epoch `above`."""
+        membership = await super().await_membership(above)
+        return msgspec.structs.replace(membership, layout=ParallelLayout(replicas=membership.world_size))
+
+    async def form(self, membership: Membership) -> None:
+        """Meet the others, and form the group of the script's own collectives anew.
+
+        Raises:
+            ConnectionAbortedError: a new rank could not be given what collectives gave, so that all are to begin again.
+        """
+        setup = self._script_groups.setup
+        if setup is None or not self.protected["loops"].reachable:
+            raise ConnectionAbortedError(
+                "what a collective of this script gave before its loop, or since the head of the loop's body, can't be "
+                "given to a new rank: it was more than 1 MiB, or not the same on all ranks"
+            )
+        Rendezvous(membership, STANDS).set(f"{membership.rank}", GOES_ON + setup)
+        await super().form(membership)
+        if self._script_groups.epoch != membership.epoch:
+            self._script_groups.form(membership.epoch, lambda: Rendezvous(membership, "-script"))
+            self._script_groups.strict = True
+
+
+class SpreadShell(ScriptShell):
+    """The shell of a rank that has a part of the model. The gradient is reduced by the script's own collectives."""
+
+    def __init__(self, channel: Channel, groups: ScriptGroups) -> None:
+        super().__init__(channel, 1, groups)
+        self._inner = groups
+
+    def trained(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
+        """Return one parameter that has no gradient; what goes with gradients is told with its."""
+        return [torch.nn.Parameter(torch.zeros(1, device=next(model.parameters()).device))]
+
+    async def form(self, membership: Membership) -> None:
+        """Meet the others.
+
+        Raises:
+            ConnectionAbortedError: somebody was lost since the script's group was formed.
+        """
+        if self._script_groups.epoch != membership.epoch:
+            raise ConnectionAbortedError(GONE)
+        await super().form(membership)
