@@ -7,6 +7,8 @@ each. Rank 2 is struck in the twelfth iteration or later: `killed` by SIGKILL, o
 each way and fault, medians of all runs:
 
 - `WAY_FAULT_s`: from the strike to the end of the first iteration that all ranks have done since,
+- `WAY_FAULT_beyond_s`: the same without what was left of the iteration at hand: the time to where it would have ended,
+  had nobody been struck, by the median of the iterations before,
 - `WAY_FAULT_redone`: iterations that were done again.
 
 `restart` is `heal: restart`, `in_place` is `heal: in-place`, `watched` that with `unicron.train.watch`. `session` is
@@ -29,6 +31,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +147,13 @@ WAYS: dict[str, Callable[[Path], contextlib.AbstractAsyncContextManager[None]]] 
 }
 
 
-async def strike(way: str, fault: str, folder: Path) -> tuple[float, int]:
-    """Strike once; return the seconds until all ranks have done an iteration again, and how many were done anew."""
+async def strike(way: str, fault: str, folder: Path) -> tuple[float, float, int]:
+    """Strike once.
+
+    Returns:
+        Seconds until all ranks have done an iteration again; of these, seconds of work that was left in any case; and
+        how many iterations were done again.
+    """
     folder.mkdir(parents=True)
     async with WAYS[way](folder):
         before = await until(folder, lambda notes: len([1 for note in notes if note["iteration"] >= SETTLED]) >= WORLD)
@@ -162,7 +170,17 @@ async def strike(way: str, fault: str, folder: Path) -> tuple[float, int]:
         first = found(notes, at)
         done = max(note["iteration"] for note in notes if note["at"] < at)
         redone = max(0, done + 1 - min(note["iteration"] for note in first.values()))
-        return max(note["at"] for note in first.values()) - at, redone
+        return max(note["at"] for note in first.values()) - at, work_left(notes, at), redone
+
+
+def work_left(notes: list[dict[str, Any]], at: float) -> float:
+    """Return the seconds that the iteration at hand would have taken from then on, were nobody struck."""
+    ends: dict[int, list[float]] = {}
+    for note in notes:
+        if note["at"] < at:
+            ends.setdefault(note["iteration"], []).append(note["at"])
+    whole = [max(ends[iteration]) for iteration in sorted(ends) if len(ends[iteration]) == WORLD]
+    return max(0.0, whole[-1] + statistics.median(end - begin for begin, end in pairwise(whole)) - at)
 
 
 def since(notes: list[dict[str, Any]], at: float) -> dict[int, dict[str, Any]]:
@@ -211,9 +229,10 @@ def measure(way: str, repeat: int, root: Path) -> tuple[dict[str, Any], dict[str
     for fault in FAULTS:
         runs = [asyncio.run(strike(way, fault, root / f"{way}-{fault}-{number}")) for number in range(repeat)]
         say(f"{way} {fault}: {runs}")
-        figures[f"{way}_{fault}_s"] = round(statistics.median(seconds for seconds, _ in runs), 3)
-        figures[f"{way}_{fault}_worst_s"] = round(max(seconds for seconds, _ in runs), 3)
-        figures[f"{way}_{fault}_redone"] = statistics.median(redone for _, redone in runs)
+        for name, took in (("", [run[0] for run in runs]), ("beyond_", [run[0] - run[1] for run in runs])):
+            figures[f"{way}_{fault}_{name}s"] = round(statistics.median(took), 3)
+            figures[f"{way}_{fault}_{name}worst_s"] = round(max(took), 3)
+        figures[f"{way}_{fault}_redone"] = statistics.median(redone for _, _, redone in runs)
         details[f"{way}_{fault}"] = runs
     return figures, details
 
