@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from helpers.worlds import LEASE_TTL_S
+from helpers.worlds import PATIENT_TTL_S
 from unicron_chaos import storm, strikes
 from unicron_chaos.script import Rank, parse
 from unicron_chaos.storm import Storm, rage, troubles
@@ -80,12 +80,12 @@ class ScriptedTask:
 
 
 @pytest.fixture
-async def scene(nats_world):
+async def scene(patient_world):
     service = asyncio.ensure_future(
-        Service(wiring(RegistrySettings()), await nats_world.connect("registry"), SystemClock(), LEASE_TTL_S).run()
+        Service(wiring(RegistrySettings()), await patient_world.connect("registry"), SystemClock(), PATIENT_TTL_S).run()
     )
-    scene = ScriptedTask(Client(await nats_world.connect("client")))
-    agent = await nats_world.connect("agent")
+    scene = ScriptedTask(Client(await patient_world.connect("client")))
+    agent = await patient_world.connect("agent")
     await agent.serve(subjects.orders("node-1"), "agent-node-1", scene.inject)
     async with asyncio.timeout(LIMIT_S):
         while True:

@@ -64,11 +64,11 @@ async def test_files_are_orders_and_are_removed_when_obeyed_also_over_a_kill(pri
             assert by_files == [f"user {os.getuid()}, by the file gpt.{each}" for each in ("pause", "resume", "stop")]
 
 
-async def test_what_can_t_be_obeyed_says_why_and_what_is_no_order_stays(private_world, tmp_path, folder, monkeypatch):
+async def test_what_can_t_be_obeyed_says_why_and_what_is_no_order_stays(patient_world, tmp_path, folder, monkeypatch):
     outside = tmp_path / "outside"
     outside.write_text("mine")
-    async with connected(private_world) as client:
-        with watching(private_world, folder, monkeypatch):
+    async with connected(patient_world) as client:
+        with watching(patient_world, folder, monkeypatch):
             await eventually(client.status, lambda status: True)
             await client.submit(SPEC)
             (folder / "README").write_text("orders go here")
