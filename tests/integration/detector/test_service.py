@@ -163,7 +163,8 @@ async def test_a_killed_agent_is_lost_by_the_servers_advisory(nats_world, cluste
     assert lost.reason == "its connection ended (Client Closed) and was not back within 1 s"
 
 
-async def test_a_broken_collective_makes_it_lost_at_once(nats_world, cluster):
+@pytest.mark.parametrize("limits", [{"heartbeat_timeout_s": 30.0, "grace_s": 25.0, "collective_hold_s": 25.0}])
+async def test_a_broken_collective_makes_it_lost_at_once(nats_world, cluster, limits):
     place = {"slot": 0, "task": "gpt", "epoch": 0}
     for worker, node in (("gpt-1", "n1"), ("gpt-2", "n2")):
         await cluster.start_worker(worker, place["task"], node, place["slot"])
@@ -203,17 +204,18 @@ async def test_what_happened_while_it_was_away_is_reported_once(nats_world, clus
 
 @pytest.mark.parametrize("end", ["kill", "stop"])
 async def test_a_restart_of_the_server_costs_no_node(private_server, private_world, end):
-    process = start_detector(private_world)
+    grace_s, silent_s = 3.0, 4.0  # the test beats for the nodes, and may have to wait for its turn
+    process = start_detector(private_world, grace_s=grace_s, heartbeat_timeout_s=silent_s)
     try:
         await private_world.connect("agent.n1.n1")
         await private_world.connect("agent.n2.n2")
         async with two_nodes(private_world) as cluster:
             await asyncio.to_thread(getattr(private_server, end))
-            await asyncio.sleep(4)  # longer than the grace, and than a node may be silent
+            await asyncio.sleep(silent_s + 1)  # longer than the grace, and than a node may be silent
             await asyncio.to_thread(private_server.start)
             await cluster.kill_worker("other-1")
             await cluster.failures("other-1")
-            await asyncio.sleep(1.5)  # the grace of a node that would be under suspicion
+            await asyncio.sleep(grace_s + 0.5)  # the grace of a node that would be under suspicion
             await cluster.kill_worker("other-2")
             assert [each.worker for each in await cluster.failures("other-2")] == ["other-0", "other-1", "other-2"]
     finally:

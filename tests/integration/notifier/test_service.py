@@ -26,7 +26,7 @@ CHANNEL = """
 [channel.{name}]
 kind = "json"
 url = "{url}"
-timeout_s = 30
+timeout_s = 50
 give_up_s = 0.2
 """
 
