@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from helpers.worlds import LocalWorld, NatsWorld, World
+from helpers.worlds import PATIENT_TTL_S, LocalWorld, NatsWorld, World
 from unicron_deploy.nats_server import NatsServer, free_port
 
 from unicron.bus.protocol import Bus
@@ -54,6 +54,15 @@ def private_server(tmp_path: Path) -> Iterator[NatsServer]:
 async def nats_world(nats_server: NatsServer) -> AsyncIterator[NatsWorld]:
     """The shared server, emptied."""
     world = NatsWorld(nats_server.url)
+    await world.provision()
+    yield world
+    await world.close()
+
+
+@pytest.fixture
+async def patient_world(nats_server: NatsServer) -> AsyncIterator[NatsWorld]:
+    """The shared server, emptied; nobody loses a lease there, who only waits for a turn on a core."""
+    world = NatsWorld(nats_server.url, PATIENT_TTL_S)
     await world.provision()
     yield world
     await world.close()

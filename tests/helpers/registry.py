@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from helpers.worlds import LEASE_TTL_S
 from unicron.bootstrap import connected_client
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import BusUnavailableError
@@ -19,7 +18,8 @@ SPEC = TaskSpec(name="gpt", command=["train.py"], max_workers=2, microbatches=4,
 
 @contextlib.contextmanager
 def registry(world, *flags):
-    command = ["-m", "unicron_registry", "--nats-url", world.settings.nats_url, "--lease-ttl-s", str(LEASE_TTL_S)]
+    where = ["--nats-url", world.settings.nats_url, "--lease-ttl-s", str(world.settings.lease_ttl_s)]
+    command = ["-m", "unicron_registry", *where]
     process = subprocess.Popen([sys.executable, *command, *flags], stderr=subprocess.PIPE, text=True)
     try:
         yield process

@@ -13,7 +13,10 @@ from unicron.clock import SystemClock
 from unicron.settings import Settings
 
 LEASE_TTL_S = 1.0
-"""Short, so that a takeover is soon; and long enough that nobody loses a lease who only waits for a turn on a core."""
+"""Short, so that a takeover is soon; who waits long for a turn on a core may lose its lease, and takes it again."""
+
+PATIENT_TTL_S = 30.0
+"""For tests in which nobody takes over from one that was killed: no lease is lost in them."""
 
 
 class World(Protocol):
@@ -27,8 +30,8 @@ class World(Protocol):
 class NatsWorld:
     """A server with fresh, empty streams."""
 
-    def __init__(self, url: str) -> None:
-        self.settings = Settings(nats_url=url, lease_ttl_s=LEASE_TTL_S)
+    def __init__(self, url: str, lease_ttl_s: float = LEASE_TTL_S) -> None:
+        self.settings = Settings(nats_url=url, lease_ttl_s=lease_ttl_s)
         self._open: list[nats.NatsBus] = []
 
     async def provision(self) -> None:
@@ -36,7 +39,8 @@ class NatsWorld:
         for stream in topology.streams():
             with contextlib.suppress(NotFoundError):
                 await bus.jetstream.delete_stream(stream.name)
-        await insist(lambda: topology.provision(bus.jetstream, lease_ttl_s=LEASE_TTL_S), "provisioning")
+        lease_ttl_s = self.settings.lease_ttl_s
+        await insist(lambda: topology.provision(bus.jetstream, lease_ttl_s=lease_ttl_s), "provisioning")
 
     async def connect(self, name: str = "test") -> nats.NatsBus:
         bus = await nats.connect(self.settings, name)

@@ -105,8 +105,8 @@ async def test_events_of_gpus_and_lines_of_the_kernel_are_told(machine):
 async def test_a_sick_node_is_given_up_and_stays_so(machine, nats_world):
     url = nats_world.settings.nats_url
     services = [
-        await asyncio.create_subprocess_exec(sys.executable, "-m", f"unicron_{name}", "--nats-url", url)
-        for name in ("registry", "detector")
+        await asyncio.create_subprocess_exec(sys.executable, "-m", f"unicron_{name}", "--nats-url", url, *more)
+        for name, more in (("registry", ()), ("detector", ("--heartbeat-timeout-s", str(WAIT_S))))
     ]
     try:
         async with asyncio.timeout(WAIT_S):

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import zipfile
 
 import pytest
 import pytest_asyncio
@@ -108,8 +109,7 @@ async def test_a_reset_connection_is_reattempted_in_place_and_makes_no_differenc
     again = [m.worker for m in scene.of(Regrouped, task=name) if m.epoch > before.epoch]
     assert made.worker in again
     assert set(again) == {member.worker for member in before.members}, "nobody was replaced"
-    await scene.until(out.exists)
-    await asyncio.sleep(0.3)
+    await scene.until(lambda: out.exists() and zipfile.is_zipfile(out))  # its directory is written last
     assert difference(torch.load(out, weights_only=True), await undisturbed) <= 1e-5
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from helpers.worlds import LEASE_TTL_S
+from helpers.worlds import PATIENT_TTL_S
 from unicron_chaos import storm, strikes
 from unicron_chaos.script import Rank, parse
 from unicron_chaos.storm import Storm, rage, troubles
@@ -80,12 +80,12 @@ class ScriptedTask:
 
 
 @pytest.fixture
-async def scene(nats_world):
+async def scene(patient_world):
     service = asyncio.ensure_future(
-        Service(wiring(RegistrySettings()), await nats_world.connect("registry"), SystemClock(), LEASE_TTL_S).run()
+        Service(wiring(RegistrySettings()), await patient_world.connect("registry"), SystemClock(), PATIENT_TTL_S).run()
     )
-    scene = ScriptedTask(Client(await nats_world.connect("client")))
-    agent = await nats_world.connect("agent")
+    scene = ScriptedTask(Client(await patient_world.connect("client")))
+    agent = await patient_world.connect("agent")
     await agent.serve(subjects.orders("node-1"), "agent-node-1", scene.inject)
     async with asyncio.timeout(LIMIT_S):
         while True:
@@ -203,18 +203,24 @@ async def test_a_script_that_nobody_can_finish_does_not_begin(scene):
 
 async def test_a_storm_strikes_workers_only_and_says_what_could_not_be_done(scene):
     await scene.changes(TaskState.RUNNING, "w0", "w1")
-    made = [each async for each in rage(scene.client, Storm(1, nodes=False), 1.0, 0.05, None)]
+    made = []
+    async with contextlib.aclosing(rage(scene.client, Storm(1, nodes=False), LIMIT_S, 0.05, None)) as raging:
+        async for each in raging:
+            made.append(each)
+            if {each.worker for each in made} >= {"w0", "w1"}:
+                break
     assert [(each.fault, each.worker) for each in made] == scene.asked
     assert {each.worker for each in made} == {"w0", "w1"}
     scene.refusal = "start it with UNICRON_CHAOS=true"
-    refused = [each async for each in rage(scene.client, Storm(1, nodes=False), 0.5, 0.05, None)]
+    async with contextlib.aclosing(rage(scene.client, Storm(1, nodes=False), LIMIT_S, 0.05, None)) as raging:
+        refused = [await anext(raging) for _ in range(5)]
     assert {str(each) for each in refused} == {scene.refusal}
 
 
 async def test_a_storm_is_over_when_its_nodes_are_back_and_tasks_run(scene, monkeypatch):
-    monkeypatch.setattr(storm, "WHOLE_S", 0.5)
     await scene.changes(TaskState.RUNNING, "w0")
     assert await troubles(scene.client, set()) == []
+    monkeypatch.setattr(storm, "WHOLE_S", 0.5)
     await scene.changes(TaskState.WAITING)
     assert await troubles(scene.client, set()) == ["gpt is waiting: "]
 

@@ -108,7 +108,7 @@ def test_a_second_cluster_in_the_folder_or_on_the_port_is_refused(url, folder):
 
 
 def test_it_runs_with_keys_and_nobody_gets_in_without_one(url, folder):
-    stranger = call([*UNICRON, "status"], CLEAN | {"UNICRON_NATS_URL": url, "UNICRON_CONNECT_TIMEOUT_S": "0.5"})
+    stranger = call([*UNICRON, "status"], CLEAN | {"UNICRON_NATS_URL": url})
     assert stranger.returncode == 1
     assert "lets in nobody without a key; set UNICRON_NATS_NKEY" in stranger.stderr
     user = reaching(url) | {"UNICRON_NATS_NKEY": str(folder / "c" / "keys" / "user" / "user.nk")}
@@ -309,7 +309,7 @@ def test_top_without_a_terminal_prints_once_and_as_json_every_second(url, task):
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
     assert seen[-1]["tasks"][0]["iteration"] > found["tasks"][0]["iteration"]
-    assert 2.5 < seen[-1]["at"] - seen[0]["at"] < 10
+    assert 2.5 < seen[-1]["at"] - seen[0]["at"] < 20
 
 
 def test_submitting_again_changes_nothing_and_another_spec_is_refused(url, task, folder):
@@ -323,10 +323,11 @@ def test_submitting_again_changes_nothing_and_another_spec_is_refused(url, task,
 def test_watching_goes_on_until_it_is_interrupted(url, task):
     command = [*UNICRON, "status", "--watch", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=reaching(url)) as process:
-        first, second = (json.loads(process.stdout.readline()) for _ in range(2))
+        first = json.loads(process.stdout.readline())["tasks"][0]["iteration"]
+        # between two looks a worker may get no turn
+        assert any(json.loads(process.stdout.readline())["tasks"][0]["iteration"] > first for _ in range(30))
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
-    assert second["tasks"][0]["iteration"] > first["tasks"][0]["iteration"]
 
 
 def test_events_follow_until_interrupted_one_json_object_a_line(url, task):
@@ -358,12 +359,21 @@ def journal(url, *words):
     return [json.loads(line) for line in unicron("events", "--json", *words, url=url).splitlines()]
 
 
+def told_of(fact, kind, **fields):
+    return fact["type"] == kind and all(fact[name] == value for name, value in fields.items())
+
+
 def test_a_killed_worker_makes_a_story(url, task):
     strike = data("chaos", "kill-worker", f"{task}:1", url=url)
     assert (strike["fault"], strike["target"]) == ("kill-worker", "tiny:1")
+    deadline, facts = time.monotonic() + WAIT_S, []
+    while not (failures := [each for each in facts if told_of(each, "FailureDetected", worker=strike["worker"])]) or (
+        not any(told_of(each, "TaskRecovered", correlation=failures[0]["correlation"]) for each in facts)
+    ):
+        assert time.monotonic() < deadline, facts[-8:]
+        facts = journal(url)
     await_task(url, workers=2, beyond=await_task(url, workers=2, beyond=0)["iteration"] + 1)
-    failures = [fact for fact in journal(url) if fact["type"] == "FailureDetected"]
-    [failure] = [fact for fact in failures if fact["worker"] == strike["worker"]]
+    [failure] = failures
     story = unicron("events", "--chain", failure["id"], url=url).splitlines()
     told = rf"{strike['worker']} on {strike['node']} was ended by SIGKILL: back at 2 workers after [\d.]+ s"
     assert re.fullmatch(rf"chain {failure['correlation']}, {len(story) - 1} messages in [\d.]+ s: {told}", story[0]), (

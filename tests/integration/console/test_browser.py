@@ -96,7 +96,9 @@ async def test_a_killed_worker_is_seen_by_whoever_looks_and_its_page_says_where_
     assert {"detection", "decision", "transition"} <= set(phases)
     assert sum(phases.values()) == pytest.approx(100, abs=1)
 
-    [exited] = [each for each in scene.of(WorkerExited, worker=ready.worker) if each.at > began]
+    [exited] = await scene.until(
+        lambda: [each for each in scene.of(WorkerExited, worker=ready.worker) if each.at > began]
+    )
     [back] = await scene.until(lambda: [each for each in scene.of(TaskRecovered, task="gpt") if each.at > began])
     found = await (await page.request.get(f"{window.url}/api/failures/{chain}")).json()
     assert began <= found["begun"] <= exited.at, "a survivor may have noticed before its agent did"

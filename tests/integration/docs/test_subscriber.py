@@ -7,6 +7,7 @@ import pytest
 from helpers import ROOT
 
 from unicron import codec, subjects
+from unicron.aio import insist
 from unicron.contracts.events import FailureDetected, NodeGone, PlanDecided
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
@@ -39,7 +40,8 @@ def plan(number):
 async def publish(world, *messages):
     bus = await world.connect()
     for message in messages:
-        await bus.append(subjects.of(message), codec.encode(message), message.id)
+        subject, data = subjects.of(message), codec.encode(message)
+        await insist(lambda subject=subject, data=data, id_=message.id: bus.append(subject, data, id_), "publishing")
 
 
 @contextlib.asynccontextmanager

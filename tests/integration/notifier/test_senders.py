@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from unicron_cli.main import app
 from unicron_deploy.certificates import Authority
 from unicron_deploy.nats_server import free_port
+from unicron_deploy.processes import Started, wait_until_gone
 from unicron_notifier.channels import Command, Json, Mail, Secrets
 from unicron_notifier.senders import DeliveryError, deliver
 
@@ -72,8 +73,9 @@ async def test_a_notice_is_posted_with_an_id_that_stays(receiver):
 )
 async def test_what_is_not_taken_says_why_and_shows_no_secret(receiver, manner, says, final, after_s):
     receiver.manners["/s3cret"] = manner
+    timeout_s = 0.4 if manner in {"hang", "drip"} else 60.0  # the others answer, on a busy machine late
     with pytest.raises(DeliveryError) as refused:
-        await deliver(NOTICE, Json(timeout_s=0.4), Secrets(f"{receiver.url}/s3cret"))
+        await deliver(NOTICE, Json(timeout_s=timeout_s), Secrets(f"{receiver.url}/s3cret"))
     assert says in str(refused.value)
     assert "s3cret" not in str(refused.value)
     assert (refused.value.final, refused.value.after_s) == (final, after_s)
@@ -90,9 +92,8 @@ async def test_a_redirect_is_not_followed(receiver):
 
 async def test_an_answer_without_end_is_read_to_a_limit(receiver):
     receiver.manners["/hook"] = "endless"
-    began = time.monotonic()
-    assert (await deliver(NOTICE, Json(), Secrets(f"{receiver.url}/hook"))).startswith("HTTP 200: xxx")
-    assert time.monotonic() - began < 5.0
+    # who reads without a limit is still at it when the channel's time is over, and that is an error
+    assert (await deliver(NOTICE, Json(timeout_s=20.0), Secrets(f"{receiver.url}/hook"))).startswith("HTTP 200: xxx")
 
 
 async def test_nobody_there_and_not_trusted(receiver, tmp_path):
@@ -229,15 +230,18 @@ async def test_a_program_that_fails_says_the_end_of_what_it_wrote(tmp_path):
 async def test_a_program_that_hangs_is_ended_with_all_that_it_started(tmp_path):
     path = program(
         tmp_path,
-        "import subprocess, sys, time\n"
-        f"child = subprocess.Popen(['sleep', '600']); open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+        "import os, subprocess, time\n"
+        f"child = subprocess.Popen(['sleep', '600']); open({str(tmp_path / 'part')!r}, 'w').write(str(child.pid))\n"
+        f"os.rename({str(tmp_path / 'part')!r}, {str(tmp_path / 'pid')!r})\n"
         "time.sleep(600)",
     )
-    with pytest.raises(DeliveryError, match="no answer within 1 s"):
-        await deliver(NOTICE, Command(command=[path], timeout_s=1.0), Secrets())
-    pid = int((tmp_path / "pid").read_text())
-    status = Path(f"/proc/{pid}/stat")
-    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+    for timeout_s in (1.0, 5.0, 25.0):  # on a busy machine it may be ended before it has started anything
+        with pytest.raises(DeliveryError, match=f"no answer within {timeout_s:g} s"):
+            await deliver(NOTICE, Command(command=[path], timeout_s=timeout_s), Secrets())
+        if (tmp_path / "pid").exists():
+            break
+    child = Started.of(int((tmp_path / "pid").read_text()))
+    assert wait_until_gone([child], 20.0) == []  # it was sent the signal, and acts on it at its next turn
 
 
 # --- the commands ----------------------------------------------------------------------------------------------------

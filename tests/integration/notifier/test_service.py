@@ -26,7 +26,7 @@ CHANNEL = """
 [channel.{name}]
 kind = "json"
 url = "{url}"
-timeout_s = 30
+timeout_s = 50
 give_up_s = 0.2
 """
 
@@ -104,22 +104,25 @@ async def test_bad_receivers_cost_no_other_one_its_deliveries_and_are_told_of_on
         with place.notifier():
             await place.ready(client)
             await place.lose(client, "n1")
-            [request] = await place.heard("/ops", 1)
+            request, *_ = await place.heard("/ops", 1)  # what is said of the channels may be there already
             assert request.body["title"] == "n1 is lost: 2 workers of 1 task (on-n1)"
             assert request.headers["Idempotency-Key"] == "n1.1.ops"
             await place.say(client, recovered("on-n1"), chain="elsewhere")
             await eventually(lambda: facts(client, Alert), lambda found: len(found) >= 4)
-            await place.heard("/ops", 4)  # and that a channel is broken; the alerts come together or one by one
+            # and that a channel is broken; the alerts come together or one by one, and before or after the end
+            await eventually(place.ops, lambda got: any(each.body["phase"] == "over" for each in got))
+            await eventually(place.ops, lambda got: any(each.body["title"].startswith("channel ") for each in got))
             broken = {each.text.split()[1] for each in await facts(client, Alert)}
             assert broken == {"garbage", "away", "full", "refusing"}, "one hangs still"
             assert len(await facts(client, Alert)) == 4
             away = [each for each in await facts(client, NotificationFailed) if each.channel == "away"]
             assert all("a redirect, which is not followed" in each.reason for each in away)
             assert receiver.at("/elsewhere") == []
-            titles = [each.body["title"] for each in receiver.at("/ops")]
-            assert titles[1] == titles[0]
-            assert receiver.at("/ops")[1].body["phase"] == "over"
-            assert all(title.startswith("channel ") for title in titles[2:])
+            pages = [each.body for each in receiver.at("/ops")]
+            of_node = [each for each in pages if not each["title"].startswith("channel ")]
+            assert [(each["title"], each["phase"]) for each in of_node] == [
+                (request.body["title"], phase) for phase in ("opened", "over")
+            ]
             view = await client.notifications()
             assert {each.name for each in view.channels if each.broken} == broken
 
@@ -162,7 +165,8 @@ async def test_who_acknowledges_is_told_to_all_and_by_a_fact(place):
             await place.lose(client, "n1")
             [call] = await place.heard("/boss", 1)
             assert call.body["phase"] == "escalated"
-            assert call.at - place.receiver.at("/ops")[0].at > 1.0
+            # by the notifier's clock: on a busy machine the first one may arrive late
+            assert call.body["decided"] - place.receiver.at("/ops")[0].body["decided"] > 1.0
             text = await asyncio.to_thread(unicron, "notify", "ack", "n1", "--by", "ada", url=url)
             assert text.startswith("ada sees to n1: n1 is lost")
             for path in ("/ops", "/boss"):
@@ -183,10 +187,14 @@ async def test_the_heartbeat_beats_as_long_as_the_journal_answers(place, private
         beats = await place.heard("/alive", 3)
         assert {each.method for each in beats} == {"GET"}
         await asyncio.to_thread(private_server.stop)
-        await asyncio.sleep(0.5)  # one may be under way
+
+        async def beats_in_2_s():  # some may be under way still
+            before = len(receiver.at("/alive"))
+            await asyncio.sleep(2.0)
+            return len(receiver.at("/alive")) - before
+
+        await eventually(beats_in_2_s, lambda count: count == 0)
         before = len(receiver.at("/alive"))
-        await asyncio.sleep(2.0)
-        assert len(receiver.at("/alive")) == before
         await asyncio.to_thread(private_server.start)
         await place.heard("/alive", before + 2)
 

@@ -53,9 +53,9 @@ async def test_it_keeps_its_picture_over_a_kill_and_says_everything_once(private
         assert [fact.spec for fact in await facts(client, TaskSubmitted)] == [SPEC]
 
 
-async def test_progress_comes_from_facts_and_telemetry(private_world):
-    async with connected(private_world) as client:
-        with registry(private_world):
+async def test_progress_comes_from_facts_and_telemetry(patient_world):
+    async with connected(patient_world) as client:
+        with registry(patient_world):
             await eventually(client.status, lambda status: True)
             await client.submit(SPEC)
             members = [Member(worker="w0", node="node-1", slot=0)]
@@ -95,9 +95,9 @@ async def test_progress_comes_from_facts_and_telemetry(private_world):
         ("unicron.v1.evt.node-2.NodeJoined.node-1", codec.encode(joined("node-1")), "belongs on"),
     ],
 )
-async def test_what_nobody_can_read_is_put_aside_with_an_alert_and_it_lives_on(private_world, subject, data, named):
-    async with connected(private_world) as client:
-        with registry(private_world) as process:
+async def test_what_nobody_can_read_is_put_aside_with_an_alert_and_it_lives_on(patient_world, subject, data, named):
+    async with connected(patient_world) as client:
+        with registry(patient_world) as process:
             await eventually(client.status, lambda status: True)
             await client.bus.append(subject, data, "bad-1")
             [letter] = await eventually(lambda: facts(client, DeadLetter), len)
@@ -110,11 +110,11 @@ async def test_what_nobody_can_read_is_put_aside_with_an_alert_and_it_lives_on(p
             assert process.poll() is None
 
 
-async def test_refused_orders_change_nothing_and_nobody_there_says_so(private_world):
-    async with connected(private_world) as client:
+async def test_refused_orders_change_nothing_and_nobody_there_says_so(patient_world):
+    async with connected(patient_world) as client:
         with pytest.raises(BusUnavailableError, match="is registry running"):
             await client.status()
-        with registry(private_world):
+        with registry(patient_world):
             await eventually(client.status, lambda status: True)
             with pytest.raises(InvalidInputError, match=r"weight -1\.0"):
                 await client.submit(msgspec.structs.replace(SPEC, weight=-1.0))

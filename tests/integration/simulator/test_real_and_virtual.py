@@ -77,8 +77,10 @@ class Real:
 
     async def planned(self, trigger):
         """Wait for the plan, and until all its tasks compute as it says."""
-        await self.scene.until(lambda: [m for m in self.scene.of(PlanDecided) if m.plan.trigger == trigger])
-        *_, (_, _, slots) = [plan for plan in plans(self.scene.journal) if plan[0] == trigger]
+        await self.scene.until(lambda: [m for m in self.scene.of(PlanDecided) if m.plan.trigger == HISTORY[0]])
+        # of those since then alone: nodes have joined before
+        decided = await self.scene.until(lambda: [each for each in plans(self.scene.journal) if each[0] == trigger])
+        *_, (_, _, slots) = decided
         wanted = {task: sorted(given) for task, given in slots.items() if given}
         async with asyncio.timeout(60):
             while await self.found() != wanted:
