@@ -48,7 +48,8 @@ async def chosen(scene, name):
 async def test_two_tasks_heal_though_this_is_killed(killed, expected, scene, script, tmp_path):
     names = [f"{killed}-{letter}" for letter in "ab"]
     for name in names:
-        env = {"OUT": str(tmp_path / f"{name}.pt"), "PACE": "0.04"}
+        # neither must be through before it is struck
+        env = {"OUT": str(tmp_path / f"{name}.pt"), "PACE": "0.1", "HURRY": str(tmp_path / "hurry")}
         await scene.client.submit(task(script, name, iterations=ITERATIONS, env=env))
     for name in names:
         await scene.reached(name, 5)
@@ -66,6 +67,7 @@ async def test_two_tasks_heal_though_this_is_killed(killed, expected, scene, scr
     await scene.cluster.wait_until_ready(60.0)
     await scene.client.inject(second.node, "raise", second.worker)
     await scene.until(lambda: scene.of(FailureDetected, worker=second.worker))
+    (tmp_path / "hurry").touch()
     for name in names:
         view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
         assert view.state is TaskState.FINISHED, (view.reason, view.traceback)

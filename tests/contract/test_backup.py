@@ -20,7 +20,7 @@ def servers(tmp_path):
     """Two servers that know the same keys; each has its own disk."""
     keys = Keyring(tmp_path / "keys")
     keys.ensure(["node-1"])
-    made = [NatsServer(tmp_path / name, free_port(), accounts=keys.accounts) for name in "ab"]
+    made = [NatsServer(tmp_path / name, free_port(), accounts=keys.accounts, ping_s=10.0) for name in "ab"]
     for server in made:
         server.start()
         KEYS[server.url] = str(keys.path("operator"))

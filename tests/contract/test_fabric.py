@@ -244,12 +244,12 @@ async def test_those_who_say_nothing_or_too_much_cost_little_and_states_are_hand
             sending = await asyncio.create_subprocess_exec(sys.executable, "-c", script, states.address)
             over, fetched = asyncio.ensure_future(sending.wait()), 0
             while not over.done():
-                assert await asyncio.wait_for(states.fetch(states.header()), 5.0) == CONTENT
+                assert await asyncio.wait_for(states.fetch(states.header()), 30.0) == CONTENT
                 fetched += 1
             assert over.result() == 0
             for reader, _ in ends:  # and they are gone after a while
                 with contextlib.suppress(ConnectionError):
-                    await asyncio.wait_for(reader.read(), 5.0)
+                    await asyncio.wait_for(reader.read(), 30.0)
         assert resident_mb() - before < 40, "200 calls came with 16 MB each"
         assert fetched > 3
     assert "the state server turned ipv4:127.0.0.1 away: no proof" in caplog.text
@@ -289,7 +289,7 @@ class Rank:
 
     async def is_turned_away(self):
         with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(self._reader.read(), 5.0) == b""
+            assert await asyncio.wait_for(self._reader.read(), 30.0) == b""
 
 
 class Meeting:
@@ -378,29 +378,32 @@ async def test_a_member_reaches_no_other_membership_by_any_name(meeting):
 
 
 async def test_those_who_prove_nothing_are_few_at_a_time_and_ranks_meet_meanwhile(meeting, monkeypatch, caplog):
-    monkeypatch.setattr(rendezvous, "ENTER_S", 1.0)
+    monkeypatch.setattr(rendezvous, "ENTER_S", 4.0)
     await meeting.meets()
     before = resident_mb()
     for epoch in range(2):
         async with half_open(meeting.address, 2 * UNPROVEN):
-            assert await asyncio.wait_for(meeting.meets(epoch=epoch), 5.0) == b"x"
+            assert await asyncio.wait_for(meeting.meets(epoch=epoch), 30.0) == b"x"
             assert 0 < len(meeting.server._unproven) <= UNPROVEN
     assert resident_mb() - before < 50
     async with half_open(meeting.address, 1) as [(reader, _)]:
-        await asyncio.wait_for(reader.read(), 3.0)  # who stays and proves nothing is turned away in the end
+        await asyncio.wait_for(reader.read(), 30.0)  # who stays and proves nothing is turned away in the end
     assert meeting.server._unproven == {}
     assert caplog.text.count("turned") <= 20
 
 
 async def test_who_was_turned_away_too_often_is_summed_up(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("unicron_agent.fabric.LETTERS", Limit(each=10, overall=100, period_s=0.5))
+    period_s = 4.0  # twelve are turned away sooner than that, on a busy machine too
+    monkeypatch.setattr("unicron_agent.fabric.LETTERS", Limit(each=10, overall=100, period_s=period_s))
     async with Meeting(tmp_path).served() as meeting:
         for _ in range(12):
             async with Rank(meeting.address) as rank:
                 rank.say(PUT)
                 await rank.is_turned_away()
         assert caplog.text.count("it showed no proof") == 10
-        await asyncio.sleep(0.6)
+        async with asyncio.timeout(30):
+            while "more like this" not in caplog.text:
+                await asyncio.sleep(0.05)
         assert "turned 127.0.0.1 away: 2 more like this" in caplog.text
 
 
@@ -412,10 +415,11 @@ async def test_workers_of_nodes_with_and_without_a_key_say_which_of_them_lacks_i
 
     with pytest.raises(GroupBrokenError, match=r"UNICRON_FABRIC_KEY on this node too|log of its agent"):
         await asyncio.to_thread(without)
-    monkeypatch.setattr("unicron.train.rendezvous.CONNECT_S", 0.3)
     server, address = await RendezvousServer(Fabric("", "n1")).serve("127.0.0.1")
-    with pytest.raises(GroupBrokenError, match="UNICRON_FABRIC_KEY on its node too"):
-        await asyncio.to_thread(Rendezvous, meeting.membership(rendezvous=address))
+    with monkeypatch.context() as patch:
+        patch.setattr("unicron.train.rendezvous.CONNECT_S", 0.3)  # here alone: what meets later has its time
+        with pytest.raises(GroupBrokenError, match="UNICRON_FABRIC_KEY on its node too"):
+            await asyncio.to_thread(Rendezvous, meeting.membership(rendezvous=address))
     meeting.address = address
     meeting.fabric = Fabric("", "n2")
     assert await meeting.meets() == b"x"

@@ -29,7 +29,7 @@ class Servers:
         self.keys = Keyring(root / "keys")
         self.keys.route(f"127.0.0.1:{port}" for port in ports)
         self.all = {
-            name: NatsServer(root / name, free_port(), name=name, routes=Routes(port, self.keys.routes))
+            name: NatsServer(root / name, free_port(), ping_s=10.0, name=name, routes=Routes(port, self.keys.routes))
             for name, port in zip(NAMES, ports, strict=True)
         }
 

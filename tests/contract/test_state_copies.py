@@ -84,11 +84,10 @@ class Keeper:
             await call
 
     async def until(self, condition):
-        for _ in range(500):
-            if condition():
-                return
+        deadline = time.monotonic() + 30.0
+        while not condition():
+            assert time.monotonic() < deadline, f"it never comes; {self.files()}"
             await asyncio.sleep(0.01)
-        raise AssertionError(f"it never comes; {self.files()}")
 
     def files(self):
         return {path.name: path.read_bytes() for path in self.folder.iterdir()}

@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import threading
 from contextlib import asynccontextmanager
 
 import pytest
+from unicron_agent import state_sources
 from unicron_agent.memory import StateMemory
 from unicron_agent.state_server import StateServer
 from unicron_agent.state_sources import Peer, SharedMemory, source_of
@@ -123,11 +125,17 @@ async def test_a_source_that_goes_away_in_the_middle_leaves_all_or_nothing(scene
         assert isinstance(scene.source, SharedMemory), "what comes from another node can't be whole"
 
 
-async def test_a_taker_that_gives_up_leaves_nothing(scene):
+async def test_a_taker_that_gives_up_leaves_nothing(scene, monkeypatch):
+    release = threading.Event()
+    check = state_sources.check
+    monkeypatch.setattr(
+        state_sources, "check", lambda *args: (release.wait(60), check(*args))
+    )  # else it may be through
     obtaining = asyncio.ensure_future(scene.obtain())
     while not scene.target.with_suffix(".part").exists():
         await asyncio.sleep(0)
     obtaining.cancel()
+    release.set()
     with pytest.raises(asyncio.CancelledError):
         await obtaining
     assert scene.left_behind() == []

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import time
+import zipfile
 
 import torch
 from unicron_deploy.embedded import Cluster
@@ -14,7 +16,7 @@ from unicron_deploy.nats_server import free_port
 
 from helpers.cli import KEYS
 from unicron.bootstrap import connected_client
-from unicron.contracts.events import IterationFinished
+from unicron.contracts.events import IterationFinished, WorkerReady
 from unicron.contracts.tasks import TaskSpec
 
 TRAIN = """
@@ -86,11 +88,12 @@ class RunningCluster:
 
     def __init__(self, cluster, client):
         self.cluster, self.client = cluster, client
-        self.journal, self.iterations = [], []
+        self.journal, self.iterations, self._position = [], [], 0
 
     async def follow(self):
-        async for _, message in self.client.follow():
+        async for position, message in self.client.follow():
             self.journal.append(message)
+            self._position = position
 
     async def listen(self):
         async for message in self.client.telemetry(IterationFinished):
@@ -114,6 +117,23 @@ class RunningCluster:
     async def reached(self, task, iteration):
         await self.until(lambda: [m for m in self.iterations if m.task == task and m.iteration >= iteration])
 
+    async def caught_up(self):
+        """Wait until all that is in the journal now was told here as well: the registry may know of it sooner."""
+        tail = await self.client.tail()
+        await self.until(lambda: self._position >= tail)
+
+    async def saved(self, path):
+        """Return what a script has written, once it is through with that: a zip archive's directory comes last."""
+        await self.until(lambda: path.exists() and zipfile.is_zipfile(path))
+        return torch.load(path, weights_only=True)
+
+    async def finished(self, task):
+        """Return the iterations that a task was told to have finished, one of them at least the last; sorted."""
+        count = (await self.view(task)).spec.iterations
+        told = lambda: [message.iteration for message in self.iterations if message.task == task]  # noqa: E731
+        await self.until(lambda: {*told()} >= {*range(count)})
+        return sorted(told())
+
     async def view(self, name):
         return next((view for view in (await self.client.status()).tasks if view.spec.name == name), None)
 
@@ -122,9 +142,19 @@ class RunningCluster:
         while True:
             view = await self.view(name)
             if view is not None and view.state in states:
+                await self.caught_up()
                 return view
             assert time.monotonic() < deadline, f"{name} is not {states} within {timeout_s} s, but {view}"
             await asyncio.sleep(0.05)
+
+
+def kill_at_once(scene, members):
+    """Kill workers such that none of them sees another one gone: each is stopped first."""
+    pids = [scene.of(WorkerReady, worker=each.worker)[-1].pid for each in members]
+    assert all(pid > 0 for pid in pids), "0 would be everybody in this test's process group"
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            os.kill(pid, number)
 
 
 @contextlib.asynccontextmanager

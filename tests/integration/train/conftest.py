@@ -4,6 +4,15 @@ import pytest
 from helpers.training import ITERATIONS, plain_run, write_script
 
 
+@pytest.fixture(scope="package", autouse=True)
+def patient():
+    """An agent that gets no core for a while, or is started again, is no lost node: that has tests of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNICRON_GRACE_S", "3")
+        patch.setenv("UNICRON_HEARTBEAT_TIMEOUT_S", "10")
+        yield
+
+
 @pytest.fixture(scope="session")
 def script(tmp_path_factory):
     """The usual script."""

@@ -6,14 +6,12 @@ import os
 import shutil
 import signal
 import textwrap
-import zipfile
 from collections import Counter
 
 import pytest
 import pytest_asyncio
-import torch
 from helpers.cli import data, unicron
-from helpers.training import ITERATIONS, TRAIN, difference, running_cluster, task, write_script
+from helpers.training import ITERATIONS, TRAIN, difference, kill_at_once, running_cluster, task, write_script
 from msgspec.structs import replace
 from unicron_agent.network import memory_dir
 from unicron_deploy.processes import wait_until_gone
@@ -79,16 +77,23 @@ DYING = TRAIN.replace(
     from unicron.train.packed import Packing
     write, iteration = Packing.write, 0
     def dies_half_way(packing, mapped, before=None):
-        if iteration == 8 and not os.path.exists(os.environ["DIED"]):
+        if iteration >= 8 and not os.path.exists(os.environ["DIED"]):
             open(os.environ["DIED"], "x").close()
             mapped[: packing.size // 2] = bytes(packing.size // 2)
             os.kill(os.getpid(), 9)
-        return write(packing, mapped, before)
+        wrote = write(packing, mapped, before)
+        if not os.path.exists(os.environ["DIED"]):
+            with open(os.environ["WROTE"], "a") as told:
+                print(iteration, file=told)
+        return wrote
     Packing.write = dies_half_way
     for iteration""",
     1,
 )
-"""The usual script, which is killed while its state from before the update of iteration 8 is being written."""
+"""The usual script, which is killed while its state from before the update of iteration 8 is being written.
+
+Where the one before is not safe elsewhere yet, no state of iteration 8 is written; then it is a later one.
+"""
 
 names = (f"t{number}" for number in itertools.count())
 
@@ -102,9 +107,11 @@ async def scene(tmp_path_factory, plain):  # that one first: it blocks the loop
 class Run:
     """A task that trains for a while, and what comes of it."""
 
-    def __init__(self, scene, script, tmp_path, pace=0.02, env=(), **fields):
+    def __init__(self, scene, script, tmp_path, pace=None, env=(), **fields):
         self.scene, self.name = scene, next(names)
         self.out, self._hurry, self._done = (tmp_path / name for name in ("out.pt", "hurry", "done"))
+        if pace is None:  # a fifth of a second for an iteration of six: it must not be through before it is struck
+            pace = 0.2 * fields.get("max_workers", 3) / 6
         env = {"ACCUMULATE": "float64", "PACE": str(pace), "OUT": str(self.out), **dict(env)}
         env |= {"HURRY": str(self._hurry), "DONE": str(self._done)}
         self.spec = task(script, self.name, iterations=ITERATIONS, env=env, **fields)
@@ -120,6 +127,7 @@ class Run:
         self._hurry.touch()
 
     async def ends_as_undisturbed(self, plain, again=0):
+        self.hurry()
         view = await self.scene.until_state(self.name, TaskState.FINISHED, TaskState.FAILED)
         assert view.state is TaskState.FINISHED, view
         result = await self.result()
@@ -131,14 +139,13 @@ class Run:
 
     async def result(self):
         """Return what the script has written, once it is through with that."""
-        await self.scene.until(lambda: self.out.exists() and is_whole(self.out))
-        return torch.load(self.out, weights_only=True)
+        return await self.scene.saved(self.out)
 
 
 async def test_all_workers_killed_at_once_go_on_where_they_were(scene, script, plain, tmp_path):
     run = Run(scene, script, tmp_path)
     members = await run.until_protected()
-    await asyncio.gather(*(scene.client.inject(each.node, "kill-worker", each.worker) for each in members))
+    kill_at_once(scene, members)
     await scene.until(lambda: scene.of(StatesFound, task=run.name))
     await run.ends_as_undisturbed(plain)
 
@@ -151,11 +158,15 @@ async def test_the_only_worker_killed_goes_on_where_it_was(scene, script, plain,
 
 
 async def test_the_only_worker_killed_while_it_writes_its_state_goes_on_from_the_one_before(scene, plain, tmp_path):
-    run = Run(scene, write_script(tmp_path, DYING), tmp_path, max_workers=1, env={"DIED": str(tmp_path / "died")})
+    env = {name.upper(): str(tmp_path / name) for name in ("died", "wrote")}
+    run = Run(scene, write_script(tmp_path, DYING), tmp_path, max_workers=1, env=env)
     await run.until_protected()
-    await run.ends_as_undisturbed(plain, again=1)
-    assert (tmp_path / "died").exists()
-    assert {each.iteration for each in scene.of(Regrouped, task=run.name) if each.state_from} == {7}
+    await scene.until((tmp_path / "died").exists)
+    await run.ends_as_undisturbed(plain, again=ITERATIONS)
+    taken = [each.iteration for each in scene.of(Regrouped, task=run.name) if each.state_from]
+    assert taken == [int((tmp_path / "wrote").read_text().split()[-1])]
+    told = Counter(each.iteration for each in scene.iterations if each.task == run.name)
+    assert all(iteration >= taken[0] for iteration, count in told.items() if count > 1), "and computes no more again"
     assert not scene.of(StateRejected, task=run.name), "what is not whole is offered to nobody"
 
 
@@ -204,7 +215,7 @@ async def test_all_nodes_killed_at_once_and_brought_back_go_on_where_they_were(s
 
 
 async def test_a_task_that_is_put_aside_for_a_heavier_one_goes_on_where_it_was(scene, script, plain, tmp_path):
-    run = Run(scene, script, tmp_path, pace=0.05)
+    run = Run(scene, script, tmp_path, pace=0.15)
     await run.until_protected()
     heavy = task(script, next(names), weight=2.0, min_workers=3, iterations=8, env={"PACE": "0.02"})
     await scene.client.submit(heavy)
@@ -221,7 +232,7 @@ async def test_a_task_that_is_put_aside_for_a_heavier_one_goes_on_where_it_was(s
 
 
 async def test_a_task_that_its_user_pauses_goes_on_where_it_was(scene, script, plain, tmp_path):
-    run = Run(scene, script, tmp_path, pace=0.05)
+    run = Run(scene, script, tmp_path, pace=0.15)
     await run.until_protected()
     await scene.client.pause(run.name)
     view = await scene.until_state(run.name, TaskState.WAITING)
@@ -354,7 +365,9 @@ OWN = """
     folder = Path(os.environ["UNICRON_CHECKPOINT_DIR"])
     folder.mkdir(exist_ok=True)
     found = sorted(path.name for path in folder.iterdir())
-    (folder / os.environ["UNICRON_WORKER"]).write_text(" ".join(found))
+    part = folder.parent / f"{os.environ['UNICRON_WORKER']}.part"  # somebody waits for a file, and reads it at once
+    part.write_text(" ".join(found))
+    part.rename(folder / os.environ["UNICRON_WORKER"])
 """
 
 
@@ -382,11 +395,6 @@ async def test_a_storage_that_refuses_is_told_of_and_training_goes_on(scene, scr
     assert "is no directory: make it, or mount" in failed.reason
 
 
-def is_whole(path):
-    """Return whether a script is through with writing a file: the directory of a zip archive comes last."""
-    return zipfile.is_zipfile(path)
-
-
 def flip(path):
     data = bytearray(path.read_bytes())
     data[100] ^= 1
@@ -395,6 +403,18 @@ def flip(path):
 
 def memory_of(scene, node):
     return memory_dir((scene.cluster.root / "nodes" / node).resolve())
+
+
+async def until_held(scene, name, iteration):
+    """Wait until another node than its own has a copy of what a task's only worker saved in an iteration."""
+    [member] = (await scene.view(name)).members
+    others = [node for node in scene.cluster.nodes if node != member.node]
+    async with asyncio.timeout(60):
+        while True:
+            held = [each for node in others for each in await scene.client.states(node)]
+            if (name, iteration) in {(each.task, each.iteration) for each in held}:
+                return
+            await asyncio.sleep(0.02)
 
 
 async def hold_in_iteration_8(scene, script, tmp_path, rank, by="0.5", **fields):
@@ -408,7 +428,7 @@ async def hold_in_iteration_8(scene, script, tmp_path, rank, by="0.5", **fields)
     }
     run = Run(scene, script, tmp_path, env=env, **{"max_workers": 4, **fields})
     await scene.client.submit(run.spec)
-    await scene.until((tmp_path / "flipped").exists)
+    await scene.until(lambda: (tmp_path / "flipped").exists() and (tmp_path / "flipped").read_text())
     members = (await scene.view(run.name)).members
     return run, members, (tmp_path / "flipped").read_text()
 
@@ -508,7 +528,7 @@ def unruly(tmp_path_factory):
 
 async def test_a_saved_state_that_makes_the_loss_no_number_is_left_for_the_one_before(wide, flipping, plain, tmp_path):
     run, [only], _ = await hold_in_iteration_8(wide, flipping, tmp_path, rank=0, by="nan", max_workers=1)
-    await asyncio.sleep(1.0)  # until that state is saved, and copied; from 2 s on it would be taken to hang
+    await until_held(wide, run.name, 8)
     await wide.client.inject(only.node, "kill-worker", only.worker)
     await wide.until(lambda: wide.of(FailureDetected, worker=only.worker))
     (tmp_path / "held").touch()

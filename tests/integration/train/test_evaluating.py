@@ -8,7 +8,7 @@ from unicron.contracts.tasks import TaskState
 
 pytestmark = pytest.mark.slow
 
-HANG_S, EVALUATION_S = 1.0, 4.0
+HANG_S, EVALUATION_S = 4.0, 10.0  # one that waits for a core is no hang
 
 SCRIPT = f"""
     import time

@@ -34,11 +34,18 @@ async def test_a_script_of_a_library_is_healed_in_place_watched_or_not(tmp_path,
     assert begun(tmp_path, "t") == sorted([0, 1, *(rank for _, rank, *_ in struck)]), "nobody else begins again"
 
 
+PAUSE = """
+    import os, time
+
+    def pause(step):
+        if step > 44 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            time.sleep(0.2)  # it must not be through before it is struck
+"""
 WATCHED = {
     "transformers": """
     import os
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
     from transformers.trainer_utils import get_last_checkpoint
     from unicron.train.hf import UnicronCallback
 
@@ -49,7 +56,12 @@ WATCHED = {
     arguments = TrainingArguments(
         output_dir=folder, per_device_train_batch_size=2, gradient_accumulation_steps=2, num_train_epochs=1,
         logging_steps=1, save_steps=20, save_only_model=True, report_to=[], disable_tqdm=True, use_cpu=True)
-    trainer = Trainer(model, arguments, train_dataset=examples, callbacks=[UnicronCallback()])
+
+    class Paced(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            pause(state.global_step)
+
+    trainer = Trainer(model, arguments, train_dataset=examples, callbacks=[UnicronCallback(), Paced()])
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
     """,
     "lightning": """
@@ -66,6 +78,7 @@ WATCHED = {
             self.layer = torch.nn.Linear(8, 1)
 
         def training_step(self, batch, number):
+            pause(self.global_step)
             return (self.layer(batch) - batch.sum(1, keepdim=True)).square().mean()
 
         def configure_optimizers(self):
@@ -89,7 +102,7 @@ async def test_a_trainer_that_is_watched_tells_its_iterations_and_goes_on_from_i
     async with running_cluster(tmp_path, nodes=2, slots=1) as scene:
         (tmp_path / "saved").mkdir()
         spec = task(
-            write_script(tmp_path, WATCHED[library]),
+            write_script(tmp_path, PAUSE + WATCHED[library]),
             heal=Healing.RESTART,
             min_workers=2,
             max_workers=2,
@@ -104,5 +117,5 @@ async def test_a_trainer_that_is_watched_tells_its_iterations_and_goes_on_from_i
         await scene.reached("t", 119)
     again = [each.iteration for each in scene.iterations[before:]]
     assert max(again) == 119
-    assert min(each for each in again if each <= 45) > 0, "they went on from what was saved"
+    assert min(again) > 0, "they went on from what was saved"
     assert all(each.loss > 0 for each in scene.iterations[2:])

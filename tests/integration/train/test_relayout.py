@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.asyncio(lo
 ITERATIONS, MICROBATCHES = 12, 12
 
 SLOWER = f"""
-import sys, time
+import os, sys, time
 import torch
 sys.path.insert(0, {str(EXAMPLE)!r})
 import train
@@ -22,7 +22,7 @@ import train
 class Session(train.Session):
     def microbatches(self):
         for each in super().microbatches():
-            time.sleep(0.05)
+            time.sleep(0 if os.path.exists(os.environ.get("HURRY", "/")) else 0.15)
             yield each
 
 train.Session = Session
@@ -79,6 +79,7 @@ async def test_a_drained_node_changes_the_layout_and_one_that_is_back_changes_it
         iterations=ITERATIONS,
         layouts=shapes,
         throughput={2: 2e9, 4: 4e9},
+        env={"HURRY": str(tmp_path / "hurry")},  # it must not be through before the node is back
     )
     await scene.client.submit(replace(spec, command=[*spec.command, *SMALL, "--out", str(tmp_path)]))
     await scene.reached(name, 2)
@@ -86,6 +87,7 @@ async def test_a_drained_node_changes_the_layout_and_one_that_is_back_changes_it
     await scene.until(lambda: len(scene.of(TaskRecovered, task=name, workers=2)) == 1)
     await scene.client.drain("node-2", drain=False)
     await scene.until(lambda: len(scene.of(TaskRecovered, task=name, workers=4)) == 2)
+    (tmp_path / "hurry").touch()
     view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED, timeout_s=60.0)
     assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
     assert differing(parameters(tmp_path), expected) == []

@@ -39,10 +39,13 @@ PLAIN = f"""
     for iteration in range(begin, {ITERATIONS}):
         generator = torch.Generator().manual_seed(iteration)
         x = torch.randn(8, 32, generator=generator)[rank % 4 :: 4]
-        if os.path.exists(os.path.join(folder, "raise")) and iteration == 22 and rank == 1:
+        restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        if os.path.exists(os.path.join(folder, "raise")) and iteration == 22 and rank == 1 and restarts:
             os.remove(os.path.join(folder, "raise"))
             raise ArithmeticError("no more numbers")
-        time.sleep(float(os.environ.get("PACE", "0.05")))
+        # it must not be through before it is struck
+        slow = "PACE" not in os.environ and restarts == 0 and iteration >= 12
+        time.sleep(0.3 if slow else float(os.environ.get("PACE", "0.05")))
         (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -166,7 +169,8 @@ async def test_a_program_that_is_no_python_and_what_torch_wrote_of_one_before_it
     (tmp_path / "written").write_bytes(pickle.dumps({"version": "2.10", "entries": [STUCK]}, protocol=2))
     async with running_cluster(tmp_path, nodes=2, slots=2) as scene:
         fails = "cp written $TORCH_FR_DUMP_TEMP_FILE$RANK; exit 7"
-        once = f"touch once-$RANK; if [ $RANK = 3 ]; then {fails}; fi; exit 0"
+        others = "while ! [ -e once-0 -a -e once-1 -a -e once-2 ]; do sleep 0.1; done; sleep 0.5"
+        once = f"touch once-$RANK; if [ $RANK = 3 ]; then {others}; {fails}; fi; exit 0"
         words = f"if [ ! -e once-$RANK ]; then {once}; fi; echo $WORLD_SIZE > $RANK"
         await scene.client.submit(replace(program(tmp_path), command=["bash", "-c", f"sleep 0.$((RANK * 3)); {words}"]))
         await ends(scene)

@@ -5,7 +5,6 @@ import os
 import signal
 
 import pytest
-import torch
 from helpers.training import ITERATIONS, difference, running_cluster, task
 from unicron_agent.network import memory_dir
 from unicron_deploy.processes import wait_until_gone
@@ -36,9 +35,7 @@ async def goes_on(scene, plain, tmp_path, since):
     assert {each.iteration for each in begun if each.state_from.startswith("step-")} == {left.iteration}
     computed = [each.iteration for each in scene.iterations]
     assert len(set(computed)) == len(computed)
-    await scene.until((tmp_path / "out.pt").exists)
-    await asyncio.sleep(0.5)  # until it is whole
-    assert difference(torch.load(tmp_path / "out.pt", weights_only=True), plain) <= 1e-5
+    assert difference(await scene.saved(tmp_path / "out.pt"), plain) <= 1e-5
 
 
 async def test_of_a_task_that_waits_for_long_nothing_is_left_in_memory(script, plain, tmp_path, monkeypatch):

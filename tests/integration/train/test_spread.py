@@ -24,9 +24,9 @@ async def test_a_spread_model_goes_on_from_copies_in_memory_whoever_is_lost(tmp_
         scene.folder = tmp_path
         await scene.client.submit(spread(tmp_path, "calm", mesh, pace=0.0))
         await ends(scene, "calm")
-        await scene.client.submit(spread(tmp_path, "t", mesh, pace=0.15))
+        await scene.client.submit(spread(tmp_path, "t", mesh, pace=0.25))
         again = []
-        for count, rank, fault in [(5, 1, "kill-worker"), (9, 0, "raise"), (13, 2, "node")]:
+        for count, rank, fault in [(3, 1, "kill-worker"), (6, 0, "raise"), (9, 2, "node")]:
             await past(scene, "t", count)
             before = max(each.epoch for each in scene.of(Regrouped, task="t"))
             if fault == "node":

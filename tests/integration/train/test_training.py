@@ -7,7 +7,6 @@ import signal
 
 import pytest
 import pytest_asyncio
-import torch
 from helpers.training import TRAIN, difference, plain_run, running_cluster, task, write_script
 from unicron_deploy.processes import wait_until_gone
 
@@ -30,20 +29,22 @@ names = (f"t{number}" for number in itertools.count())
 async def healed_run(scene, tmp_path, script, accumulate="float64", iterations=16, fault=True):
     """Train on three workers, kill one in the middle, and return what rank 0 saved."""
     name, out = next(names), tmp_path / "healed.pt"
-    env = {"OUT": str(out), "ACCUMULATE": accumulate, "PACE": "0.02"}
+    hurry = tmp_path / "hurry"
+    hurry.unlink(missing_ok=True)
+    out.unlink(missing_ok=True)
+    # slow until it is struck: it must not be through before
+    env = {"OUT": str(out), "ACCUMULATE": accumulate, "PACE": "0.2", "HURRY": str(hurry)}
     await scene.client.submit(task(script, name, iterations=iterations, env=env))
     if fault:
         await scene.reached(name, 5)
         victim = (await scene.view(name)).members[1]
         await scene.client.inject(victim.node, "kill-worker", victim.worker)
+    hurry.touch()
     view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
     assert view.state is TaskState.FINISHED, view
     await scene.until(lambda: scene.of(WorkerExited, task=name, finished=True))
-    await scene.until(out.exists)
-    await asyncio.sleep(0.3)
-    done = [message.iteration for message in scene.iterations if message.task == name]
-    assert sorted(done) == list(range(iterations)), "each iteration is finished exactly once"
-    return torch.load(out, weights_only=True)
+    assert await scene.finished(name) == list(range(iterations)), "each iteration is finished exactly once"
+    return await scene.saved(out)
 
 
 async def test_a_killed_worker_makes_no_difference_to_the_parameters(scene, tmp_path):
@@ -79,12 +80,9 @@ async def test_the_only_worker_of_a_task_takes_its_state_along_when_its_node_is_
         await scene.client.drain(only.node, drain=False)
     assert view.state is TaskState.FINISHED, view
     assert {m.node for m in scene.of(Regrouped, task=name)} > {only.node}, "it moved"
-    await scene.until(out.exists)
-    await asyncio.sleep(0.3)
-    done = [message.iteration for message in scene.iterations if message.task == name]
-    assert done == list(range(40)), "no iteration is computed again"
+    assert await scene.finished(name) == list(range(40)), "no iteration is computed again"
     plain = await asyncio.to_thread(plain_run, script, tmp_path / "plain.pt", ITERATIONS="40", ACCUMULATE="float64")
-    assert difference(torch.load(out, weights_only=True), plain) <= 1e-5
+    assert difference(await scene.saved(out), plain) <= 1e-5
 
 
 @pytest.mark.slow
@@ -134,11 +132,10 @@ async def test_a_task_that_needs_more_workers_than_there_are_waits_and_says_why(
     name = next(names)
     await scene.client.submit(task(write_script(tmp_path), name, min_workers=9, max_workers=9))
     view = await scene.until_state(name, TaskState.WAITING)
-    for _ in range(50):
-        view = await scene.view(name)
-        if "workers" in view.reason:
-            break
-        await asyncio.sleep(0.1)
+    async with asyncio.timeout(60):
+        while "workers" not in view.reason:
+            await asyncio.sleep(0.1)
+            view = await scene.view(name)
     assert "9 workers" in view.reason
     assert "3" in view.reason
     await scene.client.remove(name)
@@ -175,7 +172,7 @@ async def test_an_agent_that_is_told_to_stop_leaves_and_its_tasks_go_on(scene, t
     smaller = await scene.until(lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == 2])
     reached = scene.iterations[-1].iteration
     await scene.reached(name, reached + 10)
-    assert scene.of(NodeGone, node=node)
+    await scene.until(lambda: scene.of(NodeGone, node=node))
     assert not scene.of(FailureDetected, node=node, task=name)
     await asyncio.to_thread(wait_until_gone, [scene.cluster.processes[node]], 20)
     await asyncio.to_thread(scene.cluster.start_process, node)
@@ -270,10 +267,8 @@ async def test_a_rank_that_missed_the_end_of_an_iteration_takes_the_state_of_one
     assert (failure.severity, failure.status) == (Severity.SEV3, "connection_reset")
     took = [message for message in scene.of(Regrouped, task=name, epoch=1) if message.state_from]
     assert [message.iteration for message in took] == [6], "the one rank that was behind took the state of iteration 6"
-    await scene.until(out.exists)
-    await asyncio.sleep(0.3)
     plain = await asyncio.to_thread(plain_run, script, tmp_path / "plain.pt", ITERATIONS="12")
-    healed = torch.load(out, weights_only=True)
+    healed = await scene.saved(out)
     assert difference(healed, plain) <= 1e-5
     assert healed["lr"] == plain["lr"], "the scheduler of the rank that was behind did not step twice"
 
@@ -308,7 +303,5 @@ async def test_a_bucket_that_was_summed_before_a_fault_is_not_begun_again_by_tho
     view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
     assert view.state is TaskState.FINISHED, view
     assert died.exists()
-    await scene.until(out.exists)
-    await asyncio.sleep(0.3)
     plain = await asyncio.to_thread(plain_run, script, tmp_path / "plain.pt", ITERATIONS="12", UNICRON_MICROBATCHES="4")
-    assert difference(torch.load(out, weights_only=True), plain) <= 1e-5
+    assert difference(await scene.saved(out), plain) <= 1e-5
