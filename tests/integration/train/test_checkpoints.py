@@ -142,18 +142,21 @@ class Run:
         return await self.scene.saved(self.out)
 
 
-async def test_all_workers_killed_at_once_go_on_where_they_were(scene, script, plain, tmp_path):
-    run = Run(scene, script, tmp_path)
-    members = await run.until_protected()
+async def test_all_workers_killed_at_once_go_on_where_they_were(scene, flipping, plain, tmp_path):
+    run, members, _ = await hold_in_iteration_8(scene, flipping, tmp_path, rank=0, by="0.0", max_workers=3)
+    await until_held(scene, run.name, 8)
     kill_at_once(scene, members)
     await scene.until(lambda: scene.of(StatesFound, task=run.name))
+    (tmp_path / "held").touch()
     await run.ends_as_undisturbed(plain)
 
 
-async def test_the_only_worker_killed_goes_on_where_it_was(scene, script, plain, tmp_path):
-    run = Run(scene, script, tmp_path, max_workers=1)
-    [only] = await run.until_protected()
+async def test_the_only_worker_killed_goes_on_where_it_was(scene, flipping, plain, tmp_path):
+    run, [only], _ = await hold_in_iteration_8(scene, flipping, tmp_path, rank=0, by="0.0", max_workers=1)
+    await until_held(scene, run.name, 8)
     await scene.client.inject(only.node, "kill-worker", only.worker)
+    await scene.until(lambda: scene.of(FailureDetected, worker=only.worker))
+    (tmp_path / "held").touch()
     await run.ends_as_undisturbed(plain)
 
 
@@ -406,13 +409,11 @@ def memory_of(scene, node):
 
 
 async def until_held(scene, name, iteration):
-    """Wait until another node than its own has a copy of what a task's only worker saved in an iteration."""
-    [member] = (await scene.view(name)).members
-    others = [node for node in scene.cluster.nodes if node != member.node]
+    """Wait until two nodes have what a task has saved in an iteration: the one of its worker, and one with a copy."""
     async with asyncio.timeout(60):
         while True:
-            held = [each for node in others for each in await scene.client.states(node)]
-            if (name, iteration) in {(each.task, each.iteration) for each in held}:
+            held = [{(each.task, each.iteration) for each in await scene.client.states(n)} for n in scene.cluster.nodes]
+            if sum((name, iteration) in each for each in held) >= 2:
                 return
             await asyncio.sleep(0.02)
 
