@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from unicron.contracts.tasks import ParallelLayout, TaskState
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 STORMS = int(os.environ.get("STORMS", "1"))
 CHANGING = {

@@ -14,7 +14,7 @@ from helpers.training import running_cluster
 
 from unicron.contracts.tasks import TaskState
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 STORMS = int(os.environ.get("STORMS", "1"))
 SCRIPTS = {

@@ -15,7 +15,7 @@ from unicron.contracts.events import FailureDetected, WorkerExited, WorkerFinish
 from unicron.contracts.tasks import TaskState
 from unicron.services import SERVICES
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 ITERATIONS = 150
 

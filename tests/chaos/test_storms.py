@@ -32,7 +32,6 @@ BATCH = 10
 CHUNKS = [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(BATCH, SEEDS, BATCH))]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", CHUNKS)
 def test_nothing_that_must_not_be_happens_in_a_storm(first):
     for seed in range(first, first + BATCH):
@@ -41,7 +40,6 @@ def test_nothing_that_must_not_be_happens_in_a_storm(first):
         assert outcome.messages
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", CHUNKS[: len(CHUNKS) // 2])
 def test_nothing_that_must_not_be_happens_in_a_storm_with_liars(first):
     lied = 0
@@ -63,7 +61,6 @@ TELL = "import sys; from unicron_simulator import storm; print([storm.run(int(s)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_seed_has_one_history_byte_for_byte():
     def histories(hashing):
         return subprocess.run(
@@ -331,7 +328,6 @@ def found(parts, first, lies=False):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("parts", "words", "seed"),
     [
@@ -367,7 +363,6 @@ def test_a_planted_bug_is_found_within_100_storms(parts, words, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("parts", "words", "seed"),
     [

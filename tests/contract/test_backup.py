@@ -12,8 +12,6 @@ from unicron.bus import backup, nats, topology
 from unicron.errors import InvalidInputError
 from unicron.settings import Settings
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def servers(tmp_path):

@@ -16,7 +16,7 @@ from unicron.bus import nats, topology
 from unicron.errors import BusUnavailableError
 from unicron.settings import Settings
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NAMES = ("nats-1", "nats-2", "nats-3")
 

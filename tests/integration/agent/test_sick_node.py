@@ -8,7 +8,7 @@ from unicron_deploy.embedded import Cluster
 from unicron.contracts.events import FailureDetected, Regrouped, WorkerExited
 from unicron.contracts.hardware import FaultLogged
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 WARNING = "n1:17:99 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer with status=12"
 WARNS = f"""

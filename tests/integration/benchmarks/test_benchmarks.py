@@ -73,7 +73,6 @@ def test_the_console_is_timed_in_a_browser():
     assert found["metrics_series_96"] > 96 * 8, "at least a series for each GPU"
 
 
-@pytest.mark.timeout(300)
 def test_a_rank_of_a_replica_is_struck_and_the_task_heals():
     found = run("benchmarks.parallel", "--layouts", "dp2_tp2", "--faults", "killed", "--phases", "backward")
     assert (found["dp2_tp2_killed_strikes"], found["dp2_tp2_killed_redone"]) == (1, 0)

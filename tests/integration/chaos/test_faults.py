@@ -25,7 +25,7 @@ from unicron.contracts.tasks import NodeState, TaskState
 from unicron.contracts.timings import DEFAULT_SHARE
 from unicron.errors import InvalidInputError
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 WORKERS = 3
 PACE_S = 0.01

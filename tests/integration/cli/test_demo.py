@@ -21,7 +21,6 @@ def running_in(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("started", [2, 4], ids=["while it starts", "with the bus and three agents"])
 def test_a_demo_that_is_told_to_end_leaves_no_process(started, tmp_path):
     demo = subprocess.Popen(

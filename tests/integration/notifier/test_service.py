@@ -200,7 +200,6 @@ async def test_the_heartbeat_beats_as_long_as_the_journal_answers(place, private
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 async def test_a_node_that_dies_under_two_tasks_is_one_page_and_one_end(tmp_path, monkeypatch, place):
     place.write("ops")
     monkeypatch.setenv("UNICRON_NOTIFY", str(place.file))

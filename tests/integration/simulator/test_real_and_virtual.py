@@ -125,7 +125,6 @@ class Real:
         await self.scene.until(lambda: len(self.scene.of(WorkerReady, task="a")) > ready)
 
 
-@pytest.mark.timeout(240)
 async def test_the_same_history_ends_in_the_same_plans(tmp_path):
     tasks = specs(write_script(tmp_path))
     virtual = await asyncio.to_thread(in_virtual_time, tasks)

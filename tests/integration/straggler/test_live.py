@@ -12,7 +12,7 @@ from unicron.contracts.tasks import TaskState
 from unicron.contracts.timings import OPERATIONS
 from unicron.errors import InvalidInputError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 SLOW = """
     import time

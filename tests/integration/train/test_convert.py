@@ -11,7 +11,7 @@ from helpers.training import plain_run, running_cluster, task
 from unicron.contracts.events import Regrouped
 from unicron.contracts.tasks import TaskState
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 RANKS, EPOCHS, BATCHES = 6, 14, 2  # 96 samples, 10 in a batch of each rank
 

@@ -16,7 +16,7 @@ from unicron.contracts.commands import Regroup
 from unicron.contracts.events import FailureDetected, Regrouped
 from unicron.contracts.tasks import TaskState
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 async def fetch(own, ref):

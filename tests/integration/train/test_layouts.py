@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from unicron.contracts.events import Regrouped, WorkerExited, WorkerRaised
 from unicron.contracts.tasks import ParallelLayout, TaskState
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 STRUCK = """
     import torch.distributed as dist

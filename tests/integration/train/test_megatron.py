@@ -18,7 +18,7 @@ from unicron.contracts.events import Regrouped
 from unicron.contracts.tasks import ParallelLayout, TaskState
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 EXAMPLE = ROOT / "examples" / "megatron"
 SMALL = ["--width", "16", "--layers", "2", "--heads", "2", "--context", "8"]

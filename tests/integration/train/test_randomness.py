@@ -12,7 +12,7 @@ from helpers.training import TRAIN, plain_run, running_cluster, task, write_scri
 from unicron.contracts.events import Regrouped
 from unicron.contracts.tasks import TaskState
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[3] / "docs" / "training.md"
 ITERATIONS = 14

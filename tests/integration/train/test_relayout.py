@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from unicron.contracts.events import Regrouped, StateKept, TaskRecovered
 from unicron.contracts.tasks import ParallelLayout, TaskState
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 ITERATIONS, MICROBATCHES = 12, 12
 

@@ -13,7 +13,7 @@ from unicron.contracts.commands import StoreState
 from unicron.contracts.events import CheckpointStored, NodeGone, Regrouped, StateKept
 from unicron.contracts.tasks import TaskState
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 
 def spec(script, tmp_path):

@@ -11,7 +11,7 @@ from helpers.training import difference, plain_run, running_cluster, task, write
 from unicron.contracts.events import Alert, Regrouped, WorkerFinished, WorkerRaised
 from unicron.contracts.tasks import ParallelLayout, TaskState
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 ITERATIONS = 6
 

@@ -5,7 +5,7 @@ from helpers.training import running_cluster, task, write_script
 
 from unicron.contracts.events import CheckpointStored, TaskRemoved
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 
 async def test_a_running_task_is_saved_and_stopped_by_files(tmp_path, monkeypatch):

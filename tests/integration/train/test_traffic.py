@@ -10,7 +10,7 @@ from helpers.training import running_cluster, task, write_script
 from unicron.contracts.events import StateSecured
 from unicron.contracts.tasks import ParallelLayout, TaskState
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 ITERATIONS, FIRST = 18, 6
 SHARDED = """

@@ -14,7 +14,7 @@ from unicron.contracts.events import FailureDetected, NodeGone, NodeJoined, Regr
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import NodeState, TaskState
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
