@@ -128,9 +128,8 @@ async def test_a_source_that_goes_away_in_the_middle_leaves_all_or_nothing(scene
 async def test_a_taker_that_gives_up_leaves_nothing(scene, monkeypatch):
     release = threading.Event()
     check = state_sources.check
-    monkeypatch.setattr(
-        state_sources, "check", lambda *args: (release.wait(60), check(*args))
-    )  # else it may be through
+    # else it may be through before we look: the check is made in a thread
+    monkeypatch.setattr(state_sources, "check", lambda *args: (release.wait(60), check(*args)))
     obtaining = asyncio.ensure_future(scene.obtain())
     while not scene.target.with_suffix(".part").exists():
         await asyncio.sleep(0)
