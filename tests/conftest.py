@@ -27,8 +27,8 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep tests that share what their module made, a cluster say, on one worker."""
     for item in items:
-        fixtures = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else []
-        if any(definitions[-1].scope == "module" for definitions in fixtures):
+        fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+        if any(found[-1].scope == "module" for name, found in fixtures.items() if name != "patient"):  # makes nothing
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 

@@ -18,6 +18,7 @@ from helpers.cli import KEYS
 from unicron.bootstrap import connected_client
 from unicron.contracts.events import IterationFinished, WorkerReady
 from unicron.contracts.tasks import TaskSpec
+from unicron.errors import BusUnavailableError
 
 TRAIN = """
     import os, sys, time
@@ -119,7 +120,12 @@ class RunningCluster:
 
     async def caught_up(self):
         """Wait until all that is in the journal now was told here as well: the registry may know of it sooner."""
-        tail = await self.client.tail()
+        async with asyncio.timeout(60):
+            while True:
+                with contextlib.suppress(BusUnavailableError):
+                    tail = await self.client.tail()
+                    break
+                await asyncio.sleep(0.1)
         await self.until(lambda: self._position >= tail)
 
     async def saved(self, path):
@@ -135,7 +141,15 @@ class RunningCluster:
         return sorted(told())
 
     async def view(self, name):
-        return next((view for view in (await self.client.status()).tasks if view.spec.name == name), None)
+        """Return what the registry knows of a task, None where it knows none."""
+        deadline = time.monotonic() + 60.0
+        while True:
+            try:
+                return next((view for view in (await self.client.status()).tasks if view.spec.name == name), None)
+            except BusUnavailableError:  # the server cuts off whom it takes to hang, as one that waits for a core
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.1)
 
     async def until_state(self, name, *states, timeout_s=60.0):
         deadline = time.monotonic() + timeout_s

@@ -4,7 +4,7 @@ import pytest
 from helpers.training import ITERATIONS, plain_run, write_script
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def patient():
     """An agent that gets no core for a while, or is started again, is no lost node: that has tests of its own."""
     with pytest.MonkeyPatch.context() as patch:
