@@ -1,6 +1,5 @@
 """A real S3 server, in this process, and a bucket on it."""
 
-import socket
 import urllib.request
 from contextlib import contextmanager
 
@@ -14,11 +13,9 @@ BUCKET = "checkpoints"
 @contextmanager
 def served():
     """Serve S3; yield the environment in which it is found."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)  # where a port is taken it would wait for ever
     server.start()
+    _, port = server.get_host_and_port()
     try:
         yield {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
