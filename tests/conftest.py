@@ -7,12 +7,23 @@ from pathlib import Path
 
 import pytest
 from helpers.worlds import PATIENT_TTL_S, LocalWorld, NatsWorld, World
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from unicron_deploy.nats_server import NatsServer, free_port
 
 from unicron.bus.protocol import Bus
 
 # a shell's background jobs ignore this signal, and so would the processes that tests start to interrupt them
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same examples in every run, and no limit on how long one takes: neither a busy machine nor a seed refuses a change
+# that has nothing to do with it. New examples are looked for with `--hypothesis-profile=default`.
+settings.register_profile(
+    "repeatable", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("repeatable")
+# else it mixes in constants from the source of whatever the process has imported so far: another order, other examples
+providers.is_local_module_file = lambda _: False
 
 PATIENT_PING_S = 10.0
 """Tests share the machine with others: no client that merely waits for its turn is to be cut off."""

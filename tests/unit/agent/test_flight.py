@@ -29,9 +29,9 @@ def dump():
         file.write(_dump_fr_trace())
     print(json.dumps(collectives()), flush=True)
     os._exit(0)
+while not collectives()[0].startswith("none"):  # gloo's thread notes that it is done a moment after it is
+    pass
 if rank:
-    while not collectives()[0].startswith("none"):  # gloo's thread notes that it is done a moment after it is
-        pass
     print(json.dumps(collectives()), flush=True)
     sys.stdin.read()
     os._exit(0)
@@ -51,7 +51,7 @@ def hung(tmp_path_factory):
     command = [sys.executable, script]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([*command, "1", folder], **pipes) as other:
-        first = subprocess.run([*command, "0", folder], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+        first = subprocess.run([*command, "0", folder], stdout=subprocess.PIPE, text=True, timeout=200, check=True)
         said, _ = other.communicate()
     return folder, json.loads(first.stdout), json.loads(said)
 
@@ -63,7 +63,8 @@ def test_who_waits_says_for_which_collective_and_who_does_not_which_was_its_last
 
 
 def test_the_file_that_torch_writes_says_the_same_as_long_as_it_is_new(hung):
-    prefix, now = hung[0] / "gpt-3.collectives", time.time()
+    prefix = hung[0] / "gpt-3.collectives"
+    now = (hung[0] / "gpt-3.collectives.0").stat().st_mtime
     assert left_behind(prefix, now) == (WAITS,)
     assert left_behind(prefix, now + RECENT_S + 1) == ()
     assert left_behind(hung[0] / "gpt-33.collectives", now) == ()
@@ -114,9 +115,9 @@ BAD = {
 def test_of_a_bad_file_one_line_says_what_is_wrong_and_nothing_is_run(tmp_path, monkeypatch, caplog, data):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "w.collectives.0").write_bytes(data)
-    began = time.monotonic()
+    began = time.process_time()
     assert left_behind(tmp_path / "w.collectives", time.time()) == ()
-    assert time.monotonic() - began < 5.0
+    assert time.process_time() - began < 5.0
     [record] = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert str(tmp_path / "w.collectives.0") in record.getMessage()
     assert "\n" not in record.getMessage()

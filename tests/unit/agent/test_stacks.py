@@ -8,17 +8,18 @@ import sys
 import time
 
 import pytest
+from unicron_agent import stacks
+from unicron_agent.activity import asleep
 from unicron_agent.stacks import stacks_of, told
 
 SCRIPT = """
 import os, sys, threading, time
 def child():
-    time.sleep(60)
+    os.write(1, b"c"); time.sleep(60)
 def other():
-    time.sleep(60)
+    os.write(1, b"o"); time.sleep(60)
 def innermost():
-    print(flush=True)
-    time.sleep(60)
+    os.write(1, b"i"); time.sleep(60)
 def outer():
     innermost()
 if not os.fork():
@@ -33,19 +34,23 @@ def process(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     started = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, start_new_session=True)
-    started.stdout.read(1)
-    time.sleep(0.1)
+    assert sorted(started.stdout.read(3)) == sorted(b"cio")
+    end = time.monotonic() + 30.0
+    while asleep(started.pid) is None:  # all three are about to
+        assert time.monotonic() < end
+        time.sleep(0.02)
     yield started
     os.killpg(started.pid, signal.SIGKILL)
     started.wait()
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-async def test_threads_of_a_process_and_its_children_are_seen_also_where_it_is_stopped(process, stopped):
+async def test_threads_of_a_process_and_its_children_are_seen_also_where_it_is_stopped(process, stopped, monkeypatch):
+    monkeypatch.setattr(stacks, "TAKES_S", 60.0)  # a look may wait for its turn on a core
     if stopped:
         process.send_signal(signal.SIGSTOP)
     first, *others = await stacks_of(process.pid)
-    assert first.startswith(f"{process.pid} MainThread: innermost (train.py:9) < outer (train.py:11) < <module>")
+    assert first.startswith(f"{process.pid} MainThread: innermost (train.py:8) < outer (train.py:10) < <module>")
     assert any("helper: other (train.py:6)" in line for line in others)
     assert any("child (train.py:4)" in line and not line.startswith(f"{process.pid} ") for line in others)
 

@@ -190,7 +190,6 @@ def start():
         process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
         started.append(process)
         assert process.stdout.readline() == b"now\n"
-        time.sleep(0.1)
         return process.pid
 
     yield begin
@@ -199,18 +198,20 @@ def start():
         process.communicate()
 
 
-def looks(pid, seconds=0.5):
-    """Look again and again; return what was seen."""
-    found, end = [], time.monotonic() + seconds
-    while time.monotonic() < end:
-        found.append(asleep(pid))
+def in_a_row(pid, wanted, count=20):
+    """Look again and again until so many looks, one after another, saw what is wanted; return what they saw."""
+    found, end = [], time.monotonic() + 25.0
+    while len(found) < count:
+        assert time.monotonic() < end, found
+        seen = asleep(pid)
+        found = [*found, seen] if wanted(seen) else []
         time.sleep(0.02)
     return found
 
 
 def test_a_process_that_sleeps_does(start):
-    found = looks(start("import time; print('now', flush=True); time.sleep(60)"))
-    assert None not in found
+    pid = start("import time; print('now', flush=True); time.sleep(60)")
+    found = in_a_row(pid, lambda seen: seen is not None)
     assert found[-1] - found[0] <= 0.01
 
 
@@ -227,7 +228,7 @@ def test_one_whose_thread_or_child_computes_does_not(start, where):
         "a child": child,
         "a child of a thread": f"import threading\nthreading.Thread(target=exec, args=({child!r}, {{}})).start()",
     }[where]
-    assert None in looks(start(f"print('now', flush=True)\n{code}"))
+    in_a_row(start(f"print('now', flush=True)\n{code}"), lambda seen: seen is None)
 
 
 def test_one_that_is_gone_sleeps_for_ever():

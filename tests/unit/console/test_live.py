@@ -141,7 +141,7 @@ async def test_the_first_change_after_a_pause_is_told_at_once():
         await asyncio.sleep(0.15)
         made.picture.handle(900, replace(failure(), id="f", at=500.0, source="detector"))
         made.wake()
-        frame = msgspec.json.decode(await asyncio.wait_for(reader.frames.get(), 5.0))
+        frame = msgspec.json.decode(await asyncio.wait_for(reader.frames.get(), 30.0))
         assert [line["chain"] for line in frame["changes"]["failures"]] == ["f"]
         assert [told["kind"] for told in frame["changes"]["events"]] == ["FailureDetected"]
     finally:

@@ -254,7 +254,7 @@ async def test_of_a_cluster_older_than_its_journal_failures_name_their_tasks():
         await bus.append(subjects.of(made), codec.encode(made), made.id)
     hub.behind = 1
     job = asyncio.create_task(read_journal(Client(bus), hub))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while hub.behind:
             await asyncio.sleep(0.01)
     job.cancel()

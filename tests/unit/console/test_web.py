@@ -93,7 +93,7 @@ class Site:
         self._loop.call_soon_threadsafe(job)
 
     def ask(self, method, path, content=None, headers=None):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         connection.request(method, path, content, headers or {})
         return Answered(connection.getresponse())
 

@@ -6,6 +6,7 @@ import sys
 import threading
 
 import pytest
+from unicron_deploy import embedded
 from unicron_deploy.embedded import Cluster, several
 from unicron_deploy.nats_server import NatsServer, free_port
 from unicron_deploy.processes import Started, wait_until_gone
@@ -114,8 +115,10 @@ def test_a_process_that_is_just_dying_can_be_started_again_and_a_living_one_not(
     cluster.logs.mkdir()
     monkeypatch.setattr(Cluster, "_command", lambda *_: [sys.executable, "-c", "pass"])
     cluster._layout.processes["node-1"] = started
+    monkeypatch.setattr(embedded, "DYING_S", 0.1)
     with pytest.raises(InvalidInputError, match="node-1 runs already"):
         cluster.start_process("node-1")
+    monkeypatch.setattr(embedded, "DYING_S", 30.0)
     threading.Timer(0.3, process.kill).start()
     cluster.start_process("node-1")
     assert cluster.processes["node-1"].pid != started.pid
