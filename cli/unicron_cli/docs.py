@@ -3,6 +3,7 @@
 import enum
 import inspect
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterator
@@ -153,7 +154,7 @@ def _chapters() -> Iterator[tuple[str, list[type[Message]]]]:
     """Yield each heading with its messages, in the order of the contracts."""
     facts = sorted(
         (kind for kind in codec.MESSAGES.values() if kind.__module__ != commands.__name__),
-        key=lambda kind: (kind.__module__, inspect.getsourcelines(kind)[1]),
+        key=lambda kind: (kind.__module__, list(vars(sys.modules[kind.__module__])).index(kind.__name__)),
     )
     for title in dict.fromkeys(origin(kind) for kind in facts):
         lead = "Telemetry" if title == "telemetry" else f"Facts {title}"

@@ -179,6 +179,7 @@ def _source(kind: type[Message]) -> str:
 @functools.cache
 def origin(kind: type[Message]) -> str:
     """Return in which part of the contracts `kind` stands, by the comment above it: "from agents", "telemetry"."""
-    before = inspect.getsource(sys.modules[kind.__module__]).splitlines()[: inspect.getsourcelines(kind)[1]]
-    titles = [match[1] for line in before if (match := re.match(r"# --- ([\w ]+)", line))]
+    # without inspect.getsourcelines: it parses a whole module for one class
+    before, _, _ = inspect.getsource(sys.modules[kind.__module__]).partition(f"\nclass {kind.__name__}(")
+    titles: list[str] = re.findall(r"^# --- ([\w ]+)", before, re.MULTILINE)
     return titles[-1].strip()
