@@ -129,9 +129,10 @@ async def slowed(scene, name):
 
 async def test_a_slow_worker_is_named_and_recorded_closely_until_it_is_over(scene, name):
     await scene.reached(name, 40)
-    for _ in range(3):
+    for _ in range(6):
         made, told = await slowed(scene, name)
-        if told.workers:  # it may have got slow by itself at that very moment
+        # on a busy machine it may have got slow by itself at that very moment, for want of a core for somebody else
+        if told.workers and told.workers[0].worker == made.worker:
             break
     assert (told.workers[0].worker, told.workers[0].rank) == (made.worker, 1)
     assert told.workers[0].factor > 2
