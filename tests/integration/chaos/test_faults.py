@@ -131,8 +131,8 @@ async def test_a_slow_worker_is_named_and_recorded_closely_until_it_is_over(scen
     await scene.reached(name, 40)
     for _ in range(6):
         made, told = await slowed(scene, name)
-        # on a busy machine it may have got slow by itself at that very moment, for want of a core for somebody else
-        if told.workers and told.workers[0].worker == made.worker:
+        # on a busy machine the task may have got slow by itself at that very moment, a little, or by somebody else
+        if told.workers and told.workers[0].worker == made.worker and told.workers[0].factor > 2:
             break
     assert (told.workers[0].worker, told.workers[0].rank) == (made.worker, 1)
     assert told.workers[0].factor > 2
