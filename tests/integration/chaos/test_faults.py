@@ -28,7 +28,7 @@ from unicron.errors import InvalidInputError
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 WORKERS = 3
-PACE_S = 0.03
+PACE_S = 0.01
 """Least time of a microbatch, of which each worker has two."""
 
 
