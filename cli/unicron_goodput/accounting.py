@@ -56,7 +56,8 @@ class Goodput:
         """Take a message of the journal, or of telemetry, into account."""
         if self._began is None:
             self._began = message.at
-        self._all.now = max(self._all.now, message.at)
+        if not isinstance(message, events.IterationFinished):  # telemetry overtakes the journal, whose order counts
+            self._all.now = max(self._all.now, message.at)
         match message:
             case commands.Command():
                 self._commanded(message)

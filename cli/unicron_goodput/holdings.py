@@ -111,7 +111,7 @@ class Holdings:
     """Slots, their holders, and the accounts.
 
     Attributes:
-        now: Unix seconds of the newest message; clocks differ, and the journal's order is what counts.
+        now: Unix seconds of the journal's newest message; clocks differ, and the journal's order is what counts.
         book: of slots; `wall` of the tasks' own spans, in seconds of wall time.
     """
 

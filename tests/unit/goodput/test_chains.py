@@ -86,6 +86,15 @@ def test_the_task_as_a_whole_stood_still_for_the_time_between_fault_and_recovery
     assert {(each.node, each.slot, each.worker) for each in course.spans} == {("", -1, "")}
 
 
+def test_telemetry_that_overtakes_the_journal_makes_no_recovery_longer():
+    finished = events.IterationFinished(
+        task="gpt", node="n1", slot=0, worker="w1", epoch=2, iteration=14, world_size=4, seconds=1.0, loss=0.5
+    )
+    cost = account([*began(), *killed(), (151, finished), HEALED[-1]]).chain(FAILED, 200)
+    assert cost.recovered_at == 150
+    assert cost.courses[0].whole_s == pytest.approx(150 - 121)
+
+
 def test_a_failure_that_is_being_healed_shows_what_it_has_cost_so_far():
     goodput = account([*began(), *killed()[:3]])  # it is ordered at 124
     at_126, at_128 = goodput.chain(FAILED, 126), goodput.chain(FAILED, 128)
