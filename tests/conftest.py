@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from helpers.worlds import PATIENT_TTL_S, LocalWorld, NatsWorld, World
+from helpers.worlds import PATIENT_PING_S, PATIENT_TTL_S, LocalWorld, NatsWorld, World
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from unicron_deploy.nats_server import NatsServer, free_port
@@ -25,9 +25,6 @@ settings.load_profile("repeatable")
 # else it mixes in constants from the source of whatever the process has imported so far: another order, other examples
 providers.is_local_module_file = lambda _: False
 
-PATIENT_PING_S = 10.0
-"""Tests share the machine with others: no client that merely waits for its turn is to be cut off."""
-
 
 def pytest_xdist_auto_num_workers() -> int:
     """Return how many run with `-n auto`: one more than there are cores, since many tests wait for processes."""
@@ -41,6 +38,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
         if any(found[-1].scope == "module" for name, found in fixtures.items() if name != "patient"):  # makes nothing
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Call a test by its name alone, without its group: by that a failed one is found again."""
+    report.nodeid = report.nodeid.removesuffix("@" + report.nodeid.partition("::")[0])
 
 
 @pytest.fixture(scope="session")

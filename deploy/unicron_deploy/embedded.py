@@ -29,7 +29,7 @@ from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.services import CONSOLE, SERVICES
 from unicron.settings import Settings
 from unicron_deploy.keys import Keyring
-from unicron_deploy.nats_server import NatsServer, Routes, free_port, is_free
+from unicron_deploy.nats_server import PING_S, NatsServer, Routes, free_port, is_free
 from unicron_deploy.processes import Started, wait_until_gone
 from unicron_deploy.rights import OPERATOR
 
@@ -125,7 +125,9 @@ class Cluster:
         servers: Sequence[Server] = (),
         metrics: bool = False,
         console: int = 0,
+        ping_s: float = PING_S,
     ) -> None:
+        self._ping_s = ping_s
         self.root = root.resolve()
         self.logs = self.root / "logs"
         self._file = self.root / "cluster.json"
@@ -277,13 +279,14 @@ class Cluster:
     def _new_servers(self) -> dict[str, NatsServer]:
         accounts = None if self.insecure else self.keys.accounts
         if not self._layout.servers:
-            return {NATS: NatsServer(self.root / NATS, self._layout.port, HOST, accounts=accounts)}
+            return {NATS: NatsServer(self.root / NATS, self._layout.port, HOST, self._ping_s, accounts)}
         return {
             each.name: NatsServer(
                 self.root / each.name,
                 each.port,
                 each.host,
-                accounts=accounts,
+                self._ping_s,
+                accounts,
                 # of this folder alone: another cluster's server may take the port just now; ports may be others later
                 name=f"{each.name}-{blake2b(bytes(self.root), digest_size=6).hexdigest()}",
                 routes=Routes(each.routes, self.keys.routes),

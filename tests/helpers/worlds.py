@@ -19,6 +19,10 @@ PATIENT_TTL_S = 30.0
 """For tests in which nobody takes over from one that was killed: no lease is lost in them."""
 
 
+PATIENT_PING_S = 10.0
+"""Tests share the machine with others: no client that merely waits for its turn is to be cut off."""
+
+
 class World(Protocol):
     """Somewhere to connect to."""
 

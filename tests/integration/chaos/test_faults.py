@@ -10,6 +10,7 @@ import torch
 from helpers.training import difference, plain_run, running_cluster, task, write_script
 from unicron_chaos.script import Rank
 from unicron_chaos.strikes import strike
+from unicron_deploy.nats_server import PING_S
 
 from unicron.contracts.events import (
     FailureDetected,
@@ -34,7 +35,7 @@ PACE_S = 0.01
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scene(tmp_path_factory):
-    async with running_cluster(tmp_path_factory.mktemp("cluster"), nodes=WORKERS) as scene:
+    async with running_cluster(tmp_path_factory.mktemp("cluster"), nodes=WORKERS, ping_s=PING_S) as scene:
         yield scene
 
 
