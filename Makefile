@@ -16,7 +16,7 @@ help:
 	@echo 'make setup    make .venv with everything in it (the other targets do it when it is missing)'
 	@echo 'make demo     train two models on an embedded cluster while faults strike it'
 	@echo '              JSON=FILE writes the report as data; CORPUS=DIR trains on other text'
-	@echo 'make test     run all tests but the compose test, in parallel; ARGS="-k name" goes to pytest'
+	@echo 'make test     run all tests but the compose test, in parallel, failed ones again; ARGS="-k name" goes to pytest'
 	@echo 'make test-quick   the same without those marked slow: all rules and formats, and some real processes'
 	@echo 'make coverage     all of make test, with the lines that no test reaches in its own process'
 	@echo 'make compose-test   the same cluster in containers: build, train, kill a node, down'
@@ -52,8 +52,11 @@ demo: $(STAMP)
 # Most tests wait for processes: there are more workers than cores. A module with a cluster of its own stays together.
 PARALLEL := -n auto --dist loadgroup
 
+# A test that failed (pytest's status 1) is tried once more, without others that take its cores; what fails twice fails.
 test: $(STAMP)
-	$(BIN)/python -m pytest $(PARALLEL) -m 'not compose' $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not compose' $(ARGS) || { test $$? = 1 && \
+	  echo 'trying those that failed once more, one by one' && \
+	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none --maxfail=1 -m 'not compose' $(ARGS); }
 
 test-quick: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not compose and not slow' $(ARGS)
