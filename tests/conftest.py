@@ -43,7 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Call a test by its name alone, without its group: by that a failed one is found again."""
-    report.nodeid = report.nodeid.removesuffix("@" + report.nodeid.partition("::")[0])
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        report.nodeid = report.nodeid.removesuffix("@" + report.nodeid.partition("::")[0])
 
 
 @pytest.fixture(scope="session")

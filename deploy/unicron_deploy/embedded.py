@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Protocol, Self
 
 import msgspec
 
@@ -96,6 +96,26 @@ def _silent(_: str) -> None:
     """Tell nobody."""
 
 
+class Child(Protocol):
+    """A process that was started, and is to be asked whether it has ended: so its exit status is collected."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return its exit status, None while it runs."""
+
+
+Spawn = Callable[[list[str], BinaryIO, dict[str, str]], Child]
+"""Starts a command that leads a session of its own, writes into a log, and has an environment."""
+
+
+def spawn(command: list[str], log: BinaryIO, environment: dict[str, str]) -> Child:
+    """Start a command afresh."""
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
+    )
+
+
 def several(port: int = PORT) -> list[Server]:
     """Return three servers, the first one at `port`: any of them may be lost."""
     numbers = range(1, topology.COPIES + 1)
@@ -126,8 +146,9 @@ class Cluster:
         metrics: bool = False,
         console: int = 0,
         ping_s: float = PING_S,
+        spawn: Spawn = spawn,
     ) -> None:
-        self._ping_s = ping_s
+        self._ping_s, self._spawn = ping_s, spawn
         self.root = root.resolve()
         self.logs = self.root / "logs"
         self._file = self.root / "cluster.json"
@@ -137,7 +158,7 @@ class Cluster:
         self.insecure = insecure
         self.keys = Keyring(self.root / "keys")
         self._servers = self._new_servers()
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._children: dict[str, Child] = {}
         self._busy = threading.RLock()  # a stop waits for what is being started, or it would leave that behind
         self.servers = list(self._servers)
         self.url = ",".join(server.url for server in self._servers.values())
@@ -245,14 +266,8 @@ class Cluster:
                 if name in self.nodes:
                     self._kernel_log(name).touch()
                 with (self.logs / f"{name}.log").open("ab") as log:
-                    child = subprocess.Popen(
-                        self._command(name),
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        start_new_session=True,
-                        env={**self._usual(name), **os.environ, **self._environment(name), "PYTHONUNBUFFERED": "1"},
-                    )
+                    environment = {**self._usual(name), **os.environ, **self._environment(name)}
+                    child = self._spawn(self._command(name), log, environment | {"PYTHONUNBUFFERED": "1"})
                 self._children[name], pid = child, child.pid
             self._layout.processes[name] = Started.of(pid)
             self._save()

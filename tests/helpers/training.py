@@ -14,6 +14,7 @@ import torch
 from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
 
+from helpers import nursery
 from helpers.cli import KEYS
 from helpers.worlds import PATIENT_PING_S
 from unicron.bootstrap import connected_client
@@ -175,7 +176,7 @@ def kill_at_once(scene, members):
 @contextlib.asynccontextmanager
 async def running_cluster(root, nodes=3, slots=1, kind=Cluster, ping_s=PATIENT_PING_S):
     """Have a cluster; one that pings often notices who is stopped, and cuts off a test that merely waits for a core."""
-    cluster = kind(root / "cluster", nodes=nodes, slots=slots, port=free_port(), ping_s=ping_s)
+    cluster = kind(root / "cluster", nodes=nodes, slots=slots, port=free_port(), ping_s=ping_s, spawn=nursery.spawn)
     await asyncio.to_thread(cluster.start)
     try:
         await cluster.wait_until_ready(120.0)
