@@ -44,7 +44,7 @@ from benchmarks.strikes import ROOT, say
 from unicron.bootstrap import connected_client
 from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskSpec
 
-NODES, SLOTS, STRUCK, SETTLED = 2, 2, 2, 11
+NODES, SLOTS, STRUCK, SURVIVOR, SETTLED = 2, 2, 2, 0, 11
 WORLD = NODES * SLOTS
 FAULTS = ("killed", "raised")
 OWN, PEERS = ("restart", "in_place", "watched", "session"), ("torchrun", "torchft")
@@ -175,12 +175,9 @@ async def strike(way: str, fault: str, folder: Path) -> tuple[float, float, int]
 
 def work_left(notes: list[dict[str, Any]], at: float) -> float:
     """Return the seconds that the iteration at hand would have taken from then on, were nobody struck."""
-    ends: dict[int, list[float]] = {}
-    for note in notes:
-        if note["at"] < at:
-            ends.setdefault(note["iteration"], []).append(note["at"])
-    whole = [max(ends[iteration]) for iteration in sorted(ends) if len(ends[iteration]) == WORLD]
-    return max(0.0, whole[-1] + statistics.median(end - begin for begin, end in pairwise(whole)) - at)
+    # of one that is not struck: with torchft, not all do all iterations
+    ends = [note["at"] for note in notes if note["rank"] == SURVIVOR and note["at"] < at]
+    return max(0.0, ends[-1] + statistics.median(end - begin for begin, end in pairwise(ends)) - at)
 
 
 def since(notes: list[dict[str, Any]], at: float) -> dict[int, dict[str, Any]]:

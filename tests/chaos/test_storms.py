@@ -27,7 +27,7 @@ from unicron.train.iteration import WorkerCore
 from unicron.train.phases import Phase
 from unicron.train.replica import Replica
 
-SEEDS = 200
+SEEDS = 60
 BATCH = 10
 CHUNKS = [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(BATCH, SEEDS, BATCH))]
 

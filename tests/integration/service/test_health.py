@@ -14,8 +14,9 @@ from unicron.settings import Settings
 
 
 async def ask(url: str, *words: str) -> tuple[int, str]:
+    patience = ("--nats-url", url, "--connect-timeout-s", "20")
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "unicron.health", *words, "--nats-url", url, stderr=asyncio.subprocess.PIPE
+        sys.executable, "-m", "unicron.health", *words, *patience, stderr=asyncio.subprocess.PIPE
     )
     _, error = await process.communicate()
     return process.returncode, error.decode()
