@@ -176,7 +176,7 @@ async def strike(way: str, fault: str, folder: Path) -> tuple[float, float, int]
 def work_left(notes: list[dict[str, Any]], at: float) -> float:
     """Return the seconds that the iteration at hand would have taken from then on, were nobody struck."""
     # of one that is not struck: with torchft, not all do all iterations
-    ends = [note["at"] for note in notes if note["rank"] == SURVIVOR and note["at"] < at]
+    ends = [float(note["at"]) for note in notes if note["rank"] == SURVIVOR and note["at"] < at]
     return max(0.0, ends[-1] + statistics.median(end - begin for begin, end in pairwise(ends)) - at)
 
 
