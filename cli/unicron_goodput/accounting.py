@@ -54,9 +54,9 @@ class Goodput:
 
     def handle(self, message: Message) -> None:
         """Take a message of the journal, or of telemetry, into account."""
-        if self._began is None:
-            self._began = message.at
         if not isinstance(message, events.IterationFinished):  # telemetry overtakes the journal, whose order counts
+            if self._began is None:
+                self._began = message.at
             self._all.now = max(self._all.now, message.at)
         match message:
             case commands.Command():
@@ -81,7 +81,8 @@ class Goodput:
 
         Args:
             task: only of this one; None for all, and for slots that no task had.
-            until: Unix seconds; what is as it is now is taken to stay so until then. None: the newest message's time.
+            until: Unix seconds; what is as it is now is taken to stay so until then. None: that of the journal's
+                newest message.
         """
         return self._report(self._all.totals(self._until(until)), self._until(until), task)
 
@@ -401,9 +402,9 @@ class Goodput:
             task.iteration_slot_s = (at - began) * workers / (iteration - first)
 
     def _iterated(self, message: events.IterationFinished) -> None:
-        task = self._all.task(message.task)
-        if message.epoch != task.epoch:
-            return
+        task = self._all.tasks.get(message.task)
+        if task is None or message.epoch != task.epoch:
+            return  # the journal has told of another membership, or of none yet
         task.iteration_slot_s = message.seconds * message.world_size
         if message.iteration + 1 >= task.again_to:
             # an iteration of which only microbatches are computed again is over with them; whole ones with the last

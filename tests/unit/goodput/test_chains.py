@@ -95,6 +95,15 @@ def test_telemetry_that_overtakes_the_journal_makes_no_recovery_longer():
     assert cost.courses[0].whole_s == pytest.approx(150 - 121)
 
 
+def test_telemetry_of_a_task_that_the_journal_has_not_told_of_yet_counts_for_nothing():
+    early = events.IterationFinished(
+        task="gpt", node="n1", slot=0, worker="w1", epoch=0, iteration=3, world_size=4, seconds=1.0, loss=0.5
+    )
+    report = account([(100, early), (101, admitted("n1"))]).report(111)
+    assert report.since == 101
+    assert [(row.name, row.total_s) for row in report.tasks] == [("", 20.0)]
+
+
 def test_a_failure_that_is_being_healed_shows_what_it_has_cost_so_far():
     goodput = account([*began(), *killed()[:3]])  # it is ordered at 124
     at_126, at_128 = goodput.chain(FAILED, 126), goodput.chain(FAILED, 128)
