@@ -1,5 +1,8 @@
 """Wires the agent up."""
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from secrets import token_hex
 
 from unicron.bus.nats import connect
@@ -7,20 +10,28 @@ from unicron.clock import SystemClock
 from unicron.proofs import boot
 from unicron.runner import run_process
 from unicron_agent.node import Node
+from unicron_agent.notice import notice
 from unicron_agent.settings import AgentSettings
 from unicron_agent.slots import find_slots
+from unicron_agent.warm import Standby, WarmStandby
 
 
-async def _run(settings: AgentSettings) -> None:
+async def _run(make_standby: Callable[[Path], Standby], settings: AgentSettings) -> None:
     slots = find_slots(settings.slots)
     secret = token_hex()  # whoever could name a connection like ours could have this node given up
     bus = await connect(settings, f"agent.{settings.node}", secret)
     try:
-        await Node(settings, bus, SystemClock(), slots, boot(secret)).run()
+        clock, standby = SystemClock(), make_standby(Path(settings.run_dir, "logs", "standby.log").resolve())
+        leaving = partial(notice, clock.now(), settings.leave_s)
+        await Node(settings, bus, clock, slots, boot(secret), standby, leaving, bus.cut).run()
     finally:
         await bus.close()
 
 
-def main() -> int:
-    """Run the agent of this node until it is told to stop; return the exit status."""
-    return run_process(AgentSettings, _run)
+def main(make_standby: Callable[[Path], Standby] = WarmStandby) -> int:
+    """Run the agent of this node until it is told to stop; return the exit status.
+
+    Args:
+        make_standby: makes what forks workers, by the file that it logs to.
+    """
+    return run_process(AgentSettings, partial(_run, make_standby))

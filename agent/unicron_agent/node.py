@@ -6,14 +6,14 @@ import dataclasses
 import logging
 import os
 import shutil
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 
 import msgspec
 
 from unicron import codec, subjects
 from unicron.aio import insist, together
-from unicron.bus.nats import NatsBus
+from unicron.bus.protocol import Bus
 from unicron.clock import Clock
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
@@ -43,7 +43,6 @@ from unicron_agent.kernel_log import KernelLog
 from unicron_agent.measured import Measured
 from unicron_agent.memory import StateMemory
 from unicron_agent.network import interface_of, memory_dir, own_address
-from unicron_agent.notice import notice
 from unicron_agent.outbox import Outbox
 from unicron_agent.output import Outputs, last_lines, put_aside
 from unicron_agent.rendezvous import RendezvousServer
@@ -81,6 +80,7 @@ from unicron_agent.stimuli import (
 from unicron_agent.storing import Job, done
 from unicron_agent.supervisor import Supervisor
 from unicron_agent.traffic import NodeTraffic
+from unicron_agent.warm import Standby, single_thread
 from unicron_agent.watch import QUIET_S
 from unicron_agent.workers import StallLimits, communicating
 
@@ -99,9 +99,30 @@ STORING_S = 0.2
 
 
 class Node:
-    """This machine, and its agent. `run` returns when cancelled or told to go; the agent has said goodbye then."""
+    """This machine, and its agent. `run` returns when cancelled or told to go; the agent has said goodbye then.
 
-    def __init__(self, settings: AgentSettings, bus: NatsBus, clock: Clock, slots: list[Slot], boot: str) -> None:
+    Args:
+        settings: of the agent.
+        bus: its connection.
+        clock: of the machine.
+        slots: that workers can have here.
+        boot: the agent's proof that this connection is its own; see `unicron.proofs`.
+        standby: forks workers.
+        leaving: returns when the node is to hand over what it has.
+        cut: takes the agent off the bus for so many seconds, as a fault.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        bus: Bus,
+        clock: Clock,
+        slots: list[Slot],
+        boot: str,
+        standby: Standby,
+        leaving: Callable[[], Awaitable[None]],
+        cut: Callable[[float], None],
+    ) -> None:
         self._settings, self._bus, self._clock, self._slots, self._boot = settings, bus, clock, slots, boot
         self._name = subjects.token(settings.node, "node")
         self._rules = load(settings.rules)
@@ -113,7 +134,8 @@ class Node:
         self._alive = self._run_dir / ALIVE
         self._host = settings.host or own_address(settings.nats_servers[0])
         self._outputs = Outputs(self._rules)
-        self._supervisor = Supervisor(self._run_dir, self._common_environment(), self._outputs, self._exited)
+        self._standby, self._leaving, self._cut = standby, leaving, cut
+        self._supervisor = Supervisor(self._run_dir, self._common_environment(), self._outputs, self._exited, standby)
         self._channels = Channels(
             known=lambda worker: worker in self._agent.core.workers,
             said=self._said,
@@ -143,13 +165,13 @@ class Node:
             self._supervisor,
             self._channels.send,
             self._memory,
-            self._bus.cut,
+            self._cut,
             self._settings.kernel_log,
             lambda: self._outbox.unpublished,
         )
         self._adopt()
         socket = await self._channels.serve(self._memory.folder / "agent.sock")
-        await self._supervisor.start()
+        await self._standby.start()
         watches = self._watch_hardware()
         await self._bus.serve(subjects.rpc(self._name), f"agent-{self._name}", self._on_query)
         await self._bus.serve(subjects.orders(self._name), f"agent-{self._name}", self._on_order)
@@ -163,6 +185,7 @@ class Node:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             await self._supervisor.stop()
+            await self._standby.stop()
             await states.stop(0)
             socket.close()
             rendezvous.close()
@@ -203,7 +226,7 @@ class Node:
 
     async def _until_told(self, running: asyncio.Task[None]) -> None:
         """Serve until the node is to go, and hand over what it has; the loops that do so are needed for the goodbye."""
-        told = asyncio.create_task(notice(self._clock.now(), self._settings.leave_s))
+        told = asyncio.ensure_future(self._leaving())
         try:
             await asyncio.wait({running, told}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -388,8 +411,7 @@ class Node:
 
     def _common_environment(self) -> dict[str, str]:
         found = {
-            "OPENBLAS_NUM_THREADS": "1",
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            **single_thread(),
             "UNICRON_NODE": self._name,
             "UNICRON_HOST": self._host,
             "UNICRON_WORKER_SOCKET": str(self._memory.folder / "agent.sock"),

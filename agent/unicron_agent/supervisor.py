@@ -2,28 +2,23 @@
 
 import asyncio
 import contextlib
-import ctypes
-import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.tasks import Healing
-from unicron.errors import UnicronError
 from unicron_agent.activity import start_time
-from unicron_agent.orphans import LOOKS_S, clear_up
+from unicron_agent.orphans import LOOKS_S
 from unicron_agent.output import Outputs, tail
 from unicron_agent.stimuli import ProcessExited, Running
+from unicron_agent.warm import Standby
 
-PR_SET_CHILD_SUBREAPER = 36
 TAIL_LINES = 30
 
 
@@ -32,7 +27,15 @@ HOW = ("parts", "restarts", "in_place")
 
 
 class Supervisor:
-    """Starts, watches and ends worker processes."""
+    """Starts, watches and ends worker processes.
+
+    Args:
+        run_dir: of the node, for logs and records.
+        environment: that all of them have.
+        outputs: what they write.
+        on_exit: is called with the end of each.
+        standby: forks those that run Python.
+    """
 
     def __init__(
         self,
@@ -40,48 +43,18 @@ class Supervisor:
         environment: dict[str, str],
         outputs: Outputs,
         on_exit: Callable[[ProcessExited], None],
+        standby: Standby,
     ) -> None:
         self._run_dir = run_dir
         self._outputs = outputs
         self._environment = environment
         self._on_exit = on_exit
         self._running: dict[str, Running] = {}
-        self._requests = asyncio.Lock()
+        self._standby = standby
         self._fresh: dict[str, subprocess.Popen[bytes]] = {}
         self._helpers: set[int] = set()
         for name in ("logs", "workers"):
             (run_dir / name).mkdir(parents=True, exist_ok=True)
-
-    async def start(self) -> None:
-        """Start the warm standby; it is ready some seconds later, and forks wait for it."""
-        # orphans of the standby, its forks, become our children: only a parent is told how a process ended
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-        with (self._run_dir / "logs" / "standby.log").open("a") as log:
-            self._standby = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "unicron_agent.standby",
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, **self._environment},
-            )
-        self._helpers.add(self._standby.pid)
-        self._ready = asyncio.ensure_future(self._answer())
-
-    async def fork(self, request: dict[str, Any]) -> int:
-        """Have the standby fork what `request` names; return its process id.
-
-        Raises:
-            UnicronError: the standby is dead.
-        """
-        await asyncio.shield(self._ready)
-        async with self._requests:
-            if self._standby.stdin is None:
-                raise UnicronError("the warm standby has no input")
-            self._standby.stdin.write(json.dumps(request).encode() + b"\n")
-            answer = await self._answer()
-        return int(answer["pid"])
 
     async def run(self, module: str, argument: str) -> tuple[int, tuple[str, ...]]:
         """Run a module that is no worker, forked from the standby; return its exit status and its last lines.
@@ -92,8 +65,13 @@ class Supervisor:
             UnicronError: the standby is dead.
         """
         with tempfile.NamedTemporaryFile(dir=self._run_dir / "logs") as log:
-            there = {"cwd": str(self._run_dir), "log": log.name, "env": {"UNICRON_WORKER_SOCKET": ""}}
-            pid = await self.fork({"argv": [module, argument], "module": True, **dict.fromkeys(HOW, False), **there})
+            there = {
+                "cwd": str(self._run_dir),
+                "log": log.name,
+                "env": {**self._environment, "UNICRON_WORKER_SOCKET": ""},
+            }
+            how = {"module": True, **dict.fromkeys(HOW, False)}
+            pid = await self._standby.fork({"argv": [module, argument], **how, **there})
             self._helpers.add(pid)
             descriptor, ended = os.pidfd_open(pid), asyncio.Event()
             asyncio.get_running_loop().add_reader(descriptor, ended.set)
@@ -108,13 +86,6 @@ class Supervisor:
                 os.close(descriptor)
             return code if code is not None else 128 + (number or 0), _tail(log.name)
 
-    async def _answer(self) -> dict[str, Any]:
-        line = await self._standby.stdout.readline() if self._standby.stdout else b""
-        if not line:
-            raise UnicronError(f"the warm standby died; see {self._run_dir / 'logs' / 'standby.log'}")
-        found = json.loads(line)
-        return dict(found)
-
     async def start_worker(self, command: StartWorker, env: dict[str, str]) -> int:
         """Start the process of a worker; return its process id.
 
@@ -126,7 +97,7 @@ class Supervisor:
             UnicronError: the standby is dead.
         """
         name, spec = command.worker, command.spec
-        log = self._run_dir / "logs" / f"{name}.log"
+        log, env = self._run_dir / "logs" / f"{name}.log", {**self._environment, **env}
         cwd = Path(spec.workdir or ".").resolve(strict=True)
         script = _python_script(spec.command)
         self._outputs.follow(name, str(log))
@@ -135,13 +106,13 @@ class Supervisor:
             module, argv = script or (None, spec.command)
             parts = command.layout.replica_workers > 1 and not in_place
             how = {"parts": parts, "restarts": restarts, "in_place": in_place, "module": module}
-            pid = await self.fork({"argv": argv, "cwd": str(cwd), "env": env, "log": str(log), **how})
+            pid = await self._standby.fork({"argv": argv, "cwd": str(cwd), "env": env, "log": str(log), **how})
         else:
             with log.open("ab") as output:
                 process = subprocess.Popen(  # noqa: ASYNC220 returns at once
                     spec.command,
                     cwd=cwd,
-                    env={**os.environ, **self._environment, **env},
+                    env={**os.environ, **env},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -209,14 +180,11 @@ class Supervisor:
         os.kill(self._running[name].pid, number)
 
     async def stop(self) -> None:
-        """Kill all workers and the standby, and wait for the workers to be gone."""
+        """Kill all workers, and wait for them to be gone."""
         for name in list(self._running):
             self.kill(name)
         while self._running:
             await asyncio.sleep(0.01)
-        with contextlib.suppress(ProcessLookupError):
-            self._standby.kill()
-        await self._standby.wait()
 
     # --- watching ----------------------------------------------------------------------------------------------------
 
@@ -248,8 +216,7 @@ class Supervisor:
         self._on_exit(ProcessExited(running.worker, code, number, _tail(running.log)))
 
     def _clear_up(self) -> None:
-        if not self._requests.locked():  # else one that was forked just now may not be known yet
-            clear_up({*self._helpers, *(each.pid for each in self._running.values())})
+        self._standby.clear_up({*self._helpers, *(each.pid for each in self._running.values())})
 
 
 def _status(descriptor: int) -> tuple[int | None, int | None]:

@@ -20,6 +20,7 @@ import sys
 import threading
 from pathlib import Path
 
+from unicron_agent.warm import WarmStandby, single_thread
 from unicron_deploy.embedded import MODULES
 
 from unicron.services import SERVICES
@@ -96,9 +97,10 @@ def _begin(module, request, log, asked):
     os.chdir(request["cwd"])
     asked.send(str(os.getpid()).encode())
     asked.close()
-    if module == AGENT:
-        _fork_standby()
     sys.argv = [module, *request["arguments"]]
+    if module == AGENT:
+        ours = _fork_standby()
+        sys.exit(importlib.import_module("unicron_agent.main").main(lambda log: ForkedStandby(log, *ours)))
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
@@ -112,7 +114,21 @@ def _write_to(log):
 # --- an agent's standby ----------------------------------------------------------------------------------------------
 
 
-class Standby:
+class ForkedStandby(WarmStandby):
+    """A standby that was forked before the agent began."""
+
+    def __init__(self, log, pid, sock):
+        super().__init__(log)
+        self._pid, self._sock = pid, sock
+
+    async def _begin(self, log):
+        data = json.dumps({**os.environ, **single_thread()}).encode()
+        socket.send_fds(self._sock, [len(data).to_bytes(4)], [log.fileno()])
+        self._sock.sendall(data)
+        return Process(self._pid, *await asyncio.open_connection(sock=self._sock))
+
+
+class Process:
     """What an agent needs of its standby: that of `asyncio.subprocess.Process`."""
 
     def __init__(self, pid, stdout, stdin):
@@ -136,25 +152,14 @@ class Standby:
 
 
 def _fork_standby():
-    """Fork it now, and let it wait until the agent would start it."""
+    """Fork it now, and let it wait until the agent would start it; return its pid, and the way to it."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
         ours.close()
         _stand_by(theirs)
     theirs.close()
-    exec_, unused = asyncio.create_subprocess_exec, [ours]
-
-    async def start(*command, **options):
-        if command[1:] != ("-m", STANDBY) or not unused:
-            return await exec_(*command, **options)
-        sock = unused.pop()
-        data = json.dumps(options["env"]).encode()
-        socket.send_fds(sock, [len(data).to_bytes(4)], [options["stderr"].fileno()])
-        sock.sendall(data)
-        return Standby(pid, *await asyncio.open_connection(sock=sock))
-
-    asyncio.create_subprocess_exec = start
+    return pid, ours
 
 
 def _stand_by(asked):

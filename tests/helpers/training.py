@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 import zipfile
@@ -14,8 +12,9 @@ import torch
 from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
 
-from helpers import nursery
+from helpers import nursery, standby
 from helpers.cli import KEYS
+from helpers.gate import write_gate
 from helpers.worlds import PATIENT_PING_S
 from unicron.bootstrap import connected_client
 from unicron.contracts.events import IterationFinished, WorkerReady
@@ -24,6 +23,7 @@ from unicron.errors import BusUnavailableError
 
 TRAIN = """
     import os, sys, time
+    import gate
     import torch
     from unicron.train import Session, gradients
 
@@ -38,8 +38,8 @@ TRAIN = """
     for iteration in session.iterations():
         for microbatch in session.microbatches():
             x = torch.randn(16, 32)
-            if not os.path.exists(os.environ.get("HURRY", "")):
-                time.sleep(float(os.environ.get("PACE", "0")))
+            gate.at(iteration, microbatch, rank=session.rank)
+            time.sleep(float(os.environ.get("PACE", "0")))
             session.backward((model(x) - x.sum(1, keepdim=True)).square().mean())
         session.step()
         schedule.step()
@@ -56,6 +56,7 @@ ITERATIONS = 24
 
 
 def write_script(folder, text=TRAIN):
+    write_gate(folder)
     path = folder / "script.py"
     path.write_text(textwrap.dedent(text))
     return path
@@ -68,13 +69,8 @@ def task(script, name="t", **fields):
 
 def plain_run(script, out, **environment):
     """Run the script as one plain process, without any cluster; return what it saved."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")}
-    subprocess.run(
-        [sys.executable, str(script)],
-        check=True,
-        env={**kept, "OMP_NUM_THREADS": "1", "OUT": str(out), **environment},
-        timeout=180,
-    )
+    code, written = standby.run(script, OUT=str(out), **environment)
+    assert code == 0, written
     return torch.load(out, weights_only=True)
 
 
@@ -92,6 +88,19 @@ class RunningCluster:
     def __init__(self, cluster, client):
         self.cluster, self.client = cluster, client
         self.journal, self.iterations, self._position = [], [], 0
+
+    @contextlib.asynccontextmanager
+    async def listening(self):
+        """Hear of all that happens meanwhile."""
+        jobs = [asyncio.create_task(self.follow()), asyncio.create_task(self.listen())]
+        await asyncio.sleep(0)  # the bus in memory; a real one is ready when it has answered
+        await self.client.bus.flush()
+        try:
+            yield self
+        finally:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
 
     async def follow(self):
         async for position, message in self.client.follow():
@@ -181,15 +190,10 @@ async def running_cluster(root, nodes=3, slots=1, kind=Cluster, ping_s=PATIENT_P
     try:
         await cluster.wait_until_ready(120.0)
         KEYS[cluster.url] = cluster.settings().nats_nkey
-        async with connected_client(cluster.settings(), "test") as client:
-            scene = RunningCluster(cluster, client)
-            jobs = [asyncio.create_task(scene.follow()), asyncio.create_task(scene.listen())]
-            await asyncio.sleep(0.2)
-            try:
-                yield scene
-            finally:
-                for job in jobs:
-                    job.cancel()
-                await asyncio.gather(*jobs, return_exceptions=True)
+        async with (
+            connected_client(cluster.settings(), "test") as client,
+            RunningCluster(cluster, client).listening() as scene,
+        ):
+            yield scene
     finally:
         await asyncio.to_thread(cluster.stop)

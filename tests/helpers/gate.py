@@ -1,0 +1,120 @@
+"""Points at which a script stops until the test lets it go on: it is struck there, not when it happens to be there.
+
+A script says where it is by `gate.at(iteration, microbatch, phase)` (the module is written beside it). While the gate
+is open, or where there is none, it goes on at once.
+"""
+
+import asyncio
+import contextlib
+import json
+import tempfile
+from pathlib import Path
+
+SCRIPT_SIDE = '''\
+"""Where a training script is: it stops here while the test holds it."""
+
+import json, os, socket
+
+_way = {}
+
+
+def at(iteration, microbatch=0, phase="", rank=None):
+    path = os.environ.get("GATE")
+    if not path:
+        return
+    if os.getpid() not in _way:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(path)
+        _way[os.getpid()] = sock.makefile("rwb")
+    way = _way[os.getpid()]
+    worker = os.environ.get("UNICRON_WORKER", "")
+    where = {"worker": worker, "iteration": iteration, "microbatch": microbatch, "phase": phase, "rank": rank}
+    way.write(json.dumps(where).encode() + b"\\n")
+    way.flush()
+    way.readline()
+'''
+
+
+class Gate:
+    """Holds workers at points of their script.
+
+    Attributes:
+        env: what the task's environment must have.
+        waiting: where those are that are held, in the order in which they came.
+        passed: where all others have been.
+    """
+
+    def __init__(self, path):
+        self.env = {"GATE": str(path)}
+        self.waiting, self.passed = [], []
+        self._closed, self._changed = lambda _: False, asyncio.Event()
+
+    def close(self, iteration=0, microbatch=0, **only):
+        """Hold who comes to this point or to a later one; where phase, rank or worker are given, only those."""
+        self._closed = lambda at: _is_at(at, iteration, microbatch, only)
+        self._tell()
+
+    def open(self):
+        """Let all go on."""
+        self._closed = lambda _: False
+        self._tell()
+
+    async def held(self, count=1):
+        """Wait until so many are held; return where."""
+        await self._until(lambda: len(self.waiting) >= count)
+        return list(self.waiting)
+
+    async def reached(self, iteration, microbatch=0):
+        """Wait until somebody has been at this point, or at a later one."""
+        await self._until(lambda: any(_is_at(at, iteration, microbatch, {}) for at in (*self.passed, *self.waiting)))
+
+    def _tell(self):
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _until(self, condition):
+        while not condition():
+            await self._changed.wait()
+
+    async def _serve(self, reader, writer):
+        with contextlib.suppress(ConnectionError), contextlib.closing(writer):
+            while line := await reader.readline():
+                await self._let_through(json.loads(line), reader)
+                writer.write(b"\n")
+                await writer.drain()
+
+    async def _let_through(self, at, reader):
+        if self._closed(at):
+            gone = asyncio.create_task(reader.read(1))  # it says nothing while it is held
+            gone.add_done_callback(lambda _: self._tell())
+            self.waiting.append(at)
+            self._tell()
+            await self._until(lambda: gone.done() or not self._closed(at))
+            self.waiting.remove(at)
+            gone.cancel()
+        self.passed.append(at)
+        self._tell()
+
+
+def _is_at(at, iteration, microbatch, only):
+    here = (at["iteration"], at["microbatch"]) >= (iteration, microbatch)
+    return here and all(at[name] == value for name, value in only.items())
+
+
+def write_gate(folder):
+    """Write the script's side beside a script."""
+    (folder / "gate.py").write_text(SCRIPT_SIDE)
+
+
+@contextlib.asynccontextmanager
+async def gate():
+    """Have a gate, open at first."""
+    with tempfile.TemporaryDirectory(prefix="gate-") as folder:  # the path of a socket is short
+        path = Path(folder, "s")
+        made = Gate(path)
+        server = await asyncio.start_unix_server(made._serve, path)
+        try:
+            yield made
+        finally:
+            made.open()
+            server.close()

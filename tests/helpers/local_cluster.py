@@ -1,0 +1,156 @@
+"""A cluster in the test's own loop: services and nodes on the bus in memory, and only workers are processes.
+
+It starts in a tenth of a second. No lease and no ping can starve: on a busy machine the loop stalls as a whole. Workers
+are forked from a standby that all clusters of a pytest worker share.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+
+from unicron_agent.node import Node
+from unicron_agent.settings import AgentSettings
+from unicron_agent.slots import find_slots
+from unicron_detector.main import DetectorSettings
+from unicron_detector.main import wiring as detector
+from unicron_planner.lookup import warm_up
+from unicron_planner.main import PlannerSettings
+from unicron_planner.main import wiring as planner
+from unicron_registry.main import RegistrySettings
+from unicron_registry.main import wiring as registry
+from unicron_simulator.bus import MemoryWorld
+from unicron_straggler.main import StragglerSettings
+from unicron_straggler.main import wiring as straggler
+from unicron_transition.main import TransitionSettings
+from unicron_transition.main import wiring as transition
+
+from helpers import standby
+from helpers.training import RunningCluster
+from unicron.client import Client
+from unicron.clock import SystemClock
+from unicron.contracts.tasks import NodeState
+from unicron.errors import UnicronError
+from unicron.proofs import boot
+from unicron.service import Service
+
+LEASE_TTL_S = 60.0
+"""Nobody else wants it."""
+
+DEFAULTS = {
+    "UNICRON_HEARTBEAT_TIMEOUT_S": "60",
+    "UNICRON_GRACE_S": "30",
+    "UNICRON_ASLEEP_S": "60",
+    "UNICRON_HANG_S": "60",
+    "UNICRON_USE_MEASURED": "false",
+}
+"""Where the environment has none: nobody is missed who only waits for a core, and workers share the cores there are."""
+
+SERVICES = [
+    (registry, RegistrySettings),
+    (detector, DetectorSettings),
+    (planner, PlannerSettings),
+    (transition, TransitionSettings),
+    (straggler, StragglerSettings),
+]
+
+
+class SharedStandby:
+    """A node's share of the standby that all nodes of this process have."""
+
+    async def start(self):
+        await asyncio.to_thread(standby.ready)
+
+    async def fork(self, request):
+        return await asyncio.to_thread(standby.fork, request)
+
+    def clear_up(self, workers):
+        """Other children of this process are its own business."""
+
+    async def stop(self):
+        """Others may need it."""
+
+
+class LocalCluster:
+    """Services and nodes, each a task of the running loop.
+
+    Attributes:
+        root: where the nodes keep their files.
+    """
+
+    def __init__(self, root, nodes, slots):
+        self.root, self._slots = root, slots
+        self.world = MemoryWorld(SystemClock(), LEASE_TTL_S)
+        self._names = [f"node-{number}" for number in range(1, nodes + 1)]
+        self._leave = {name: asyncio.Event() for name in self._names}
+        self._services, self._nodes = [], {}
+
+    async def start(self):
+        """Start everything; return a client when all nodes are up."""
+        warm_up()
+        with _environment(DEFAULTS):
+            for wiring, settings in SERVICES:
+                service = Service(wiring(settings.load([])), self.world.connect(), SystemClock(), LEASE_TTL_S)
+                self._services.append(asyncio.create_task(service.run()))
+            for name in self._names:
+                self._nodes[name] = asyncio.create_task(self._node(name).run())
+        client = Client(self.world.connect(), by="test")
+        while not await _all_up(client, len(self._names)):
+            for task in (*self._services, *self._nodes.values()):
+                if task.done():
+                    task.result()
+            await asyncio.sleep(0.01)
+        return client
+
+    def _node(self, name):
+        given = {"node": name, "slots": str(self._slots), "run-dir": str(self.root / "nodes" / name), "chaos": "true"}
+        flags = [f"--{flag}={value}" for flag, value in {**given, "host": "127.0.0.1"}.items()]
+        settings = AgentSettings.load(flags)
+        proof = boot(secrets.token_hex())
+        leaving = self._leave[name].wait
+        bus, cut = self.world.connect(), _cut
+        return Node(settings, bus, SystemClock(), find_slots(self._slots), proof, SharedStandby(), leaving, cut)
+
+    def leave(self, name):
+        """Tell a node that it is to go."""
+        self._leave[name].set()
+
+    async def stop(self):
+        for tasks in (self._nodes.values(), self._services):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _cut(_):
+    raise AssertionError("the bus in memory is never out of reach: strike a real cluster with that")
+
+
+async def _all_up(client, count):
+    with contextlib.suppress(UnicronError):
+        return [each.state for each in (await client.status()).nodes] == [NodeState.UP] * count
+    return False
+
+
+@contextlib.contextmanager
+def _environment(defaults):
+    unset = {name: value for name, value in defaults.items() if name not in os.environ}
+    os.environ.update(unset)
+    try:
+        yield
+    finally:
+        for name in unset:
+            del os.environ[name]
+
+
+@contextlib.asynccontextmanager
+async def local_cluster(root, nodes=3, slots=1):
+    """Have a cluster in this loop, and a client that has heard of all that happens there."""
+    cluster = LocalCluster(root / "cluster", nodes, slots)
+    try:
+        client = await cluster.start()
+        scene = RunningCluster(cluster, client)
+        async with scene.listening():
+            yield scene
+    finally:
+        await cluster.stop()
