@@ -38,10 +38,13 @@ def fork(request):
         return json.loads(process.stdout.readline())["pid"]
 
 
-def run(script, *arguments, **environment):
-    """Run a script as one plain process, without any cluster; return its exit code and what it wrote."""
+def run(script, *arguments, parts=False, **environment):
+    """Run a script as one plain process, without any cluster; return its exit code and what it wrote.
+
+    Where `parts`, the standby first imports what scripts need that hold a part of a model.
+    """
     log = script.with_suffix(f".{os.urandom(4).hex()}.log")
-    how = dict.fromkeys(("module", "parts", "restarts", "in_place"), False)
+    how = {"module": False, "parts": parts, "restarts": False, "in_place": False}
     pid = fork(
         {"argv": [str(script), *arguments], "cwd": str(script.parent), "log": str(log), "env": environment, **how}
     )
