@@ -8,15 +8,22 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from unicron_agent.warm import PR_SET_CHILD_SUBREAPER, single_thread
 
 _lock = threading.Lock()
+_starter = ThreadPoolExecutor(1)
+"""Its thread is there until this process ends: a standby dies with the thread that has started it."""
 
 
 @functools.cache
 def ready():
     """Return the standby's process, ready to fork; what it forks becomes a child of this process."""
+    return _starter.submit(_start).result()
+
+
+def _start():
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     process = subprocess.Popen(
         [sys.executable, "-m", "unicron_agent.standby"],
