@@ -2,8 +2,10 @@
 
 import pytest
 import pytest_asyncio
+from helpers.gate import gate, write_gate
+from helpers.local_cluster import local_cluster
 from helpers.parallel import EXAMPLE, SMALL, differing, parameters, plain_parameters
-from helpers.training import running_cluster, task
+from helpers.training import task
 from msgspec.structs import replace
 
 from unicron.contracts.events import Regrouped, StateKept, TaskRecovered
@@ -13,8 +15,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 ITERATIONS, MICROBATCHES = 12, 12
 
-SLOWER = f"""
-import os, sys, time
+DOUBLE = f"""
+import sys
+import gate
 import torch
 sys.path.insert(0, {str(EXAMPLE)!r})
 import train
@@ -22,7 +25,7 @@ import train
 class Session(train.Session):
     def microbatches(self):
         for each in super().microbatches():
-            time.sleep(0 if os.path.exists(os.environ.get("HURRY", "/")) else 0.15)
+            gate.at(self.iteration, each, rank=self.rank)
             yield each
 
 train.Session = Session
@@ -33,14 +36,15 @@ train.main()
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scene(tmp_path_factory):
-    async with running_cluster(tmp_path_factory.mktemp("relayout"), nodes=2, slots=2) as found:
+    async with local_cluster(tmp_path_factory.mktemp("relayout"), nodes=2, slots=2) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
-    path = tmp_path_factory.mktemp("script") / "slower.py"
-    path.write_text(SLOWER)
+    path = tmp_path_factory.mktemp("script") / "double.py"
+    path.write_text(DOUBLE)
+    write_gate(path.parent)
     return path
 
 
