@@ -13,7 +13,7 @@ from pathlib import Path
 SCRIPT_SIDE = '''\
 """Where a training script is: it stops here while the test holds it."""
 
-import json, os, socket
+import json, os, select, socket
 
 _way = {}
 
@@ -23,15 +23,19 @@ def at(iteration, microbatch=0, phase="", rank=None):
     if not path:
         return
     if os.getpid() not in _way:
-        sock = socket.socket(socket.AF_UNIX)
-        sock.connect(path)
-        _way[os.getpid()] = sock.makefile("rwb")
+        _way[os.getpid()] = socket.socket(socket.AF_UNIX)
+        _way[os.getpid()].connect(path)
     way = _way[os.getpid()]
     worker = os.environ.get("UNICRON_WORKER", "")
     where = {"worker": worker, "iteration": iteration, "microbatch": microbatch, "phase": phase, "rank": rank}
-    way.write(json.dumps(where).encode() + b"\\n")
-    way.flush()
-    way.readline()
+    try:
+        way.sendall(json.dumps(where).encode() + b"\\n")
+        while not select.select([way], [], [], 0.02)[0]:
+            pass  # an exception that is injected meanwhile is raised here
+        way.recv(1)
+    except BaseException:
+        _way.pop(os.getpid()).close()  # whoever catches it may come again
+        raise
 '''
 
 
@@ -61,12 +65,20 @@ class Gate:
 
     async def held(self, count=1):
         """Wait until so many are held; return where."""
-        await self._until(lambda: len(self.waiting) >= count)
-        return list(self.waiting)
+        found = lambda: [at for at in self.waiting if self._closed(at)]  # noqa: E731 others are just let go
+        await self._soon(lambda: len(found()) >= count)
+        return found()
 
     async def reached(self, iteration, microbatch=0):
         """Wait until somebody has been at this point, or at a later one."""
-        await self._until(lambda: any(_is_at(at, iteration, microbatch, {}) for at in (*self.passed, *self.waiting)))
+        await self._soon(lambda: any(_is_at(at, iteration, microbatch, {}) for at in (*self.passed, *self.waiting)))
+
+    async def _soon(self, condition):
+        try:
+            async with asyncio.timeout(60):
+                await self._until(condition)
+        except TimeoutError:
+            raise AssertionError(f"held: {self.waiting}, and last let through: {self.passed[-8:]}") from None
 
     def _tell(self):
         self._changed.set()
