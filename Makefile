@@ -54,7 +54,7 @@ demo: $(STAMP)
 # Tests that only compute take all cores first; then those that start processes, one real cluster a core.
 PYTEST := $(BIN)/python -m pytest --dist loadgroup
 PURE := $(PYTEST) -n auto
-REAL := $(PYTEST) -n 2 tests/chaos tests/contract tests/integration tests/replay tests/unit/deploy
+REAL := $(PYTEST) -n 2 tests/chaos tests/contract tests/integration tests/replay tests/unit/convert tests/unit/deploy
 
 test: $(STAMP)
 	$(PURE) -m 'not (compose or real or exhaustive)' $(ARGS)
