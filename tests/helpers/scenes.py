@@ -243,9 +243,9 @@ class Stage:
         await self.machine(node).crash_agent()
         self.world._advise(node, "Client Closed")
 
-    async def leave(self, node, notice_s=10.0):
-        """Tell the agent of a node to end, and wait until it has: it may hand over for that long."""
-        await self.machine(node).leave(notice_s)
+    async def leave(self, *nodes, notice_s=10.0):
+        """Tell the agents of nodes to end, and wait until they have: they may hand over for that long."""
+        await asyncio.gather(*(self.machine(node).leave(notice_s) for node in nodes))
 
     def boot(self, *nodes):
         """Start the agents of nodes."""
