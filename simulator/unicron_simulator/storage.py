@@ -73,9 +73,8 @@ class SharedStorage:
         """Have checkpoints of a task later than that iteration count no more, where there is one of it."""
         known = {folder: stored.iteration for folder, (name, _, stored) in self.whole.items() if name == task}
         if iteration in known.values():
-            for folder in known:
-                if known[folder] > iteration:
-                    del self.whole[folder]
+            for folder in [folder for folder, at in known.items() if at > iteration]:
+                del self.whole[folder]
 
     def newest(self, task: str, since: float, before: int = -1, iteration: int = -1) -> StoredState | None:
         """Return the newest checkpoint of a task that was completed since then, of an iteration before that, or of one.

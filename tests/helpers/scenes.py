@@ -21,6 +21,7 @@ from unicron.clock import VirtualClock
 from unicron.contracts.events import IterationFinished, Regrouped
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import BusUnavailableError
+from unicron.train.iteration import WorkerCore
 
 PATIENCE_S = 120.0
 """Virtual seconds within which what is waited for must come."""
@@ -33,7 +34,7 @@ def task(name="t", **fields):
     return TaskSpec(name=name, command=["train"], **fields)
 
 
-def scene(nodes=3, slots=1, *, rests=True, seed=1, script=Trainer, **wirings):
+def scene(nodes=3, slots=1, *, rests=True, seed=1, script=Trainer, worker=WorkerCore, **wirings):
     """Make a test of a coroutine function: it is given a `Stage`, and played to its end.
 
     Args:
@@ -41,7 +42,8 @@ def scene(nodes=3, slots=1, *, rests=True, seed=1, script=Trainer, **wirings):
         slots: of each.
         rests: whether in the end all must run again that can.
         seed: of the moments at which things happen.
-        script: that workers run.
+        script: that workers run, and all of a worker that is modelled.
+        worker: makes the cores of workers.
         wirings: of services, by name, where they are to be others than usual.
     """
 
@@ -57,7 +59,7 @@ def scene(nodes=3, slots=1, *, rests=True, seed=1, script=Trainer, **wirings):
                 faults=[],
             )
             clock = VirtualClock(START)
-            world = World(cluster, clock, Parts())
+            world = World(cluster, clock, Parts(worker=worker))
             world._wirings |= wirings
             for machine in world.machines.values():
                 machine.make_trainer = script

@@ -12,7 +12,6 @@ from unicron.contracts.events import (
     StateCopied,
     StateKept,
     StateRejected,
-    StateSecured,
     StatesFound,
     StateUnusable,
     WorkerExited,

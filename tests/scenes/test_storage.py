@@ -1,7 +1,6 @@
 """What is written to storage, at whose word, and what is taken up from there."""
 
 from helpers.scenes import scene, task
-from msgspec.structs import replace
 from unicron_registry.switches import Switches
 from unicron_transition.main import TransitionSettings
 from unicron_transition.main import wiring as transition
