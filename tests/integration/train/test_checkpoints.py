@@ -2,28 +2,22 @@
 
 import asyncio
 import itertools
-import os
 import shutil
-import signal
 import textwrap
 from collections import Counter
 
 import pytest
 import pytest_asyncio
 from helpers.cli import data, unicron
-from helpers.training import ITERATIONS, TRAIN, difference, kill_at_once, running_cluster, task, write_script
-from msgspec.structs import replace
+from helpers.training import ITERATIONS, TRAIN, difference, running_cluster, task, write_script
 from unicron_agent.network import memory_dir
-from unicron_deploy.processes import wait_until_gone
 
 from unicron.contracts.events import (
-    Alert,
     CheckpointFailed,
     CheckpointFound,
     CheckpointStored,
     FailureDetected,
     GradientNotFinite,
-    NodeGone,
     Regrouped,
     StateCopied,
     StateDiverged,
@@ -31,12 +25,9 @@ from unicron.contracts.events import (
     StateRejected,
     StateSecured,
     StatesFound,
-    StateUnusable,
-    TaskRemoved,
-    WorkerExited,
     WorkerReady,
 )
-from unicron.contracts.tasks import NodeState, TaskState
+from unicron.contracts.tasks import TaskState
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -142,24 +133,6 @@ class Run:
         return await self.scene.saved(self.out)
 
 
-async def test_all_workers_killed_at_once_go_on_where_they_were(scene, flipping, plain, tmp_path):
-    run, members, _ = await hold_in_iteration_8(scene, flipping, tmp_path, rank=0, by="0.0", max_workers=3)
-    await until_held(scene, run.name, 8)
-    kill_at_once(scene, members)
-    await scene.until(lambda: scene.of(StatesFound, task=run.name))
-    (tmp_path / "held").touch()
-    await run.ends_as_undisturbed(plain)
-
-
-async def test_the_only_worker_killed_goes_on_where_it_was(scene, flipping, plain, tmp_path):
-    run, [only], _ = await hold_in_iteration_8(scene, flipping, tmp_path, rank=0, by="0.0", max_workers=1)
-    await until_held(scene, run.name, 8)
-    await scene.client.inject(only.node, "kill-worker", only.worker)
-    await scene.until(lambda: scene.of(FailureDetected, worker=only.worker))
-    (tmp_path / "held").touch()
-    await run.ends_as_undisturbed(plain)
-
-
 async def test_the_only_worker_killed_while_it_writes_its_state_goes_on_from_the_one_before(scene, plain, tmp_path):
     env = {name.upper(): str(tmp_path / name) for name in ("died", "wrote")}
     run = Run(scene, write_script(tmp_path, DYING), tmp_path, max_workers=1, env=env)
@@ -217,70 +190,6 @@ async def test_all_nodes_killed_at_once_and_brought_back_go_on_where_they_were(s
     await run.ends_as_undisturbed(plain, again=1)
 
 
-async def test_a_task_that_is_put_aside_for_a_heavier_one_goes_on_where_it_was(scene, script, plain, tmp_path):
-    run = Run(scene, script, tmp_path, pace=0.15)
-    await run.until_protected()
-    heavy = task(script, next(names), weight=2.0, min_workers=3, iterations=8, env={"PACE": "0.02"})
-    await scene.client.submit(heavy)
-    await scene.until_state(run.name, TaskState.WAITING)
-    reached = max(message.iteration for message in scene.iterations if message.task == run.name)
-    await scene.until_state(heavy.name, TaskState.FINISHED)
-    await run.ends_as_undisturbed(plain)
-    again = [each.iteration for each in scene.of(Regrouped, task=run.name) if each.epoch > 0]
-    assert min(again) >= reached > 4
-    left = scene.of(StateKept, task=run.name)
-    [leaving, *taken] = sorted(set(again))
-    assert {each.state.iteration for each in left} == {leaving + 1} == {min(taken)}, "they finished it before"
-    assert not scene.of(StatesFound, task=run.name), "nobody had to look for it"
-
-
-async def test_a_task_that_its_user_pauses_goes_on_where_it_was(scene, script, plain, tmp_path):
-    run = Run(scene, script, tmp_path, pace=0.15)
-    await run.until_protected()
-    await scene.client.pause(run.name)
-    view = await scene.until_state(run.name, TaskState.WAITING)
-    assert view.paused
-    started = {each.worker for each in scene.of(WorkerReady, task=run.name)}
-    await scene.until(lambda: {each.worker for each in scene.of(WorkerExited, task=run.name)} >= started)
-    done = len(scene.iterations)
-    await asyncio.sleep(0.5)
-    assert len(scene.iterations) == done
-    await scene.client.pause(run.name, pause=False)
-    await run.ends_as_undisturbed(plain)
-
-
-async def test_a_task_is_saved_rewound_stopped_and_taken_up_by_order(scene, script, plain, tmp_path):
-    run = Run(scene, script, tmp_path, pace=1.0, checkpoints=str(tmp_path), checkpoint_s=1e6)
-    await run.until_protected()
-    await scene.client.save(run.name)
-    [first] = await scene.until(lambda: scene.of(CheckpointStored, task=run.name))
-    await scene.reached(run.name, first.iteration + 2)
-    await scene.client.pause(run.name)
-    await scene.until_state(run.name, TaskState.WAITING)
-    await scene.client.rewind(run.name, 23)
-    alert = await scene.until(lambda: [each for each in scene.of(Alert) if run.name in each.text])
-    assert "not from iteration 23" in alert[0].text
-    await scene.client.rewind(run.name, first.iteration)
-    await scene.until(lambda: [each for each in scene.of(CheckpointFound, task=run.name) if each.stored])
-    await scene.client.pause(run.name, pause=False)
-    taken = await scene.until(
-        lambda: [each for each in scene.of(Regrouped, task=run.name) if "step" in each.state_from]
-    )
-    assert {each.iteration for each in taken} == {first.iteration}
-    await scene.until_state(run.name, TaskState.RUNNING)
-    await scene.client.save(run.name, stop=True)
-    await scene.until(lambda: scene.of(TaskRemoved, task=run.name))
-    last = scene.of(CheckpointStored, task=run.name)[-1]
-    while await scene.view(run.name):
-        await asyncio.sleep(0.05)
-    run.hurry()
-    await scene.client.submit(replace(run.spec, resume=True))
-    await scene.until_state(run.name, TaskState.FINISHED)
-    assert difference(await run.result(), plain) <= 1e-5
-    begun = [each for each in scene.of(Regrouped, task=run.name) if each.at > last.at]
-    assert min(each.iteration for each in begun) == last.iteration > first.iteration
-
-
 async def test_a_paused_task_whose_node_is_drained_and_switched_off_goes_on_where_it_was(
     scene, script, plain, tmp_path
 ):
@@ -303,26 +212,6 @@ async def test_a_paused_task_whose_node_is_drained_and_switched_off_goes_on_wher
     iterations = {each.iteration for each in scene.of(Regrouped, task=run.name) if each.node != only.node}
     assert iterations == {left.state.iteration}
     assert not scene.of(StatesFound, task=run.name), "nobody had to look for it"
-
-
-async def test_the_agent_of_the_only_workers_node_told_to_stop_hands_over_first(scene, script, plain, tmp_path):
-    run = Run(scene, script, tmp_path, pace=0.2, max_workers=1)
-    [only] = await run.until_protected()
-    process = scene.cluster.processes[only.node]
-    os.kill(process.pid, signal.SIGTERM)
-    try:
-        await scene.until(lambda: scene.of(NodeGone, node=only.node))
-        moved = {each.node for each in scene.of(Regrouped, task=run.name)} - {only.node}
-        assert moved, "before it said goodbye"
-        await run.ends_as_undisturbed(plain)
-    finally:
-        await asyncio.to_thread(wait_until_gone, [process], 20)
-        scene.cluster.start_process(only.node)
-    assert not scene.of(FailureDetected, task=run.name)
-    assert not scene.of(StatesFound, task=run.name), "a living worker had it"
-    up = [NodeState.UP] * 3
-    while [view.state for view in (await scene.client.status()).nodes] != up:
-        await asyncio.sleep(0.1)
 
 
 async def test_a_copy_with_a_byte_flipped_is_used_by_nobody(scene, script, plain, tmp_path):
@@ -462,41 +351,11 @@ async def test_a_worker_whose_parameters_changed_takes_those_of_the_others_when_
     assert again[0].state_from, "in place"
 
 
-async def test_what_goes_to_storage_is_what_most_replicas_have(wide, flipping, plain, tmp_path):
-    storage = tmp_path / "storage"
-    storage.mkdir()
-    run, members, flipped = await hold_in_iteration_8(
-        wide, flipping, tmp_path, rank=0, checkpoints=str(storage), checkpoint_s=0.01
-    )
-    (tmp_path / "held").touch()
-    await run.ends_as_undisturbed(plain)
-    [told] = wide.of(StateDiverged, task=run.name)
-    assert (told.worker, told.iteration, told.undecided) == (flipped, 8, False)
-    assert flipped == members[0].worker, "who writes to storage"
-
-
 async def unruly_run(wide, unruly, tmp_path, rule, faulty="all"):
     (tmp_path / "faulty").write_text(faulty)
     run = Run(wide, unruly, tmp_path, env={"RULE": rule, "FAULTY": str(tmp_path / "faulty")})
     await wide.client.submit(run.spec)
     return run, await wide.until_state(run.name, TaskState.FINISHED, TaskState.FAILED)
-
-
-async def test_an_update_whose_gradient_is_no_number_is_skipped_and_the_microbatch_named(wide, unruly, tmp_path):
-    run, view = await unruly_run(wide, unruly, tmp_path, "skip")
-    assert view.state is TaskState.FINISHED, view
-    [told] = await wide.until(lambda: wide.of(GradientNotFinite, task=run.name))
-    assert (told.iteration, told.microbatches, told.rule) == (4, [2], "skip")
-    assert all(each.isfinite().all() for each in (await run.result())["model"].values())
-
-
-async def test_a_task_that_is_to_stop_at_such_a_gradient_fails_and_nothing_is_restarted(wide, unruly, tmp_path):
-    run, view = await unruly_run(wide, unruly, tmp_path, "stop")
-    assert view.state is TaskState.FAILED
-    [told] = await wide.until(lambda: wide.of(GradientNotFinite, task=run.name))
-    assert f"that of microbatch 2 on rank {told.rank} ({told.worker})" in view.reason
-    assert not wide.of(FailureDetected, task=run.name)
-    assert len(wide.of(WorkerReady, task=run.name)) == 3
 
 
 async def test_what_is_no_number_on_one_worker_only_is_had_from_another_and_its_node_named(
@@ -513,29 +372,6 @@ async def test_what_is_no_number_on_one_worker_only_is_had_from_another_and_its_
     assert not wide.of(FailureDetected, task=run.name)
 
 
-async def test_what_is_no_number_on_another_worker_either_ends_the_task(wide, unruly, tmp_path):
-    run, view = await unruly_run(wide, unruly, tmp_path, "retry")
-    assert view.state is TaskState.FAILED
-    assert "nor is it when computed again: that of microbatch 2 on rank" in view.reason
-    first = await wide.until(lambda: wide.of(GradientNotFinite, task=run.name))
-    assert (first[0].microbatches, first[0].rule, any(each.suspect for each in first)) == ([2], "retry", False)
-    assert f"({first[0].worker})" not in view.reason, "it was computed by another"
-
-
 @pytest.fixture(scope="module")
 def unruly(tmp_path_factory):
     return write_script(tmp_path_factory.mktemp("unruly"), UNRULY)
-
-
-async def test_a_saved_state_that_makes_the_loss_no_number_is_left_for_the_one_before(wide, flipping, plain, tmp_path):
-    run, [only], _ = await hold_in_iteration_8(wide, flipping, tmp_path, rank=0, by="nan", max_workers=1)
-    await until_held(wide, run.name, 8)
-    await wide.client.inject(only.node, "kill-worker", only.worker)
-    await wide.until(lambda: wide.of(FailureDetected, worker=only.worker))
-    (tmp_path / "held").touch()
-    await run.ends_as_undisturbed(plain, again=1)
-    [told] = wide.of(StateUnusable, task=run.name)
-    assert told.iteration == 8
-    assert told.copies.startswith("the memory of node-")
-    begun = [each.iteration for each in wide.of(Regrouped, task=run.name)]
-    assert begun == [0, 8, 7]

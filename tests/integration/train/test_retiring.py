@@ -6,7 +6,6 @@ import signal
 
 import pytest
 from helpers.training import ITERATIONS, difference, running_cluster, task
-from unicron_agent.network import memory_dir
 from unicron_deploy.processes import wait_until_gone
 
 from unicron.contracts.commands import StoreState
@@ -21,11 +20,6 @@ def spec(script, tmp_path):
     return task(script, iterations=ITERATIONS, max_workers=2, checkpoints=str(tmp_path), checkpoint_s=1e6, env=env)
 
 
-def in_memory(scene, node):
-    folder = memory_dir((scene.cluster.root / "nodes" / node).resolve())
-    return [path.name for path in folder.iterdir() if path.name.endswith(("kept", "saved"))]
-
-
 async def goes_on(scene, plain, tmp_path, since):
     """Hold that it finishes with the state that it left, and with no iteration computed twice."""
     left = scene.of(StateKept)[-1].state
@@ -36,20 +30,6 @@ async def goes_on(scene, plain, tmp_path, since):
     computed = [each.iteration for each in scene.iterations]
     assert len(set(computed)) == len(computed)
     assert difference(await scene.saved(tmp_path / "out.pt"), plain) <= 1e-5
-
-
-async def test_of_a_task_that_waits_for_long_nothing_is_left_in_memory(script, plain, tmp_path, monkeypatch):
-    monkeypatch.setenv("UNICRON_IDLE_S", "1")
-    async with running_cluster(tmp_path, nodes=2) as scene:
-        await scene.client.submit(spec(script, tmp_path))
-        await scene.reached("t", 5)
-        await scene.client.pause("t")
-        await scene.until_state("t", TaskState.WAITING)
-        since = scene.of(Regrouped)[-1].epoch
-        await scene.until(lambda: scene.of(CheckpointStored))
-        await scene.until(lambda: not in_memory(scene, "node-1") + in_memory(scene, "node-2"))
-        await scene.client.pause("t", pause=False)
-        await goes_on(scene, plain, tmp_path, since)
 
 
 async def test_all_nodes_told_to_leave_hand_over_to_storage_first(script, plain, tmp_path, monkeypatch):
