@@ -1,6 +1,6 @@
 # Every target makes what it needs first. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick coverage compose-test lint lock sbom audit
+.PHONY: help setup demo test test-quick coverage compose-test mutants lint lock sbom audit
 
 # The first of these that is Python 3.11 to 3.13 makes the virtual environment.
 PYTHON ?= python3 python3.13 python3.12 python3.11
@@ -20,6 +20,8 @@ help:
 	@echo 'make test-quick   the same without those marked slow: all rules and formats, and some real processes'
 	@echo 'make coverage     all of make test, with the lines that no test reaches in its own process'
 	@echo 'make compose-test   the same cluster in containers: build, train, kill a node, down'
+	@echo 'make mutants  plant mistakes in the code that decides, one at a time, and see which no test notices;'
+	@echo '              ARGS="--seed 2 --count 40 --jobs 4 --json FILE" draws others'
 	@echo 'make lint     check format, style, types and the rules of imports'
 	@echo 'make lock     write deploy/lock anew: what the images are made of, with hashes, after a change of requirements'
 	@echo 'make sbom     write into sbom/ what is in the images that were built, and under which licences'
@@ -79,8 +81,11 @@ TOOLS_STAMP := $(TOOLS)/.installed
 
 $(TOOLS_STAMP): Makefile | $(STAMP)
 	$(BIN)/python -m venv $(TOOLS)
-	$(TOOLS)/bin/python -m pip install uv==0.13.9 cyclonedx-bom==7.5.0 pip-licenses==5.5.5 pip-audit==2.10.1
+	$(TOOLS)/bin/python -m pip install cosmic-ray==8.7.0 uv==0.13.9 cyclonedx-bom==7.5.0 pip-licenses==5.5.5 pip-audit==2.10.1
 	@touch $@
+
+mutants: $(STAMP) $(TOOLS_STAMP)
+	$(TOOLS)/bin/python -m tests.mutants $(ARGS)
 
 # Resolved for macOS, where no torch has libraries of CUDA with it: which of those there are is the index's affair.
 # The hashes are those of all platforms.
