@@ -22,6 +22,8 @@ help:
 	@echo 'make test-all     everything there is: 2,000 storms, all real clusters, benchmarks, packages, the demo'
 	@echo 'make coverage     all of make test, with the lines that no test reaches in its own process'
 	@echo 'make compose-test   the same cluster in containers: build, train, kill a node, down'
+	@echo 'make mutants  plant mistakes in the code that decides, one at a time, and see which no test notices;'
+	@echo '              ARGS="--seed 2 --count 40 --jobs 4 --json FILE" draws others'
 	@echo 'make lint     check format, style, types and the rules of imports'
 	@echo 'make lock     write deploy/lock anew: what the images are made of, with hashes, after a change of requirements'
 	@echo 'make sbom     write into sbom/ what is in the images that were built, and under which licences'
@@ -91,8 +93,11 @@ TOOLS_STAMP := $(TOOLS)/.installed
 
 $(TOOLS_STAMP): Makefile | $(STAMP)
 	$(BIN)/python -m venv $(TOOLS)
-	$(TOOLS)/bin/python -m pip install uv==0.13.9 cyclonedx-bom==7.5.0 pip-licenses==5.5.5 pip-audit==2.10.1
+	$(TOOLS)/bin/python -m pip install cosmic-ray==8.7.0 uv==0.13.9 cyclonedx-bom==7.5.0 pip-licenses==5.5.5 pip-audit==2.10.1
 	@touch $@
+
+mutants: $(STAMP) $(TOOLS_STAMP)
+	$(TOOLS)/bin/python -m tests.mutants $(ARGS)
 
 # Resolved for macOS, where no torch has libraries of CUDA with it: which of those there are is the index's affair.
 # The hashes are those of all platforms.
