@@ -13,7 +13,6 @@ from unicron_deploy.embedded import NATS
 
 from unicron.contracts.events import FailureDetected, WorkerExited, WorkerFinished, WorkerReady
 from unicron.contracts.tasks import TaskState
-from unicron.services import SERVICES
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 
