@@ -104,6 +104,7 @@ class Gate:
             await self._until(lambda: gone.done() or not self._closed(at))
             self.waiting.remove(at)
             gone.cancel()
+            await asyncio.wait({gone})  # two can't read at once
         self.passed.append(at)
         self._tell()
 
