@@ -158,10 +158,13 @@ async def test_a_copy_with_a_byte_flipped_is_used_by_nobody(stage):
 @scene()
 async def test_a_saved_state_that_makes_the_loss_no_number_is_left_for_the_one_before(stage):
     [only] = await stage.running(task(max_workers=1))
-    worker = stage.worker(only.worker)
-    worker.flip(INFINITE)
-    await stage.until(lambda: worker.flaw)
-    saved = await held(stage)
+    stage.worker(only.worker).flip(INFINITE)
+
+    def flawed():
+        saved = [ref for each in stage.world.machines.values() for ref in each.saved.values()]
+        return [ref.iteration for ref in saved if ref.checksum == INFINITE][1:]
+
+    [saved] = await stage.until(flawed)  # on two nodes; of the iteration before there are sound copies
     stage.kill(only.worker)
     await goes_on(stage, since=1)
     [told] = stage.of(StateUnusable)
