@@ -36,7 +36,7 @@ class Room:
 
 
 def service(name: str) -> Room:
-    return Room([f"services/{name}/unicron_{name}"], [f"tests/unit/{name}"])
+    return Room([f"services/{name}/unicron_{name}"], [f"tests/unit/{name}", "tests/contract/test_commit.py"])
 
 
 SHELL = [f"tests/contract/test_{name}.py" for name in ("commit", "ledger", "service")]
