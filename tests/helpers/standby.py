@@ -8,15 +8,22 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from unicron_agent.warm import PR_SET_CHILD_SUBREAPER, single_thread
 
 _lock = threading.Lock()
+_starter = ThreadPoolExecutor(1)
+"""Its thread is there until this process ends: a standby dies with the thread that has started it."""
 
 
 @functools.cache
 def ready():
     """Return the standby's process, ready to fork; what it forks becomes a child of this process."""
+    return _starter.submit(_start).result()
+
+
+def _start():
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     process = subprocess.Popen(
         [sys.executable, "-m", "unicron_agent.standby"],
@@ -38,10 +45,13 @@ def fork(request):
         return json.loads(process.stdout.readline())["pid"]
 
 
-def run(script, *arguments, **environment):
-    """Run a script as one plain process, without any cluster; return its exit code and what it wrote."""
+def run(script, *arguments, parts=False, **environment):
+    """Run a script as one plain process, without any cluster; return its exit code and what it wrote.
+
+    Where `parts`, the standby first imports what scripts need that hold a part of a model.
+    """
     log = script.with_suffix(f".{os.urandom(4).hex()}.log")
-    how = dict.fromkeys(("module", "parts", "restarts", "in_place"), False)
+    how = {"module": False, "parts": parts, "restarts": False, "in_place": False}
     pid = fork(
         {"argv": [str(script), *arguments], "cwd": str(script.parent), "log": str(log), "env": environment, **how}
     )
