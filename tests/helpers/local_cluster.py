@@ -93,7 +93,7 @@ class LocalCluster:
                 service = Service(wiring(settings.load([])), self.world.connect(), SystemClock(), LEASE_TTL_S)
                 self._services.append(asyncio.create_task(service.run()))
             for name in self._names:
-                self._nodes[name] = asyncio.create_task(self._node(name).run())
+                self.start_node(name)
         client = Client(self.world.connect(), by="test")
         while not await _all_up(client, len(self._names)):
             for task in (*self._services, *self._nodes.values()):
@@ -111,9 +111,18 @@ class LocalCluster:
         bus, cut = self.world.connect(), _cut
         return Node(settings, bus, SystemClock(), find_slots(self._slots), proof, SharedStandby(), leaving, cut)
 
+    def start_node(self, name):
+        """Start a node, or start it again when it has gone."""
+        self._leave[name].clear()
+        self._nodes[name] = asyncio.create_task(self._node(name).run())
+
     def leave(self, name):
         """Tell a node that it is to go."""
         self._leave[name].set()
+
+    async def gone(self, name):
+        """Wait until a node that was told to go has ended."""
+        await self._nodes[name]
 
     async def stop(self):
         for tasks in (self._nodes.values(), self._services):
