@@ -18,6 +18,7 @@ import sys
 import tempfile
 import tomllib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.mutants.making import Mutant, drawn
@@ -169,9 +170,9 @@ def main() -> None:
         trees = queue.Queue()
         for number in range(given.jobs):
             trees.put(Path(shutil.copytree(ROOT, Path(folder, str(number)), symlinks=True, ignore=LEFT_BEHIND)))
-        needed = [ROOMS[name].tests for name in sorted({room_of[each.file] for each in mutants})]
-        for tests in [*needed, STORMS]:
-            if outcome(given.python, trees.queue[0], tests) != "passed":
+        needed = [*(ROOMS[name].tests for name in sorted({room_of[each.file] for each in mutants})), STORMS]
+        for tests, ended in zip(needed, pool.map(partial(outcome, given.python, trees.queue[0]), needed), strict=True):
+            if ended != "passed":
                 sys.exit(f"these must pass before there are mutants: pytest {' '.join(tests)}")
         futures = {pool.submit(tried, given.python, trees, each, ROOMS[room_of[each.file]]): each for each in mutants}
         verdicts = []
