@@ -18,12 +18,13 @@ import sys
 import tempfile
 import tomllib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.mutants.making import Mutant, drawn
 
 ROOT = Path(__file__).parents[2]
-LEFT_BEHIND = shutil.ignore_patterns(".git", ".venv", ".tools", ".*_cache", ".hypothesis", ".unicron", "shared")
+NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".tools", ".*_cache", ".hypothesis", ".unicron", "shared")
 SOURCES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["dev-mode-dirs"]
 
 
@@ -58,15 +59,8 @@ ROOMS = {
         ["tests/unit/service", *SHELL, "-k", "not nats and not server"],
     ),
 }
-NO_DECISIONS = {
-    "__init__",
-    "__main__",
-    "main",
-    "settings",
-    "switches",
-    "statistics",
-}  # shells, tried with real processes
-COMPILED = {"kernels", "lookup"}
+LEFT_OUT = {"__init__", "__main__", "main", "settings", "switches", "statistics"}  # shells, tried with real processes
+LEFT_OUT |= {"kernels", "lookup"}  # compiled, which takes longer than their tests
 
 STORM = "tests/chaos/test_storms.py::test_nothing_that_must_not_be_happens_in_a_storm"
 STORMS = [f"{STORM}[0]", f"{STORM}_with_liars[0]"]
@@ -85,8 +79,7 @@ def files_of(room: Room) -> list[str]:
     found = [
         path for each in room.code for path in ([ROOT / each] if each.endswith(".py") else (ROOT / each).iterdir())
     ]
-    left_out = NO_DECISIONS | COMPILED
-    return sorted(str(path.relative_to(ROOT)) for path in found if path.suffix == ".py" and path.stem not in left_out)
+    return sorted(str(path.relative_to(ROOT)) for path in found if path.suffix == ".py" and path.stem not in LEFT_OUT)
 
 
 def outcome(python: str, tree: Path, tests: list[str]) -> str:
@@ -168,10 +161,10 @@ def main() -> None:
     ):
         trees = queue.Queue()
         for number in range(given.jobs):
-            trees.put(Path(shutil.copytree(ROOT, Path(folder, str(number)), symlinks=True, ignore=LEFT_BEHIND)))
-        needed = [ROOMS[name].tests for name in sorted({room_of[each.file] for each in mutants})]
-        for tests in [*needed, STORMS]:
-            if outcome(given.python, trees.queue[0], tests) != "passed":
+            trees.put(Path(shutil.copytree(ROOT, Path(folder, str(number)), symlinks=True, ignore=NOT_COPIED)))
+        needed = [*(ROOMS[name].tests for name in sorted({room_of[each.file] for each in mutants})), STORMS]
+        for tests, ended in zip(needed, pool.map(partial(outcome, given.python, trees.queue[0]), needed), strict=True):
+            if ended != "passed":
                 sys.exit(f"these must pass before there are mutants: pytest {' '.join(tests)}")
         futures = {pool.submit(tried, given.python, trees, each, ROOMS[room_of[each.file]]): each for each in mutants}
         verdicts = []
