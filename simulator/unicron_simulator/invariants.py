@@ -344,14 +344,14 @@ class Invariants:
         expected = self._at.get(worker.name, -1)
         self.check(iteration == expected, f"{worker.name} updated after iteration {iteration} and not {expected}")
         self._at[worker.name] = iteration + 1
-        whole = Counter(range(worker.spec.microbatches))
+        whole = dict.fromkeys(range(worker.spec.microbatches), 1)
         for gradient in gradients:
-            wrong = {number: count for number, count in ((whole | gradient) - (whole & gradient)).items() if count}
-            self.check(
-                not wrong,
-                f"{worker.name} updated after iteration {iteration} in epoch {worker.core.epoch} with microbatches "
-                f"{sorted(gradient.elements())} instead of each of {worker.spec.microbatches} once",
-            )
+            if dict(gradient) != whole:
+                self.check(
+                    False,
+                    f"{worker.name} updated after iteration {iteration} in epoch {worker.core.epoch} with microbatches "
+                    f"{sorted(gradient.elements())} instead of each of {worker.spec.microbatches} once",
+                )
         self._flawless(worker, iteration)
         if worker.spec == self._specs[worker.spec.name]:
             self.steps.setdefault(worker.spec.name, {}).setdefault(iteration, worker.core.epoch)
