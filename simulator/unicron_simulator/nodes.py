@@ -56,6 +56,7 @@ class Machine:
         self.rotten: list[StateRef] = []
         self.random = Random(f"{network.seed}:{name}")
         self.make_core, self.make_outbox, self.make_worker = AgentCore, Outbox, WorkerCore
+        self.make_trainer = Trainer
         self.pace = STORM
         self.machines: dict[str, Machine] = {}
         self.storage = SharedStorage()
@@ -82,7 +83,8 @@ class Machine:
         self.agent.task = asyncio.ensure_future(self._run(self.agent))
 
     def _look(self) -> Tick:
-        return Tick([name for name, trainer in self.processes.items() if trainer.paused])
+        asleep = {name: 0.0 for name, trainer in self.processes.items() if trainer.asleep}
+        return Tick([name for name, trainer in self.processes.items() if trainer.paused], asleep)
 
     async def _run(self, agent: WatchedAgent) -> None:
         with contextlib.suppress(CrashedError):
@@ -206,7 +208,7 @@ class Machine:
             layout=command.layout,
         )
         random = Random(f"{self._network.seed}:{name}")
-        self.processes[name] = Trainer(command, self, self.invariants, random, self.pace, self.make_worker)
+        self.processes[name] = self.make_trainer(command, self, self.invariants, random, self.pace, self.make_worker)
         agent.handle(stimuli.ProcessStarted(name, 1))
         self._knock(agent, name)
 

@@ -16,12 +16,14 @@ class SharedStorage:
         parts: what places have written, by attempt and place.
         whole: complete checkpoints by folder, with the task and when they were completed.
         flaws: of the states in them.
+        refuses: why nothing can be written there now; empty where it can.
     """
 
     def __init__(self) -> None:
         self.parts: dict[tuple[str, int], StateRef] = {}
         self.whole: dict[str, tuple[str, float, StoredState]] = {}
         self.flaws: dict[str, bytes] = {}
+        self.refuses = ""
 
     def use(self, effect: UseStorage, node: str, now: float, *, sound: bool) -> Message:
         """Do what an agent has done there; return what it tells.
@@ -34,8 +36,9 @@ class SharedStorage:
         """
         match effect.job:
             case StorePart(ref=ref, saving=saving):
-                if not sound:
-                    return CheckpointFailed(node=node, task=ref.task, reason="it is not what its checksum says")
+                if self.refuses or not sound:
+                    reason = self.refuses or "it is not what its checksum says"
+                    return CheckpointFailed(node=node, task=ref.task, reason=reason)
                 self.parts[saving.attempt, ref.place] = ref
                 file = StoredFile(name="x", size=1, checksum="")
                 part = StoredPart(place=ref.place, index=file, data=file)
@@ -55,17 +58,34 @@ class SharedStorage:
                     node=node, task=task, iteration=saving.iteration, address=folder, removed=[], folder=folder
                 )
             case FindCheckpoint() as find:
+                if find.iteration >= 0:
+                    self._put_aside(find.task, find.iteration)
                 return CheckpointFound(
                     node=node,
                     task=find.task,
                     search=find.search,
-                    stored=self.newest(find.task, find.since, find.before),
+                    stored=self.newest(find.task, find.since, find.before, find.iteration),
                     skipped=[],
                 )
         raise TypeError(effect.job)
 
-    def newest(self, task: str, since: float, before: int = -1) -> StoredState | None:
-        """Return the newest checkpoint of a task that was completed since then, of an iteration before that."""
+    def _put_aside(self, task: str, iteration: int) -> None:
+        """Have checkpoints of a task later than that iteration count no more, where there is one of it."""
+        known = {folder: stored.iteration for folder, (name, _, stored) in self.whole.items() if name == task}
+        if iteration in known.values():
+            for folder in [folder for folder, at in known.items() if at > iteration]:
+                del self.whole[folder]
+
+    def newest(self, task: str, since: float, before: int = -1, iteration: int = -1) -> StoredState | None:
+        """Return the newest checkpoint of a task that was completed since then, of an iteration before that, or of one.
+
+        Args:
+            task: its name.
+            since: Unix seconds.
+            before: iteration; -1: any.
+            iteration: that it is to be of; -1: any.
+        """
         known = [stored for name, at, stored in self.whole.values() if name == task and at >= since]
         known = [stored for stored in known if before < 0 or stored.iteration < before]
+        known = [stored for stored in known if iteration in {-1, stored.iteration}]
         return max(known, key=lambda stored: stored.iteration, default=None)

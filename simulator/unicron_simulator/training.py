@@ -90,6 +90,7 @@ class Trainer(Rank):
     Attributes:
         core: of the worker, the same as in real ones.
         living: the process is there.
+        asleep: it waits, and uses no processor.
         computes: it is in its membership, and not on its way to one.
         layout: the shape of the replica that has this place.
         spoilt: what its script did to the gradient is noise.
@@ -113,7 +114,7 @@ class Trainer(Rank):
     ) -> None:
         super().__init__(command.worker, command.place, host.meeting, pace.meet)
         self.spec, self.slot, self.layout, self.host = command.spec, command.slot, command.layout, host
-        self.living, self.computes = True, False
+        self.living, self.asleep, self.computes = True, False, False
         self.core = make_core(self, self.spec.iterations, self.spec.microbatches)
         self._book, self._random, self._pace = book, random, pace
         self._hello = Hello(worker=self.name, pid=1)
@@ -360,7 +361,9 @@ class Trainer(Rank):
         seconds = self._random.uniform(0.001, 0.01)
         mine = self._sums.copy(), self._announces, self.summed
         given = await self._over_replicas(mine, f"reduce {iteration} {bucket}", seconds)
-        self._reduced[bucket] = Counter(microbatch for each, _, _ in given for microbatch in each.elements())
+        self._reduced[bucket] = Counter()
+        for each, _, _ in given:
+            self._reduced[bucket].update(each)
         self.announced = frozenset().union(*(announces for _, announces, _ in given))
         self._finite = all(finite for *_, finite in given)
 

@@ -94,8 +94,8 @@ class LocalCluster:
                 service = Service(wiring(settings.load([])), self.world.connect(), SystemClock(), LEASE_TTL_S)
                 self.services[settings.process] = service
                 self._services.append(asyncio.create_task(service.run()))
-            for name in self._names:
-                self.start_node(name)
+        for name in self._names:
+            self.start_node(name)
         client = Client(self.world.connect(), by="test")
         while not await _all_up(client, len(self._names)):
             for task in (*self._services, *self._nodes.values()):
@@ -116,7 +116,8 @@ class LocalCluster:
     def start_node(self, name):
         """Start a node, or start it again when it has gone."""
         self._leave[name].clear()
-        self._nodes[name] = asyncio.create_task(self._node(name).run())
+        with _environment(DEFAULTS):
+            self._nodes[name] = asyncio.create_task(self._node(name).run())
 
     def leave(self, name):
         """Tell a node that it is to go."""

@@ -1,14 +1,11 @@
 """The decoder of examples/parallel, small, in tests: what one plain process makes of it is what all layouts must."""
 
 import asyncio
-import os
-import subprocess
-import sys
 import textwrap
 
 import torch
 
-from helpers import ROOT
+from helpers import ROOT, standby
 
 EXAMPLE = ROOT / "examples" / "parallel"
 SMALL = ["--width", "16", "--layers", "2", "--heads", "2", "--context", "8", "--batch", "4", "--chunks", "2"]
@@ -70,10 +67,9 @@ def parameters(out):
 
 async def plain_parameters(script, out, iterations, microbatches):
     """Run the script as one plain process, without any cluster; return the parameters."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")}
     counts = ["--iterations", str(iterations), "--microbatches", str(microbatches)]
-    command = [sys.executable, str(script), *SMALL, "--out", str(out), *counts]
-    await asyncio.to_thread(subprocess.run, command, check=True, env={**kept, "OMP_NUM_THREADS": "1"})
+    code, written = await asyncio.to_thread(standby.run, script, *SMALL, "--out", str(out), *counts)
+    assert code == 0, written
     return parameters(out)
 
 

@@ -1,29 +1,26 @@
-"""Real workers whose state nobody has any more: it is had from the memory of a node, and nothing is computed again."""
+"""Real workers whose state nobody has any more: it is had from the memory of a node, or from storage."""
 
 import asyncio
 import itertools
-import os
 import shutil
-import signal
 import textwrap
 from collections import Counter
 
 import pytest
 import pytest_asyncio
 from helpers.cli import data, unicron
-from helpers.training import ITERATIONS, TRAIN, difference, kill_at_once, running_cluster, task, write_script
-from msgspec.structs import replace
+from helpers.gate import gate
+from helpers.local_cluster import local_cluster
+from helpers.training import ITERATIONS, TRAIN, difference, running_cluster, task, write_script
 from unicron_agent.network import memory_dir
-from unicron_deploy.processes import wait_until_gone
 
+from unicron.contracts.commands import Regroup
 from unicron.contracts.events import (
-    Alert,
     CheckpointFailed,
     CheckpointFound,
     CheckpointStored,
     FailureDetected,
     GradientNotFinite,
-    NodeGone,
     Regrouped,
     StateCopied,
     StateDiverged,
@@ -31,45 +28,35 @@ from unicron.contracts.events import (
     StateRejected,
     StateSecured,
     StatesFound,
-    StateUnusable,
-    TaskRemoved,
-    WorkerExited,
     WorkerReady,
 )
-from unicron.contracts.tasks import NodeState, TaskState
+from unicron.contracts.tasks import TaskState
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-UNRULY = TRAIN.replace("microbatches=6)", 'microbatches=6, finite=os.environ["RULE"])').replace(
+UNRULY = TRAIN.replace("microbatches=6)", 'microbatches=6, finite="retry")').replace(
     "            session.backward((model(x) - x.sum(1, keepdim=True)).square().mean())",
     """
             loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
             if iteration == 4 and microbatch == 2:
-                with open(os.environ["FAULTY"], "a+") as faulty:  # who computes it first, or whoever does
+                with open(os.environ["FAULTY"], "a+") as faulty:  # who computes it first
                     faulty.seek(0)
                     first = faulty.read() or faulty.write(os.environ["UNICRON_WORKER"]) and os.environ["UNICRON_WORKER"]
-                loss = loss * float("nan") if first in {os.environ["UNICRON_WORKER"], "all"} else loss
+                loss = loss * float("nan") if first == os.environ["UNICRON_WORKER"] else loss
             session.backward(loss)""",
 )
-"""The usual script, in which the loss of one microbatch is no number, on one worker or on all."""
+"""The usual script, in which the loss of one microbatch is no number on one worker."""
 
 FLIPPING = TRAIN.replace(
     "        for microbatch",
     """
-        flips = str(iteration) == os.environ.get("FLIP_AT") and session.rank == int(os.environ["FLIP"])
-        if flips and not os.path.exists(os.environ["FLIPPED"]):
+        if iteration == 8 and session.rank == 2 and not os.path.exists(os.environ["FLIPPED"]):
             with torch.no_grad(), open(os.environ["FLIPPED"], "x") as told:
-                model[0].weight[3, 5] += float(os.environ["BY"])
+                model[0].weight[3, 5] += 0.5
                 told.write(os.environ["UNICRON_WORKER"])
         for microbatch""",
-).replace(
-    "            if not os.path",
-    """
-            while str(iteration) == os.environ.get("FLIP_AT") and not os.path.exists(os.environ["HELD"]):
-                time.sleep(0.01)
-            if not os.path""",
 )
-"""The usual script, in which one worker's parameters change, and in that iteration all wait."""
+"""The usual script, in which one worker's parameters change."""
 
 DYING = TRAIN.replace(
     "    for iteration",
@@ -95,275 +82,184 @@ DYING = TRAIN.replace(
 Where the one before is not safe elsewhere yet, no state of iteration 8 is written; then it is a later one.
 """
 
+HELD_AT = 6
+
 names = (f"t{number}" for number in itertools.count())
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(tmp_path_factory, plain):  # that one first: it blocks the loop
-    async with running_cluster(tmp_path_factory.mktemp("cluster")) as scene:
+async def scene(tmp_path_factory):
+    async with local_cluster(tmp_path_factory.mktemp("cluster"), nodes=4) as scene:
         yield scene
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mortal(tmp_path_factory):
+    """A cluster whose nodes can be killed, and which commands reach."""
+    async with running_cluster(tmp_path_factory.mktemp("mortal")) as scene:
+        yield scene
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def held():
+    async with gate() as found:
+        yield found
 
 
 class Run:
     """A task that trains for a while, and what comes of it."""
 
-    def __init__(self, scene, script, tmp_path, pace=None, env=(), **fields):
-        self.scene, self.name = scene, next(names)
-        self.out, self._hurry, self._done = (tmp_path / name for name in ("out.pt", "hurry", "done"))
-        if pace is None:  # a fifth of a second for an iteration of six: it must not be through before it is struck
-            pace = 0.2 * fields.get("max_workers", 3) / 6
-        env = {"ACCUMULATE": "float64", "PACE": str(pace), "OUT": str(self.out), **dict(env)}
-        env |= {"HURRY": str(self._hurry), "DONE": str(self._done)}
+    def __init__(self, scene, script, tmp_path, held, env=(), **fields):
+        self.scene, self.name, self.held = scene, next(names), held
+        self.out, self._done = tmp_path / "out.pt", tmp_path / "done"
+        env = {"ACCUMULATE": "float64", "OUT": str(self.out), "DONE": str(self._done), **dict(env), **held.env}
         self.spec = task(script, self.name, iterations=ITERATIONS, env=env, **fields)
 
-    async def until_protected(self):
+    async def until_held(self, iteration=HELD_AT):
+        """Train until all workers are held in an iteration, and a state lies in memory; return who they are."""
+        self.held.close(iteration - 1)
         await self.scene.client.submit(self.spec)
-        await self.scene.reached(self.name, 5)
+        await self.held.held(self.spec.max_workers)
         await self.scene.until(lambda: self.scene.of(StateSecured, task=self.name))
+        self.held.close(iteration)  # on the way there the next one is saved
+        await self.held.held(self.spec.max_workers)
         return (await self.scene.view(self.name)).members
 
-    def hurry(self):
-        """Have it train without a pause from now on."""
-        self._hurry.touch()
+    async def in_memory(self, node):
+        """Return of which iterations a node has states."""
+        return {each.iteration for each in await self.scene.client.states(node) if each.task == self.name}
 
-    async def ends_as_undisturbed(self, plain, again=0):
-        self.hurry()
+    async def ends_as_undisturbed(self, plain, since=HELD_AT):
+        """Hold that it ends as if nothing had happened, and computes again only what was done `since` its state."""
+        self.held.open()
         view = await self.scene.until_state(self.name, TaskState.FINISHED, TaskState.FAILED)
         assert view.state is TaskState.FINISHED, view
-        result = await self.result()
-        await self.scene.reached(self.name, ITERATIONS - 1)
-        assert set(map(int, self._done.read_text().split())) == set(range(ITERATIONS)), "as the script wrote it down"
-        told = Counter(message.iteration for message in self.scene.iterations if message.task == self.name)
-        assert sum(told.values()) - len(told) <= again, f"computed again: {told - Counter(range(ITERATIONS))}"
-        assert difference(result, plain) <= 1e-5
+        assert difference(await self.scene.saved(self.out), plain) <= 1e-5
+        again = range(since, HELD_AT)
+        assert await self.scene.finished(self.name) == sorted([*range(ITERATIONS), *again])
+        assert {*map(int, self._done.read_text().split())} == {*range(ITERATIONS)}, "as the script wrote it down"
 
-    async def result(self):
-        """Return what the script has written, once it is through with that."""
-        return await self.scene.saved(self.out)
+    def begun(self):
+        """Return the iterations in which memberships began, but the first one."""
+        return {each.iteration for each in self.scene.of(Regrouped, task=self.name) if each.epoch > 0}
 
 
-async def test_all_workers_killed_at_once_go_on_where_they_were(scene, flipping, plain, tmp_path):
-    run, members, _ = await hold_in_iteration_8(scene, flipping, tmp_path, rank=0, by="0.0", max_workers=3)
-    await until_held(scene, run.name, 8)
-    kill_at_once(scene, members)
-    await scene.until(lambda: scene.of(StatesFound, task=run.name))
-    (tmp_path / "held").touch()
-    await run.ends_as_undisturbed(plain)
-
-
-async def test_the_only_worker_killed_goes_on_where_it_was(scene, flipping, plain, tmp_path):
-    run, [only], _ = await hold_in_iteration_8(scene, flipping, tmp_path, rank=0, by="0.0", max_workers=1)
-    await until_held(scene, run.name, 8)
-    await scene.client.inject(only.node, "kill-worker", only.worker)
-    await scene.until(lambda: scene.of(FailureDetected, worker=only.worker))
-    (tmp_path / "held").touch()
-    await run.ends_as_undisturbed(plain)
-
-
-async def test_the_only_worker_killed_while_it_writes_its_state_goes_on_from_the_one_before(scene, plain, tmp_path):
+async def test_the_only_worker_killed_while_it_writes_its_state_goes_on_from_the_one_before(
+    scene, plain, held, tmp_path
+):
     env = {name.upper(): str(tmp_path / name) for name in ("died", "wrote")}
-    run = Run(scene, write_script(tmp_path, DYING), tmp_path, max_workers=1, env=env)
-    await run.until_protected()
-    await scene.until((tmp_path / "died").exists)
-    await run.ends_as_undisturbed(plain, again=ITERATIONS)
+    run = Run(scene, write_script(tmp_path, DYING), tmp_path, held, max_workers=1, env=env)
+    await run.until_held()
+    for iteration in range(HELD_AT + 1, ITERATIONS):  # it writes once it has heard that the one before is safe
+        held.close(iteration)
+        there = lambda at=iteration: [each for each in held.waiting if each["iteration"] >= at]  # noqa: E731
+        while not ((tmp_path / "died").exists() or there()):
+            await asyncio.sleep(0.01)
+    held.open()
+    await scene.until_state(run.name, TaskState.FINISHED)
     taken = [each.iteration for each in scene.of(Regrouped, task=run.name) if each.state_from]
     assert taken == [int((tmp_path / "wrote").read_text().split()[-1])]
-    told = Counter(each.iteration for each in scene.iterations if each.task == run.name)
+    told = Counter(await scene.finished(run.name))
     assert all(iteration >= taken[0] for iteration, count in told.items() if count > 1), "and computes no more again"
+    assert difference(await scene.saved(run.out), plain) <= 1e-5
     assert not scene.of(StateRejected, task=run.name), "what is not whole is offered to nobody"
 
 
-async def test_users_see_what_lies_in_which_memories(scene, script, tmp_path):
-    run = Run(scene, script, tmp_path, pace=0.3, max_workers=1)
-    [only] = await run.until_protected()
-    [secured] = scene.of(StateSecured, task=run.name)
+async def test_users_see_what_lies_in_which_memories(mortal, script, held, tmp_path):
+    run = Run(mortal, script, tmp_path, held, max_workers=1)
+    [only] = await run.until_held()
+    [secured] = mortal.of(StateSecured, task=run.name)
     ask = ("checkpoints", "memory", run.name)
-    rows = await asyncio.to_thread(data, *ask, url=scene.cluster.url)
+    rows = await asyncio.to_thread(data, *ask, url=mortal.cluster.url)
     assert {(row["task"], row["worker"], row["place"]) for row in rows} == {(run.name, only.worker, 0)}
     assert [row["iteration"] for row in rows] == sorted((row["iteration"] for row in rows), reverse=True)
     older = rows[-1]
     assert sorted(older["nodes"]) == sorted([only.node, *secured.nodes])
-    assert older["size"] > 10_000
-    text = await asyncio.to_thread(unicron, *ask, url=scene.cluster.url)
+    assert older["size"] > 8_700, "its parameters"
+    text = await asyncio.to_thread(unicron, *ask, url=mortal.cluster.url)
     assert f"{run.name} " in text
     assert secured.nodes[0] in text
-    status = await asyncio.to_thread(unicron, "status", url=scene.cluster.url)
+    status = await asyncio.to_thread(unicron, "status", url=mortal.cluster.url)
     assert "2 nodes" in next(line for line in status.splitlines() if line.startswith(run.name))
-    await scene.client.remove(run.name)
+    await mortal.client.remove(run.name)
     assert "no node has a state" in await asyncio.to_thread(
-        unicron, "checkpoints", "memory", "no-task", url=scene.cluster.url
+        unicron, "checkpoints", "memory", "no-task", url=mortal.cluster.url
     )
 
 
-async def test_the_only_workers_node_killed_goes_on_from_another_nodes_memory(scene, script, plain, tmp_path):
-    run = Run(scene, script, tmp_path, max_workers=1)
-    [only] = await run.until_protected()
-    scene.cluster.kill_node(only.node)
-    try:
-        await run.ends_as_undisturbed(plain, again=1)  # the copy of the newest may have been on its way
-    finally:
-        scene.cluster.start_process(only.node)
-    assert {each.node for each in scene.of(Regrouped, task=run.name)} > {only.node}
-
-
-async def test_all_nodes_killed_at_once_and_brought_back_go_on_where_they_were(scene, script, plain, tmp_path):
-    run = Run(scene, script, tmp_path)
-    members = await run.until_protected()
+async def test_all_nodes_killed_at_once_and_brought_back_go_on_where_they_were(mortal, script, plain, held, tmp_path):
+    run = Run(mortal, script, tmp_path, held)
+    members = await run.until_held()
     for each in members:
-        scene.cluster.kill_node(each.node)
-    await asyncio.sleep(1.0)
+        mortal.cluster.kill_node(each.node)
     for each in members:
-        scene.cluster.start_process(each.node)
-    await run.ends_as_undisturbed(plain, again=1)
+        mortal.cluster.start_process(each.node)
+    await mortal.until(lambda: mortal.of(StatesFound, task=run.name))
+    held.open()
+    [begun] = await mortal.until(run.begun)
+    assert begun > 0
+    await run.ends_as_undisturbed(plain, begun)
 
 
-async def test_a_task_that_is_put_aside_for_a_heavier_one_goes_on_where_it_was(scene, script, plain, tmp_path):
-    run = Run(scene, script, tmp_path, pace=0.15)
-    await run.until_protected()
-    heavy = task(script, next(names), weight=2.0, min_workers=3, iterations=8, env={"PACE": "0.02"})
-    await scene.client.submit(heavy)
-    await scene.until_state(run.name, TaskState.WAITING)
-    reached = max(message.iteration for message in scene.iterations if message.task == run.name)
-    await scene.until_state(heavy.name, TaskState.FINISHED)
-    await run.ends_as_undisturbed(plain)
-    again = [each.iteration for each in scene.of(Regrouped, task=run.name) if each.epoch > 0]
-    assert min(again) >= reached > 4
-    left = scene.of(StateKept, task=run.name)
-    [leaving, *taken] = sorted(set(again))
-    assert {each.state.iteration for each in left} == {leaving + 1} == {min(taken)}, "they finished it before"
-    assert not scene.of(StatesFound, task=run.name), "nobody had to look for it"
+async def test_where_every_memory_is_lost_it_goes_on_from_storage(mortal, script, plain, held, tmp_path):
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    run = Run(mortal, script, tmp_path, held, checkpoints=str(storage), checkpoint_s=0.01)
+    members = await run.until_held()
+    stored = await mortal.until(lambda: [m for m in mortal.of(CheckpointStored, task=run.name) if m.iteration > 0])
+    assert all(each.address.startswith(str(storage)) for each in stored)
+    for each in members:
+        mortal.cluster.kill_node(each.node)
+        shutil.rmtree(memory_of(mortal, each.node))
+    for each in members:
+        mortal.cluster.start_process(each.node)
+    [found, *_] = await mortal.until(lambda: mortal.of(CheckpointFound, task=run.name))
+    assert found.stored.iteration >= stored[-1].iteration
+    await run.ends_as_undisturbed(plain, found.stored.iteration)
+    assert run.begun() == {found.stored.iteration}
 
 
-async def test_a_task_that_its_user_pauses_goes_on_where_it_was(scene, script, plain, tmp_path):
-    run = Run(scene, script, tmp_path, pace=0.15)
-    await run.until_protected()
-    await scene.client.pause(run.name)
-    view = await scene.until_state(run.name, TaskState.WAITING)
-    assert view.paused
-    started = {each.worker for each in scene.of(WorkerReady, task=run.name)}
-    await scene.until(lambda: {each.worker for each in scene.of(WorkerExited, task=run.name)} >= started)
-    done = len(scene.iterations)
-    await asyncio.sleep(0.5)
-    assert len(scene.iterations) == done
-    await scene.client.pause(run.name, pause=False)
-    await run.ends_as_undisturbed(plain)
-
-
-async def test_a_task_is_saved_rewound_stopped_and_taken_up_by_order(scene, script, plain, tmp_path):
-    run = Run(scene, script, tmp_path, pace=1.0, checkpoints=str(tmp_path), checkpoint_s=1e6)
-    await run.until_protected()
-    await scene.client.save(run.name)
-    [first] = await scene.until(lambda: scene.of(CheckpointStored, task=run.name))
-    await scene.reached(run.name, first.iteration + 2)
-    await scene.client.pause(run.name)
-    await scene.until_state(run.name, TaskState.WAITING)
-    await scene.client.rewind(run.name, 23)
-    alert = await scene.until(lambda: [each for each in scene.of(Alert) if run.name in each.text])
-    assert "not from iteration 23" in alert[0].text
-    await scene.client.rewind(run.name, first.iteration)
-    await scene.until(lambda: [each for each in scene.of(CheckpointFound, task=run.name) if each.stored])
-    await scene.client.pause(run.name, pause=False)
-    taken = await scene.until(
-        lambda: [each for each in scene.of(Regrouped, task=run.name) if "step" in each.state_from]
-    )
-    assert {each.iteration for each in taken} == {first.iteration}
-    await scene.until_state(run.name, TaskState.RUNNING)
-    await scene.client.save(run.name, stop=True)
-    await scene.until(lambda: scene.of(TaskRemoved, task=run.name))
-    last = scene.of(CheckpointStored, task=run.name)[-1]
-    while await scene.view(run.name):
-        await asyncio.sleep(0.05)
-    run.hurry()
-    await scene.client.submit(replace(run.spec, resume=True))
-    await scene.until_state(run.name, TaskState.FINISHED)
-    assert difference(await run.result(), plain) <= 1e-5
-    begun = [each for each in scene.of(Regrouped, task=run.name) if each.at > last.at]
-    assert min(each.iteration for each in begun) == last.iteration > first.iteration
-
-
-async def test_a_paused_task_whose_node_is_drained_and_switched_off_goes_on_where_it_was(
-    scene, script, plain, tmp_path
-):
-    run = Run(scene, script, tmp_path, max_workers=1)
-    [only] = await run.until_protected()
-    await scene.client.pause(run.name)
-    [left] = await scene.until(lambda: scene.of(StateKept, task=run.name))
-    await scene.until_state(run.name, TaskState.WAITING)
-    await scene.client.drain(only.node)
-    [copied] = await scene.until(lambda: scene.of(StateCopied, task=run.name))
-    assert copied.state == left.state.at(copied.state.location.node, copied.state.location.address)
-    scene.cluster.kill_node(only.node)
-    shutil.rmtree(memory_of(scene, only.node))
-    try:
+async def test_a_paused_task_whose_node_is_drained_and_switched_off_goes_on_where_it_was(script, plain, held, tmp_path):
+    async with local_cluster(tmp_path) as scene:
+        run = Run(scene, script, tmp_path, held, max_workers=1)
+        [only] = await run.until_held()
+        await scene.client.pause(run.name)
+        await scene.until(lambda: scene.of(Regroup, task=run.name, leaving=True))
+        held.open()
+        [left] = await scene.until(lambda: scene.of(StateKept, task=run.name))
+        await scene.until_state(run.name, TaskState.WAITING)
+        await scene.client.drain(only.node)
+        [copied] = await scene.until(lambda: scene.of(StateCopied, task=run.name))
+        assert copied.state == left.state.at(copied.state.location.node, copied.state.location.address)
+        scene.cluster.leave(only.node)
+        await scene.cluster.gone(only.node)
         await scene.client.pause(run.name, pause=False)
         await run.ends_as_undisturbed(plain)
-    finally:
-        scene.cluster.start_process(only.node)
-        await scene.client.drain(only.node, drain=False)
-    iterations = {each.iteration for each in scene.of(Regrouped, task=run.name) if each.node != only.node}
-    assert iterations == {left.state.iteration}
-    assert not scene.of(StatesFound, task=run.name), "nobody had to look for it"
+        iterations = {each.iteration for each in scene.of(Regrouped, task=run.name) if each.node != only.node}
+        assert iterations == {left.state.iteration}
+        assert not scene.of(StatesFound, task=run.name), "nobody had to look for it"
 
 
-async def test_the_agent_of_the_only_workers_node_told_to_stop_hands_over_first(scene, script, plain, tmp_path):
-    run = Run(scene, script, tmp_path, pace=0.2, max_workers=1)
-    [only] = await run.until_protected()
-    process = scene.cluster.processes[only.node]
-    os.kill(process.pid, signal.SIGTERM)
-    try:
-        await scene.until(lambda: scene.of(NodeGone, node=only.node))
-        moved = {each.node for each in scene.of(Regrouped, task=run.name)} - {only.node}
-        assert moved, "before it said goodbye"
-        await run.ends_as_undisturbed(plain)
-    finally:
-        await asyncio.to_thread(wait_until_gone, [process], 20)
-        scene.cluster.start_process(only.node)
-    assert not scene.of(FailureDetected, task=run.name)
-    assert not scene.of(StatesFound, task=run.name), "a living worker had it"
-    up = [NodeState.UP] * 3
-    while [view.state for view in (await scene.client.status()).nodes] != up:
-        await asyncio.sleep(0.1)
-
-
-async def test_a_copy_with_a_byte_flipped_is_used_by_nobody(scene, script, plain, tmp_path):
-    run = Run(scene, script, tmp_path, max_workers=1)
-    [only] = await run.until_protected()
+async def test_a_copy_with_a_byte_flipped_is_used_by_nobody(scene, script, plain, held, tmp_path):
+    run = Run(scene, script, tmp_path, held, max_workers=1)
+    [only] = await run.until_held()
     [secured] = scene.of(StateSecured, task=run.name)
-    assert secured.nodes, "another node has a copy"
+    [other] = {*secured.nodes} - {only.node}
     await scene.client.inject(only.node, "stop-worker", only.worker)
+    async with asyncio.timeout(60):
+        while (newest := max(await run.in_memory(only.node))) not in await run.in_memory(other):
+            await asyncio.sleep(0.02)
     for path in memory_of(scene, only.node).glob(f"{only.worker}.*.saved"):
         flip(path)
     await scene.client.inject(only.node, "kill-worker", only.worker)
-    await run.ends_as_undisturbed(plain, again=1)  # what was on its way to the other node when it stopped
+    await run.ends_as_undisturbed(plain, newest)
     rejected = scene.of(StateRejected, task=run.name)
     assert {each.state.location.node for each in rejected} == {only.node}, "the node is named"
-    assert {each.iteration for each in scene.of(Regrouped, task=run.name)}.isdisjoint({1, 2, 3, 4})
-
-
-@pytest.mark.parametrize("workers", [3, 2], ids=["all-nodes", "two-of-a-group"])
-async def test_where_every_memory_is_lost_it_goes_on_from_storage(scene, script, plain, tmp_path, workers):
-    storage = tmp_path / "storage"
-    storage.mkdir()
-    run = Run(scene, script, tmp_path, pace=0.8, checkpoints=str(storage), checkpoint_s=0.3, max_workers=workers)
-    members = await run.until_protected()
-    assert len(members) == workers
-    stored = await scene.until(lambda: scene.of(CheckpointStored, task=run.name))
-    assert all(each.address.startswith(str(storage)) for each in stored)
-    for each in members:
-        scene.cluster.kill_node(each.node)
-        shutil.rmtree(memory_of(scene, each.node))
-    run.hurry()
-    for each in members:
-        scene.cluster.start_process(each.node)
-    found = (await scene.until(lambda: scene.of(CheckpointFound, task=run.name)))[0].stored
-    assert found.iteration >= stored[-1].iteration
-    await run.ends_as_undisturbed(plain, again=ITERATIONS - found.iteration)
-    begun = min(each.iteration for each in scene.of(Regrouped, task=run.name) if each.state_from == found.folder)
-    assert begun == found.iteration > 0
+    assert run.begun() == {newest}
 
 
 OWN = """
-    import os, time
+    import os
     from pathlib import Path
     folder = Path(os.environ["UNICRON_CHECKPOINT_DIR"])
     folder.mkdir(exist_ok=True)
@@ -374,11 +270,12 @@ OWN = """
 """
 
 
-async def test_a_script_finds_its_own_checkpoints_again_when_it_is_started_again(scene, script, tmp_path):
+async def test_a_script_finds_its_own_checkpoints_again_when_it_is_started_again(scene, script, held, tmp_path):
     own = write_script(tmp_path, textwrap.dedent(OWN) + script.read_text())
-    run = Run(scene, own, tmp_path, pace=0.05, max_workers=1, checkpoints=str(tmp_path))
-    [only] = await run.until_protected()
+    run = Run(scene, own, tmp_path, held, max_workers=1, checkpoints=str(tmp_path))
+    [only] = await run.until_held()
     await scene.client.inject(only.node, "kill-worker", only.worker)
+    held.open()
     await scene.until_state(run.name, TaskState.FINISHED)
     await scene.client.remove(run.name)
     await scene.client.submit(run.spec)  # under the same name
@@ -390,12 +287,12 @@ async def test_a_script_finds_its_own_checkpoints_again_when_it_is_started_again
     assert f"{run.name}.own" not in await asyncio.to_thread(unicron, "checkpoints", "list", "--at", str(tmp_path))
 
 
-async def test_a_storage_that_refuses_is_told_of_and_training_goes_on(scene, script, plain, tmp_path):
-    run = Run(scene, script, tmp_path, pace=0.1, checkpoints=str(tmp_path / "nothing"), checkpoint_s=0.3)
-    await run.until_protected()
-    await run.ends_as_undisturbed(plain)
-    failed = (await scene.until(lambda: scene.of(CheckpointFailed, task=run.name)))[0]
+async def test_a_storage_that_refuses_is_told_of_and_training_goes_on(scene, script, plain, held, tmp_path):
+    run = Run(scene, script, tmp_path, held, checkpoints=str(tmp_path / "nothing"), checkpoint_s=0.01)
+    await run.until_held()
+    [failed, *_] = await scene.until(lambda: scene.of(CheckpointFailed, task=run.name))
     assert "is no directory: make it, or mount" in failed.reason
+    await run.ends_as_undisturbed(plain)
 
 
 def flip(path):
@@ -408,134 +305,34 @@ def memory_of(scene, node):
     return memory_dir((scene.cluster.root / "nodes" / node).resolve())
 
 
-async def until_held(scene, name, iteration):
-    """Wait until two nodes have what a task has saved in an iteration: the one of its worker, and one with a copy."""
-    async with asyncio.timeout(60):
-        while True:
-            held = [{(each.task, each.iteration) for each in await scene.client.states(n)} for n in scene.cluster.nodes]
-            if sum((name, iteration) in each for each in held) >= 2:
-                return
-            await asyncio.sleep(0.02)
-
-
-async def hold_in_iteration_8(scene, script, tmp_path, rank, by="0.5", **fields):
-    """Run a task in which the parameters of one worker change, and which goes no further before `held` is there."""
-    env = {
-        "FLIP_AT": "8",
-        "FLIP": str(rank),
-        "BY": by,
-        "HELD": str(tmp_path / "held"),
-        "FLIPPED": str(tmp_path / "flipped"),
-    }
-    run = Run(scene, script, tmp_path, env=env, **{"max_workers": 4, **fields})
-    await scene.client.submit(run.spec)
-    await scene.until(lambda: (tmp_path / "flipped").exists() and (tmp_path / "flipped").read_text())
-    members = (await scene.view(run.name)).members
-    return run, members, (tmp_path / "flipped").read_text()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def wide(tmp_path_factory, plain):
-    async with running_cluster(tmp_path_factory.mktemp("wide"), nodes=4) as scene:
-        yield scene
-
-
-@pytest.fixture(scope="module")
-def flipping(tmp_path_factory):
-    return write_script(tmp_path_factory.mktemp("flipping"), FLIPPING)
-
-
 async def test_a_worker_whose_parameters_changed_takes_those_of_the_others_when_one_of_them_is_replaced(
-    wide, flipping, plain, tmp_path
+    scene, plain, held, tmp_path
 ):
-    run, members, flipped = await hold_in_iteration_8(wide, flipping, tmp_path, rank=2)
+    env = {"FLIPPED": str(tmp_path / "flipped")}
+    run = Run(scene, write_script(tmp_path, FLIPPING), tmp_path, held, max_workers=4, env=env)
+    members, flipped = await run.until_held(8), (tmp_path / "flipped").read_text()
     victim = next(each for each in members if each.worker not in {flipped, members[0].worker})
-    await wide.client.inject(victim.node, "kill-worker", victim.worker)
-    await wide.until(lambda: [each for each in wide.of(WorkerReady, task=run.name) if each.worker == f"{run.name}-5"])
-    (tmp_path / "held").touch()
+    await scene.client.inject(victim.node, "kill-worker", victim.worker)
+    await scene.until(lambda: scene.of(WorkerReady, worker=f"{run.name}-5"))
     await run.ends_as_undisturbed(plain)
-    [told] = wide.of(StateDiverged, task=run.name)
+    [told] = scene.of(StateDiverged, task=run.name)
     [node] = [each.node for each in members if each.worker == flipped]
     assert (told.worker, told.node, told.iteration, told.undecided) == (flipped, node, 8, False)
     assert told.digests.count(told.digests[told.replica]) == 1
-    again = [each for each in wide.of(Regrouped, task=run.name, worker=flipped) if each.epoch > told.epoch]
+    again = [each for each in scene.of(Regrouped, task=run.name, worker=flipped) if each.epoch > told.epoch]
     assert again[0].state_from, "in place"
 
 
-async def test_what_goes_to_storage_is_what_most_replicas_have(wide, flipping, plain, tmp_path):
-    storage = tmp_path / "storage"
-    storage.mkdir()
-    run, members, flipped = await hold_in_iteration_8(
-        wide, flipping, tmp_path, rank=0, checkpoints=str(storage), checkpoint_s=0.01
-    )
-    (tmp_path / "held").touch()
-    await run.ends_as_undisturbed(plain)
-    [told] = wide.of(StateDiverged, task=run.name)
-    assert (told.worker, told.iteration, told.undecided) == (flipped, 8, False)
-    assert flipped == members[0].worker, "who writes to storage"
-
-
-async def unruly_run(wide, unruly, tmp_path, rule, faulty="all"):
-    (tmp_path / "faulty").write_text(faulty)
-    run = Run(wide, unruly, tmp_path, env={"RULE": rule, "FAULTY": str(tmp_path / "faulty")})
-    await wide.client.submit(run.spec)
-    return run, await wide.until_state(run.name, TaskState.FINISHED, TaskState.FAILED)
-
-
-async def test_an_update_whose_gradient_is_no_number_is_skipped_and_the_microbatch_named(wide, unruly, tmp_path):
-    run, view = await unruly_run(wide, unruly, tmp_path, "skip")
-    assert view.state is TaskState.FINISHED, view
-    [told] = await wide.until(lambda: wide.of(GradientNotFinite, task=run.name))
-    assert (told.iteration, told.microbatches, told.rule) == (4, [2], "skip")
-    assert all(each.isfinite().all() for each in (await run.result())["model"].values())
-
-
-async def test_a_task_that_is_to_stop_at_such_a_gradient_fails_and_nothing_is_restarted(wide, unruly, tmp_path):
-    run, view = await unruly_run(wide, unruly, tmp_path, "stop")
-    assert view.state is TaskState.FAILED
-    [told] = await wide.until(lambda: wide.of(GradientNotFinite, task=run.name))
-    assert f"that of microbatch 2 on rank {told.rank} ({told.worker})" in view.reason
-    assert not wide.of(FailureDetected, task=run.name)
-    assert len(wide.of(WorkerReady, task=run.name)) == 3
-
-
 async def test_what_is_no_number_on_one_worker_only_is_had_from_another_and_its_node_named(
-    wide, unruly, plain, tmp_path
+    scene, plain, held, tmp_path
 ):
-    run, view = await unruly_run(wide, unruly, tmp_path, "retry", faulty="")
-    assert view.state is TaskState.FINISHED, view
+    faulty = tmp_path / "faulty"
+    run = Run(scene, write_script(tmp_path, UNRULY), tmp_path, held, env={"FAULTY": str(faulty)})
+    await scene.client.submit(run.spec)
     await run.ends_as_undisturbed(plain)
-    told = await wide.until(lambda: wide.of(GradientNotFinite, task=run.name)[1:] and wide.of(GradientNotFinite))
-    told = [each for each in told if each.task == run.name]
+    await scene.until(lambda: scene.of(GradientNotFinite, task=run.name)[1:])
+    told = scene.of(GradientNotFinite, task=run.name)
     assert [(each.iteration, each.microbatches, each.suspect) for each in told] == [(4, [2], False), (4, [2], True)]
-    [ready] = wide.of(WorkerReady, worker=(tmp_path / "faulty").read_text())
+    [ready] = scene.of(WorkerReady, worker=faulty.read_text())
     assert {each.node for each in told} == {ready.node}
-    assert not wide.of(FailureDetected, task=run.name)
-
-
-async def test_what_is_no_number_on_another_worker_either_ends_the_task(wide, unruly, tmp_path):
-    run, view = await unruly_run(wide, unruly, tmp_path, "retry")
-    assert view.state is TaskState.FAILED
-    assert "nor is it when computed again: that of microbatch 2 on rank" in view.reason
-    first = await wide.until(lambda: wide.of(GradientNotFinite, task=run.name))
-    assert (first[0].microbatches, first[0].rule, any(each.suspect for each in first)) == ([2], "retry", False)
-    assert f"({first[0].worker})" not in view.reason, "it was computed by another"
-
-
-@pytest.fixture(scope="module")
-def unruly(tmp_path_factory):
-    return write_script(tmp_path_factory.mktemp("unruly"), UNRULY)
-
-
-async def test_a_saved_state_that_makes_the_loss_no_number_is_left_for_the_one_before(wide, flipping, plain, tmp_path):
-    run, [only], _ = await hold_in_iteration_8(wide, flipping, tmp_path, rank=0, by="nan", max_workers=1)
-    await until_held(wide, run.name, 8)
-    await wide.client.inject(only.node, "kill-worker", only.worker)
-    await wide.until(lambda: wide.of(FailureDetected, worker=only.worker))
-    (tmp_path / "held").touch()
-    await run.ends_as_undisturbed(plain, again=1)
-    [told] = wide.of(StateUnusable, task=run.name)
-    assert told.iteration == 8
-    assert told.copies.startswith("the memory of node-")
-    begun = [each.iteration for each in wide.of(Regrouped, task=run.name)]
-    assert begun == [0, 8, 7]
+    assert not scene.of(FailureDetected, task=run.name)

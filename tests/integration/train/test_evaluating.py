@@ -1,75 +1,25 @@
-"""A script that is not computing: on one rank between two iterations for long, or in a microbatch for ever."""
+"""A script that is not computing: it sleeps in a microbatch for ever."""
 
 import pytest
-from helpers.training import running_cluster, task, write_script
+from helpers.gate import gate
+from helpers.local_cluster import local_cluster
+from helpers.training import task, write_script
 
-from unicron.contracts.events import FailureDetected, WorkerAsleep, WorkerAway, WorkerFinished, WorkerStalled
+from unicron.contracts.events import FailureDetected, WorkerAsleep, WorkerStalled
 from unicron.contracts.tasks import TaskState
 
 pytestmark = pytest.mark.slow
 
-HANG_S, EVALUATION_S = 4.0, 10.0  # one that waits for a core is no hang
 
-SCRIPT = f"""
-    import time
-    import torch
-    from unicron.train import Session
-
-    torch.manual_seed(0)
-    model = torch.nn.Linear(8, 1)
-    session = Session(seed=3, iterations=60, microbatches=4)
-    session.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
-    for iteration in session.iterations():
-        for microbatch in session.microbatches():
-            time.sleep(0.02)
-            session.backward(model(torch.randn(4, 8)).square().mean())
-        session.step()
-        if iteration == 30 and session.rank == 0:
-            time.sleep({EVALUATION_S})
-"""
-
-
-async def test_an_evaluation_on_one_rank_is_no_failure_of_anybody(tmp_path, monkeypatch):
-    monkeypatch.setenv("UNICRON_HANG_S", str(HANG_S))
-    async with running_cluster(tmp_path, nodes=2, slots=1) as scene:
-        numbers = {"iterations": 60, "microbatches": 4, "min_workers": 2, "max_workers": 2}
-        await scene.client.submit(task(write_script(tmp_path, SCRIPT), "gpt", **numbers))
-        view = await scene.until_state("gpt", TaskState.FINISHED, TaskState.FAILED)
-        assert view.state is TaskState.FINISHED
-        await scene.until(lambda: len(scene.of(WorkerFinished, task="gpt")) == 2)
-    assert scene.of(FailureDetected) == []
-    [away] = scene.of(WorkerAway)
-    assert away.iteration == 31
-
-
-SLEEPER = """
-    import os, time
-    import torch
-    from unicron.train import Session
-
-    torch.manual_seed(0)
-    model = torch.nn.Linear(8, 1)
-    session = Session(seed=3, iterations=60, microbatches=4)
-    session.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
-    for iteration in session.iterations():
-        for microbatch in session.microbatches():
-            if (iteration, os.environ["UNICRON_WORKER"]) == (30, "gpt-2"):
-                time.sleep(10_000)
-            time.sleep(0.02)
-            session.backward(model(torch.randn(4, 8)).square().mean())
-        session.step()
-"""
-
-
-async def test_a_script_that_sleeps_in_a_microbatch_is_found_long_before_one_that_may_be_busy(tmp_path):
-    async with running_cluster(tmp_path, nodes=2, slots=1) as scene:
-        numbers = {"iterations": 60, "microbatches": 4, "min_workers": 2, "max_workers": 2}
-        await scene.client.submit(task(write_script(tmp_path, SLEEPER), "gpt", **numbers))
+async def test_a_script_that_sleeps_in_a_microbatch_is_found_long_before_one_that_may_be_busy(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNICRON_ASLEEP_S", "0.5")
+    async with local_cluster(tmp_path, nodes=2) as scene, gate() as held:
+        held.close(3, worker="gpt-2")  # who is held sleeps
+        await scene.client.submit(task(write_script(tmp_path), "gpt", min_workers=2, max_workers=2, env=held.env))
         assert (await scene.until_state("gpt", TaskState.FINISHED, TaskState.FAILED)).state is TaskState.FINISHED
     [asleep], [stalled] = scene.of(WorkerAsleep), scene.of(WorkerStalled)
     [failure] = scene.of(FailureDetected)
     assert (asleep.worker, stalled.asleep) == ("gpt-2", True)
-    assert 2.0 <= stalled.limit_s < 10.0, "more where it has slept before, as on a busy machine"
+    assert 0.5 <= stalled.limit_s < 60.0, "more where it has slept before, as on a busy machine"
     assert (failure.worker, failure.status) == ("gpt-2", "task_hang")
-    assert "still answers while all its processes sleep; MainThread: <module> (" in failure.reason, "where it is"
-    assert any("channel.py" in thread for thread in stalled.stacks), "other threads too"
+    assert "still answers while all its processes sleep" in failure.reason

@@ -1,17 +1,15 @@
 """megatron-core's own model, schedules and optimizer, with ranks struck: it ends as if nothing had happened."""
 
 import asyncio
-import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import pytest_asyncio
 import torch
-from helpers import ROOT
+from helpers import ROOT, standby
+from helpers.local_cluster import local_cluster
 from helpers.parallel import struck_script
-from helpers.training import running_cluster, task
+from helpers.training import task
 from msgspec.structs import replace
 
 from unicron.contracts.events import Regrouped
@@ -94,7 +92,7 @@ ALIKE = """
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scene(tmp_path_factory):
-    async with running_cluster(tmp_path_factory.mktemp("megatron"), nodes=2, slots=2) as found:
+    async with local_cluster(tmp_path_factory.mktemp("megatron"), nodes=2, slots=2) as found:
         yield found
 
 
@@ -103,15 +101,20 @@ def script(tmp_path_factory):
     return struck_script(tmp_path_factory.mktemp("script"), EXAMPLE, STRUCK)
 
 
-async def trained(scene, script, out, name, layout, *options, **env):
-    """Train to the end; return the parameters of all places."""
-    size = layout.replica_workers
+@pytest.fixture(scope="module")
+def expected():
+    """What has come of undisturbed runs, by the degree that their layout has."""
+    return {}
+
+
+async def trained(scene, script, out, name, degree, **env):
+    """Train to the end in a layout of two parts; return the parameters of both places."""
     out.mkdir()
-    spec = task(
-        script, name, min_workers=size, max_workers=2 * size, microbatches=4, iterations=6, layout=layout, env=env
-    )
+    fields = {"min_workers": 2, "max_workers": 4, "microbatches": 4, "iterations": 4}
+    spec = task(script, name, layout=ParallelLayout(**{degree: 2}), env=env, **fields)
+    options = ["--distributed-optimizer"] if degree == "shard" else []
     await scene.client.submit(replace(spec, command=[*spec.command, *SMALL, "--out", str(out), *options]))
-    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED, timeout_s=90.0)
+    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
     assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
     found = torch.load(out / "model.pt", weights_only=True)
     return {key: each for key, each in found.items() if each is not None}  # megatron-core's modules have extra states
@@ -126,37 +129,28 @@ CASES = [
 
 
 @pytest.mark.parametrize(("degree", "strike"), CASES, ids=lambda each: each.replace(" ", "-"))
-async def test_a_lost_rank_makes_no_difference_to_the_parameters(scene, script, tmp_path, degree, strike):
-    layout = ParallelLayout(**{degree: 2})
-    options = ["--distributed-optimizer"] if degree == "shard" else []
+async def test_a_lost_rank_makes_no_difference_to_the_parameters(expected, scene, script, tmp_path, degree, strike):
     marker = tmp_path / "marker"
     name = strike.replace(" ", "-") + "-" + degree
-    expected = await trained(scene, script, tmp_path / "expected", "calm-" + name, layout, *options)
-    found = await trained(scene, script, tmp_path / "found", name, layout, *options, STRIKE=strike, MARKER=str(marker))
+    if degree not in expected:
+        expected[degree] = await trained(scene, script, tmp_path / "expected", "calm-" + degree, degree)
+    found = await trained(scene, script, tmp_path / "found", name, degree, STRIKE=strike, MARKER=str(marker))
     assert marker.exists(), "nothing was struck"
-    assert found.keys() == expected.keys()
+    assert found.keys() == expected[degree].keys()
     assert {key.split("-")[3] for key in found} == {"0", "1"}, "all places"
-    for key, value in expected.items():
+    for key, value in expected[degree].items():
         assert torch.allclose(found[key], value, rtol=1e-5, atol=1e-7), key
     joined = sorted(scene.of(Regrouped, task=name), key=lambda each: each.epoch)
     assert joined[-1].epoch > 0
     assert all(each.iteration >= 1 for each in joined if each.epoch > 0), "nobody begins anew"
 
 
-async def ran(path, *options):
-    """Run a script as one plain process; return what came of it."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")}
-    command = [sys.executable, str(path), *options]
-    return await asyncio.to_thread(
-        subprocess.run, command, env={**kept, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
-    )
-
-
 async def test_a_session_makes_the_same_updates_as_megatron_cores_own_loop(tmp_path):
     path = tmp_path / "alike.py"
     path.write_text(textwrap.dedent(ALIKE).replace("{folder!r}", repr(str(EXAMPLE))))
-    found = await ran(path, *SMALL, "--iterations", "3", "--microbatches", "4")
-    assert found.returncode == 0, found.stderr
+    options = [*SMALL, "--iterations", "3", "--microbatches", "4"]
+    code, written = await asyncio.to_thread(standby.run, path, *options)
+    assert code == 0, written
 
 
 async def test_what_can_not_be_kept_right_is_refused_by_name(tmp_path):
@@ -164,9 +158,9 @@ async def test_what_can_not_be_kept_right_is_refused_by_name(tmp_path):
     text = text.replace("DistributedDataParallelConfig(", "DistributedDataParallelConfig(overlap_grad_reduce=True, ")
     path = tmp_path / "refused.py"
     path.write_text(text.replace("hidden_dropout=0.0", "hidden_dropout=0.0, calculate_per_token_loss=True"))
-    found = await ran(path)
-    assert found.returncode == 1
-    assert "does without calculate_per_token_loss, overlap_grad_reduce: switch" in found.stderr
+    code, written = await asyncio.to_thread(standby.run, path)
+    assert code == 1
+    assert "does without calculate_per_token_loss, overlap_grad_reduce: switch" in written
 
 
 async def test_a_shape_for_each_size_is_refused(scene):

@@ -1,71 +1,41 @@
-"""A task without slots: its state goes to its storage, so that memory is free, and it goes on from there."""
-
-import asyncio
-import os
-import signal
+"""Nodes told to go: what they have goes to storage, and when they are back their tasks go on from there."""
 
 import pytest
-from helpers.training import ITERATIONS, difference, running_cluster, task
-from unicron_agent.network import memory_dir
-from unicron_deploy.processes import wait_until_gone
+from helpers.gate import gate
+from helpers.local_cluster import local_cluster
+from helpers.training import ITERATIONS, difference, task
 
-from unicron.contracts.commands import StoreState
+from unicron.contracts.commands import Regroup, StoreState
 from unicron.contracts.events import CheckpointStored, NodeGone, Regrouped, StateKept
 from unicron.contracts.tasks import TaskState
 
 pytestmark = pytest.mark.slow
 
 
-def spec(script, tmp_path):
-    env = {"PACE": "0.1", "OUT": str(tmp_path / "out.pt")}
-    return task(script, iterations=ITERATIONS, max_workers=2, checkpoints=str(tmp_path), checkpoint_s=1e6, env=env)
-
-
-def in_memory(scene, node):
-    folder = memory_dir((scene.cluster.root / "nodes" / node).resolve())
-    return [path.name for path in folder.iterdir() if path.name.endswith(("kept", "saved"))]
-
-
-async def goes_on(scene, plain, tmp_path, since):
-    """Hold that it finishes with the state that it left, and with no iteration computed twice."""
-    left = scene.of(StateKept)[-1].state
-    view = await scene.until_state("t", TaskState.FINISHED, TaskState.FAILED)
-    assert view.state is TaskState.FINISHED, view
-    begun = await scene.until(lambda: [each for each in scene.of(Regrouped) if each.epoch > since])
-    assert {each.iteration for each in begun if each.state_from.startswith("step-")} == {left.iteration}
-    computed = [each.iteration for each in scene.iterations]
-    assert len(set(computed)) == len(computed)
-    assert difference(await scene.saved(tmp_path / "out.pt"), plain) <= 1e-5
-
-
-async def test_of_a_task_that_waits_for_long_nothing_is_left_in_memory(script, plain, tmp_path, monkeypatch):
-    monkeypatch.setenv("UNICRON_IDLE_S", "1")
-    async with running_cluster(tmp_path, nodes=2) as scene:
-        await scene.client.submit(spec(script, tmp_path))
-        await scene.reached("t", 5)
-        await scene.client.pause("t")
-        await scene.until_state("t", TaskState.WAITING)
+async def test_all_nodes_told_to_leave_hand_over_to_storage_first(script, plain, tmp_path):
+    async with local_cluster(tmp_path, nodes=2) as scene, gate() as held:
+        held.close(5)
+        env = {"OUT": str(tmp_path / "out.pt"), **held.env}
+        fields = {"iterations": ITERATIONS, "max_workers": 2, "checkpoints": str(tmp_path), "checkpoint_s": 1e6}
+        await scene.client.submit(task(script, env=env, **fields))
+        await held.held(2)
         since = scene.of(Regrouped)[-1].epoch
-        await scene.until(lambda: scene.of(CheckpointStored))
-        await scene.until(lambda: not in_memory(scene, "node-1") + in_memory(scene, "node-2"))
-        await scene.client.pause("t", pause=False)
-        await goes_on(scene, plain, tmp_path, since)
-
-
-async def test_all_nodes_told_to_leave_hand_over_to_storage_first(script, plain, tmp_path, monkeypatch):
-    monkeypatch.setenv("UNICRON_LEAVE_S", "90")  # a busy machine takes long to import torch
-    async with running_cluster(tmp_path, nodes=2) as scene:
-        await scene.client.submit(spec(script, tmp_path))
-        await scene.reached("t", 5)
-        since = scene.of(Regrouped)[-1].epoch
-        nodes = {node: scene.cluster.processes[node] for node in ("node-1", "node-2")}
-        for process in nodes.values():
-            os.kill(process.pid, signal.SIGTERM)
+        for node in ("node-1", "node-2"):
+            scene.cluster.leave(node)
+        await scene.until(lambda: scene.of(Regroup, leaving=True))
+        held.open()
+        for node in ("node-1", "node-2"):
+            await scene.cluster.gone(node)
         await scene.until(lambda: len(scene.of(NodeGone)) == 2)
         [stored] = scene.of(CheckpointStored)
         assert stored.at < min(each.at for each in scene.of(NodeGone)[1:])
         assert scene.of(StoreState)
-        await asyncio.to_thread(wait_until_gone, list(nodes.values()), 20)
-        for node in nodes:
-            scene.cluster.start_process(node)
-        await goes_on(scene, plain, tmp_path, since)
+        for node in ("node-1", "node-2"):
+            scene.cluster.start_node(node)
+        left = scene.of(StateKept)[-1].state
+        view = await scene.until_state("t", TaskState.FINISHED, TaskState.FAILED)
+        assert view.state is TaskState.FINISHED, view
+        begun = await scene.until(lambda: [each for each in scene.of(Regrouped) if each.epoch > since])
+        assert {each.iteration for each in begun if each.state_from.startswith("step-")} == {left.iteration}
+        assert await scene.finished("t") == list(range(ITERATIONS)), "none is computed twice"
+        assert difference(await scene.saved(tmp_path / "out.pt"), plain) <= 1e-5

@@ -6,9 +6,11 @@ import signal
 import pytest
 import pytest_asyncio
 import torch
-from helpers.training import difference, plain_run, running_cluster, task, write_script
+from helpers.gate import gate
+from helpers.local_cluster import local_cluster
+from helpers.training import difference, plain_run, task, write_script
 
-from unicron.contracts.events import Alert, Regrouped, WorkerFinished, WorkerRaised
+from unicron.contracts.events import Alert, Regrouped, StateSecured, WorkerFinished, WorkerRaised, WorkerReady
 from unicron.contracts.tasks import ParallelLayout, TaskState
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -16,8 +18,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 ITERATIONS = 6
 
 SCRIPT = """
-    import os, signal, time
-    from pathlib import Path
+    import os
+    import gate
     import torch
     from unicron.train import Session, whole
 
@@ -32,20 +34,17 @@ SCRIPT = """
     session.save(os.environ["OUT"])
     ranks = session.mesh["shard"]
 
-    if writing := os.environ.get("WRITING"):  # a storage that takes its time, as the first writers find it
-        class Slow(whole._Summed):
-            def write(self, data):
-                wrote = super().write(data)
-                if (number := len(list(Path(writing).iterdir()))) < int(os.environ["WRITERS"]):
-                    self.flush()
-                    (Path(writing) / f"{number}-{os.getpid()}").touch()
-                    time.sleep(60)
-                return wrote
-        whole._Summed = Slow
+    class Watched(whole._Summed):
+        def write(self, data):
+            wrote = super().write(data)
+            self.flush()
+            gate.at(session.iteration, phase="writing")
+            return wrote
+    whole._Summed = Watched
 
     for iteration in session.iterations():
         for microbatch in session.microbatches():
-            time.sleep(float(os.environ.get("PACE", "0")))
+            gate.at(iteration, microbatch)
             x = torch.randn(16, 32)[ranks.get_local_rank() :: ranks.size()]
             session.backward((model(x) - x.sum(1, keepdim=True)).square().mean())
         session.step()
@@ -53,8 +52,8 @@ SCRIPT = """
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(tmp_path_factory, plain):  # that one first: it blocks the loop
-    async with running_cluster(tmp_path_factory.mktemp("cluster"), nodes=2, slots=2) as scene:
+async def scene(tmp_path_factory):
+    async with local_cluster(tmp_path_factory.mktemp("cluster"), nodes=2, slots=2) as scene:
         yield scene
 
 
@@ -69,24 +68,27 @@ def plain(script):
 
 
 class Writers:
-    """Workers that are slow to write, one after the other."""
+    """Workers that are held while they write, one after the other."""
 
-    def __init__(self, scene, script, tmp_path, name, writers, layout=ParallelLayout(), **fields):  # noqa: B008
+    def __init__(self, scene, script, tmp_path, name, held, layout=ParallelLayout(), **fields):  # noqa: B008
         self.scene, self.name, self.out = scene, name, tmp_path / "model.pt"
-        self.marks = tmp_path / "writing"
-        self.marks.mkdir()
-        env = {"OUT": str(self.out), "WRITING": str(self.marks), "WRITERS": str(writers)}
-        fields = {"max_workers": 4, "min_workers": layout.replica_workers, **fields}
-        self.spec = task(script, name, iterations=ITERATIONS, layout=layout, env=env, **fields)
+        self.held, self._struck = held, []
+        fields = {"max_workers": 4, "min_workers": layout.replica_workers, "env": {**held.env}, **fields}
+        fields["env"]["OUT"] = str(self.out)
+        self.spec = task(script, name, iterations=ITERATIONS, layout=layout, **fields)
 
-    async def next(self, number):
-        """Wait for a writer; return its process."""
-        found = await self.scene.until(lambda: sorted(self.marks.glob(f"{number}-*")))
+    async def strike(self, number):
+        """Strike the next one that writes with a signal."""
+        new = lambda: [at["worker"] for at in self.held.waiting if at["worker"] not in self._struck]  # noqa: E731
+        [worker] = await self.scene.until(new)
         assert not self.out.exists(), "half of it is there under its name"
         assert not self.scene.of(WorkerFinished, task=self.name), "nobody is through"
-        return int(found[0].name.partition("-")[2])
+        self._struck.append(worker)
+        [ready] = self.scene.of(WorkerReady, worker=worker)
+        os.kill(ready.pid, number)
 
     async def ends_as_undisturbed(self, plain):
+        self.held.open()
         view = await self.scene.until_state(self.name, TaskState.FINISHED, TaskState.FAILED)
         assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
         assert difference({"model": torch.load(self.out, weights_only=True)}, plain) <= 1e-5
@@ -94,37 +96,53 @@ class Writers:
         assert not self.scene.of(Alert, task=self.name)
 
 
+@pytest_asyncio.fixture(loop_scope="module")
+async def held():
+    async with gate() as found:
+        found.close(phase="writing")
+        yield found
+
+
 @pytest.mark.parametrize("layout", [ParallelLayout(), ParallelLayout(shard=2)], ids=["whole", "sharded"])
-async def test_writers_that_are_killed_while_they_write_are_followed_by_others(scene, script, plain, tmp_path, layout):
-    run = Writers(scene, script, tmp_path, f"killed-{layout.shard}", writers=2, layout=layout)
+async def test_writers_that_are_killed_while_they_write_are_followed_by_others(
+    scene, script, plain, held, tmp_path, layout
+):
+    run = Writers(scene, script, tmp_path, f"killed-{layout.shard}", held, layout=layout)
     await scene.client.submit(run.spec)
-    os.kill(await run.next(0), signal.SIGKILL)
-    os.kill(await run.next(1), signal.SIGKILL)
+    await run.strike(signal.SIGKILL)
+    await run.strike(signal.SIGKILL)
     await run.ends_as_undisturbed(plain)
     assert {each.iteration for each in scene.of(Regrouped, task=run.name) if each.epoch > 0} >= {ITERATIONS}
     assert all(each.recomputed == 0 for each in scene.of(Regrouped, task=run.name) if each.iteration == ITERATIONS)
 
 
-async def test_where_the_only_worker_is_killed_while_it_writes_the_next_one_writes(scene, script, plain, tmp_path):
-    run = Writers(scene, script, tmp_path, "only", writers=1, max_workers=1)
-    run.spec.env["PACE"] = "0.1"  # saving keeps up with that
+async def test_where_the_only_worker_is_killed_while_it_writes_the_next_one_writes(
+    scene, script, plain, held, tmp_path
+):
+    run = Writers(scene, script, tmp_path, "only", held, max_workers=1)
+    held.close(ITERATIONS - 1)
     await scene.client.submit(run.spec)
-    os.kill(await run.next(0), signal.SIGKILL)
+    await scene.until(lambda: scene.of(StateSecured, task=run.name))
+    held.close(phase="writing")
+    await scene.until(lambda: [at for at in held.waiting if at["phase"] == "writing"])
+    states = [each for node in ("node-1", "node-2") for each in await scene.client.states(node)]
+    await run.strike(signal.SIGKILL)
     await run.ends_as_undisturbed(plain)
     begun = [each.iteration for each in scene.of(Regrouped, task=run.name) if each.epoch > 0]
-    assert min(begun) >= ITERATIONS - 1, "its state was in memory"
+    assert begun == [max(each.iteration for each in states if each.task == run.name)] > [0], "it was in memory"
 
 
-async def test_a_writer_that_is_stopped_is_followed_by_another(scene, script, plain, tmp_path):
-    run = Writers(scene, script, tmp_path, "stopped", writers=1)
+async def test_a_writer_that_is_stopped_is_followed_by_another(scene, script, plain, held, tmp_path):
+    run = Writers(scene, script, tmp_path, "stopped", held)
     await scene.client.submit(run.spec)
-    os.kill(await run.next(0), signal.SIGSTOP)
+    await run.strike(signal.SIGSTOP)
     await run.ends_as_undisturbed(plain)
 
 
-async def test_a_file_that_nobody_can_write_fails_the_task_with_the_reason(scene, script, tmp_path):
-    run = Writers(scene, script, tmp_path, "refused", writers=0)
+async def test_a_file_that_nobody_can_write_fails_the_task_with_the_reason(scene, script, held, tmp_path):
+    run = Writers(scene, script, tmp_path, "refused", held)
     run.out.mkdir()
+    held.open()
     await scene.client.submit(run.spec)
     view = await scene.until_state(run.name, TaskState.FAILED, TaskState.FINISHED)
     assert view.state is TaskState.FAILED
@@ -132,8 +150,8 @@ async def test_a_file_that_nobody_can_write_fails_the_task_with_the_reason(scene
     assert not list(tmp_path.glob("model.pt.*")), "and nothing is left"
 
 
-async def test_a_folder_that_is_not_there_is_told_before_anything_is_computed(scene, script, tmp_path):
-    run = Writers(scene, script, tmp_path, "nowhere", writers=0)
+async def test_a_folder_that_is_not_there_is_told_before_anything_is_computed(scene, script, held, tmp_path):
+    run = Writers(scene, script, tmp_path, "nowhere", held)
     run.spec.env["OUT"] = str(tmp_path / "nothing" / "model.pt")
     await scene.client.submit(run.spec)
     view = await scene.until_state(run.name, TaskState.FAILED, TaskState.FINISHED)

@@ -2,17 +2,14 @@
 
 import asyncio
 import itertools
-import os
-import signal
 
 import pytest
 import pytest_asyncio
 from helpers.training import TRAIN, difference, plain_run, running_cluster, task, write_script
-from unicron_deploy.processes import wait_until_gone
 
-from unicron.contracts.events import FailureDetected, NodeGone, NodeJoined, Regrouped, TaskStateChanged, WorkerExited
+from unicron.contracts.events import FailureDetected, NodeJoined, Regrouped, TaskStateChanged, WorkerExited
 from unicron.contracts.failures import Severity
-from unicron.contracts.tasks import NodeState, TaskState
+from unicron.contracts.tasks import TaskState
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 
@@ -67,45 +64,6 @@ async def test_with_float32_the_difference_is_that_of_another_number_of_workers(
 
 
 @pytest.mark.slow
-async def test_the_only_worker_of_a_task_takes_its_state_along_when_its_node_is_drained(scene, tmp_path):
-    script, name, out = write_script(tmp_path), next(names), tmp_path / "moved.pt"
-    env = {"OUT": str(out), "ACCUMULATE": "float64", "PACE": "0.02"}
-    await scene.client.submit(task(script, name, iterations=40, max_workers=1, env=env))
-    await scene.reached(name, 5)
-    [only] = (await scene.view(name)).members
-    await scene.client.drain(only.node)
-    try:
-        view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
-    finally:
-        await scene.client.drain(only.node, drain=False)
-    assert view.state is TaskState.FINISHED, view
-    assert {m.node for m in scene.of(Regrouped, task=name)} > {only.node}, "it moved"
-    assert await scene.finished(name) == list(range(40)), "no iteration is computed again"
-    plain = await asyncio.to_thread(plain_run, script, tmp_path / "plain.pt", ITERATIONS="40", ACCUMULATE="float64")
-    assert difference(await scene.saved(out), plain) <= 1e-5
-
-
-@pytest.mark.slow
-async def test_a_stopped_worker_is_replaced(scene, tmp_path):
-    name = next(names)
-    await scene.client.submit(task(write_script(tmp_path), name, iterations=400, env={"PACE": "0.02"}))
-    [first, *_] = await scene.until(lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == 3])
-    await scene.until(lambda: [m for m in scene.iterations if m.task == name and m.epoch == first.epoch])
-    victim = (await scene.view(name)).members[2]
-    await scene.client.inject(victim.node, "stop-worker", victim.worker)
-    [failure] = await scene.until(lambda: scene.of(FailureDetected, worker=victim.worker))
-    assert (failure.severity, failure.status) == (Severity.SEV2, "task_hang")
-    whole = await scene.until(
-        lambda: [m for m in scene.of(Regrouped, task=name) if m.epoch > first.epoch and m.world_size == 3]
-    )
-    # the survivors need not wait for the new worker; where it is as quick as they are, one membership serves both
-    between = [m for m in scene.of(Regrouped, task=name) if first.epoch < m.epoch < whole[0].epoch]
-    assert all(message.world_size == 2 and message.kept + message.recomputed for message in between)
-    assert victim.worker not in {member.worker for member in (await scene.view(name)).members}
-    await scene.client.remove(name)
-
-
-@pytest.mark.slow
 async def test_a_script_that_raises_at_once_fails_with_its_own_traceback_and_nothing_loops(scene, tmp_path):
     script = write_script(tmp_path, 'raise ValueError("there is no such data set")\n')
     name = next(names)
@@ -128,20 +86,6 @@ async def test_a_program_that_is_not_there_fails_the_task_and_says_so(scene, tmp
 
 
 @pytest.mark.slow
-async def test_a_task_that_needs_more_workers_than_there_are_waits_and_says_why(scene, tmp_path):
-    name = next(names)
-    await scene.client.submit(task(write_script(tmp_path), name, min_workers=9, max_workers=9))
-    view = await scene.until_state(name, TaskState.WAITING)
-    async with asyncio.timeout(60):
-        while "workers" not in view.reason:
-            await asyncio.sleep(0.1)
-            view = await scene.view(name)
-    assert "9 workers" in view.reason
-    assert "3" in view.reason
-    await scene.client.remove(name)
-
-
-@pytest.mark.slow
 async def test_an_agent_that_crashes_finds_its_workers_again(scene, tmp_path):
     name = next(names)
     await scene.client.submit(task(write_script(tmp_path), name, iterations=400, env={"PACE": "0.02"}))
@@ -159,82 +103,6 @@ async def test_an_agent_that_crashes_finds_its_workers_again(scene, tmp_path):
     done = [message.iteration for message in scene.iterations if message.task == name]
     assert len(done) == len(set(done)), "no iteration is finished twice"
     assert not [m for m in scene.of(TaskStateChanged, task=name) if m.state in {TaskState.FAILED, TaskState.WAITING}]
-    await scene.client.remove(name)
-
-
-@pytest.mark.slow
-async def test_an_agent_that_is_told_to_stop_leaves_and_its_tasks_go_on(scene, tmp_path):
-    name = next(names)
-    await scene.client.submit(task(write_script(tmp_path), name, iterations=600, env={"PACE": "0.02"}))
-    await scene.reached(name, 5)
-    node = (await scene.view(name)).members[0].node
-    os.kill(scene.cluster.processes[node].pid, signal.SIGTERM)
-    smaller = await scene.until(lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == 2])
-    reached = scene.iterations[-1].iteration
-    await scene.reached(name, reached + 10)
-    await scene.until(lambda: scene.of(NodeGone, node=node))
-    assert not scene.of(FailureDetected, node=node, task=name)
-    await asyncio.to_thread(wait_until_gone, [scene.cluster.processes[node]], 20)
-    await asyncio.to_thread(scene.cluster.start_process, node)
-    grown = lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == 3 and m.epoch > smaller[0].epoch]  # noqa: E731
-    await scene.until(grown)
-    await scene.client.remove(name)
-
-
-@pytest.mark.slow
-async def test_a_node_that_is_back_before_it_is_missed_gets_new_workers(scene, tmp_path):
-    name = next(names)
-    await scene.client.submit(task(write_script(tmp_path), name, iterations=600, env={"PACE": "0.02"}))
-    await scene.reached(name, 5)
-    node = (await scene.view(name)).members[1].node
-    epoch = (await scene.view(name)).epoch
-    scene.cluster.kill_node(node)
-    await asyncio.to_thread(scene.cluster.start_process, node)
-    await scene.until(lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == 3 and m.epoch > epoch])
-    await scene.until_state(name, TaskState.RUNNING)
-    assert {view.state for view in (await scene.client.status()).nodes} == {NodeState.UP}
-    await scene.client.remove(name)
-
-
-@pytest.mark.slow
-async def test_a_node_that_was_given_up_though_it_lives_comes_back_by_itself(scene, tmp_path):
-    name = next(names)
-    await scene.client.submit(task(write_script(tmp_path), name, iterations=600, env={"PACE": "0.02"}))
-    await scene.reached(name, 5)
-    node = (await scene.view(name)).members[1].node
-    given_up = len(scene.of(FailureDetected, node=node, task=""))
-    scene.cluster.processes[node].signal(signal.SIGSTOP)
-    try:
-        await scene.until(lambda: scene.of(FailureDetected, node=node, task="")[given_up:])
-        smaller = await scene.until(lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == 2])
-    finally:
-        scene.cluster.processes[node].signal(signal.SIGCONT)
-    grown = lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == 3 and m.epoch > smaller[-1].epoch]  # noqa: E731
-    await scene.until(grown)
-    done = [message.iteration for message in scene.iterations if message.task == name]
-    assert len(done) == len(set(done)), "no iteration is finished twice"
-    assert {view.state for view in (await scene.client.status()).nodes} == {NodeState.UP}
-    await scene.client.remove(name)
-
-
-@pytest.mark.slow
-async def test_a_task_whose_nodes_were_all_given_up_goes_on_where_it_was_when_they_are_back(scene, tmp_path):
-    name = next(names)
-    await scene.client.submit(task(write_script(tmp_path), name, iterations=2000, env={"PACE": "0.02"}))
-    await scene.reached(name, 5)
-    nodes = [member.node for member in (await scene.view(name)).members]
-    given_up = {node: len(scene.of(FailureDetected, node=node, task="")) for node in nodes}
-    epoch = (await scene.view(name)).epoch
-    for node in nodes:
-        scene.cluster.kill(node)
-    for node in nodes:
-        await scene.until(lambda node=node: scene.of(FailureDetected, node=node, task="")[given_up[node] :])
-    for node in nodes:
-        await asyncio.to_thread(scene.cluster.start_process, node)
-    grown = lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == len(nodes) and m.epoch > epoch]  # noqa: E731
-    assert (await scene.until(grown))[0].iteration > 5
-    done = [message.iteration for message in scene.iterations if message.task == name]
-    assert len(done) == len(set(done)), "no iteration is finished twice"
     await scene.client.remove(name)
 
 

@@ -1,0 +1,143 @@
+"""What becomes of workers and nodes that fail, leave or come back, and what users are told of it."""
+
+import asyncio
+from collections import Counter
+
+from helpers.scenes import scene, task
+from unicron_simulator.training import Trainer
+
+from unicron.contracts.commands import StartWorker
+from unicron.contracts.events import FailureDetected, NodeGone, NodeJoined, Regrouped, TaskStateChanged
+from unicron.contracts.failures import Severity
+from unicron.contracts.tasks import NodeState, TaskState
+
+
+def none_twice(stage):
+    assert [iteration for iteration, count in Counter(stage.done("t")).items() if count > 1] == []
+
+
+async def all_up(stage):
+    return {view.state for view in (await stage.status()).nodes} == {NodeState.UP}
+
+
+@scene()
+async def test_a_stopped_worker_is_replaced(stage):
+    [*_, victim] = await stage.running(task())
+    [first, *_] = stage.of(Regrouped, world_size=3)
+    stage.worker(victim.worker).pause()
+    [failure] = await stage.until(lambda: stage.of(FailureDetected))
+    assert (failure.severity, failure.status, failure.worker) == (Severity.SEV2, "task_hang", victim.worker)
+    whole = await stage.regrouped(world_size=3, above=first.epoch)
+    between = [each for each in stage.of(Regrouped) if first.epoch < each.epoch < whole.epoch]
+    assert between, "the survivors do not wait for the new worker"
+    assert all(each.world_size == 2 and each.kept + each.recomputed for each in between)
+    assert victim.worker not in {member.worker for member in (await stage.view("t")).members}
+    none_twice(stage)
+
+
+@scene()
+async def test_an_agent_that_crashes_finds_its_workers_again(stage):
+    [first, *_] = await stage.running(task())
+    await stage.kill_agent(first.node)
+    stage.boot(first.node)
+    [_, back] = await stage.until(
+        lambda: stage.of(NodeJoined, node=first.node)[1:] and stage.of(NodeJoined, node=first.node)
+    )
+    assert [(worker.worker, worker.ready) for worker in back.workers] == [(first.worker, True)]
+    await stage.reached("t", stage.done("t")[-1] + 10)
+    none_twice(stage)
+    assert not stage.of(FailureDetected)
+    assert {each.epoch for each in stage.of(Regrouped)} == {0}
+    assert {each.state for each in stage.of(TaskStateChanged)}.isdisjoint({TaskState.FAILED, TaskState.RECOVERING})
+
+
+@scene()
+async def test_an_agent_that_is_told_to_stop_leaves_and_its_tasks_go_on(stage):
+    [first, *_] = await stage.running(task())
+    await stage.leave(first.node)
+    smaller = await stage.regrouped(world_size=2)
+    await stage.until(lambda: stage.of(NodeGone, node=first.node))
+    await stage.reached("t", stage.done("t")[-1] + 10)
+    assert not stage.of(FailureDetected)
+    stage.boot(first.node)
+    await stage.regrouped(world_size=3, above=smaller.epoch)
+    none_twice(stage)
+
+
+@scene()
+async def test_a_node_that_is_back_before_it_is_missed_gets_new_workers(stage):
+    [_, second, _] = await stage.running(task())
+    await stage.lose_power(second.node)
+    stage.boot(second.node)
+    await stage.regrouped(world_size=3, above=0)
+    [failure] = stage.of(FailureDetected)
+    assert (failure.severity, failure.worker) == (Severity.SEV2, second.worker), "it was not given up"
+    await stage.rest()
+    assert await all_up(stage)
+
+
+@scene()
+async def test_a_node_that_was_given_up_though_it_lives_comes_back_by_itself(stage):
+    [_, second, _] = await stage.running(task())
+    link = stage.machine(second.node).agent.link
+    link.interrupt()
+    [failure] = await stage.until(lambda: stage.of(FailureDetected, node=second.node, task=""))
+    assert (failure.severity, failure.status) == (Severity.SEV1, "lost_connection")
+    smaller = await stage.regrouped(world_size=2)
+    link.heal()
+    await stage.regrouped(world_size=3, above=smaller.epoch)
+    none_twice(stage)
+    assert await all_up(stage)
+
+
+@scene()
+async def test_a_task_whose_nodes_were_all_given_up_goes_on_where_it_was_when_they_are_back(stage):
+    nodes = [member.node for member in await stage.running(task())]
+    for node in nodes:
+        await stage.kill_agent(node)
+    for node in nodes:
+        await stage.until(lambda node=node: stage.of(FailureDetected, node=node, severity=Severity.SEV1))
+    stage.boot(*nodes)
+    assert (await stage.regrouped(world_size=3, above=0)).iteration > 5
+    none_twice(stage)
+
+
+@scene()
+async def test_a_task_that_needs_more_workers_than_there_are_waits_and_says_why(stage):
+    await stage.submit(task(min_workers=9, max_workers=9))
+
+    async def reason():
+        view = await stage.view("t")
+        return view and view.state is TaskState.WAITING and "needs" in view.reason and view.reason
+
+    assert await stage.until(reason) == "needs 9 workers, the cluster has 3 healthy slots"
+
+
+class RaisesAtOnce(Trainer):
+    """A script that gets nowhere."""
+
+    async def _train(self):
+        self.throw("there is no such data set")
+
+
+@scene(script=RaisesAtOnce)
+async def test_a_script_that_raises_at_once_fails_and_nothing_loops(stage):
+    await stage.submit(task())
+    view = await stage.until_state("t", TaskState.FAILED)
+    assert "there is no such data set" in view.reason
+    assert view.traceback == "there is no such data set"
+    await asyncio.sleep(60)
+    assert len(stage.of(StartWorker)) <= 6
+
+
+@scene()
+async def test_the_only_worker_of_a_task_takes_its_state_along_when_its_node_is_drained(stage):
+    [only] = await stage.running(task(max_workers=1))
+    await stage.client.drain(only.node)
+    moved = await stage.regrouped(above=0)
+    await stage.reached("t", moved.iteration + 5)
+    [member] = (await stage.view("t")).members
+    assert member.node != only.node
+    assert not stage.of(FailureDetected)
+    none_twice(stage)
+    await stage.client.drain(only.node, drain=False)
