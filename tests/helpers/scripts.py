@@ -1,18 +1,20 @@
 """Scripts without a session that are healed in place, in tests."""
 
-import asyncio
-import re
+import contextlib
+import itertools
 import textwrap
-from pathlib import Path
 
 import torch
 from msgspec.structs import replace
 
+from helpers.gate import gate
 from helpers.training import task, write_script
+from unicron.contracts.events import FailureDetected, WorkerReady
 from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskState
 
 GATHERS = """
-    import contextlib, os, time
+    import contextlib
+    import gate
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -35,17 +37,17 @@ GATHERS = """
     model = DistributedDataParallel(torch.nn.Sequential(*layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     means = Means()
-    print("begins", rank, flush=True)
+    gate.at(-1, phase="begins", rank=rank)
     for epoch in range(2):
         chosen = torch.tensor([7 * epoch * (rank == 0)])
         dist.broadcast(chosen, 0)
         batches = iter(DataLoader(data, batch_size=6, shuffle=True))
-        for number in range(40):
+        for number in range(16):
             x, y, which = next(batches)
             count = torch.tensor([float(which[0] + chosen)])
             dist.all_reduce(count)
             ends = number % 4 == 3
-            time.sleep(float(os.environ["PACE"]))
+            gate.at(epoch, number, rank=rank)
             with contextlib.nullcontext() if ends else model.no_sync():
                 loss = (model(x) - y).square().sum() * (count / 1000)
                 loss.backward()
@@ -56,31 +58,25 @@ GATHERS = """
             if ends:
                 optimizer.step()
                 optimizer.zero_grad()
-                if rank == 0:
-                    with open(os.environ["DONE"], "a") as done:
-                        print(epoch, number, 0, file=done)
     if rank == 0:
         seen = [each.sum / each.count for each in means.all]
-        torch.save({"model": model.module.state_dict(), "lr": 0, "seen": seen}, os.environ["OUT"])
+        torch.save({"model": model.module.state_dict(), "lr": 0, "seen": seen}, "out.pt")
     dist.destroy_process_group()
 """
 
 TRAINER = """
-    import os, time
+    import gate
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-    class Paced(TrainerCallback):
+    class Counting(TrainerCallback):
         seen = 0
 
         def on_substep_end(self, args, state, control, **_):
-            time.sleep(float(os.environ["PACE"]))
+            gate.at(state.global_step, rank=args.process_index)
 
         def on_step_end(self, args, state, control, **_):
             self.seen += 1
-            if state.is_world_process_zero:
-                with open(os.environ["DONE"], "a") as done:
-                    print(round(state.epoch * 10000), state.global_step, self.seen, file=done)
 
     torch.manual_seed(1)
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -89,22 +85,22 @@ TRAINER = """
     examples = [{"input_ids": torch.nn.functional.pad(each, (0, 16 - len(each))),
                  "labels": torch.nn.functional.pad(each, (0, 16 - len(each)), value=-100)} for each in tokens]
     arguments = TrainingArguments(
-        output_dir=os.path.dirname(os.environ["OUT"]), per_device_train_batch_size=3, gradient_accumulation_steps=3,
+        output_dir=".", per_device_train_batch_size=3, gradient_accumulation_steps=3,
         num_train_epochs=4, learning_rate=0.01, lr_scheduler_type="cosine", warmup_steps=4, logging_steps=4,
         eval_strategy="steps", eval_steps=8, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True)
-    paced = Paced()
-    trainer = Trainer(model, arguments, train_dataset=examples[:120], eval_dataset=examples[120:], callbacks=[paced])
-    print("begins", arguments.process_index, flush=True)
+    counting = Counting()
+    trainer = Trainer(model, arguments, train_dataset=examples[:120], eval_dataset=examples[120:], callbacks=[counting])
+    gate.at(-1, phase="begins", rank=arguments.process_index)
     trainer.train()
     if trainer.is_world_process_zero():
         told = [each["eval_loss"] for each in trainer.state.log_history if "eval_loss" in each]
         rate = trainer.lr_scheduler.get_last_lr()[0]
-        torch.save({"model": trainer.model.state_dict(), "lr": rate, "seen": [paced.seen, *told]}, os.environ["OUT"])
+        torch.save({"model": trainer.model.state_dict(), "lr": rate, "seen": [counting.seen, *told]}, "out.pt")
 """
 
 
 ACCELERATED = """
-    import os, time
+    import gate
     import torch
     from accelerate import Accelerator
     from accelerate.utils import set_seed
@@ -118,13 +114,13 @@ ACCELERATED = """
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / 40))
     loader = torch.utils.data.DataLoader(data, batch_size=5, shuffle=True)
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
-    print("begins", accelerator.process_index, flush=True)
+    gate.at(-1, phase="begins", rank=accelerator.process_index)
     seen = updates = 0
     for epoch in range(4):
         model.train()
         for x, y in loader:
             with accelerator.accumulate(model):
-                time.sleep(float(os.environ["PACE"]))
+                gate.at(updates, rank=accelerator.process_index)
                 loss = torch.nn.functional.mse_loss(model(x), y)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
@@ -135,17 +131,15 @@ ACCELERATED = """
             seen += int(accelerator.gather(torch.tensor([len(x)])).sum())
             if accelerator.sync_gradients:
                 updates += 1
-                if accelerator.is_main_process:
-                    with open(os.environ["DONE"], "a") as done:
-                        print(epoch, updates, seen, file=done)
     if accelerator.is_main_process:
         parameters = accelerator.unwrap_model(model).state_dict()
-        torch.save({"model": parameters, "lr": schedule.get_last_lr()[0], "seen": seen}, os.environ["OUT"])
+        torch.save({"model": parameters, "lr": schedule.get_last_lr()[0], "seen": seen}, "out.pt")
     accelerator.end_training()
 """
 
 LIGHTNING = """
-    import os, time
+    import os
+    import gate
     import torch
     from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
     from torch.utils.data import DataLoader, TensorDataset
@@ -159,7 +153,7 @@ LIGHTNING = """
             pass  # for which Lightning makes a group, and gives it up
 
         def training_step(self, batch, number):
-            time.sleep(float(os.environ["PACE"]))
+            gate.at(self.global_step, rank=self.global_rank)
             x, y = batch
             loss = (self.net(x) - y).square().mean()
             self.log("loss", loss)
@@ -175,15 +169,10 @@ LIGHTNING = """
             return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     class Counting(Callback):
-        seen, step, told = 0, 0, ()
+        seen, told = 0, ()
 
         def on_train_batch_end(self, trainer, module, outputs, batch, number):
             self.seen += 1
-            if trainer.global_step > self.step:
-                self.step = trainer.global_step
-                if trainer.is_global_zero:
-                    with open(os.environ["DONE"], "a") as done:
-                        print(trainer.current_epoch, self.step, self.seen, file=done)
 
         def on_validation_end(self, trainer, module):
             self.told = (*self.told, round(float(trainer.callback_metrics["val"]), 6))
@@ -198,12 +187,12 @@ LIGHTNING = """
         gradient_clip_val=1.0, enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
         check_val_every_n_epoch=2, callbacks=[counting])
     model = Model()
-    print("begins", trainer.global_rank, flush=True)
+    gate.at(-1, phase="begins", rank=trainer.global_rank)
     trainer.fit(model, DataLoader(data, batch_size=5, shuffle=True), DataLoader(data, batch_size=50))
     if trainer.is_global_zero:
         rate = trainer.optimizers[0].param_groups[0]["lr"]
         seen = [counting.seen, *counting.told]
-        torch.save({"model": model.state_dict(), "lr": rate, "seen": seen}, os.environ["OUT"])
+        torch.save({"model": model.state_dict(), "lr": rate, "seen": seen}, "out.pt")
 """
 
 MANUAL = LIGHTNING
@@ -217,7 +206,8 @@ for _line, _other in {
     MANUAL = MANUAL.replace(_line, _other)
 
 SPREAD = """
-    import os, time
+    import os
+    import gate
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -228,7 +218,7 @@ SPREAD = """
     rank = dist.get_rank()
     shape = [int(each) for each in os.environ.get("MESH", os.environ["WORLD_SIZE"]).split("x")]
     mesh = init_device_mesh("cpu", tuple(shape), mesh_dim_names=("copies", "shards")[-len(shape) :])
-    chosen = [7 if rank == 0 and not os.path.exists(os.environ["DONE"]) else 8]  # found only once
+    chosen = [7 if rank == 0 and not os.path.exists("begun") else 8]  # found only once
     dist.broadcast_object_list(chosen)
     whole = torch.full((40000,), chosen[0])  # more than is kept
     dist.broadcast(whole, 0)
@@ -244,12 +234,12 @@ SPREAD = """
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.7)
     sampler = DistributedSampler(data, seed=3)
     loader = DataLoader(data, batch_size=3, sampler=sampler)
-    print("begins", rank, flush=True)
+    gate.at(-1, phase="begins", rank=rank)
     seen = 0.0
     for epoch in range(2):
         sampler.set_epoch(epoch)
         for number, (x, y) in enumerate(loader):
-            time.sleep(float(os.environ["PACE"]))
+            gate.at(epoch, number, rank=rank)
             ends = number % 2 == 1
             model.set_requires_gradient_sync(ends)
             loss = (model(x) - y).square().mean()
@@ -260,65 +250,93 @@ SPREAD = """
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-                if rank == 0:
-                    with open(os.environ["DONE"], "a") as done:
-                        print(epoch, number, 0, file=done)
+                open("begun", "w").close()
     whole = {name: each.full_tensor() for name, each in model.state_dict().items()}
     total = torch.tensor(seen)
     dist.all_reduce(total)
     if rank == 0:
-        torch.save({"model": whole, "lr": schedule.get_last_lr()[0], "seen": total.item()}, os.environ["OUT"])
+        torch.save({"model": whole, "lr": schedule.get_last_lr()[0], "seen": total.item()}, "out.pt")
     dist.destroy_process_group()
 """
 
 
-PACED = 'time.sleep(float(os.environ["PACE"]))'
-HURRIES = 'time.sleep(0 if os.path.exists(os.environ["DONE"] + ".hurry") else float(os.environ["PACE"]))'
-
-
-def program(folder, name, text, pace=0.15, ranks=3, beside=None):
-    """Return a task that runs `text`; where a file `engine.py` is beside it, as a module.
-
-    It is slow, so that it is not through before it is struck on a busy machine, until it is to end.
-    """
+def program(folder, name, text, ranks=3, beside=None, **environment):
+    """Return a task that runs `text`; where a file `engine.py` is beside it, as a module."""
     (folder / name).mkdir()
-    text = text.replace(PACED, HURRIES)
-    env = {"DONE": str(folder / name / "done"), "OUT": str(folder / name / "out.pt"), "PACE": str(pace)}
     sizes = {"min_workers": ranks, "max_workers": ranks, "layout": ParallelLayout(shard=ranks)}
     script = write_script(folder / name, text)
-    spec = task(script, name, heal=Healing.IN_PLACE, env=env, iterations=UNCOUNTED, **sizes)
+    spec = task(script, name, heal=Healing.IN_PLACE, env=environment, iterations=UNCOUNTED, **sizes)
     if beside is None:
         return spec
-    (folder / name / "engine.py").write_text(textwrap.dedent(beside).replace(PACED, HURRIES))
+    (folder / name / "engine.py").write_text(textwrap.dedent(beside))
     return replace(spec, command=["python", "-m", "script"])
 
 
-def done(folder, name):
-    path = folder / name / "done"
-    return [tuple(map(int, line.split())) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def hurry(spec):
-    """Have the script of a task go on without pauses."""
-    Path(spec.env["DONE"] + ".hurry").touch()
-
-
-async def ends(scene, name):
-    """Wait until a task that is struck no more has finished."""
-    if "DONE" in (spec := (await scene.view(name)).spec).env:
-        hurry(spec)
-    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
+async def ends(scene, name, timeout_s=60.0):
+    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED, timeout_s=timeout_s)
     assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
 
 
-async def past(scene, name, count):
-    await scene.until(lambda: len(done(scene.folder, name)) >= count)
+class Run:
+    """A run of a script that stops at a gate, to be struck there.
+
+    Attributes:
+        name: of the task.
+        gate: at which it stops.
+    """
+
+    def __init__(self, scene, name, ranks, held):
+        self._scene, self.name, self._ranks, self.gate = scene, name, ranks, held
+
+    async def at(self, iteration, microbatch=0, **only):
+        """Let it go on until all of its ranks are held at this point, or the one that is named."""
+        self.gate.close(iteration, microbatch, **only)
+        await self.gate.held(1 if "rank" in only else self._ranks)
+
+    async def strike(self, rank, fault="kill-worker"):
+        """Strike a rank that was last seen at the gate; return what is detected of that."""
+        seen = [at["worker"] for at in (*self.gate.passed, *self.gate.waiting) if at["rank"] == rank]
+        before, worker = len(self.failures), seen[-1]
+        [ready] = await self._scene.until(lambda: self._scene.of(WorkerReady, worker=worker))
+        await self._scene.client.inject(ready.node, fault, worker)
+        return (await self._scene.until(lambda: self.failures[before:]))[0]
+
+    @property
+    def failures(self):
+        """What was detected, in order."""
+        return self._scene.of(FailureDetected, task=self.name)
+
+    @property
+    def begun(self):
+        """The ranks of those that have begun the script, sorted."""
+        return sorted(at["rank"] for at in self.gate.passed if at["phase"] == "begins")
 
 
-async def strike(scene, name, rank, fault="kill-worker", value=""):
-    while len(members := (await scene.view(name)).members) <= rank:
-        await asyncio.sleep(0.05)
-    await scene.client.inject(members[rank].node, fault, members[rank].worker, value)
+_numbers = itertools.count()
+
+
+@contextlib.asynccontextmanager
+async def disturbed(scene, text, point, ranks=2, beside=None, calm=None, **environment):
+    """Have a run that stops at a point; once it is through, it must have come to what an undisturbed one comes to.
+
+    Args:
+        scene: a cluster; undisturbed runs are kept there.
+        calm: script of the undisturbed one, if it is another.
+    """
+    folder, kind, name = scene.cluster.root.parent, (calm or text, *environment.items()), f"t{next(_numbers)}"
+    calms = vars(scene).setdefault("calms", {})
+    if kind not in calms:
+        await scene.client.submit(program(folder, f"calm-{name}", calm or text, ranks, beside, **environment))
+        await ends(scene, f"calm-{name}")
+        calms[kind] = f"calm-{name}"
+    async with gate() as held:
+        held.close(*point)
+        await scene.client.submit(program(folder, name, text, ranks, beside, **environment, **held.env))
+        yield (run := Run(scene, name, ranks, held))
+        held.open()
+        await ends(scene, name)
+    assert run.failures, "it was struck"
+    same(folder, name, calms[kind])
 
 
 def same(folder, *names):
@@ -326,9 +344,3 @@ def same(folder, *names):
     assert one.keys() == other.keys()
     assert (one["lr"], one["seen"]) == (other["lr"], other["seen"])
     assert all(torch.equal(value, other["model"][name]) for name, value in one["model"].items())
-
-
-def begun(folder, name):
-    """Return the ranks of each beginning, as the logs of workers tell."""
-    logs = "".join(path.read_text() for path in folder.glob(f"cluster/**/logs/{name}-*.log"))
-    return sorted(int(each) for each in re.findall(r"begins (\d+)", logs))

@@ -9,8 +9,12 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from unicron_agent.warm import PR_SET_CHILD_SUBREAPER, single_thread
+
+FOR_LIBRARIES = ("torchmetrics", "transformers.models.llama.modeling_llama")
+"""What takes seconds of all that Lightning and transformers import; nothing of it trains."""
 
 _lock = threading.Lock()
 _starter = ThreadPoolExecutor(1)
@@ -26,7 +30,7 @@ def ready():
 def _start():
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     process = subprocess.Popen(
-        [sys.executable, "-m", "unicron_agent.standby"],
+        [sys.executable, __file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**_plain(), **single_thread()},
@@ -61,3 +65,20 @@ def run(script, *arguments, parts=False, **environment):
 
 def _plain():
     return {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")}
+
+
+def _main():
+    """Be the standby; import such things before the first script is forked that has a use for them."""
+    from unicron_agent import standby  # noqa: PLC0415 of that process
+
+    def ahead(request, usual=standby._ahead):
+        script = Path(request["cwd"], request["argv"][0])
+        text = script.read_bytes() if script.is_file() else b""
+        return (*usual(request), *(FOR_LIBRARIES if b"lightning" in text or b"transformers" in text else ()))
+
+    standby._ahead = ahead
+    standby.main()
+
+
+if __name__ == "__main__":
+    _main()

@@ -2,12 +2,14 @@
 
 import re
 import socket
-import time
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import torch
-from helpers.scripts import ends, program, strike
+from helpers.gate import gate
+from helpers.local_cluster import local_cluster
+from helpers.scripts import Run, ends, program
 from helpers.training import running_cluster
 from msgspec.structs import replace
 from unicron_agent.activity import children_of, start_time
@@ -16,10 +18,19 @@ from unicron_agent.output import LOG_BYTES
 from unicron.contracts.events import FailureDetected
 from unicron.contracts.tasks import Healing, ParallelLayout, TaskState
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scene(tmp_path_factory):
+    """A cluster whose agent is a process of its own: what it leaves behind, and its memory, are to be seen."""
+    async with running_cluster(tmp_path_factory.mktemp("cluster"), nodes=1, slots=4) as scene:
+        yield scene
+
 
 FORKS = """
-    import os, time
+    import os, signal
+    import gate
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -29,7 +40,7 @@ FORKS = """
     dist.init_process_group("gloo")
     child = os.fork()
     if child == 0:
-        time.sleep(1000)
+        signal.pause()
         os._exit(0)
     torch.manual_seed(1)
     x = torch.randn(160, 16)
@@ -39,13 +50,12 @@ FORKS = """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for epoch in range(3):
         for number, (x, y) in enumerate(loader):
-            time.sleep(float(os.environ["PACE"]))
+            gate.at(epoch, number, rank=dist.get_rank())
             (model(x) - y).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            print("began", dist.get_rank(), flush=True)
     if dist.get_rank() == 0:
-        torch.save(model.module.state_dict(), os.environ["OUT"])
+        torch.save(model.module.state_dict(), "out.pt")
     dist.destroy_process_group()
 """
 
@@ -66,25 +76,26 @@ PORT = """
 
 FLOODS = """
     import os, time
+    import gate
 
     block = b"x" * 99 + b"\\n"
     while os.environ["RANK"] == "0" and not os.environ["UNICRON_RESTART_CAUSE"]:
         os.write(1, block * 50_000)
         time.sleep(0.05)
-    while os.environ["RANK"] == "1" and not os.environ["UNICRON_RESTART_CAUSE"]:
-        time.sleep(0.1)
+    if os.environ["RANK"] == "1" and not os.environ["UNICRON_RESTART_CAUSE"]:
+        gate.at(0, rank=1)
 """
 
 NEVER = """
-    import os, time
+    import os, signal
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     def prepare():
-        if not os.path.exists(os.environ["DONE"]):
-            open(os.environ["DONE"], "w").close()
-            time.sleep(1000)
+        if not os.path.exists("begun"):
+            open("begun", "w").close()
+            signal.pause()
 
     early = "EARLY" in os.environ and os.environ["UNICRON_PLACE"] == "1"
     if early:
@@ -101,7 +112,8 @@ NEVER = """
 """
 
 RETURNS = """
-    import os, time
+    import itertools, os
+    import gate
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -109,13 +121,13 @@ RETURNS = """
     def main():
         dist.init_process_group("gloo")
         if dist.get_rank() == 1:
-            if os.path.exists(os.environ["DONE"]):
+            if os.path.exists("begun"):
                 return
-            open(os.environ["DONE"], "w").close()
+            open("begun", "w").close()
         model = DistributedDataParallel(torch.nn.Linear(16, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        while True:
-            time.sleep(0.05)
+        for step in itertools.count():
+            gate.at(step, rank=dist.get_rank())
             model(torch.randn(2, 16)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -127,10 +139,6 @@ RETURNS = """
 def restarted(spec):
     """Return a task as one that is run again after a failure."""
     return replace(spec, heal=Healing.RESTART, layout=ParallelLayout())
-
-
-def logs_of(folder, name):
-    return sorted(folder.glob(f"cluster/nodes/*/logs/{name}-*"))
 
 
 def forked(folder):
@@ -151,23 +159,21 @@ async def fails(scene, name):
     return view
 
 
-async def test_scripts_that_fork_are_healed_and_leave_nobody_behind(tmp_path):
-    async with running_cluster(tmp_path, nodes=1, slots=4) as scene:
-        for spec in (
-            program(tmp_path, "in-place", FORKS, ranks=2),
-            restarted(program(tmp_path, "again", FORKS, ranks=2)),
-        ):
+async def test_scripts_that_fork_are_healed_and_leave_nobody_behind(scene, tmp_path):
+    async with gate() as held:
+        for name, kind in (("in-place", replace), ("again", restarted)):
+            held.close(0, 5)
+            spec = kind(program(tmp_path, name, FORKS, ranks=2, **held.env))
             await scene.client.submit(spec)
-            logs = lambda name=spec.name: [path.read_text() for path in logs_of(tmp_path, name)]  # noqa: E731
-            await scene.until(lambda logs=logs: any("began 1" in each for each in logs()))
+            await held.held(2)
             # of each rank itself, its child, and two that load data, which are others in the next epoch
-            await scene.until(lambda name=spec.name: len(forked(tmp_path / name)) >= 8)
-            await strike(scene, spec.name, 1)
-        for name in ("in-place", "again"):
+            assert len(forked(tmp_path / name)) >= 8
+            await Run(scene, name, 2, held).strike(1)
+            held.open()
             await ends(scene, name)
             await scene.until(lambda name=name: not forked(tmp_path / name))
-        agent = scene.cluster.processes["node-1"].pid
-        await scene.until(lambda: not zombies_of(agent))
+    agent = scene.cluster.processes["node-1"].pid
+    await scene.until(lambda: not zombies_of(agent))
     ours, theirs = (torch.load(tmp_path / name / "out.pt", weights_only=True) for name in ("in-place", "again"))
     assert all(torch.allclose(value, theirs[name], atol=1e-6) for name, value in ours.items())
 
@@ -182,12 +188,11 @@ async def test_what_is_wrong_with_a_script_is_told_and_what_never_comes_is_found
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        async with running_cluster(tmp_path, nodes=2, slots=2) as scene:
-            port = restarted(program(tmp_path, "port", PORT, ranks=2))
+        async with local_cluster(tmp_path, nodes=2, slots=2) as scene, gate() as held:
             for spec in (
                 program(tmp_path, "twice", TWICE, ranks=2),
                 restarted(program(tmp_path, "twice-again", TWICE, ranks=2)),
-                replace(port, env={**port.env, "PORT": f"{taken.getsockname()[1]}"}),
+                restarted(program(tmp_path, "port", PORT, ranks=2, PORT=f"{taken.getsockname()[1]}")),
             ):
                 await scene.client.submit(spec)
             for name in ("twice", "twice-again"):
@@ -195,15 +200,16 @@ async def test_what_is_wrong_with_a_script_is_told_and_what_never_comes_is_found
             view = await fails(scene, "port")
             assert "EADDRINUSE" in view.reason
             assert f"in {tmp_path}/port/script.py:6: another program on that node has this port" in view.reason
-            never = replace(program(tmp_path, "never", NEVER, ranks=2), silence_s=1.5)
-            early = replace(program(tmp_path, "early", NEVER, ranks=2), silence_s=1.5)
-            await scene.client.submit(never)
-            await scene.client.submit(replace(early, env={**early.env, "EARLY": "1"}))
+            for name, environment in (("never", {}), ("early", {"EARLY": "1"})):
+                spec = program(tmp_path, name, NEVER, ranks=2, **environment)
+                await scene.client.submit(replace(spec, silence_s=1.5))
             for name in ("never", "early"):
                 await ends(scene, name)
-            await scene.client.submit(program(tmp_path, "returns", RETURNS, ranks=2))
-            await scene.reached("returns", 3)
-            await strike(scene, "returns", 1)
+            held.close(3)
+            await scene.client.submit(program(tmp_path, "returns", RETURNS, ranks=2, **held.env))
+            await held.held(2)
+            await Run(scene, "returns", 2, held).strike(1)
+            held.open()
             assert "has ended before the loop that the other ranks are in" in (await fails(scene, "returns")).reason
         for name in ("never", "early"):
             reasons = [each.reason for each in scene.of(FailureDetected, task=name)]
@@ -211,19 +217,19 @@ async def test_what_is_wrong_with_a_script_is_told_and_what_never_comes_is_found
             assert re.match(rf"{name}-\d is at MainThread: prepare \(script.py:10\)", reasons[0])
 
 
-async def test_one_that_floods_its_log_fills_no_disk_and_delays_nobody(tmp_path):
-    async with running_cluster(tmp_path, nodes=1, slots=2) as scene:
-        agent = scene.cluster.processes["node-1"].pid
-        before = memory_of(agent)
-        await scene.client.submit(restarted(program(tmp_path, "floods", FLOODS, ranks=2)))
-        await scene.until(lambda: list(tmp_path.glob("cluster/nodes/*/logs/floods-*.log.1")))
-        struck = time.monotonic()
-        await strike(scene, "floods", 1)
-        await scene.until(lambda: scene.of(FailureDetected))
-        assert time.monotonic() - struck < 15.0, "even where each who has a part in it waits for a core"
+async def test_one_that_floods_its_log_fills_no_disk_and_hides_no_failure(scene, tmp_path):
+    agent = scene.cluster.processes["node-1"].pid
+    logs = lambda: [*scene.cluster.root.glob("nodes/*/logs/floods-*")]  # noqa: E731
+    before = memory_of(agent)
+    async with gate() as held:
+        held.close()
+        await scene.client.submit(restarted(program(tmp_path, "floods", FLOODS, ranks=2, **held.env)))
+        await scene.until(lambda: [path for path in logs() if path.suffix == ".1"])
+        await held.held(1)
+        await Run(scene, "floods", 2, held).strike(1)
         await ends(scene, "floods")
-        assert sum(path.stat().st_size for path in logs_of(tmp_path, "floods")) < 3 * LOG_BYTES
-        assert memory_of(agent) - before < 64 << 20
+    assert sum(path.stat().st_size for path in logs()) < 3 * LOG_BYTES
+    assert memory_of(agent) - before < 64 << 20
 
 
 def memory_of(pid):
