@@ -1,6 +1,5 @@
 """What becomes of workers and nodes that fail, leave or come back, and what users are told of it."""
 
-import asyncio
 from collections import Counter
 
 from helpers.scenes import scene, task
@@ -129,7 +128,7 @@ async def test_a_script_that_raises_at_once_fails_and_nothing_loops(stage):
     view = await stage.until_state("t", TaskState.FAILED)
     assert "there is no such data set" in view.reason
     assert view.traceback == "there is no such data set"
-    await asyncio.sleep(60)
+    await stage.wait(60)
     assert len(stage.of(StartWorker)) <= 6
 
 

@@ -168,17 +168,6 @@ async def test_users_see_what_lies_in_which_memories(scene, script, tmp_path):
     )
 
 
-async def test_the_only_workers_node_killed_goes_on_from_another_nodes_memory(scene, script, plain, tmp_path):
-    run = Run(scene, script, tmp_path, max_workers=1)
-    [only] = await run.until_protected()
-    scene.cluster.kill_node(only.node)
-    try:
-        await run.ends_as_undisturbed(plain, again=1)  # the copy of the newest may have been on its way
-    finally:
-        scene.cluster.start_process(only.node)
-    assert {each.node for each in scene.of(Regrouped, task=run.name)} > {only.node}
-
-
 async def test_all_nodes_killed_at_once_and_brought_back_go_on_where_they_were(scene, script, plain, tmp_path):
     run = Run(scene, script, tmp_path)
     members = await run.until_protected()
