@@ -8,15 +8,14 @@ import time
 import pytest
 import pytest_asyncio
 import torch
-from helpers.training import difference, plain_run, running_cluster, task, write_script
+from helpers.gate import gate
+from helpers.training import ITERATIONS, difference, plain_run, running_cluster, task, write_script
 from unicron_deploy.embedded import NATS
 
 from unicron.contracts.events import FailureDetected, WorkerExited, WorkerFinished, WorkerReady
 from unicron.contracts.tasks import TaskState
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
-
-ITERATIONS = 150
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -37,6 +36,13 @@ async def expected(script, tmp_path_factory):
     return await asyncio.to_thread(plain_run, script, out, ITERATIONS=str(ITERATIONS))
 
 
+@pytest_asyncio.fixture(loop_scope="module")
+async def held():
+    """Where the workers of both tasks are held until they are struck."""
+    async with gate() as found:
+        yield found
+
+
 async def chosen(scene, name):
     """Return a worker of a task, and its process."""
     victim = (await scene.view(name)).members[1]
@@ -49,21 +55,19 @@ OFTEN = pytest.mark.exhaustive("storms kill each service at each of its writes; 
 @pytest.mark.parametrize(
     "killed", [*(pytest.param(name, marks=OFTEN) for name in ("registry", "detector", "planner")), "transition", NATS]
 )
-async def test_two_tasks_heal_though_this_is_killed(killed, expected, scene, script, tmp_path):
+async def test_two_tasks_heal_though_this_is_killed(killed, expected, scene, script, held, tmp_path):
     names = [f"{killed}-{letter}" for letter in "ab"]
+    held.close(5)
     for name in names:
-        # neither must be through before it is struck
-        env = {"OUT": str(tmp_path / f"{name}.pt"), "PACE": "0.1", "HURRY": str(tmp_path / "hurry")}
+        env = {"OUT": str(tmp_path / f"{name}.pt"), **held.env}
         await scene.client.submit(task(script, name, iterations=ITERATIONS, env=env))
-    for name in names:
-        await scene.reached(name, 5)
+    await held.held(6)
     (first, first_pid), (second, _) = [await chosen(scene, name) for name in names]
     process = scene.cluster.processes[killed].pid
     await asyncio.to_thread(scene.cluster.kill, killed)
     killed_at = time.time()
     assert first_pid > 0, "0 would be everybody in this test's process group"
     os.kill(first_pid, signal.SIGKILL)  # somebody is missing who ought to hear of it, or to do something about it
-    await asyncio.sleep(0.5)
     await asyncio.to_thread(scene.cluster.start_process, killed)
     assert scene.cluster.processes[killed].pid != process
     [failure] = await scene.until(lambda: scene.of(FailureDetected, worker=first.worker))
@@ -71,7 +75,7 @@ async def test_two_tasks_heal_though_this_is_killed(killed, expected, scene, scr
     await scene.cluster.wait_until_ready(60.0)
     await scene.client.inject(second.node, "raise", second.worker)
     await scene.until(lambda: scene.of(FailureDetected, worker=second.worker))
-    (tmp_path / "hurry").touch()
+    held.open()
     for name in names:
         view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
         assert view.state is TaskState.FINISHED, (view.reason, view.traceback)

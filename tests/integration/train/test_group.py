@@ -255,7 +255,7 @@ CONFER = """
     told, asked, answered = [], [], []
     for numbers in ([], [float(rank)], [float(rank), 7.0]):
         inner.gather([0.0])
-        time.sleep(0.3 * rank)
+        time.sleep(0.05 * rank)
         asked.append(time.time())
         told.append(inner.gather(numbers))
         answered.append(time.time())
@@ -265,7 +265,7 @@ CONFER = """
 """
 
 SAVE = """
-    import json, os, sys, threading, time
+    import json, os, pathlib, sys, threading, time
     import torch
     from unicron.contracts.tasks import ParallelLayout
     from unicron.train.inner import InnerGroups
@@ -276,9 +276,11 @@ SAVE = """
     inner.form(0, lambda: Rendezvous(membership("save", 0, 2)))
     inner.gather([])
     inner.strict = True
+    interrupted = pathlib.Path(__file__).with_name("interrupted")
     if rank == 0:
-        threading.Timer(0.2, inner.interrupt, [1]).start()
-    time.sleep(0.5 * rank)
+        threading.Timer(0.05, lambda: (inner.interrupt(1), interrupted.touch())).start()
+    while rank == 1 and not interrupted.exists():
+        time.sleep(0.01)
     weights = torch.full((8,), float(rank))
     torch.distributed.all_reduce(weights)
     print(json.dumps(weights[0].item()), flush=True)
