@@ -1,6 +1,6 @@
 """Models spread over several workers on a real cluster, in storms: what comes of it is what one process gets.
 
-`STORMS=50 python -m pytest tests/chaos/test_replica_storms.py` plays as many; by default a few are.
+`STORMS=50 python -m pytest tests/chaos/test_replica_storms.py` plays as many; by default five are.
 """
 
 import os
@@ -16,9 +16,13 @@ from msgspec.structs import replace
 
 from unicron.contracts.tasks import ParallelLayout, TaskState
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.exhaustive("storms in virtual time strike denser, and each way of striking is shown on real processes"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
-STORMS = int(os.environ.get("STORMS", "1"))
+STORMS = int(os.environ.get("STORMS", "5"))
 CHANGING = {
     2: ParallelLayout(tensor=2),
     3: ParallelLayout(),

@@ -1,6 +1,6 @@
 """Scripts without a session that are healed in place, in storms: what comes of them is what comes of a calm run.
 
-`STORMS=30 python -m pytest tests/chaos/test_script_storms.py` plays as many; by default one is.
+`STORMS=30 python -m pytest tests/chaos/test_script_storms.py` plays as many; by default five are.
 """
 
 import os
@@ -14,9 +14,13 @@ from helpers.training import running_cluster
 
 from unicron.contracts.tasks import TaskState
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.exhaustive("storms in virtual time strike denser, and each way of striking is shown on real processes"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
-STORMS = int(os.environ.get("STORMS", "1"))
+STORMS = int(os.environ.get("STORMS", "5"))
 SCRIPTS = {
     "plain": (GATHERS, 0.15),
     "transformers": (TRAINER, 0.3),

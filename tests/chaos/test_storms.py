@@ -27,12 +27,17 @@ from unicron.train.iteration import WorkerCore
 from unicron.train.phases import Phase
 from unicron.train.replica import Replica
 
-SEEDS = 60
 BATCH = 10
-CHUNKS = [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(BATCH, SEEDS, BATCH))]
+MORE = pytest.mark.exhaustive("the more seeds, the rarer what they find")
 
 
-@pytest.mark.parametrize("first", CHUNKS)
+def seeds(usual, most=1000):
+    """Return the first seeds of batches: those of each run, and those of `make test-all`."""
+    for first in range(0, most, BATCH):
+        yield pytest.param(first, marks=[pytest.mark.slow] * bool(first) + [MORE] * (first >= usual))
+
+
+@pytest.mark.parametrize("first", seeds(200))
 def test_nothing_that_must_not_be_happens_in_a_storm(first):
     for seed in range(first, first + BATCH):
         outcome = storm.run(seed)
@@ -40,7 +45,7 @@ def test_nothing_that_must_not_be_happens_in_a_storm(first):
         assert outcome.messages
 
 
-@pytest.mark.parametrize("first", CHUNKS[: len(CHUNKS) // 2])
+@pytest.mark.parametrize("first", seeds(100))
 def test_nothing_that_must_not_be_happens_in_a_storm_with_liars(first):
     lied = 0
     for seed in range(first, first + BATCH):

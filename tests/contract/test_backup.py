@@ -14,6 +14,8 @@ from unicron.bus import backup, nats, topology
 from unicron.errors import InvalidInputError
 from unicron.settings import Settings
 
+pytestmark = pytest.mark.real
+
 
 @pytest.fixture
 def servers(tmp_path):

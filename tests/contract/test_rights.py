@@ -22,6 +22,8 @@ from unicron.errors import BusUnavailableError, InvalidInputError, NotAllowedErr
 from unicron.services import SERVICES
 from unicron.settings import Settings
 
+pytestmark = pytest.mark.real
+
 ALL = {*SERVICES, "node-1", *rights.PEOPLE}
 CONTROL = set(SERVICES)
 ASKING = {"operator", "user", "console"}

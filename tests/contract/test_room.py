@@ -12,6 +12,8 @@ from unicron_deploy.nats_server import NatsServer
 from unicron.bus import nats, topology
 from unicron.settings import Settings
 
+pytestmark = pytest.mark.real
+
 MB = 1024**2
 
 

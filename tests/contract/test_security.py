@@ -16,6 +16,8 @@ from unicron.bus import nats
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron.settings import Settings
 
+pytestmark = pytest.mark.real
+
 
 @contextlib.contextmanager
 def serving(directory, monkeypatch, extra):

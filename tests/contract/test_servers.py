@@ -19,7 +19,7 @@ from unicron.bus import nats, topology
 from unicron.errors import BusUnavailableError
 from unicron.settings import Settings
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 
 NAMES = ("nats-1", "nats-2", "nats-3")
 

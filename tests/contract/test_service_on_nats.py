@@ -19,6 +19,8 @@ from unicron.contracts.events import Alert, FailureDetected, NodeHeartbeat
 from unicron.contracts.tasks import TaskSpec
 from unicron.service import Service
 
+pytestmark = pytest.mark.real
+
 
 async def first(bus, count, filters=OUTCOMES):
     """Return the first outcomes of all."""

@@ -24,6 +24,8 @@ from unicron.contracts.states import Keeper, StateLocation, StateRef
 from unicron.errors import BusUnavailableError, InvalidInputError, StateTransferError
 from unicron.settings import Settings
 
+pytestmark = pytest.mark.real
+
 NAME, CONTENT = "gpt-1.1.saved", b"state" * 100_000
 LONG = "n_3-" + "x" * 60
 
