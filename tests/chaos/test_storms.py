@@ -33,8 +33,10 @@ MORE = pytest.mark.exhaustive("the more seeds, the rarer what they find")
 
 def seeds(usual, most=1000):
     """Return the first seeds of batches: those of each run, and those of `make test-all`."""
-    for first in range(0, most, BATCH):
-        yield pytest.param(first, marks=[pytest.mark.slow] * bool(first) + [MORE] * (first >= usual))
+    return [
+        pytest.param(first, marks=[pytest.mark.slow] * bool(first) + [MORE] * (first >= usual))
+        for first in range(0, most, BATCH)
+    ]
 
 
 @pytest.mark.parametrize("first", seeds(200))
