@@ -34,7 +34,7 @@ def choose(run: TaskRun, ready: list[str], *, final: bool) -> tuple[list[str], i
         group = _seated(run, givers + ready, max(1, (size or len(ready)) // replica) + 1)
         takers = [name for name in ready if name not in group and run.states.place(name) is None] if group else []
         return [*group, *(takers if replica > 1 else [])], len(group)
-    group = _seated(run, ready, size // replica)
+    group = _seated(run, ready, len(ready))
     group = group[: _allowed(run, len(group))]
     return group, len(group)
 

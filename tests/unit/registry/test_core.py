@@ -16,6 +16,7 @@ from unicron.contracts.events import (
     NodeAdmitted,
     NodeDrained,
     NodeGone,
+    NodeHeartbeat,
     NodeJoined,
     NodeLeaving,
     NodeLeft,
@@ -481,6 +482,12 @@ def test_telemetry_of_an_older_epoch_is_ignored(running):
     running.handle(changed(TaskState.RUNNING, epoch=5))
     running.handle(finished(epoch=4))
     assert task(running).iteration == -1
+
+
+def test_iterations_are_believed_of_tasks_that_there_are(running):
+    assert running.believes(finished())
+    assert not RegistryCore().believes(finished())
+    assert RegistryCore().believes(NodeHeartbeat(node="n1", incarnation="a"))
 
 
 def test_an_iteration_without_duration_does_not_break_it(running):

@@ -23,6 +23,7 @@ from unicron.contracts.worker import (
     Membership,
     NotFinite,
     Raised,
+    Save,
     Unusable,
 )
 from unicron.errors import StateTransferError
@@ -54,11 +55,21 @@ class Asking(Trainer):
         return await super()._beside(what)
 
 
+class Slow(Trainer):
+    """A worker that takes long to save, and notes how many updates were made meanwhile."""
+
+    missed = ()
+
+    async def _save_state(self, ref, _):
+        await asyncio.sleep(3.0)
+        self.missed = (*self.missed, self._updates - ref.iteration)
+
+
 class Place:
     """Nodes and their agents, as far as workers see them; also who is told of updates."""
 
     def __init__(self):
-        self.groups, self.workers, self.said_by, self.lies = {}, {}, defaultdict(list), {}
+        self.groups, self.workers, self.said_by, self.lies, self.saved = {}, {}, defaultdict(list), {}, {}
         self.name = ""
 
     def start(self, name, kind=Trainer, place=0, layout=WHOLE):
@@ -137,6 +148,16 @@ async def two_at_work(place, *kinds):
 def test_only_the_backward_pass_of_the_last_microbatch_may_begin_to_reduce():
     place = play(lambda place: two_at_work(place, Asking, Asking))
     assert set(place.workers["a"].asked) == {(2, False), (1, True)}
+
+
+def test_nobody_updates_what_is_still_being_saved():
+    async def script(place):
+        await two_at_work(place, Slow, Slow)
+        for worker in place.workers.values():
+            worker.save_from_now(Save(on=True))
+        await asyncio.sleep(10.0)
+
+    assert set(play(script).workers["a"].missed) == {0}
 
 
 def test_a_state_that_its_first_holder_can_t_lay_out_is_taken_from_the_next():

@@ -161,6 +161,13 @@ def test_a_node_that_a_plan_names_before_it_is_there_gets_its_worker_when_it_com
     assert [start.node for start in of(StartWorker, core.handle(scene.admitted("n9")))] == ["n9"]
 
 
+def test_a_failure_of_a_task_that_is_over_or_never_was_leads_to_nothing():
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
+    scene.feed(TaskRemoved(task="a"))
+    for task in "ab":
+        assert scene.feed(failure(Severity.SEV2, task=task, node="n1", slot=0, worker=f"{task}-1")) == []
+
+
 def test_severity_2_regroups_the_survivors_at_once_and_restarts_the_process_in_its_slot():
     scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0", "n3:0"])
     out = scene.feed(failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2", at=100.0))

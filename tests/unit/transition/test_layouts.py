@@ -61,6 +61,19 @@ def test_who_has_the_state_leaves_it_behind_and_then_others_start_in_the_same_sl
     assert cluster.anew == set()
 
 
+def test_while_a_place_of_the_state_is_looked_for_nobody_leaves_the_rest_of_it_behind():
+    cluster = changing()
+    for worker in ("a-2", "a-4"):  # place 1
+        cluster.end(cluster.processes[worker])
+        cluster.report(worker)
+    epoch = cluster.run("a").membership.epoch
+    assert cluster.asked
+    cluster.plan(a=FOUR[:3])
+    assert cluster.run("a").membership.epoch == epoch
+    cluster.rest()
+    assert (cluster.run("a").membership.layout, cluster.anew) == (TRIPLE, set())
+
+
 def test_the_shelf_is_told_to_rank_0_and_dropped_when_all_have_met():
     cluster = changing()
     leaving(cluster, FOUR[:3])
