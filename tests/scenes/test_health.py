@@ -1,6 +1,5 @@
 """Which services and nodes are healthy while something is wrong with them."""
 
-import asyncio
 import contextlib
 import os
 from functools import partial
@@ -27,11 +26,11 @@ async def test_a_service_is_healthy_while_an_instance_of_it_lives(stage, monkeyp
         await check(name)
         [instance] = stage.world._instances[name]
         await stage.world._kill(instance)
-        await asyncio.sleep(2 * LEASE_TTL_S)
+        await stage.wait(2 * LEASE_TTL_S)
         with pytest.raises(BusUnavailableError, match=f"no instance of {name} is active"):
             await check(name)
         stage.world._start(name)
-        await asyncio.sleep(2 * LEASE_TTL_S)
+        await stage.wait(2 * LEASE_TTL_S)
         await check(name)
 
 
@@ -53,8 +52,8 @@ async def test_a_node_is_healthy_while_its_agent_reaches_the_bus(stage, tmp_path
     health._check_agent(alive, clock.now())
     with monkeypatch.context() as away:
         away.setattr(machine.agent.link, "tell", broken)
-        await asyncio.sleep(1.5 * health.SILENT_S)
+        await stage.wait(1.5 * health.SILENT_S)
         with pytest.raises(BusUnavailableError, match="its agent has told the bus nothing for 15 s"):
             health._check_agent(alive, clock.now())
-    await asyncio.sleep(1.0)
+    await stage.wait(1.0)
     health._check_agent(alive, clock.now())

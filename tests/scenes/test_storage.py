@@ -142,11 +142,13 @@ async def test_of_a_task_that_waits_for_long_nothing_is_left_in_memory(stage):
     assert begun.iteration == stage.of(StateKept)[-1].state.iteration
 
 
-@scene(nodes=2)
+@scene(nodes=2, transition=transition(TransitionSettings(idle_s=1e6)))
 async def test_all_nodes_told_to_leave_hand_over_to_storage_first(stage):
     await stage.running(stored(max_workers=2))
     since = stage.of(Regrouped)[-1].epoch
+    began = stage.now()
     await stage.leave("node-1", "node-2", notice_s=90.0)
+    assert stage.now() - began < 30, "they need not wait until they must go"
     await stage.until(lambda: len(stage.of(NodeGone)) == 2)
     assert stage.of(StoreState)
     [written] = stage.of(CheckpointStored)

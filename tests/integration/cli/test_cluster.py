@@ -18,8 +18,8 @@ import urllib.request
 import pytest
 from helpers import ROOT
 from helpers.cli import CLEAN, KEYS, UNICRON, WAIT_S, call, data, reaching, unicron
+from helpers.ports import free_port
 from unicron_deploy.embedded import Cluster
-from unicron_deploy.nats_server import free_port
 
 from unicron.bootstrap import own_name
 from unicron.services import SERVICES

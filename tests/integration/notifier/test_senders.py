@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
+from helpers.ports import free_port
 from helpers.receiver import Receiver
 from msgspec.structs import replace
 from typer.testing import CliRunner
 from unicron_cli.main import app
 from unicron_deploy.certificates import Authority
-from unicron_deploy.nats_server import free_port
 from unicron_deploy.processes import Started, wait_until_gone
 from unicron_notifier.channels import Command, Heartbeat, Json, Mail, Secrets
 from unicron_notifier.senders import DeliveryError, beat, deliver

@@ -76,7 +76,8 @@ async def test_it_is_replaced_while_a_task_trains_and_nobody_without_it_gets_a_s
         view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
         assert view.state is TaskState.FINISHED, view
         assert {m.worker for m in scene.of(FailureDetected, task=name)} == victims, "nothing else failed"
-        assert await scene.finished(name) == list(range(10)), "each iteration is finished exactly once"
+        computed = [each.iteration for each in scene.iterations]
+        assert len(set(computed)) == len(computed), "none is computed twice"
         healed = await scene.saved(out)
         every = {key for keys in known for key in keys}
         for order in scene.of(Regroup, task=name):

@@ -37,5 +37,6 @@ async def test_all_nodes_told_to_leave_hand_over_to_storage_first(script, plain,
         assert view.state is TaskState.FINISHED, view
         begun = await scene.until(lambda: [each for each in scene.of(Regrouped) if each.epoch > since])
         assert {each.iteration for each in begun if each.state_from.startswith("step-")} == {left.iteration}
-        assert await scene.finished("t") == list(range(ITERATIONS)), "none is computed twice"
+        computed = [each.iteration for each in scene.iterations]
+        assert len(set(computed)) == len(computed), "none is computed twice"
         assert difference(await scene.saved(tmp_path / "out.pt"), plain) <= 1e-5
