@@ -169,7 +169,6 @@ def run(path, out, *before, **env):
         capture_output=True,
         check=False,
         text=True,
-        timeout=110,
         env={**os.environ, "OUT": str(out), "OMP_NUM_THREADS": "1", **env},
     )
     assert done.returncode == 0, done.stderr

@@ -118,7 +118,9 @@ def test_no_test_depends_on_time():
     found = {}
     for path in sorted((ROOT / "tests").rglob("*.py")):
         name = str(path.relative_to(ROOT / "tests"))
-        if not name.startswith(("helpers/", "unit/docs/test_waiting.py", *NOT_YET)) and (there := look(path.read_text())):
+        if not name.startswith(("helpers/", "unit/docs/test_waiting.py", *NOT_YET)) and (
+            there := look(path.read_text())
+        ):
             found[name] = there
     assert found == {}
 
