@@ -4,12 +4,14 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 import torch
 from helpers.gate import gate
 from helpers.training import ITERATIONS, difference, plain_run, running_cluster, task, write_script
+from helpers.waiting import until
 from unicron_deploy.embedded import NATS
 
 from unicron.contracts.events import FailureDetected, WorkerExited, WorkerFinished, WorkerReady
@@ -68,6 +70,7 @@ async def test_two_tasks_heal_though_this_is_killed(killed, expected, scene, scr
     killed_at = time.time()
     assert first_pid > 0, "0 would be everybody in this test's process group"
     os.kill(first_pid, signal.SIGKILL)  # somebody is missing who ought to hear of it, or to do something about it
+    await until(lambda: not Path(f"/proc/{first_pid}").exists())
     await asyncio.to_thread(scene.cluster.start_process, killed)
     assert scene.cluster.processes[killed].pid != process
     [failure] = await scene.until(lambda: scene.of(FailureDetected, worker=first.worker))

@@ -86,9 +86,9 @@ class Cluster:
         ports = {"UNICRON_NATS_PORT": str(self._port), "UNICRON_CONSOLE_PORT": str(console)}
         self._environment = {**os.environ, "PWD": str(ROOT), **ports}
 
-    def compose(self, *words: str, limit_s: float = 180) -> str:
+    def compose(self, *words: str) -> str:
         """Run one compose command and return what it printed."""
-        return self._run([*self._compose, "-p", self._project, *words], limit_s)
+        return self._run([*self._compose, "-p", self._project, *words])
 
     def container(self, service: str) -> str:
         """Return the id of the container of `service`, running or not."""
@@ -124,7 +124,7 @@ class Cluster:
         labels = {"project": self._project, "service": service}
         return [word for key, value in labels.items() for word in ("-f", f"label=com.docker.compose.{key}={value}")]
 
-    def _run(self, command: list[str], limit_s: float = 60) -> str:
+    def _run(self, command: list[str]) -> str:
         done = subprocess.run(
             command,
             cwd=ROOT,
@@ -133,7 +133,6 @@ class Cluster:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=limit_s,
             check=False,
         )
         if done.returncode:
@@ -144,7 +143,7 @@ class Cluster:
 @pytest.fixture(scope="module", autouse=True)
 def images(tmp_path_factory) -> None:
     """Build each image once, where Compose would look at it again for each service that has it."""
-    Cluster(_compose(), tmp_path_factory.mktemp("images")).compose("build", *IMAGES.values(), limit_s=BUILD_S)
+    Cluster(_compose(), tmp_path_factory.mktemp("images")).compose("build", *IMAGES.values())
 
 
 @contextlib.contextmanager
@@ -156,7 +155,7 @@ def running(folder: Path, *options: str) -> Iterator[Cluster]:
         yield cluster
     finally:
         # written, and so shown by pytest where the test fails; the cluster goes away whatever that does
-        with contextlib.suppress(pytest.fail.Exception, subprocess.TimeoutExpired):
+        with contextlib.suppress(pytest.fail.Exception):
             sys.stdout.write(cluster.story())
         cluster.compose("down", "-v", "--remove-orphans", "-t", "3")
 
@@ -168,41 +167,30 @@ async def connected(cluster: Cluster) -> AsyncIterator[Client]:
         yield client
 
 
-async def wait_for(client: Client, what: str, holds: Callable[[Status], bool], limit_s: float = 120) -> Status:
+async def status_when(client: Client, what: str, holds: Callable[[Status], bool]) -> Status:
     """Ask for the status until `holds`, and return it; errors of a cluster that is just starting are waited out."""
-    last: object = None
-    deadline = asyncio.get_running_loop().time() + limit_s
-    while asyncio.get_running_loop().time() < deadline:
-        try:
-            status = last = await client.status()
-        except UnicronError as error:
-            last = error
-        else:
+    while True:
+        with contextlib.suppress(UnicronError):
+            status = await client.status()
             failed = [task for task in status.tasks if task.state is TaskState.FAILED]
             if failed:
                 pytest.fail(f"waiting for {what}: the task failed: {failed[0].reason}\n{failed[0].traceback}")
             if holds(status):
                 return status
-        await asyncio.sleep(0.2)
-    pytest.fail(f"{what}: not within {limit_s:g} s; last seen: {last}")
+        await asyncio.sleep(0.05)
 
 
-async def content(cluster: Cluster, limit_s: float = 60) -> None:
+async def content(cluster: Cluster) -> None:
     """Wait until the doctor finds nothing amiss: what it finds while servers elect their leaders is true, and ends."""
-    deadline = asyncio.get_running_loop().time() + limit_s
     while True:
-        try:
+        with contextlib.suppress(pytest.fail.Exception):
             assert await asyncio.to_thread(cluster.unicron, "doctor")
-        except pytest.fail.Exception:
-            if asyncio.get_running_loop().time() > deadline:
-                raise
-        else:
             return
 
 
 def fetched(url: str) -> str:
     """Return what a browser on the host would get."""
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url) as answer:
         return answer.read().decode()
 
 
@@ -250,19 +238,19 @@ async def test_a_node_dies_and_comes_back_in_containers(tmp_path):
     full = min(spec.max_workers, 6)
     with running(tmp_path) as cluster:
         async with connected(cluster) as client:
-            await wait_for(client, "all nodes are up", lambda status: up(status, *NODES))
+            await status_when(client, "all nodes are up", lambda status: up(status, *NODES))
 
             cluster.unicron("submit", str(TASK_FILE))
             check_confinement(cluster)
             trained = lambda status: trains(status, spec.name, full, 9)  # noqa: E731
-            status = await wait_for(client, f"ten iterations on {full} workers", trained)
+            status = await status_when(client, f"ten iterations on {full} workers", trained)
 
             view = task_of(status, spec.name)
             assert view
             victim = view.members[-1].node
             cluster.docker("kill", victim)
             shrunk = lambda status: trains(status, spec.name, full - 2, view.iteration + 1)  # noqa: E731
-            status = await wait_for(client, f"training goes on without {victim}", shrunk)
+            status = await status_when(client, f"training goes on without {victim}", shrunk)
             assert node_of(status, victim).state is NodeState.LOST
             assert victim not in {member.node for member in task_of(status, spec.name).members}
             failures = json.loads(await asyncio.to_thread(fetched, f"{cluster.console}/api/failures"))
@@ -272,11 +260,11 @@ async def test_a_node_dies_and_comes_back_in_containers(tmp_path):
             before = task_of(status, spec.name).iteration
             cluster.docker("start", victim)
             grown = lambda status: up(status, victim) and trains(status, spec.name, full, before)  # noqa: E731
-            status = await wait_for(client, f"{victim} is back and the task at its full size", grown)
+            status = await status_when(client, f"{victim} is back and the task at its full size", grown)
             assert victim in {member.node for member in task_of(status, spec.name).members}
 
             ended = lambda status: task_of(status, spec.name).state is TaskState.FINISHED  # noqa: E731
-            status = await wait_for(client, "the task finishes", ended, limit_s=600)
+            status = await status_when(client, "the task finishes", ended)
             assert task_of(status, spec.name).iteration >= spec.iterations - 1
 
 
@@ -287,18 +275,18 @@ async def test_a_server_of_three_dies_and_then_a_node_in_containers(tmp_path):
     full = min(spec.max_workers, 6)
     with running(tmp_path, "--env-file", str(ROOT / "deploy" / "ha.env")) as cluster:
         async with connected(cluster) as client:
-            await wait_for(client, "all nodes are up", lambda status: up(status, *NODES))
+            await status_when(client, "all nodes are up", lambda status: up(status, *NODES))
             journal = (await client.bus.jetstream.stream_info(topology.STREAM)).cluster
             assert {journal.leader, *(each.name for each in journal.replicas)} == {"nats", "nats-2", "nats-3"}
             cluster.unicron("submit", str(TASK_FILE))
             trained = lambda status: trains(status, spec.name, full, 4)  # noqa: E731
-            await wait_for(client, f"five iterations on {full} workers", trained)
+            await status_when(client, f"five iterations on {full} workers", trained)
 
             # one that leads the journal, where that is not the one whose port the host has
             cluster.docker("kill", journal.leader if journal.leader != "nats" else "nats-2")
             cluster.docker("kill", "node-3")
-            lost_at = task_of(await wait_for(client, "somebody answers", lambda _: True), spec.name).iteration
+            lost_at = task_of(await status_when(client, "somebody answers", lambda _: True), spec.name).iteration
             shrunk = lambda status: trains(status, spec.name, full - 2, lost_at + 1)  # noqa: E731
-            status = await wait_for(client, "training goes on without server and node", shrunk)
+            status = await status_when(client, "training goes on without server and node", shrunk)
             assert node_of(status, "node-3").state is NodeState.LOST
             await content(cluster)

@@ -6,6 +6,8 @@ import shutil
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import async_playwright
 
+from helpers.waiting import PATIENT_S
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 SANDBOXED = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
@@ -41,6 +43,7 @@ class Window:
     @classmethod
     async def open(cls, browser, url, **options):
         context = await browser.new_context(**options)
+        context.set_default_timeout(1000 * PATIENT_S)
         return cls(context, await context.new_page(), url)
 
     def _wrong(self, text):

@@ -6,14 +6,13 @@ import subprocess
 import sys
 
 UNICRON = [sys.executable, "-m", "unicron_cli"]
-WAIT_S = 120.0
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")} | {"COLUMNS": "200"}
 HASTY = {"UNICRON_CONNECT_TIMEOUT_S": "0.2"}
 """Only where nobody answers: what a command starts has it too, and a server may take longer on a busy machine."""
 
 
 def call(command, environment=CLEAN, cwd=None):
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=180, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, check=False)
 
 
 KEYS = {}

@@ -1,18 +1,13 @@
 """The registry as a process of its own, and what a test asks of it."""
 
-import asyncio
 import contextlib
 import subprocess
 import sys
-import time
 
-import pytest
-
+from helpers.waiting import until
 from unicron.bootstrap import connected_client
 from unicron.contracts.tasks import TaskSpec
-from unicron.errors import BusUnavailableError
 
-WAIT_S = 30.0
 SPEC = TaskSpec(name="gpt", command=["train.py"], max_workers=2, microbatches=4, flops_per_iteration=3e9)
 
 
@@ -36,15 +31,13 @@ async def connected(world):
 
 async def eventually(ask, holds):
     """Return what `ask` answers as soon as `holds` is true of it."""
-    last = None
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        with contextlib.suppress(BusUnavailableError):
-            last = await ask()
-            if holds(last):
-                return last
-        await asyncio.sleep(0.05)
-    pytest.fail(f"not within {WAIT_S:g} s; last seen: {last}")
+
+    async def found():
+        last = await ask()
+        return [last] if holds(last) else []
+
+    [answer] = await until(found)
+    return answer
 
 
 async def facts(client, kind):

@@ -15,7 +15,7 @@ from benchmarks.fuzz_checks import MICROBATCHES, SCRIPT, parameters_differ
 @pytest.mark.parametrize(("minutes", "more"), [("0.05", ["--insecure"]), ("0.25", [])], ids=["open", "keys"])
 def test_a_bus_is_attacked_for_some_seconds_and_all_goes_on(minutes, more):
     command = [sys.executable, "-m", "benchmarks.fuzz", "--minutes", minutes, "--seed", "3", "--json", *more]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     figures = found["figures"]

@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 import torch
 from helpers.training import difference, plain_run, running_cluster, task, write_script
+from helpers.waiting import until
 from unicron_chaos.script import Rank
 from unicron_chaos.strikes import strike
 from unicron_deploy.nats_server import PING_S
@@ -116,8 +117,11 @@ async def test_a_reset_connection_is_reattempted_in_place_and_makes_no_differenc
 
 async def slowed(scene, name):
     """Slow a worker down until its task is told to be slow, then let it go; return the strike, and what was told."""
-    while (await scene.view(name)).slow:  # by itself, on a busy machine
-        await asyncio.sleep(0.1)
+
+    async def well():  # on a busy machine it may be slow by itself
+        return not (await scene.view(name)).slow
+
+    await until(well)
     made = await strike(scene.client, "slow-worker", Rank(task=name, rank=1), value="12")
     after = lambda kind: [m for m in scene.of(kind, task=name) if m.at > made.at]  # noqa: E731
     [told, *_] = await scene.until(lambda: after(SlowdownDetected))

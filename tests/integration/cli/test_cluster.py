@@ -5,20 +5,19 @@ import fcntl
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import struct
 import subprocess
 import termios
-import time
 import urllib.parse
 import urllib.request
 
 import pytest
 from helpers import ROOT
-from helpers.cli import CLEAN, KEYS, UNICRON, WAIT_S, call, data, reaching, unicron
+from helpers.cli import CLEAN, KEYS, UNICRON, call, data, reaching, unicron
 from helpers.ports import free_port
+from helpers.waiting import block_until
 from unicron_deploy.embedded import Cluster
 
 from unicron.bootstrap import own_name
@@ -90,15 +89,13 @@ def task(url, folder):
 
 def await_task(url, workers, beyond):
     """Wait until the task runs on so many workers and has got beyond an iteration; return it."""
-    view = None
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
+
+    def found():
         [view] = data("tasks", url=url)
         members = {member["node"] for member in view["members"]}
-        if view["state"] == "running" and len(members) == workers and view["iteration"] > beyond:
-            return view
-        time.sleep(0.3)
-    pytest.fail(f"not {workers} workers beyond iteration {beyond} within {WAIT_S:g} s; last seen: {view}")
+        return view["state"] == "running" and len(members) == workers and view["iteration"] > beyond and view
+
+    return block_until(found)
 
 
 @pytest.mark.exhaustive("the refusals are shown where nothing has to start")
@@ -136,10 +133,7 @@ def test_credentials_are_listed_given_replaced_and_taken(url, folder):
         return next(view["state"] for view in data("nodes", url=url) if view["node"] == name)
 
     def await_node(name, state):
-        deadline = time.monotonic() + WAIT_S
-        while node(name) != state:
-            assert time.monotonic() < deadline, node(name)
-            time.sleep(0.2)
+        block_until(lambda: node(name) == state)
 
     def users():
         return {user["name"]: user["key"] for user in credentials("list")["users"]}
@@ -252,20 +246,18 @@ class Terminal:
 
     def until(self, *texts):
         """Read on until all of these stand in what came since the last look."""
-        deadline, self.out = time.monotonic() + WAIT_S, ""
+        self.out = ""
         while not all(text in self.out for text in texts):
-            assert time.monotonic() < deadline, self.out
-            if select.select([self._master], [], [], 0.2)[0]:
-                self.out += os.read(self._master, 65536).decode(errors="replace")
+            self.out += os.read(self._master, 65536).decode(errors="replace")
 
     def ended(self):
         """Return how it ended, and whether the terminal is as it was."""
         self.until("\x1b[?1049l")
-        return self.process.wait(30), termios.tcgetattr(self._slave) == self.before
+        return self.process.wait(), termios.tcgetattr(self._slave) == self.before
 
     def close(self):
         self.process.kill()
-        self.process.wait(30)
+        self.process.wait()
         for end in (self._master, self._slave):
             os.close(end)
 
@@ -310,9 +302,9 @@ def test_top_without_a_terminal_prints_once_and_as_json_every_second(url, task):
     with subprocess.Popen([*UNICRON, "top", "--json"], stdout=subprocess.PIPE, text=True, env=reaching(url)) as process:
         seen = [json.loads(process.stdout.readline()) for _ in range(4)]
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait() == 0
     assert seen[-1]["tasks"][0]["iteration"] > found["tasks"][0]["iteration"]
-    assert 2.5 < seen[-1]["at"] - seen[0]["at"] < 20
+    assert len({each["at"] for each in seen}) == len(seen)
 
 
 def test_submitting_again_changes_nothing_and_another_spec_is_refused(url, task, folder):
@@ -327,10 +319,10 @@ def test_watching_goes_on_until_it_is_interrupted(url, task):
     command = [*UNICRON, "status", "--watch", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=reaching(url)) as process:
         first = json.loads(process.stdout.readline())["tasks"][0]["iteration"]
-        # between two looks a worker may get no turn
-        assert any(json.loads(process.stdout.readline())["tasks"][0]["iteration"] > first for _ in range(30))
+        while json.loads(process.stdout.readline())["tasks"][0]["iteration"] <= first:
+            pass  # between two looks a worker may get no turn
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait() == 0
 
 
 def test_events_follow_until_interrupted_one_json_object_a_line(url, task):
@@ -342,7 +334,7 @@ def test_events_follow_until_interrupted_one_json_object_a_line(url, task):
                 assert "no more work" in unicron("drain", "node-2", url=url)
             found.append(json.loads(process.stdout.readline()))
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait() == 0
     sequences = [event["sequence"] for event in found]
     assert sequences == sorted(set(sequences))
     drained = next(event for event in found if event["type"] == "NodeDrained")
@@ -369,14 +361,15 @@ def told_of(fact, kind, **fields):
 def test_a_killed_worker_makes_a_story(url, task):
     strike = data("chaos", "kill-worker", f"{task}:1", url=url)
     assert (strike["fault"], strike["target"]) == ("kill-worker", "tiny:1")
-    deadline, facts = time.monotonic() + WAIT_S, []
-    while not (failures := [each for each in facts if told_of(each, "FailureDetected", worker=strike["worker"])]) or (
-        not any(told_of(each, "TaskRecovered", correlation=failures[0]["correlation"]) for each in facts)
-    ):
-        assert time.monotonic() < deadline, facts[-8:]
+
+    def recovered():
         facts = journal(url)
+        failures = [each for each in facts if told_of(each, "FailureDetected", worker=strike["worker"])]
+        chains = {each["correlation"] for each in facts if each["type"] == "TaskRecovered"}
+        return failures and failures[0]["correlation"] in chains and failures
+
+    [failure] = block_until(recovered)
     await_task(url, workers=2, beyond=await_task(url, workers=2, beyond=0)["iteration"] + 1)
-    [failure] = failures
     story = unicron("events", "--chain", failure["id"], url=url).splitlines()
     told = rf"{strike['worker']} on {strike['node']} was ended by SIGKILL: back at 2 workers after [\d.]+ s"
     assert re.fullmatch(rf"chain {failure['correlation']}, {len(story) - 1} messages in [\d.]+ s: {told}", story[0]), (
@@ -457,10 +450,7 @@ def assert_its_phases_add_up(url, task, failure, struck, seconds):
 def test_a_stopped_worker_is_replaced(url, task):
     text = unicron("chaos", "stop-worker", f"{task}:0", url=url)
     worker = re.search(r"stop-worker tiny:0 \((\S+) on node-", text)[1]
-    deadline = time.monotonic() + WAIT_S
-    while worker in {member["worker"] for member in data("tasks", url=url)[0]["members"]}:
-        assert time.monotonic() < deadline
-        time.sleep(0.3)
+    block_until(lambda: worker not in {member["worker"] for member in data("tasks", url=url)[0]["members"]})
     await_task(url, workers=2, beyond=0)
 
 
@@ -527,24 +517,23 @@ def prometheus(folder, targets):
         )
 
     def ask(path):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/{path}") as answer:
             return json.load(answer)["data"]
 
     def until(path, holds):
-        deadline, found = time.monotonic() + WAIT_S, None
-        while time.monotonic() < deadline:
+        def told():
             with contextlib.suppress(OSError):
                 found = ask(path)
-                if holds(found):
-                    return found
-            time.sleep(0.3)
-        pytest.fail(f"Prometheus says of {path} {found}; its log: {(folder / 'log').read_text()[-2000:]}")
+                return [found] if holds(found) else []
+
+        [found] = block_until(told)
+        return found
 
     try:
         yield until
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait()
 
 
 @pytest.mark.skipif(PROMETHEUS is None, reason="no prometheus; Debian has a package of that name")
@@ -598,10 +587,7 @@ def test_a_storm_that_is_over_says_whether_the_cluster_is_whole(url, task, folde
 
 def test_a_removed_task_is_gone_and_down_leaves_no_process(url, task, folder):
     assert unicron("remove", task, url=url) == "task tiny removed\n"
-    deadline = time.monotonic() + WAIT_S
-    while data("tasks", url=url) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert data("tasks", url=url) == []
+    block_until(lambda: data("tasks", url=url) == [])
     cluster = Cluster.load(folder / "c")
     started = cluster.processes
     assert set(data("down", "--dir", str(folder / "c"))["stopped"]) == set(started)

@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from helpers.waiting import block_until
 
 
 def running_in(folder):
@@ -30,11 +30,10 @@ def test_a_demo_that_is_told_to_end_leaves_no_process(started, tmp_path):
         stderr=subprocess.DEVNULL,
     )
     try:
-        while len(running_in(tmp_path)) < started:
-            assert demo.poll() is None
-            time.sleep(0.1)
+        block_until(lambda: len(running_in(tmp_path)) >= started or demo.poll() is not None)
+        assert demo.poll() is None
         demo.terminate()
-        assert demo.wait(timeout=60) != 0
+        assert demo.wait() != 0
         assert running_in(tmp_path) == {}
     finally:
         demo.kill()

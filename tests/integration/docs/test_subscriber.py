@@ -51,7 +51,7 @@ async def subscriber(url):
     )
 
     async def next_line():
-        line = await asyncio.wait_for(process.stdout.readline(), 30)
+        line = await process.stdout.readline()
         if not line:
             pytest.fail((await process.stderr.read()).decode())
         return line.decode().split(" ", 1)[1].rstrip()

@@ -7,6 +7,7 @@ import signal
 import msgspec
 import pytest
 from helpers.training import running_cluster, task, write_script
+from helpers.waiting import until
 from unicron_simulator import faults, storm
 from unicron_simulator.links import Weather
 
@@ -82,9 +83,11 @@ class Real:
         decided = await self.scene.until(lambda: [each for each in plans(self.scene.journal) if each[0] == trigger])
         *_, (_, _, slots) = decided
         wanted = {task: sorted(given) for task, given in slots.items() if given}
-        async with asyncio.timeout(60):
-            while await self.found() != wanted:
-                await asyncio.sleep(0.05)
+
+        async def so():
+            return await self.found() == wanted
+
+        await until(so)
 
     async def found(self):
         views = (await self.scene.client.status()).tasks
@@ -109,8 +112,7 @@ class Real:
         cluster.processes["node-3"].signal(signal.SIGINT)
         await self.scene.until(lambda: self.scene.of(NodeGone, node="node-3"))
         await self.planned("node_left:node-3")
-        while cluster.processes["node-3"].alive():
-            await asyncio.sleep(0.05)
+        await until(lambda: not cluster.processes["node-3"].alive())
         await asyncio.to_thread(cluster.start_process, "node-3")
         await self.planned("node_joined:node-3")
         await self.kill_a_worker()

@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from helpers.waiting import block_until
 from unicron_agent import kernel_log
 from unicron_agent.kernel_log import KernelLog, append, pci
 from unicron_agent.lines import LONGEST_LINE
@@ -14,7 +15,6 @@ from unicron.rules import load
 
 XID = "[ 12.5] NVRM: Xid (PCI:0000:3b:00): {}, pid=4711, name=python, Ch 00000008\n"
 SLOTS = {"0000:3b:00": 5}
-WAIT_S = 25.0
 
 
 class Heard:
@@ -30,12 +30,18 @@ class Heard:
             self._more.notify()
 
     def until(self, count):
-        """Wait until it has told of so many lines, and no more of them come; return their texts."""
+        """Wait until it has told of so many lines, and of no more; return their texts."""
         with self._more:
-            assert self._more.wait_for(lambda: len(self.told) >= count, WAIT_S), self.told
-        time.sleep(0.05)
-        assert len(self.told) == count, self.told
-        return [each.text for each in self.told]
+            self._more.wait_for(lambda: len(self.told) >= count)
+            assert len(self.told) == count, self.told
+            return [each.text for each in self.told]
+
+    def end(self, path):
+        """Stop, once a last line has come; it comes next."""
+        count = len(self.told)
+        write(path, XID.format(62))
+        assert "): 62," in self.until(count + 1)[-1]
+        self.log.stop()
 
 
 @pytest.fixture
@@ -50,7 +56,7 @@ def heard(path):
     found = Heard(path)
     found.log.start()
     yield found
-    found.log.stop()
+    found.end(path)
 
 
 def write(path, text):
@@ -69,8 +75,7 @@ def test_what_stood_there_before_is_not_told(heard, path):
 def test_half_a_line_is_none_yet(heard, path):
     whole = XID.format(79)
     write(path, whole[:30])
-    time.sleep(0.1)
-    assert heard.told == []
+    block_until(lambda: os.lseek(heard.log._file, 0, os.SEEK_CUR) == path.stat().st_size)
     write(path, whole[30:] + XID.format(31))
     assert heard.until(2) == [whole.strip(), XID.format(31).strip()]
 
@@ -95,10 +100,9 @@ def test_a_log_that_is_not_there_yet_is_waited_for(tmp_path):
 
 
 def test_the_first_line_of_a_log_that_comes_later_is_told_without_a_look_once_in_a_while(tmp_path, monkeypatch):
-    monkeypatch.setattr(kernel_log, "LOOK_S", 120.0)
+    monkeypatch.setattr(kernel_log, "LOOK_S", 1e5)  # a test that waits for it never ends
     heard = Heard(tmp_path / "later.log")
     heard.log.start()
-    time.sleep(0.1)
     write(tmp_path / "later.log", XID.format(79))
     heard.until(1)
     write(tmp_path / "later.log", XID.format(48))

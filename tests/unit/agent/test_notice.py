@@ -5,29 +5,28 @@ import os
 import signal
 
 import pytest
+from helpers.waiting import elapse, in_virtual_time
 from unicron_agent.notice import JOB_END, notice
 
 NOW = 1_000.0
 
 
-async def told(within_s=0.2, leave_s=20.0):
-    try:
-        await asyncio.wait_for(notice(NOW, leave_s), within_s)
-    except TimeoutError:
-        return False
-    return True
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 async def test_by_a_signal(number):
-    asyncio.get_running_loop().call_later(0.02, os.kill, os.getpid(), number)
-    assert await told(within_s=5.0)
+    told = asyncio.create_task(notice(NOW, 20.0))
+    await asyncio.sleep(0)
+    os.kill(os.getpid(), number)
+    await told
 
 
 @pytest.mark.parametrize(
     ("end", "expected"),
     [("1020", True), ("1005", True), ("1021", False), ("999", False), ("", False), ("soon", False)],
 )
+@in_virtual_time
 async def test_so_long_before_the_end_of_its_job(monkeypatch, end, expected):
     monkeypatch.setenv(JOB_END, end)
-    assert await told() is expected
+    told = asyncio.create_task(notice(NOW, 20.0))
+    await elapse(0.5)
+    assert told.done() is expected
+    told.cancel()

@@ -4,9 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from helpers.waiting import block_until
 from unicron_agent.activity import use_of
 from unicron_agent.silence import Silence, Use
 from unicron_agent.stimuli import TakeStacks, Tick
@@ -141,32 +141,29 @@ def test_without_a_limit_nobody_asks():
 # --- what the kernel tells -------------------------------------------------------------------------------------------
 
 PARENT = """
-import os, subprocess, sys, time
+import os, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "print('x' * 9999, flush=True); sum(range(10**7))"], stdout=2)
 if sys.argv[1] == "waits":
     child.wait()
 print("now", flush=True)
-time.sleep(60)
+os.read(0, 1)
 """
 
 
 @pytest.mark.parametrize("waits", ["waits", "leaves"])
 def test_what_a_process_and_its_children_have_used_and_that_one_is_stopped(waits):
     command = [sys.executable, "-c", PARENT, waits]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, **pipes)
     try:
         assert process.stdout.readline() == b"now\n"
-        end = time.monotonic() + 40.0
-        while (use := use_of(process.pid)).awake or use.written < 10_000:
-            assert time.monotonic() < end, use
-            time.sleep(0.02)
+        used = lambda holds: block_until(lambda: holds(use := use_of(process.pid)) and use)  # noqa: E731
+        use = used(lambda use: not use.awake and use.written >= 10_000)
         assert use.cpu_s >= 0.1
         assert not use.stopped
         assert use_of(process.pid).written == use.written
         os.kill(process.pid, signal.SIGSTOP)
-        while not (use := use_of(process.pid)).stopped:
-            assert time.monotonic() < end
-        assert not use.awake
+        assert not used(lambda use: use.stopped).awake
     finally:
         process.kill()
         process.communicate()

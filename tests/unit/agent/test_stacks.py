@@ -5,21 +5,21 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from helpers.waiting import PATIENT_S, block_until
 from unicron_agent import stacks
 from unicron_agent.activity import asleep
 from unicron_agent.stacks import stacks_of, told
 
 SCRIPT = """
-import os, sys, threading, time
+import os, sys, threading
 def child():
-    os.write(1, b"c"); time.sleep(60)
+    os.write(1, b"c"); os.read(0, 1)
 def other():
-    os.write(1, b"o"); time.sleep(60)
+    os.write(1, b"o"); os.read(0, 1)
 def innermost():
-    os.write(1, b"i"); time.sleep(60)
+    os.write(1, b"i"); os.read(0, 1)
 def outer():
     innermost()
 if not os.fork():
@@ -33,20 +33,19 @@ outer()
 def process(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    started = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, start_new_session=True)
+    started = subprocess.Popen(
+        [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
     assert sorted(started.stdout.read(3)) == sorted(b"cio")
-    end = time.monotonic() + 30.0
-    while asleep(started.pid) is None:  # all three are about to
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    block_until(lambda: asleep(started.pid) is not None)  # all three are about to
     yield started
     os.killpg(started.pid, signal.SIGKILL)
-    started.wait()
+    started.communicate()
 
 
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_threads_of_a_process_and_its_children_are_seen_also_where_it_is_stopped(process, stopped, monkeypatch):
-    monkeypatch.setattr(stacks, "TAKES_S", 60.0)  # a look may wait for its turn on a core
+    monkeypatch.setattr(stacks, "TAKES_S", PATIENT_S)  # a look may wait for its turn on a core
     if stopped:
         process.send_signal(signal.SIGSTOP)
     first, *others = await stacks_of(process.pid)

@@ -4,6 +4,7 @@ import asyncio
 
 import msgspec
 from helpers.accounts import began, failure, journal
+from helpers.waiting import elapse, in_virtual_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -132,16 +133,19 @@ def test_the_whole_cluster_is_made_once_for_all_who_come_at_the_same_time(monkey
     assert all(len(frames(reader)) == 2 for reader in readers)
 
 
+@in_virtual_time
 async def test_the_first_change_after_a_pause_is_told_at_once():
     made = hub(journal(began()))
     job = asyncio.create_task(made.run())
     try:
         reader = made.open(CLUSTER)
         await reader.frames.get()
-        await asyncio.sleep(0.15)
+        await elapse(60.0)
         made.picture.handle(900, replace(failure(), id="f", at=500.0, source="detector"))
+        woken = asyncio.get_running_loop().time()
         made.wake()
-        frame = msgspec.json.decode(await asyncio.wait_for(reader.frames.get(), 30.0))
+        frame = msgspec.json.decode(await reader.frames.get())
+        assert asyncio.get_running_loop().time() == woken
         assert [line["chain"] for line in frame["changes"]["failures"]] == ["f"]
         assert [told["kind"] for told in frame["changes"]["events"]] == ["FailureDetected"]
     finally:

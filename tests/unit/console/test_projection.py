@@ -6,6 +6,7 @@ import time
 import msgspec
 import pytest
 from helpers.accounts import FOUR, SPEC, admitted, began, exited, failure, journal, plan, regroup, regrouped
+from helpers.waiting import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -254,9 +255,7 @@ async def test_of_a_cluster_older_than_its_journal_failures_name_their_tasks():
         await bus.append(subjects.of(made), codec.encode(made), made.id)
     hub.behind = 1
     job = asyncio.create_task(read_journal(Client(bus), hub))
-    async with asyncio.timeout(30):
-        while hub.behind:
-            await asyncio.sleep(0.01)
+    await until(lambda: not hub.behind)
     job.cancel()
     picture = hub.picture
     assert picture.failures["killed"].tasks == ["gpt"]

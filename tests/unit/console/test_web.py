@@ -76,9 +76,12 @@ class Site:
         self._thread = threading.Thread(target=self._run)
 
     def _run(self):
-        self._job = self._loop.create_task(listen(ConsoleSettings(console_port=self.port), self._web))
-        self._loop.run_until_complete(asyncio.gather(self._job, return_exceptions=True))
-        self._loop.close()
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # which leaves no task behind
+            runner.run(self._listen())
+
+    async def _listen(self):
+        self._job = asyncio.create_task(listen(ConsoleSettings(console_port=self.port), self._web))
+        await asyncio.wait({self._job})
 
     def __enter__(self):
         self._thread.start()
@@ -94,7 +97,7 @@ class Site:
         self._loop.call_soon_threadsafe(job)
 
     def ask(self, method, path, content=None, headers=None):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
         connection.request(method, path, content, headers or {})
         return Answered(connection.getresponse())
 

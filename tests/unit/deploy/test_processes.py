@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from helpers.ports import free_port
+from helpers.waiting import PATIENT_S
 from unicron_deploy import embedded
 from unicron_deploy.embedded import Cluster, several
 from unicron_deploy.nats_server import NatsServer
@@ -16,19 +17,18 @@ from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron.services import SERVICES
 
 PARENT = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"])
 print(child.pid, flush=True)
-time.sleep(600)
+sys.stdin.read()
 """
 
 
 @pytest.fixture
 def family():
     """A session of two processes."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", PARENT], text=True, start_new_session=True, **pipes)
     child = int(process.stdout.readline())
     yield process, Started.of(process.pid), Started.of(child)
     Started.of(process.pid).kill_session()
@@ -50,7 +50,7 @@ def test_a_process_is_known_by_its_start_too(family):
 def test_a_zombie_is_dead(family):
     process, started, _ = family
     os.kill(process.pid, signal.SIGKILL)
-    assert wait_until_gone([started], 30) == []
+    assert wait_until_gone([started], PATIENT_S) == []
     assert not started.alive()
     started.signal(signal.SIGTERM)
 
@@ -119,22 +119,26 @@ def test_a_process_that_is_just_dying_can_be_started_again_and_a_living_one_not(
     monkeypatch.setattr(embedded, "DYING_S", 0.1)
     with pytest.raises(InvalidInputError, match="node-1 runs already"):
         cluster.start_process("node-1")
-    monkeypatch.setattr(embedded, "DYING_S", 30.0)
-    threading.Timer(0.3, process.kill).start()
+
+    def dies(processes, _):
+        process.kill()
+        return wait_until_gone(processes, PATIENT_S)
+
+    monkeypatch.setattr(embedded, "wait_until_gone", dies)
     cluster.start_process("node-1")
     assert cluster.processes["node-1"].pid != started.pid
     cluster._children["node-1"].wait()
 
 
 def test_a_stop_waits_for_the_start_that_is_under_way(tmp_path, monkeypatch):
-    monkeypatch.setattr(Cluster, "_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(Cluster, "_command", lambda *_: [sys.executable, "-c", "import signal; signal.pause()"])
     cluster = Cluster(tmp_path, nodes=2, port=free_port())
     under_way = threading.Event()
     starting = threading.Thread(
         target=cluster.start, args=[lambda text: under_way.set() if "detector" in text else None]
     )
     starting.start()
-    assert under_way.wait(30)
+    under_way.wait()
     cluster.stop()
     starting.join()
     assert all(child.poll() is not None for child in cluster._children.values())

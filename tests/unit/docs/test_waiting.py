@@ -70,7 +70,7 @@ class Looking(ast.NodeVisitor):
                 return max(self.seconds(body), self.seconds(orelse))
         return float("inf")
 
-    def visit_Call(self, node):  # noqa: N802 as ast wants it
+    def visit_Call(self, node):
         self.generic_visit(node)
         name = name_of(node)
         if name in {"sleep", "usleep"} and not self.is_a_scene(node) and self.seconds(node.args[0]) > LONGEST_S:
@@ -96,12 +96,12 @@ class Looking(ast.NodeVisitor):
             for side in (each.left, each.right)
         )
 
-    def visit_Compare(self, node):  # noqa: N802
+    def visit_Compare(self, node):
         self.generic_visit(node)
         if any(self.measures(side) for side in (node.left, *node.comparators)):
             self.note(node, "asserts how long it takes")
 
-    def visit_Constant(self, node):  # noqa: N802
+    def visit_Constant(self, node):
         text = node.value if isinstance(node.value, str) else ""
         if any(float(seconds) > LONGEST_S for seconds in re.findall(r"sleep[ (\"',]+(\d+\.?\d*|\.\d+)", text)):
             self.note(node, "sleeps in a script")

@@ -57,7 +57,6 @@ LOST = """
     with Connections().forming(0):
         one = socket.create_connection(server.getsockname())
     subprocess.run("ip link set lo down", shell=True, check=True)
-    one.settimeout(20)
     try:
         one.recv(1)
     except TimeoutError as error:
@@ -71,8 +70,8 @@ def test_who_waits_for_a_machine_that_is_gone_is_told():
         ["unshare", "--net", "ip", "link", "set", "lo", "up"], check=False, capture_output=True
     ).returncode:
         pytest.skip("needs root, unshare and iproute2: a network of its own is taken down")
-    told = subprocess.run(script, check=True, capture_output=True, text=True, timeout=60).stdout
-    assert told == "Connection timed out\n", "not that of the test's own patience, which says 'timed out'"
+    told = subprocess.run(script, check=True, capture_output=True, text=True).stdout
+    assert told == "Connection timed out\n"
 
 
 def test_what_a_script_forks_collects_none_of_the_garbage_of_its_parent():

@@ -1,12 +1,11 @@
 """What a worker does to itself: errors that the rules know, and microbatches that take their time."""
 
-import time
-
 import pytest
 
 from unicron.contracts.faults import EXCEPTIONS
 from unicron.errors import InvalidInputError
 from unicron.rules import load
+from unicron.train import injected as injected_module
 from unicron.train.injected import Injected, exception
 
 STATUSES = {
@@ -53,19 +52,28 @@ def test_an_error_is_raised_once_as_a_microbatch_ends():
     injected.end()
 
 
-def microbatch(injected, work_s):
-    began = time.monotonic()
-    injected.begin()
-    time.sleep(work_s)
-    injected.end()
-    return time.monotonic() - began
+class Clock:
+    def __init__(self):
+        self.now, self.slept = 100.0, []
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
 
 
-def test_a_slow_microbatch_takes_as_many_times_as_long_until_that_ends():
+def test_a_slow_microbatch_takes_as_many_times_as_long_until_that_ends(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(injected_module, "time", clock)
     injected = Injected()
     injected.factor = 20.0
-    assert microbatch(injected, 0.01) >= 0.2
+    injected.begin()
+    clock.now += 0.5
+    injected.end()
+    assert clock.slept == [pytest.approx(9.5)]
     injected.factor = 1.0
     injected.begin()
     injected.factor = 1e6  # one that was begun before is left alone
     injected.end()
+    assert len(clock.slept) == 1

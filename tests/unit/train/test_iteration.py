@@ -1,11 +1,11 @@
 """The core of a worker: phases, states that can't be had, and what the agent is told of it."""
 
-import asyncio
 import functools
 import random
 from collections import defaultdict
 
 import pytest
+from helpers.waiting import elapse
 from unicron_simulator.collectives import Group
 from unicron_simulator.training import INFINITE, Trainer
 
@@ -140,9 +140,9 @@ def play(script):
 async def two_at_work(place, *kinds):
     for name, kind in zip("ab", kinds, strict=True):
         place.start(name, kind)
-    await asyncio.sleep(1.0)
+    await elapse(1.0)
     place.regroup(0, "a", "b")
-    await asyncio.sleep(2.0)
+    await elapse(2.0)
 
 
 def test_only_the_backward_pass_of_the_last_microbatch_may_begin_to_reduce():
@@ -165,9 +165,9 @@ def test_a_state_that_its_first_holder_can_t_lay_out_is_taken_from_the_next():
         await two_at_work(place, Trainer, Full)
         place.start("c")  # rank 2 of 3 asks rank 0 first
         place.start("d")  # rank 3 asks rank 1 first, which has no room
-        await asyncio.sleep(1.0)
+        await elapse(1.0)
         place.regroup(1, "a", "b", "c", "d")
-        await asyncio.sleep(2.0)
+        await elapse(2.0)
 
     place = play(script)
     assert [place.of(name, Joined)[-1].state_from for name in "abcd"] == ["", "", "a", "a"]
@@ -177,18 +177,18 @@ def test_a_state_that_its_first_holder_can_t_lay_out_is_taken_from_the_next():
 def test_where_no_holder_can_lay_its_state_out_all_are_told_why_and_nobody_hangs():
     async def script(place):
         place.start("a", Full)
-        await asyncio.sleep(1.0)
+        await elapse(1.0)
         place.regroup(0, "a")
         place.start("b")
-        await asyncio.sleep(1.0)
+        await elapse(1.0)
         place.regroup(1, "a", "b")
-        await asyncio.sleep(1.0)
+        await elapse(1.0)
         for name in "ab":
             [broken] = place.of(name, Broken)
             assert (broken.epoch, broken.broke) == (1, Breakage.STATE)
             assert broken.error == "no holder could hand its state to ranks [1]: no room on node-of-a"
         place.regroup(2, "a")
-        await asyncio.sleep(1.0)
+        await elapse(1.0)
 
     place = play(script)
     assert [joined.epoch for joined in place.of("a", Joined)] == [0, 2], "without the one that lacks it all goes on"
@@ -199,10 +199,10 @@ def test_a_group_that_breaks_is_told_unless_a_newer_membership_is_why():
     async def script(place):
         await two_at_work(place, Trainer, Trainer)
         place.regroup(1, "a", "b")
-        await asyncio.sleep(1.0)
+        await elapse(1.0)
         assert not place.of("a", Broken)
         place.workers["b"].end(None, 9)
-        await asyncio.sleep(1.0)
+        await elapse(1.0)
 
     [broken] = play(script).of("a", Broken)
     assert broken.broke is Breakage.GROUP
@@ -216,7 +216,7 @@ async def left_behind(place):
     """Have two replicas leave their state behind; return the shelf."""
     await two_at_work(place, Trainer, Trainer)
     place.regroup(1, "a", "b", leaving=True)
-    await asyncio.sleep(2.0)
+    await elapse(2.0)
     states = [message.state for name in "ab" for message in place.of(name, Kept)]
     return Shelf(layout=ParallelLayout(), iteration=states[0].iteration, states=states)
 
@@ -238,7 +238,7 @@ def test_who_is_to_go_on_after_all_takes_back_what_it_left():
     async def script(place):
         shelf = await left_behind(place)
         place.regroup(2, "a", "b")
-        await asyncio.sleep(2.0)
+        await elapse(2.0)
         assert place.lies == {}
         assert place.of("a", Joined)[-1].iteration == shelf.iteration
         assert place.of("a", Iterated)[-1].iteration > shelf.iteration
@@ -251,9 +251,9 @@ def test_workers_of_another_layout_go_on_with_what_was_left():
         shelf = await left_behind(place)
         for each, number in (("c", 0), ("d", 1)):
             place.start(each, place=number, layout=PAIR)
-        await asyncio.sleep(1.0)
+        await elapse(1.0)
         place.regroup(3, "c", "d", layout=PAIR, shelf=shelf)
-        await asyncio.sleep(2.0)
+        await elapse(2.0)
         assert [place.of(each, Joined)[-1].state_from for each in "cd"] == ["a", "a"]
         assert place.of("c", Iterated)[0].iteration == shelf.iteration
         assert place.workers["d"].core.has_state
@@ -267,9 +267,9 @@ def test_where_a_part_is_gone_all_are_told_and_nobody_begins_anew():
         place.lies.clear()
         for each, number in (("c", 0), ("d", 1)):
             place.start(each, place=number, layout=PAIR)
-        await asyncio.sleep(1.0)
+        await elapse(1.0)
         place.regroup(3, "c", "d", layout=PAIR, shelf=shelf)
-        await asyncio.sleep(2.0)
+        await elapse(2.0)
         for each in "cd":
             [broken] = place.of(each, Broken)
             assert broken.error.startswith("what was left of the state can't be had: place 0 can't be had from")
@@ -352,22 +352,22 @@ def flipped_among(*names, victim, layout=WHOLE, then=()):
         size = layout.replica_workers
         for at, name in enumerate(names):
             place.start(name, place=at % size, layout=layout)
-        await asyncio.sleep(1.0)
+        await elapse(1.0)
         shape = {"layout": layout.with_workers(len(names))} if size > 1 else {}
         place.regroup(0, *names, **shape)
-        await asyncio.sleep(2.0)
+        await elapse(2.0)
         for at, name in enumerate(then):
             if name not in place.workers:
                 place.start(name, place=at % size, layout=layout)
-        await asyncio.sleep(1.0)
+        await elapse(1.0)
         place.workers[victim].flip(b"!")
-        await asyncio.sleep(1.0)
+        await elapse(1.0)
         shape = {"layout": layout.with_workers(len(then))} if size > 1 else {}
         place.regroup(1, *then, **shape)
-        await asyncio.sleep(2.0)
+        await elapse(2.0)
         while any(place.of(name, Broken) for name in then) and max(each.newest.epoch for each in alive(place)) < 4:
             place.regroup(max(each.newest.epoch for each in alive(place)) + 1, *then, **shape)
-            await asyncio.sleep(2.0)
+            await elapse(2.0)
 
     def alive(place):
         return [each for each in place.workers.values() if each.living]
@@ -412,23 +412,23 @@ def test_nobody_begins_anew_because_the_only_state_there_is_was_given_up():
     async def script(place):
         for name in "abc":
             place.start(name)
-        await asyncio.sleep(1.0)
+        await elapse(1.0)
         place.regroup(0, "a", "b", "c")
-        await asyncio.sleep(2.0)
+        await elapse(2.0)
         doubted = place.workers["b"]
         doubted.flip(b"!")
         place.start("d")
-        await asyncio.sleep(1.0)
+        await elapse(1.0)
         place.regroup(1, "a", "b", "c", "d")
         while not place.of("b", Diverged):
-            await asyncio.sleep(0.01)
+            await elapse(0.01)
         for name in "ac":
             place.workers[name].end(None, 9)
         place.start("e")
         place.workers["d"].end(None, 9)
-        await asyncio.sleep(1.0)
+        await elapse(1.0)
         place.regroup(2, "e", "b")
-        await asyncio.sleep(1.0)
+        await elapse(1.0)
 
     place = play(script)
     assert [each.broke for each in place.of("e", Broken)][:1] == [Breakage.STATE]
@@ -463,14 +463,14 @@ def struck(at_s=None, victim="a", layout=WHOLE, size=3):
         for rank, name in enumerate(names):
             kind = Faulty if name == "b" else Retrying
             place.start(name, kind, place=rank % layout.replica_workers, layout=layout)
-        await asyncio.sleep(1.0)
+        await elapse(1.0)
         more = {"layout": layout.with_workers(len(names))} if layout.replica_workers > 1 else {}
         place.regroup(0, *names, **more)
         if at_s is not None:
-            await asyncio.sleep(at_s)
+            await elapse(at_s)
             place.workers[victim].end(None, 9)
             place.regroup(1, *(name for name in names if name != victim), **more)
-        await asyncio.sleep(4.0)
+        await elapse(4.0)
 
     return play(script)
 
@@ -508,7 +508,7 @@ class Dying(Trainer):
     """A worker that ends while it takes a state, when the others have theirs."""
 
     async def take(self, sources):
-        await asyncio.sleep(30.0)
+        await elapse(30.0)
         self.end(None, 9)
 
 
@@ -519,13 +519,13 @@ def test_a_state_from_copies_is_tried_by_who_took_it_before_its_membership_broke
         place.lies[location.name] = bad
         for name, kind in (("a", Trainer), ("b", Dying)):
             place.start(name, kind)
-        await asyncio.sleep(1.0)
+        await elapse(1.0)
         place.regroup(0, "a", "b", shelf=Shelf(layout=WHOLE, iteration=7, states=[bad]))
-        await asyncio.sleep(60.0)
+        await elapse(60.0)
         assert place.workers["a"].core.iteration == 7
         assert not place.of("a", Joined)
         place.regroup(1, "a")
-        await asyncio.sleep(2.0)
+        await elapse(2.0)
 
     place = play(script)
     [told] = place.of("a", Unusable)
