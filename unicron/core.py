@@ -65,6 +65,10 @@ class Core:
         """
         return self.doubts(self.state, message)
 
+    def validate(self) -> list[str]:
+        """Return what contradicts itself in the state, in words; simulations ask after each message."""
+        return []
+
     def answer(self, query: Query) -> tuple[Reply, list[Message]]:
         """Return the reply to `query`, and what follows from it; a query that is refused changes nothing."""
         answer = self.answers.get(type(query))

@@ -1,7 +1,9 @@
-"""The real agent in a storm; what it makes of each command is checked."""
+"""The real agents and services in a storm: what they make of each command, and of each message, is checked."""
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from unicron_agent.agent import Agent
 from unicron_agent.core import AgentCore
@@ -12,6 +14,8 @@ from unicron_agent.stimuli import Effect, StoreToken, Tick
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Command
 from unicron.contracts.events import CommandRefused
+from unicron.core import Core
+from unicron.service import Wiring
 from unicron_simulator.invariants import Invariants
 from unicron_simulator.links import Link
 
@@ -50,3 +54,23 @@ class WatchedAgent(Agent):
         obeyed = any(not isinstance(each, Message | StoreToken) for each in out) or set(self.core.workers) != workers
         self._invariants.commanded(command, incarnation, refused=refused, obeyed=obeyed)
         return out
+
+
+def validated(wiring: Wiring, invariants: Invariants) -> Wiring:
+    """Return the wiring of a service whose core's state is validated after each message that it has taken in."""
+
+    def make(state: Any) -> Core:
+        core = wiring.core(state)
+        handle = core.handle
+
+        def checked(message: Message) -> list[Message]:
+            out = handle(message)
+            for problem in core.validate():
+                what = f"{type(message).__name__} {message.id}"
+                invariants.check(False, f"the state of the {wiring.name} contradicts itself after {what}: {problem}")
+            return out
+
+        core.handle = checked  # type: ignore[method-assign]
+        return core
+
+    return replace(wiring, core=make)

@@ -41,6 +41,7 @@ from unicron_simulator.invariants import SERVICES, Invariants
 from unicron_simulator.liars import Liars, spoil
 from unicron_simulator.links import Commits, CrashedError, Journal, Link, Network
 from unicron_simulator.nodes import Machine
+from unicron_simulator.obedience import validated
 from unicron_simulator.storage import SharedStorage
 from unicron_simulator.training import INFINITE, Trainer
 
@@ -203,7 +204,12 @@ class World:
         instance = _Instance(name, self.network.link(name))
         sizes = None if self.scene.seed % 2 else CUT_SMALL
         service = self._parts.service(
-            self._wirings[name], instance.link, self.clock, LEASE_TTL_S, partial(self._fresh_id, name), sizes
+            validated(self._wirings[name], self.invariants),
+            instance.link,
+            self.clock,
+            LEASE_TTL_S,
+            partial(self._fresh_id, name),
+            sizes,
         )
         instance.task = asyncio.ensure_future(self._watched(name, service.run()))
         self._instances[name].append(instance)

@@ -56,6 +56,7 @@ from unicron_detector.report import Reporter
 from unicron_detector.silence import Silence
 from unicron_detector.state import Limits, State
 from unicron_detector.timers import Timer, TimerKind
+from unicron_detector.validation import inconsistencies
 
 STALL_S = 2.0
 """A timer this much later than the one before it means that the detector itself was held up."""
@@ -126,6 +127,10 @@ class DetectorCore(Core):
                 return []
             self._reporter.worker(message.worker, message.task, message.node, message.slot)
         return super().handle(message)
+
+    def validate(self) -> list[str]:
+        """Return what contradicts itself in the state, in words."""
+        return list(inconsistencies(self.state, self._reporter.books))
 
     # --- time --------------------------------------------------------------------------------------------------------
 

@@ -48,6 +48,7 @@ from unicron_transition.saves import (
     rule_out,
 )
 from unicron_transition.state import TaskRun, TransitionState
+from unicron_transition.validation import inconsistencies
 
 
 class TransitionCore(Core):
@@ -87,6 +88,10 @@ class TransitionCore(Core):
         """Take one message in; return what follows from it."""
         out = super().handle(message)
         return out + let_go(self.state) if self.state.leaving else out
+
+    def validate(self) -> list[str]:
+        """Return what contradicts itself in the state, in words."""
+        return list(inconsistencies(self.state))
 
     # --- the world ---------------------------------------------------------------------------------------------------
 
