@@ -4,8 +4,10 @@ import contextlib
 from typing import Protocol
 
 from nats.js.errors import NotFoundError
+from unicron_deploy import nats_server
 from unicron_simulator.bus import MemoryWorld
 
+from unicron import client
 from unicron.aio import insist
 from unicron.bus import nats, topology
 from unicron.bus.protocol import Bus
@@ -17,6 +19,10 @@ LEASE_TTL_S = PATIENT_TTL_S = 30.0
 
 PATIENT_PING_S = 10.0
 """Tests share the machine with others: no client that merely waits for its turn is to be cut off."""
+
+
+# a server that waits for a core starts late, and answers late
+nats_server.START_S, nats.ANSWER_S, client.ANSWER_S = 120.0, 10.0, 60.0
 
 
 class World(Protocol):
@@ -31,7 +37,7 @@ class NatsWorld:
     """A server with fresh, empty streams."""
 
     def __init__(self, url: str, lease_ttl_s: float = LEASE_TTL_S) -> None:
-        self.settings = Settings(nats_url=url, lease_ttl_s=lease_ttl_s)
+        self.settings = Settings(nats_url=url, lease_ttl_s=lease_ttl_s, connect_timeout_s=120.0)
         self._open: list[nats.NatsBus] = []
 
     async def provision(self) -> None:
