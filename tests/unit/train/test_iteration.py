@@ -61,7 +61,7 @@ class Slow(Trainer):
     missed = ()
 
     async def _save_state(self, ref, _):
-        await asyncio.sleep(3.0)
+        await elapse(3.0)
         self.missed = (*self.missed, self._updates - ref.iteration)
 
 
@@ -155,7 +155,7 @@ def test_nobody_updates_what_is_still_being_saved():
         await two_at_work(place, Slow, Slow)
         for worker in place.workers.values():
             worker.save_from_now(Save(on=True))
-        await asyncio.sleep(10.0)
+        await elapse(10.0)
 
     assert set(play(script).workers["a"].missed) == {0}
 
