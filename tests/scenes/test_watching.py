@@ -3,6 +3,7 @@
 import asyncio
 
 from helpers.scenes import scene, task
+from helpers.waiting import elapse
 from unicron_agent.stimuli import Logged
 
 from unicron.contracts.events import (
@@ -27,7 +28,7 @@ class Evaluating(WorkerCore):
     async def step(self):
         await super().step()
         if (self.iteration, self.membership.rank) == (10, 0):
-            await asyncio.sleep(EVALUATION_S)
+            await elapse(EVALUATION_S)
 
 
 @scene(nodes=2, worker=Evaluating)

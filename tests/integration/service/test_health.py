@@ -4,6 +4,7 @@ import asyncio
 import sys
 
 import pytest
+from helpers.waiting import until
 from unicron_deploy.nats_server import free_port
 
 from unicron.bus import nats, topology
@@ -25,6 +26,10 @@ def server(private_server):
     return private_server
 
 
+async def well(*asked):
+    return await ask(*asked) == (0, "")
+
+
 async def test_a_console_is_healthy_while_it_answers_here(server):
     port = str(free_port())
     key = ("console", "--console-port", port)
@@ -36,9 +41,7 @@ async def test_a_console_is_healthy_while_it_answers_here(server):
     words = ("-m", "unicron_console", "--console-port", port, "--nats-url", server.url)
     console = await asyncio.create_subprocess_exec(sys.executable, *words)
     try:
-        async with asyncio.timeout(30):
-            while await ask(server.url, *key) != (0, ""):
-                await asyncio.sleep(0.05)
+        await until(lambda: well(server.url, *key))
         taken = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.PIPE)
         _, error = await taken.communicate()
         assert (taken.returncode, b"UNICRON_CONSOLE_PORT" in error) == (1, True)
@@ -58,9 +61,7 @@ async def test_a_node_is_healthy_while_its_agent_reaches_the_bus(server, tmp_pat
     words = ("-m", "unicron_agent", "--node", "node-1", "--slots", "1", "--run-dir", str(run_dir))
     agent = await asyncio.create_subprocess_exec(sys.executable, *words, "--nats-url", server.url)
     try:
-        async with asyncio.timeout(30):
-            while await ask(server.url, *key) != (0, ""):
-                await asyncio.sleep(0.05)
+        await until(lambda: well(server.url, *key))
     finally:
         agent.kill()
         await agent.wait()
