@@ -26,8 +26,8 @@ def server(private_server):
     return private_server
 
 
-async def well(*asked):
-    return await ask(*asked) == (0, "")
+async def healthy(*words):
+    return await ask(*words) == (0, "")
 
 
 async def test_a_console_is_healthy_while_it_answers_here(server):
@@ -41,7 +41,7 @@ async def test_a_console_is_healthy_while_it_answers_here(server):
     words = ("-m", "unicron_console", "--console-port", port, "--nats-url", server.url)
     console = await asyncio.create_subprocess_exec(sys.executable, *words)
     try:
-        await until(lambda: well(server.url, *key))
+        await until(lambda: healthy(server.url, *key))
         taken = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.PIPE)
         _, error = await taken.communicate()
         assert (taken.returncode, b"UNICRON_CONSOLE_PORT" in error) == (1, True)
@@ -61,7 +61,7 @@ async def test_a_node_is_healthy_while_its_agent_reaches_the_bus(server, tmp_pat
     words = ("-m", "unicron_agent", "--node", "node-1", "--slots", "1", "--run-dir", str(run_dir))
     agent = await asyncio.create_subprocess_exec(sys.executable, *words, "--nats-url", server.url)
     try:
-        await until(lambda: well(server.url, *key))
+        await until(lambda: healthy(server.url, *key))
     finally:
         agent.kill()
         await agent.wait()

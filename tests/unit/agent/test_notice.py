@@ -5,7 +5,6 @@ import os
 import signal
 
 import pytest
-from helpers.waiting import elapse, in_virtual_time
 from unicron_agent.notice import JOB_END, notice
 
 NOW = 1_000.0
@@ -20,13 +19,17 @@ async def test_by_a_signal(number):
 
 
 @pytest.mark.parametrize(
-    ("end", "expected"),
-    [("1020", True), ("1005", True), ("1021", False), ("999", False), ("", False), ("soon", False)],
+    ("end", "waits_s"), [("1020", [0.0]), ("1005", [0.0]), ("1021", [1.0]), ("999", []), ("", []), ("soon", [])]
 )
-@in_virtual_time
-async def test_so_long_before_the_end_of_its_job(monkeypatch, end, expected):
+async def test_so_long_before_the_end_of_its_job(monkeypatch, end, waits_s):
     monkeypatch.setenv(JOB_END, end)
+    calls, loop = [], asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "call_later", lambda *call: calls.append(call))
     told = asyncio.create_task(notice(NOW, 20.0))
-    await elapse(0.5)
-    assert told.done() is expected
+    await asyncio.sleep(0)
+    assert [after_s for after_s, _ in calls] == waits_s
+    assert not told.done()
+    for _, call in calls:
+        call()
+        await told
     told.cancel()
