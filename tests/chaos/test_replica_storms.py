@@ -76,6 +76,6 @@ async def test_a_storm_leaves_no_trace_in_the_parameters(expected, scene, script
     async with services_killed(scene.cluster, chance, told):
         await strike(scene, seed, told)
     await mend(scene)
-    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED, timeout_s=120.0)
+    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
     assert view.state is TaskState.FINISHED, (told, view.reason, view.traceback)
     assert differing(parameters(tmp_path), expected) == [], told

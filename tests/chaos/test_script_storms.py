@@ -39,7 +39,7 @@ async def scene(tmp_path_factory):
 
 
 async def ends(scene, name, told=()):
-    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED, timeout_s=200.0)
+    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
     assert view.state is TaskState.FINISHED, (told, view.reason, view.traceback)
 
 

@@ -75,10 +75,10 @@ class Gate:
 
     async def _soon(self, condition):
         try:
-            async with asyncio.timeout(60):
-                await self._until(condition)
-        except TimeoutError:
-            raise AssertionError(f"held: {self.waiting}, and last let through: {self.passed[-8:]}") from None
+            await self._until(condition)
+        except asyncio.CancelledError:  # the run's limit for a test is over
+            print(f"held: {self.waiting}, and last let through: {self.passed[-8:]}")  # noqa: T201 pytest shows it
+            raise
 
     def _tell(self):
         self._changed.set()

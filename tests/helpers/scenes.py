@@ -34,14 +34,12 @@ def task(name="t", **fields):
     return TaskSpec(name=name, command=["train"], **fields)
 
 
-def scene(nodes=3, slots=1, *, rests=True, seed=1, script=Trainer, worker=WorkerCore, **wirings):
+def scene(nodes=3, slots=1, *, script=Trainer, worker=WorkerCore, **wirings):
     """Make a test of a coroutine function: it is given a `Stage`, and played to its end.
 
     Args:
         nodes: how many there are; they are called node-1 and so on.
         slots: of each.
-        rests: whether in the end all must run again that can.
-        seed: of the moments at which things happen.
         script: that workers run, and all of a worker that is modelled.
         worker: makes the cores of workers.
         wirings: of services, by name, where they are to be others than usual.
@@ -51,7 +49,7 @@ def scene(nodes=3, slots=1, *, rests=True, seed=1, script=Trainer, worker=Worker
         @functools.wraps(story)
         def test(**given):
             cluster = Scene(
-                seed=seed,
+                seed=1,
                 slots={f"node-{number}": slots for number in range(1, nodes + 1)},
                 tasks=[],
                 standbys=[],
@@ -64,7 +62,7 @@ def scene(nodes=3, slots=1, *, rests=True, seed=1, script=Trainer, worker=Worker
             for machine in world.machines.values():
                 machine.make_trainer = script
             with _quiet():
-                clock.run(_play(Stage(world), story, given, rests))
+                clock.run(_play(Stage(world), story, given))
 
         signature = inspect.signature(story)
         others = [each for name, each in signature.parameters.items() if name != "stage"]
@@ -75,12 +73,11 @@ def scene(nodes=3, slots=1, *, rests=True, seed=1, script=Trainer, worker=Worker
     return made
 
 
-async def _play(stage, story, given, rests):
+async def _play(stage, story, given):
     await stage.begin()
     try:
         await story(stage, **given)
-        if rests:
-            await stage.rest()
+        await stage.rest()
         stage.check()
     finally:
         await stage.end()
@@ -144,9 +141,9 @@ class Stage:
     def check(self):
         assert not self.world.invariants.violation, self.world.invariants.violation
 
-    async def until(self, condition, patience_s=PATIENCE_S):
+    async def until(self, condition):
         """Wait until `condition`, a function or a coroutine function, returns something true; return it."""
-        deadline = self.now() + patience_s
+        deadline = self.now() + PATIENCE_S
         while True:
             found = condition()
             found = await found if inspect.isawaitable(found) else found
@@ -154,7 +151,7 @@ class Stage:
             if found:
                 return found
             tail = "\n".join(map(str, self.journal[-8:]))
-            assert self.now() < deadline, f"not within {patience_s} s; the journal ends with\n{tail}"
+            assert self.now() < deadline, f"not within {PATIENCE_S} s; the journal ends with\n{tail}"
             await asyncio.sleep(0.02)
 
     def now(self):

@@ -272,8 +272,8 @@ def program(folder, name, text, ranks=3, beside=None, **environment):
     return replace(spec, command=["python", "-m", "script"])
 
 
-async def ends(scene, name, timeout_s=60.0):
-    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED, timeout_s=timeout_s)
+async def ends(scene, name):
+    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
     assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
 
 

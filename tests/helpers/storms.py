@@ -6,8 +6,8 @@ import contextlib
 from unicron_chaos.storm import Storm, rage
 from unicron_chaos.strikes import Strike
 
+from helpers.waiting import insist
 from unicron.contracts.tasks import NodeState
-from unicron.errors import BusUnavailableError
 
 SERVICES = ["registry", "detector", "planner", "transition", "nats"]
 
@@ -38,12 +38,7 @@ async def kill_services(cluster, chance, told, over):
 
 async def mend(scene):
     """Do what an operator does with nodes that were given up because their workers failed again and again."""
-    async with asyncio.timeout(60.0):
-        while True:
-            with contextlib.suppress(BusUnavailableError):  # services may be on their way up
-                nodes = (await scene.client.status()).nodes
-                break
-            await asyncio.sleep(0.2)
+    nodes = (await insist(scene.client.status)).nodes  # services may be on their way up
     for each in nodes:
         if each.state is NodeState.LOST:
             await asyncio.to_thread(scene.cluster.kill, each.node)

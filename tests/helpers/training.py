@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 import textwrap
-import time
 import zipfile
 
 import torch
@@ -15,11 +14,11 @@ from unicron_deploy.nats_server import free_port
 from helpers import nursery, standby
 from helpers.cli import KEYS
 from helpers.gate import write_gate
+from helpers.waiting import insist, until
 from helpers.worlds import PATIENT_PING_S
 from unicron.bootstrap import connected_client
 from unicron.contracts.events import IterationFinished, WorkerReady
 from unicron.contracts.tasks import TaskSpec
-from unicron.errors import BusUnavailableError
 
 TRAIN = """
     import os, sys, time
@@ -111,13 +110,13 @@ class RunningCluster:
         async for message in self.client.telemetry(IterationFinished):
             self.iterations.append(message)
 
-    async def until(self, condition, timeout_s=60.0):
+    async def until(self, condition):
         """Wait until `condition` returns something true; return it."""
-        deadline = time.monotonic() + timeout_s
-        while not (found := condition()):
-            assert time.monotonic() < deadline, f"not within {timeout_s} s; the journal ends with {self.journal[-8:]}"
-            await asyncio.sleep(0.02)
-        return found
+        try:
+            return await until(condition)
+        except asyncio.CancelledError:  # the run's limit for a test is over
+            print(f"it never came; the journal ends with {self.journal[-8:]}")  # noqa: T201 pytest shows it
+            raise
 
     def of(self, kind, **fields):
         return [
@@ -131,12 +130,7 @@ class RunningCluster:
 
     async def caught_up(self):
         """Wait until all that is in the journal now was told here as well: the registry may know of it sooner."""
-        async with asyncio.timeout(60):
-            while True:
-                with contextlib.suppress(BusUnavailableError):
-                    tail = await self.client.tail()
-                    break
-                await asyncio.sleep(0.1)
+        tail = await insist(self.client.tail)
         await self.until(lambda: self._position >= tail)
 
     async def saved(self, path):
@@ -153,24 +147,17 @@ class RunningCluster:
 
     async def view(self, name):
         """Return what the registry knows of a task, None where it knows none."""
-        deadline = time.monotonic() + 60.0
-        while True:
-            try:
-                return next((view for view in (await self.client.status()).tasks if view.spec.name == name), None)
-            except BusUnavailableError:  # the server cuts off whom it takes to hang, as one that waits for a core
-                if time.monotonic() > deadline:
-                    raise
-            await asyncio.sleep(0.1)
+        tasks = (await insist(self.client.status)).tasks
+        return next((view for view in tasks if view.spec.name == name), None)
 
-    async def until_state(self, name, *states, timeout_s=60.0):
-        deadline = time.monotonic() + timeout_s
-        while True:
+    async def until_state(self, name, *states):
+        async def reached():
             view = await self.view(name)
-            if view is not None and view.state in states:
-                await self.caught_up()
-                return view
-            assert time.monotonic() < deadline, f"{name} is not {states} within {timeout_s} s, but {view}"
-            await asyncio.sleep(0.05)
+            return view if view is not None and view.state in states else None
+
+        view = await self.until(reached)
+        await self.caught_up()
+        return view
 
 
 def kill_at_once(scene, members):
