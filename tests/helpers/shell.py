@@ -89,9 +89,9 @@ def attempts(found):
     return [message.attempt for message in found if isinstance(message, FailureDetected)]
 
 
-async def let_go(bus):
+async def let_go(bus, name=tally.NAME):
     """Free the lease of a holder that has died, as it would be after a while."""
-    await insist(lambda: bus.bucket("lease").delete(tally.NAME))
+    await insist(lambda: bus.bucket("lease").delete(name))
 
 
 class CutError(Exception):

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from helpers.shell import let_go
 from helpers.waiting import PATIENT_S
 from helpers.worlds import LEASE_TTL_S
 from msgspec.structs import replace
@@ -179,7 +180,7 @@ async def test_a_broken_collective_makes_it_lost_at_once(nats_world, cluster, li
 async def test_what_happened_while_it_was_away_is_reported_once(nats_world, cluster, detector, limits):
     detector.kill()
     detector.wait()
-    await cluster.bus.bucket("lease").delete("detector")  # as if it had run out
+    await let_go(cluster.bus, "detector")
     await cluster.kill_worker("other-1")
     again = start_detector(nats_world, **limits)
     try:

@@ -12,6 +12,7 @@ from helpers.cli import unicron
 from helpers.notifier import changed, lost, running
 from helpers.receiver import Receiver
 from helpers.registry import connected, eventually, facts
+from helpers.shell import let_go
 from helpers.worlds import LEASE_TTL_S
 from msgspec.structs import replace
 
@@ -106,11 +107,13 @@ async def test_over_a_kill_nothing_is_lost_and_what_is_doubled_has_the_same_id(p
             await place.lose(client, "n2")
             await place.heard("/ops", 2)
             process.kill()  # it has sent it, and can't know whether it was taken
+        await let_go(client.bus, "notifier")
         await place.lose(client, "n3")  # while nobody is there
         receiver.manners.clear()
         with place.notifier() as process:
             await eventually(lambda: facts(client, NotificationSent), lambda sent: len(sent) == 3)
             process.kill()
+        await let_go(client.bus, "notifier")
         with place.notifier():
             await place.lose(client, "n4")
             await eventually(lambda: facts(client, NotificationSent), lambda sent: len(sent) == 4)

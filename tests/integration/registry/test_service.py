@@ -8,6 +8,7 @@ import time
 import msgspec
 import pytest
 from helpers.registry import SPEC, connected, eventually, facts, registry
+from helpers.shell import let_go
 
 from unicron import codec, subjects
 from unicron.contracts.events import (
@@ -45,7 +46,7 @@ async def test_it_keeps_its_picture_over_a_kill_and_says_everything_once(private
             assert "nothing changed" in await client.submit(SPEC)
             process.send_signal(signal.SIGKILL)
             process.wait()
-            await client.bus.bucket("lease").delete("registry")  # as if it had run out
+            await let_go(client.bus, "registry")
             await say(client, joined("node-2"), 2)
         with registry(private_world):
             status = await eventually(client.status, lambda status: len(status.nodes) == 2)

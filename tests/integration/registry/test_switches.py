@@ -8,6 +8,7 @@ import signal
 
 import pytest
 from helpers.registry import SPEC, connected, eventually, facts, registry
+from helpers.shell import let_go
 from unicron_registry.switches import LEFT_S, MOST, Switches
 
 from unicron.bootstrap import own_name
@@ -50,6 +51,7 @@ async def test_files_are_orders_and_are_removed_when_obeyed_also_over_a_kill(pri
             await gone(folder, "gpt.pause.taken")
             process.send_signal(signal.SIGKILL)
             process.wait()  # it may be at a look just now
+            await let_go(client.bus, "registry")
             (folder / "gpt.resume").touch()
         assert (folder / "gpt.resume").exists()
         with watching(private_world, folder, monkeypatch), watching(private_world, folder, monkeypatch):
