@@ -58,6 +58,12 @@ class Gate:
         self._closed = lambda at: _is_at(at, iteration, microbatch, only)
         self._tell()
 
+    def close_after(self, count):
+        """Hold all, wherever they are, once so many have gone on."""
+        last = len(self.passed) + count
+        self._closed = lambda _: len(self.passed) >= last
+        self._tell()
+
     def open(self):
         """Let all go on."""
         self._closed = lambda _: False
