@@ -24,7 +24,7 @@ SLOW = """
     session.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     for iteration in session.iterations():
         for microbatch in session.microbatches():
-            time.sleep(0.08 if session.rank == 1 else 0.04)
+            time.sleep(0.05 if session.rank == 1 else 0.02)
             session.backward(model(torch.randn(2, 4)).square().mean())
         session.step()
 """
