@@ -79,8 +79,8 @@ class LocalCluster:
         services: by the name of their process.
     """
 
-    def __init__(self, root, nodes, slots):
-        self.root, self._slots = root, slots
+    def __init__(self, root, nodes, slots, kernel_logs):
+        self.root, self._slots, self._kernel_logs = root, slots, kernel_logs
         self.world = MemoryWorld(SystemClock(), LEASE_TTL_S)
         self._names = [f"node-{number}" for number in range(1, nodes + 1)]
         self._leave = {name: asyncio.Event() for name in self._names}
@@ -89,6 +89,7 @@ class LocalCluster:
     async def start(self):
         """Start everything; return a client when all nodes are up."""
         warm_up()
+        self.root.mkdir(parents=True, exist_ok=True)
         with _environment(DEFAULTS):
             for wiring, settings in SERVICES:
                 service = Service(wiring(settings.load([])), self.world.connect(), SystemClock(), LEASE_TTL_S)
@@ -106,12 +107,19 @@ class LocalCluster:
 
     def _node(self, name):
         given = {"node": name, "slots": str(self._slots), "run-dir": str(self.root / "nodes" / name), "chaos": "true"}
+        if self._kernel_logs:
+            given["kernel-log"] = str(self.kernel_log(name))
+            self.kernel_log(name).touch()
         flags = [f"--{flag}={value}" for flag, value in {**given, "host": "127.0.0.1"}.items()]
         settings = AgentSettings.load(flags)
         proof = boot(secrets.token_hex())
         leaving = self._leave[name].wait
         bus, cut = self.world.connect(), _cut
         return Node(settings, bus, SystemClock(), find_slots(self._slots), proof, SharedStandby(), leaving, cut)
+
+    def kernel_log(self, name):
+        """Return the file that stands for the kernel's log of a node."""
+        return self.root / f"{name}.kernel.log"
 
     def start_node(self, name):
         """Start a node, or start it again when it has gone."""
@@ -156,9 +164,9 @@ def _environment(defaults):
 
 
 @contextlib.asynccontextmanager
-async def local_cluster(root, nodes=3, slots=1):
+async def local_cluster(root, nodes=3, slots=1, *, kernel_logs=False):
     """Have a cluster in this loop, and a client that has heard of all that happens there."""
-    cluster = LocalCluster(root / "cluster", nodes, slots)
+    cluster = LocalCluster(root / "cluster", nodes, slots, kernel_logs)
     try:
         client = await cluster.start()
         scene = RunningCluster(cluster, client)
