@@ -6,7 +6,6 @@ are forked from a standby that all clusters of a pytest worker share.
 
 import asyncio
 import contextlib
-import os
 import secrets
 
 from unicron_agent.node import Node
@@ -26,7 +25,7 @@ from unicron_transition.main import TransitionSettings
 from unicron_transition.main import wiring as transition
 
 from helpers import standby
-from helpers.training import RunningCluster
+from helpers.training import HELD, RunningCluster, environment
 from unicron.client import Client
 from unicron.clock import SystemClock
 from unicron.contracts.tasks import NodeState
@@ -40,8 +39,7 @@ LEASE_TTL_S = 60.0
 DEFAULTS = {
     "UNICRON_HEARTBEAT_TIMEOUT_S": "60",
     "UNICRON_GRACE_S": "30",
-    "UNICRON_ASLEEP_S": "60",
-    "UNICRON_HANG_S": "60",
+    **HELD,
     "UNICRON_USE_MEASURED": "false",
 }
 """Where the environment has none: nobody is missed who only waits for a core, and workers share the cores there are."""
@@ -90,7 +88,7 @@ class LocalCluster:
         """Start everything; return a client when all nodes are up."""
         warm_up()
         self.root.mkdir(parents=True, exist_ok=True)
-        with _environment(DEFAULTS):
+        with environment(DEFAULTS):
             for wiring, settings in SERVICES:
                 service = Service(wiring(settings.load([])), self.world.connect(), SystemClock(), LEASE_TTL_S)
                 self.services[settings.process] = service
@@ -124,7 +122,7 @@ class LocalCluster:
     def start_node(self, name):
         """Start a node, or start it again when it has gone."""
         self._leave[name].clear()
-        with _environment(DEFAULTS):
+        with environment(DEFAULTS):
             self._nodes[name] = asyncio.create_task(self._node(name).run())
 
     def leave(self, name):
@@ -150,17 +148,6 @@ async def _all_up(client, count):
     with contextlib.suppress(UnicronError):
         return [each.state for each in (await client.status()).nodes] == [NodeState.UP] * count
     return False
-
-
-@contextlib.contextmanager
-def _environment(defaults):
-    unset = {name: value for name, value in defaults.items() if name not in os.environ}
-    os.environ.update(unset)
-    try:
-        yield
-    finally:
-        for name in unset:
-            del os.environ[name]
 
 
 @contextlib.asynccontextmanager
