@@ -1,6 +1,6 @@
 # Every target makes what it needs first. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick coverage compose-test lint lock sbom audit
+.PHONY: help setup demo test test-quick test-all mutants coverage compose-test lint lock sbom audit
 
 # The first of these that is Python 3.11 to 3.13 makes the virtual environment.
 PYTHON ?= python3 python3.13 python3.12 python3.11
@@ -16,10 +16,14 @@ help:
 	@echo 'make setup    make .venv with everything in it (the other targets do it when it is missing)'
 	@echo 'make demo     train two models on an embedded cluster while faults strike it'
 	@echo '              JSON=FILE writes the report as data; CORPUS=DIR trains on other text'
-	@echo 'make test     run all tests but the compose test, in parallel, failed ones again; ARGS="-k name" goes to pytest'
-	@echo 'make test-quick   the same without those marked slow: all rules and formats, and some real processes'
+	@echo 'make test     prove it: rules, formats, properties, storms, services on both buses, some real clusters;'
+	@echo '              ARGS="-k name" goes to pytest (docs/testing.md lists what runs where, and why)'
+	@echo 'make test-quick   only what needs no process and no second: rules, formats, properties'
+	@echo 'make test-all     everything there is: 2,000 storms, all real clusters, benchmarks, packages, the demo'
 	@echo 'make coverage     all of make test, with the lines that no test reaches in its own process'
 	@echo 'make compose-test   the same cluster in containers: build, train, kill a node, down'
+	@echo 'make mutants  plant mistakes in the code that decides, one at a time, and see which no test notices;'
+	@echo '              ARGS="--seed 2 --count 40 --jobs 4 --json FILE" draws others'
 	@echo 'make lint     check format, style, types and the rules of imports'
 	@echo 'make lock     write deploy/lock anew: what the images are made of, with hashes, after a change of requirements'
 	@echo 'make sbom     write into sbom/ what is in the images that were built, and under which licences'
@@ -49,23 +53,33 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/unicron demo $(if $(JSON),--json $(JSON)) $(if $(CORPUS),--corpus $(CORPUS))
 
-# Most tests wait for processes: there are more workers than cores. A module with a cluster of its own stays together.
-PARALLEL := -n auto --dist loadgroup
+# Tests that only compute take all cores first; then those that start processes, one real cluster a core.
+PYTEST := $(BIN)/python -m pytest --dist loadgroup
+PURE := $(PYTEST) -n auto
+REAL := $(PYTEST) -n 2 tests/chaos tests/contract tests/integration tests/replay tests/unit/convert tests/unit/deploy
 
-# A test that failed (pytest's status 1) is tried once more, without others that take its cores; what fails twice fails.
 test: $(STAMP)
-	$(BIN)/python -m pytest $(PARALLEL) -m 'not compose' $(ARGS) || { test $$? = 1 && \
-	  echo 'trying those that failed once more, one by one' && \
-	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none --maxfail=1 -m 'not compose' $(ARGS); }
+	$(PURE) -m 'not (compose or real or exhaustive)' $(ARGS)
+	$(REAL) -m 'real and not (compose or exhaustive)' $(ARGS)
 
 test-quick: $(STAMP)
-	$(BIN)/python -m pytest $(PARALLEL) -m 'not compose and not slow' $(ARGS)
+	$(PURE) -m 'not (compose or real or exhaustive or slow)' $(ARGS)
+
+test-all: $(STAMP)
+	$(PURE) -m 'not (compose or real)' $(ARGS)
+	$(REAL) -m 'real and not compose' $(ARGS)
 
 coverage: $(STAMP)
-	$(BIN)/python -m pytest $(PARALLEL) -m 'not compose' --cov --cov-report=term-missing:skip-covered $(ARGS)
+	$(PURE) -m 'not (compose or real or exhaustive)' --cov $(ARGS)
+	$(REAL) -m 'real and not (compose or exhaustive)' --cov --cov-append --cov-report=term-missing:skip-covered $(ARGS)
 
 compose-test: $(STAMP)
 	$(BIN)/python -m pytest -m compose tests/e2e/test_compose.py $(ARGS)
+
+docs/testing.md: $(STAMP) FORCE
+	$(BIN)/python -m pytest --collect-only -qq --write-list >/dev/null
+
+FORCE:
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check
@@ -79,8 +93,11 @@ TOOLS_STAMP := $(TOOLS)/.installed
 
 $(TOOLS_STAMP): Makefile | $(STAMP)
 	$(BIN)/python -m venv $(TOOLS)
-	$(TOOLS)/bin/python -m pip install uv==0.13.9 cyclonedx-bom==7.5.0 pip-licenses==5.5.5 pip-audit==2.10.1
+	$(TOOLS)/bin/python -m pip install cosmic-ray==8.7.0 uv==0.13.9 cyclonedx-bom==7.5.0 pip-licenses==5.5.5 pip-audit==2.10.1
 	@touch $@
+
+mutants: $(STAMP) $(TOOLS_STAMP)
+	$(TOOLS)/bin/python -m tests.mutants $(ARGS)
 
 # Resolved for macOS, where no torch has libraries of CUDA with it: which of those there are is the index's affair.
 # The hashes are those of all platforms.

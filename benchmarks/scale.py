@@ -214,11 +214,10 @@ class Stage:
             "client": {"name": f"agent.{name}.{name}"},
             "reason": "Client Closed",
         }
-        for filters, inbox in self.memory.hearers:
-            if topology.DISCONNECTS in filters:
-                inbox.put_nowait(
-                    Heard(topology.DISCONNECTS.replace("*", topology.NODES), json.dumps(advisory).encode())
-                )
+        subject = topology.DISCONNECTS.replace("*", topology.NODES)
+        for wanted, inbox in self.memory.hearers:
+            if wanted(subject):
+                inbox.put_nowait(Heard(subject, json.dumps(advisory).encode()))
 
     async def _heartbeats(self) -> None:
         while True:

@@ -1,11 +1,11 @@
 """A real nats-server for the whole run, one of their own for tests that kill it, and worlds to run both buses in."""
 
-import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from helpers import catalogue
 from helpers.worlds import PATIENT_PING_S, PATIENT_TTL_S, LocalWorld, NatsWorld, World
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
@@ -26,25 +26,35 @@ settings.load_profile("repeatable")
 providers.is_local_module_file = lambda _: False
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Return how many run with `-n auto`: one more than there are cores, since many tests wait for processes."""
-    return (os.cpu_count() or 1) + 1
+SERVERS = {"nats_server", "private_server"}
+INTEGRATION = Path(__file__).parent / "integration"
+COLLECTED = pytest.StashKey[list[pytest.Item]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `make docs/testing.md` write the list of tests."""
+    parser.addoption("--write-list", action="store_true", help="write docs/testing.md anew (with --collect-only)")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests that share what their module made, a cluster say, on one worker."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what needs a real server, and keep tests that share what their module made, a cluster say, on one worker."""
     for item in items:
         fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        if INTEGRATION in item.path.parents or SERVERS & fixtures.keys() or parameters.get("world") == "nats":
+            item.add_marker(pytest.mark.real)
         if any(found[-1].scope == "module" for name, found in fixtures.items() if name != "patient"):  # makes nothing
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+    config.stash[COLLECTED] = list(items)
+    if config.getoption("write_list"):
+        catalogue.PAGE.write_text(catalogue.page(items))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Call a test by its name alone, without its group: by that a failed one is found again."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        report.nodeid = report.nodeid.removesuffix("@" + report.nodeid.partition("::")[0])
+@pytest.fixture
+def collected(request: pytest.FixtureRequest) -> list[pytest.Item]:
+    """All tests that were found, those that this run leaves out by their marks as well."""
+    return request.config.stash[COLLECTED]
 
 
 @pytest.fixture(scope="session")

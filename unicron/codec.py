@@ -6,7 +6,6 @@ What is large is compressed with zlib, after a byte with which no msgpack begins
 would else be more than a server takes.
 """
 
-import contextlib
 import zlib
 from collections.abc import Mapping
 from functools import cache
@@ -111,9 +110,10 @@ def _decode(data: bytes, decoder: msgspec.msgpack.Decoder[Any], kinds: Mapping[s
     try:
         if data.startswith(COMPRESSED):
             data = _expanded(data[1:])
-        with contextlib.suppress(msgspec.ValidationError):
+        try:
             return decoder.decode(data)
-        plain, kind = _decoder.decode(data), decoder.type
+        except msgspec.ValidationError:
+            plain, kind = _decoder.decode(data), decoder.type
         if isinstance(plain, dict):
             kind = kinds.get(str(plain.get("type")), kind)
         return msgspec.convert(plain, kind, builtin_types=(bytes,), str_keys=True)

@@ -61,6 +61,8 @@ class Floods:
     def over(self, now: float) -> dict[str, int]:
         """Return, once, how much of each sender was held back in periods that have ended."""
         self._turn(now)
+        if not self._over:
+            return {}
         over, self._over = self._over, Counter()
         return dict(over)
 
@@ -68,8 +70,11 @@ class Floods:
         if now < self._ends and self._ends - now <= self._limit.period_s:  # else the clock was set back
             return
         self._ends = now + self._limit.period_s
-        self._over += self._held_back
-        self._seen, self._overall, self._held_back = Counter(), 0, Counter()
+        if self._held_back:
+            self._over += self._held_back
+            self._held_back = Counter()
+        self._seen.clear()
+        self._overall = 0
 
 
 def more(count: int) -> str:

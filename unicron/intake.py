@@ -124,14 +124,14 @@ class Intake:
     def held_back(self) -> list[Input]:
         """Return what sums up dead letters, alerts and telemetry that were only counted, or not even looked at."""
         floods = {"dead letters": self._letters, "alerts": self._alerts, "pieces of telemetry": self._telemetry}
-        found = []
+        found, now = [], self._clock.now()
         for what, flood in floods.items():
-            for sender, count in flood.over(self._clock.now()).items():
+            for sender, count in flood.over(now).items():
                 error = f"{more(count)}: {what} of {sender} that the {self._name} has only counted"
                 log.warning(error)
                 letter = DeadLetter(subject=f"{subjects.ROOT}.*.{sender}.>", error=error)
                 found.append(Input(self._own(), says=said_of(letter)))
-        for count in self._unheard.over(self._clock.now()).values():
+        for count in self._unheard.over(now).values():
             text = f"the {self._name} can't keep up: it has dropped {count:,} pieces of telemetry"
             log.warning(text)
             found.append(self.alert(text))

@@ -6,7 +6,7 @@ own node. Kinds: `evt` facts and `cmd` commands (kept in the journal), `tel` tel
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 
 from unicron.contracts.base import LOCAL, Message
@@ -113,7 +113,12 @@ def stored(subject: str) -> str:
 
 def matches(patterns: Iterable[str], subject: str) -> bool:
     """Return whether `subject` falls under a filter with NATS wildcards: `*` one token, a last `>` one or more."""
-    return _compiled(tuple(patterns)).fullmatch(subject) is not None
+    return matcher(patterns)(subject) is not None
+
+
+def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
+    """Return what tells of subject after subject whether it falls under a filter, as `matches` does: None if not."""
+    return _compiled(tuple(patterns)).fullmatch
 
 
 @cache

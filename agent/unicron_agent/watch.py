@@ -1,6 +1,5 @@
 """Looks at workers ten times a second: who does not answer, who is busy with something else, who makes no progress."""
 
-from collections import Counter
 from collections.abc import Collection, Mapping
 
 import msgspec
@@ -43,14 +42,14 @@ class Watch:
             if worker.is_late(now):
                 worker.look(tick.asleep.get(worker.worker), now)
         self._learn(workers, now)
-        asleep = Counter(worker.task for worker in workers.values() if worker.asleep)
+        asleep = [worker.task for worker in workers.values() if worker.asleep]
         for name, worker in workers.items():
             if worker.pid and now - worker.heard_at > PING_S:
                 out.append(SendToWorker(name, Ping()))
             out += worker.long_away(self._node, self._limits, now)
             patience = self._patience.get(worker.task, 0.0)
             may_sleep_s = self._limits.hang_s
-            if asleep[worker.task] == 1:
+            if asleep.count(worker.task) == 1:
                 may_sleep_s = min(max(self._limits.asleep_s, 2 * patience), self._limits.hang_s)
             stopped = name in tick.stopped
             if worker.asleep and not stopped:
@@ -62,7 +61,8 @@ class Watch:
                 others = [each for each in workers.values() if each.task == workers[name].task]
                 silent = workers[name].silent(self._node, use, now, others)
                 out += [_with_collectives(each, workers[name], workers) for each in silent]
-        return out + _asked(workers, {workers[each.worker].task for each in out if isinstance(each, TakeStacks)})
+        stuck = {workers[each.worker].task for each in out if isinstance(each, TakeStacks)}
+        return out + _asked(workers, stuck) if stuck else out
 
     def _learn(self, workers: Mapping[str, Worker], now: float) -> None:
         """Remember how long workers have slept that do so no more, because they woke up or were ended."""

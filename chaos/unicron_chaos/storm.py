@@ -119,8 +119,9 @@ async def rage(
 
     Where a fault can't be carried out, yield why: its target went away, or a service is just coming back.
     """
-    end = time.monotonic() + duration_s
-    while (calm := storm.wait_s(mean_s)) < end - time.monotonic():
+    clock = asyncio.get_running_loop()
+    end = clock.time() + duration_s
+    while (calm := storm.wait_s(mean_s)) < end - clock.time():
         await asyncio.sleep(calm)
         try:
             status = await client.status()
@@ -139,7 +140,8 @@ async def rage(
 
 async def troubles(client: Client, killed: set[str]) -> list[str]:
     """Wait until the nodes in `killed` are back and every task runs or is through; return what is still wrong then."""
-    deadline = time.monotonic() + WHOLE_S
+    clock = asyncio.get_running_loop()
+    deadline = clock.time() + WHOLE_S
     while True:
         try:
             status = await client.status()
@@ -152,6 +154,6 @@ async def troubles(client: Client, killed: set[str]) -> list[str]:
             ]
         except UnicronError as error:
             found = [str(error)]
-        if not found or time.monotonic() > deadline:
+        if not found or clock.time() > deadline:
             return found
         await asyncio.sleep(0.5)

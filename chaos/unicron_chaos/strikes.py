@@ -134,12 +134,13 @@ async def _listen(client: Client, computing: dict[str, int], news: asyncio.Event
 
 async def _poll(client: Client, computing: dict[str, int], news: asyncio.Event, waiting: list[Fault]) -> None:
     """Ask the registry too, since telemetry may be lost; raise where a fault can't strike any more."""
-    deadline = time.monotonic() + TARGET_S
+    clock = asyncio.get_running_loop()
+    deadline = clock.time() + TARGET_S
     while True:
         with contextlib.suppress(BusUnavailableError):  # faults may strike services too
             views = (await client.status()).tasks
             unknown = {fault.task for fault in waiting} - {view.spec.name for view in views}
-            if unknown and time.monotonic() > deadline:
+            if unknown and clock.time() > deadline:
                 raise InvalidInputError(f"no task {min(unknown)!r} was submitted in {TARGET_S:.0f} s; submit it first")
             for view in views:
                 name = view.spec.name
@@ -165,11 +166,12 @@ async def _ended(client: Client, target: Rank | str) -> bool:
 
 async def _insist(client: Client, fault: Fault, restart: Restart | None) -> Strike:
     """Strike as soon as the target is there."""
-    deadline = time.monotonic() + TARGET_S
+    clock = asyncio.get_running_loop()
+    deadline = clock.time() + TARGET_S
     while True:
         try:
             return await strike(client, fault.fault, fault.target, restart, fault.value)
         except (InvalidInputError, BusUnavailableError):
-            if time.monotonic() > deadline or await _ended(client, fault.target):
+            if clock.time() > deadline or await _ended(client, fault.target):
                 raise
         await asyncio.sleep(POLL_S)

@@ -82,7 +82,7 @@ class MemoryWorld:
         journal: all entries, in order.
         ids: sequence of each message by its id.
         followers: to be set when the journal grows, in this order: a simulation repeats itself exactly.
-        hearers: filters of those who listen to telemetry, and where it goes.
+        hearers: what those who listen to telemetry want of it, and where it goes.
         handlers: who answers queries, by subject.
         buckets: by name.
     """
@@ -91,7 +91,7 @@ class MemoryWorld:
         self.journal: list[Entry] = []
         self.ids: dict[tuple[str, str], int] = {}
         self.followers: dict[asyncio.Event, None] = {}
-        self.hearers: list[tuple[Sequence[str], Inbox]] = []
+        self.hearers: list[tuple[Callable[[str], object], Inbox]] = []
         self.handlers: dict[str, list[Handler]] = {}
         self.buckets = {"state": MemoryBucket("state", clock, None), "lease": MemoryBucket("lease", clock, lease_ttl_s)}
 
@@ -126,7 +126,7 @@ class MemoryBus:
 
     async def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[Entry]:
         """Read the journal in order."""
-        grown, position = asyncio.Event(), after
+        grown, position, wanted = asyncio.Event(), after, subjects.matcher(filters)
         self._world.followers[grown] = None
         self._followers.add(grown)
         try:
@@ -135,7 +135,7 @@ class MemoryBus:
                 while position < len(self._world.journal) and not self._closed:
                     position += 1
                     entry = self._world.journal[position - 1]
-                    if subjects.matches(filters, entry.subject):
+                    if wanted(entry.subject):
                         await asyncio.sleep(0)
                         yield entry
                 if not self._closed:
@@ -152,14 +152,14 @@ class MemoryBus:
     async def tell(self, subject: str, data: bytes) -> None:
         """Send telemetry."""
         await self._turn()
-        for filters, inbox in self._world.hearers:
-            if subjects.matches(filters, subject):
+        for wanted, inbox in self._world.hearers:
+            if wanted(subject):
                 inbox.put_nowait(Heard(subject, data))
 
     async def hear(self, filters: Sequence[str]) -> AsyncIterator[Heard]:
         """Receive telemetry."""
         inbox: Inbox = asyncio.Queue()
-        hearer = (filters, inbox)
+        hearer = (subjects.matcher(filters), inbox)
         self._world.hearers.append(hearer)
         self._inboxes.add(inbox)
         try:

@@ -75,10 +75,10 @@ class Liars:
 
     def _real(self, random: Random, node: str = "*", *, joins: bool = True) -> tuple[str, bytes] | None:
         """Return what somebody has said, or that node: as telemetry, or in the journal."""
-        own = [f"{subjects.ROOT}.{kind}.{node}.>" for kind in ("evt", "tel")]
+        own = subjects.matcher(f"{subjects.ROOT}.{kind}.{node}.>" for kind in ("evt", "tel"))
         heard = [(each.subject, each.data) for each in self._network.told]
         kept = [(each.subject, each.data) for each in self._network.world.journal if each.sequence not in self.stored]
-        found = [[each for each in some if subjects.matches(own, each[0])] for some in (heard, kept)]
+        found = [[each for each in some if own(each[0])] for some in (heard, kept)]
         found[1] = [each for each in found[1] if joins or f".{NodeJoined.__name__}." not in each[0]]
         some = random.choice([each for each in found if each] or [[]])
         return random.choice(some if random.random() < FROM_ALL else some[-RECENT:]) if some else None

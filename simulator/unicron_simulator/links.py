@@ -107,7 +107,7 @@ class Network:
         self.world = world
         self.seed = seed
         self.weather = weather
-        self.hearing: list[tuple[Link, Sequence[str], asyncio.Queue[Heard]]] = []
+        self.hearing: list[tuple[Link, Callable[[str], object], asyncio.Queue[Heard]]] = []
         self.told: deque[Heard] = deque(maxlen=TOLD)
         self._made = 0
 
@@ -118,8 +118,8 @@ class Network:
 
     def tell(self, random: Random, subject: str, data: bytes) -> None:
         """Send telemetry: to each listener for itself, so that it is lost and overtaken differently for each."""
-        for link, filters, inbox in self.hearing:
-            if link.reachable and subjects.matches(filters, subject) and random.random() >= self.weather.lost_telemetry:
+        for link, wanted, inbox in self.hearing:
+            if link.reachable and wanted(subject) and random.random() >= self.weather.lost_telemetry:
                 asyncio.get_running_loop().call_later(
                     random.uniform(0, 5 * self.weather.delay_s), inbox.put_nowait, Heard(subject, data)
                 )
@@ -183,7 +183,7 @@ class Link:
     async def _travel(self, loss: float) -> None:
         weather = self._network.weather
         slow = self._random.random() < weather.late
-        await asyncio.sleep(self._random.uniform(0, weather.delay_s) * (100 if slow else 1))
+        await asyncio.sleep(self._random.random() * weather.delay_s * (100 if slow else 1))
         if self.cut or self._random.random() < loss:
             await asyncio.sleep(TIMEOUT_S)
             self._alive()
@@ -261,7 +261,7 @@ class Link:
     async def hear(self, filters: Sequence[str]) -> AsyncIterator[Heard]:
         """Receive telemetry."""
         inbox: asyncio.Queue[Heard] = asyncio.Queue()
-        self._network.hearing.append((self, filters, inbox))
+        self._network.hearing.append((self, subjects.matcher(filters), inbox))
         while True:
             yield await inbox.get()
 

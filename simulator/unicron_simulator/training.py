@@ -361,7 +361,9 @@ class Trainer(Rank):
         seconds = self._random.uniform(0.001, 0.01)
         mine = self._sums.copy(), self._announces, self.summed
         given = await self._over_replicas(mine, f"reduce {iteration} {bucket}", seconds)
-        self._reduced[bucket] = Counter(microbatch for each, _, _ in given for microbatch in each.elements())
+        self._reduced[bucket] = Counter()
+        for each, _, _ in given:
+            self._reduced[bucket].update(each)
         self.announced = frozenset().union(*(announces for _, announces, _ in given))
         self._finite = all(finite for *_, finite in given)
 

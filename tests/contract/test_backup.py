@@ -5,8 +5,10 @@ import zipfile
 
 import pytest
 from helpers.cli import KEYS, data, unicron
+from helpers.ports import free_port
+from helpers.worlds import PATIENT_PING_S
 from unicron_deploy.keys import Keyring
-from unicron_deploy.nats_server import NatsServer, free_port
+from unicron_deploy.nats_server import NatsServer
 
 from unicron.bus import backup, nats, topology
 from unicron.errors import InvalidInputError
@@ -18,7 +20,7 @@ def servers(tmp_path):
     """Two servers that know the same keys; each has its own disk."""
     keys = Keyring(tmp_path / "keys")
     keys.ensure(["node-1"])
-    made = [NatsServer(tmp_path / name, free_port(), accounts=keys.accounts, ping_s=10.0) for name in "ab"]
+    made = [NatsServer(tmp_path / name, free_port(), accounts=keys.accounts, ping_s=PATIENT_PING_S) for name in "ab"]
     for server in made:
         server.start()
         KEYS[server.url] = str(keys.path("operator"))

@@ -110,6 +110,7 @@ POISONED = [
     ),
     (registry.RegistryState, {"tasks": {"gpt": {"spec": {"name": "gpt", "command": ["x"]}, "epoch": 10**12}}}, "epoch"),
     (planner.PlannerState, {"nodes": {"n1": {"slots": "many"}}}, "slots"),
+    (planner.PlannerState, {"believed_rate": -1e-9}, "believed_rate"),
     (straggler.State, {"tasks": {"gpt": {"share": float("nan")}}}, "share"),
     (straggler.State, {"tasks": {"gpt": {"streak": -(10**12)}}}, "streak"),
     (notifier.State, {"since": float("inf")}, "since"),

@@ -12,9 +12,10 @@ import grpc
 import grpc.aio
 import msgspec
 import pytest
+from helpers.waiting import elapse, in_virtual_time
 from msgspec.structs import replace
 from unicron_agent import rendezvous, state_server
-from unicron_agent.fabric import HEADER, Fabric
+from unicron_agent.fabric import HEADER, LETTERS, Fabric, Strangers
 from unicron_agent.memory import StateMemory
 from unicron_agent.rendezvous import UNPROVEN, RendezvousServer
 from unicron_agent.state_server import FETCH, KEEP, LIMITS, StateServer, send_copy
@@ -38,7 +39,6 @@ from unicron.contracts.worker import (
     to_worker,
 )
 from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
-from unicron.floods import Limit
 from unicron.train.rendezvous import Rendezvous
 
 NAME, CONTENT = "gpt-1.1.saved", os.urandom(100_000)
@@ -244,12 +244,12 @@ async def test_those_who_say_nothing_or_too_much_cost_little_and_states_are_hand
             sending = await asyncio.create_subprocess_exec(sys.executable, "-c", script, states.address)
             over, fetched = asyncio.ensure_future(sending.wait()), 0
             while not over.done():
-                assert await asyncio.wait_for(states.fetch(states.header()), 30.0) == CONTENT
+                assert await states.fetch(states.header()) == CONTENT
                 fetched += 1
             assert over.result() == 0
             for reader, _ in ends:  # and they are gone after a while
                 with contextlib.suppress(ConnectionError):
-                    await asyncio.wait_for(reader.read(), 30.0)
+                    await reader.read()
         assert resident_mb() - before < 40, "200 calls came with 16 MB each"
         assert fetched > 3
     assert "the state server turned ipv4:127.0.0.1 away: no proof" in caplog.text
@@ -289,7 +289,7 @@ class Rank:
 
     async def is_turned_away(self):
         with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(self._reader.read(), 30.0) == b""
+            assert await self._reader.read() == b""
 
 
 class Meeting:
@@ -378,33 +378,28 @@ async def test_a_member_reaches_no_other_membership_by_any_name(meeting):
 
 
 async def test_those_who_prove_nothing_are_few_at_a_time_and_ranks_meet_meanwhile(meeting, monkeypatch, caplog):
-    monkeypatch.setattr(rendezvous, "ENTER_S", 4.0)
     await meeting.meets()
     before = resident_mb()
     for epoch in range(2):
         async with half_open(meeting.address, 2 * UNPROVEN):
-            assert await asyncio.wait_for(meeting.meets(epoch=epoch), 30.0) == b"x"
+            assert await meeting.meets(epoch=epoch) == b"x"
             assert 0 < len(meeting.server._unproven) <= UNPROVEN
     assert resident_mb() - before < 50
+    monkeypatch.setattr(rendezvous, "ENTER_S", 0.1)
     async with half_open(meeting.address, 1) as [(reader, _)]:
-        await asyncio.wait_for(reader.read(), 30.0)  # who stays and proves nothing is turned away in the end
+        await reader.read()  # who stays and proves nothing is turned away in the end
     assert meeting.server._unproven == {}
     assert caplog.text.count("turned") <= 20
 
 
-async def test_who_was_turned_away_too_often_is_summed_up(tmp_path, monkeypatch, caplog):
-    period_s = 4.0  # twelve are turned away sooner than that, on a busy machine too
-    monkeypatch.setattr("unicron_agent.fabric.LETTERS", Limit(each=10, overall=100, period_s=period_s))
-    async with Meeting(tmp_path).served() as meeting:
-        for _ in range(12):
-            async with Rank(meeting.address) as rank:
-                rank.say(PUT)
-                await rank.is_turned_away()
-        assert caplog.text.count("it showed no proof") == 10
-        async with asyncio.timeout(30):
-            while "more like this" not in caplog.text:
-                await asyncio.sleep(0.05)
-        assert "turned 127.0.0.1 away: 2 more like this" in caplog.text
+@in_virtual_time
+async def test_who_was_turned_away_too_often_is_summed_up(caplog):
+    strangers = Strangers("rendezvous")
+    for _ in range(12):
+        strangers.note("10.0.0.9", "it showed no proof")
+    assert caplog.text.count("it showed no proof") == 10
+    await elapse(LETTERS.period_s + 1.0)
+    assert "turned 10.0.0.9 away: 2 more like this" in caplog.text
 
 
 async def test_workers_of_nodes_with_and_without_a_key_say_which_of_them_lacks_it(meeting, tmp_path, monkeypatch):

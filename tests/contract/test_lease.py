@@ -1,135 +1,134 @@
-"""One active instance: the lease on both buses."""
+"""One active instance: the lease, in virtual time."""
 
 import asyncio
 
+from helpers.waiting import elapse, in_virtual_time
 from helpers.worlds import LEASE_TTL_S
 
 from unicron.bus.lease import Lease
 from unicron.errors import BusUnavailableError
 
 
-def lease(bus, holder):
-    return Lease(bus.bucket("lease"), "planner", holder, LEASE_TTL_S)
+class BadLine:
+    """A bucket at the end of a line that may be cut, and on which the answers to some calls get lost."""
+
+    def __init__(self, bucket):
+        self._bucket = bucket
+        self.cut, self.loses, self.lost = False, [], []
+
+    async def _pass(self, name, *arguments):
+        if self.cut:
+            raise BusUnavailableError("no answer")
+        found = await getattr(self._bucket, name)(*arguments)
+        if name in self.loses:
+            self.loses.remove(name)
+            self.lost.append(name)
+            raise BusUnavailableError("no answer")
+        return found
+
+    async def create(self, *arguments):
+        return await self._pass("create", *arguments)
+
+    async def update(self, *arguments):
+        return await self._pass("update", *arguments)
+
+    async def get(self, *arguments):
+        return await self._pass("get", *arguments)
+
+    async def delete(self, *arguments):
+        return await self._pass("delete", *arguments)
 
 
-async def soon(awaitable):
-    async with asyncio.timeout(20):
-        return await awaitable
+async def two(world):
+    """Return the bucket, a lease that is held, its token, and a lease of another who would like it."""
+    bucket = BadLine((await world.connect()).bucket("lease"))
+    first = Lease(bucket, "planner", "a", LEASE_TTL_S)
+    token = await first.acquire()
+    return bucket, first, token, Lease((await world.connect()).bucket("lease"), "planner", "b", LEASE_TTL_S)
 
 
+@in_virtual_time
 async def test_a_holder_that_dies_is_followed_by_another_with_a_higher_token(world):
-    first, second = lease(await world.connect(), "a"), lease(await world.connect(), "b")
-    token = await soon(first.acquire())
-    assert await soon(second.acquire()) > token
+    _, _, token, second = await two(world)
+    assert await second.acquire() > token
 
 
+@in_virtual_time
 async def test_a_lease_that_is_kept_is_not_taken(world):
-    first, second = lease(await world.connect(), "a"), lease(await world.connect(), "b")
-    token = await soon(first.acquire())
-    keeping = asyncio.create_task(first.keep())
-    taking = asyncio.create_task(second.acquire())
-    await asyncio.sleep(3 * LEASE_TTL_S)
+    _, first, token, second = await two(world)
+    keeping, taking = asyncio.create_task(first.keep()), asyncio.create_task(second.acquire())
+    await elapse(3 * LEASE_TTL_S)
     assert not keeping.done()
     assert not taking.done()
     keeping.cancel()
-    assert await soon(taking) > token
+    assert await taking > token
 
 
+@in_virtual_time
 async def test_a_released_lease_is_free_at_once(world):
-    bus = await world.connect()
-    first = lease(bus, "a")
-    token = await soon(first.acquire())
+    bucket, first, token, second = await two(world)
     await first.release()
-    assert await bus.bucket("lease").get("planner") is None
-    assert await soon(lease(bus, "b").acquire()) > token
+    assert await bucket.get("planner") is None
+    assert await second.acquire() > token
 
 
+@in_virtual_time
 async def test_a_lease_is_released_although_a_renewal_was_cut_short(world):
-    bus = await world.connect()
-    first = lease(bus, "a")
-    token = await soon(first.acquire())
-    await bus.bucket("lease").update("planner", b"a", token)  # it arrived, and nobody waited for its answer
+    bucket, first, token, _ = await two(world)
+    await bucket.update("planner", b"a", token)  # it arrived, and nobody waited for its answer
     await first.release()
-    assert await bus.bucket("lease").get("planner") is None
+    assert await bucket.get("planner") is None
 
 
+@in_virtual_time
 async def test_a_lost_lease_is_noticed_and_not_released_over_its_new_holder(world):
-    bus = await world.connect()
-    bucket = bus.bucket("lease")
-    first = lease(bus, "a")
-    await soon(first.acquire())
+    bucket, first, *_ = await two(world)
     keeping = asyncio.create_task(first.keep())
     await bucket.delete("planner")
     await bucket.create("planner", b"b")
-    await soon(keeping)
+    await keeping
     await first.release()
     assert (await bucket.get("planner")).value == b"b"
 
 
-async def test_a_renewal_that_arrived_without_an_answer_is_no_loss(bus):
-    bucket = bus.bucket("lease")
-    first = lease(bus, "a")
-    token = await soon(first.acquire())
+@in_virtual_time
+async def test_a_renewal_that_arrived_without_an_answer_is_no_loss(world):
+    bucket, first, token, _ = await two(world)
     await bucket.update("planner", b"a", token)
     keeping = asyncio.create_task(first.keep())
-    await asyncio.sleep(2 * LEASE_TTL_S)
+    await elapse(2 * LEASE_TTL_S)
     assert not keeping.done()
     keeping.cancel()
 
 
-async def test_a_holder_cut_off_for_longer_than_the_lease_counts_it_as_lost(private_world, private_server):
-    first = lease(await private_world.connect(), "a")
-    token = await soon(first.acquire())
-    keeping = asyncio.create_task(first.keep())
-    private_server.kill()
-    await soon(keeping)
-    private_server.start()
-    assert await soon(lease(await private_world.connect(), "b").acquire()) > token
+@in_virtual_time
+async def test_a_holder_cut_off_for_longer_than_the_lease_counts_it_as_lost_before_another_has_it(world):
+    bucket, first, token, second = await two(world)
+    bucket.cut = True
+    taking = asyncio.create_task(second.acquire())
+    await first.keep()
+    assert not taking.done()
+    assert await taking > token
 
 
-async def test_a_lease_outlives_a_quick_restart_of_the_server(private_world, private_server):
-    bus = await private_world.connect()
-    first = Lease(bus.bucket("lease"), "planner", "a", 20.0)
-    await soon(first.acquire())
+@in_virtual_time
+async def test_a_lease_outlives_a_shorter_outage(world):
+    bucket, first, *_ = await two(world)
     keeping = asyncio.create_task(first.keep())
-    private_server.kill()
-    private_server.start()
-    await asyncio.sleep(0.3)
+    bucket.cut = True
+    await elapse(0.9 * LEASE_TTL_S)
+    bucket.cut = False
+    await elapse(2 * LEASE_TTL_S)
     assert not keeping.done()
     keeping.cancel()
 
 
-class DeafBucket:
-    """A bucket at the end of a bad line: one write arrives without an answer, and the read after it doesn't at all."""
-
-    def __init__(self, bucket):
-        self._bucket = bucket
-        self.lost = []
-
-    def __getattr__(self, name):
-        return getattr(self._bucket, name)
-
-    async def update(self, key, value, last):
-        revision = await self._bucket.update(key, value, last)
-        if "update" not in self.lost:
-            self.lost.append("update")
-            raise BusUnavailableError("no answer")
-        return revision
-
-    async def get(self, key):
-        if "get" not in self.lost:
-            self.lost.append("get")
-            raise BusUnavailableError("no answer")
-        return await self._bucket.get(key)
-
-
+@in_virtual_time
 async def test_a_lease_is_kept_over_a_lost_answer_and_an_unanswered_look_behind_it(world):
-    bus = await world.connect()
-    bucket = DeafBucket(bus.bucket("lease"))
-    first = Lease(bucket, "planner", "a", LEASE_TTL_S)
-    await soon(first.acquire())
+    bucket, first, *_ = await two(world)
+    bucket.loses = ["update", "get"]
     keeping = asyncio.create_task(first.keep())
-    await asyncio.sleep(2 * LEASE_TTL_S)
+    await elapse(2 * LEASE_TTL_S)
     assert bucket.lost == ["update", "get"]
     assert not keeping.done()
     keeping.cancel()

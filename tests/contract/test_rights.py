@@ -6,9 +6,13 @@ import stat
 
 import nats as raw
 import pytest
+from helpers.buses import take
+from helpers.ports import free_port
+from helpers.waiting import PATIENT_S, insist, until
+from helpers.worlds import PATIENT_PING_S
 from unicron_deploy import keys, nats_server, rights
 from unicron_deploy.keys import Keyring
-from unicron_deploy.nats_server import NatsServer, free_port
+from unicron_deploy.nats_server import NatsServer
 from unicron_detector import statistics
 
 from unicron import codec, health, subjects
@@ -118,10 +122,10 @@ class Place:
     def __init__(self, root):
         self.keys = Keyring(root / "keys")
         self.keys.ensure(["node-1", "node-2"])
-        self.server = NatsServer(root / "nats", free_port(), accounts=self.keys.accounts, ping_s=10.0)
+        self.server = NatsServer(root / "nats", free_port(), accounts=self.keys.accounts, ping_s=PATIENT_PING_S)
 
     def settings(self, user):
-        return Settings(nats_url=self.server.url, nats_nkey=str(self.keys.path(user)), connect_timeout_s=20.0)
+        return Settings(nats_url=self.server.url, nats_nkey=str(self.keys.path(user)), connect_timeout_s=PATIENT_S)
 
     @contextlib.asynccontextmanager
     async def connected(self, *users):
@@ -206,12 +210,12 @@ async def test_each_gets_answers_to_what_the_table_says_and_nothing_else(place, 
                 await bus.serve(subject, service, echo)
         for subject, allowed in REQUEST.items():
             if user in allowed:
-                assert await asker.ask(subject, large, 5.0) == large * 2
+                assert await asker.ask(subject, large, PATIENT_S) == large * 2
             else:
                 with pytest.raises(
                     NotAllowedError, match=rf"the key of {user} gives no right to publish on {subject}: .*NKEY"
                 ):
-                    await asker.ask(subject, large, 5.0)
+                    await asker.ask(subject, large, PATIENT_S)
 
 
 def test_the_table_names_every_kind_of_user():
@@ -225,11 +229,6 @@ def test_the_table_names_every_kind_of_user():
 # --- as our own processes use it -------------------------------------------------------------------------------------
 
 
-async def take(entries, count):
-    async with asyncio.timeout(30), contextlib.aclosing(entries):
-        return [await anext(entries) for _ in range(count)]
-
-
 def said(entries):
     return [entry.data for entry in entries]
 
@@ -239,10 +238,10 @@ async def test_what_a_node_says_is_heard_by_who_may_past_and_new(place, reader):
     async with place.connected("node-1", reader) as [node, other]:
         position = await other.tail()
         await node.append("unicron.v1.evt.node-1.T.k", b"past", f"{reader}-past")
-        following = asyncio.create_task(take(other.follow([subjects.FACTS], position), 2))
-        await asyncio.sleep(0.1)
+        following = other.follow([subjects.FACTS], position)
+        assert (await anext(following)).data == b"past"
         await node.append("unicron.v1.evt.node-1.T.k", b"new", f"{reader}-new")
-        assert said(await following) == [b"past", b"new"]
+        assert said(await take(following, 1)) == [b"new"]
 
 
 async def test_a_node_gets_its_own_commands_and_can_not_listen_to_anothers(place):
@@ -259,10 +258,9 @@ async def test_a_node_gets_its_own_commands_and_can_not_listen_to_anothers(place
 async def test_a_node_that_speaks_for_another_is_told_so_at_once_and_nothing_is_stored(place, monkeypatch):
     async with place.connected("node-1") as [node]:
         position = await node.tail()
-        monkeypatch.setattr(node.jetstream, "_timeout", 60.0)  # as long it would wait for an answer
-        async with asyncio.timeout(20.0):
-            with pytest.raises(NotAllowedError, match=r"storing on unicron\.v1\.evt\.node-2\.T\.k: the key of node-1"):
-                await node.append("unicron.v1.evt.node-2.T.k", b"", "forged")
+        monkeypatch.setattr(node.jetstream, "_timeout", 1e6)  # as long it would wait for an answer
+        with pytest.raises(NotAllowedError, match=r"storing on unicron\.v1\.evt\.node-2\.T\.k: the key of node-1"):
+            await node.append("unicron.v1.evt.node-2.T.k", b"", "forged")
         assert await node.tail() == position
 
 
@@ -334,15 +332,15 @@ async def test_no_reply_of_the_server_is_stored_or_obeyed_or_heard_as_anothers_w
         await registry.serve(subjects.rpc("registry"), "registry", note)
         await victim.serve(subjects.orders("node-2"), "agent-node-2", note)
         listening = asyncio.create_task(listen(planner, TOLD))
-        await asyncio.sleep(0.05)
+        await until(lambda: planner._hearing)
+        await planner.flush()
         for reply in (*STORING, *ORDERING, TOLD):
             await client.publish(f"$JS.API.DIRECT.GET.{topology.STREAM}", b'{"seq": %d}' % forged, reply=reply)
             await client.publish(f"{topology.API}.STREAM.INFO.{topology.STREAM}", b"", reply=reply)
             if user == "node-1":
                 await client.publish("unicron.v1.evt.node-1.T.x", b"", reply=reply)
-        for _ in range(2):
-            await client.flush()
-        await asyncio.sleep(0.2)
+        for each in (client, registry, victim, planner) * 2:  # what was to reach them has, twice over
+            await each.flush()
         assert refused == []
         entries = await take(planner.follow([subjects.ANY], forged - 1), 10 if user == "node-1" else 1)
         assert {entry.subject for entry in entries} <= {"unicron.v1.evt.node-1.T.forged", "unicron.v1.evt.node-1.T.x"}
@@ -373,7 +371,7 @@ async def test_who_is_asked_can_not_answer_on_a_subject_of_its_own_choice(place)
 
 async def test_who_is_refused_again_and_again_fills_no_disk(place, tmp_path, monkeypatch):
     monkeypatch.setattr(nats_server, "LOG_BYTES", 64 * 1024)
-    server = NatsServer(tmp_path / "nats", free_port(), accounts=place.keys.accounts, ping_s=10.0)
+    server = NatsServer(tmp_path / "nats", free_port(), accounts=place.keys.accounts, ping_s=PATIENT_PING_S)
     server.start()
     try:
         client = await raw.connect(server.url, nkeys_seed=str(place.keys.path("user")), error_cb=ignore)
@@ -408,7 +406,7 @@ async def test_nobody_hears_the_reply_that_another_waits_for(place):
         for subject in ("_INBOX.operator.>", "_INBOX.>", "_INBOX.*.*", ">"):
             await client.subscribe(subject, cb=note)
         await client.flush()
-        assert await operator.ask(subjects.rpc("planner"), b"x", 5.0) == b"xx"
+        assert await operator.ask(subjects.rpc("planner"), b"x", PATIENT_S) == b"xx"
         await client.flush()
         assert heard == []
         assert len(refused) == 4
@@ -481,21 +479,6 @@ def test_a_key_that_is_not_there_is_named(tmp_path):
         Keyring(tmp_path).rotate("n9")
 
 
-async def until(condition):
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-async def again(call):
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                return await call()
-            except BusUnavailableError:
-                await asyncio.sleep(0.02)
-
-
 async def test_a_node_is_shut_out_and_let_in_again_without_disturbing_anybody(place):
     pid, outages = place.server.pid, []
     async with place.connected("node-2", "planner") as [node, planner]:
@@ -514,11 +497,11 @@ async def test_a_node_is_shut_out_and_let_in_again_without_disturbing_anybody(pl
         place.keys.ensure(["node-1", "node-2"])  # as at the next start: who is shut out stays so
         assert place.keys.shut() == ["node-2"]
         assert "node-2" not in place.keys.users()
-        await asyncio.sleep(0.3)
+        await planner.flush()
         assert outages == []
         place.keys.admit("node-2")
         place.server.reload()
-        await again(lambda: node.append("unicron.v1.evt.node-2.T.k", b"", "back"))
+        await insist(lambda: node.append("unicron.v1.evt.node-2.T.k", b"", "back"))
         assert outages == [node]
         assert place.server.pid == pid
         for task in watching:
@@ -538,7 +521,7 @@ async def test_a_key_that_was_replaced_opens_nothing_and_who_has_the_new_one_goe
         before = reloaded()
         place.server.reload()
         await until(lambda: reloaded() > before)
-        assert await again(lambda: user.ask(subjects.rpc("planner"), b"x", 1.0)) == b"xx"
+        assert await insist(lambda: user.ask(subjects.rpc("planner"), b"x", 1.0)) == b"xx"
         stranger = Settings(nats_url=place.server.url, nats_nkey=str(old), connect_timeout_s=0.5)
         with pytest.raises(BusUnavailableError, match="does not know the key"):
             await nats.connect(stranger, "test")

@@ -3,9 +3,11 @@
 import os
 
 import pytest
+from helpers.ports import free_port
+from helpers.worlds import PATIENT_PING_S
 from unicron_deploy import nats_server
 from unicron_deploy.keys import Keyring
-from unicron_deploy.nats_server import NatsServer, free_port
+from unicron_deploy.nats_server import NatsServer
 
 from unicron.bus import nats, topology
 from unicron.settings import Settings
@@ -24,7 +26,7 @@ def small(tmp_path, monkeypatch):
     )
     keys = Keyring(tmp_path / "keys")
     keys.ensure(["n1"])
-    server = NatsServer(tmp_path / "nats", free_port(), accounts=keys.accounts, ping_s=10.0)
+    server = NatsServer(tmp_path / "nats", free_port(), accounts=keys.accounts, ping_s=PATIENT_PING_S)
     server.start()
     yield server, keys
     server.stop()

@@ -9,7 +9,8 @@ import subprocess
 
 import nkeys
 import pytest
-from unicron_deploy.nats_server import NatsServer, free_port
+from helpers.ports import free_port
+from unicron_deploy.nats_server import NatsServer
 
 from unicron.bus import nats
 from unicron.errors import BusUnavailableError, InvalidInputError

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from helpers.ports import free_port
+from helpers.waiting import until
+from helpers.worlds import PATIENT_PING_S, PATIENT_TTL_S
 from unicron_cli import doctor
 from unicron_deploy.keys import Keyring
-from unicron_deploy.nats_server import NatsServer, Routes, free_port
+from unicron_deploy.nats_server import NatsServer, Routes
 
 from unicron.aio import insist
 from unicron.bus import nats, topology
@@ -29,13 +32,15 @@ class Servers:
         self.keys = Keyring(root / "keys")
         self.keys.route(f"127.0.0.1:{port}" for port in ports)
         self.all = {
-            name: NatsServer(root / name, free_port(), ping_s=10.0, name=name, routes=Routes(port, self.keys.routes))
+            name: NatsServer(
+                root / name, free_port(), ping_s=PATIENT_PING_S, name=name, routes=Routes(port, self.keys.routes)
+            )
             for name, port in zip(NAMES, ports, strict=True)
         }
 
     def settings(self, *names: str) -> Settings:
         """Return the settings of who knows these servers, or all."""
-        return Settings(nats_url=",".join(self.all[name].url for name in names or NAMES), lease_ttl_s=1.0)
+        return Settings(nats_url=",".join(self.all[name].url for name in names or NAMES), lease_ttl_s=PATIENT_TTL_S)
 
     async def leader(self, bus, stream=topology.STREAM):
         info = await insist(lambda: bus._call(bus._reading.stream_info(stream), "looking for the leader"), "looking")
@@ -50,7 +55,7 @@ async def servers(tmp_path_factory):
             await asyncio.to_thread(server.start)
         bus = await nats.connect(made.settings(), "provision")
         copies = topology.copies(made.settings().nats_servers)
-        await insist(lambda: topology.provision(bus.jetstream, copies, lease_ttl_s=1.0), "provisioning")
+        await insist(lambda: topology.provision(bus.jetstream, copies, lease_ttl_s=PATIENT_TTL_S), "provisioning")
         await bus.close()
         yield made
     finally:
@@ -77,15 +82,19 @@ async def say(bus, word, count):
     await insist(lambda: bus.append(KINDS[0], word.encode(), word), "saying")
 
 
-async def read_while(servers, word, job, count=250):
+async def longer(bus, than):
+    return await bus.tail() > than
+
+
+async def read_while(servers, word, job=None, count=250):
     """Have readers of one, of some and of all subjects, on all servers, follow what is said while `job` runs."""
     buses = [await nats.connect(servers.settings(*names), "reader") for names in [(name,) for name in NAMES] + [()]]
     filters = [[KINDS[0]], [KINDS[0], KINDS[1]], ["unicron.v1.evt.*.T.k", KINDS[0], KINDS[2]], KINDS]
     after = await buses[-1].tail()
     try:
         reading = [asyncio.create_task(collect(bus, each, after, word.encode())) for bus in buses for each in filters]
-        await asyncio.gather(say(buses[-1], word, count), job)
-        found = await asyncio.wait_for(asyncio.gather(*reading), 30)
+        await asyncio.gather(say(buses[-1], word, count), *([job(buses[-1], after)] if job else []))
+        found = await asyncio.gather(*reading)
     finally:
         for bus in buses:
             await bus.close()
@@ -99,12 +108,12 @@ async def read_while(servers, word, job, count=250):
 
 
 async def test_whichever_server_answers_a_reader_skips_and_repeats_nothing_and_keeps_the_order(servers):
-    await read_while(servers, "quiet", asyncio.sleep(0))
+    await read_while(servers, "quiet")
 
 
 async def test_who_does_not_know_the_secret_is_no_server_of_the_cluster(servers):
     port = servers.all["nats-1"]._routes.port
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as route, route.makefile("rb") as said:
+    with socket.create_connection(("127.0.0.1", port)) as route, route.makefile("rb") as said:
         assert said.readline().startswith(b"INFO")
         route.sendall(b'CONNECT {"name":"nats-4","cluster":"unicron","user":"route","pass":"guessed"}\r\nPING\r\n')
         assert b"Authorization Violation" in said.readline()
@@ -116,8 +125,8 @@ async def test_the_server_that_leads_is_lost_with_its_disk_and_comes_back_with_a
     watcher = await nats.connect(servers.settings(), "watcher")
     lost, _ = await servers.leader(watcher)
 
-    async def lose_and_bring_back():
-        await asyncio.sleep(0.3)
+    async def lose_and_bring_back(bus, before):
+        await until(lambda: longer(bus, before + 20))
         server = servers.all[lost]
         await asyncio.to_thread(server.kill)
         shutil.rmtree(server.directory)
@@ -126,13 +135,12 @@ async def test_the_server_that_leads_is_lost_with_its_disk_and_comes_back_with_a
 
     try:
         # readers that know only the lost server wait until it is back
-        await read_while(servers, "lost", lose_and_bring_back())
+        await read_while(servers, "lost", lose_and_bring_back)
 
         async def caught_up():
-            while not (await servers.leader(watcher))[1].get(lost):
-                await asyncio.sleep(0.1)
+            return (await servers.leader(watcher))[1].get(lost)
 
-        await asyncio.wait_for(caught_up(), 30)
+        await until(caught_up)
         alone = await nats.connect(servers.settings(lost), "alone")
         assert await insist(alone.tail, "asking") == await watcher.tail()
         await alone.close()
@@ -170,7 +178,7 @@ async def test_a_server_that_hangs_with_unread_messages_is_left_for_another(serv
         while not (await reader.readline()).startswith(b"PING"):
             pass
         writer.write(b"PONG\r\n")
-        await asyncio.sleep(60)  # and reads no more
+        await asyncio.Event().wait()  # and reads no more
 
     hung = await asyncio.start_server(hang, "127.0.0.1", 0)
     port = hung.sockets[0].getsockname()[1]
@@ -181,7 +189,7 @@ async def test_a_server_that_hangs_with_unread_messages_is_left_for_another(serv
     try:
         for _ in range(100):  # more than the kernel keeps on its way
             bus.client._transport.write(b"PUB x 200000\r\n" + b"x" * 200_000 + b"\r\n")
-        await asyncio.wait_for(anext(bus.reconnected()), 30)
+        await anext(bus.reconnected())
         assert await bus.tail() >= 0
     finally:
         await bus.close()
@@ -201,8 +209,12 @@ async def test_the_doctor_says_how_many_servers_are_left_and_what_that_means(ser
         assert state == "warning"
         assert f"2 of 3 servers answer, not {second.url}; start these servers again" in said
         await asyncio.to_thread(third.kill)
-        while (checks := found(await doctor._cluster(servers.settings())))["JetStream"][0] == "ok":
-            await asyncio.sleep(0.2)  # until the one that is left has noticed
+
+        async def noticed():  # by the one that is left
+            checks = found(await doctor._cluster(servers.settings()))
+            return checks["JetStream"][0] != "ok" and checks
+
+        checks = await until(noticed)
         assert set(checks) == {"NATS", "JetStream"}
         assert {state for state, _ in checks.values()} == {"missing"}
         assert "1 of 3 servers answer" in checks["NATS"][1]

@@ -4,13 +4,13 @@ import asyncio
 import math
 import os
 import struct
-import time
 from contextlib import asynccontextmanager
 
 import grpc
 import grpc.aio
 import msgspec
 import pytest
+from helpers.waiting import until
 from unicron_agent.memory import StateMemory
 from unicron_agent.state_server import FETCH, KEEP, LIMITS, StateServer, send_copy
 from unicron_agent.state_sources import Peer, SharedMemory
@@ -77,17 +77,11 @@ class Keeper:
                 for piece in pieces[1:]:
                     await call.write(piece)
                 if cut:
-                    await self.until(cut)
+                    await until(cut)
                     call.cancel()
                     return
                 await call.done_writing()
             await call
-
-    async def until(self, condition):
-        deadline = time.monotonic() + 30.0
-        while not condition():
-            assert time.monotonic() < deadline, f"it never comes; {self.files()}"
-            await asyncio.sleep(0.01)
 
     def files(self):
         return {path.name: path.read_bytes() for path in self.folder.iterdir()}
@@ -159,7 +153,7 @@ async def test_a_stream_that_is_cut_leaves_nothing_and_the_older_copy_stays(keep
     await keeper.send(older)
     before, keeper.told = keeper.files(), []
     await keeper.stream(first(ref()), CONTENT[:1_000_000], cut=lambda: keeper.told)
-    await keeper.until(lambda: keeper.files() == before)
+    await until(lambda: keeper.files() == before)
     assert keeper.told == [(NAME, None)]
     await keeper.send(keeper.save())  # and it can be sent again
     assert len(keeper.memory.saved()) == 2
@@ -239,12 +233,12 @@ async def test_two_do_not_write_the_same_copy_at_once(keeper):
     saved = keeper.save()
     refused = []
     writing = asyncio.ensure_future(keeper.stream(first(ref()), CONTENT[:1_000_000], cut=lambda: refused))
-    await keeper.until(lambda: keeper.told)
+    await until(lambda: keeper.told)
     with pytest.raises(StateTransferError, match="is being written already") as refusal:
         await keeper.send(saved)
     refused.append(refusal)
     await writing
-    await keeper.until(lambda: not keeper.files())
+    await until(lambda: not keeper.files())
     await keeper.send(saved)
 
 
@@ -329,21 +323,40 @@ async def test_answers_that_are_no_receipts_are_not_believed(keeper, answer):
 
 
 class Told(NodeTraffic):
-    """A node whose workers send from `busy_from` on, until `busy_until`, as they did before."""
+    """A node whose workers send while they are `busy`."""
 
-    busy_from = busy_until = 0.0
+    busy, looks = True, 0
 
     def forecast(self):
-        now = time.monotonic()
-        return Forecast(self.busy_from if now < self.busy_until else now + 0.2, 30.0)
+        self.looks += 1
+        return Forecast(0.0 if self.busy else math.inf, 30.0)
+
+
+class Short(Told):
+    """A node whose workers send whenever a copy has a piece on its way; spans have room for a part of it."""
+
+    busy = False
+
+    def forecast(self):
+        if self.line.on_its_way:
+            self.busy = True
+        return Forecast(0.0 if self.busy else asyncio.get_running_loop().time() + 1.0, 30.0)
+
+
+async def waits(sending, traffic, keeper):
+    """See a copy wait for who is busy, and arrive when they are no more."""
+    sending = asyncio.create_task(sending)
+    await until(lambda: traffic.looks > 5 or sending.done())
+    assert keeper.memory.saved() == []
+    traffic.busy = False
+    await sending
+    assert len(keeper.memory.saved()) == 1
 
 
 async def test_a_copy_waits_until_the_senders_workers_send_nothing(keeper):
     traffic = Told(keeper.own)
-    began = time.monotonic()
-    traffic.busy_until = began + 0.5
-    await send_copy(keeper.sender, keeper.save(), there(keeper.address), traffic, keeper.own_fabric, paced=True)
-    assert time.monotonic() - began >= 0.5
+    copy = send_copy(keeper.sender, keeper.save(), there(keeper.address), traffic, keeper.own_fabric, paced=True)
+    await waits(copy, traffic, keeper)
     assert traffic.line.on_its_way == 0
 
 
@@ -351,35 +364,33 @@ async def test_a_copy_that_is_not_paced_waits_for_nobody(keeper):
     keeper.traffic.forecast = lambda: Forecast(0.0, 30.0)
     traffic = NodeTraffic(keeper.own)
     traffic.forecast = keeper.traffic.forecast
-    await asyncio.wait_for(
-        send_copy(keeper.sender, keeper.save(), there(keeper.address), traffic, keeper.own_fabric, paced=False), 10.0
-    )
+    await send_copy(keeper.sender, keeper.save(), there(keeper.address), traffic, keeper.own_fabric, paced=False)
     assert len(keeper.memory.saved()) == 1
     assert traffic.line.on_its_way == 0
 
 
 async def test_a_copy_of_which_the_rest_must_wait_goes_on_in_the_next_span(keeper):
-    traffic = Told(keeper.own)
-    traffic.line.arrived(1_000_000, 0.05)
+    traffic = Short(keeper.own)
+    traffic.line.arrived(1_000_000, 1.0)
     traffic.line.arrived = lambda *_: None  # it stays that slow
-    began = time.monotonic()
-    traffic.busy_until, traffic.busy_from = began + 0.5, began + 0.05
-    await send_copy(keeper.sender, keeper.save(), there(keeper.address), traffic, keeper.own_fabric, paced=True)
-    assert time.monotonic() - began >= 0.5, "not all of it arrives in a twentieth of a second"
+    copy = send_copy(keeper.sender, keeper.save(), there(keeper.address), traffic, keeper.own_fabric, paced=True)
+    sending, spans = asyncio.create_task(copy), 1
+    while not sending.done():
+        await until(lambda: sending.done() or (traffic.busy and not traffic.line.on_its_way))
+        traffic.busy = False
+        spans += 1
+    await sending
+    assert spans > 5, "each second has room for a megabyte"
     assert len(keeper.memory.saved()) == 1
 
 
-async def test_a_keeper_whose_workers_send_has_the_copy_wait_as_well(tmp_path):
+async def test_a_keeper_whose_workers_send_has_the_copy_wait_but_not_for_ever(tmp_path):
     keeper = Keeper(tmp_path)
     keeper.traffic = Told(keeper.folder)
     async with keeper.served():
-        began = time.monotonic()
-        keeper.traffic.busy_until = began + 0.5
-        await keeper.send(keeper.save())
-        assert time.monotonic() - began >= 0.5
-        keeper.traffic.busy_until = time.monotonic() + 60.0
-        keeper.traffic.forecast = lambda: Forecast(0.0, 0.1)
-        await asyncio.wait_for(keeper.send(keeper.save(CONTENT[::-1], iteration=4)), 10.0)
+        await waits(keeper.send(keeper.save()), keeper.traffic, keeper)
+        keeper.traffic.forecast = lambda: Forecast(0.0, 0.001)
+        await keeper.send(keeper.save(CONTENT[::-1], iteration=4))
 
 
 async def test_a_copy_that_is_given_up_while_it_waits_leaves_nothing(keeper):
@@ -388,9 +399,9 @@ async def test_a_copy_that_is_given_up_while_it_waits_leaves_nothing(keeper):
     sending = asyncio.create_task(
         send_copy(keeper.sender, keeper.save(), there(keeper.address), traffic, keeper.own_fabric, paced=True)
     )
-    await keeper.until(keeper.files)
+    await until(keeper.files)
     sending.cancel()
-    await keeper.until(lambda: not keeper.files())
+    await until(lambda: not keeper.files())
     assert traffic.line.on_its_way == 0
     del keeper.traffic.forecast
     await keeper.send(keeper.save())

@@ -1,12 +1,14 @@
 """What a keyring's certificates are for: real servers and state servers that show them, and strangers at both."""
 
-import asyncio
 import contextlib
 import stat
 import subprocess
 import sys
 
 import pytest
+from helpers.ports import free_port
+from helpers.waiting import PATIENT_S, insist
+from helpers.worlds import PATIENT_PING_S
 from unicron_agent.fabric import CERTIFICATE, Fabric
 from unicron_agent.memory import StateMemory
 from unicron_agent.state_server import StateServer, send_copy
@@ -14,7 +16,7 @@ from unicron_agent.state_sources import Peer
 from unicron_agent.traffic import NodeTraffic
 from unicron_deploy import certificates
 from unicron_deploy.keys import Keyring
-from unicron_deploy.nats_server import NatsServer, Routes, config_text, free_port
+from unicron_deploy.nats_server import NatsServer, Routes, config_text
 from xxhash import xxh3_128
 
 from unicron.bus import nats, topology
@@ -53,7 +55,7 @@ def served(directory, keys, monkeypatch, count=1, tls=True):
             directory / name,
             free_port(),
             accounts=keys.accounts,
-            ping_s=10.0,
+            ping_s=PATIENT_PING_S,
             name=name,
             routes=Routes(port, keys.routes) if count > 1 else None,
         )
@@ -69,7 +71,7 @@ def served(directory, keys, monkeypatch, count=1, tls=True):
 
 
 def settings(server, path, **more):
-    return Settings(nats_url=server.url, nats_nkey=str(path), **{"connect_timeout_s": 20.0, **more})
+    return Settings(nats_url=server.url, nats_nkey=str(path), **{"connect_timeout_s": PATIENT_S, **more})
 
 
 async def test_a_key_brings_the_authority_along_and_who_does_not_know_it_connects_to_nobody(
@@ -107,20 +109,12 @@ async def test_a_server_that_speaks_in_plain_is_not_the_one_that_a_key_with_an_a
 async def test_servers_know_one_another_by_their_certificates(tmp_path, keys, monkeypatch):
     with served(tmp_path, keys, monkeypatch, count=3) as servers:
         urls = ",".join(server.url for server in servers)
-        known = Settings(nats_url=urls, nats_nkey=str(keys.path("registry")), connect_timeout_s=30.0)
+        known = Settings(nats_url=urls, nats_nkey=str(keys.path("registry")), connect_timeout_s=PATIENT_S)
         bus = await nats.connect(known, "registry")
-        await nats_ready(bus)
+        await insist(lambda: topology.provision(bus.jetstream, topology.COPIES))
         info = await bus.jetstream.stream_info(topology.STREAM)
         assert len(info.cluster.replicas) == 2
         await bus.close()
-
-
-async def nats_ready(bus):
-    async with asyncio.timeout(60):
-        while True:
-            with contextlib.suppress(BusUnavailableError):
-                return await topology.provision(bus.jetstream, topology.COPIES)
-            await asyncio.sleep(0.05)
 
 
 # --- state servers ---------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT
-from unicron_deploy.nats_server import free_port
+from helpers.ports import free_port
 from unicron_taskfile import load
 
 from unicron.bootstrap import connected_client

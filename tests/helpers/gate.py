@@ -62,6 +62,12 @@ class Gate:
         """Hold all at the beginning of the iteration that nobody has been in yet."""
         self.close(1 + max((at["iteration"] for at in (*self.passed, *self.waiting)), default=-1))
 
+    def close_after(self, count):
+        """Hold all, wherever they are, once so many have gone on."""
+        last = len(self.passed) + count
+        self._closed = lambda _: len(self.passed) >= last
+        self._tell()
+
     def open(self):
         """Let all go on."""
         self._closed = lambda _: False

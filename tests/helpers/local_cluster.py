@@ -76,6 +76,7 @@ class LocalCluster:
 
     Attributes:
         root: where the nodes keep their files.
+        services: by the name of their process.
     """
 
     def __init__(self, root, nodes, slots, kernel_logs):
@@ -83,7 +84,7 @@ class LocalCluster:
         self.world = MemoryWorld(SystemClock(), LEASE_TTL_S)
         self._names = [f"node-{number}" for number in range(1, nodes + 1)]
         self._leave = {name: asyncio.Event() for name in self._names}
-        self._services, self._nodes = [], {}
+        self.services, self._services, self._nodes = {}, [], {}
 
     async def start(self):
         """Start everything; return a client when all nodes are up."""
@@ -92,6 +93,7 @@ class LocalCluster:
         with _environment(DEFAULTS):
             for wiring, settings in SERVICES:
                 service = Service(wiring(settings.load([])), self.world.connect(), SystemClock(), LEASE_TTL_S)
+                self.services[settings.process] = service
                 self._services.append(asyncio.create_task(service.run()))
         for name in self._names:
             self.start_node(name)

@@ -161,6 +161,11 @@ class Stage:
         """Return the virtual seconds since the beginning."""
         return self.world.clock.elapsed()
 
+    async def wait(self, seconds):
+        """Let virtual time pass."""
+        await asyncio.sleep(seconds)
+        self.check()
+
     async def status(self):
         while True:
             with contextlib.suppress(BusUnavailableError):

@@ -1,7 +1,6 @@
 """A tiny core that counts, and the service around it as a process of its own."""
 
 import sys
-import time
 from typing import ClassVar
 
 import msgspec
@@ -55,8 +54,6 @@ class Tally(Core):
         match message:
             case WorkerExited(worker=worker, task=task, stderr=lines):
                 self.state.exits += 1
-                if worker == "slow":
-                    time.sleep(0.1)
                 if worker == "poison":
                     raise ValueError("this one can't be handled")
                 if worker == "misnamed":

@@ -9,15 +9,11 @@ from unicron_simulator.bus import MemoryWorld
 from unicron.aio import insist
 from unicron.bus import nats, topology
 from unicron.bus.protocol import Bus
-from unicron.clock import SystemClock
+from unicron.clock import Clock, SystemClock
 from unicron.settings import Settings
 
-LEASE_TTL_S = 1.0
-"""Short, so that a takeover is soon; who waits long for a turn on a core may lose its lease, and takes it again."""
-
-PATIENT_TTL_S = 30.0
-"""For tests in which nobody takes over from one that was killed: no lease is lost in them."""
-
+LEASE_TTL_S = PATIENT_TTL_S = 30.0
+"""Nobody loses a lease who merely waits for a turn on a core; a test that wants a takeover deletes the lease."""
 
 PATIENT_PING_S = 10.0
 """Tests share the machine with others: no client that merely waits for its turn is to be cut off."""
@@ -57,14 +53,15 @@ class NatsWorld:
 
 
 class LocalWorld:
-    """The bus in memory, in the machine's own time."""
+    """The bus in memory, in the machine's own time unless it is given another clock."""
 
-    def __init__(self) -> None:
-        self._world = MemoryWorld(SystemClock(), LEASE_TTL_S)
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock or SystemClock()
+        self.memory = MemoryWorld(self.clock, LEASE_TTL_S)
         self._open: list[Bus] = []
 
     async def connect(self, name: str = "test") -> Bus:
-        self._open.append(self._world.connect())
+        self._open.append(self.memory.connect())
         return self._open[-1]
 
     async def close(self) -> None:

@@ -126,7 +126,7 @@ async def test_a_worker_whose_parameters_changed_takes_those_of_the_others_when_
     assert (told.worker, told.node, told.undecided) == (flipped.worker, flipped.node, False)
     assert told.digests.count(told.digests[told.replica]) == 1
     assert (await stage.regrouped(worker=flipped.worker, above=told.epoch)).state_from, "in place"
-    assert not stage.worker(flipped.worker).flaw
+    await stage.until(lambda: not stage.worker(flipped.worker).flaw)
 
 
 @scene(nodes=2, transition=transition(TransitionSettings(idle_s=1.0)))
@@ -142,16 +142,20 @@ async def test_of_a_task_that_waits_for_long_nothing_is_left_in_memory(stage):
     assert begun.iteration == stage.of(StateKept)[-1].state.iteration
 
 
-@scene(nodes=2)
+@scene(nodes=2, transition=transition(TransitionSettings(idle_s=1e6)))
 async def test_all_nodes_told_to_leave_hand_over_to_storage_first(stage):
     await stage.running(stored(max_workers=2))
     since = stage.of(Regrouped)[-1].epoch
+    began = stage.now()
     await stage.leave("node-1", "node-2", notice_s=90.0)
+    assert stage.now() - began < 30, "they need not wait until they must go"
+    await stage.until(lambda: len(stage.of(NodeGone)) == 2)
     assert stage.of(StoreState)
-    left = [each for each in stage.journal if isinstance(each, CheckpointStored | NodeGone)]
-    assert [type(each) for each in left] == [CheckpointStored, NodeGone, NodeGone]
+    [written] = stage.of(CheckpointStored)
+    *_, last = [each for each in stage.journal if isinstance(each, CheckpointStored | NodeGone)]
+    assert isinstance(last, NodeGone), "who had the state has waited until it was stored"
     stage.boot("node-1", "node-2")
-    begun = await stage.regrouped(above=since, state_from=left[0].folder)
+    begun = await stage.regrouped(above=since, state_from=written.folder)
     assert begun.iteration == stage.of(StateKept)[-1].state.iteration
     assert not stage.of(FailureDetected)
 

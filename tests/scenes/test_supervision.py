@@ -1,13 +1,12 @@
 """What becomes of workers and nodes that fail, leave or come back, and what users are told of it."""
 
-import asyncio
 from collections import Counter
 
 from helpers.scenes import scene, task
 from unicron_simulator.training import Trainer
 
 from unicron.contracts.commands import StartWorker
-from unicron.contracts.events import FailureDetected, NodeGone, NodeJoined, Regrouped, TaskStateChanged
+from unicron.contracts.events import FailureDetected, NodeGone, NodeJoined, Regrouped, TaskStateChanged, WorkerStalled
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import NodeState, TaskState
 
@@ -27,6 +26,8 @@ async def test_a_stopped_worker_is_replaced(stage):
     stage.worker(victim.worker).pause()
     [failure] = await stage.until(lambda: stage.of(FailureDetected))
     assert (failure.severity, failure.status, failure.worker) == (Severity.SEV2, "task_hang", victim.worker)
+    [stalled] = stage.of(WorkerStalled)
+    assert stalled.limit_s < 2, "long before one that may be busy"
     whole = await stage.regrouped(world_size=3, above=first.epoch)
     between = [each for each in stage.of(Regrouped) if first.epoch < each.epoch < whole.epoch]
     assert between, "the survivors do not wait for the new worker"
@@ -84,7 +85,8 @@ async def test_a_node_that_was_given_up_though_it_lives_comes_back_by_itself(sta
     [failure] = await stage.until(lambda: stage.of(FailureDetected, node=second.node, task=""))
     assert (failure.severity, failure.status) == (Severity.SEV1, "lost_connection")
     smaller = await stage.regrouped(world_size=2)
-    link.heal()
+    link.cut = False  # as if its agent had been stopped: it sees no connection end
+    link._healed.set()
     await stage.regrouped(world_size=3, above=smaller.epoch)
     none_twice(stage)
     assert await all_up(stage)
@@ -126,7 +128,7 @@ async def test_a_script_that_raises_at_once_fails_and_nothing_loops(stage):
     view = await stage.until_state("t", TaskState.FAILED)
     assert "there is no such data set" in view.reason
     assert view.traceback == "there is no such data set"
-    await asyncio.sleep(60)
+    await stage.wait(60)
     assert len(stage.of(StartWorker)) <= 6
 
 

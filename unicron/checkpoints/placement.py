@@ -69,7 +69,7 @@ def place(
         wholes.append(loose.pop(0))
         wanted -= 1
     for _ in range(-wanted):
-        loose.insert(0, wholes.pop(_fitting(wholes, [*chain.from_iterable(parts), *new.nodes()], racks)))
+        loose.append(wholes.pop(_fitting(wholes, [*chain.from_iterable(parts), *new.nodes()], racks)))
     kept_on = len(wholes)
     for _ in range(wanted):
         parts.sort(key=len, reverse=True)

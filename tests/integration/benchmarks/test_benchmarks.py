@@ -8,7 +8,7 @@ import pytest
 from helpers import ROOT
 from helpers.browser import CHROMIUM
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive("benchmarks are run by hand, and nothing of the product depends on them")
 
 
 def run(*arguments):

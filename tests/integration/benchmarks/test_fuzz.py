@@ -11,7 +11,7 @@ from helpers import ROOT
 from benchmarks.fuzz_checks import MICROBATCHES, SCRIPT, parameters_differ
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("what a forged message leads to is shown by lies in storms and by the tests of rights")
 @pytest.mark.parametrize(("minutes", "more"), [("0.05", ["--insecure"]), ("0.25", [])], ids=["open", "keys"])
 def test_a_bus_is_attacked_for_some_seconds_and_all_goes_on(minutes, more):
     command = [sys.executable, "-m", "benchmarks.fuzz", "--minutes", minutes, "--seed", "3", "--json", *more]

@@ -1,14 +1,17 @@
-"""Fault scripts and storms on the real bus and registry; only the agent is a stand-in that notes what it is asked."""
+"""Fault scripts and storms with the registry, in virtual time; the agent is a stand-in that notes what it is asked."""
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import time
 from pathlib import Path
 
 import msgspec
 import pytest
-from helpers.worlds import PATIENT_TTL_S
-from unicron_chaos import storm, strikes
+from helpers.waiting import elapse, in_virtual_time, insist, until
+from helpers.worlds import LEASE_TTL_S
+from unicron_chaos import strikes
 from unicron_chaos.script import Rank, parse
 from unicron_chaos.storm import Storm, rage, troubles
 from unicron_chaos.strikes import run_script, strike
@@ -16,15 +19,13 @@ from unicron_registry.main import RegistrySettings, wiring
 
 from unicron import codec, subjects
 from unicron.client import Client
-from unicron.clock import SystemClock
 from unicron.contracts.events import IterationFinished, TaskStateChanged
 from unicron.contracts.queries import Reply
 from unicron.contracts.tasks import Member, TaskSpec, TaskState
-from unicron.errors import BusUnavailableError, InvalidInputError
+from unicron.errors import InvalidInputError
 from unicron.service import Service
 
 SPEC = TaskSpec(name="gpt", command=["train.py"], max_workers=2, iterations=50)
-LIMIT_S = 30.0
 
 
 def script(*faults):
@@ -49,9 +50,15 @@ class ScriptedTask:
         said = {"id": f"c{self._count}", "at": time.time(), "source": "transition"}
         change = TaskStateChanged(**said, task="gpt", state=state, epoch=0, members=members)
         await self.client.bus.append(subjects.of(change), codec.encode(change), change.id)
-        async with asyncio.timeout(LIMIT_S):
-            while (await self.client.status()).tasks[0].state != state:
-                await asyncio.sleep(0.01)
+        await self.shows(lambda view: view.state == state)
+
+    async def shows(self, holds):
+        """Wait until what the registry tells of the task holds."""
+
+        async def found():
+            return holds((await self.client.status()).tasks[0])
+
+        await until(found)
 
     async def finishes(self, iteration):
         done = IterationFinished(
@@ -74,30 +81,35 @@ class ScriptedTask:
         return codec.encode(Reply(text="done", error=self.refusal))
 
     async def has_been_asked(self, count):
-        async with asyncio.timeout(LIMIT_S):
-            while len(self.asked) < count:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(self.asked) >= count)
 
 
-@pytest.fixture
-async def scene(patient_world):
-    service = asyncio.ensure_future(
-        Service(wiring(RegistrySettings()), await patient_world.connect("registry"), SystemClock(), PATIENT_TTL_S).run()
-    )
-    scene = ScriptedTask(Client(await patient_world.connect("client")))
-    agent = await patient_world.connect("agent")
-    await agent.serve(subjects.orders("node-1"), "agent-node-1", scene.inject)
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            with contextlib.suppress(BusUnavailableError):
-                await scene.client.submit(SPEC)
-                break
-            await asyncio.sleep(0.05)
+@contextlib.asynccontextmanager
+async def staged(world):
+    registry = Service(wiring(RegistrySettings()), await world.connect(), world.clock, LEASE_TTL_S)
+    service = asyncio.create_task(registry.run())
+    scene = ScriptedTask(Client(await world.connect()))
+    await (await world.connect()).serve(subjects.orders("node-1"), "agent-node-1", scene.inject)
+    await insist(lambda: scene.client.submit(SPEC))
     yield scene
     service.cancel()
     await asyncio.wait({service})
 
 
+def on_stage(test):
+    """Give a test its `scene`, in virtual time."""
+
+    async def run(world, **fixtures):
+        async with staged(world) as scene:
+            await test(scene, **fixtures)
+
+    functools.update_wrapper(run, test)
+    scene, *fixtures = inspect.signature(test).parameters.values()
+    run.__signature__ = inspect.Signature([scene.replace(name="world"), *fixtures])
+    return in_virtual_time(run)
+
+
+@on_stage
 async def test_each_fault_strikes_when_its_iteration_is_computed(scene):
     restarted, seen = [], []
 
@@ -113,7 +125,7 @@ async def test_each_fault_strikes_when_its_iteration_is_computed(scene):
     await scene.changes(TaskState.RUNNING, "w0", "w1")
     run = asyncio.ensure_future(run_script(scene.client, faults, restart, seen.append))
     await scene.finishes(0)
-    await asyncio.sleep(0.5)
+    await elapse(strikes.TARGET_S / 2)
     assert scene.asked == []
     await scene.finishes(1)
     await scene.has_been_asked(1)
@@ -122,7 +134,7 @@ async def test_each_fault_strikes_when_its_iteration_is_computed(scene):
     assert scene.asked == [("raise", "w0"), ("kill-worker", "w1"), ("kill-node", "")]
     assert not run.done()
     await scene.finishes(8)
-    await asyncio.wait_for(run, LIMIT_S)
+    await run
     assert restarted == ["node-2"]
     assert [(made.fault, made.target, made.node, made.worker) for made in seen] == [
         ("raise", "gpt:0", "node-1", "w0"),
@@ -133,64 +145,69 @@ async def test_each_fault_strikes_when_its_iteration_is_computed(scene):
     assert [made.at for made in seen] == sorted(made.at for made in seen)
 
 
+@on_stage
 async def test_progress_that_telemetry_did_not_tell_comes_from_the_registry(scene):
     await scene.changes(TaskState.RUNNING, "w0")
     await scene.finishes(5)
-    async with asyncio.timeout(LIMIT_S):
-        while (await scene.client.status()).tasks[0].iteration != 5:
-            await asyncio.sleep(0.01)
+    await scene.shows(lambda view: view.iteration == 5)
     faults = script((6, "stop-worker", "{task: gpt, rank: 0}"))
-    await asyncio.wait_for(run_script(scene.client, faults, None, lambda _: None), LIMIT_S)
+    await run_script(scene.client, faults, None, lambda _: None)
     assert scene.asked == [("stop-worker", "w0")]
 
 
+@on_stage
 async def test_a_fault_waits_for_a_rank_that_is_just_being_replaced(scene):
     await scene.changes(TaskState.RECOVERING, "w0")
     await scene.finishes(5)
     faults = script((1, "kill-worker", "{task: gpt, rank: 1}"))
     run = asyncio.ensure_future(run_script(scene.client, faults, None, lambda _: None))
-    await asyncio.sleep(0.5)
+    await elapse(strikes.TARGET_S / 2)
     assert scene.asked == []
     await scene.changes(TaskState.RUNNING, "w0", "w2")
-    await asyncio.wait_for(run, LIMIT_S)
+    await run
     assert scene.asked == [("kill-worker", "w2")]
 
 
-async def test_a_target_that_never_comes_is_named(scene, monkeypatch):
-    monkeypatch.setattr(strikes, "TARGET_S", 0.3)
+@on_stage
+async def test_a_target_that_never_comes_is_named(scene):
     await scene.changes(TaskState.RUNNING, "w0")
     faults = script((0, "kill-worker", "{task: gpt, rank: 7}"))
     with pytest.raises(InvalidInputError, match="no rank 7 in task gpt"):
-        await asyncio.wait_for(run_script(scene.client, faults, None, lambda _: None), LIMIT_S)
+        await run_script(scene.client, faults, None, lambda _: None)
 
 
+@on_stage
 async def test_nobody_waits_for_a_target_whose_task_is_over(scene):
     await scene.changes(TaskState.RUNNING, "w0")
     await scene.finishes(5)
     await scene.changes(TaskState.FINISHED)
     faults = script((1, "kill-worker", "{task: gpt, rank: 1}"))
-    async with asyncio.timeout(strikes.TARGET_S / 4):
-        with pytest.raises(InvalidInputError, match="no rank 1 in task gpt, which is finished"):
-            await run_script(scene.client, faults, None, lambda _: None)
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(InvalidInputError, match="no rank 1 in task gpt, which is finished"):
+        await run_script(scene.client, faults, None, lambda _: None)
+    waited_s = asyncio.get_running_loop().time() - began  # in virtual time
+    assert waited_s < strikes.TARGET_S
 
 
-async def test_a_task_that_nobody_submits_is_named(scene, monkeypatch):
-    monkeypatch.setattr(strikes, "TARGET_S", 0.3)
+@on_stage
+async def test_a_task_that_nobody_submits_is_named(scene):
     faults = [msgspec.structs.replace(fault, task="none") for fault in script((0, "raise", "{task: gpt, rank: 0}"))]
     with pytest.raises(InvalidInputError, match="no task 'none' was submitted"):
-        await asyncio.wait_for(run_script(scene.client, faults, None, lambda _: None), LIMIT_S)
+        await run_script(scene.client, faults, None, lambda _: None)
 
 
 @pytest.mark.parametrize("end", [TaskState.FINISHED, TaskState.FAILED])
+@on_stage
 async def test_nobody_waits_for_an_iteration_that_can_not_come(scene, end):
     await scene.changes(TaskState.RUNNING, "w0")
     faults = script((70, "kill-worker", "{task: gpt, rank: 0}"))
     run = asyncio.ensure_future(run_script(scene.client, faults, None, lambda _: None))
     await scene.changes(end)
     with pytest.raises(InvalidInputError, match=f"gpt is {end} and did not reach iteration 70 for kill-worker gpt:0"):
-        await asyncio.wait_for(run, LIMIT_S)
+        await run
 
 
+@on_stage
 async def test_a_script_that_nobody_can_finish_does_not_begin(scene):
     await scene.changes(TaskState.RUNNING, "w0")
     faults = script((0, "kill-node", "{node: node-1}"), (0, "restart-node", "{node: node-1}"))
@@ -201,10 +218,11 @@ async def test_a_script_that_nobody_can_finish_does_not_begin(scene):
     assert scene.asked == []
 
 
+@on_stage
 async def test_a_storm_strikes_workers_only_and_says_what_could_not_be_done(scene):
     await scene.changes(TaskState.RUNNING, "w0", "w1")
     made = []
-    async with contextlib.aclosing(rage(scene.client, Storm(1, nodes=False), LIMIT_S, 0.05, None)) as raging:
+    async with contextlib.aclosing(rage(scene.client, Storm(1, nodes=False), 600.0, 1.5, None)) as raging:
         async for each in raging:
             made.append(each)
             if {each.worker for each in made} >= {"w0", "w1"}:
@@ -212,19 +230,20 @@ async def test_a_storm_strikes_workers_only_and_says_what_could_not_be_done(scen
     assert [(each.fault, each.worker) for each in made] == scene.asked
     assert {each.worker for each in made} == {"w0", "w1"}
     scene.refusal = "start it with UNICRON_CHAOS=true"
-    async with contextlib.aclosing(rage(scene.client, Storm(1, nodes=False), LIMIT_S, 0.05, None)) as raging:
+    async with contextlib.aclosing(rage(scene.client, Storm(1, nodes=False), 600.0, 1.5, None)) as raging:
         refused = [await anext(raging) for _ in range(5)]
     assert {str(each) for each in refused} == {scene.refusal}
 
 
-async def test_a_storm_is_over_when_its_nodes_are_back_and_tasks_run(scene, monkeypatch):
+@on_stage
+async def test_a_storm_is_over_when_its_nodes_are_back_and_tasks_run(scene):
     await scene.changes(TaskState.RUNNING, "w0")
     assert await troubles(scene.client, set()) == []
-    monkeypatch.setattr(storm, "WHOLE_S", 0.5)
     await scene.changes(TaskState.WAITING)
     assert await troubles(scene.client, set()) == ["gpt is waiting: "]
 
 
+@on_stage
 async def test_a_refusal_of_the_agent_is_told(scene):
     async def refuse(data):
         return codec.encode(Reply(error="start it with UNICRON_CHAOS=true"))

@@ -18,8 +18,8 @@ import urllib.request
 import pytest
 from helpers import ROOT
 from helpers.cli import CLEAN, KEYS, UNICRON, WAIT_S, call, data, reaching, unicron
+from helpers.ports import free_port
 from unicron_deploy.embedded import Cluster
-from unicron_deploy.nats_server import free_port
 
 from unicron.bootstrap import own_name
 from unicron.services import SERVICES
@@ -101,6 +101,7 @@ def await_task(url, workers, beyond):
     pytest.fail(f"not {workers} workers beyond iteration {beyond} within {WAIT_S:g} s; last seen: {view}")
 
 
+@pytest.mark.exhaustive("the refusals are shown where nothing has to start")
 def test_a_second_cluster_in_the_folder_or_on_the_port_is_refused(url, folder):
     assert "runs in" in unicron("up", "--dir", str(folder / "c"), code=1)
     port = url.rpartition(":")[2]
@@ -126,6 +127,7 @@ def test_a_command_finds_the_operators_key_in_the_clusters_folder(url, folder):
     assert (found.returncode, found.stderr) == (0, "")
 
 
+@pytest.mark.exhaustive("what each key may do is shown on a server alone")
 def test_credentials_are_listed_given_replaced_and_taken(url, folder):
     def credentials(*words, **options):
         return data("credentials", *words, "--dir", str(folder / "c"), **options)
@@ -214,6 +216,7 @@ def test_the_plan_has_an_answer_for_every_next_event(url, task):
     assert "worker_failed:tiny" in unicron("plan", "table", url=url)
 
 
+@pytest.mark.exhaustive("what the planner answers is shown without the command")
 def test_the_planner_tells_what_it_would_do_and_what_it_believes(url, task, folder):
     now = data("plan", "show", url=url)["plan"]
     found = data("plan", "what-if", "--lose", "node-2", url=url)
@@ -478,6 +481,7 @@ def test_a_fault_without_a_target_says_so(url, task, words, says):
     assert says in unicron("chaos", *words, url=url, code=1)
 
 
+@pytest.mark.exhaustive("scripts of faults are shown on the real bus with a stand-in of an agent")
 def test_a_script_takes_a_node_down_and_brings_it_back(url, task, folder):
     now = await_task(url, workers=2, beyond=0)["iteration"]
     (folder / "faults.yaml").write_text(f"""
@@ -583,6 +587,7 @@ def test_a_script_does_not_wait_for_what_can_not_come(url, task, folder):
     assert "unicron up" in unicron("chaos", "run", str(folder / "late.yaml"), "--dir", str(folder), url=url, code=1)
 
 
+@pytest.mark.exhaustive("storms are shown on the real bus with a stand-in of an agent")
 def test_a_storm_that_is_over_says_whether_the_cluster_is_whole(url, task, folder):
     found = data("chaos", "storm", "--minutes", "0", "--seed", "1", url=url)
     assert found == {"ok": True, "seed": 1, "strikes": [], "troubles": []}

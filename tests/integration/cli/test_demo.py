@@ -20,7 +20,7 @@ def running_in(folder):
     return {pid: line for pid, line in found.items() if str(folder) in line}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("what is started is stopped by the same code as that of unicron up, which is")
 @pytest.mark.parametrize("started", [2, 4], ids=["while it starts", "with the bus and three agents"])
 def test_a_demo_that_is_told_to_end_leaves_no_process(started, tmp_path):
     demo = subprocess.Popen(

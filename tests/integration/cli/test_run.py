@@ -31,7 +31,6 @@ def run(folder, *words):
     return call([*UNICRON, "run", *words], cwd=folder)
 
 
-@pytest.mark.slow
 def test_a_script_with_the_options_of_torchrun_is_healed(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     options = ["--standalone", "--nnodes", "1", "--nproc_per_node", "2", "--checkpoints", "own", "--silence", "90"]
@@ -66,7 +65,7 @@ print("ends", step, flush=True)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("healing in place is shown without the command, and the command by restarts")
 def test_in_place_only_the_rank_that_was_lost_begins_again(tmp_path):
     (tmp_path / "train.py").write_text(IN_PLACE)
     ended = run(tmp_path, "--in-place", "--nodes", "2", "--slots", "1", "-m", "train")
@@ -77,7 +76,7 @@ def test_in_place_only_the_rank_that_was_lost_begins_again(tmp_path):
     assert "train is back at 2 workers" in ended.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("what is said of a loop is shown without the command")
 def test_a_script_whose_loop_is_not_seen_in_place_is_told_so(tmp_path):
     hidden = IN_PLACE.replace("for step in range(9):", "def once(step):").replace(
         'print("ends", step', 'once(0)\nprint("e"'
@@ -88,7 +87,7 @@ def test_a_script_whose_loop_is_not_seen_in_place_is_told_so(tmp_path):
     assert "sees no training loop around this model" in " ".join(ended.stderr.split())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("how a program fails is shown without the command")
 def test_a_program_that_fails_for_good_ends_with_its_last_words(tmp_path):
     (tmp_path / "kept").mkdir()
     ended = run(tmp_path, "--max-restarts", "1", "--dir", "kept", "bash", "-c", "echo rank $RANK; exit 3")

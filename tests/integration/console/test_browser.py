@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 import pytest_asyncio
 from helpers.browser import CHROMIUM, Window, chromium
+from helpers.ports import free_port
 from helpers.training import running_cluster, task, write_script
 from unicron_deploy.embedded import Cluster
-from unicron_deploy.nats_server import free_port
 
 from unicron.contracts.events import FailureDetected, OrderTaken, TaskRecovered, WorkerExited, WorkerReady
 from unicron.contracts.tasks import TaskState

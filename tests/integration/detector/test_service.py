@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from helpers.waiting import PATIENT_S
 from helpers.worlds import LEASE_TTL_S
 from msgspec.structs import replace
 
@@ -31,8 +32,6 @@ from unicron.said import OF_SERVICES
 
 pytestmark = pytest.mark.slow
 
-WAIT_S = 30.0
-
 CLIENT = """
 import asyncio, sys
 import nats
@@ -40,7 +39,7 @@ import nats
 async def main():
     await nats.connect(sys.argv[1], name=sys.argv[2])
     print("connected", flush=True)
-    await asyncio.sleep(600)
+    await asyncio.Event().wait()
 
 asyncio.run(main())
 """
@@ -109,7 +108,7 @@ class Cluster:
         while True:
             for node in list(self.beating):
                 await self.say(NodeHeartbeat(node=node, incarnation=f"{proofs.boot(node)}.1"))
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.05)
 
     async def start_worker(self, worker, task, node, slot=0):
         spec = TaskSpec(name=task, command=["x"])
@@ -125,10 +124,9 @@ class Cluster:
     async def failures(self, last):
         """Return the failures in the journal up to the one of the worker or node `last`, which may be yet to come."""
         found = []
-        async with asyncio.timeout(WAIT_S):
-            entries = self.bus.follow(subjects.events(FailureDetected), 0)
-            while not found or last not in {found[-1].worker, found[-1].node if found[-1].severity == 1 else ""}:
-                found.append(codec.decode_message((await anext(entries)).data))
+        entries = self.bus.follow(subjects.events(FailureDetected), 0)
+        while not found or last not in {found[-1].worker, found[-1].node if found[-1].severity == 1 else ""}:
+            found.append(codec.decode_message((await anext(entries)).data))
         return found
 
 
@@ -178,19 +176,10 @@ async def test_a_broken_collective_makes_it_lost_at_once(nats_world, cluster, li
     assert "a collective of gpt with it broke" in lost.reason
 
 
-@pytest.mark.parametrize("limits", [{"heartbeat_timeout_s": 30.0, "grace_s": 4.0}])
-async def test_an_agent_that_is_back_in_time_is_not_lost(nats_world, cluster, limits):
-    async with client(nats_world.settings.nats_url, "agent.n1.n1") as agent:
-        agent.send_signal(signal.SIGKILL)
-        agent.wait()
-    await asyncio.sleep(1.5 * limits["grace_s"])  # and n1 goes on beating
-    await cluster.kill_worker("other-9")
-    assert [each.worker for each in await cluster.failures("other-9")] == ["other-0", "other-9"]
-
-
 async def test_what_happened_while_it_was_away_is_reported_once(nats_world, cluster, detector, limits):
     detector.kill()
     detector.wait()
+    await cluster.bus.bucket("lease").delete("detector")  # as if it had run out
     await cluster.kill_worker("other-1")
     again = start_detector(nats_world, **limits)
     try:
@@ -200,27 +189,6 @@ async def test_what_happened_while_it_was_away_is_reported_once(nats_world, clus
     finally:
         again.kill()
         again.communicate()
-
-
-@pytest.mark.parametrize("end", ["kill", "stop"])
-async def test_a_restart_of_the_server_costs_no_node(private_server, private_world, end):
-    grace_s, silent_s = 3.0, 4.0  # the test beats for the nodes, and may have to wait for its turn
-    process = start_detector(private_world, grace_s=grace_s, heartbeat_timeout_s=silent_s)
-    try:
-        await private_world.connect("agent.n1.n1")
-        await private_world.connect("agent.n2.n2")
-        async with two_nodes(private_world) as cluster:
-            await asyncio.to_thread(getattr(private_server, end))
-            await asyncio.sleep(silent_s + 1)  # longer than the grace, and than a node may be silent
-            await asyncio.to_thread(private_server.start)
-            await cluster.kill_worker("other-1")
-            await cluster.failures("other-1")
-            await asyncio.sleep(grace_s + 0.5)  # the grace of a node that would be under suspicion
-            await cluster.kill_worker("other-2")
-            assert [each.worker for each in await cluster.failures("other-2")] == ["other-0", "other-1", "other-2"]
-    finally:
-        process.kill()
-        process.communicate()
 
 
 async def test_it_watches_iteration_times_and_ends_cleanly(cluster, detector):
@@ -243,14 +211,13 @@ async def test_it_watches_iteration_times_and_ends_cleanly(cluster, detector):
             await asyncio.sleep(0.005)
 
     training = asyncio.create_task(train())
-    async with asyncio.timeout(WAIT_S):
-        slow = codec.decode_message((await anext(cluster.bus.follow(subjects.events(SlowdownDetected), 0))).data)
-        reply = codec.decode(await cluster.bus.ask(subjects.rpc("detector"), codec.encode(GetLoad()), WAIT_S), Reply)
+    slow = codec.decode_message((await anext(cluster.bus.follow(subjects.events(SlowdownDetected), 0))).data)
+    reply = codec.decode(await cluster.bus.ask(subjects.rpc("detector"), codec.encode(GetLoad()), PATIENT_S), Reply)
     training.cancel()
     assert (slow.task, slow.computing > 1.3) == ("gpt", True)
     assert reply.load.disbelieved > 10
     detector.send_signal(signal.SIGTERM)
-    _, log = await asyncio.to_thread(detector.communicate, None, WAIT_S)
+    _, log = await asyncio.to_thread(detector.communicate)
     assert detector.returncode == 0
     assert "Traceback" not in log
     assert "ERROR" not in log

@@ -5,6 +5,8 @@ import contextlib
 
 import msgspec
 import pytest
+from helpers.waiting import until
+from helpers.worlds import LocalWorld
 from unicron_detector import statistics
 from unicron_detector.statistics import KEY, Statistics
 from unicron_detector.window import Known, Windows
@@ -14,7 +16,10 @@ from unicron.clock import SystemClock
 from unicron.contracts.events import IterationFinished
 from unicron.contracts.slowdowns import Computed, ComputeTimed, SlowdownDetected, SlowdownEnded
 
-WAIT_S = 20.0
+
+@pytest.fixture
+async def bus():
+    return await LocalWorld().connect()
 
 
 class Active:
@@ -37,32 +42,31 @@ def timed(iteration, *seconds, task="gpt"):
 
 
 async def first(bus, kind):
-    async with asyncio.timeout(WAIT_S):
-        return codec.decode_message((await anext(bus.follow(subjects.events(kind), 0))).data)
+    return codec.decode_message((await anext(bus.follow(subjects.events(kind), 0))).data)
 
 
 async def written(bus, holds):
     """Return what is written down as soon as it holds, with its revision."""
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            found = await bus.bucket("state").get(KEY)
-            if found and holds(known := msgspec.msgpack.decode(found.value, type=Known)):
-                return known, found.revision
-            await asyncio.sleep(0.02)
+
+    async def found():
+        stored = await bus.bucket("state").get(KEY)
+        if stored and holds(known := msgspec.msgpack.decode(stored.value, type=Known)):
+            return known, stored.revision
+        return None
+
+    return await until(found)
 
 
 @contextlib.asynccontextmanager
 async def watching(bus, service):
     """Run statistics; what they are given goes to `service.overhear`."""
     job = asyncio.create_task(Statistics(bus, SystemClock(), service).run())
-    async with asyncio.timeout(WAIT_S):
-        while service.overhear is None:
-            await asyncio.sleep(0.01)
+    await until(lambda: service.overhear)
     try:
         yield service.overhear
     finally:
         job.cancel()
-        await asyncio.wait({job}, timeout=WAIT_S)
+        await asyncio.wait({job})
         assert job.cancelled()
 
 
@@ -150,9 +154,7 @@ async def test_an_error_in_the_app_is_survived(bus, monkeypatch):
     monkeypatch.setattr(Windows, "finished", poisoned)
     async with watching(bus, Active()) as tell:
         tell(finished(0, 1.0, task="poison"))
-        async with asyncio.timeout(WAIT_S):
-            while not broken:
-                await asyncio.sleep(0.02)
+        await until(lambda: broken)
         iteration, found = 0, asyncio.create_task(first(bus, SlowdownDetected))
         while not found.done():  # what waited in the app is lost while it starts again
             tell(finished(iteration, 1.0 if iteration < 100 else 2.0 if iteration < 200 else 4.0))
@@ -163,7 +165,8 @@ async def test_an_error_in_the_app_is_survived(bus, monkeypatch):
 
 async def test_it_leaves_nothing_behind(bus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(statistics, "SAVE_S", 0.05)
     async with watching(bus, Active()) as tell:
         tell(finished(0, 1.0))
-        await asyncio.sleep(0.3)
+        await written(bus, lambda known: "gpt" in known.tasks)
     assert list(tmp_path.iterdir()) == []

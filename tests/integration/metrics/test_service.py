@@ -6,9 +6,9 @@ import time
 import urllib.request
 
 import msgspec
+from helpers.ports import free_port
 from helpers.registry import SPEC, connected, eventually, registry
 from prometheus_client.parser import text_string_to_metric_families
-from unicron_deploy.nats_server import free_port
 
 from unicron import codec, subjects
 from unicron.contracts.events import NodeJoined

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
+from helpers.ports import free_port
 from helpers.receiver import Receiver
 from msgspec.structs import replace
 from typer.testing import CliRunner
 from unicron_cli.main import app
 from unicron_deploy.certificates import Authority
-from unicron_deploy.nats_server import free_port
 from unicron_deploy.processes import Started, wait_until_gone
-from unicron_notifier.channels import Command, Json, Mail, Secrets
-from unicron_notifier.senders import DeliveryError, deliver
+from unicron_notifier.channels import Command, Heartbeat, Json, Mail, Secrets
+from unicron_notifier.senders import DeliveryError, beat, deliver
 
 from unicron.contracts.notices import IncidentKind, Notice, Phase
 
@@ -79,6 +79,15 @@ async def test_what_is_not_taken_says_why_and_shows_no_secret(receiver, manner, 
     assert says in str(refused.value)
     assert "s3cret" not in str(refused.value)
     assert (refused.value.final, refused.value.after_s) == (final, after_s)
+
+
+async def test_a_heartbeat_is_a_call_without_words(receiver):
+    await beat(Heartbeat(url=receiver.url), Secrets(f"{receiver.url}/alive"))
+    [request] = receiver.got
+    assert (request.method, request.path, request.body) == ("GET", "/alive", None)
+    receiver.manners["/alive"] = 503
+    with pytest.raises(DeliveryError, match="503"):
+        await beat(Heartbeat(url=receiver.url), Secrets(f"{receiver.url}/alive"))
 
 
 async def test_a_redirect_is_not_followed(receiver):

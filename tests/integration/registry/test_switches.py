@@ -64,29 +64,6 @@ async def test_files_are_orders_and_are_removed_when_obeyed_also_over_a_kill(pri
             assert by_files == [f"user {os.getuid()}, by the file gpt.{each}" for each in ("pause", "resume", "stop")]
 
 
-async def test_what_can_t_be_obeyed_says_why_and_what_is_no_order_stays(patient_world, tmp_path, folder, monkeypatch):
-    outside = tmp_path / "outside"
-    outside.write_text("mine")
-    async with connected(patient_world) as client:
-        with watching(patient_world, folder, monkeypatch):
-            await eventually(client.status, lambda status: True)
-            await client.submit(SPEC)
-            (folder / "README").write_text("orders go here")
-            (folder / "gpt.pause").mkdir()
-            (folder / "gpt.resume").symlink_to(outside)
-            (folder / "gpt.rewind-3.refused").symlink_to(outside)  # would be written through
-            (folder / "gpt.rewind-3").touch()
-            (folder / "zz.stop").touch()
-            assert "no task 'zz'; the known ones are gpt" in await until_there(folder / "zz.stop.refused")
-            assert "no storage" in (folder / "gpt.rewind-3.refused").read_text()
-            await gone(folder, "zz.stop.taken")  # that is removed after the answer was written
-            await asyncio.sleep(2.5)  # one more look
-        assert outside.read_text() == "mine"
-        left = {each.name for each in folder.iterdir()}
-        assert left == {"README", "gpt.pause", "gpt.resume", "zz.stop.refused", "gpt.rewind-3.refused"}
-        assert not [fact for kind in ORDERED for fact in await facts(client, kind)]
-
-
 class Nobody:
     """A client of a cluster without a registry, or with one that counts what it is ordered."""
 

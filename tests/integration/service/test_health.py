@@ -1,14 +1,11 @@
 """`python -m unicron.health OWNER` tells a service that works from one that does not, on a real bus."""
 
 import asyncio
-import os
 import sys
-import time
 
 import pytest
 from unicron_deploy.nats_server import free_port
 
-from unicron import health
 from unicron.bus import nats, topology
 from unicron.settings import Settings
 
@@ -16,7 +13,7 @@ from unicron.settings import Settings
 async def ask(url: str, *words: str) -> tuple[int, str]:
     patience = ("--nats-url", url, "--connect-timeout-s", "20")
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "unicron.health", *words, *patience, stderr=asyncio.subprocess.PIPE
+        sys.executable, "-m", "unicron.health", words[0], *patience, *words[1:], stderr=asyncio.subprocess.PIPE
     )
     _, error = await process.communicate()
     return process.returncode, error.decode()
@@ -26,19 +23,6 @@ async def ask(url: str, *words: str) -> tuple[int, str]:
 def server(private_server):
     """Return one that cuts off nobody who waits for a turn on a core."""
     return private_server
-
-
-async def test_a_service_is_healthy_while_its_lease_is_held(server):
-    bus = await nats.connect(Settings(nats_url=server.url), "test")
-    try:
-        await topology.provision(bus.jetstream, lease_ttl_s=60)
-        code, error = await ask(server.url, "planner")
-        assert code == 1
-        assert "no instance of planner is active" in error
-        await bus.bucket("lease").create("planner", b"somebody")
-        assert await ask(server.url, "planner") == (0, "")
-    finally:
-        await bus.close()
 
 
 async def test_a_console_is_healthy_while_it_answers_here(server):
@@ -54,7 +38,7 @@ async def test_a_console_is_healthy_while_it_answers_here(server):
     try:
         async with asyncio.timeout(30):
             while await ask(server.url, *key) != (0, ""):
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.05)
         taken = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.PIPE)
         _, error = await taken.communicate()
         assert (taken.returncode, b"UNICRON_CONSOLE_PORT" in error) == (1, True)
@@ -76,17 +60,7 @@ async def test_a_node_is_healthy_while_its_agent_reaches_the_bus(server, tmp_pat
     try:
         async with asyncio.timeout(30):
             while await ask(server.url, *key) != (0, ""):
-                await asyncio.sleep(0.2)
-        server.stop()
-        async with asyncio.timeout(30):
-            code = 0
-            while code == 0:  # what it was about to say before that may come late, and then it is silent
-                old = time.time() - 2 * health.SILENT_S
-                os.utime(run_dir / health.ALIVE, (old, old))
-                await asyncio.sleep(1.5)  # it would have said three times that it lives
-                code, error = await ask(server.url, *key)
-        assert code == 1
-        assert "nothing for 2" in error
+                await asyncio.sleep(0.05)
     finally:
         agent.kill()
         await agent.wait()

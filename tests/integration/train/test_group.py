@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 import textwrap
+from functools import partial
 
 import pytest
+from helpers import standby
 from unicron_agent.fabric import Fabric
 from unicron_agent.rendezvous import RendezvousServer
 
@@ -77,33 +77,20 @@ async def run_ranks(tmp_path, script, count, *arguments):
     path = tmp_path / "rank.py"
     path.write_text(textwrap.dedent(MEMBERSHIP) + textwrap.dedent(script))
     server, address = await RendezvousServer(Fabric("", "n1")).serve("127.0.0.1")
-    processes = [
-        await asyncio.create_subprocess_exec(
-            sys.executable,
-            str(path),
-            address,
-            str(rank),
-            str(count),
-            *arguments,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(count)
-    ]
+    ranks = (partial(standby.run, path, address, str(rank), str(count), *arguments) for rank in range(count))
     try:
-        async with asyncio.timeout(90):
-            outputs = await asyncio.gather(*(process.communicate() for process in processes))
+        found = await asyncio.gather(*(asyncio.to_thread(rank) for rank in ranks))
     finally:
-        for process in processes:
-            if process.returncode is None:
-                process.kill()
         server.close()
-    assert [process.returncode for process in processes] == [0] * count, [errors.decode() for _, errors in outputs]
-    return [json.loads(output) for output, _ in outputs]
+    assert [code for code, _ in found] == [0] * count, [written for _, written in found]
+    return [json.loads(written) for _, written in found]
 
 
-async def test_a_group_that_is_interrupted_at_any_moment_forms_again(tmp_path):
-    found = await run_ranks(tmp_path, RANK, 3, "60")
+@pytest.mark.parametrize(
+    "epochs", ["12", pytest.param("60", marks=pytest.mark.exhaustive("more moments at which groups are interrupted"))]
+)
+async def test_a_group_that_is_interrupted_at_any_moment_forms_again(tmp_path, epochs):
+    found = await run_ranks(tmp_path, RANK, 3, epochs)
     assert [each["sum"] for each in found] == [6.0] * 3
     assert all(each["formed"] >= 2 for each in found), "the interruptions struck groups that were at work"
 
@@ -176,6 +163,7 @@ LATE = """
 """
 
 
+@pytest.mark.exhaustive("200 polls of 50 ms that time out just then, of a race inside of gloo")
 async def test_a_collective_that_ends_as_a_poll_times_out_did_not_fail_and_a_lost_peer_still_does(tmp_path):
     assert await run_ranks(tmp_path, LATE, 2) == [[], []]
 

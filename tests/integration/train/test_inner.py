@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from helpers import standby
 from unicron_agent.fabric import Fabric
 from unicron_agent.rendezvous import RendezvousServer
 
@@ -103,17 +102,10 @@ async def test_they_are_formed_anew_in_the_same_objects(tmp_path):
     path = tmp_path / "rank.py"
     path.write_text(textwrap.dedent(RANK))
     server, address = await RendezvousServer(Fabric("", "n1")).serve("127.0.0.1")
-    ranks = [
-        await asyncio.create_subprocess_exec(sys.executable, path, address, str(place), stdout=subprocess.PIPE)
-        for place in range(4)
-    ]
+    ranks = (asyncio.to_thread(standby.run, path, address, str(place)) for place in range(4))
     try:
-        async with asyncio.timeout(60):
-            told = [json.loads((await rank.communicate())[0]) for rank in ranks]
+        told = [json.loads(written) for _, written in await asyncio.gather(*ranks)]
     finally:
-        for rank in ranks:
-            if rank.returncode is None:
-                rank.kill()
         server.close()
     for place, found in enumerate(told):
         pair, across = place // 2 * 2, place % 2

@@ -1,13 +1,17 @@
-"""Real workers on a real cluster: what users run, what breaks, and what they are told."""
+"""Real workers: what users run, what breaks, and what they are told."""
 
 import asyncio
 import itertools
 
 import pytest
 import pytest_asyncio
-from helpers.training import TRAIN, difference, plain_run, running_cluster, task, write_script
+from helpers.gate import gate
+from helpers.local_cluster import local_cluster
+from helpers.scripts import Run, ends
+from helpers.training import ITERATIONS, TRAIN, difference, plain_run, running_cluster, task, write_script
 
-from unicron.contracts.events import FailureDetected, NodeJoined, Regrouped, TaskStateChanged, WorkerExited
+from unicron.contracts.commands import StartWorker
+from unicron.contracts.events import FailureDetected, NodeJoined, Regrouped, WorkerExited
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import TaskState
 
@@ -16,94 +20,87 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scene(tmp_path_factory):
-    async with running_cluster(tmp_path_factory.mktemp("cluster")) as scene:
+    async with local_cluster(tmp_path_factory.mktemp("cluster")) as scene:
         yield scene
 
 
 names = (f"t{number}" for number in itertools.count())
 
 
-async def healed_run(scene, tmp_path, script, accumulate="float64", iterations=16, fault=True):
-    """Train on three workers, kill one in the middle, and return what rank 0 saved."""
-    name, out = next(names), tmp_path / "healed.pt"
-    hurry = tmp_path / "hurry"
-    hurry.unlink(missing_ok=True)
+async def trained(scene, script, faults=(), iterations=ITERATIONS, **environment):
+    """Train on three workers, strike one in each fifth iteration, and return what rank 0 saved."""
+    name, out = next(names), script.with_name("out.pt")
     out.unlink(missing_ok=True)
-    # slow until it is struck: it must not be through before
-    env = {"OUT": str(out), "ACCUMULATE": accumulate, "PACE": "0.2", "HURRY": str(hurry)}
-    await scene.client.submit(task(script, name, iterations=iterations, env=env))
-    if fault:
-        await scene.reached(name, 5)
-        victim = (await scene.view(name)).members[1]
-        await scene.client.inject(victim.node, "kill-worker", victim.worker)
-    hurry.touch()
-    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
-    assert view.state is TaskState.FINISHED, view
+    async with gate() as held:
+        run = Run(scene, name, 3, held)
+        if faults:
+            held.close(5)
+        await scene.client.submit(
+            task(script, name, iterations=iterations, env={"OUT": str(out)} | environment | held.env)
+        )
+        found = []
+        for number, (rank, fault) in enumerate(faults, 1):
+            await run.at(5 * number, 3)  # each has one of its two microbatches behind it
+            found.append(await run.strike(rank, fault))
+        held.open()
+        await ends(scene, name)
     await scene.until(lambda: scene.of(WorkerExited, task=name, finished=True))
     assert await scene.finished(name) == list(range(iterations)), "each iteration is finished exactly once"
+    assert run.failures == found
     return await scene.saved(out)
 
 
-async def test_a_killed_worker_makes_no_difference_to_the_parameters(scene, tmp_path):
-    script = write_script(tmp_path)
-    healed = await healed_run(scene, tmp_path, script)
-    plain = await asyncio.to_thread(plain_run, script, tmp_path / "plain.pt", ITERATIONS="16")
+async def test_neither_a_killed_worker_nor_a_stopped_one_makes_a_difference_to_the_parameters(scene, script, plain):
+    healed = await trained(scene, script, [(1, "kill-worker"), (2, "stop-worker")])
     assert difference(healed, plain) <= 1e-5
     assert healed["lr"] == plain["lr"], "a scheduler that is protected steps once an iteration too"
+    killed, stopped = scene.of(FailureDetected)
+    assert (killed.severity, killed.status) == (Severity.SEV2, "exited_abnormally")
+    assert (stopped.severity, stopped.status) == (Severity.SEV2, "task_hang")
 
 
 @pytest.mark.slow
-async def test_with_float32_the_difference_is_that_of_another_number_of_workers(scene, tmp_path):
-    script = write_script(tmp_path)
-    plain = await asyncio.to_thread(plain_run, script, tmp_path / "plain.pt", ITERATIONS="16", ACCUMULATE="float32")
-    undisturbed = await healed_run(scene, tmp_path, script, "float32", fault=False)
-    healed = await healed_run(scene, tmp_path, script, "float32")
+async def test_with_float32_the_difference_is_that_of_another_number_of_workers(scene, script):
+    plain = await asyncio.to_thread(
+        plain_run, script, script.parent / "float32.pt", ITERATIONS=str(ITERATIONS), ACCUMULATE="float32"
+    )
+    undisturbed = await trained(scene, script, ACCUMULATE="float32")
+    healed = await trained(scene, script, [(1, "kill-worker")], ACCUMULATE="float32")
     other_order = difference(undisturbed, plain)
     assert other_order > 0, "in float32 the order of summation shows: the comparison means something"
     assert difference(healed, plain) <= 2 * other_order  # a rounding or two more or less
 
 
 @pytest.mark.slow
-async def test_a_script_that_raises_at_once_fails_with_its_own_traceback_and_nothing_loops(scene, tmp_path):
-    script = write_script(tmp_path, 'raise ValueError("there is no such data set")\n')
-    name = next(names)
-    await scene.client.submit(task(script, name))
-    view = await scene.until_state(name, TaskState.FAILED)
-    assert "there is no such data set" in view.reason
+async def test_what_fails_at_once_is_told_and_nothing_loops(scene, tmp_path):
+    script, raises, absent = write_script(tmp_path, 'raise ValueError("no such data set")\n'), next(names), next(names)
+    await scene.client.submit(task(script, raises))
+    view = await scene.until_state(raises, TaskState.FAILED)
+    assert "no such data set" in view.reason
     assert "script.py" in view.traceback
-    assert "ValueError: there is no such data set" in view.traceback
-    await asyncio.sleep(1.0)
-    assert len([m for m in scene.journal if type(m).__name__ == "StartWorker" and m.task == name]) <= 6
-
-
-@pytest.mark.slow
-async def test_a_program_that_is_not_there_fails_the_task_and_says_so(scene, tmp_path):
-    name = next(names)
-    spec = task(tmp_path / "none.py", name)
-    await scene.client.submit(type(spec)(name=name, command=["no-such-program"], workdir=str(tmp_path)))
-    view = await scene.until_state(name, TaskState.FAILED)
+    assert "ValueError: no such data set" in view.traceback
+    spec = task(script, absent)
+    await scene.client.submit(type(spec)(name=absent, command=["no-such-program"], workdir=str(tmp_path)))
+    view = await scene.until_state(absent, TaskState.FAILED)
     assert "no-such-program" in view.reason + view.traceback
+    assert len(scene.of(StartWorker, task=raises)) <= 6
 
 
 @pytest.mark.slow
-async def test_an_agent_that_crashes_finds_its_workers_again(scene, tmp_path):
-    name = next(names)
-    await scene.client.submit(task(write_script(tmp_path), name, iterations=400, env={"PACE": "0.02"}))
-    await scene.reached(name, 5)
-    members = (await scene.view(name)).members
-    node = members[0].node
-    joined = len(scene.of(NodeJoined, node=node))
-    scene.cluster.kill(node)
-    await asyncio.to_thread(scene.cluster.start_process, node)
-    back = (await scene.until(lambda: scene.of(NodeJoined, node=node)[joined:]))[0]
-    assert [worker.worker for worker in back.workers] == [members[0].worker]
-    assert back.workers[0].ready
-    reached = scene.iterations[-1].iteration
-    await scene.reached(name, reached + 10)
-    done = [message.iteration for message in scene.iterations if message.task == name]
-    assert len(done) == len(set(done)), "no iteration is finished twice"
-    assert not [m for m in scene.of(TaskStateChanged, task=name) if m.state in {TaskState.FAILED, TaskState.WAITING}]
-    await scene.client.remove(name)
+async def test_an_agent_that_crashes_finds_its_workers_again(tmp_path):
+    async with running_cluster(tmp_path, nodes=1, slots=3) as scene, gate() as held:
+        held.close(5)
+        await scene.client.submit(task(write_script(tmp_path), env=held.env))
+        await held.held(3)
+        await asyncio.to_thread(scene.cluster.kill, "node-1")
+        await asyncio.to_thread(scene.cluster.start_process, "node-1")
+        [_, back] = await scene.until(lambda: scene.of(NodeJoined)[1:] and scene.of(NodeJoined))
+        assert {worker.worker for worker in back.workers} == {"t-1", "t-2", "t-3"}
+        assert all(worker.ready for worker in back.workers)
+        held.open()
+        await ends(scene, "t")
+        assert await scene.finished("t") == list(range(10)), "no iteration is finished twice"
+        assert {each.epoch for each in scene.of(Regrouped)} == {0}
 
 
 MISSES_THE_END = """
@@ -125,51 +122,51 @@ MISSES_THE_END = """
 
 
 @pytest.mark.slow
-async def test_a_rank_that_missed_the_end_of_an_iteration_takes_the_state_of_one_that_did_not(scene, tmp_path):
-    script = write_script(tmp_path, MISSES_THE_END + TRAIN)
+async def test_a_rank_that_missed_the_end_of_an_iteration_takes_the_state_of_one_that_did_not(scene, tmp_path, plain):
     name, out = next(names), tmp_path / "out.pt"
-    await scene.client.submit(task(script, name, iterations=12, env={"OUT": str(out), "PACE": "0.02"}))
-    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
-    assert view.state is TaskState.FINISHED, view
+    script = write_script(tmp_path, MISSES_THE_END + TRAIN)
+    await scene.client.submit(task(script, name, iterations=ITERATIONS, env={"OUT": str(out)}))
+    await ends(scene, name)
     [failure] = scene.of(FailureDetected, task=name)
     assert (failure.severity, failure.status) == (Severity.SEV3, "connection_reset")
     took = [message for message in scene.of(Regrouped, task=name, epoch=1) if message.state_from]
     assert [message.iteration for message in took] == [6], "the one rank that was behind took the state of iteration 6"
-    plain = await asyncio.to_thread(plain_run, script, tmp_path / "plain.pt", ITERATIONS="12")
     healed = await scene.saved(out)
     assert difference(healed, plain) <= 1e-5
     assert healed["lr"] == plain["lr"], "the scheduler of the rank that was behind did not step twice"
 
 
-DIES_BEHIND_THE_FIRST_BUCKET = """
-    import os, pathlib, signal, time
+WAITS_BEHIND_THE_FIRST_BUCKET = """
+    import os
+    import gate
     from unicron.train.gradients import Gradients
 
-    begin = Gradients._begin
+    begin, waited = Gradients._begin, []
 
-    def begin_or_die(self, group, bucket):
-        if (session.rank, session.iteration, bucket) == (2, 5, 1) and not os.path.exists(os.environ["DIED"]):
-            group.finish(self._overlap.begun[0])
-            time.sleep(0.3)  # now the others have it too
-            pathlib.Path(os.environ["DIED"]).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+    def begin_later(self, group, bucket):
+        if (session.iteration, bucket) == (5, 1) and not waited:
+            waited.append(group.finish(self._overlap.begun[0]))
+            gate.at(5, phase="summed", rank=session.rank)
         return begin(self, group, bucket)
 
-    if "UNICRON_WORKER" in os.environ:
-        Gradients._begin = begin_or_die
+    if os.environ.get("UNICRON_WORKER", "")[-2:] in {"-1", "-2", "-3"}:  # those that are there from the beginning
+        Gradients._begin = begin_later
 """
 
 
 @pytest.mark.slow
 async def test_a_bucket_that_was_summed_before_a_fault_is_not_begun_again_by_those_who_compute_more(scene, tmp_path):
-    script = write_script(tmp_path, DIES_BEHIND_THE_FIRST_BUCKET + TRAIN)
-    name, out, died = next(names), tmp_path / "out.pt", tmp_path / "died"
-    env = {"OUT": str(out), "DIED": str(died), "PACE": "0.02"}
-    # the lost rank had one of four microbatches: of those that are left one computes it, in whose backward pass
-    # buckets are begun, and one computes nothing
-    await scene.client.submit(task(script, name, iterations=12, microbatches=4, env=env))
-    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
-    assert view.state is TaskState.FINISHED, view
-    assert died.exists()
+    script = write_script(tmp_path, WAITS_BEHIND_THE_FIRST_BUCKET + TRAIN)
+    name, out = next(names), tmp_path / "out.pt"
+    async with gate() as held:
+        held.close(5, phase="summed", rank=2)
+        # the lost rank had one of four microbatches: of those that are left one computes it, in whose backward pass
+        # buckets are begun, and one computes nothing
+        await scene.client.submit(task(script, name, iterations=12, microbatches=4, env={"OUT": str(out), **held.env}))
+        await held.held()
+        await scene.until(lambda: {at["rank"] for at in held.passed if at["phase"] == "summed"} == {0, 1})
+        await Run(scene, name, 3, held).strike(2)
+        held.open()
+        await ends(scene, name)
     plain = await asyncio.to_thread(plain_run, script, tmp_path / "plain.pt", ITERATIONS="12", UNICRON_MICROBATCHES="4")
     assert difference(await scene.saved(out), plain) <= 1e-5

@@ -57,6 +57,7 @@ from unicron.contracts.events import (
     WorkerStalled,
 )
 from unicron.contracts.failures import Severity
+from unicron.contracts.slowdowns import ComputeTimed
 from unicron.contracts.states import Keeper, Saver, Shelf, StateLocation, StateRef
 from unicron.contracts.storage import StoreOrder
 from unicron.contracts.stragglers import RecordingSwitched
@@ -516,6 +517,17 @@ def test_only_rank_0_tells_of_iterations(scene):
     assert scene.say(iterated(0)) == [
         IterationFinished(**PLACE, epoch=2, iteration=7, world_size=3, seconds=0.5, loss=2.5)
     ]
+
+
+def test_how_long_workers_compute_is_told_once_all_of_their_membership_here_have_said_it(scene):
+    def computed(name, rank):
+        done = {"iteration": 7, "epoch": 2, "rank": rank, "world_size": 3, "seconds": 0.5, "loss": 2.5}
+        said = scene.say(wire.Iterated(**done, computed_s=0.1), name)
+        return [[each.worker for each in fact.workers] for fact in said if isinstance(fact, ComputeTimed)]
+
+    scene.run("gpt-2", slot=0)
+    assert computed("gpt-1", 1) == []
+    assert computed("gpt-2", 2) == [["gpt-1", "gpt-2"]]
 
 
 def test_what_a_worker_recorded_is_passed_on_of_every_rank(scene):

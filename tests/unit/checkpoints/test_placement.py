@@ -106,6 +106,12 @@ def test_nodes_that_stay_keep_their_keepers():
     assert moves(again.keepers(), place([*names(16)[:15], "new"], 2, before=again).keepers()) == []
 
 
+def test_where_two_groups_become_one_the_larger_keeps_its_keepers():
+    before = place(names(10), 4)
+    assert sizes(before) == [4, 6]
+    assert len(moves(before.keepers(), place(names(9), 4, before=before).keepers())) == 6
+
+
 def test_with_another_number_of_copies_all_are_placed_anew():
     assert place(names(12), 3, before=place(names(12), 2)) == place(names(12), 3)
 

@@ -10,6 +10,7 @@ import time
 
 import pytest
 from helpers.accounts import began, exited, failure, journal
+from helpers.ports import free_port
 from unicron_console.live import WAITING, Hub
 from unicron_console.main import ConsoleSettings, listen
 from unicron_console.orders import ORDERS
@@ -17,7 +18,7 @@ from unicron_console.projection import Projection
 from unicron_console.state import Node
 from unicron_console.tokens import Tokens
 from unicron_console.web import MOST_BODY, Web
-from unicron_deploy.nats_server import free_port, is_free
+from unicron_deploy.nats_server import is_free
 from unicron_simulator.bus import MemoryWorld
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect

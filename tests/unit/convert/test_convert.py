@@ -1,15 +1,14 @@
 """`unicron convert`: scripts that become ones with a Session, and those that are refused."""
 
 import json
-import os
 import re
 import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import unicron_convert
-from helpers import ROOT, plain_scripts
+from helpers import ROOT, plain_scripts, standby
 from typer.testing import CliRunner
 from unicron_cli.main import app
 
@@ -163,17 +162,27 @@ def converted(text, folder, ranks=1):
     return path
 
 
-def run(path, out, *before, **env):
-    done = subprocess.run(
-        [sys.executable, *before, path],
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=110,
-        env={**os.environ, "OUT": str(out), "OMP_NUM_THREADS": "1", **env},
-    )
-    assert done.returncode == 0, done.stderr
-    return torch.load(out, weights_only=True), done.stdout
+def run(path, out, **env):
+    """Run a script in one process; return what it saved and what it printed."""
+    written = ended_well(path, OUT=str(out), **env)
+    return torch.load(out, weights_only=True), written
+
+
+def ended_well(path, **env):
+    code, written = standby.run(path, **env)
+    assert code == 0, written
+    return written
+
+
+def run_ranks(path, out, ranks):
+    """Run a script as torchrun does; likewise."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    env = {"OUT": str(out), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), **meeting}
+    places = ({"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks))
+    with ThreadPoolExecutor(ranks) as pool:
+        written = list(pool.map(lambda place: ended_well(path, **env, **place), places))
+    return torch.load(out, weights_only=True), "".join(written)
 
 
 def difference(left, right):
@@ -278,6 +287,7 @@ def test_names_that_a_script_has_are_not_taken(names):
     compile(new, "new", "exec")
 
 
+@pytest.mark.real
 def test_the_script_of_the_page_becomes_the_one_beside_it(tmp_path):
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL | re.MULTILINE)
     before, after = (text.replace("SIZE = 200, 8", "SIZE = 9, 8") for text in blocks[:2])
@@ -294,15 +304,13 @@ def test_the_script_of_the_page_becomes_the_one_beside_it(tmp_path):
     assert told == told_too
 
 
-@pytest.mark.slow
+@pytest.mark.real
 @pytest.mark.parametrize("name", ["EPOCHS", "COUNTED", "ACCUMULATED"])
 def test_a_converted_script_trains_to_what_two_ranks_of_torchrun_trained_to(name, tmp_path):
     text = getattr(plain_scripts, name)
     plain = tmp_path / "plain.py"
-    # Threads of gloo's that outlive the interpreter now and then abort a process that is done (Python before 3.14).
-    plain.write_text(text + "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n")
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    theirs, told = run(plain, tmp_path / "a.pt", *torchrun)
+    plain.write_text(text)
+    theirs, told = run_ranks(plain, tmp_path / "a.pt", 2)
     mine, mine_told = run(converted(text, tmp_path, ranks=2), tmp_path / "b.pt")
     assert difference(mine, theirs) < 1e-6
     assert len(told.splitlines()) == len(mine_told.splitlines())

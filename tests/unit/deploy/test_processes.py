@@ -6,9 +6,10 @@ import sys
 import threading
 
 import pytest
+from helpers.ports import free_port
 from unicron_deploy import embedded
 from unicron_deploy.embedded import Cluster, several
-from unicron_deploy.nats_server import NatsServer, free_port
+from unicron_deploy.nats_server import NatsServer
 from unicron_deploy.processes import Started, wait_until_gone
 
 from unicron.errors import BusUnavailableError, InvalidInputError

@@ -102,6 +102,13 @@ def test_one_that_was_only_ordered_may_be_busy_and_one_that_is_gone_does_not_cou
     assert only(scene.silent(1)).reason.startswith("all 2 workers")
 
 
+def test_one_that_was_ordered_of_an_agent_before_this_one_is_not_waited_for():
+    scene = Silent()
+    scene.start("gpt-4", "a", slot=1)
+    scene.join("a", incarnation="b", workers=[("gpt-1", "gpt")])
+    assert only(scene.all_silent(COLLECTIVE, COLLECTIVE, COLLECTIVE)).status == HANG
+
+
 def test_those_that_wait_for_a_membership_hang_for_no_fault():
     assert Silent().all_silent(NOWHERE, NOWHERE, NOWHERE) == []
     assert brief(Silent(Healing.IN_PLACE).all_silent(NOWHERE, READS, NOWHERE)) == [(2, HANG, "gpt-2")]

@@ -216,6 +216,14 @@ def test_a_new_worker_is_held_against_those_with_its_place(run):
     assert worker.factor == pytest.approx(1.6)
 
 
+def test_a_worker_has_a_usual_time_once_it_was_timed_ten_times():
+    paces, timed = pace.Paces(), [Computed(worker="gpt-1", rank=0, place=0, seconds=0.1)]
+    for _ in range(pace.PAST):
+        before = paces.slow("gpt")
+        paces.observe(ComputeTimed(node="n1", task="gpt", epoch=0, iteration=0, workers=timed), frozen=False)
+    assert (before, paces.slow("gpt")) == ((0.0, []), (1.0, []))
+
+
 def test_where_all_compute_slowly_nobody_is_to_blame(run):
     run.go(1.0, 40, computing=[0.1, 0.1, 0.1, 0.1])
     [slow] = run.go(1.5, RECENT, computing=[0.15] * 4)

@@ -106,7 +106,7 @@ def pins() -> dict[str, str]:
     return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("an interpreter for each package, of what import-linter and the locks show")
 @pytest.mark.parametrize("room", ROOMS)
 def test_each_package_imports_with_its_own_extras_alone(room):
     allowed = closure(ROOMS[room])

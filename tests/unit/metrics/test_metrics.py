@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from helpers import ROOT
 from helpers.detector import DetectorHarness
+from helpers.ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 from unicron_agent.core import AgentCore
 from unicron_agent.measured import Measured
 from unicron_agent.stimuli import Adopted, Running, Sampled
 from unicron_agent.workers import StallLimits
-from unicron_deploy.nats_server import free_port
 from unicron_registry.core import RegistryCore
 
 from unicron.contracts.base import Message, Started, TimerFired

@@ -66,6 +66,14 @@ def test_the_first_iteration_of_a_membership_is_not_counted():
     assert planner.state.measured == {}
 
 
+def test_what_was_measured_counts_for_no_other_configuration_of_the_task():
+    planner = cluster(submitted("a", flops=1e9))
+    measure(planner, "a", 2, 1.0)
+    assert planner.state.measured.keys() == {"a"}
+    planner.handle(submitted("a", flops=2e9))
+    assert planner.state.measured == {}
+
+
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, -1.0, 0.0])
 def test_a_senseless_duration_has_no_effect(seconds):
     planner = cluster(*TWO)

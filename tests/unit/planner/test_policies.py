@@ -34,6 +34,8 @@ def test_weighted_follows_the_weights_and_sized_the_models():
 def test_what_rounding_leaves_over_goes_to_whoever_is_furthest_below_its_share():
     # each is due 21.3 of 128 and gets 16; the 32 left over are four further steps
     assert list(equally([job(name, EIGHTS) for name in "abcdef"], 128).values()) == [24, 24, 24, 24, 16, 16]
+    # due 4.9 and 1.1: a is further below, though it has more
+    assert weighted([job("a", EVERY, weight=4.9), job("b", EVERY, weight=1.1)], 6) == {"a": 5, "b": 1}
     # due 6.9, 2.3 and 2.8: c is furthest below with 0, then a
     tasks = [job("a", EVERY, weight=3), job("b", EVERY, weight=1), job("c", [4], weight=1.2)]
     assert weighted(tasks, 12) == {"a": 6, "b": 2, "c": 4}

@@ -8,7 +8,8 @@ from torch import nn
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import StateTransferError
-from unicron.train.gathering import Gathering, assembled, laid_out, loaded
+from unicron.train.gathering import Gathering, Needs, assembled, laid_out, loaded
+from unicron.train.shards import Box
 
 
 def leave(protected, path):
@@ -164,3 +165,20 @@ def test_what_is_loaded_has_nothing_of_the_file_that_it_came_from():
         each.data.zero_()
     assert same(told(taker), told(expected))
     assert taker["model"].count == 4
+
+
+def test_what_a_module_keeps_beside_its_parameters_stays_of_its_kind():
+    left, taker = Counting(1, 1), Counting(1, 1)
+    left.count, taker.count = ([1, (2, 3)], {"seen": 4}), None
+    gathering = Gathering({"model": taker})
+    gathering.add(laid_out(3, {"model": left}))
+    loaded(gathering.result(3), {"model": taker})
+    assert taker.count == ([1, (2, 3)], {"seen": 4})
+
+
+def test_of_an_optimizer_a_rank_needs_all_settings_and_what_is_of_its_own_parameters():
+    model = nn.Linear(3, 2)
+    needs, box = Needs({"model": model, "optimizer": torch.optim.AdamW(model.parameters())}), Box.of(model.weight.data)
+    assert needs.has(["optimizer", "state", "weight", "exp_avg"], box)
+    assert not needs.has(["optimizer", "state", "weight.of.another.stage", "exp_avg"], box)
+    assert needs.has(["optimizer", "param_groups", 0, "lr"], box)

@@ -43,6 +43,17 @@ class Full(Trainer):
         raise StateTransferError(f"no room on {self.host.name}")
 
 
+class Asking(Trainer):
+    """A worker that notes how much it has to do, and whether its backward pass may begin to reduce."""
+
+    asked = ()
+
+    async def _beside(self, what):
+        if what.startswith("compute"):
+            self.asked = (*self.asked, (len(self.core.todo), self.core.overlaps))
+        return await super()._beside(what)
+
+
 class Place:
     """Nodes and their agents, as far as workers see them; also who is told of updates."""
 
@@ -121,6 +132,11 @@ async def two_at_work(place, *kinds):
     await asyncio.sleep(1.0)
     place.regroup(0, "a", "b")
     await asyncio.sleep(2.0)
+
+
+def test_only_the_backward_pass_of_the_last_microbatch_may_begin_to_reduce():
+    place = play(lambda place: two_at_work(place, Asking, Asking))
+    assert set(place.workers["a"].asked) == {(2, False), (1, True)}
 
 
 def test_a_state_that_its_first_holder_can_t_lay_out_is_taken_from_the_next():

@@ -151,6 +151,16 @@ def test_a_new_task_starts_its_workers_and_groups_them_when_all_are_ready():
     assert [recovered.workers for recovered in of(TaskRecovered, out)] == [2]
 
 
+def test_a_node_that_a_plan_names_before_it_is_there_gets_its_worker_when_it_comes():
+    scene = TransitionHarness(a={})
+    core = scene.core  # one that nobody starts again meanwhile: it knows by heart which nodes concern whom
+    plan = Plan(number=1, trigger="test", workers=2, shares=[TaskShare(task="a", slots=[slot("n1:0"), slot("n9:0")])])
+    assert [
+        start.node for start in of(StartWorker, core.handle(scene.admitted("n3")) + core.handle(PlanDecided(plan=plan)))
+    ] == ["n1"]
+    assert [start.node for start in of(StartWorker, core.handle(scene.admitted("n9")))] == ["n9"]
+
+
 def test_severity_2_regroups_the_survivors_at_once_and_restarts_the_process_in_its_slot():
     scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0", "n3:0"])
     out = scene.feed(failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2", at=100.0))

@@ -383,6 +383,13 @@ def test_where_it_is_not_there_the_task_goes_on_and_the_user_is_told(stage):
     assert stage.answers(order, checkpoint(4)) == [], "it was answered"
 
 
+def test_an_answer_to_an_earlier_order_to_go_back_counts_for_nothing(stage):
+    [first] = of(FindCheckpoint, stage.tell(TaskRewound(task="a", iteration=4)))
+    [second] = of(FindCheckpoint, stage.tell(TaskRewound(task="a", iteration=2)))
+    assert (first.node, stage.answers(first, checkpoint(4))) == (second.node, [])
+    assert of(StopWorker, stage.answers(second, checkpoint(2)))
+
+
 def test_where_the_looking_node_is_lost_or_can_not_read_the_user_is_told(stage):
     [order] = of(FindCheckpoint, stage.tell(TaskRewound(task="a", iteration=4)))
     [alert] = of(Alert, stage.tell(CheckpointFailed(node=order.node, task="a", reason="no such bucket")))
