@@ -10,10 +10,11 @@ from collections import Counter
 
 import pytest
 import pytest_asyncio
+from helpers import training
 from helpers.cli import data, unicron
 from helpers.gate import gate
 from helpers.local_cluster import local_cluster
-from helpers.training import ITERATIONS, TRAIN, difference, running_cluster, task, write_script
+from helpers.training import ITERATIONS, difference, running_cluster, task, write_script
 from unicron_agent.network import memory_dir
 
 from unicron.contracts.commands import Regroup
@@ -35,6 +36,14 @@ from unicron.contracts.events import (
 from unicron.contracts.tasks import TaskState
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+TRAIN = training.TRAIN.replace(
+    "    gradients.BUCKET",
+    """
+    from unicron.train import duties
+    duties.CHEAP_S = 1.0  # that it takes long to save, as on a busy machine, is no reason to save rarely
+    gradients.BUCKET""",
+)
 
 UNRULY = TRAIN.replace("microbatches=6)", 'microbatches=6, finite="retry")').replace(
     "            session.backward((model(x) - x.sum(1, keepdim=True)).square().mean())",
@@ -89,6 +98,11 @@ HELD_AT = 6
 names = (f"t{number}" for number in itertools.count())
 
 
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory):
+    return write_script(tmp_path_factory.mktemp("script"), TRAIN)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scene(tmp_path_factory):
     async with local_cluster(tmp_path_factory.mktemp("cluster"), nodes=4) as scene:
@@ -98,8 +112,11 @@ async def scene(tmp_path_factory):
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mortal(tmp_path_factory):
     """A cluster whose nodes can be killed, and which commands reach."""
-    async with running_cluster(tmp_path_factory.mktemp("mortal")) as scene:
-        yield scene
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNICRON_ASLEEP_S", "60")  # who is held sleeps
+        patch.setenv("UNICRON_HANG_S", "60")
+        async with running_cluster(tmp_path_factory.mktemp("mortal")) as scene:
+            yield scene
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -166,8 +183,8 @@ async def test_the_only_worker_killed_while_it_writes_its_state_goes_on_from_the
     assert not scene.of(StateRejected, task=run.name), "what is not whole is offered to nobody"
 
 
-async def test_users_see_what_lies_in_which_memories(mortal, script, held, tmp_path):
-    run = Run(mortal, script, tmp_path, held, max_workers=1)
+async def test_users_see_what_lies_in_which_memories(mortal, eager, held, tmp_path):
+    run = Run(mortal, eager, tmp_path, held, max_workers=1)
     [only] = await run.until_held()
     [secured] = mortal.of(StateSecured, task=run.name)
     ask = ("checkpoints", "memory", run.name)
@@ -188,8 +205,8 @@ async def test_users_see_what_lies_in_which_memories(mortal, script, held, tmp_p
     )
 
 
-async def test_all_nodes_killed_at_once_and_brought_back_go_on_where_they_were(mortal, script, plain, held, tmp_path):
-    run = Run(mortal, script, tmp_path, held)
+async def test_all_nodes_killed_at_once_and_brought_back_go_on_where_they_were(mortal, eager, plain, held, tmp_path):
+    run = Run(mortal, eager, tmp_path, held)
     members = await run.until_held()
     for each in members:
         mortal.cluster.kill_node(each.node)
@@ -202,10 +219,10 @@ async def test_all_nodes_killed_at_once_and_brought_back_go_on_where_they_were(m
     await run.ends_as_undisturbed(plain, begun)
 
 
-async def test_where_every_memory_is_lost_it_goes_on_from_storage(mortal, script, plain, held, tmp_path):
+async def test_where_every_memory_is_lost_it_goes_on_from_storage(mortal, eager, plain, held, tmp_path):
     storage = tmp_path / "storage"
     storage.mkdir()
-    run = Run(mortal, script, tmp_path, held, checkpoints=str(storage), checkpoint_s=0.01)
+    run = Run(mortal, eager, tmp_path, held, checkpoints=str(storage), checkpoint_s=0.01)
     members = await run.until_held()
     stored = await mortal.until(lambda: [m for m in mortal.of(CheckpointStored, task=run.name) if m.iteration > 0])
     assert all(each.address.startswith(str(storage)) for each in stored)
@@ -220,9 +237,9 @@ async def test_where_every_memory_is_lost_it_goes_on_from_storage(mortal, script
     assert run.begun() == {found.stored.iteration}
 
 
-async def test_a_paused_task_whose_node_is_drained_and_switched_off_goes_on_where_it_was(script, plain, held, tmp_path):
+async def test_a_paused_task_whose_node_is_drained_and_switched_off_goes_on_where_it_was(eager, plain, held, tmp_path):
     async with local_cluster(tmp_path) as scene:
-        run = Run(scene, script, tmp_path, held, max_workers=1)
+        run = Run(scene, eager, tmp_path, held, max_workers=1)
         [only] = await run.until_held()
         await scene.client.pause(run.name)
         await scene.until(lambda: scene.of(Regroup, task=run.name, leaving=True))
@@ -241,8 +258,8 @@ async def test_a_paused_task_whose_node_is_drained_and_switched_off_goes_on_wher
         assert not scene.of(StatesFound, task=run.name), "nobody had to look for it"
 
 
-async def test_a_copy_with_a_byte_flipped_is_used_by_nobody(scene, script, plain, held, tmp_path):
-    run = Run(scene, script, tmp_path, held, max_workers=1)
+async def test_a_copy_with_a_byte_flipped_is_used_by_nobody(scene, eager, plain, held, tmp_path):
+    run = Run(scene, eager, tmp_path, held, max_workers=1)
     [only] = await run.until_held()
     [ready] = scene.of(WorkerReady, worker=only.worker)
     kill_and_flip(ready.pid, memory_of(scene, only.node).glob(f"{only.worker}.*.saved"))
@@ -265,8 +282,8 @@ OWN = """
 """
 
 
-async def test_a_script_finds_its_own_checkpoints_again_when_it_is_started_again(scene, script, held, tmp_path):
-    own = write_script(tmp_path, textwrap.dedent(OWN) + script.read_text())
+async def test_a_script_finds_its_own_checkpoints_again_when_it_is_started_again(scene, eager, held, tmp_path):
+    own = write_script(tmp_path, textwrap.dedent(OWN) + eager.read_text())
     run = Run(scene, own, tmp_path, held, max_workers=1, checkpoints=str(tmp_path))
     [only] = await run.until_held()
     await scene.client.inject(only.node, "kill-worker", only.worker)
@@ -282,8 +299,8 @@ async def test_a_script_finds_its_own_checkpoints_again_when_it_is_started_again
     assert f"{run.name}.own" not in await asyncio.to_thread(unicron, "checkpoints", "list", "--at", str(tmp_path))
 
 
-async def test_a_storage_that_refuses_is_told_of_and_training_goes_on(scene, script, plain, held, tmp_path):
-    run = Run(scene, script, tmp_path, held, checkpoints=str(tmp_path / "nothing"), checkpoint_s=0.01)
+async def test_a_storage_that_refuses_is_told_of_and_training_goes_on(scene, eager, plain, held, tmp_path):
+    run = Run(scene, eager, tmp_path, held, checkpoints=str(tmp_path / "nothing"), checkpoint_s=0.01)
     await run.until_held()
     [failed, *_] = await scene.until(lambda: scene.of(CheckpointFailed, task=run.name))
     assert "is no directory: make it, or mount" in failed.reason
