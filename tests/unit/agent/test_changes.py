@@ -26,7 +26,7 @@ def test_what_is_written_ends_the_wait_and_is_told_of_once(file):
         os.write(file, b"a line\n")
         waiting.wait(LONG_S)
     asked = []
-    waiting._poll = SimpleNamespace(poll=lambda ms: asked.append(ms))
+    waiting._poll = SimpleNamespace(poll=asked.append)
     waiting.wait(7.0)
     assert asked == [7000.0], "it is the kernel that waits"
     waiting.close()
