@@ -15,8 +15,7 @@ from helpers.waiting import insist, until
 from unicron import codec, subjects
 from unicron.clock import SystemClock
 from unicron.contracts import queries
-from unicron.contracts.events import Alert, FailureDetected, NodeHeartbeat
-from unicron.contracts.tasks import TaskSpec
+from unicron.contracts.events import Alert, FailureDetected
 from unicron.service import Service
 
 pytestmark = pytest.mark.real
@@ -68,16 +67,6 @@ async def test_outcomes_come_once_and_in_order_while_processes_and_server_are_ki
         process.wait()
 
 
-async def test_two_instances_that_both_believe_to_be_active_do_nothing_twice(nats_world):
-    bus = await nats_world.connect()
-    async with running(service(await nats_world.connect()), service(await nats_world.connect())):
-        for number in range(60):
-            await feed(bus, exited(), number)
-            if number % 10 == 5:
-                await let_go(bus)
-        await assert_once_and_in_order(bus, 60)
-
-
 async def test_an_outage_that_costs_the_lease_ends_with_the_service_at_work_again(private_world, private_server):
     bus = await private_world.connect()
     own = Service(tally.wiring(), await private_world.connect(), SystemClock(), 1.0)
@@ -100,25 +89,6 @@ async def test_the_core_is_told_that_the_connection_was_interrupted(private_worl
         private_server.start()
         [alert] = await first(bus, 1, subjects.events(Alert))
     assert alert.text == "BusReconnected"
-
-
-async def test_queries_are_answered_by_who_is_active_and_orders_and_telemetry_come_in(nats_world):
-    bus = await nats_world.connect()
-    spec = TaskSpec(name="gpt", command=["true"])
-    beat = NodeHeartbeat(node="n1", incarnation="i", source="n1")
-    async with running(service(await nats_world.connect()), service(await nats_world.connect())):
-        for _ in range(5):
-            assert (await ask(bus, queries.GetStatus())).text == "0 0"
-        assert (await ask(bus, queries.SubmitTask(spec=spec, by="Åda@laptop"))).text == "submitted"
-        taken, submitted = await first(bus, 2)
-        await bus.tell(subjects.of(beat), codec.encode(beat))
-        await bus.flush()
-        await until(lambda: counted(bus, "0 1"))
-    assert (taken.order, taken.by, submitted.spec) == ("SubmitTask", "Åda@laptop", spec)
-
-
-async def counted(bus, text):
-    return (await ask(bus, queries.GetStatus())).text == text
 
 
 async def test_a_cancelled_service_leaves_no_task_behind(world):

@@ -58,6 +58,16 @@ class Gate:
         self._closed = lambda at: _is_at(at, iteration, microbatch, only)
         self._tell()
 
+    def close_after(self, count):
+        """Hold all, wherever they are, once so many have gone on."""
+        last = len(self.passed) + count
+        self._closed = lambda _: len(self.passed) >= last
+        self._tell()
+
+    def close_next(self):
+        """Hold all at the beginning of the iteration that nobody has been in yet."""
+        self.close(1 + max((at["iteration"] for at in (*self.passed, *self.waiting)), default=-1))
+
     def open(self):
         """Let all go on."""
         self._closed = lambda _: False

@@ -6,7 +6,6 @@ are forked from a standby that all clusters of a pytest worker share.
 
 import asyncio
 import contextlib
-import os
 import secrets
 
 from unicron_agent.node import Node
@@ -26,7 +25,7 @@ from unicron_transition.main import TransitionSettings
 from unicron_transition.main import wiring as transition
 
 from helpers import standby
-from helpers.training import RunningCluster
+from helpers.training import HELD, RunningCluster, environment
 from unicron.client import Client
 from unicron.clock import SystemClock
 from unicron.contracts.tasks import NodeState
@@ -40,8 +39,7 @@ LEASE_TTL_S = 60.0
 DEFAULTS = {
     "UNICRON_HEARTBEAT_TIMEOUT_S": "60",
     "UNICRON_GRACE_S": "30",
-    "UNICRON_ASLEEP_S": "60",
-    "UNICRON_HANG_S": "60",
+    **HELD,
     "UNICRON_USE_MEASURED": "false",
 }
 """Where the environment has none: nobody is missed who only waits for a core, and workers share the cores there are."""
@@ -79,8 +77,8 @@ class LocalCluster:
         services: by the name of their process.
     """
 
-    def __init__(self, root, nodes, slots):
-        self.root, self._slots = root, slots
+    def __init__(self, root, nodes, slots, kernel_logs):
+        self.root, self._slots, self._kernel_logs = root, slots, kernel_logs
         self.world = MemoryWorld(SystemClock(), LEASE_TTL_S)
         self._names = [f"node-{number}" for number in range(1, nodes + 1)]
         self._leave = {name: asyncio.Event() for name in self._names}
@@ -89,7 +87,8 @@ class LocalCluster:
     async def start(self):
         """Start everything; return a client when all nodes are up."""
         warm_up()
-        with _environment(DEFAULTS):
+        self.root.mkdir(parents=True, exist_ok=True)
+        with environment(DEFAULTS):
             for wiring, settings in SERVICES:
                 service = Service(wiring(settings.load([])), self.world.connect(), SystemClock(), LEASE_TTL_S)
                 self.services[settings.process] = service
@@ -106,6 +105,9 @@ class LocalCluster:
 
     def _node(self, name):
         given = {"node": name, "slots": str(self._slots), "run-dir": str(self.root / "nodes" / name), "chaos": "true"}
+        if self._kernel_logs:
+            given["kernel-log"] = str(self.kernel_log(name))
+            self.kernel_log(name).touch()
         flags = [f"--{flag}={value}" for flag, value in {**given, "host": "127.0.0.1"}.items()]
         settings = AgentSettings.load(flags)
         proof = boot(secrets.token_hex())
@@ -113,10 +115,14 @@ class LocalCluster:
         bus, cut = self.world.connect(), _cut
         return Node(settings, bus, SystemClock(), find_slots(self._slots), proof, SharedStandby(), leaving, cut)
 
+    def kernel_log(self, name):
+        """Return the file that stands for the kernel's log of a node."""
+        return self.root / f"{name}.kernel.log"
+
     def start_node(self, name):
         """Start a node, or start it again when it has gone."""
         self._leave[name].clear()
-        with _environment(DEFAULTS):
+        with environment(DEFAULTS):
             self._nodes[name] = asyncio.create_task(self._node(name).run())
 
     def leave(self, name):
@@ -144,21 +150,10 @@ async def _all_up(client, count):
     return False
 
 
-@contextlib.contextmanager
-def _environment(defaults):
-    unset = {name: value for name, value in defaults.items() if name not in os.environ}
-    os.environ.update(unset)
-    try:
-        yield
-    finally:
-        for name in unset:
-            del os.environ[name]
-
-
 @contextlib.asynccontextmanager
-async def local_cluster(root, nodes=3, slots=1):
+async def local_cluster(root, nodes=3, slots=1, *, kernel_logs=False):
     """Have a cluster in this loop, and a client that has heard of all that happens there."""
-    cluster = LocalCluster(root / "cluster", nodes, slots)
+    cluster = LocalCluster(root / "cluster", nodes, slots, kernel_logs)
     try:
         client = await cluster.start()
         scene = RunningCluster(cluster, client)

@@ -332,10 +332,9 @@ async def disturbed(scene, text, point, ranks=2, beside=None, calm=None, **envir
     async with gate() as held:
         held.close(*point)
         await scene.client.submit(program(folder, name, text, ranks, beside, **environment, **held.env))
-        yield (run := Run(scene, name, ranks, held))
+        yield Run(scene, name, ranks, held)
         held.open()
         await ends(scene, name)
-    assert run.failures, "it was struck"
     same(folder, name, calms[kind])
 
 

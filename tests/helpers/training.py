@@ -21,7 +21,7 @@ from unicron.contracts.events import IterationFinished, WorkerReady
 from unicron.contracts.tasks import TaskSpec
 
 TRAIN = """
-    import os, sys, time
+    import os, sys
     import gate
     import torch
     from unicron.train import Session, gradients
@@ -38,7 +38,6 @@ TRAIN = """
         for microbatch in session.microbatches():
             x = torch.randn(16, 32)
             gate.at(iteration, microbatch, rank=session.rank)
-            time.sleep(float(os.environ.get("PACE", "0")))
             session.backward((model(x) - x.sum(1, keepdim=True)).square().mean())
         session.step()
         schedule.step()
@@ -49,6 +48,9 @@ TRAIN = """
     if session.rank == 0 and "OUT" in os.environ:
         torch.save({"model": model.state_dict(), "lr": schedule.get_last_lr()}, os.environ["OUT"])
 """
+
+HELD = {"UNICRON_ASLEEP_S": "60", "UNICRON_HANG_S": "60"}
+"""Settings with which a worker that is held at a gate for long does not count as one that hangs."""
 
 ITERATIONS = 24
 """Of the usual script, where nothing else is needed: enough to be struck in the middle."""
@@ -169,18 +171,31 @@ def kill_at_once(scene, members):
             os.kill(pid, number)
 
 
+@contextlib.contextmanager
+def environment(defaults):
+    """Have these in the environment meanwhile, where it has none."""
+    unset = {name: value for name, value in defaults.items() if name not in os.environ}
+    os.environ.update(unset)
+    try:
+        yield
+    finally:
+        for name in unset:
+            del os.environ[name]
+
+
 @contextlib.asynccontextmanager
 async def running_cluster(root, nodes=3, slots=1, kind=Cluster, ping_s=PATIENT_PING_S):
     """Have a cluster; one that pings often notices who is stopped, and cuts off a test that merely waits for a core."""
-    cluster = kind(root / "cluster", nodes=nodes, slots=slots, port=free_port(), ping_s=ping_s, spawn=nursery.spawn)
-    await asyncio.to_thread(cluster.start)
-    try:
-        await cluster.wait_until_ready(120.0)
-        KEYS[cluster.url] = cluster.settings().nats_nkey
-        async with (
-            connected_client(cluster.settings(), "test") as client,
-            RunningCluster(cluster, client).listening() as scene,
-        ):
-            yield scene
-    finally:
-        await asyncio.to_thread(cluster.stop)
+    with environment(HELD):
+        cluster = kind(root / "cluster", nodes=nodes, slots=slots, port=free_port(), ping_s=ping_s, spawn=nursery.spawn)
+        await asyncio.to_thread(cluster.start)
+        try:
+            await cluster.wait_until_ready(120.0)
+            KEYS[cluster.url] = cluster.settings().nats_nkey
+            async with (
+                connected_client(cluster.settings(), "test") as client,
+                RunningCluster(cluster, client).listening() as scene,
+            ):
+                yield scene
+        finally:
+            await asyncio.to_thread(cluster.stop)

@@ -2,7 +2,8 @@
 
 import pytest
 import pytest_asyncio
-from helpers.training import TRAIN, running_cluster, task, write_script
+from helpers.local_cluster import local_cluster
+from helpers.training import TRAIN, task, write_script
 
 from unicron.contracts.events import FailureDetected, WorkerExited
 from unicron.contracts.hardware import FaultLogged
@@ -24,13 +25,13 @@ SCRIPT = TRAIN.replace("\n        schedule.step()\n", f"\n        schedule.step(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scene(tmp_path_factory):
-    async with running_cluster(tmp_path_factory.mktemp("cluster")) as scene:
+    async with local_cluster(tmp_path_factory.mktemp("cluster")) as scene:
         yield scene
 
 
 @pytest.mark.parametrize("ends", ["exits", "raises"])
 async def test_what_a_worker_wrote_before_its_end_is_told_with_it(scene, tmp_path, ends):
-    env = {"ONCE": str(tmp_path / "once"), "PACE": "0.02", "ENDS": ends}
+    env = {"ONCE": str(tmp_path / "once"), "ENDS": ends}
     await scene.client.submit(task(write_script(tmp_path, SCRIPT), ends, iterations=400, env=env))
     [failure] = await scene.until(lambda: scene.of(FailureDetected, task=ends))
     [logged] = scene.of(FaultLogged, printed=True, task=ends)

@@ -1,69 +1,29 @@
 """Orders by files in a watched folder: obeyed once, refused with a reason, and nothing else there is touched."""
 
 import asyncio
-import contextlib
 import logging
 import os
-import signal
 
 import pytest
 from helpers.registry import SPEC, connected, eventually, facts, registry
-from helpers.shell import let_go
 from unicron_registry.switches import LEFT_S, MOST, Switches
 
 from unicron.bootstrap import own_name
-from unicron.contracts.events import OrderTaken, TaskPaused, TaskRemoved
+from unicron.contracts.events import OrderTaken, TaskRemoved
 from unicron.errors import BusUnavailableError
 
-ORDERED = (TaskPaused, TaskRemoved)
 
-
-@contextlib.contextmanager
-def watching(world, folder, monkeypatch):
-    monkeypatch.setenv("UNICRON_SWITCHES", str(folder))
-    with registry(world) as process:
-        yield process
-
-
-async def gone(folder, name):
-    await eventually(lambda: asyncio.to_thread((folder / name).exists), lambda there: not there)
-
-
-async def until_there(path):
-    await eventually(lambda: asyncio.to_thread(path.exists), bool)
-    return path.read_text()
-
-
-@pytest.fixture
-def folder(tmp_path):
-    made = tmp_path / "switches"
-    made.mkdir()
-    return made
-
-
-async def test_files_are_orders_and_are_removed_when_obeyed_also_over_a_kill(private_world, folder, monkeypatch):
+async def test_the_registry_watches_a_folder_and_says_who_ordered(private_world, tmp_path, monkeypatch):
+    monkeypatch.setenv("UNICRON_SWITCHES", str(tmp_path))
     async with connected(private_world) as client:
-        with watching(private_world, folder, monkeypatch) as process:
+        with registry(private_world), registry(private_world):
             await eventually(client.status, lambda status: True)
             await client.submit(SPEC)
-            (folder / "gpt.pause").touch()
-            await eventually(client.status, lambda status: status.tasks[0].paused)
-            await gone(folder, "gpt.pause.taken")
-            process.send_signal(signal.SIGKILL)
-            process.wait()  # it may be at a look just now
-            await let_go(client.bus, "registry")
-            (folder / "gpt.resume").touch()
-        assert (folder / "gpt.resume").exists()
-        with watching(private_world, folder, monkeypatch), watching(private_world, folder, monkeypatch):
-            await eventually(client.status, lambda status: not status.tasks[0].paused)
-            (folder / "gpt.stop").touch()
+            (tmp_path / "gpt.stop").touch()
             await eventually(lambda: facts(client, TaskRemoved), len)
-            await gone(folder, "gpt.stop.taken")
-            assert not any(folder.iterdir())
-            assert [each.paused for each in await facts(client, TaskPaused)] == [True, False], "once each"
             mine, *by_files = [each.by for each in await facts(client, OrderTaken)]
             assert mine == own_name()
-            assert by_files == [f"user {os.getuid()}, by the file gpt.{each}" for each in ("pause", "resume", "stop")]
+            assert by_files == [f"user {os.getuid()}, by the file gpt.stop"]
 
 
 class Nobody:

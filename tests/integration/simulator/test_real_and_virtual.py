@@ -6,8 +6,7 @@ import signal
 
 import msgspec
 import pytest
-from helpers.training import running_cluster, task, write_script
-from helpers.waiting import until
+from helpers.training import TRAIN, running_cluster, task, write_script
 from unicron_simulator import faults, storm
 from unicron_simulator.links import Weather
 
@@ -17,6 +16,7 @@ from unicron.contracts.tasks import TaskState
 pytestmark = pytest.mark.slow
 
 LONG = 1_000_000
+SLOWLY = TRAIN.replace("            session.backward(", "            time.sleep(0.05)\n            session.backward(")
 LAST = "task_removed:a"
 
 HISTORY = [
@@ -35,9 +35,9 @@ HISTORY = [
 
 def specs(script):
     tables = {"a": {1: 1e12, 2: 1.9e12, 3: 2.5e12}, "b": {1: 1.2e12, 2: 2.3e12}}
-    fields = {"iterations": LONG, "env": {"PACE": "0.05"}}
     return {
-        name: task(script, name, throughput=table, max_workers=len(table), **fields) for name, table in tables.items()
+        name: task(script, name, throughput=table, max_workers=len(table), iterations=LONG)
+        for name, table in tables.items()
     }
 
 
@@ -84,10 +84,10 @@ class Real:
         *_, (_, _, slots) = decided
         wanted = {task: sorted(given) for task, given in slots.items() if given}
 
-        async def so():
+        async def agreed():
             return await self.found() == wanted
 
-        await until(so)
+        await self.scene.until(agreed)
 
     async def found(self):
         views = (await self.scene.client.status()).tasks
@@ -112,7 +112,8 @@ class Real:
         cluster.processes["node-3"].signal(signal.SIGINT)
         await self.scene.until(lambda: self.scene.of(NodeGone, node="node-3"))
         await self.planned("node_left:node-3")
-        await until(lambda: not cluster.processes["node-3"].alive())
+        while cluster.processes["node-3"].alive():
+            await asyncio.sleep(0.05)
         await asyncio.to_thread(cluster.start_process, "node-3")
         await self.planned("node_joined:node-3")
         await self.kill_a_worker()
@@ -128,7 +129,7 @@ class Real:
 
 
 async def test_the_same_history_ends_in_the_same_plans(tmp_path):
-    tasks = specs(write_script(tmp_path))
+    tasks = specs(write_script(tmp_path, SLOWLY))
     virtual = await asyncio.to_thread(in_virtual_time, tasks)
     assert [trigger for trigger, _, _ in virtual] == HISTORY
     async with running_cluster(tmp_path) as scene:

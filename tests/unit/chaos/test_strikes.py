@@ -252,6 +252,8 @@ async def test_a_refusal_of_the_agent_is_told(scene):
     await scene.client.bus.serve(subjects.orders("node-2"), "agent-node-2", refuse)
     with pytest.raises(InvalidInputError, match="UNICRON_CHAOS"):
         await strike(scene.client, "kill-node", "node-2")
+    with pytest.raises(InvalidInputError, match="no fault 'flood'"):
+        await scene.client.inject("node-2", "flood")
     with pytest.raises(InvalidInputError, match="takes TASK:RANK"):
         await strike(scene.client, "raise", "node-1")
     with pytest.raises(InvalidInputError, match="takes NODE"):

@@ -29,6 +29,12 @@ def lost(node):
     return [(1, "lost_connection", node)]
 
 
+def cut_off(scene, node="n1"):
+    """End a machine: it beats no more, and its connection ends."""
+    scene.silence(node)
+    return scene.disconnect(node)
+
+
 def test_a_node_whose_connection_ends_is_lost_after_the_grace(scene):
     scene.silence("n1")
     suspected = NodeSuspected(node="n1", reason="Stale Connection", grace_s=1.0)
@@ -47,27 +53,25 @@ def test_a_node_whose_connection_ends_is_lost_after_the_grace(scene):
 def test_the_grace_is_a_setting():
     scene = DetectorHarness(limits=type(DetectorHarness().limits)(grace_s=0.2))
     scene.join("n1")
-    scene.silence("n1")
-    scene.disconnect("n1")
+    cut_off(scene)
     assert brief(scene.wait(0.3)) == lost("n1")
 
 
 def test_a_heartbeat_within_the_grace_clears_the_node(scene):
     scene.disconnect("n1")
+    assert scene.disconnect("n9") == [], "it never joined"
     assert scene.wait(5) == []
 
 
 def test_an_agent_that_comes_back_within_the_grace_clears_the_node(scene):
-    scene.silence("n1")
-    scene.disconnect("n1")
+    cut_off(scene)
     scene.wait(0.5)
     assert scene.join("n1", incarnation="b", workers=[("w1", "gpt")]) == []
     assert scene.wait(5) == []
 
 
 def test_the_same_incarnation_said_again_is_no_sign_of_life(scene):
-    scene.silence("n1")
-    scene.disconnect("n1")
+    cut_off(scene)
     scene.join("n1")
     scene.silence("n1")
     assert brief(scene.wait(1.2)) == lost("n1")
@@ -75,8 +79,7 @@ def test_the_same_incarnation_said_again_is_no_sign_of_life(scene):
 
 def test_workers_that_died_with_an_agent_that_came_back_are_missed(scene):
     scene.run(epoch=1, w1="n1", w3="n1", w2="n2")
-    scene.silence("n1")
-    scene.disconnect("n1")
+    cut_off(scene)
     out = scene.join("n1", incarnation="b", workers=[("w3", "gpt")])
     assert brief(out) == [(2, "exited_abnormally", "w1")]
     assert scene.exit("w1", exit_code=None) == []
@@ -114,22 +117,15 @@ def test_the_end_of_a_connection_that_the_admitted_agent_never_had_does_no_harm(
     assert scene.wait(2) == []
 
 
-def test_an_advisory_about_a_node_that_never_joined_does_no_harm(scene):
-    assert scene.disconnect("n9") == []
-    assert scene.wait(5) == []
-
-
 def test_a_second_advisory_does_not_prolong_the_grace(scene):
-    scene.silence("n1")
-    scene.disconnect("n1")
+    cut_off(scene)
     scene.wait(0.8)
     scene.disconnect("n1")
     assert brief(scene.wait(0.3)) == lost("n1")
 
 
 def test_an_old_grace_timer_says_nothing_about_a_new_suspicion(scene):
-    scene.silence("n1")
-    scene.disconnect("n1")
+    cut_off(scene)
     (old,) = [name for name in scene.timers if name.startswith("grace:n1")]
     scene.feed(NodeHeartbeat(node="n1", incarnation="a"))
     scene.disconnect("n1")
@@ -144,8 +140,15 @@ def test_a_silent_node_is_lost_without_any_advisory(scene):
     assert failure.reason == "no heartbeat for 3 s"
 
 
-def test_a_node_that_is_to_beat_rarely_may_be_silent_for_longer(scene):
-    scene.feed(NodeAdmitted(node="n1", incarnation="a", host="h", slots=[], heartbeat_s=2.0))
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param(NodeAdmitted(node="n1", incarnation="a", host="h", slots=[], heartbeat_s=2.0), id="as it joins"),
+        pytest.param(NodePaced(node="n1", incarnation="a", heartbeat_s=2.0), id="later"),
+    ],
+)
+def test_a_node_that_is_to_beat_rarely_may_be_silent_for_longer(scene, told):
+    scene.feed(told, NodePaced(node="n2", incarnation="of another start", heartbeat_s=2.0))
     scene.silence("n1")
     scene.silence("n2")
     assert brief(scene.wait(5.9)) == lost("n2")
@@ -154,42 +157,24 @@ def test_a_node_that_is_to_beat_rarely_may_be_silent_for_longer(scene):
     assert failure.reason == "no heartbeat for 6 s"
 
 
-def test_so_may_one_that_is_told_later_to_beat_more_rarely(scene):
-    scene.feed(NodePaced(node="n1", incarnation="a", heartbeat_s=2.0))
-    scene.feed(NodePaced(node="n2", incarnation="of another start", heartbeat_s=2.0))
-    scene.silence("n1")
-    scene.silence("n2")
-    assert brief(scene.wait(5.9)) == lost("n2")
-    assert brief(scene.wait(1.2)) == lost("n1")
-
-
-def test_silence_while_telemetry_was_dropped_means_nothing(scene):
-    scene.silence("n1")
-    scene.wait(2.9)
-    scene.feed(TelemetryDropped())
-    assert scene.wait(2.9) == []
-    assert brief(scene.wait(1.2)) == lost("n1")
-
-
-def test_silence_while_the_detector_was_away_means_nothing(scene):
+@pytest.mark.parametrize(
+    "deafened",
+    [
+        pytest.param(lambda scene: scene.feed(TelemetryDropped()), id="telemetry was dropped"),
+        pytest.param(lambda scene: scene.restart(), id="the detector was away"),
+        pytest.param(lambda scene: scene.feed(BusReconnected(down_s=2.0, at=scene.now)), id="the bus was away"),
+    ],
+)
+def test_silence_while_nobody_could_be_heard_means_nothing(scene, deafened):
     scene.silence("n1")
     scene.wait(2.9)
-    scene.restart()
-    assert scene.wait(2.9) == []
-    assert brief(scene.wait(1.2)) == lost("n1")
-
-
-def test_silence_while_the_bus_was_away_means_nothing(scene):
-    scene.silence("n1")
-    scene.wait(2.9)
-    scene.feed(BusReconnected(down_s=2.0, at=scene.now))
+    deafened(scene)
     assert scene.wait(2.9) == []
     assert brief(scene.wait(1.2)) == lost("n1")
 
 
 def test_the_grace_starts_anew_when_the_bus_is_back(scene):
-    scene.silence("n1")
-    scene.disconnect("n1")
+    cut_off(scene)
     scene.wait(0.9)
     scene.feed(BusReconnected(down_s=0.8, at=scene.now))
     assert scene.wait(0.9) == []
@@ -213,20 +198,17 @@ def test_clocks_of_other_machines_do_not_matter(scene):
 
 
 def test_a_lost_node_is_reported_once_until_it_joins_again(scene):
-    scene.silence("n1")
-    scene.disconnect("n1")
+    cut_off(scene)
     assert brief(scene.wait(10)) == lost("n1")
     assert scene.disconnect("n1") == []
     assert scene.wait(10) == []
     scene.join("n1", incarnation="b")
-    scene.silence("n1")
-    scene.disconnect("n1")
+    cut_off(scene)
     assert brief(scene.wait(10)) == lost("n1")
 
 
 def test_a_goodbye_is_no_failure(scene):
-    scene.silence("n1")
-    scene.disconnect("n1")
+    cut_off(scene)
     assert scene.feed(NodeLeft(node="n1", incarnation="a")) == []
     assert scene.wait(10) == []
 
@@ -239,36 +221,26 @@ def test_the_goodbye_of_an_earlier_incarnation_says_nothing(scene):
 
 
 def test_exits_on_a_lost_node_are_swallowed(scene):
-    scene.silence("n1")
-    scene.disconnect("n1")
+    cut_off(scene)
     scene.wait(2)
     assert scene.exit("w1", signal=9) == []
     scene.places["w9"] = {**scene.places["w1"], "worker": "w9"}
     assert scene.exit("w9", signal=9) == []
 
 
-def test_a_worker_that_outlives_the_loss_of_its_node_is_watched_again(scene):
-    scene.silence("n1")
-    scene.disconnect("n1")
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_worker_is_watched_again_after_the_loss_of_its_node_if_it_outlived_that(scene, alive):
+    cut_off(scene)
     scene.wait(2)
-    scene.join("n1", incarnation="b", workers=[("w1", "gpt")])
-    assert brief(scene.exit("w1", signal=9)) == [(2, "exited_abnormally", "w1")]
-
-
-def test_a_worker_that_died_with_its_node_is_not_reported_after_the_node_is_back(scene):
-    scene.silence("n1")
-    scene.disconnect("n1")
-    scene.wait(2)
-    scene.join("n1", incarnation="b")
-    assert scene.exit("w1", signal=9) == []
+    scene.join("n1", incarnation="b", workers=[("w1", "gpt")] if alive else [])
+    assert brief(scene.exit("w1", signal=9)) == ([(2, "exited_abnormally", "w1")] if alive else [])
 
 
 # --- corroboration: an agent's crash alone breaks no collective ------------------------------------------------------
 
 
 def test_a_broken_collective_condemns_a_suspect_at_once(scene):
-    scene.silence("n1")
-    scene.disconnect("n1")
+    cut_off(scene)
     assert brief(scene.collective("w2")) == lost("n1")
     assert scene.wait(10) == []
 
@@ -286,32 +258,23 @@ def test_an_agent_that_was_too_slow_for_the_server_keeps_its_grace(scene):
     assert brief(scene.wait(1)) == [(3, "connection_reset", "w2")]
 
 
-def test_the_suspect_itself_is_no_witness(scene):
-    scene.silence("n1")
-    scene.disconnect("n1")
+def test_the_suspect_itself_is_no_witness_and_one_after_it_is_heard(scene):
+    cut_off(scene)
     assert scene.collective("w1") == []
     assert scene.wait(0.9) == []
-
-
-def test_a_witness_after_the_suspect_itself_is_heard(scene):
-    scene.silence("n1")
-    scene.disconnect("n1")
-    scene.collective("w1")
     assert brief(scene.collective("w2")) == lost("n1")
 
 
 def test_a_collective_of_a_task_that_is_not_there_proves_nothing(scene):
     scene.run(task="other", o2="n2", o3="n3")
-    scene.silence("n1")
-    scene.disconnect("n1")
+    cut_off(scene)
     assert scene.collective("o2") == []
     assert brief(scene.wait(0.5)) == [(3, "connection_reset", "o2")]
 
 
 def test_two_suspects_wait_for_their_own_verdicts(scene):
     scene.run(epoch=1, w1="n1", w2="n2", w3="n3")
-    scene.silence("n1")
-    scene.disconnect("n1")
+    cut_off(scene)
     scene.disconnect("n3")  # this one comes back
     assert scene.collective("w2", epoch=1) == []
     assert brief(scene.wait(10)) == lost("n1")

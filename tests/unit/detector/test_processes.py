@@ -54,12 +54,9 @@ def test_the_reason_tells_how_it_ended(scene, how, reason):
     assert failure.reason == reason
 
 
-def test_an_expected_exit_is_nothing(scene):
-    assert scene.exit("w1", signal=15, expected=True) == []
-
-
-def test_the_exit_of_a_finished_worker_is_nothing(scene):
-    assert scene.exit("w1", exit_code=0, finished=True) == []
+@pytest.mark.parametrize("how", [{"signal": 15, "expected": True}, {"exit_code": 0, "finished": True}])
+def test_the_exit_of_a_worker_that_was_stopped_or_is_finished_is_nothing(scene, how):
+    assert scene.exit("w1", **how) == []
 
 
 def test_a_worker_that_said_it_was_finished_may_go(scene):
@@ -76,13 +73,9 @@ def test_a_worker_that_never_was_ready_is_missed_too(scene):
     assert brief(scene.exit("w7", exit_code=1)) == [(2, "exited_abnormally", "w7")]
 
 
-def test_an_exit_told_twice_is_one_failure(scene):
+def test_an_exit_told_twice_is_one_failure_though_a_late_ready_comes_between(scene):
     scene.exit("w1", signal=9)
     assert scene.exit("w1", signal=9) == []
-
-
-def test_a_late_ready_does_not_revive_a_dead_worker(scene):
-    scene.exit("w1", signal=9)
     scene.feed(WorkerReady(**scene.places["w1"], pid=1))
     assert scene.exit("w1", signal=9) == []
 
@@ -106,11 +99,6 @@ def test_an_exception_is_classified(scene):
     ]
 
 
-def test_the_exit_after_an_exception_is_swallowed(scene):
-    assert brief(scene.throw("w1")) == [(2, "other_software_error", "w1")]
-    assert scene.exit("w1", exit_code=1) == []
-
-
 def test_an_exception_after_its_exit_is_swallowed(scene):
     scene.exit("w1", exit_code=1)
     assert scene.throw("w1") == []
@@ -132,15 +120,17 @@ def test_a_hardware_exception_takes_the_node_out(scene):
     assert scene.wait(10) == []
 
 
-def test_hardware_that_fails_on_two_nodes_is_not_the_tasks_fault(scene):
+@pytest.mark.parametrize(
+    ("exception", "text", "severity", "status"),
+    [
+        ("RuntimeError", "CUDA error: uncorrectable ECC error encountered", 1, "ecc_error"),
+        ("RuntimeError", "CUDA error: unspecified launch failure", 2, "cuda_error"),
+        ("ConnectionResetError", "reset", 2, "connection_reset"),
+    ],
+)
+def test_hardware_and_network_errors_on_two_nodes_are_not_the_tasks_fault(scene, exception, text, severity, status):
     for worker in ("w1", "w2"):
-        out = scene.throw(worker, "RuntimeError", "CUDA error: uncorrectable ECC error encountered")
-        assert brief(out) == [(1, "ecc_error", worker)]
-
-
-def test_network_exceptions_on_two_nodes_are_not_the_tasks_fault(scene):
-    for worker in ("w1", "w2"):
-        assert brief(scene.throw(worker, "ConnectionResetError", "reset")) == [(2, "connection_reset", worker)]
+        assert brief(scene.throw(worker, exception, text)) == [(severity, status, worker)]
 
 
 # --- the user's own error --------------------------------------------------------------------------------------------
@@ -157,9 +147,12 @@ def test_the_same_exception_after_a_restart_breaks_the_task(scene):
     assert "w1b" in broken.reason
 
 
-def test_the_same_exception_in_another_worker_breaks_the_task(scene):
-    scene.throw("w1")
-    assert brief(scene.throw("w2")) == ["TaskBroken"]
+def test_the_same_exception_in_other_workers_breaks_the_task_once_however_many_raise():
+    scene = DetectorHarness()
+    scene.join("n1")
+    scene.run(**{f"v{n}": "n1" for n in range(8)})
+    out = [outcome for n in range(8) for outcome in scene.throw(f"v{n}")]
+    assert brief(out) == [(2, "other_software_error", "v0"), "TaskBroken"]
 
 
 @pytest.mark.parametrize("other", [{"text": "worse"}, {"exception": "KeyError"}, {"iteration": 4}])
@@ -168,16 +161,10 @@ def test_another_exception_does_not_break_the_task(scene, other):
     assert brief(scene.throw("w2", **other)) == [(2, "other_software_error", "w2")]
 
 
-def test_one_worker_alone_does_not_break_its_task(scene):
-    scene.throw("w1")
-    assert scene.throw("w1") == []
-
-
-def test_a_hardware_or_network_error_is_never_the_users(scene):
-    scene.throw("w1", "RuntimeError", "CUDA error: unspecified launch failure")
-    assert brief(scene.throw("w2", "RuntimeError", "CUDA error: unspecified launch failure")) == [
-        (2, "cuda_error", "w2")
-    ]
+def test_the_exit_after_an_exception_and_the_exception_told_again_are_swallowed(scene):
+    assert brief(scene.throw("w1")) == [(2, "other_software_error", "w1")]
+    assert scene.throw("w1") == [], "one worker alone does not break its task"
+    assert scene.exit("w1", exit_code=1) == []
 
 
 @pytest.mark.parametrize(
@@ -230,12 +217,6 @@ def test_nothing_more_is_said_of_a_broken_task(scene):
     assert scene.stall("w4", epoch=1) == []
     assert scene.give_up("restart", "w4") == []
     assert scene.wait(10) == []
-
-
-def test_a_task_is_broken_once_however_many_workers_raise(scene):
-    scene.run(epoch=1, **{f"v{n}": "n1" for n in range(8)})
-    out = [outcome for n in range(8) for outcome in scene.throw(f"v{n}")]
-    assert brief(out) == [(2, "other_software_error", "v0"), "TaskBroken"]
 
 
 def test_a_task_under_the_name_of_a_broken_one_starts_afresh(scene):
@@ -313,17 +294,10 @@ def test_the_collective_in_which_others_wait_for_it_is_named_with_a_hang(scene):
     assert failure.reason.endswith("does not answer; under way: w0: all_reduce #7 of dp")
 
 
-def test_a_worker_that_does_not_answer_hangs_in_any_phase(scene):
-    assert brief(scene.stall("w1", phase="reduce", responsive=False)) == [(2, "task_hang", "w1")]
-
-
-def test_a_worker_that_answers_but_does_not_compute_hangs(scene):
-    assert brief(scene.stall("w1", phase="compute")) == [(2, "task_hang", "w1")]
-
-
-def test_a_hang_is_reported_once(scene):
-    scene.stall("w1")
-    assert scene.stall("w1") == []
+@pytest.mark.parametrize("how", [{"phase": "reduce", "responsive": False}, {"phase": "compute"}])
+def test_who_does_not_answer_hangs_in_any_phase_and_who_answers_where_it_should_compute_and_once(scene, how):
+    assert brief(scene.stall("w1", **how)) == [(2, "task_hang", "w1")]
+    assert scene.stall("w1", **how) == []
     assert scene.exit("w1", signal=9) == []
 
 
@@ -354,14 +328,10 @@ def test_who_slept_long_ago_excuses_nobody(scene):
     assert brief(scene.stall("w1", asleep=True)) == [(2, "task_hang", "w1")]
 
 
-def test_a_hang_that_its_worker_has_left_behind_is_none(scene):
-    scene.run(epoch=1, w1="n1", w2="n2")
-    assert scene.stall("w1", epoch=0) == []
-
-
-def test_a_stopped_worker_that_does_not_follow_into_a_new_epoch_hangs(scene):
+def test_a_hang_that_its_worker_has_left_behind_is_none_but_one_that_keeps_it_from_following_is(scene):
     scene.run(epoch=1, w2="n2")
     assert brief(scene.stall("w1", epoch=0, responsive=False)) == [(2, "task_hang", "w1")]
+    assert scene.stall("w2", epoch=0) == []
 
 
 def test_who_waits_for_one_whose_script_is_busy_does_not_hang(scene):

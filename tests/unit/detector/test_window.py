@@ -62,12 +62,19 @@ def kinds(said):
     return [type(each) for each in said]
 
 
-def test_steady_iterations_are_not_slow(run):
-    assert run.go(1.0, 500) == []
-
-
-def test_iterations_within_the_band_are_not_slow(run):
-    assert run.go(1.08, 500) == []
+@pytest.mark.parametrize(
+    ("seconds", "times"),
+    [
+        pytest.param(1.0, 500, id="steady"),
+        pytest.param(1.08, 500, id="within the band"),
+        pytest.param(0.2, 200, id="faster"),
+        pytest.param(0.0, 200, id="of no time"),
+        pytest.param(30.0, 1, id="one with a failure in it"),
+    ],
+)
+def test_these_iterations_are_not_slow(run, seconds, times):
+    assert run.go(seconds, times) == []
+    assert run.go(min(seconds, 1.0) or 1.0, 200) == []
 
 
 def test_slow_iterations_are_told_once_and_within_ten(run):
@@ -113,16 +120,6 @@ def test_a_slowdown_ends_where_the_task_goes_on_with_other_workers(run):
     assert (ended.world_size, ended.reason) == (4, "it goes on with 3 workers, not 4")
 
 
-def test_an_iteration_that_took_no_time_counts_for_nothing(run):
-    assert run.go(0.0, 200) == []
-    assert run.go(1.0, 20) == []
-
-
-def test_one_iteration_with_a_failure_in_it_is_no_trend(run):
-    assert run.go(30.0) == []
-    assert run.go(1.0, 200) == []
-
-
 def test_one_iteration_with_a_failure_in_it_does_not_hide_a_trend(run):
     run.go(30.0)
     run.go(1.0, 20)
@@ -145,10 +142,6 @@ def test_nothing_is_said_before_there_is_a_past():
     assert run.go(5.0, RECENT) == []
 
 
-def test_faster_is_not_slow(run):
-    assert run.go(0.2, 200) == []
-
-
 def test_world_sizes_are_apart(run):
     other = Run(world_size=2, windows=run.windows)
     other.iteration = run.iteration
@@ -157,14 +150,9 @@ def test_world_sizes_are_apart(run):
     assert len(other.go(3.0, 20)) == 1
 
 
-def test_tasks_are_apart(run):
-    other = Run(task="bert", windows=run.windows)
-    assert other.go(9.0, 100) == []
-
-
-def test_a_task_under_a_name_used_before_starts_afresh(run):
-    again = Run(windows=run.windows)
-    assert again.go(3.0, 200) == []
+@pytest.mark.parametrize("task", ["bert", "gpt"])
+def test_tasks_are_apart_and_one_under_a_name_used_before_starts_afresh(run, task):
+    assert Run(task=task, windows=run.windows).go(9.0, 200) == []
 
 
 def test_what_is_known_survives_a_restart(run):
@@ -196,10 +184,19 @@ def test_the_slow_worker_is_named_with_its_rank(run):
     assert slow.computing == pytest.approx(1.0)
 
 
-def test_a_worker_that_is_always_slower_is_not_what_has_changed(run):
-    run.go(1.0, 40, computing=[0.1, 0.2, 0.1, 0.1])
-    [slow] = run.go(1.5, RECENT, computing=[0.15, 0.2, 0.1, 0.1])
-    assert [each.rank for each in slow.workers] == [0]
+@pytest.mark.parametrize(
+    ("before", "after", "named", "computing"),
+    [
+        pytest.param([0.1, 0.2, 0.1, 0.1], [0.15, 0.2, 0.1, 0.1], [0], 1.0, id="not who is always slower"),
+        pytest.param([0.1] * 4, [0.15] * 4, [], 1.5, id="nobody where all compute slowly"),
+        pytest.param([0.1] * 4, [0.1, 0.09, 0.125, 0.112], [], 1.06, id="not who is within what the others vary by"),
+    ],
+)
+def test_only_who_has_changed_alone_is_named(run, before, after, named, computing):
+    run.go(1.0, 40, computing=before)
+    [slow] = run.go(1.5, RECENT, computing=after)
+    assert [each.rank for each in slow.workers] == named
+    assert slow.computing == pytest.approx(computing, abs=0.2)
 
 
 def test_a_new_worker_is_held_against_those_with_its_place(run):
@@ -222,19 +219,6 @@ def test_a_worker_has_a_usual_time_once_it_was_timed_ten_times():
         before = paces.slow("gpt")
         paces.observe(ComputeTimed(node="n1", task="gpt", epoch=0, iteration=0, workers=timed), frozen=False)
     assert (before, paces.slow("gpt")) == ((0.0, []), (1.0, []))
-
-
-def test_where_all_compute_slowly_nobody_is_to_blame(run):
-    run.go(1.0, 40, computing=[0.1, 0.1, 0.1, 0.1])
-    [slow] = run.go(1.5, RECENT, computing=[0.15] * 4)
-    assert slow.workers == []
-    assert slow.computing > 1.3
-
-
-def test_who_is_within_what_the_others_vary_by_is_not_named(run):
-    run.go(1.0, 40, computing=[0.1, 0.1, 0.1, 0.1])
-    [slow] = run.go(1.5, RECENT, computing=[0.1, 0.09, 0.125, 0.112])
-    assert slow.workers == []
 
 
 def test_one_that_left_is_not_named(run):

@@ -17,7 +17,7 @@ from unicron.contracts.events import (
     TaskRewound,
     TaskStateChanged,
 )
-from unicron.contracts.queries import PauseTask, RewindTask, SaveTask, SubmitTask
+from unicron.contracts.queries import PauseTask, RemoveTask, RewindTask, SaveTask, SubmitTask
 from unicron.contracts.storage import StoredState
 from unicron.contracts.tasks import Member, ParallelLayout, TaskSpec, TaskState
 
@@ -104,6 +104,7 @@ def test_going_back_is_told_with_its_iteration(registry):
     ("query", "says"),
     [
         (PauseTask(task="other"), "no task 'other'; the known ones are bare, gpt"),
+        (RemoveTask(task="other"), "no task 'other'; the known ones are bare, gpt"),
         (SaveTask(task="bare"), "bare has no storage"),
         (RewindTask(task="bare", iteration=1), "bare has no storage"),
         (RewindTask(task="gpt", iteration=10), "iterations 0 to 9, not 10"),
