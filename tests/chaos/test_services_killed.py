@@ -11,7 +11,7 @@ import pytest_asyncio
 import torch
 from helpers.gate import gate
 from helpers.training import ITERATIONS, difference, plain_run, running_cluster, task, write_script
-from helpers.waiting import until
+from helpers.waiting import PATIENT_S, until
 from unicron_deploy.embedded import NATS
 
 from unicron.contracts.events import FailureDetected, WorkerExited, WorkerFinished, WorkerReady
@@ -75,7 +75,7 @@ async def test_two_tasks_heal_though_this_is_killed(killed, expected, scene, scr
     assert scene.cluster.processes[killed].pid != process
     [failure] = await scene.until(lambda: scene.of(FailureDetected, worker=first.worker))
     assert failure.at > killed_at
-    await scene.cluster.wait_until_ready(60.0)
+    await scene.cluster.wait_until_ready(PATIENT_S)
     await scene.client.inject(second.node, "raise", second.worker)
     await scene.until(lambda: scene.of(FailureDetected, worker=second.worker))
     held.open()

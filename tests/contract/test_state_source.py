@@ -129,7 +129,7 @@ async def test_a_taker_that_gives_up_leaves_nothing(scene, monkeypatch):
     release = threading.Event()
     check = state_sources.check
     # else it may be through before we look: the check is made in a thread
-    monkeypatch.setattr(state_sources, "check", lambda *args: (release.wait(60), check(*args)))
+    monkeypatch.setattr(state_sources, "check", lambda *args: (release.wait(), check(*args)))
     obtaining = asyncio.ensure_future(scene.obtain())
     while not scene.target.with_suffix(".part").exists():
         await asyncio.sleep(0)

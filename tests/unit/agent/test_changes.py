@@ -1,6 +1,7 @@
 """Waiting for what is written to a file."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 from unicron_agent import changes
@@ -24,6 +25,10 @@ def test_what_is_written_ends_the_wait_and_is_told_of_once(file):
         assert waiting._poll.poll(0) == []
         os.write(file, b"a line\n")
         waiting.wait(LONG_S)
+    asked = []
+    waiting._poll = SimpleNamespace(poll=asked.append)
+    waiting.wait(7.0)
+    assert asked == [7000.0], "it is the kernel that waits"
     waiting.close()
 
 
