@@ -42,6 +42,7 @@ PUBLISH = {
     "unicron.v1.cmd.node-2.StopWorker.gpt": {"transition"},
     "unicron.v1.rpc.registry": {*ASKING, "registry"},
     "unicron.v1.rpc.planner": ASKING,
+    # not its own node: a right to answer is one to publish wherever who asks has named, so nobody may ask itself
     "unicron.v1.rpc.node.node-1": ASKING,
     "unicron.v1.ord.registry": {*ORDERING, "registry"},
     "unicron.v1.ord.straggler": ORDERING,
@@ -99,6 +100,7 @@ SUBSCRIBE = {
     "unicron.v1.rpc.*": set(),
     "unicron.v1.rpc.node.*": set(),
     "_INBOX.>": set(),
+    "_INBOX.*.*": set(),
     "$KV.>": set(),
     "$JS.>": set(),
     topology.DISCONNECTS: {"detector"},
