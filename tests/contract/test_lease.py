@@ -92,16 +92,6 @@ async def test_a_lost_lease_is_noticed_and_not_released_over_its_new_holder(worl
 
 
 @in_virtual_time
-async def test_a_renewal_that_arrived_without_an_answer_is_no_loss(world):
-    bucket, first, token, _ = await two(world)
-    await bucket.update("planner", b"a", token)
-    keeping = asyncio.create_task(first.keep())
-    await elapse(2 * LEASE_TTL_S)
-    assert not keeping.done()
-    keeping.cancel()
-
-
-@in_virtual_time
 async def test_a_holder_cut_off_for_longer_than_the_lease_counts_it_as_lost_before_another_has_it(world):
     bucket, first, token, second = await two(world)
     bucket.cut = True

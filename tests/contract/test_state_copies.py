@@ -33,11 +33,6 @@ def ref(content=CONTENT, name=NAME, iteration=3, worker="gpt-1"):
     return StateRef(task="gpt", iteration=iteration, place=0, location=location, size=len(content), checksum=checksum)
 
 
-def there(address):
-    """The node that keeps copies."""
-    return states.Keeper(node="n2", address=address)
-
-
 class Keeper:
     """Node n2, which keeps copies; and the memory of n1, whose worker saves."""
 
@@ -65,8 +60,10 @@ class Keeper:
         (self.own / saved.location.name).write_bytes(content + label(saved))
         return saved
 
-    async def send(self, saved):
-        await send_copy(self.sender, saved, there(self.address), NodeTraffic(self.own), self.own_fabric, paced=True)
+    async def send(self, saved, traffic=None, *, paced=True):
+        traffic = traffic or NodeTraffic(self.own)
+        keeper = states.Keeper(node="n2", address=self.address)
+        await send_copy(self.sender, saved, keeper, traffic, self.own_fabric, paced=paced)
 
     async def stream(self, *pieces, cut=None):
         """Send a stream of just these pieces; it is cut off when `cut` returns something true."""
@@ -216,11 +213,13 @@ async def test_a_copy_that_does_not_fit_is_refused_before_anything_is_written(tm
         await keeper.send(keeper.save(CONTENT[::-1], iteration=5))  # over the one that is there it fits
 
 
-async def test_what_stops_the_writing_is_told_to_the_sender(keeper):
+async def test_what_stops_the_writing_is_told_to_the_sender_and_nothing_is_on_its_way_any_more(keeper):
+    traffic = NodeTraffic(keeper.own)
     (keeper.folder / NAME).symlink_to("/dev/full")
     with pytest.raises(StateTransferError, match=f"{keeper.folder}: (Invalid argument|No space left)"):
-        await keeper.send(keeper.save())
+        await keeper.send(keeper.save(), traffic)
     assert keeper.files() == {}
+    assert traffic.line.on_its_way == 0
 
 
 async def test_a_keeper_that_is_gone_is_an_error_like_any_other(keeper):
@@ -314,11 +313,9 @@ class Babbling(StateServer):
 async def test_answers_that_are_no_receipts_are_not_believed(keeper, answer):
     babbling = Babbling(keeper.memory, "n2", lambda *_: None, NodeTraffic(keeper.folder), keeper.fabric)
     babbling.answer = answer
-    server, address = await babbling.serve("127.0.0.1")
+    server, keeper.address = await babbling.serve("127.0.0.1")
     with pytest.raises(StateTransferError, match="no receipt"):
-        await send_copy(
-            keeper.sender, keeper.save(), there(address), NodeTraffic(keeper.own), keeper.own_fabric, paced=True
-        )
+        await keeper.send(keeper.save())
     await server.stop(0)
 
 
@@ -355,8 +352,7 @@ async def waits(sending, traffic, keeper):
 
 async def test_a_copy_waits_until_the_senders_workers_send_nothing(keeper):
     traffic = Told(keeper.own)
-    copy = send_copy(keeper.sender, keeper.save(), there(keeper.address), traffic, keeper.own_fabric, paced=True)
-    await waits(copy, traffic, keeper)
+    await waits(keeper.send(keeper.save(), traffic), traffic, keeper)
     assert traffic.line.on_its_way == 0
 
 
@@ -364,7 +360,7 @@ async def test_a_copy_that_is_not_paced_waits_for_nobody(keeper):
     keeper.traffic.forecast = lambda: Forecast(0.0, 30.0)
     traffic = NodeTraffic(keeper.own)
     traffic.forecast = keeper.traffic.forecast
-    await send_copy(keeper.sender, keeper.save(), there(keeper.address), traffic, keeper.own_fabric, paced=False)
+    await keeper.send(keeper.save(), traffic, paced=False)
     assert len(keeper.memory.saved()) == 1
     assert traffic.line.on_its_way == 0
 
@@ -373,8 +369,7 @@ async def test_a_copy_of_which_the_rest_must_wait_goes_on_in_the_next_span(keepe
     traffic = Short(keeper.own)
     traffic.line.arrived(1_000_000, 1.0)
     traffic.line.arrived = lambda *_: None  # it stays that slow
-    copy = send_copy(keeper.sender, keeper.save(), there(keeper.address), traffic, keeper.own_fabric, paced=True)
-    sending, spans = asyncio.create_task(copy), 1
+    sending, spans = asyncio.create_task(keeper.send(keeper.save(), traffic)), 1
     while not sending.done():
         await until(lambda: sending.done() or (traffic.busy and not traffic.line.on_its_way))
         traffic.busy = False
@@ -396,9 +391,7 @@ async def test_a_keeper_whose_workers_send_has_the_copy_wait_but_not_for_ever(tm
 async def test_a_copy_that_is_given_up_while_it_waits_leaves_nothing(keeper):
     keeper.traffic.forecast = lambda: Forecast(0.0, 30.0)
     traffic = NodeTraffic(keeper.own)
-    sending = asyncio.create_task(
-        send_copy(keeper.sender, keeper.save(), there(keeper.address), traffic, keeper.own_fabric, paced=True)
-    )
+    sending = asyncio.create_task(keeper.send(keeper.save(), traffic))
     await until(keeper.files)
     sending.cancel()
     await until(lambda: not keeper.files())
@@ -406,14 +399,6 @@ async def test_a_copy_that_is_given_up_while_it_waits_leaves_nothing(keeper):
     del keeper.traffic.forecast
     await keeper.send(keeper.save())
     assert len(keeper.memory.saved()) == 1
-
-
-async def test_what_was_on_its_way_of_a_copy_that_failed_counts_no_more(keeper):
-    traffic = NodeTraffic(keeper.own)
-    (keeper.folder / NAME).symlink_to("/dev/full")
-    with pytest.raises(StateTransferError):
-        await send_copy(keeper.sender, keeper.save(), there(keeper.address), traffic, keeper.own_fabric, paced=True)
-    assert traffic.line.on_its_way == 0
 
 
 async def fetch(keeper, name):

@@ -66,16 +66,13 @@ async def scene(request, tmp_path):
             yield Holder(SharedMemory(StateMemory(held, 0)), held, held, server, address)
 
 
-async def test_a_state_arrives_whole_and_stays_when_its_holder_is_done_with_it(scene):
+async def test_a_state_arrives_whole_is_the_takers_to_remove_and_stays_when_its_holder_is_done_with_it(scene):
+    (await scene.obtain()).unlink()
+    assert (scene.held / NAME).read_bytes() == CONTENT
     path = await scene.obtain()
     (scene.held / NAME).unlink()
     assert path.read_bytes() == CONTENT
     assert scene.left_behind() == [path]
-
-
-async def test_a_state_is_the_takers_to_remove(scene):
-    (await scene.obtain()).unlink()
-    assert (scene.held / NAME).read_bytes() == CONTENT
 
 
 async def test_a_state_obtained_anew_takes_the_place_of_an_old_one(scene):

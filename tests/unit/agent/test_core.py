@@ -120,6 +120,10 @@ def hello(name="gpt-1", **where):
     return wire.Hello(worker=name, pid=42, **where)
 
 
+def away(scene):
+    return [fact for fact in scene.feed(Tick()) if isinstance(fact, WorkerAway)]
+
+
 def start(name="gpt-1", slot=1, token=0, **fields):
     return StartWorker(
         node="n1", token=token, slot=slot, worker=name, task="gpt", spec=TaskSpec(name="gpt", command=["x"]), **fields
@@ -191,16 +195,13 @@ def test_a_command_of_a_sender_that_was_replaced_since_is_obeyed_as_it_came_firs
     assert "token 5; 9" in refusal(scene.read(stop(token=5)))
 
 
-def test_a_token_that_was_believed_and_never_given_out_is_forgotten():
-    scene = AgentHarness(token=2**62)  # as its file says
+def test_a_token_that_an_earlier_agent_stored_counts_if_it_was_given_out():
+    assert "token 3; 4" in refusal(AgentHarness(token=4).read(start(token=3)))
+    scene = AgentHarness(token=2**62)  # as its file says, and nobody was given it
     assert scene.hear(start(token=7)) == [AskToken()]
     stored, started = scene.feed(TokenRead(7))
     assert stored == StoreToken(7)
     assert isinstance(started, StartProcess)
-
-
-def test_a_token_that_an_earlier_agent_stored_counts():
-    assert "token 3; 4" in refusal(AgentHarness(token=4).read(start(token=3)))
 
 
 def test_a_command_for_another_node_is_refused_and_its_token_forgotten(scene):
@@ -590,25 +591,25 @@ def test_what_a_script_does_between_two_iterations_is_no_stall_but_is_told(scene
     assert (stalled.limit_s, stalled.iteration) == (1800.0, 4)
 
 
-def test_each_time_anew(scene):
+def test_it_is_told_each_time_anew(scene):
     for number in range(2):
         updated(scene, 100.0 * number, iteration=number)
         scene.now += 50.0
-        [away] = [fact for fact in scene.feed(Tick()) if isinstance(fact, WorkerAway)]
-        assert away.iteration == number + 1
+        [told] = away(scene)
+        assert told.iteration == number + 1
         scene.say(wire.Progress(iteration=number + 1, phase="compute", done=0))
         scene.now += 15.0
-        assert [fact for fact in scene.feed(Tick()) if isinstance(fact, WorkerAway)] == []
+        assert away(scene) == []
 
 
 def test_it_is_told_again_for_a_membership_that_the_worker_has_not_noticed_yet(scene):
     updated(scene, 10.0)
     scene.now = 30.0
-    [away] = [fact for fact in scene.feed(Tick()) if isinstance(fact, WorkerAway)]
+    [before] = away(scene)
     scene.read(regroup("gpt-1", epoch=7))
-    [again] = [fact for fact in scene.feed(Tick()) if isinstance(fact, WorkerAway)]
-    assert (away.epoch, again.epoch) == (-1, 7)
-    assert [fact for fact in scene.feed(Tick()) if isinstance(fact, WorkerAway)] == []
+    [again] = away(scene)
+    assert (before.epoch, again.epoch) == (-1, 7)
+    assert away(scene) == []
 
 
 def test_a_worker_that_is_stopped_between_two_iterations_stalls(scene):
@@ -661,18 +662,14 @@ def drop(*names):
     return DropStates(node="n1", task="gpt", names=list(names))
 
 
-def test_what_a_worker_leaves_behind_is_told_and_named_whenever_the_node_joins(scene):
-    [fact] = scene.say(wire.Kept(epoch=2, state=left()))
-    assert fact == StateKept(**PLACE, epoch=2, state=left())
+@pytest.mark.parametrize("greets", [False, True])
+def test_what_a_worker_leaves_behind_is_told_and_named_whenever_the_node_joins_and_by_the_next_agent_too(scene, greets):
+    kept = wire.Kept(epoch=2, state=left())
+    out = scene.say(wire.Hello(worker="gpt-1", pid=1, epoch=2, ready=True, kept=kept) if greets else kept)
+    assert [each for each in out if isinstance(each, StateKept)] == [StateKept(**PLACE, epoch=2, state=left())]
     scene.feed(ProcessExited("gpt-1"))
     [card] = scene.feed(Reconnected())
     assert card.kept == ["gpt-1.2.kept"]
-
-
-def test_what_a_worker_left_behind_is_told_by_the_next_agent_too(scene):
-    out = scene.say(wire.Hello(worker="gpt-1", pid=1, epoch=2, ready=True, kept=wire.Kept(epoch=2, state=left())))
-    [fact] = [each for each in out if isinstance(each, StateKept)]
-    assert fact == StateKept(**PLACE, epoch=2, state=left())
 
 
 def test_what_is_dropped_is_removed_once_and_no_longer_named(scene):

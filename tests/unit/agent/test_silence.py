@@ -112,10 +112,17 @@ def test_what_it_says_is_a_sign_of_life_and_that_it_answers_is_none():
     assert len(node.wait(3)) == 1
 
 
-def test_one_whose_loop_is_watched_is_left_to_that():
+@pytest.mark.parametrize("state", ["watched", "stopping", "finished", "without a limit"])
+def test_nothing_is_told_of_one_whose_loop_is_watched_that_is_through_or_has_no_limit(state):
     node = Node("t-1")
-    fields = {"iteration": 3, "epoch": 0, "rank": 0, "world_size": 1, "seconds": 1.0, "loss": 0.0}
-    node.workers["t-1"].note(Iterated(**fields), node.now)
+    worker = node.workers["t-1"]
+    if state == "watched":
+        fields = {"iteration": 3, "epoch": 0, "rank": 0, "world_size": 1, "seconds": 1.0, "loss": 0.0}
+        worker.note(Iterated(**fields), node.now)
+    elif state == "without a limit":
+        worker.silence.limit_s = 0.0
+    else:
+        setattr(worker, state, True)
     assert node.wait(200) == []
 
 
@@ -123,19 +130,6 @@ def test_nothing_is_told_while_another_rank_here_shows_life():
     node = Node("t-1", "t-2")
     assert node.wait(50, w2=writes) == []
     assert {fact.worker for _, fact in node.wait(30)} == {"t-1", "t-2"}
-
-
-@pytest.mark.parametrize("state", ["stopping", "finished"])
-def test_nor_of_one_that_is_through(state):
-    node = Node("t-1")
-    setattr(node.workers["t-1"], state, True)
-    assert node.wait(50) == []
-
-
-def test_without_a_limit_nobody_asks():
-    node = Node("t-1")
-    node.workers["t-1"].silence.limit_s = 0.0
-    assert node.wait(50) == []
 
 
 # --- what the kernel tells -------------------------------------------------------------------------------------------

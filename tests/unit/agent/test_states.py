@@ -108,17 +108,13 @@ def test_a_worker_is_told_to_save_now_and_whenever_it_connects_again(scene):
     assert scene.states.greet("gpt-1") == [to_worker(Save(on=True, store_s=9.0))]
 
 
-def test_a_worker_that_is_in_no_order_is_told_to_save_no_more_once(scene):
-    scene.order(alone())
-    assert scene.order() == [to_worker(Save(on=False))]
-    assert scene.order() == []
-    assert scene.states.greet("gpt-1") == []
-
-
-def test_an_order_for_one_task_leaves_the_workers_of_others_alone(scene):
+def test_a_worker_that_is_in_no_order_for_its_task_is_told_to_save_no_more_once(scene):
     scene.order(alone())
     assert scene.order(task="bert") == []
     assert scene.states.greet("gpt-1") == [to_worker(Save(on=True))]
+    assert scene.order() == [to_worker(Save(on=False))]
+    assert scene.order() == []
+    assert scene.states.greet("gpt-1") == []
 
 
 def test_what_nobody_ordered_to_save_is_removed_and_its_saver_told_to_cease(scene):
@@ -153,12 +149,16 @@ def test_what_needs_copies_is_safe_when_all_have_arrived(scene):
     assert scene.sent(node="n2") == [secured(), told]
 
 
-def test_a_copy_of_an_older_state_makes_no_newer_one_safe(scene):
+def test_a_copy_of_an_older_state_makes_no_newer_one_safe_nor_holds_it_up_by_its_next_try(scene):
     scene.order(copied())
     scene.save(3)
     scene.save(4)
     assert scene.sent(3) == []
     assert secured(4) in scene.sent(4)
+    scene.save(5)
+    scene.sent(5, problem="unreachable")
+    assert scene.save(6) == [SendCopy(ref(6), N2)]
+    assert scene.states.tick(99.0) == []
 
 
 def test_a_copy_that_does_not_arrive_is_sent_again_after_a_while(scene):
@@ -170,14 +170,6 @@ def test_a_copy_that_does_not_arrive_is_sent_again_after_a_while(scene):
     assert scene.states.tick(7.0 + AGAIN_S) == [SendCopy(ref(), N2)]
     assert scene.states.tick(99.0) == [], "it is on its way"
     assert secured() in scene.sent(node="n2")
-
-
-def test_a_newer_state_is_not_held_up_by_an_older_ones_next_try(scene):
-    scene.order(copied())
-    scene.save(3)
-    scene.sent(3, problem="unreachable")
-    assert scene.save(4) == [SendCopy(ref(4), N2)]
-    assert scene.states.tick(99.0) == []
 
 
 def test_where_copies_never_arrive_the_worker_goes_on_alone_and_that_is_told_once(scene):
@@ -220,17 +212,12 @@ def test_copies_for_nodes_that_keep_none_any_more_are_abandoned(scene):
     assert scene.save(4) == [SendCopy(ref(4), N3)]
 
 
-def test_copies_that_arrived_are_not_abandoned(scene):
-    scene.order(copied(N2))
-    scene.save()
-    scene.sent()
-    assert scene.order() == [to_worker(Save(on=False))]
-
-
-def test_copies_for_nodes_that_stay_keepers_go_on(scene):
+def test_copies_for_nodes_that_stay_keepers_go_on_and_those_that_arrived_are_not_abandoned(scene):
     scene.order(copied(N2))
     scene.save()
     assert scene.order(copied(N2)) == [to_worker(Save(on=True))]
+    scene.sent()
+    assert scene.order() == [to_worker(Save(on=False))]
 
 
 def test_what_is_not_what_was_saved_is_named_and_saved_anew(scene):

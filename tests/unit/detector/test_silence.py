@@ -21,8 +21,8 @@ class Silent(DetectorHarness):
         self.feed(TaskSubmitted(task="gpt", spec=TaskSpec(name="gpt", command=["x"], heal=heal)))
         self.run(**{"gpt-1": "a", "gpt-2": "b", "gpt-3": "c"})
 
-    def silent(self, number, waited_s=10.0, where=COLLECTIVE, **fields):
-        place, at = self.places[f"gpt-{number}"], {"epoch": 0, "iteration": 0, "phase": "compute"}
+    def silent(self, number, waited_s=10.0, where=COLLECTIVE, epoch=0, **fields):
+        place, at = self.places[f"gpt-{number}"], {"epoch": epoch, "iteration": 0, "phase": "compute"}
         limits = {"waited_s": waited_s, "limit_s": 10.0, "silent": True, "responsive": True, **fields}
         return self.feed(WorkerStalled(**place, **at, **limits, stacks=[where] if where else []))
 
@@ -120,8 +120,6 @@ def test_what_hangs_again_and_again_is_given_up_though_each_time_lasts_long():
         scene.run(epoch=epoch, **{"gpt-1": "a", "gpt-2": "b", "gpt-3": "c"})
         scene.wait(700.0)
         for number in (1, 2, 3):
-            place, at = scene.places[f"gpt-{number}"], {"epoch": epoch, "iteration": 0, "phase": "compute"}
-            limits = {"waited_s": 695.0, "limit_s": 690.0, "silent": True, "responsive": True, "stacks": [COLLECTIVE]}
-            out += scene.feed(WorkerStalled(**place, **at, **limits))
+            out += scene.silent(number, 695.0, epoch=epoch, limit_s=690.0)
     assert brief(out)[-1] == "TaskBroken"
     assert "no progress: 10 memberships in a row failed" in out[-1].reason

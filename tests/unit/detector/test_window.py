@@ -25,19 +25,10 @@ class Run:
         for _ in range(times):
             for node in range(0, self.world_size, 2) if computing else ():
                 self.windows.timed(self.timed(node, computing))
-            finished = IterationFinished(
-                node="n0",
-                slot=0,
-                task=self.task,
-                worker=self.names[0],
-                epoch=self.epoch,
-                iteration=self.iteration,
-                world_size=self.world_size,
-                seconds=seconds,
-                loss=1.0,
-            )
+            at = {"node": "n0", "slot": 0, "task": self.task, "worker": self.names[0], "world_size": self.world_size}
+            done = {"epoch": self.epoch, "iteration": self.iteration, "seconds": seconds, "loss": 1.0}
             self.iteration += 1
-            said += self.windows.finished(finished)
+            said += self.windows.finished(IterationFinished(**at, **done))
         return said
 
     def timed(self, first, computing):

@@ -41,6 +41,15 @@ def layers():
     return nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)))
 
 
+def looked(breaks_at=None):
+    """Return a model, a group and gradients that have seen one backward pass, and so begin to reduce in the next."""
+    model, group = layers(), Twice(breaks_at)
+    found = Gradients(model.parameters(), None)
+    backward(model, found, group)
+    found.clear()
+    return model, group, found
+
+
 def backward(model, found, group=None, inputs=None):
     """Run a backward pass, which may begin to reduce; return what was begun in it."""
     before = len(group.calls) if group else 0
@@ -112,12 +121,15 @@ def test_a_backward_pass_that_ended_midway_is_told_before_another_adds_to_its_su
         pass
 
 
+def made_twice(layer):
+    """Return a layer that is used twice, so that a backward pass makes its gradient twice."""
+    return lambda x: checkpoint(layer, checkpoint(layer, x, use_reentrant=True), use_reentrant=True)
+
+
 def test_a_gradient_that_is_made_twice_is_nothing_to_overlap_with():
     model, group = layers(), Twice()
 
-    def shared(x):
-        return checkpoint(model[0], checkpoint(model[0], x, use_reentrant=True), use_reentrant=True)
-
+    shared = made_twice(model[0])
     found = Gradients(model[0].parameters(), None)
     for _ in range(3):
         inputs = torch.ones(2, 6, requires_grad=True)
@@ -134,19 +146,12 @@ def test_one_that_is_made_twice_for_the_first_time_behind_its_reduce_is_refused(
     model, group = layers(), Twice()
     found = Gradients(model[0].parameters(), None)
     backward(model[0], found, group)
-
-    def shared(x):
-        return checkpoint(model[0], checkpoint(model[0], x, use_reentrant=True), use_reentrant=True)
-
     with pytest.raises(RuntimeError, match=r"made the gradient of a parameter of shape .* twice.*use_reentrant=False"):
-        backward(shared, found, group, torch.ones(2, 6, requires_grad=True))
+        backward(made_twice(model[0]), found, group, torch.ones(2, 6, requires_grad=True))
 
 
 def test_a_parameter_that_takes_no_part_holds_its_bucket_and_those_behind_it_back():
-    model, group = layers(), Twice()
-    found = Gradients(model.parameters(), None)
-    backward(model, found, group)
-    found.clear()
+    model, group, found = looked()
     assert backward(nn.Sequential(model[0], model[2], model[3]), found, group) == 2
     ours, _ = reduced(model, found, group)
     assert not ours[2].any()
@@ -154,10 +159,7 @@ def test_a_parameter_that_takes_no_part_holds_its_bucket_and_those_behind_it_bac
 
 
 def test_a_group_that_breaks_in_the_backward_pass_is_told_to_whoever_waits():
-    model, group = layers(), Twice(breaks_at=1)
-    found = Gradients(model.parameters(), None)
-    backward(model, found, group)
-    found.clear()
+    model, group, found = looked(breaks_at=1)
     assert backward(model, found, group) == 1
     found.reduce(group, 0)
     assert group.calls == ["begin", "finish"]
@@ -167,10 +169,7 @@ def test_a_group_that_breaks_in_the_backward_pass_is_told_to_whoever_waits():
 
 
 def test_what_was_begun_before_a_regroup_is_given_up_and_reduced_anew():
-    model, group = layers(), Twice()
-    found = Gradients(model.parameters(), None)
-    backward(model, found, group)
-    found.clear()
+    model, group, found = looked()
     begun = backward(model, found, group)
     found.abandon(group)
     assert group.calls == ["begin", "finish"] * 0 + ["begin"] * begun + ["finish"] * begun

@@ -221,6 +221,15 @@ async def left_behind(place):
     return Shelf(layout=ParallelLayout(), iteration=states[0].iteration, states=states)
 
 
+async def pair_takes(place, shelf):
+    """Have two workers that share one replica go on with what was left behind."""
+    for each, number in (("c", 0), ("d", 1)):
+        place.start(each, place=number, layout=PAIR)
+    await elapse(1.0)
+    place.regroup(3, "c", "d", layout=PAIR, shelf=shelf)
+    await elapse(2.0)
+
+
 def test_who_leaves_finishes_the_iteration_and_leaves_its_state_behind_once():
     async def script(place):
         shelf = await left_behind(place)
@@ -249,11 +258,7 @@ def test_who_is_to_go_on_after_all_takes_back_what_it_left():
 def test_workers_of_another_layout_go_on_with_what_was_left():
     async def script(place):
         shelf = await left_behind(place)
-        for each, number in (("c", 0), ("d", 1)):
-            place.start(each, place=number, layout=PAIR)
-        await elapse(1.0)
-        place.regroup(3, "c", "d", layout=PAIR, shelf=shelf)
-        await elapse(2.0)
+        await pair_takes(place, shelf)
         assert [place.of(each, Joined)[-1].state_from for each in "cd"] == ["a", "a"]
         assert place.of("c", Iterated)[0].iteration == shelf.iteration
         assert place.workers["d"].core.has_state
@@ -265,11 +270,7 @@ def test_where_a_part_is_gone_all_are_told_and_nobody_begins_anew():
     async def script(place):
         shelf = await left_behind(place)
         place.lies.clear()
-        for each, number in (("c", 0), ("d", 1)):
-            place.start(each, place=number, layout=PAIR)
-        await elapse(1.0)
-        place.regroup(3, "c", "d", layout=PAIR, shelf=shelf)
-        await elapse(2.0)
+        await pair_takes(place, shelf)
         for each in "cd":
             [broken] = place.of(each, Broken)
             assert broken.error.startswith("what was left of the state can't be had: place 0 can't be had from")
@@ -337,10 +338,7 @@ def test_from_every_phase_a_worker_comes_to_its_next_update_and_nothing_makes_it
 
 
 def test_a_membership_from_before_layouts_counts_each_worker_as_a_replica():
-    async def script(place):
-        await two_at_work(place, Trainer, Trainer)
-
-    place = play(script)
+    place = play(lambda place: two_at_work(place, Trainer, Trainer))
     assert place.workers["b"].core.seat == (1, 0)
     assert place.workers["b"].core.membership.layout == ParallelLayout(replicas=2)
 

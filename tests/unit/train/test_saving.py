@@ -91,7 +91,8 @@ def saver(tmp_path):
     saved, failed = [], []
     saver = Saver(tmp_path, failed.append)
     saver.of, saver.why, saver.at = saved, failed, tmp_path
-    saver.save = lambda state, ref=REF: saver.begin(state, ref, saved.append, 0.5)
+    saver.save = lambda state: saver.begin(state, REF, saved.append, 0.5)
+    saver.through = lambda state: (saver.save(state), saver.wait())[0]
     yield saver
     saver.wait()
 
@@ -101,10 +102,7 @@ def state(number):
 
 
 def test_two_files_take_turns_and_each_says_what_it_holds(saver):
-    names = []
-    for number in range(4):
-        names.append(saver.save(state(number)))
-        saver.wait()
+    names = [saver.through(state(number)) for number in range(4)]
     assert names == ["t-1.1.saved", "t-1.0.saved"] * 2
     for ref in saver.of[-2:]:
         path = saver.at / ref.location.name
@@ -116,8 +114,7 @@ def test_two_files_take_turns_and_each_says_what_it_holds(saver):
 
 def test_the_last_whole_state_stays_while_the_next_is_written(saver):
     for number in range(2):
-        saver.save(state(number))
-        saver.wait()
+        saver.through(state(number))
     held = threading.Event()
     begun = threading.Event()
 
@@ -137,41 +134,35 @@ def test_the_last_whole_state_stays_while_the_next_is_written(saver):
 
 
 def test_what_does_not_fit_is_told_and_the_last_whole_one_stays(saver, monkeypatch):
-    saver.save(state(0))
-    saver.wait()
+    saver.through(state(0))
     whole = (saver.at / "t-1.1.saved").read_bytes()
     monkeypatch.setenv("UNICRON_STATE_LIMIT", "6000")
     for number in (1, 2):
-        saver.save(state(number))
-        saver.wait()
+        saver.through(state(number))
         assert saver.failed
         assert [path.name for path in saver.at.iterdir()] == ["t-1.1.saved"]
         assert (saver.at / "t-1.1.saved").read_bytes() == whole, "the next attempt goes to the other file again"
     assert len(saver.of) == 1
     assert "more than the node's limit of 6000 bytes; make room there" in saver.why[0]
     monkeypatch.setenv("UNICRON_STATE_LIMIT", "0")
-    saver.save(state(3))
-    saver.wait()
+    saver.through(state(3))
     assert not saver.failed
     assert [ref.location.name for ref in saver.of] == ["t-1.1.saved", "t-1.0.saved"]
 
 
 def test_whatever_can_not_be_saved_is_told_and_ends_nothing(saver):
-    saver.save({"iteration": 0, "objects": {"odd": lambda: 0}})
-    saver.wait()
+    saver.through({"iteration": 0, "objects": {"odd": lambda: 0}})
     assert saver.failed
     assert "pickle" in saver.why[0].lower()
     assert not list(saver.at.iterdir())
 
 
 def test_a_file_that_has_a_second_name_is_left_as_it_is(saver):
-    saver.save(state(0))
-    saver.wait()
+    saver.through(state(0))
     os.link(saver.at / "t-1.1.saved", saver.at / "held")
     before = (saver.at / "held").read_bytes()
     for number in (1, 2, 3):
-        saver.save(state(number))
-        saver.wait()
+        saver.through(state(number))
     assert (saver.at / "held").read_bytes() == before
 
 
@@ -185,8 +176,7 @@ def test_a_state_is_that_of_the_moment_at_which_saving_began(saver):
     aside = set_aside(laid_out(7, protected), protected)
     model(torch.randn(8, 4))  # moves the means of the batches while the thread has yet to begin
     optimizer.param_groups[0]["lr"] = 5.0
-    saver.save(aside)
-    saver.wait()
+    saver.through(aside)
     ref = saver.of[0]
     fresh = torch.nn.BatchNorm1d(4)
     like = {"model": fresh, "optimizer": torch.optim.Adam(fresh.parameters()), "other": seen}
@@ -201,6 +191,5 @@ def test_a_state_is_that_of_the_moment_at_which_saving_began(saver):
 def test_what_a_save_costs_is_what_the_cheapest_of_late_did(saver):
     assert saver.cost_s == 0.0
     for number in range(2):
-        saver.save(state(number))
-        saver.wait()
+        saver.through(state(number))
     assert 0.5 < saver.cost_s < 1.5  # with what the caller says that it took

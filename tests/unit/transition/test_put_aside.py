@@ -16,6 +16,13 @@ def running(*names, **fields):
     return cluster
 
 
+def put_aside():
+    cluster = running("a")
+    cluster.plan()
+    cluster.rest()
+    return cluster
+
+
 def test_its_workers_finish_the_iteration_and_leave_their_states_before_others_get_the_slots():
     cluster = running("a", "b")
     out = cluster.plan(b=TWO)
@@ -34,9 +41,7 @@ def test_its_workers_finish_the_iteration_and_leave_their_states_before_others_g
 
 
 def test_it_takes_that_state_when_it_gets_slots_again():
-    cluster = running("a")
-    cluster.plan()
-    cluster.rest()
+    cluster = put_aside()
     left = cluster.run("a").shelf
     out = cluster.plan(a=TWO)
     assert not of(FindStates, out)
@@ -86,9 +91,7 @@ def test_where_a_part_of_the_state_is_lost_the_slots_are_given_up_at_once_and_wh
 
 
 def test_what_it_left_is_removed_with_the_task():
-    cluster = running("a")
-    cluster.plan()
-    cluster.rest()
+    cluster = put_aside()
     out = cluster.tell(TaskRemoved(task="a"))
     assert {order.node for order in of(DropStates, out)} == {"n1", "n2"}
     assert (cluster.kept, cluster.saved) == ({}, {})
@@ -125,9 +128,7 @@ def test_one_that_dies_before_it_takes_back_what_it_left_leaves_nothing():
 
 
 def test_what_it_left_is_had_from_where_the_nodes_agent_is_now():
-    cluster = running("a")
-    cluster.plan()
-    cluster.rest()
+    cluster = put_aside()
     kept = [name for node, name in cluster.kept if node == "n1"]
     fields = {"host": "n1", "slots": [Slot(index=0)], "rendezvous": "n1:1", "kept": kept}
     cluster.tell(NodeAdmitted(node="n1", incarnation="y", state_server="n1:9", **fields))

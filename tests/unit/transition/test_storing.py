@@ -162,8 +162,8 @@ def test_another_interval_is_ordered_when_it_is_worth_it_and_a_checkpoint_is_com
 # --- when one is complete --------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_is_completed_by_the_node_of_its_last_part(pair):
-    assert pair.stored(0, node="n1") == []
+def test_a_checkpoint_is_completed_by_the_node_of_its_last_part_and_one_told_twice_counts_once(pair):
+    assert pair.stored(0, node="n1") == pair.stored(0, node="n1") == []
     [order] = of(CommitCheckpoint, pair.stored(1, node="n2"))
     assert (order.node, order.task) == ("n2", "a")
     assert sorted(part.place for part in order.parts) == [0, 1]
@@ -175,12 +175,6 @@ def test_parts_of_two_attempts_are_never_put_together(pair):
     assert pair.stored(1, "22222222", node="n2") == []
     [order] = of(CommitCheckpoint, pair.stored(1, "11111111", node="n2"))
     assert {part.data.name[:8] for part in order.parts} == {order.saving.attempt} == {"11111111"}
-
-
-def test_a_part_that_is_told_twice_counts_once(pair):
-    assert pair.stored(0) == pair.stored(0) == []
-    [order] = of(CommitCheckpoint, pair.stored(1))
-    assert len(order.parts) == 2
 
 
 def test_parts_that_nothing_comes_of_are_forgotten(pair):
@@ -213,17 +207,12 @@ def test_nobody_that_is_gone_completes_a_checkpoint(pair):
 # --- the look there --------------------------------------------------------------------------------------------------
 
 
-def test_the_storage_is_looked_at_once_no_memory_has_the_state(stage):
+def test_the_storage_is_looked_at_once_no_memory_has_the_state_and_what_lies_there_is_taken(stage):
     assert not stage.of(FindCheckpoint)
     stage.lose_all_memory()
     [order] = stage.of(FindCheckpoint)
     assert (order.node, order.root, order.task) == ("n3", ROOT, "a")
     assert not [each for each in stage.of(Regroup) if each.node == "n3"], "nothing begins before the answer"
-
-
-def test_what_lies_there_is_taken_by_those_that_go_on(stage):
-    stage.lose_all_memory()
-    [order] = stage.of(FindCheckpoint)
     stage.answers(order, checkpoint(4))
     [regroup] = [each for each in stage.of(Regroup) if each.node == "n3"]
     assert regroup.shelf.stored == checkpoint(4)
@@ -255,19 +244,14 @@ def test_a_storage_that_can_not_be_read_is_looked_at_again_and_nothing_begins_an
     assert next(each for each in stage.of(Regroup) if each.node == "n3").shelf.stored == checkpoint(4)
 
 
-def test_a_failure_to_write_elsewhere_is_no_answer(stage):
-    stage.lose_all_memory()
-    stage.tell(CheckpointFailed(node="n2", task="a", reason="full"))
-    assert stage.saves.search.looking == "n3"
-    assert not stage.timers
-
-
-def test_an_answer_to_an_earlier_look_counts_for_nothing(stage):
+def test_a_failure_to_write_elsewhere_and_an_answer_to_an_earlier_look_count_for_nothing(stage):
     stage.lose_all_memory()
     [order] = stage.of(FindCheckpoint)
+    stage.tell(CheckpointFailed(node="n2", task="a", reason="full"))
     stage.answers(msgspec.structs.replace(order, search=order.search - 1))
     stage.answers(msgspec.structs.replace(order, node="n2"))
     assert stage.saves.search.looking == "n3"
+    assert not stage.timers
     assert stage.anew == set()
 
 
@@ -298,12 +282,10 @@ def test_the_looking_node_that_comes_back_looks_again(stage):
     assert stage.anew == set()
 
 
-def test_a_node_that_nobody_knew_looks_where_all_others_are_gone():
-    stage = Stage()
+def test_a_node_that_nobody_knew_looks_where_all_others_are_gone(stage):
     stage.slots["n4"] = 1
-    stage.lose("n1")
-    stage.lose("n2")
-    stage.lose("n3")
+    for node in ("n1", "n2", "n3"):
+        stage.lose(node)
     stage.rest()
     assert not stage.of(FindCheckpoint)
     stage.join("n4")
