@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 from unicron_goodput.accounting import Goodput
 
-from unicron.contracts import commands, events
+from unicron.contracts import commands, events, slowdowns
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.tasks import Member, Slot, SlotRef, TaskSpec, WorkerPhase
@@ -72,6 +72,12 @@ def regrouped(epoch, workers, iteration, task="gpt", **more):
     ]
 
 
+def finished(iteration, worker="w1", node="n1", slot=0, **more):
+    """Return the telemetry of an iteration of `gpt`, in its first membership, that took a second."""
+    told = {"task": "gpt", "epoch": 0, "world_size": 4, "seconds": 1.0, "loss": 0.5, **more}
+    return events.IterationFinished(node=node, slot=slot, worker=worker, iteration=iteration, **told)
+
+
 def exited(worker, node, slot, iteration, task="gpt", **more):
     return events.WorkerExited(node=node, slot=slot, task=task, worker=worker, iteration=iteration, **more)
 
@@ -118,6 +124,28 @@ def killed(status=FailureStatus.EXITED_ABNORMALLY):
         (130, FAILED, *regrouped(1, THREE, iteration=10, recomputed=2)),
         (141, FAILED, ready("w5", "n2", 1), *regroup(2, NEW)),
         (150, FAILED, *regrouped(2, NEW, iteration=11, seconds=5.0)),
+    ]
+
+
+def grown(*more):
+    """From 50 on: a node joins, and a plan gives its two slots to the task, whose workers start up until 90."""
+    six = (*FOUR, ("w5", "n3", 0), ("w6", "n3", 1))
+    places = [(node, slot) for _, node, slot in six]
+    return [
+        (50, admitted("n3")),
+        (60, "joined", plan("node_joined:n3", slots=places), *(start(*each) for each in six[4:])),
+        (80, "joined", *(ready(*each) for each in six[4:]), *regroup(1, six)),
+        (90, "joined", *regrouped(1, six, iteration=7, seconds=2.0), *more),
+    ]
+
+
+def slowed():
+    """From 61 to 81: iterations that take 6 s take 10, by w3."""
+    of_task = {"task": "gpt", "epoch": 0, "iteration": 5, "world_size": 4, "usual_s": 6.0}
+    slow = slowdowns.SlowWorker(worker="w3", node="n2", rank=2, factor=2.0)
+    return [
+        (61, "slow", slowdowns.SlowdownDetected(**of_task, recent_s=10.0, workers=[slow])),
+        (81, slowdowns.SlowdownEnded(**of_task, recent_s=6.0, reason="over")),
     ]
 
 

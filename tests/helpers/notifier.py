@@ -106,9 +106,8 @@ class Desk:
     def decided(self):
         return [each for each in self.said if isinstance(each, NotificationDecided)]
 
-    def restart(self, *rules, away=0.0):
+    def restart(self, *rules):
         """End it, and start another one on what was committed, maybe by other rules."""
-        self.now += away
         self.routing = routing(*rules) if rules else self.routing
         state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.core.state), type=State)
         self.core = NotifierCore(state, self.routing)

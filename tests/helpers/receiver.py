@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
@@ -12,7 +11,6 @@ class Request(NamedTuple):
     path: str
     headers: dict
     body: object
-    at: float
 
 
 class Receiver:
@@ -35,7 +33,7 @@ class Receiver:
             def do_POST(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 parsed = json.loads(body) if body else None
-                receiver.got.append(Request(self.command, self.path, dict(self.headers), parsed, time.time()))
+                receiver.got.append(Request(self.command, self.path, dict(self.headers), parsed))
                 try:
                     receiver.answer(self, receiver.manners.get(self.path, 200))
                 except OSError:

@@ -99,10 +99,8 @@ def await_task(url, workers, beyond):
 
 
 @pytest.mark.exhaustive("the refusals are shown where nothing has to start")
-def test_a_second_cluster_in_the_folder_or_on_the_port_is_refused(url, folder):
+def test_a_second_cluster_in_the_folder_is_refused(url, folder):
     assert "runs in" in unicron("up", "--dir", str(folder / "c"), code=1)
-    port = url.rpartition(":")[2]
-    assert f"port {port}" in unicron("up", "--port", port, "--dir", str(folder / "other"), code=1)
 
 
 def test_it_runs_with_keys_and_nobody_gets_in_without_one(url, folder):
@@ -144,20 +142,12 @@ def test_credentials_are_listed_given_replaced_and_taken(url, folder):
     path = credentials("subscriber")["file"]
     reading = call([*UNICRON, "status"], reaching(url) | {"UNICRON_NATS_NKEY": path})
     assert "the key of unicron-cli gives no right to publish on unicron.v1.rpc.registry" in reading.stderr
-    fabric = lambda name: (folder / "c" / "keys" / name / "fabric.key").read_bytes()  # noqa: E731
-    first = fabric("node-1")
-    assert fabric("node-2") == first
-    assert credentials("rotate", "fabric")["files"] == [
-        str(folder / "c" / "keys" / name / "fabric.key") for name in ("node-1", "node-2")
-    ]
-    assert fabric("node-1") == fabric("node-2") != first
-    second = fabric("node-1")
+    fabric = [str(folder / "c" / "keys" / name / "fabric.key") for name in ("node-1", "node-2")]
+    assert credentials("rotate", "fabric")["files"] == fabric
     credentials("shut-out", "node-2")
-    assert fabric("node-1") not in {first, second}
     await_node("node-2", "lost")
     assert credentials("list")["shut_out"] == ["node-2"]
-    assert credentials("node", "node-2")["fabric"] == str(folder / "c" / "keys" / "node-2" / "fabric.key")
-    assert fabric("node-1") == fabric("node-2")
+    assert credentials("node", "node-2")["fabric"] == fabric[1]
     await_node("node-2", "up")
     credentials("rotate", "transition")
     assert {name for name, key in users().items() if key != before[name]} == {"node-2", "transition"}
@@ -404,11 +394,7 @@ def assert_its_cost_is_told(url, task, failure):
     ("words", "says"),
     [
         (["kill-worker", "tiny:7"], "no rank 7"),
-        (["kill-worker", "bert:0"], "no task 'bert'"),
-        (["stop-worker", "tiny"], "takes TASK:RANK"),
         (["raise", "tiny:x"], "expected TASK:RANK"),
-        (["kill-node", "tiny:0"], "takes NODE"),
-        (["xid", "tiny:0", "0"], "CODE must be a whole number from 1 to 999"),
         (["slow-worker", "tiny:0", "fast"], "FACTOR must be a number from 1 to 1000"),
         (["kill-node", "node-9"], "is node-9 running"),
     ],

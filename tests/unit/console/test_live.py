@@ -3,7 +3,7 @@
 import asyncio
 
 import msgspec
-from helpers.accounts import began, failure, journal
+from helpers.accounts import began, failure, finished, journal
 from helpers.waiting import elapse, in_virtual_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,10 +90,7 @@ def test_a_page_of_something_is_sent_when_that_changes_and_nothing_else():
     made._clock.now += GROWS_S / 2
     made._tick()
     assert frames(gpt) == frames(node) == []
-    done = events.IterationFinished(
-        task="gpt", node="n1", slot=0, worker="w1", epoch=0, iteration=7, world_size=4, seconds=2.0, loss=0.5
-    )
-    made.picture.overhear(replace(done, at=500.0))
+    made.picture.overhear(finished(7, seconds=2.0, at=500.0))
     made._tick()
     [frame] = frames(gpt)
     assert frame["whole"]["line"]["iteration"] == 7

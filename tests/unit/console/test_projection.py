@@ -5,7 +5,7 @@ import time
 
 import msgspec
 import pytest
-from helpers.accounts import FOUR, SPEC, admitted, began, exited, failure, journal, plan, regroup, regrouped
+from helpers.accounts import FOUR, SPEC, admitted, began, exited, failure, finished, journal, plan, regroup, regrouped
 from helpers.waiting import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -169,9 +169,7 @@ def test_attempts_say_what_they_began_with_and_what_ended_them():
 def test_telemetry_of_what_nobody_knows_changes_nothing():
     picture = Projection()
     for message in (
-        events.IterationFinished(
-            task="t", node="n", slot=0, worker="w", epoch=0, iteration=1, world_size=1, seconds=1.0, loss=1.0
-        ),
+        finished(1, task="t"),
         hardware.GpusSampled(node="n", gpus=[]),
         slowdowns.ComputeTimed(node="n", task="t", epoch=0, iteration=1, workers=[]),
     ):
@@ -187,10 +185,7 @@ def test_progress_gives_loss_and_waf_while_the_task_runs():
     picture.handle(900, replace(running, id="r", at=200.0, source="transition"))
     spec = replace(SPEC, flops_per_iteration=1e12, weight=2.0)
     picture.tasks["gpt"].spec = spec
-    done = events.IterationFinished(
-        task="gpt", node="n1", slot=0, worker="w1", epoch=0, iteration=7, world_size=4, seconds=2.0, loss=0.5
-    )
-    picture.overhear(replace(done, at=201.0))
+    picture.overhear(finished(7, seconds=2.0, at=201.0))
     page = Pages(picture).task("gpt", NOW)
     assert (page.line.iteration, page.line.loss, page.line.waf) == (7, 0.5, 1e12)
     assert page.progress == [(201.0, 7, 0.5, 2.0)]

@@ -34,10 +34,14 @@ for i in range(3):
 dist.destroy_process_group()
 """
 
+
+def put(lines, before, text=PLAIN):
+    """Return a script with lines more, before what begins so."""
+    return text.replace(before, f"{lines}\n{before}")
+
+
 LOADER = PLAIN.replace("for i in range(3):", "for i, x in enumerate(loader):").replace("    x = torch.ones(2, 4)\n", "")
-LOADER = LOADER.replace(
-    "model = DDP", "loader = torch.utils.data.DataLoader(list(range(8)), shuffle=True)\nmodel = DDP"
-)
+LOADER = put("loader = torch.utils.data.DataLoader(list(range(8)), shuffle=True)", "model = DDP", LOADER)
 
 ACCUMULATES = PLAIN.replace("        x =", "    x =").replace(
     """    x = torch.ones(2, 4)
@@ -60,27 +64,19 @@ REFUSED = {
     "no ddp": (PLAIN.replace("DDP(torch.nn.Linear(4, 1))", "torch.nn.Linear(4, 1)"), 0, "expected one Distributed"),
     "scaler": (PLAIN + "scaler = torch.amp.GradScaler()\n", 19, "bfloat16 needs none"),
     "spawn": (PLAIN + "import torch.multiprocessing as mp\nmp.spawn(print)\n", 20, "starts its ranks itself"),
-    "data by rank above": (
-        PLAIN.replace("model = DDP", "data = list(range(9))[rank::world]\nmodel = DDP"),
-        8,
-        r"\[rank",
-    ),
-    "data by rank in front": (
-        PLAIN.replace("    x = torch", "    if i > 1:\n        at = i + rank\n    x = torch"),
-        12,
-        "depends on the rank",
-    ),
+    "data by rank above": (put("data = list(range(9))[rank::world]", "model = DDP"), 8, r"\[rank"),
+    "data by rank in front": (put("    if i > 1:\n        at = i + rank", "    x = torch"), 12, "depends on the rank"),
     "rank elsewhere": (PLAIN + "def log():\n    return dist.get_rank()\n", 20, "can't see the session"),
     "order of a loader": (LOADER, 8, "comes from no DistributedSampler"),
     "an iterator": (PLAIN.replace("torch.ones(2, 4)", "next(batches)"), 11, "next.. goes on"),
     "a generator": (
-        PLAIN.replace("model = DDP", "own = torch.Generator()\nmodel = DDP").replace("(2, 4)", "(2, 4, generator=own)"),
+        put("own = torch.Generator()", "model = DDP").replace("(2, 4)", "(2, 4, generator=own)"),
         12,
         "own is a generator",
     ),
     "a place that goes on": (PLAIN.replace("torch.ones(2, 4)", "data[at : at + 4]\n    at = at + 4"), 11, "at goes on"),
     "next data": (
-        PLAIN.replace("    x = torch.ones(2, 4)\n", "").replace("    if rank", "    x = f(i)\n    if rank"),
+        put("    x = f(i)", "    if rank").replace("    x = torch.ones(2, 4)\n", ""),
         11,
         "x is left behind",
     ),
@@ -88,16 +84,16 @@ REFUSED = {
     "sum of losses": (ACCUMULATES, 15, "divided by 4"),
     "other divisor": (ACCUMULATES.replace(").mean()", ").mean() / 5"), 15, "divided by 4"),
     "divides by ranks": (PLAIN.replace(").mean()", ").mean() / world"), 12, "divides by the number of ranks"),
-    "early end": (PLAIN.replace("    if rank", "    if i > 1:\n        break\n    if rank"), 17, "left early"),
+    "early end": (put("    if i > 1:\n        break", "    if rank"), 17, "left early"),
     "update now and then": (
         PLAIN.replace("    optimizer.step", "    if i % 2:\n        optimizer.step"),
         16,
         "condition",
     ),
     "adds up": (PLAIN.replace("    optimizer.zero_grad()\n", ""), 10, "would add up"),
-    "own collective": (PLAIN.replace("    if rank", "    dist.all_reduce(loss)\n    if rank"), 16, "all_reduce"),
-    "gradient behind": (PLAIN.replace("    if rank", "    print(model.weight.grad)\n    if rank"), 16, "no gradients"),
-    "two backward": (PLAIN.replace("    optimizer.step", "    loss.backward()\n    optimizer.step"), 15, "a second"),
+    "own collective": (put("    dist.all_reduce(loss)", "    if rank"), 16, "all_reduce"),
+    "gradient behind": (put("    print(model.weight.grad)", "    if rank"), 16, "no gradients"),
+    "two backward": (put("    loss.backward()", "    optimizer.step"), 15, "a second"),
     "a closure": (PLAIN.replace("optimizer.step()", "optimizer.step(f)"), 15, "closure"),
     "begins later": (PLAIN.replace("range(3)", "range(begun, 3)"), 10, "DataLoader"),
     "loss elsewhere": (
@@ -105,11 +101,7 @@ REFUSED = {
         20,
         "own",
     ),
-    "evaluation by rank": (
-        PLAIN.replace("model = DDP", "val = torch.utils.data.DistributedSampler([1])\nmodel = DDP"),
-        8,
-        "chosen by rank",
-    ),
+    "evaluation by rank": (put("val = torch.utils.data.DistributedSampler([1])", "model = DDP"), 8, "chosen by rank"),
     "looked up": (PLAIN + 'import os\nprint("RANK" in os.environ)\n', 20, "RANK is looked up"),
     "drawn in front": (
         ACCUMULATES.replace("    optimizer.zero", "    x = torch.randn(2, 4)\n    optimizer.zero")
@@ -133,17 +125,15 @@ REFUSED = {
         12,
         "not the same each time",
     ),
-    "loss in front": (
-        PLAIN.replace("    x = torch", "    if i:\n        print(loss)\n    x = torch"),
-        12,
-        "loss is of one",
-    ),
+    "loss in front": (put("    if i:\n        print(loss)", "    x = torch"), 12, "loss is of one"),
     "two in a line": (PLAIN.replace("loss.backward()\n    ", "loss.backward(); "), 14, "several statements"),
-    "between": (PLAIN.replace("    loss =", "    if i > 1:\n        x = x * 2\n    loss ="), 12, "stands between"),
-    "a hook": (PLAIN.replace("for i", "model.register_comm_hook(None, f)\nfor i"), 10, "not wrapped"),
+    "between": (put("    if i > 1:\n        x = x * 2", "    loss ="), 12, "stands between"),
+    "a hook": (put("model.register_comm_hook(None, f)", "for i"), 10, "not wrapped"),
     "mean by plateau": (
-        PLAIN.replace("for i", "plan = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)\nfor i").replace(
-            "    if rank", "    plan.step(loss)\n    if rank"
+        put(
+            "    plan.step(loss)",
+            "    if rank",
+            put("plan = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)", "for i"),
         ),
         17,
         "with arguments",

@@ -41,6 +41,11 @@ def timed(iteration, *seconds, task="gpt"):
     return ComputeTimed(node="n1", source="n1", task=task, epoch=0, iteration=iteration, workers=workers)
 
 
+def get_slow(tell):
+    for i in range(60):
+        tell(finished(i, 1.0 if i < 40 else 1.5))
+
+
 async def first(bus, kind):
     return codec.decode_message((await anext(bus.follow(subjects.events(kind), 0))).data)
 
@@ -85,11 +90,10 @@ async def test_slow_iterations_are_told_in_the_journal_with_who_is_slow(bus):
         assert (await first(bus, SlowdownEnded)).reason == "back in its band"
 
 
-async def test_what_is_known_survives_the_instance(bus, monkeypatch):
-    monkeypatch.setattr(statistics, "SAVE_S", 0.05)
+async def test_what_was_told_is_written_down_at_once_and_survives_the_instance(bus, monkeypatch):
+    monkeypatch.setattr(statistics, "SAVE_S", 1000.0)
     async with watching(bus, Active(token=1)) as tell:
-        for i in range(60):
-            tell(finished(i, 1.0 if i < 40 else 1.5))
+        get_slow(tell)
         await first(bus, SlowdownDetected)
         await written(bus, lambda known: "gpt" in known.tasks and known.tasks["gpt"][2].slow)  # and that it was told
     async with watching(bus, Active(token=2)) as tell:
@@ -102,20 +106,10 @@ async def test_what_is_known_survives_the_instance(bus, monkeypatch):
     assert await bus.tail() == 2
 
 
-async def test_what_was_told_is_written_down_at_once(bus, monkeypatch):
-    monkeypatch.setattr(statistics, "SAVE_S", 1000.0)
-    async with watching(bus, Active()) as tell:
-        for i in range(60):
-            tell(finished(i, 1.0 if i < 40 else 1.5))
-        await first(bus, SlowdownDetected)
-        await written(bus, lambda known: "gpt" in known.tasks and known.tasks["gpt"][2].slow)
-
-
 async def test_what_was_written_down_and_cannot_be_read_is_begun_anew(bus, caplog):
     await bus.bucket("state").update(KEY, msgspec.msgpack.encode({"tasks": {"gpt": {2: {"mean_s": -1.0}}}}), 0)
     async with watching(bus, Active()) as tell:
-        for i in range(60):
-            tell(finished(i, 1.0 if i < 40 else 1.5))
+        get_slow(tell)
         await first(bus, SlowdownDetected)
     assert "can't be used, and begin anew: Expected `float` >= 0.0" in caplog.text
 

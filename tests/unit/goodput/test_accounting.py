@@ -8,21 +8,23 @@ from helpers.accounts import (
     SPEC,
     THREE,
     account,
-    admitted,
     began,
     exited,
     failure,
+    finished,
+    grown,
     killed,
     plan,
     ready,
     regroup,
     regrouped,
+    slowed,
     spent,
     stalled,
     start,
 )
 
-from unicron.contracts import commands, events, slowdowns
+from unicron.contracts import commands, events
 from unicron.contracts.failures import FailureStatus
 from unicron.contracts.tasks import TaskState
 
@@ -96,16 +98,7 @@ def test_iterations_that_were_done_before_are_recomputed_and_who_waits_for_a_wor
 
 
 def test_telemetry_says_when_the_recomputed_iterations_were_over():
-    iterations = [
-        (
-            132 + 5 * number,
-            events.IterationFinished(
-                node="n1", slot=0, task="gpt", worker="w1", epoch=1, iteration=5 + number, world_size=4, seconds=5.0,
-                loss=1.0,
-            ),
-        )
-        for number in range(1, 6)
-    ]  # fmt: skip
+    iterations = [(132 + 5 * number, finished(5 + number, epoch=1, seconds=5.0)) for number in range(1, 6)]
     row = of(account([*began(), *ROLLED_BACK, *iterations]), 200)
     assert row.seconds["recomputed"] == pytest.approx(4 * 20)
     assert row.total_s == pytest.approx(row.whole_s)
@@ -136,16 +129,7 @@ def test_a_lost_node_counts_from_when_it_was_suspected_until_a_plan_takes_its_sl
 
 
 def test_slots_that_a_plan_adds_start_up_while_the_others_train():
-    six = (*FOUR, ("w5", "n3", 0), ("w6", "n3", 1))
-    places = [(node, slot) for _, node, slot in six]
-    lines = [
-        *began(),
-        (50, admitted("n3")),
-        (60, "joined", plan("node_joined:n3", slots=places), *(start(*each) for each in six[4:])),
-        (80, "joined", *(ready(*each) for each in six[4:]), *regroup(1, six)),
-        (90, "joined", *regrouped(1, six, iteration=7, seconds=2.0)),
-    ]
-    report = account(lines).report(100)
+    report = account([*began(), *grown()]).report(100)
     assert spent(report.of("gpt")) == {
         "start_up": 44 + 2 * 30,
         "training": 4 * (88 - 21) + 6 * 10,
@@ -170,14 +154,7 @@ def test_a_search_for_a_checkpoint_is_no_wait_for_workers():
 
 
 def test_a_slowdown_costs_what_is_beyond_the_usual_time():
-    of_task = {"task": "gpt", "epoch": 0, "iteration": 5, "world_size": 4, "usual_s": 6.0}
-    slow = slowdowns.SlowWorker(worker="w3", node="n2", rank=2, factor=2.0)
-    lines = [
-        *began(),
-        (61, slowdowns.SlowdownDetected(**of_task, recent_s=10.0, workers=[slow])),
-        (81, slowdowns.SlowdownEnded(**of_task, recent_s=6.0, reason="over")),
-    ]
-    report = account(lines).report(121)
+    report = account([*began(), *slowed()]).report(121)
     assert spent(report.of("gpt")) == {"start_up": 44, "training": 4 * (100 - 8), "sub_healthy": 4 * 8}
     assert [(row.name, row.total_s) for row in report.nodes] == [("n2", pytest.approx(32))]
 

@@ -11,19 +11,22 @@ from helpers.accounts import (
     began,
     exited,
     failure,
+    finished,
+    grown,
     journal,
     killed,
     plan,
     ready,
     regroup,
     regrouped,
+    slowed,
     start,
 )
 from replay import replayer
 from unicron_goodput import book
 from unicron_goodput.accounting import Goodput
 
-from unicron.contracts import events, slowdowns
+from unicron.contracts import events
 from unicron.contracts.tasks import TaskState
 
 
@@ -87,19 +90,13 @@ def test_the_task_as_a_whole_stood_still_for_the_time_between_fault_and_recovery
 
 
 def test_telemetry_that_overtakes_the_journal_makes_no_recovery_longer():
-    finished = events.IterationFinished(
-        task="gpt", node="n1", slot=0, worker="w1", epoch=2, iteration=14, world_size=4, seconds=1.0, loss=0.5
-    )
-    cost = account([*began(), *killed(), (151, finished), HEALED[-1]]).chain(FAILED, 200)
+    cost = account([*began(), *killed(), (151, finished(14, epoch=2)), HEALED[-1]]).chain(FAILED, 200)
     assert cost.recovered_at == 150
     assert cost.courses[0].whole_s == pytest.approx(150 - 121)
 
 
 def test_telemetry_of_a_task_that_the_journal_has_not_told_of_yet_counts_for_nothing():
-    early = events.IterationFinished(
-        task="gpt", node="n1", slot=0, worker="w1", epoch=0, iteration=3, world_size=4, seconds=1.0, loss=0.5
-    )
-    report = account([(100, early), (101, admitted("n1"))]).report(111)
+    report = account([(100, finished(3)), (101, admitted("n1"))]).report(111)
     assert report.since == 101
     assert [(row.name, row.total_s) for row in report.tasks] == [("", 20.0)]
 
@@ -173,27 +170,16 @@ def test_a_task_without_any_slots_waits_for_its_failure():
 
 
 def test_a_plan_costs_the_start_up_of_what_it_adds_and_the_joining():
-    six = (*FOUR, ("w5", "n3", 0), ("w6", "n3", 1))
-    places = [(node, slot) for _, node, slot in six]
-    lines = [
-        *began(),
-        (50, admitted("n3")),
-        (60, "joined", plan("node_joined:n3", slots=places), *(start(*each) for each in six[4:])),
-        (80, "joined", *(ready(*each) for each in six[4:]), *regroup(1, six)),
-        (90, "joined", *regrouped(1, six, iteration=7, seconds=2.0), recovered()),
-    ]
-    cost = account(lines).chain("joined", 100)
+    cost = account([*began(), *grown(recovered())]).chain("joined", 100)
     assert (cost.what, cost.detected_at, cost.decided_at, cost.recovered_at) == ("node_joined", None, 60, 90)
     assert paid(cost.seconds) == {"start_up": 60, "transition": 8}
     assert paid(cost.courses[0].seconds) == {"transition": 2}
 
 
 def test_a_slowdown_costs_a_share_of_the_time_until_it_is_over():
-    of_task = {"task": "gpt", "epoch": 0, "iteration": 5, "world_size": 4, "usual_s": 6.0}
-    slow = slowdowns.SlowWorker(worker="w3", node="n2", rank=2, factor=2.0)
-    lines = [*began(), (61, "slow", slowdowns.SlowdownDetected(**of_task, recent_s=10.0, workers=[slow]))]
-    assert account(lines).chain("slow", 71).recovered_at is None
-    cost = account([*lines, (81, slowdowns.SlowdownEnded(**of_task, recent_s=6.0, reason="over"))]).chain("slow", 99)
+    begins, ends = slowed()
+    assert account([*began(), begins]).chain("slow", 71).recovered_at is None
+    cost = account([*began(), begins, ends]).chain("slow", 99)
     assert (cost.what, cost.node, cost.detected_at, cost.recovered_at) == ("slowdown", "n2", 61, 81)
     assert paid(cost.seconds) == {"sub_healthy": 32}
     assert {(each.begin, each.end, round(each.share, 6)) for each in cost.spans} == {(61, 81, 0.4)}

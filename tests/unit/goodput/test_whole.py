@@ -8,6 +8,7 @@ from helpers.accounts import (
     began,
     exited,
     failure,
+    finished,
     journal,
     plan,
     ready,
@@ -87,12 +88,7 @@ anything = st.one_of(
         recent_s=st.floats(0.5, 5),
     ),
     one(
-        lambda worker, epoch, at, task: [
-            events.IterationFinished(
-                worker=worker[0], node=worker[1], slot=worker[2], task=task, epoch=epoch, iteration=at, world_size=2,
-                seconds=1.0, loss=0.0,
-            )
-        ],
+        lambda worker, epoch, at, task: [finished(at, *worker, task=task, epoch=epoch)],
         worker=workers,
         epoch=small,
         at=small,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -64,34 +65,27 @@ def test_a_stage_that_is_missing_altogether_is_an_error(healthy):
         measures.analyze(only(healthy, ~which(healthy, stage=1)))
 
 
-def test_a_step_in_which_a_rank_is_missing_is_left_out(healthy, expected):
-    found = measures.analyze(only(healthy, ~which(healthy, step=2, dp_rank=1)))
+@pytest.mark.parametrize(
+    ("missing", "name", "says"),
+    [
+        ({"step": 2, "dp_rank": 1}, "missing-ranks", ""),
+        ({"step": 1, "dp_rank": 2, "optype": "forward-recv", "seq_id": 1}, "operations-without-partner", ""),
+        ({"step": 5, "dp_rank": 0, "stage": 1, "optype": "optimizer"}, "incomplete-steps", "1 of 6 steps.*: 5$"),
+    ],
+)
+def test_a_step_in_which_something_is_missing_is_left_out(healthy, expected, missing, name, says):
+    found = measures.analyze(only(healthy, ~which(healthy, **missing)))
     (problem,) = found.problems
-    assert (problem.name, problem.stands) == ("missing-ranks", True)
-    assert problem.dropped == which(healthy, step=2).sum() - which(healthy, step=2, dp_rank=1).sum()
-    assert list(found.steps) == [0, 1, 3, 4, 5]
-    assert found.step_traced_s == pytest.approx(np.delete(expected.step_traced_s, 2))
-
-
-def test_a_step_with_an_operation_without_partner_is_left_out(healthy):
-    kept = ~which(healthy, step=0, dp_rank=2, optype="forward-recv", seq_id=1)
-    found = measures.analyze(only(healthy, kept))
-    (problem,) = found.problems
-    assert (problem.name, problem.stands) == ("operations-without-partner", True)
-    assert list(found.steps) == [1, 2, 3, 4, 5]
+    assert (problem.name, problem.stands) == (name, True)
+    assert problem.dropped == which(healthy, step=missing["step"]).sum() - which(healthy, **missing).sum()
+    assert re.search(says, problem.text)
+    assert list(found.steps) == [step for step in range(6) if step != missing["step"]]
+    assert found.step_traced_s == pytest.approx(np.delete(expected.step_traced_s, missing["step"]))
 
 
 def test_operations_without_partner_in_every_step_are_an_error(healthy):
     with pytest.raises(InvalidInputError, match=r"operations without partner: stage 1 has 3 forward-recv.* 4 forward"):
         measures.analyze(only(healthy, ~which(healthy, optype="forward-recv", seq_id=3)))
-
-
-def test_an_incomplete_step_is_left_out(healthy):
-    found = measures.analyze(only(healthy, ~which(healthy, step=5, dp_rank=0, stage=1, optype="optimizer")))
-    (problem,) = found.problems
-    assert (problem.name, problem.stands) == ("incomplete-steps", True)
-    assert "1 of 6 steps" in problem.text
-    assert problem.text.endswith(": 5")
 
 
 def test_a_result_from_few_steps_does_not_stand(healthy):

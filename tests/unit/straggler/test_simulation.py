@@ -141,22 +141,15 @@ def job():
     return tensors.job(synthetic.make(SHAPE, seed=3, plants=[SlowWorker(1, 2, 1.7)]))
 
 
-def test_a_trace_played_elsewhere_is_simulated_alike(job):
-    ideal = measures.ideals(job).chosen
-    found = simulate.step_times(job.graph, job.durations, ideal, [Scenario()])[0]
-    expected = synthetic.step_times(SHAPE, seed=3, plants=[SlowWorker(1, 2, 1.7)])
-    assert found == pytest.approx(expected)
-    assert job.step_traced_s == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("dp", [1, 2])
-@pytest.mark.parametrize("pp", [1, 2, 4])
+@pytest.mark.parametrize("dp", [1, 3])
+@pytest.mark.parametrize("pp", [1, 2, 8])
 @pytest.mark.parametrize("microbatches", [1, 2, 6])
 @pytest.mark.parametrize("steps", [1, 3])
 def test_jobs_of_any_shape_are_simulated_as_they_were_played(dp, pp, microbatches, steps):
     shape = Shape(dp, pp, microbatches, steps)
     found = measures.analyze(synthetic.make(shape, seed=7))
-    assert found.step_simulated_s == pytest.approx(synthetic.step_times(shape, seed=7))
+    assert found.step_simulated_s == pytest.approx(synthetic.step_times(shape, seed=7), rel=1e-9)
+    assert found.launch_slowdown == pytest.approx(1, rel=1e-9)
     assert found.problems == ()
     assert found.worker_exact.shape == (dp, pp)
     assert found.step_worker_exact.shape == (steps, dp, pp)
