@@ -65,15 +65,8 @@ class TransitionHarness:
         return [message]
 
     def admitted(self, node, workers=(), incarnation="first"):
-        return NodeAdmitted(
-            node=node,
-            incarnation=incarnation,
-            host=node,
-            slots=[Slot(index=0), Slot(index=1)],
-            rendezvous=f"{node}:1",
-            state_server=f"{node}:2",
-            workers=list(workers),
-        )
+        there = {"host": node, "rendezvous": f"{node}:1", "state_server": f"{node}:2", "workers": list(workers)}
+        return NodeAdmitted(node=node, incarnation=incarnation, slots=[Slot(index=0), Slot(index=1)], **there)
 
     def plan(self, at=0.0, **places):
         shares = [TaskShare(task=task, slots=[slot(text) for text in texts]) for task, texts in places.items()]
@@ -99,19 +92,9 @@ class TransitionHarness:
     def join_one(self, task, worker, at=0.0):
         run = self.run(task)
         where, group = run.workers[worker].slot, run.membership.group
-        return self.feed(
-            Regrouped(
-                node=where.node,
-                slot=where.slot,
-                task=task,
-                worker=worker,
-                epoch=run.membership.epoch,
-                rank=group.index(worker),
-                world_size=len(group),
-                iteration=5,
-                at=at,
-            )
-        )
+        place = {"node": where.node, "slot": where.slot, "task": task, "worker": worker}
+        rank = {"epoch": run.membership.epoch, "rank": group.index(worker), "world_size": len(group)}
+        return self.feed(Regrouped(**place, **rank, iteration=5, at=at))
 
     def running(self, **places):
         self.plan(**places)
