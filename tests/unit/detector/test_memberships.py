@@ -26,14 +26,7 @@ def scene():
 
 
 def test_an_unexplained_broken_collective_is_severity_3_and_a_reattempt_that_fails_costs_a_restart(scene):
-    about = {
-        "method": "exception_propagation",
-        "status": "connection_reset",
-        "task": "gpt",
-        "node": "n1",
-        "slot": 0,
-        "worker": "w1",
-    }
+    about = {"method": "exception_propagation", "status": "connection_reset", **scene.places["w1"]}
     assert scene.collective("w1") == []
     broke = FailureDetected(severity=Severity.SEV3, **about, reason="Connection closed by peer", epoch=0)
     assert scene.wait(0.4) == [broke]
