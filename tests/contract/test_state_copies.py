@@ -178,27 +178,23 @@ async def test_a_name_that_leads_elsewhere_is_refused(keeper, name):
     assert keeper.told == []
 
 
+NOT_SAVED, NOT_SAID = "nothing that a worker has saved", "does not say what it is"
+
+
 @pytest.mark.parametrize(
-    "wrong",
+    ("start", "says"),
     [
-        pytest.param(ref(name="gpt-2.1.saved"), id="of another worker"),
-        pytest.param(ref(name="gpt-1.1.state"), id="lent, not saved"),
-        pytest.param(ref(b""), id="empty"),
+        pytest.param(first(ref(name="gpt-2.1.saved")), NOT_SAVED, id="of another worker"),
+        pytest.param(first(ref(name="gpt-1.1.state")), NOT_SAVED, id="lent, not saved"),
+        pytest.param(first(ref(b"")), NOT_SAVED, id="of an empty state"),
+        pytest.param(b"", NOT_SAID, id="empty"),
+        pytest.param(b"\xc1", NOT_SAID, id="no msgpack"),
+        pytest.param(CONTENT[:99], NOT_SAID, id="content"),
+        pytest.param(first(ref()).replace(b"gpt-1.1", b"\xff\xff\xff-1.1"), NOT_SAID, id="a name that is no text"),
     ],
 )
-async def test_what_no_worker_has_saved_is_refused(keeper, wrong):
-    with pytest.raises(grpc.aio.AioRpcError, match="nothing that a worker has saved"):
-        await keeper.stream(first(wrong), CONTENT)
-    assert (keeper.files(), keeper.told) == ({}, [])
-
-
-@pytest.mark.parametrize(
-    "start",
-    [b"", b"\xc1", CONTENT[:99], first(ref()).replace(b"gpt-1.1", b"\xff\xff\xff-1.1")],
-    ids=["empty", "no msgpack", "content", "a name that is no text"],
-)
-async def test_what_does_not_say_what_it_is_is_refused(keeper, start):
-    with pytest.raises(grpc.aio.AioRpcError, match="does not say what it is"):
+async def test_what_no_worker_has_saved_or_does_not_say_what_it_is_is_refused(keeper, start, says):
+    with pytest.raises(grpc.aio.AioRpcError, match=says):
         await keeper.stream(start, CONTENT)
     assert (keeper.files(), keeper.told) == ({}, [])
 

@@ -273,18 +273,9 @@ def test_a_worker_that_is_stopped_while_its_process_starts_is_killed_when_it_is_
 def test_an_exit_carries_where_the_worker_was(scene):
     scene.compute(10.0, 10.1)
     gone = ProcessExited("gpt-1", None, 9, ("last words",), ("all_reduce #3",))
-    assert scene.feed(gone) == [
-        WorkerExited(
-            **PLACE,
-            exit_code=None,
-            signal=9,
-            iteration=3,
-            microbatches_done=2,
-            stderr=["last words"],
-            expected=False,
-            collectives=["all_reduce #3"],
-        )
-    ]
+    how = {"exit_code": None, "signal": 9, "expected": False, "iteration": 3, "microbatches_done": 2}
+    last = {"stderr": ["last words"], "collectives": ["all_reduce #3"]}
+    assert scene.feed(gone) == [WorkerExited(**PLACE, **how, **last)]
     assert scene.core.workers == {}
     assert scene.feed(gone) == []
     assert scene.read(stop()) == []
@@ -431,18 +422,9 @@ def test_a_node_that_is_to_go_says_so_and_serves_on_until_it_is_told_that_it_may
 
 def test_a_membership_goes_to_the_members_here_at_once_and_again_when_they_connect_anew(scene):
     [sent] = scene.read(regroup("gpt-1", "gone"))
-    assert sent == SendToWorker(
-        "gpt-1",
-        wire.Membership(
-            epoch=2,
-            rendezvous="h:1",
-            rendezvous_id="",
-            rank=3,
-            world_size=5,
-            member=Member(worker="gpt-1", node="n1", slot=1),
-            since=2,
-        ),
-    )
+    told = {"epoch": 2, "since": 2, "rendezvous": "h:1", "rendezvous_id": "", "rank": 3, "world_size": 5}
+    member = Member(worker="gpt-1", node="n1", slot=1)
+    assert sent == SendToWorker("gpt-1", wire.Membership(**told, member=member))
     assert scene.say(hello()) == [sent]
 
 
@@ -548,15 +530,8 @@ def test_a_stopped_worker_stalls_after_three_times_its_microbatch(scene):
     scene.compute(10.0, 10.4, 10.8, 11.2)
     assert scene.stalled(12.3, "gpt-1") == []
     [fact] = scene.stalled(12.5, "gpt-1")
-    assert fact == WorkerStalled(
-        **PLACE,
-        epoch=-1,
-        iteration=3,
-        phase="compute",
-        waited_s=pytest.approx(1.3),
-        limit_s=pytest.approx(1.2),
-        responsive=False,
-    )
+    times = {"waited_s": pytest.approx(1.3), "limit_s": pytest.approx(1.2)}
+    assert fact == WorkerStalled(**PLACE, epoch=-1, iteration=3, phase="compute", **times, responsive=False)
     assert scene.stalled(12.6, "gpt-1") == []  # once an iteration
 
 

@@ -2,23 +2,16 @@
 
 import math
 
+from msgspec.structs import replace
 from unicron_agent.traffic import NodeTraffic
 from unicron_agent.workers import Worker, communicating
 
-from unicron.contracts.tasks import Member
 from unicron.contracts.traffic import Forecast, forecast_name
-from unicron.contracts.worker import Membership
+from unicron.contracts.worker import NOWHERE
 
 
 def worker(name, slot, world_size, task="a", epoch=3, **fields):
-    membership = Membership(
-        epoch=epoch,
-        rendezvous="",
-        rendezvous_id="",
-        rank=0,
-        world_size=world_size,
-        member=Member(worker=name, node="n1", slot=slot),
-    )
+    membership = replace(NOWHERE, epoch=epoch, world_size=world_size)
     return Worker(worker=name, task=task, slot=slot, membership=membership, **fields)
 
 

@@ -73,14 +73,8 @@ def logged(text, node="n1", **fields):
 def test_a_fault_of_the_machine_gives_the_node_up_once(harness):
     line = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
     [failure] = harness.feed(logged(line, slot=3))
-    assert failure == FailureDetected(
-        severity=Severity.SEV1,
-        method=DetectionMethod.DEVICE_HEALTH,
-        status=FailureStatus.GPU_DRIVER_ERROR,
-        node="n1",
-        slot=3,
-        reason=line,
-    )
+    what = {"method": DetectionMethod.DEVICE_HEALTH, "status": FailureStatus.GPU_DRIVER_ERROR}
+    assert failure == FailureDetected(severity=Severity.SEV1, **what, node="n1", slot=3, reason=line)
     assert harness.feed(logged(line, slot=4)) == []
     assert harness.exit("gpt-1", signal=9) == [], "a consequence"
 

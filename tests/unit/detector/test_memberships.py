@@ -26,14 +26,7 @@ def scene():
 
 
 def test_an_unexplained_broken_collective_is_severity_3_and_a_reattempt_that_fails_costs_a_restart(scene):
-    about = {
-        "method": "exception_propagation",
-        "status": "connection_reset",
-        "task": "gpt",
-        "node": "n1",
-        "slot": 0,
-        "worker": "w1",
-    }
+    about = {"method": "exception_propagation", "status": "connection_reset", **scene.places["w1"]}
     assert scene.collective("w1") == []
     broke = FailureDetected(severity=Severity.SEV3, **about, reason="Connection closed by peer", epoch=0)
     assert scene.wait(0.4) == [broke]
@@ -44,19 +37,14 @@ def test_an_unexplained_broken_collective_is_severity_3_and_a_reattempt_that_fai
     assert scene.give_up("reattempt", "w1") == []
 
 
-def test_a_state_that_nobody_could_hand_over_is_tried_again_in_place(scene):
-    assert scene.stateless("w1") == []
-    (failure,) = scene.wait(0.4)
-    assert brief([failure]) == [(3, "state_transfer_failed", "w1")]
-    assert failure.reason == "no source of the state answers"
-    assert scene.wait(10) == []
-
-
-def test_a_state_that_can_never_be_had_climbs_the_ladder(scene):
+def test_a_state_that_nobody_could_hand_over_is_tried_again_in_place_and_climbs_the_ladder(scene):
     for epoch in range(3):
         scene.run(epoch=epoch, w1="n1", w2="n2")
-        scene.stateless("w2", epoch=epoch)
-        assert brief(scene.wait(1)) == [(3, "state_transfer_failed", "w2")]
+        assert scene.stateless("w2", epoch=epoch) == []
+        (failure,) = scene.wait(1)
+        assert brief([failure]) == [(3, "state_transfer_failed", "w2")]
+        assert failure.reason == "no source of the state answers"
+        assert scene.wait(10) == []
     scene.run(epoch=3, w1="n1", w2="n2")
     scene.stateless("w2", epoch=3)
     (failure,) = scene.wait(1)
@@ -247,15 +235,12 @@ def test_another_task_or_the_same_after_the_window_may_cost_another_node(scene):
     assert kill(scene, 4, "n2", start=4)[-1].severity is Severity.SEV1
 
 
-def test_a_reattempt_of_nobody_in_particular_falls_back_on_the_last_failure(scene):
+def test_a_reattempt_of_nobody_in_particular_falls_back_on_the_last_failure_or_alerts_a_person(scene):
+    in_vain = AttemptFailed(task="gpt", action="reattempt", reason="no answer")
+    assert brief(scene.feed(in_vain)) == ["Alert"]
     scene.collective("w2")
     scene.wait(1)
-    out = scene.feed(AttemptFailed(task="gpt", action="reattempt", reason="no answer"))
-    assert brief(out) == [(2, "connection_reset", "w2")]
-
-
-def test_an_attempt_on_nobody_known_alerts_a_person(scene):
-    assert brief(scene.feed(AttemptFailed(task="gpt", action="reattempt", reason="no answer"))) == ["Alert"]
+    assert brief(scene.feed(in_vain)) == [(2, "connection_reset", "w2")]
 
 
 def test_a_restart_that_fails_costs_the_node(scene):

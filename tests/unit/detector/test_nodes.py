@@ -280,16 +280,10 @@ def test_two_suspects_wait_for_their_own_verdicts(scene):
     assert brief(scene.wait(10)) == lost("n1")
 
 
-def test_a_collective_that_is_explained_already_condemns_nobody(scene):
+def test_a_collective_of_an_earlier_epoch_or_that_is_explained_already_condemns_nobody(scene):
     scene.run(epoch=1, w1="n1", w2="n2", w3="n3")
     scene.disconnect("n1")
+    assert scene.collective("w2", epoch=0) == []
     scene.exit("w3", signal=9)
     assert scene.collective("w2", epoch=1) == []
-    assert scene.wait(10) == []
-
-
-def test_a_collective_of_an_earlier_epoch_condemns_nobody(scene):
-    scene.run(epoch=1, w1="n1", w2="n2")
-    scene.disconnect("n1")
-    assert scene.collective("w2", epoch=0) == []
     assert scene.wait(10) == []

@@ -12,6 +12,7 @@ from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import Healing, TaskSpec, TaskState
 
 SUBMITTED = TaskSubmitted(task="gpt", spec=TaskSpec(name="gpt", command=["train"]))
+W1 = {"task": "gpt", "node": "n1", "slot": 0, "worker": "w1"}
 
 
 @pytest.fixture
@@ -26,18 +27,10 @@ def scene():
 
 
 def test_a_killed_worker_is_severity_2(scene):
-    assert scene.exit("w1", signal=9, iteration=3, stderr=["loading", "step 3", ""]) == [
-        FailureDetected(
-            severity=Severity.SEV2,
-            method="process_supervision",
-            status="exited_abnormally",
-            task="gpt",
-            node="n1",
-            slot=0,
-            worker="w1",
-            reason='w1 was ended by SIGKILL; its last line was "step 3"',
-        )
-    ]
+    told = {"method": "process_supervision", "status": "exited_abnormally", **W1}
+    reason = 'w1 was ended by SIGKILL; its last line was "step 3"'
+    out = scene.exit("w1", signal=9, iteration=3, stderr=["loading", "step 3", ""])
+    assert out == [FailureDetected(severity=Severity.SEV2, **told, reason=reason)]
 
 
 @pytest.mark.parametrize(
@@ -84,19 +77,10 @@ def test_an_exit_told_twice_is_one_failure_though_a_late_ready_comes_between(sce
 
 
 def test_an_exception_is_classified(scene):
-    out = scene.throw("w1", "torch.AcceleratorError", "CUDA error: an illegal memory access was encountered")
-    assert out == [
-        FailureDetected(
-            severity=Severity.SEV2,
-            method="exception_propagation",
-            status="illegal_memory_access",
-            task="gpt",
-            node="n1",
-            slot=0,
-            worker="w1",
-            reason="torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
-        )
-    ]
+    kind, text = "torch.AcceleratorError", "CUDA error: an illegal memory access was encountered"
+    told = {"method": "exception_propagation", "status": "illegal_memory_access", **W1}
+    out = scene.throw("w1", kind, text)
+    assert out == [FailureDetected(severity=Severity.SEV2, **told, reason=f"{kind}: {text}")]
 
 
 def test_an_exception_after_its_exit_is_swallowed(scene):

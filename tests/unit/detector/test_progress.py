@@ -6,7 +6,7 @@ from unicron_detector import report
 from unicron_detector.memberships import NOT_FINITE
 from unicron_detector.state import Limits
 
-from unicron.contracts.events import CollectiveFailed, IterationFinished, Regrouped, TaskBroken, TaskSubmitted
+from unicron.contracts.events import IterationFinished, Regrouped, TaskBroken, TaskSubmitted
 from unicron.contracts.tasks import UNCOUNTED, Healing, TaskSpec
 
 TIMES = 4
@@ -141,15 +141,3 @@ def test_the_same_exception_later_is_no_error_of_the_program_where_nobody_knows_
     program.run(epoch=1, c="n0", b="n1")
     assert brief(program.throw("c", iteration=0)) == [(2, "other_software_error", "c")]
     assert brief(program.throw("b", iteration=0)) == ["TaskBroken"]  # of two ranks at once
-
-
-def test_a_program_that_begins_anew_and_breaks_in_each_membership_is_given_up_too():
-    scene, out = DetectorHarness(Limits(no_progress=10, attempts=1000)), []
-    scene.join("a")
-    scene.feed(TaskSubmitted(task="gpt", spec=TaskSpec(name="gpt", command=["x"], heal=Healing.RESTART)))
-    for epoch in range(10):
-        scene.run(epoch=epoch, **{"gpt-1": "a"})
-        fact = CollectiveFailed(**scene.places["gpt-1"], epoch=epoch, iteration=0, error="no rank can be reached")
-        out += scene.feed(fact) + scene.wait(1.0)
-    assert brief(out)[-1] == "TaskBroken"
-    assert "no progress: 10 memberships in a row failed in iteration 0" in out[-1].reason

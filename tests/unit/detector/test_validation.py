@@ -18,18 +18,6 @@ def up_and_lost(state):
     state.lost["n2"] = Lost(at=state.now)
 
 
-def gone_behind_the_books(state):
-    del state.workers["w2"]
-
-
-def node_gone(state):
-    del state.nodes["n2"]
-
-
-def task_gone(state):
-    state.tasks.clear()
-
-
 def ahead(state):
     state.workers["w2"].epoch += 9
 
@@ -46,9 +34,9 @@ def timer_to_come(state):
     ("plant", "words"),
     [
         (up_and_lost, "n2 is up, and given up"),
-        (gone_behind_the_books, "the books on workers"),
-        (node_gone, "w2: it is watched on n2, which is not up"),
-        (task_gone, "which is not known"),
+        (lambda state: state.workers.pop("w2"), "the books on workers"),
+        (lambda state: state.nodes.pop("n2"), "w2: it is watched on n2, which is not up"),
+        (lambda state: state.tasks.clear(), "which is not known"),
         (ahead, "w2: it is in epoch 9"),
         (another_s_timer, "ends the grace of n1"),
         (timer_to_come, "ends the grace of n1"),

@@ -139,17 +139,8 @@ def test_who_has_just_taken_its_state_says_so_until_that_was_compared():
 
 
 def saved_on(*nodes):
-    refs = [
-        StateRef(
-            task="t",
-            iteration=3,
-            place=0,
-            location=StateLocation(node=node, worker="w", name=name),
-            size=1,
-            checksum=b"",
-        )
-        for node, name in nodes
-    ]
+    places = [StateLocation(node=node, worker="w", name=name) for node, name in nodes]
+    refs = [StateRef(task="t", iteration=3, place=0, location=each, size=1, checksum=b"") for each in places]
     return Shelf(layout=ParallelLayout(), iteration=3, states=refs)
 
 

@@ -80,17 +80,9 @@ class Place:
 
     def regroup(self, epoch, *names, **more):
         for rank, name in enumerate(names):
-            self.workers[name].tell(
-                Membership(
-                    epoch=epoch,
-                    rendezvous="node:1",
-                    rendezvous_id="t",
-                    rank=rank,
-                    world_size=len(names),
-                    member=Member(worker=name, node=f"node-of-{name}", slot=0),
-                    **more,
-                )
-            )
+            at = {"rendezvous": "node:1", "rendezvous_id": "t", "rank": rank, "world_size": len(names)}
+            member = Member(worker=name, node=f"node-of-{name}", slot=0)
+            self.workers[name].tell(Membership(epoch=epoch, member=member, **at, **more))
 
     def said(self, worker, message):
         self.said_by[worker].append(message)

@@ -253,17 +253,12 @@ def test_for_every_shape_each_microbatch_counts_once_and_each_state_has_its_plac
 def shelf(*states, iteration=5, **shape):
     """Return a shelf with states given as (place, node)."""
     layout = ParallelLayout(**shape)
-    refs = [
-        StateRef(
-            task="t",
-            iteration=iteration,
-            place=place,
-            location=StateLocation(node=node, worker=f"w{place}", name=f"w{place}.1.kept"),
-            size=1,
-            checksum=b"",
-        )
-        for place, node in states or [(place, "n") for place in range(layout.replica_workers)]
-    ]
+
+    def ref(place, node="n"):
+        location = StateLocation(node=node, worker=f"w{place}", name=f"w{place}.1.kept")
+        return StateRef(task="t", iteration=iteration, place=place, location=location, size=1, checksum=b"")
+
+    refs = [ref(*each) for each in states] or [ref(place) for place in range(layout.replica_workers)]
     return Shelf(layout=layout, iteration=iteration, states=refs)
 
 

@@ -12,14 +12,8 @@ from unicron.train.gathering import Gathering, laid_out, loaded
 from unicron.train.packed import Packing, mapped, unpack
 from unicron.train.saving import Saver, set_aside
 
-REF = StateRef(
-    task="t",
-    iteration=7,
-    place=0,
-    location=StateLocation(node="n1", worker="t-1", name="", address="n1:1"),
-    size=0,
-    checksum=b"",
-)
+HERE = StateLocation(node="n1", worker="t-1", name="", address="n1:1")
+REF = StateRef(task="t", iteration=7, place=0, location=HERE, size=0, checksum=b"")
 
 
 def written(path, value):

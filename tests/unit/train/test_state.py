@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from unicron.contracts.tasks import Member, ParallelLayout
-from unicron.contracts.worker import Membership
+from unicron.contracts.worker import NOWHERE
 from unicron.errors import InvalidInputError, StateTransferError
 from unicron.train import Session, state
 from unicron.train.gathering import laid_out
@@ -15,14 +15,7 @@ from unicron.train.shell import run
 from unicron.train.timing import PlannedCollection
 from unicron.train.torch_shell import TorchShell
 
-MEMBERSHIP = Membership(
-    epoch=3,
-    rendezvous="node-1:1",
-    rendezvous_id="t",
-    rank=0,
-    world_size=1,
-    member=Member(worker="t-1", node="node-1", slot=0),
-)
+MEMBERSHIP = msgspec.structs.replace(NOWHERE, epoch=3, world_size=1, member=Member(worker="t-1", node="node-1", slot=0))
 
 
 @pytest.fixture

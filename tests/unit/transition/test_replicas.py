@@ -1,5 +1,6 @@
 """Workers of replicas of several: whole replicas compute, the rest wait, and nobody changes its place."""
 
+import pytest
 from helpers.transition import Cluster, of, slot, spec
 from unicron_transition.replicas import awaited
 
@@ -60,20 +61,13 @@ def test_two_halves_with_the_same_place_wait_for_the_other():
     assert cluster.group("a") == ["a-1", "a-2"]
 
 
-def test_a_task_begins_anew_where_a_place_of_its_state_is_lost_and_was_not_saved():
-    cluster = pairs(SLOTS[:2], saving=False)
+@pytest.mark.parametrize("saving", [True, False])
+def test_a_place_of_a_state_that_is_lost_is_taken_from_memory_or_the_task_begins_anew(saving):
+    cluster = pairs(SLOTS[:2], saving=saving)
     lose(cluster, "a-2")
     cluster.rest()
-    assert cluster.anew == {"a"}
-    assert set(cluster.group("a")) == {"a-3", "a-4"}, "what a-1 had is of no use alone"
-
-
-def test_a_place_of_a_state_that_is_lost_is_taken_from_memory():
-    cluster = pairs(SLOTS[:2])
-    lose(cluster, "a-2")
-    cluster.rest()
-    assert cluster.anew == set()
-    assert set(cluster.group("a")) == {"a-1", "a-3"}
+    assert cluster.anew == (set() if saving else {"a"})
+    assert set(cluster.group("a")) == ({"a-1", "a-3"} if saving else {"a-3", "a-4"}), "what a-1 has is no use alone"
 
 
 def test_who_is_started_again_with_another_place_gets_one_that_is_lacking_though_the_plan_meant_another():
@@ -113,12 +107,14 @@ def test_half_a_replica_that_missed_the_end_does_not_keep_a_task_alive_that_anot
     assert cluster.anew == set()
 
 
-def test_a_task_that_moves_takes_a_whole_replica_along():
+@pytest.mark.parametrize("to", [["n3:0", "n3:1"], ["n1:1", "n2:0"]], ids=["altogether", "in part"])
+def test_a_task_that_moves_takes_its_replica_along_and_who_stays_keeps_its_place(to):
     cluster = pairs(SLOTS[:2])
-    cluster.plan(a=[slot("n3:0"), slot("n3:1")])
+    cluster.plan(a=[slot(each) for each in to])
     cluster.rest()
     assert cluster.anew == set()
-    assert cluster.places("a") == ["n3:0", "n3:1"]
+    assert sorted(cluster.places("a")) == to
+    assert cluster.processes["a-2"].living is ("n1:1" in to)
 
 
 def test_sizes_are_whole_replicas_in_multiples_of_the_unit():
@@ -128,15 +124,6 @@ def test_sizes_are_whole_replicas_in_multiples_of_the_unit():
     assert len(of(StartWorker, out)) == 1
     cluster.rest()
     assert len(cluster.group("a")) == 4
-
-
-def test_a_replica_that_moves_in_part_hands_the_places_over_that_move():
-    cluster = pairs(SLOTS[:2])
-    cluster.plan(a=[slot("n1:1"), slot("n2:0")])
-    cluster.rest()
-    assert cluster.anew == set()
-    assert sorted(cluster.places("a")) == ["n1:1", "n2:0"]
-    assert cluster.processes["a-2"].living, "who stays keeps its place"
 
 
 def test_where_too_many_have_the_same_place_one_is_started_again_with_another():

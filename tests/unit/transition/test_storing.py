@@ -381,21 +381,15 @@ def test_where_the_looking_node_is_lost_or_can_not_read_the_user_is_told(stage):
     assert f"{order.node}, which looked for it, is gone" in alert.text
 
 
-def test_a_task_that_takes_up_an_earlier_ones_checkpoint_looks_for_it_before_anybody_computes():
+@pytest.mark.parametrize("found", [checkpoint(4), None], ids=["found", "where there is none"])
+def test_a_task_that_takes_up_an_earlier_ones_checkpoint_looks_for_it_once_before_anybody_computes(found):
     stage = Stage(resume=True)
     [order] = stage.of(FindCheckpoint)
     assert order.since == 0.0
     assert not stage.of(Regroup)
-    stage.answers(order, checkpoint(4))
-    stage.rest()
-    assert next(each.shelf for each in stage.of(Regroup) if each.shelf).stored == checkpoint(4)
-    assert stage.said["a"] is TaskState.RUNNING
-
-
-def test_where_there_is_none_it_begins_at_the_beginning():
-    stage = Stage(resume=True)
-    stage.answers(stage.of(FindCheckpoint)[0])
+    stage.answers(order, found)
     stage.rest()
     assert len(stage.of(FindCheckpoint)) == 1
-    assert [each.shelf for each in stage.of(Regroup)] == [None] * len(stage.of(Regroup))
+    shelves = [each.shelf for each in stage.of(Regroup) if each.shelf]
+    assert [each.stored for each in shelves[:1]] == ([found] if found else [])
     assert stage.said["a"] is TaskState.RUNNING

@@ -26,17 +26,9 @@ def other_slot(state, run):
     run.workers["t-2"].slot = run.workers["t-1"].slot
 
 
-def unnoticed_loss(state, run):
-    state.drop(run, "t-2")
-
-
 def gone_behind_the_lookups(state, run):
     run.membership.broken = True
     del run.workers["t-2"]
-
-
-def unknown_node(state, run):
-    del state.nodes["n2"]
 
 
 def unheeded_node(state, run):
@@ -46,10 +38,6 @@ def unheeded_node(state, run):
 
 def ended_with_workers(state, run):
     run.state = TaskState.FINISHED
-
-
-def stranger(state, run):
-    run.membership.joined["t-9"] = None
 
 
 def newer_replica(state, run):
@@ -73,12 +61,12 @@ def leaving_node(state, run):
     ("plant", "words"),
     [
         (other_slot, "n1:0 has 2 workers"),
-        (unnoticed_loss, "t-2 of the membership of epoch 3 are no workers"),
+        (lambda state, run: state.drop(run, "t-2"), "t-2 of the membership of epoch 3 are no workers"),
         (gone_behind_the_lookups, "are held to be in slots"),
-        (unknown_node, "t-2 lives on n2, which is not there"),
+        (lambda state, _: state.nodes.pop("n2"), "t-2 lives on n2, which is not there"),
         (unheeded_node, "what happens to n3 is not held to concern t"),
         (ended_with_workers, "it is finished, and has workers"),
-        (stranger, "t-9 joined the membership of epoch 3 without being in it"),
+        (lambda _, run: run.membership.joined.update({"t-9": None}), "t-9 joined the membership of epoch 3 without"),
         (newer_replica, "has replicas since"),
         (member_twice, "has a member twice"),
         (too_few, "has 1 members in a layout of 2"),
