@@ -7,11 +7,7 @@ import msgspec
 from helpers.registry import SPEC, connected, eventually, facts, registry
 
 from unicron import codec, subjects
-from unicron.contracts.events import (
-    NodeAdmitted,
-    NodeJoined,
-    TaskSubmitted,
-)
+from unicron.contracts.events import NodeAdmitted, NodeJoined, TaskSubmitted
 from unicron.contracts.tasks import Slot, TaskState
 
 
