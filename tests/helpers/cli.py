@@ -1,9 +1,14 @@
 """The command line, as a user types it: calls, and what they print."""
 
+import io
 import json
 import os
 import subprocess
 import sys
+
+from rich.console import Console
+from typer.testing import CliRunner
+from unicron_cli.main import app
 
 UNICRON = [sys.executable, "-m", "unicron_cli"]
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")} | {"COLUMNS": "200"}
@@ -13,6 +18,22 @@ HASTY = {"UNICRON_CONNECT_TIMEOUT_S": "0.2"}
 
 def call(command, environment=CLEAN, cwd=None):
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, check=False)
+
+
+def invoke(*words):
+    """Call a command in this process; return what it prints, or raise the error that it would tell."""
+    done = CliRunner().invoke(app, [*map(str, words)])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def printed(view, width=200):
+    """Return what a person sees of a table."""
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(view)
+    return console.export_text()
 
 
 KEYS = {}

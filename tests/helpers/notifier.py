@@ -10,11 +10,31 @@ from unicron_notifier.state import State
 from unicron.contracts.base import CancelTimer, Delivered, GivenUp, SetTimer, Started, TimerFired
 from unicron.contracts.events import FailureDetected, TaskRecovered, TaskStateChanged
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
-from unicron.contracts.notices import NotificationDecided
+from unicron.contracts.notices import IncidentKind, Notice, NotificationDecided, Phase
 from unicron.contracts.queries import AcknowledgeIncident, GetNotifications
 from unicron.contracts.tasks import Member, TaskState
 
 NOON = 1_784_894_400.0  # 2026-07-24 12:00:00 UTC, a Friday
+
+NOTICE = Notice(
+    id="c1.1.ops",
+    channel="ops",
+    phase=Phase.OPENED,
+    incident="c1",
+    chain="c1",
+    kind=IncidentKind.NODE_LOST,
+    label=IncidentKind.FAILURE,
+    severity=1,
+    first_severity=2,
+    title="n2 is lost",
+    lines=["Why: its connection ended"],
+    tasks=["gpt"],
+    nodes=["n2"],
+    workers=2,
+    began=NOON,
+    decided=NOON + 10.0,
+    link="https://unicron.example/failures/c1",
+)
 
 
 def rule(*channels, **fields):

@@ -5,13 +5,13 @@ import email
 import json
 import ssl
 import sys
-import time
 from email import policy
 from pathlib import Path
 
 import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
+from helpers.notifier import NOTICE
 from helpers.ports import free_port
 from helpers.receiver import Receiver
 from helpers.waiting import PATIENT_S, until
@@ -22,25 +22,6 @@ from unicron_deploy.certificates import Authority
 from unicron_deploy.processes import Started
 from unicron_notifier.channels import Command, Heartbeat, Json, Mail, Secrets
 from unicron_notifier.senders import DeliveryError, beat, deliver
-
-from unicron.contracts.notices import IncidentKind, Notice, Phase
-
-NOTICE = Notice(
-    id="c1.1.ops",
-    channel="ops",
-    phase=Phase.OPENED,
-    incident="c1",
-    chain="c1",
-    kind=IncidentKind.NODE_LOST,
-    label=IncidentKind.NODE_LOST,
-    severity=1,
-    first_severity=1,
-    title="n2 is lost",
-    lines=["Why: its connection ended"],
-    began=time.time(),
-    decided=time.time(),
-)
-
 
 # --- HTTP ------------------------------------------------------------------------------------------------------------
 

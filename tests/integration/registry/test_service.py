@@ -8,11 +8,7 @@ from helpers.registry import SPEC, connected, eventually, facts, registry
 from helpers.shell import let_go
 
 from unicron import codec, subjects
-from unicron.contracts.events import (
-    NodeAdmitted,
-    NodeJoined,
-    TaskSubmitted,
-)
+from unicron.contracts.events import NodeAdmitted, NodeJoined, TaskSubmitted
 from unicron.contracts.tasks import Slot, TaskState
 
 

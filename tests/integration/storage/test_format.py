@@ -218,12 +218,7 @@ def test_nothing_that_is_read_can_run_code(tmp_path):
     assert not ran.exists()
 
 
-WRITERS = [
-    ParallelLayout(),
-    ParallelLayout(pipeline=2),
-    ParallelLayout(shard=3),
-    ParallelLayout(tensor=2, shard=2),
-]
+WRITERS = [ParallelLayout(), ParallelLayout(pipeline=2), ParallelLayout(shard=3), ParallelLayout(tensor=2, shard=2)]
 
 
 # --- layouts ---------------------------------------------------------------------------------------------------------

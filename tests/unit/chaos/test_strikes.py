@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from helpers.accounts import finished
 from helpers.waiting import elapse, in_virtual_time, insist, until
 from helpers.worlds import LEASE_TTL_S
 from unicron_chaos import strikes
@@ -19,7 +20,7 @@ from unicron_registry.main import RegistrySettings, wiring
 
 from unicron import codec, subjects
 from unicron.client import Client
-from unicron.contracts.events import IterationFinished, TaskStateChanged
+from unicron.contracts.events import TaskStateChanged
 from unicron.contracts.queries import Reply
 from unicron.contracts.tasks import Member, TaskSpec, TaskState
 from unicron.errors import InvalidInputError
@@ -61,18 +62,7 @@ class ScriptedTask:
         await until(found)
 
     async def finishes(self, iteration):
-        done = IterationFinished(
-            source="node-1",
-            node="node-1",
-            slot=0,
-            task="gpt",
-            worker="w0",
-            epoch=0,
-            iteration=iteration,
-            world_size=2,
-            seconds=1.0,
-            loss=1.0,
-        )
+        done = finished(iteration, "w0", "node-1", source="node-1")
         await self.client.bus.tell(subjects.of(done), codec.encode(done))
 
     async def inject(self, data):

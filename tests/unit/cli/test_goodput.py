@@ -7,18 +7,12 @@ import json
 import pytest
 import typer
 from helpers.accounts import FAILED, account, began, exited, failure, killed, start
+from helpers.cli import printed
 from replay import replayer
-from rich.console import Console
 from unicron_cli.goodput import ROWS, dearest, span_s, to_csv, view, view_of
 from unicron_cli.output import to_json
 from unicron_goodput.accounting import Goodput
 from unicron_goodput.phases import Phase
-
-
-def shown(tables, width=200):
-    console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(tables)
-    return console.export_text()
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +35,7 @@ def test_what_is_no_span_is_refused(text):
 
 
 def test_a_table_tells_a_person_what_went_where(demo):
-    lines = shown(view(demo.report())).splitlines()
+    lines = printed(view(demo.report())).splitlines()
     assert lines[0].split()[:7] == ["TASK", "FAILURES", "GPU", "TIME", "GOODPUT", "TRAINED", "TRAINING"]
     assert "CHECKPOINT" not in lines[0], "phases that nobody had are left out"
     [gpt_b] = [line.split() for line in lines if line.startswith("gpt-b")]
@@ -60,7 +54,7 @@ def test_hours_are_told_where_they_are_many_and_the_dearest_only():
         at = 100 + number
         lines.append((at, name, exited(name, node, 0, iteration=-1), failure(name, node, slot=0)))
     lines.append((200, exited("w4", "n2", 1, iteration=3), failure()))
-    text = shown(view(account(lines).report(200 + 3600)))
+    text = printed(view(account(lines).report(200 + 3600)))
     assert "n2 cost 4 GPU-hours, more than any other node" in text
     assert f"only the {ROWS} dearest causes and nodes are shown; --csv has all" in text
 
@@ -81,12 +75,12 @@ def test_an_empty_journal_is_an_empty_table():
     report = Goodput().report(1000.0)
     assert report.tasks == []
     assert to_csv(report.records()) == ""
-    assert "wall time x slots are 0.000" in shown(view(report))
+    assert "wall time x slots are 0.000" in printed(view(report))
 
 
 def test_each_failure_is_told_with_what_it_cost_the_dearest_first(demo):
     costs = dearest(demo.costs(), since=0.0)
-    text = shown(view_of(costs))
+    text = printed(view_of(costs))
     heads, *lines = text.splitlines()
     assert heads.split()[:9] == ["FAILURE", "NODE", "TASKS", "AT", "HEALED", "IN", "COST", "RECOMPUTED", "DETECTION"]
     assert [line.split()[0] for line in lines[:5]] == [cost.what for cost in costs]
@@ -100,7 +94,7 @@ def test_each_failure_is_told_with_what_it_cost_the_dearest_first(demo):
 
 def test_ids_stay_in_one_piece_where_columns_are_many(demo):
     costs = dearest(demo.costs(), since=0.0)
-    text = shown(view_of(costs), width=120)
+    text = printed(view_of(costs), width=120)
     assert all(cost.chain in text for cost in costs)
 
 
@@ -121,4 +115,4 @@ def test_only_failures_of_a_task_and_of_the_time_are_told():
     assert [each.chain for each in dearest(accounts.costs(200), since=100.0)] == [FAILED]
     assert dearest(accounts.costs(200), since=160.0) == [], "all that it cost was before"
     assert dearest(accounts.costs(200), since=100.0, task="bert") == []
-    assert "not yet" in shown(view_of(dearest(accounts.costs(200), since=100.0)))
+    assert "not yet" in printed(view_of(dearest(accounts.costs(200), since=100.0)))

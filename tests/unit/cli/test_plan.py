@@ -5,9 +5,9 @@ import json
 import sys
 
 import pytest
+from helpers.cli import printed
 from helpers.planner import cluster, feed, lost, submitted
 from msgspec.structs import replace
-from rich.console import Console
 from typer.testing import CliRunner
 from unicron_cli import plan as commands
 from unicron_cli.main import app
@@ -79,9 +79,7 @@ CURVE = Curve(
 
 
 def lines(view):
-    console = Console(width=220, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    console.print(view)
-    return [" ".join(line.split()) for line in console.export_text().splitlines()]
+    return [" ".join(line.split()) for line in printed(view, 220).splitlines()]
 
 
 def shown(view):
@@ -307,18 +305,14 @@ class Direct(Client):
         return reply
 
 
-def connected(planner, monkeypatch):
-    client = Direct(planner)
-    monkeypatch.setattr(commands, "with_client", lambda nats, job: asyncio.run(job(client)))
-    return client
-
-
 @pytest.fixture
 def client(monkeypatch):
     """Three nodes of two slots, two tasks on them; then node n3 was lost."""
     planner = cluster(submitted("a"), submitted("b", weight=2.0))
     feed(planner, lost("n3"))
-    return connected(planner, monkeypatch)
+    client = Direct(planner)
+    monkeypatch.setattr(commands, "with_client", lambda nats, job: asyncio.run(job(client)))
+    return client
 
 
 def run(*words, code=0):
@@ -388,12 +382,6 @@ def test_what_is_not_there_is_named_with_what_is(client, words, says):
     assert "n1, n2" in str(error) or "a, b" in str(error)
 
 
-def test_before_any_task_the_commands_say_what_to_do(monkeypatch):
-    connected(cluster(), monkeypatch)
-    for words in (["show"], ["explain"], ["table"]):
-        assert "submit a task with `unicron submit FILE`" in run(*words)
-
-
 def test_a_curve_goes_to_the_terminal_and_into_the_file(client, tmp_path):
     assert "▶" in run("curve", "b", "--plot", str(tmp_path / "a.svg"))
     assert (tmp_path / "a.svg").exists()
@@ -403,9 +391,3 @@ def test_a_wrong_file_is_refused_before_the_planner_is_asked(client):
     done = CliRunner().invoke(app, ["plan", "curve", "b", "--plot", "a.pdf"])
     assert isinstance(done.exception, InvalidInputError)
     assert not client.asked
-
-
-def test_the_help_of_the_group_names_its_commands():
-    text = run("--help")
-    for name in ("show", "explain", "what-if", "table", "curve"):
-        assert name in text

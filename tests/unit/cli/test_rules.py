@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
-from unicron_cli.main import app
+from helpers.cli import invoke
 
 from unicron.errors import InvalidInputError
 
@@ -27,11 +26,7 @@ codes = [63]
 
 
 def run(*words):
-    result = CliRunner().invoke(app, ["rules", *words], catch_exceptions=True)
-    if isinstance(result.exception, InvalidInputError):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
+    return invoke("rules", *words)
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ import json
 import sys
 
 import pytest
-from typer.testing import CliRunner
-from unicron_cli.main import app
+from helpers.cli import invoke
 from unicron_simulator import traces
 
 from unicron.errors import InvalidInputError, UnicronError
@@ -43,10 +42,7 @@ green,400000,sev2,
 
 
 def simulate(*words):
-    done = CliRunner().invoke(app, ["simulate", *map(str, words)])
-    if done.exception and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done.stdout
+    return invoke("simulate", *words)
 
 
 @pytest.fixture

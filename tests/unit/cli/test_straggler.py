@@ -7,8 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
-from unicron_cli.main import app
+from helpers.cli import invoke
 from unicron_straggler.analysis.trace import OPTYPES
 
 from benchmarks import synthetic
@@ -33,11 +32,7 @@ def folder(tmp_path_factory):
 
 
 def run(*words):
-    done = CliRunner().invoke(app, ["straggler", *map(str, words)])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    return invoke("straggler", *words)
 
 
 def test_words_name_the_slow_worker_and_the_cure(folder):

@@ -1,6 +1,6 @@
 import pytest
+from helpers.cli import printed
 from msgspec.structs import replace
-from rich.console import Console
 from unicron_cli.views import status_view, tasks_table
 from unicron_narration.units import ago, percent, si
 
@@ -12,9 +12,7 @@ SPEC = TaskSpec(name="gpt", command=["x"], weight=2.0, min_workers=1, max_worker
 
 
 def shown(view):
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    console.print(view)
-    return " ".join(console.export_text().split())
+    return " ".join(printed(view).split())
 
 
 @pytest.mark.parametrize(

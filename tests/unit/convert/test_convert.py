@@ -75,11 +75,7 @@ REFUSED = {
         "own is a generator",
     ),
     "a place that goes on": (PLAIN.replace("torch.ones(2, 4)", "data[at : at + 4]\n    at = at + 4"), 11, "at goes on"),
-    "next data": (
-        put("    x = f(i)", "    if rank").replace("    x = torch.ones(2, 4)\n", ""),
-        11,
-        "x is left behind",
-    ),
+    "next data": (put("    x = f(i)", "    if rank").replace("    x = torch.ones(2, 4)\n", ""), 11, "x is left behind"),
     "its output": (PLAIN.replace("loss.item())", "loss.item(), x.sum())"), 17, "x is of one rank's last"),
     "sum of losses": (ACCUMULATES, 15, "divided by 4"),
     "other divisor": (ACCUMULATES.replace(").mean()", ").mean() / 5"), 15, "divided by 4"),

@@ -4,6 +4,7 @@ import email
 from email import policy
 
 import pytest
+from helpers import notifier
 from msgspec.structs import replace
 from unicron_notifier.channels import Mail
 from unicron_notifier.senders import letter
@@ -11,24 +12,10 @@ from unicron_notifier.shapes import SHAPES, alertmanager, pagerduty, slack, team
 
 from unicron.contracts.notices import IncidentKind, Notice, Phase
 
-NOTICE = Notice(
-    id="c1.1.ops",
-    channel="ops",
-    phase=Phase.OPENED,
-    incident="c1",
-    chain="c1",
-    kind=IncidentKind.NODE_LOST,
-    label=IncidentKind.FAILURE,
-    severity=1,
-    first_severity=2,
+NOTICE = replace(
+    notifier.NOTICE,
     title="n2 is lost <!channel> & **all** [x](http://evil)",
     lines=["Why: <a href='x'>", "Cost so far: about 3 s of one worker's time"],
-    tasks=["gpt"],
-    nodes=["n2"],
-    workers=2,
-    began=1_784_894_400.0,
-    decided=1_784_894_410.0,
-    link="https://unicron.example/failures/c1",
 )
 OVER = replace(NOTICE, id="c1.2.ops", phase=Phase.OVER, ended=1_784_894_460.0)
 

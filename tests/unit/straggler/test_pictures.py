@@ -6,7 +6,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from rich.console import Console
+from helpers.cli import printed
 from unicron_straggler.analysis import compare, pictures, report
 from unicron_straggler.analysis.diagnosis import diagnose
 from unicron_straggler.analysis.measures import analyze
@@ -155,8 +155,6 @@ def test_jobs_of_different_sizes_are_compared_by_coordinates(slow):
 
 
 def test_the_comparison_is_a_table_for_people(slow, sound):
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    console.print(compare.view(compare.compare(slow[1:], sound[1:])))
-    text = console.export_text()
+    text = printed(compare.view(compare.compare(slow[1:], sound[1:])), 120)
     assert "Gone: slow-worker" in text
     assert re.search(r"slowdown +│ 1\.\d+ +│ 1\.\d+ +│ -\d+\.\d %", text)

@@ -6,14 +6,7 @@ from unicron_straggler.analysis.measures import analyze
 from unicron_straggler.analysis.trace import CODES
 
 from benchmarks import synthetic
-from benchmarks.planting import (
-    Communication,
-    GarbageCollection,
-    SequenceLengths,
-    Shape,
-    SlowWorker,
-    StageImbalance,
-)
+from benchmarks.planting import Communication, GarbageCollection, SequenceLengths, Shape, SlowWorker, StageImbalance
 
 SMALL = Shape(dp=3, pp=4, microbatches=6, steps=3)
 PLANTS = [
