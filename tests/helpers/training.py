@@ -21,7 +21,7 @@ from unicron.contracts.events import IterationFinished, WorkerReady
 from unicron.contracts.tasks import TaskSpec
 
 TRAIN = """
-    import os, sys
+    import os, sys, time
     import gate
     import torch
     from unicron.train import Session, gradients
