@@ -297,6 +297,10 @@ class Node:
         self._handle(Adopted(found, self._memory.kept(), self._memory.saved()))
 
     def _exited(self, exited: ProcessExited) -> None:
+        self._begin(self._tell_exit(exited))
+
+    async def _tell_exit(self, exited: ProcessExited) -> None:
+        await self._channels.heard(exited.worker)
         self._memory.forget(exited.worker)
         self._hear_all(self._outputs.look_at(exited.worker))
         self._outputs.forget(exited.worker)

@@ -1,0 +1,33 @@
+"""What workers say to their agent."""
+
+import asyncio
+import socket
+
+from unicron_agent.channels import Channels
+
+from unicron.contracts.worker import Finished, Hello, Progress, WorkerPhase, frame
+
+MANY = 1000
+"""More than are received at once."""
+
+
+async def test_all_that_a_worker_said_is_heard_before_its_end_also_where_a_child_of_it_holds_the_connection(tmp_path):
+    said = []
+    channels = Channels(lambda _: True, lambda _, message: said.append(message))
+    server = await channels.serve(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as worker:
+        worker.connect(str(tmp_path / "s"))
+        worker.sendall(frame(Hello(worker="t-1", pid=1)))
+        while not said:
+            await asyncio.sleep(0)
+        last = [frame(Progress(iteration=1, phase=WorkerPhase.COMPUTE, done=number)) for number in range(MANY)]
+        worker.sendall(b"".join([*last, frame(Finished(iterations=2))]))
+        await channels.heard("t-1")
+        assert len(said) == MANY + 2
+        assert isinstance(said[-1], Finished)
+    await channels.heard("t-1")  # the connection ends meanwhile
+    server.close()
+
+
+async def test_one_that_never_connected_has_said_nothing(tmp_path):
+    await Channels(lambda _: True, lambda *_: None).heard("t-1")
