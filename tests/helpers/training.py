@@ -140,12 +140,9 @@ class RunningCluster:
         await self.until(lambda: path.exists() and zipfile.is_zipfile(path))
         return torch.load(path, weights_only=True)
 
-    async def finished(self, task):
-        """Return the iterations that a task was told to have finished, one of them at least the last; sorted."""
-        count = (await self.view(task)).spec.iterations
-        told = lambda: [message.iteration for message in self.iterations if message.task == task]  # noqa: E731
-        await self.until(lambda: {*told()} >= {*range(count)})
-        return sorted(told())
+    def told(self, task):
+        """Return the iterations that a task was told to have finished; one may be missing: telemetry can be lost."""
+        return [message.iteration for message in self.iterations if message.task == task]
 
     async def view(self, name):
         """Return what the registry knows of a task, None where it knows none."""
