@@ -121,6 +121,7 @@ async def test_who_does_not_know_the_secret_is_no_server_of_the_cluster(servers)
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive("elections take NATS seconds; that any server may be lost is shown by one that hangs")
 async def test_the_server_that_leads_is_lost_with_its_disk_and_comes_back_with_an_empty_one(servers):
     watcher = await nats.connect(servers.settings(), "watcher")
     lost, _ = await servers.leader(watcher)
@@ -197,6 +198,7 @@ async def test_a_server_that_hangs_with_unread_messages_is_left_for_another(serv
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive("elections take NATS seconds")
 async def test_the_doctor_says_how_many_servers_are_left_and_what_that_means(servers):
     def found(checks):
         return {check.name: (check.state, f"{check.found}; {check.cure}") for check in checks}

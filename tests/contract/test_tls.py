@@ -98,6 +98,7 @@ async def test_a_key_brings_the_authority_along_and_who_does_not_know_it_connect
             await nats.connect(other, "user")
 
 
+@pytest.mark.exhaustive("a client dials for seconds before it says why")
 async def test_a_server_that_speaks_in_plain_is_not_the_one_that_a_key_with_an_authority_is_for(
     tmp_path, keys, monkeypatch
 ):
@@ -108,6 +109,7 @@ async def test_a_server_that_speaks_in_plain_is_not_the_one_that_a_key_with_an_a
         await nats.connect(settings(server, keys.path("user"), connect_timeout_s=5.0), "user")
 
 
+@pytest.mark.exhaustive("three servers take seconds to find one another")
 async def test_servers_know_one_another_by_their_certificates(tmp_path, keys, monkeypatch):
     with served(tmp_path, keys, monkeypatch, count=3) as servers:
         urls = ",".join(server.url for server in servers)

@@ -31,6 +31,7 @@ def test_a_bus_is_attacked_for_some_seconds_and_all_goes_on(minutes, more):
     assert found["details"]["said"]["forged"] > 0 < figures["iterations_meanwhile"]
 
 
+@pytest.mark.exhaustive("it is of the attack, which is in make test-all")
 def test_parameters_of_another_history_are_told_apart(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "fuzzed")]

@@ -232,6 +232,7 @@ def terminal(url, task):
         yield terminal
 
 
+@pytest.mark.exhaustive("what is drawn is shown without a cluster")
 def test_top_shows_the_cluster_live_in_a_terminal_of_any_size_until_q(terminal, folder):
     terminal.until("\x1b[?1049h", "1 task, 2 slots, 0 spare", "2 up", "tiny", "running", "%", "TIME")
     assert termios.tcgetattr(terminal._slave) != terminal.before
@@ -255,6 +256,7 @@ def test_top_leaves_the_terminal_as_it_was_at_ctrl_c(terminal):
     assert terminal.ended() == (0, True)
 
 
+@pytest.mark.exhaustive("what is drawn is shown without a cluster")
 def test_top_without_a_terminal_prints_once_and_as_json_every_second(url, task):
     text = unicron("top", url=url)
     assert "2 slots, 0 spare" in text

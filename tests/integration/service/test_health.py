@@ -30,6 +30,7 @@ async def healthy(*words):
     return await ask(*words) == (0, "")
 
 
+@pytest.mark.exhaustive("containers ask it in the compose test")
 async def test_a_console_is_healthy_while_it_answers_here(server):
     port = str(free_port())
     key = ("console", "--console-port", port)

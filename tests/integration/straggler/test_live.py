@@ -37,6 +37,7 @@ async def unicron(scene, *words):
     return done.stdout
 
 
+@pytest.mark.exhaustive("who is slow is shown from timings; with real ones it takes many iterations")
 async def test_a_slow_rank_is_found_and_named_and_recording_stops_when_told(tmp_path, monkeypatch):
     monkeypatch.setenv("UNICRON_STRAGGLER_WINDOW", "4")
     async with running_cluster(tmp_path, nodes=2, slots=2) as scene:

@@ -11,6 +11,8 @@ from unicron.contracts.tasks import UNCOUNTED, Healing
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
+MORE = pytest.mark.exhaustive("libraries are as healed as scripts are; one loop of each make is enough")
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scene(tmp_path_factory):
@@ -20,7 +22,12 @@ async def scene(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("text", "watched"),
-    [(TRAINER, "unicron.train.hf"), (ACCELERATED, ""), (LIGHTNING, "unicron.train.lightning"), (MANUAL, "")],
+    [
+        pytest.param(TRAINER, "unicron.train.hf", marks=MORE),
+        (ACCELERATED, ""),
+        (LIGHTNING, "unicron.train.lightning"),
+        pytest.param(MANUAL, "", marks=MORE),
+    ],
     ids=["transformers", "accelerate", "lightning", "lightning-manual"],
 )
 async def test_a_script_of_a_library_is_healed_in_place_watched_or_not(scene, text, watched):
@@ -93,6 +100,7 @@ WATCHED = {
 }
 
 
+@MORE
 @pytest.mark.parametrize("library", sorted(WATCHED))
 async def test_a_trainer_that_is_watched_tells_its_iterations_and_goes_on_from_its_own_checkpoint(
     scene, tmp_path, library

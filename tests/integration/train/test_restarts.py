@@ -196,6 +196,7 @@ async def test_a_program_that_is_no_python_and_what_torch_wrote_of_one_before_it
     assert failure.reason == f"{exited.worker} exited with code 7; under way: {exited.collectives[0]}"
 
 
+@pytest.mark.exhaustive("it waits for the launcher's own grace of 5 s")
 async def test_a_program_that_does_not_end_when_it_is_told_to_is_killed(tmp_path):
     """Its first rank would stay for ever, and its second one ends once with an error."""
     first = "if [ ! -e first ]; then touch first; while true; do sleep 0.05; done; fi"
@@ -287,6 +288,7 @@ HANGS = """
 """
 
 
+@pytest.mark.exhaustive("it waits for the launcher's own limits of seconds; the rule is shown in virtual time")
 async def test_a_program_of_which_nothing_is_heard_begins_again_and_is_told_why(tmp_path):
     """First one rank sleeps while the other waits, then each waits in another collective, then one computes."""
     (tmp_path / "begun").mkdir()

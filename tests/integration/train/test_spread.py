@@ -13,7 +13,10 @@ from unicron.contracts.events import Regrouped
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("mesh", [(3,), (2, 2)], ids=["sharded", "hybrid"])
+HYBRID = pytest.param((2, 2), marks=pytest.mark.exhaustive("the node that is lost takes a cluster of processes"))
+
+
+@pytest.mark.parametrize("mesh", [(3,), HYBRID], ids=["sharded", "hybrid"])
 async def test_a_spread_model_goes_on_from_copies_in_memory_whoever_is_lost(tmp_path, mesh):
     ranks, loses_a_node = math.prod(mesh), mesh == (2, 2)  # for which a cluster of processes is needed
     cluster = running_cluster if loses_a_node else local_cluster
