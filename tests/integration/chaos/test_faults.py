@@ -8,6 +8,8 @@ import pytest_asyncio
 from helpers.gate import gate
 from helpers.local_cluster import local_cluster
 from helpers.training import TRAIN, difference, plain_run, running_cluster, task, write_script
+from unicron_agent.memory import FILLER
+from unicron_agent.network import memory_dir
 from unicron_chaos.script import Rank
 from unicron_chaos.strikes import strike
 from unicron_deploy.nats_server import PING_S
@@ -133,16 +135,18 @@ async def test_without_room_for_copies_a_task_is_told_to_be_unprotected_until_th
     held.close(1)
     await scene.client.submit(task(write_script(tmp_path), name, iterations=LONG, max_workers=1, env=held.env))
     [secured, *_] = await scene.until(lambda: [m for m in scene.of(StateSecured, task=name) if m.nodes])
-    await strike(scene.client, "full-disk", secured.nodes[-1], value="4")
-    held.close(3)  # on the way there the next one is saved
+    node = secured.nodes[-1]
+    await strike(scene.client, "full-disk", node, value="600")
+    held.open()
     [unprotected, *_] = await scene.until(lambda: scene.of(StateUnprotected, task=name))
     assert "more than the limit" in unprotected.reason
-    held.open()
+    (memory_dir((scene.cluster.root / "nodes" / node).resolve()) / FILLER).unlink()
     again = lambda: [m for m in scene.of(StateSecured, task=name, worker=unprotected.worker) if m.at > unprotected.at]  # noqa: E731
     await scene.until(again)
     await scene.client.remove(name)
 
 
+@pytest.mark.exhaustive("how slow a process is can be measured on a quiet machine only; the rules have unit tests")
 async def test_a_slow_worker_is_named_and_recorded_closely_until_it_is_over(remote, tmp_path):
     name = next(names)
     await remote.client.submit(task(write_script(tmp_path, SLOWLY), name, iterations=LONG))
