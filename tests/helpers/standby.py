@@ -1,6 +1,7 @@
 """A warm standby that all tests of this process share: it has torch imported, and forks what they run."""
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import json
@@ -61,6 +62,14 @@ def run(script, *arguments, parts=False, **environment):
     )
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status), log.read_text()
+
+
+def printed(written):
+    """Return the last line of JSON in what a script wrote; gloo writes lines of its own, when it likes."""
+    for line in reversed(written.splitlines()):
+        with contextlib.suppress(ValueError):
+            return json.loads(line)
+    raise AssertionError(f"no line of JSON: {written!r}")
 
 
 def _plain():

@@ -1,7 +1,6 @@
 """Process groups that are interrupted at any moment, and gradients whose reduce was cut off: real ranks, real gloo."""
 
 import asyncio
-import json
 import textwrap
 from functools import partial
 
@@ -83,7 +82,7 @@ async def run_ranks(tmp_path, script, count, *arguments):
     finally:
         server.close()
     assert [code for code, _ in found] == [0] * count, [written for _, written in found]
-    return [json.loads(written) for _, written in found]
+    return [standby.printed(written) for _, written in found]
 
 
 @pytest.mark.parametrize(

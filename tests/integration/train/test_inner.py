@@ -1,7 +1,6 @@
 """The groups inside of a replica: formed, interrupted and formed anew in the objects that a model holds."""
 
 import asyncio
-import json
 import textwrap
 
 import pytest
@@ -104,7 +103,7 @@ async def test_they_are_formed_anew_in_the_same_objects(tmp_path):
     server, address = await RendezvousServer(Fabric("", "n1")).serve("127.0.0.1")
     ranks = (asyncio.to_thread(standby.run, path, address, str(place)) for place in range(4))
     try:
-        told = [json.loads(written) for _, written in await asyncio.gather(*ranks)]
+        told = [standby.printed(written) for _, written in await asyncio.gather(*ranks)]
     finally:
         server.close()
     for place, found in enumerate(told):
