@@ -291,9 +291,7 @@ def test_the_script_of_the_page_becomes_the_one_beside_it(tmp_path):
 
 
 @pytest.mark.real
-@pytest.mark.exhaustive(
-    "plain ranks of torch may not end; integration/train/test_convert.py trains one, too"
-)
+@pytest.mark.exhaustive("plain ranks of torch may not end; integration/train/test_convert.py trains one, too")
 @pytest.mark.parametrize("name", ["EPOCHS", "COUNTED", "ACCUMULATED"])
 def test_a_converted_script_trains_to_what_two_ranks_of_torchrun_trained_to(name, tmp_path):
     text = getattr(plain_scripts, name)
