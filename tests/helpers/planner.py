@@ -36,6 +36,19 @@ def spec(name, weight=1.0, least=1, most=4, unit=1, throughput=CONCAVE, flops=1.
     )
 
 
+def refs(*texts):
+    return [SlotRef(node=text.split(":")[0], slot=int(text.split(":")[1])) for text in texts]
+
+
+def grouped(slots, width):
+    """Return slots in groups of so many, in their order."""
+    return [slots[first : first + width] for first in range(0, len(slots), width)]
+
+
+def inside(group):
+    return len({slot.node for slot in group}) == 1
+
+
 def admitted(node, slots=2, incarnation="1", **fields):
     there = [Slot(index=index) for index in range(slots)]
     return NodeAdmitted(node=node, incarnation=incarnation, host="127.0.0.1", slots=there, **fields)

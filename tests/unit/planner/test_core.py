@@ -216,9 +216,11 @@ def test_a_task_that_needs_more_than_there_is_waits_and_says_so_until_it_fits():
 
 
 def test_a_task_that_others_crowd_out_says_so():
-    planner = cluster(
-        submitted("rich", weight=2.0, least=6, most=6, throughput={}), submitted("poor", least=2, throughput={})
+    rich, poor = (
+        submitted("rich", weight=2.0, least=6, most=6, throughput={}),
+        submitted("poor", least=2, throughput={}),
     )
+    planner = cluster(rich, poor)
     assert reasons(planner.state.plan) == {"poor": "needs 2 workers; higher-weighted tasks use all 6 slots"}
     (plan,) = feed(planner, ended("rich"))
     assert sizes(plan) == {"poor": 4}
@@ -319,10 +321,8 @@ def storm(rng):
                 messages.append(ended(task))
             case _:
                 curve = {size: size ** rng.uniform(0.6, 1.0) for size in range(1, 9)}
-                least = rng.randint(1, 3)
-                messages.append(
-                    submitted(f"t{tasks}", weight=rng.uniform(0.5, 2), least=least, most=8, throughput=curve)
-                )
+                least, weight = rng.randint(1, 3), rng.uniform(0.5, 2)
+                messages.append(submitted(f"t{tasks}", weight=weight, least=least, most=8, throughput=curve))
                 tasks += 1
     return messages
 

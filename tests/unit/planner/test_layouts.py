@@ -4,7 +4,21 @@ from collections import Counter
 
 import pytest
 from helpers.costmodel import gpt
-from helpers.planner import CONCAVE, admitted, cluster, ended, feed, lost, measure, slots, spec, submitted
+from helpers.planner import (
+    CONCAVE,
+    admitted,
+    cluster,
+    ended,
+    feed,
+    grouped,
+    inside,
+    lost,
+    measure,
+    refs,
+    slots,
+    spec,
+    submitted,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -181,9 +195,8 @@ def test_each_size_achieves_what_its_own_layout_does():
 
 def test_an_anchor_beyond_what_the_cluster_reaches_still_scales_its_own_layout():
     anchored = modelled(model=gpt("7B", anchor_workers=48, anchor_mfu=0.4))
-    plain, near, far = (
-        throughput.estimate(*given, 1.0) for given in ((modelled(), {}, 16), (anchored, {}, 16), (anchored, {}, 64))
-    )
+    given = ((modelled(), 16), (anchored, 16), (anchored, 64))
+    plain, near, far = (throughput.estimate(task, {}, most, 1.0) for task, most in given)
     assert far.flops[-1] == pytest.approx(0.4 * 312e12 * 48)
     assert near.flops.tolist() == far.flops[:2].tolist()
     assert near.flops[0] != plain.flops[0]
@@ -230,29 +243,16 @@ def place(usable, held, size, shape, others=None):
     return placement.place(usable, holdings, sizes, {"a": shape})["a"]
 
 
-def refs(*texts):
-    return [SlotRef(node=text.split(":")[0], slot=int(text.split(":")[1])) for text in texts]
-
-
-def groups(slots, tensor):
-    return [slots[first : first + tensor] for first in range(0, len(slots), tensor)]
-
-
-def inside(group):
-    return len({slot.node for slot in group}) == 1
-
-
 TWO_NODES = {"n1": [0, 1], "n2": [0, 1]}
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2, 3])
 def test_whichever_worker_goes_nobody_else_moves_and_pairs_are_together_again(gone):
     four = place(TWO_NODES, [], 4, TWO_BY_TWO)
-    assert all(map(inside, groups(four, 2)))
+    assert all(map(inside, grouped(four, 2)))
     broken = four[gone]
     usable = {
-        node: [slot for slot in there if (node, slot) != (broken.node, broken.slot)]
-        for node, there in TWO_NODES.items()
+        node: [slot for slot in there if SlotRef(node=node, slot=slot) != broken] for node, there in TWO_NODES.items()
     }
     three = place(usable, four, 3, PLAIN)
     assert three == [slot for slot in four if slot != broken]
@@ -260,7 +260,7 @@ def test_whichever_worker_goes_nobody_else_moves_and_pairs_are_together_again(go
     assert inside(two)
     assert set(two) < set(three)
     back = place(TWO_NODES, two, 4, TWO_BY_TWO)
-    assert all(map(inside, groups(back, 2)))
+    assert all(map(inside, grouped(back, 2)))
     assert set(two) < set(back)
 
 
@@ -269,7 +269,7 @@ def test_workers_that_were_spread_gather_in_pairs_where_most_can_stay():
     held = refs("n1:0", "n2:0", "n1:1", "n2:1", "n1:2")
     placed = place(usable, held, 4, PAIR)
     assert set(placed) < set(held)
-    assert all(map(inside, groups(placed, 2)))
+    assert all(map(inside, grouped(placed, 2)))
 
 
 @st.composite
@@ -295,10 +295,9 @@ def test_after_a_change_of_shape_groups_are_inside_nodes_where_there_is_room_and
     assert len(placed) == len(set(placed)) == size
     assert not set(placed) & set(others)
     assert all(slot.slot in usable[slot.node] for slot in placed)
-    room = sum(
-        (len(there) - sum(slot.node == node for slot in others)) // shape.tensor for node, there in usable.items()
-    )
-    assert sum(map(inside, groups(placed, shape.tensor))) >= min(size // shape.tensor, room)
+    taken = Counter(slot.node for slot in others)
+    room = sum((len(there) - taken[node]) // shape.tensor for node, there in usable.items())
+    assert sum(map(inside, grouped(placed, shape.tensor))) >= min(size // shape.tensor, room)
     if shape.pipeline == 1:
         own = Counter(slot.node for slot in held)
         stay = min(size // shape.tensor, sum(count // shape.tensor for count in own.values()))

@@ -33,9 +33,7 @@ from unicron.contracts.queries import GetPlan
 
 def test_measured_iterations_change_the_next_plan_but_disturb_nobody():
     curve = {1: 1.0, 2: 1.8, 3: 2.4, 4: 2.7}
-    planner = cluster(
-        submitted("a", most=4, throughput=curve, flops=2.4), submitted("b", most=4, throughput=curve, flops=2.4)
-    )
+    planner = cluster(*(submitted(name, most=4, throughput=curve, flops=2.4) for name in "ab"))
     assert sizes(planner.state.plan) == {"a": 3, "b": 3}
     assert table(planner)["node_lost:n1"].sizes == {"a": 2, "b": 2}
     before = planner.state.plan

@@ -1,7 +1,7 @@
 """Which slots a task gets: few moves, and peers on other nodes."""
 
-from collections import Counter
-
+import pytest
+from helpers.planner import grouped, inside, refs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from unicron_planner import placement
@@ -12,9 +12,8 @@ from unicron.contracts.tasks import ParallelLayout, SlotRef
 
 def place(usable, held, sizes, groups=None):
     """Place tasks, some of them in tensor-parallel groups of so many workers."""
-    return place_shapes(
-        usable, held, sizes, {task: ParallelLayout(tensor=width) for task, width in (groups or {}).items()}
-    )
+    shapes = {task: ParallelLayout(tensor=width) for task, width in (groups or {}).items()}
+    return place_shapes(usable, held, sizes, shapes)
 
 
 def place_shapes(usable, held, sizes, shapes):
@@ -22,10 +21,6 @@ def place_shapes(usable, held, sizes, shapes):
     for task in held.keys() - sizes.keys():
         holdings.drop(task)
     return placement.place(usable, holdings, sizes, shapes)
-
-
-def refs(*texts):
-    return [SlotRef(node=text.split(":")[0], slot=int(text.split(":")[1])) for text in texts]
 
 
 def texts(slots):
@@ -55,21 +50,11 @@ def test_a_task_that_does_not_span_nodes_yet_chooses_before_one_that_can_live_an
     assert texts(placed["a"]) == ["n2:2"]
 
 
-def test_a_shrinking_task_leaves_its_crowded_node_and_keeps_its_span():
-    held = {"a": refs("n1:0", "n1:1", "n2:0")}
-    assert texts(place(THREE, held, {"a": 2})["a"]) == ["n1:0", "n2:0"]
-
-
 def test_a_shrinking_task_gives_up_the_slot_that_lets_another_span_nodes():
     held = {"a": refs("n1:0", "n2:0"), "b": refs("n2:1")}
     placed = place({"n1": [0], "n2": [0, 1]}, held, {"a": 1, "b": 2})
     assert texts(placed["a"]) == ["n2:0"]
     assert texts(placed["b"]) == ["n2:1", "n1:0"]
-
-
-def test_slots_of_nodes_that_are_gone_or_shrank_are_left():
-    held = {"a": refs("n9:0", "n1:1", "n2:0")}
-    assert texts(place({"n1": [0], "n2": [0]}, held, {"a": 2})["a"]) == ["n2:0", "n1:0"]
 
 
 def test_a_task_that_is_no_more_frees_its_slots():
@@ -96,17 +81,25 @@ def clusters(draw):
     return usable, held, sizes
 
 
+def alive(slots, usable):
+    return [slot for slot in slots if slot.slot in usable.get(slot.node, ())]
+
+
+def check_sums(placed, usable, sizes):
+    assert {name: len(slots) for name, slots in placed.items()} == sizes
+    used = [slot for slots in placed.values() for slot in slots]
+    assert len(set(used)) == len(used)
+    assert alive(used, usable) == used
+
+
 @settings(max_examples=400, deadline=None)
 @given(clusters())
 def test_every_slot_is_usable_and_used_once_and_no_worker_moves_that_need_not(cluster):
     usable, held, sizes = cluster
     placed = place(usable, held, sizes)
-    assert {name: len(slots) for name, slots in placed.items()} == sizes
-    used = Counter(slot for slots in placed.values() for slot in slots)
-    assert set(used.values()) <= {1}
-    assert all(slot.slot in usable.get(slot.node, ()) for slot in used)
+    check_sums(placed, usable, sizes)
     for name, slots in placed.items():
-        living = [slot for slot in held[name] if slot.slot in usable.get(slot.node, ())]
+        living = alive(held[name], usable)
         kept = [slot for slot in slots if slot in living]
         assert len(kept) == min(len(living), sizes[name])
         assert slots[: len(kept)] == [slot for slot in living if slot in kept]
@@ -138,9 +131,8 @@ def test_a_group_that_needs_no_whole_node_goes_where_it_fits_best():
     held = {"a": refs("n1:0", "n1:1", "n2:0")}
     placed = place(FOUR, held, {"a": 3, "b": 2}, {"b": 2})
     assert texts(placed["b"]) == ["n1:2", "n1:3"]
-    assert texts(place(FOUR, held, {"a": 3, "b": 6}, {"b": 2})["b"]) == [f"n3:{slot}" for slot in range(4)] + [
-        *("n1:2", "n1:3")
-    ]
+    placed = place(FOUR, held, {"a": 3, "b": 6}, {"b": 2})
+    assert texts(placed["b"]) == ["n3:0", "n3:1", "n3:2", "n3:3", "n1:2", "n1:3"]
 
 
 def test_groups_that_are_whole_stay_and_keep_their_order_when_a_node_is_lost():
@@ -148,27 +140,8 @@ def test_groups_that_are_whole_stay_and_keep_their_order_when_a_node_is_lost():
     left = {node: slots for node, slots in FOUR.items() if node not in {"n1", "n4"}}
     assert place(left, held, {"a": 8}, {"a": 4})["a"] == held["a"][:4] + held["a"][8:]
     spare = left | {"n4": FOUR["n4"]}
-    assert place(spare, held, {"a": 12}, {"a": 4})["a"] == [
-        *held["a"][:4],
-        *held["a"][8:],
-        *refs("n4:0", "n4:1", "n4:2", "n4:3"),
-    ]
-
-
-def test_a_group_that_lost_a_member_is_completed_on_its_own_node():
-    held = {"a": refs("n1:0", "n1:1", "n2:0", "n2:1")}
-    placed = place({"n1": [0, 2, 3], "n2": [0, 1], "n3": [0, 1]}, held, {"a": 4}, {"a": 2})
-    assert texts(placed["a"]) == ["n1:0", "n1:2", "n2:0", "n2:1"]
-
-
-def test_a_shrinking_task_with_groups_leaves_the_node_where_it_has_least():
-    held = {"a": refs("n1:0", "n1:1", "n2:0", "n2:1", "n2:2", "n2:3")}
-    assert texts(place(FOUR, held, {"a": 4}, {"a": 2})["a"]) == ["n2:0", "n2:1", "n2:2", "n2:3"]
-
-
-def test_a_task_grows_on_its_own_node_before_it_takes_another():
-    held = {"a": refs("n2:0", "n2:1")}
-    assert texts(place(FOUR, held, {"a": 4}, {"a": 2})["a"]) == ["n2:0", "n2:1", "n2:2", "n2:3"]
+    new = refs("n4:0", "n4:1", "n4:2", "n4:3")
+    assert place(spare, held, {"a": 12}, {"a": 4})["a"] == held["a"][:4] + held["a"][8:] + new
 
 
 def test_the_incomplete_last_group_stays_on_one_node_too():
@@ -190,6 +163,24 @@ def test_a_task_that_shrinks_makes_room_for_the_groups_of_another():
     assert texts(placed["b"]) == ["n4:0", "n4:1", "n4:2", "n4:3"]
 
 
+HOLE = {"n1": [0, 2, 3], "n2": [0, 1], "n3": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("usable", "width", "held", "expected"),
+    [
+        pytest.param(THREE, 1, "n1:0 n1:1 n2:0", "n1:0 n2:0", id="shrinks where it is crowded and keeps its span"),
+        pytest.param({"n1": [0], "n2": [0]}, 1, "n9:0 n1:1 n2:0", "n2:0 n1:0", id="leaves slots that are gone"),
+        pytest.param(HOLE, 2, "n1:0 n1:1 n2:0 n2:1", "n1:0 n1:2 n2:0 n2:1", id="completes a group on its own node"),
+        pytest.param(FOUR, 2, "n1:0 n1:1 n2:0 n2:1 n2:2 n2:3", "n2:0 n2:1 n2:2 n2:3", id="leaves where it has least"),
+        pytest.param(FOUR, 2, "n2:0 n2:1", "n2:0 n2:1 n2:2 n2:3", id="grows on its own node first"),
+    ],
+)
+def test_a_task_alone(usable, width, held, expected):
+    expected = expected.split()
+    assert texts(place(usable, {"a": refs(*held.split())}, {"a": len(expected)}, {"a": width})["a"]) == expected
+
+
 @st.composite
 def with_groups(draw):
     """Return a cluster, and the width of each task's groups."""
@@ -202,13 +193,10 @@ def with_groups(draw):
 def test_with_groups_sums_are_right_and_untouched_tasks_do_not_move(cluster):
     usable, held, sizes, groups = cluster
     placed = place(usable, held, sizes, groups)
-    assert {name: len(slots) for name, slots in placed.items()} == sizes
-    used = Counter(slot for slots in placed.values() for slot in slots)
-    assert set(used.values()) <= {1}
-    assert all(slot.slot in usable.get(slot.node, ()) for slot in used)
+    check_sums(placed, usable, sizes)
     assert placed == place(usable, held, sizes, groups)
     for name, slots in placed.items():
-        living = [slot for slot in held[name] if slot.slot in usable.get(slot.node, ())]
+        living = alive(held[name], usable)
         if living == held[name] and len(living) == sizes[name]:
             assert slots == living
         width = groups[name]
@@ -220,19 +208,15 @@ def test_with_groups_sums_are_right_and_untouched_tasks_do_not_move(cluster):
         assert len(kept) >= min(len(whole), sizes[name] // width)
 
 
-def inside(group):
-    return len({slot.node for slot in group}) == 1
-
-
 @settings(max_examples=400, deadline=None)
 @given(with_groups())
 def test_as_many_groups_are_inside_a_node_as_space_allows(cluster):
     usable, held, sizes, groups = cluster
     name, others = next(iter(sizes)), list(sizes)[1:]
-    kept = {other: [slot for slot in held[other] if slot.slot in usable.get(slot.node, ())] for other in others}
+    kept = {other: alive(held[other], usable) for other in others}
     there = {slot for slots in kept.values() for slot in slots}
     space = {node: sum(SlotRef(node=node, slot=slot) not in there for slot in slots) for node, slots in usable.items()}
-    width, living = groups[name], [slot for slot in held[name] if slot.slot in usable.get(slot.node, ())]
+    width, living = groups[name], alive(held[name], usable)
     size = min(sizes[name], sum(space.values()))
     if (living == held[name] and len(living) == size) or width == 1:
         return  # it stays where it is, or has no groups
@@ -247,28 +231,19 @@ def test_as_many_groups_are_inside_a_node_as_space_allows(cluster):
 TWO_BY_TWO = ParallelLayout(tensor=2, pipeline=2)
 
 
-def replicas(slots, shape=TWO_BY_TWO):
-    each = shape.replica_workers
-    return [slots[first : first + each] for first in range(0, len(slots), each)]
-
-
-def tensor_groups(slots, shape=TWO_BY_TWO):
-    return [slots[first : first + shape.tensor] for first in range(0, len(slots), shape.tensor)]
-
-
 def test_each_replica_is_on_one_node_where_that_is_possible():
     placed = place_shapes(FOUR, {}, {"a": 12}, {"a": TWO_BY_TWO})["a"]
-    assert all(map(inside, replicas(placed)))
+    assert all(map(inside, grouped(placed, 4)))
 
 
 def test_a_replica_that_fits_on_no_node_keeps_its_tensor_ranks_together():
     three = {f"n{number}": [0, 1, 2] for number in range(1, 5)}
     placed = place_shapes(three, {}, {"a": 8}, {"a": TWO_BY_TWO})["a"]
     assert len(set(placed)) == 8
-    assert all(map(inside, tensor_groups(placed)))
+    assert all(map(inside, grouped(placed, 2)))
     wide = ParallelLayout(tensor=4, pipeline=2)
     placed = place_shapes(FOUR, {}, {"a": 16}, {"a": wide})["a"]
-    assert all(map(inside, tensor_groups(placed, wide)))
+    assert all(map(inside, grouped(placed, 4)))
 
 
 def test_replicas_that_are_whole_stay_in_their_order_and_the_rest_of_a_broken_one_comes_last():
@@ -291,17 +266,10 @@ def test_replicas_that_are_whole_are_never_torn_apart(cluster, tensor, pipeline)
     sizes = {name: size // each * each for name, size in sizes.items()}
     held = {name: slots[: len(slots) // each * each] for name, slots in held.items()}
     placed = place_shapes(usable, held, sizes, dict.fromkeys(sizes, shape))
-    assert {name: len(slots) for name, slots in placed.items()} == sizes
-    used = Counter(slot for slots in placed.values() for slot in slots)
-    assert set(used.values()) <= {1}
-    assert all(slot.slot in usable.get(slot.node, ()) for slot in used)
+    check_sums(placed, usable, sizes)
     for name, slots in placed.items():
-        whole = [
-            one
-            for one in replicas(held[name], shape)
-            if all(slot.slot in usable.get(slot.node, ()) for slot in one)
-            and all(map(inside, tensor_groups(one, shape)))
-        ]
-        kept = [one for one in replicas(slots, shape) if one in whole]
+        whole = [one for one in grouped(held[name], each) if set(one) <= set(alive(one, usable))]
+        whole = [one for one in whole if all(map(inside, grouped(one, tensor)))]
+        kept = [one for one in grouped(slots, each) if one in whole]
         assert len(kept) >= min(len(whole), sizes[name] // each)
         assert kept == [one for one in whole if one in kept], "in their order"

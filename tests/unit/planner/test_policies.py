@@ -68,20 +68,12 @@ def test_repair_gives_nobody_more_than_it_had_and_the_first_hit_the_first_place(
     assert repair_hit(tasks, 12) == {"b": 8, "a": 4}
 
 
-@st.composite
-def jobs(draw):
-    sizes = draw(st.sets(st.integers(1, 40), min_size=1))
-    return (
-        sorted(sizes),
-        draw(st.floats(0.1, 10)),
-        draw(st.floats(0.1, 200)),
-        draw(st.integers(0, 40)),
-        draw(st.booleans()),
-    )
+SIZES = st.sets(st.integers(1, 40), min_size=1).map(sorted)
+JOBS = st.tuples(SIZES, st.floats(0.1, 10), st.floats(0.1, 200), st.integers(0, 40), st.booleans())
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(jobs(), min_size=1, max_size=6), st.integers(0, 120))
+@given(st.lists(JOBS, min_size=1, max_size=6), st.integers(0, 120))
 def test_every_policy_keeps_to_feasible_sizes_and_to_the_workers_and_leaves_no_step_that_fits(drawn, workers):
     tasks = [
         job(f"t{number}", sizes, weight=weight, parameters=parameters, held=held, hit=hit)

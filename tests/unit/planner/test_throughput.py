@@ -50,12 +50,8 @@ def test_the_nearest_measured_size_is_the_anchor():
 
 def test_one_bad_measurement_moves_nothing_but_its_own_size():
     task = spec("a", throughput={}, flops=8.0, most=9)
-    times = {
-        1: steady(8.0),
-        2: steady(4.0),
-        4: steady(4.0),
-        8: steady(1.0),
-    }  # on 4 workers half as fast as it should be
+    # on 4 workers half as fast as it should be
+    times = {1: steady(8.0), 2: steady(4.0), 4: steady(4.0), 8: steady(1.0)}
     assert at(task, 3, 4, 5, 6, times=times) == pytest.approx([3.0, 2.0, 5.0, 6.0])
 
 
