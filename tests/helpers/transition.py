@@ -7,22 +7,9 @@ from unicron_transition.core import TransitionCore
 from unicron_transition.moves import MOVES
 from unicron_transition.state import TransitionState
 
+from unicron.contracts import events
 from unicron.contracts.base import CancelTimer, SetTimer, Started, TimerFired
 from unicron.contracts.commands import CopyState, DropStates, FindStates, Regroup, SaveStates, StartWorker, StopWorker
-from unicron.contracts.events import (
-    FailureDetected,
-    NodeAdmitted,
-    NodeDrained,
-    PlanDecided,
-    Regrouped,
-    StateCopied,
-    StateKept,
-    StateSecured,
-    StatesFound,
-    TaskStateChanged,
-    TaskSubmitted,
-    WorkerReady,
-)
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.states import COPIES, StateLocation, StateRef
@@ -41,7 +28,7 @@ def of(kind, out):
 
 
 def failure(severity, **fields):
-    return FailureDetected(severity=severity, method="m", status="s", **fields)
+    return events.FailureDetected(severity=severity, method="m", status="s", **fields)
 
 
 @dataclass
@@ -94,7 +81,7 @@ class Cluster:
         for node in nodes:
             self.join(node)
         for name, spec in self.specs.items():
-            self.tell(TaskSubmitted(task=name, spec=spec))
+            self.tell(events.TaskSubmitted(task=name, spec=spec))
 
     def tell(self, message):
         """Hand the core a message, after a restart, and do what it says."""
@@ -116,7 +103,7 @@ class Cluster:
                 newest = self.orders.get(task)
                 assert newest is None or epoch >= newest[0].epoch
                 self.orders[task] = [*(newest if newest and newest[0].epoch == epoch else []), message]
-            case TaskStateChanged(task=task, state=state):
+            case events.TaskStateChanged(task=task, state=state):
                 assert state in MOVES[self.said[task]].values(), f"{task} went from {self.said[task]} to {state}"
                 self.said[task] = state
 
@@ -174,7 +161,7 @@ class Cluster:
         kept += [name for at, name in self.saved if at == node]
         slots = [Slot(index=index) for index in range(self.slots[node])]
         return self.tell(
-            NodeAdmitted(
+            events.NodeAdmitted(
                 node=node,
                 incarnation=incarnation,
                 host=node,
@@ -192,7 +179,7 @@ class Cluster:
             TaskShare(task=task, slots=slots.get(task, []), layout=spec.shape(len(slots.get(task, []))))
             for task, spec in self.specs.items()
         ]
-        return self.tell(PlanDecided(plan=Plan(number=self.plans, trigger="test", workers=9, shares=shares)))
+        return self.tell(events.PlanDecided(plan=Plan(number=self.plans, trigger="test", workers=9, shares=shares)))
 
     def lose(self, node, *, alive=False):
         self.up.discard(node)
@@ -225,7 +212,7 @@ class Cluster:
             if process.living and not process.ready and process.slot.node in self.up:
                 process.ready = True
                 at = process.slot
-                self.tell(WorkerReady(node=at.node, slot=at.slot, task=process.task, worker=process.name, pid=1))
+                self.tell(events.WorkerReady(node=at.node, slot=at.slot, task=process.task, worker=process.name, pid=1))
                 return True
         return self.found() or self.copy() or any(self.meet(task) for task in self.orders) or self.save() or self.fire()
 
@@ -235,11 +222,11 @@ class Cluster:
             return False
         asked = self.asked.pop(0)
         states = [ref for (node, _), ref in self.saved.items() if (node, ref.task) == (asked.node, asked.task)]
-        self.tell(StatesFound(node=asked.node, task=asked.task, search=asked.search, states=states))
+        self.tell(events.StatesFound(node=asked.node, task=asked.task, search=asked.search, states=states))
         return True
 
     def drain(self, node, *, drain=True):
-        return self.tell(NodeDrained(node=node, drain=drain))
+        return self.tell(events.NodeDrained(node=node, drain=drain))
 
     def copy(self, problem=""):
         """Let the next copy that was ordered arrive where it is to lie, or not."""
@@ -253,7 +240,7 @@ class Cluster:
             memory[key] = ref.task if memory is self.kept else ref.at(node, order.keeper.address)
         problem = problem or ("" if lies and node in self.up else "it is gone")
         copy = ref.at(node, order.keeper.address)
-        self.tell(StateCopied(node=order.node, task=order.task, state=copy, problem=problem))
+        self.tell(events.StateCopied(node=order.node, task=order.task, state=copy, problem=problem))
         return True
 
     def save(self):
@@ -267,7 +254,7 @@ class Cluster:
                     self.write(process, node, keepers)
                     at = process.slot
                     secured = {"iteration": process.epoch, "nodes": keepers}
-                    self.tell(StateSecured(node=at.node, slot=at.slot, task=task, worker=name, **secured))
+                    self.tell(events.StateSecured(node=at.node, slot=at.slot, task=task, worker=name, **secured))
                     return True
         return False
 
@@ -311,7 +298,7 @@ class Cluster:
         process = group[rank]
         process.epoch = first.epoch
         self.tell(
-            Regrouped(
+            events.Regrouped(
                 node=process.slot.node,
                 slot=process.slot.slot,
                 task=task,
@@ -335,7 +322,9 @@ class Cluster:
         location = StateLocation(node=process.slot.node, worker=process.name, name=name)
         ref = StateRef(task=task, iteration=order.epoch, place=process.place, location=location, size=1, checksum=b"")
         at = process.slot
-        self.tell(StateKept(node=at.node, slot=at.slot, task=task, worker=process.name, epoch=order.epoch, state=ref))
+        self.tell(
+            events.StateKept(node=at.node, slot=at.slot, task=task, worker=process.name, epoch=order.epoch, state=ref)
+        )
         return True
 
     def exchange(self, task, order, group):

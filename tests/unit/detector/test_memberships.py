@@ -3,16 +3,9 @@
 import pytest
 from helpers.detector import DetectorHarness, brief
 
+from unicron.contracts import events
 from unicron.contracts.base import BusReconnected
 from unicron.contracts.commands import Regroup
-from unicron.contracts.events import (
-    AttemptFailed,
-    FailureDetected,
-    Regrouped,
-    TaskStateChanged,
-    TaskSubmitted,
-    WorkerReady,
-)
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import Member, TaskSpec, TaskState
 
@@ -28,11 +21,11 @@ def scene():
 def test_an_unexplained_broken_collective_is_severity_3_and_a_reattempt_that_fails_costs_a_restart(scene):
     about = {"method": "exception_propagation", "status": "connection_reset", **scene.places["w1"]}
     assert scene.collective("w1") == []
-    broke = FailureDetected(severity=Severity.SEV3, **about, reason="Connection closed by peer", epoch=0)
+    broke = events.FailureDetected(severity=Severity.SEV3, **about, reason="Connection closed by peer", epoch=0)
     assert scene.wait(0.4) == [broke]
     in_vain = {"reason": "reattempt failed: no answer", "escalated": Severity.SEV3}
     assert scene.give_up("reattempt", "w1", reason="no answer") == [
-        FailureDetected(severity=Severity.SEV2, **about, **in_vain)
+        events.FailureDetected(severity=Severity.SEV2, **about, **in_vain)
     ]
     assert scene.give_up("reattempt", "w1") == []
 
@@ -103,7 +96,7 @@ def test_a_lost_node_explains_it_if_it_hosts_the_task(scene, node, told):
     [
         pytest.param(lambda scene: scene.run(epoch=1, w2="n2"), id="a worker is in the next"),
         pytest.param(
-            lambda scene: scene.feed(TaskStateChanged(task="gpt", state=TaskState.RECONFIGURING, epoch=1)),
+            lambda scene: scene.feed(events.TaskStateChanged(task="gpt", state=TaskState.RECONFIGURING, epoch=1)),
             id="the next was decided",
         ),
     ],
@@ -236,7 +229,7 @@ def test_another_task_or_the_same_after_the_window_may_cost_another_node(scene):
 
 
 def test_a_reattempt_of_nobody_in_particular_falls_back_on_the_last_failure_or_alerts_a_person(scene):
-    in_vain = AttemptFailed(task="gpt", action="reattempt", reason="no answer")
+    in_vain = events.AttemptFailed(task="gpt", action="reattempt", reason="no answer")
     assert brief(scene.feed(in_vain)) == ["Alert"]
     scene.collective("w2")
     scene.wait(1)
@@ -307,16 +300,16 @@ def test_who_was_restarted_may_diverge_once_more_itself(scene):
 def test_what_the_transition_service_has_ordered_or_told_of_is_an_epoch_and_nothing_else(scene):
     def doubted(epoch):
         place = {"node": "n1", "slot": 0, "task": "new", "worker": "new-1"}
-        return scene.detector.doubt(Regrouped(**place, epoch=epoch, rank=0, world_size=1, iteration=0))
+        return scene.detector.doubt(events.Regrouped(**place, epoch=epoch, rank=0, world_size=1, iteration=0))
 
     assert not doubted(5000), "nothing is known of that task"
-    scene.feed(TaskSubmitted(task="new", spec=TaskSpec(name="new", command=["x"])))
+    scene.feed(events.TaskSubmitted(task="new", spec=TaskSpec(name="new", command=["x"])))
     scene.start("new-1", "n1", "new")
     assert doubted(0)
     scene.feed(Regroup(task="new", node="n1", epoch=0, rendezvous="", members=[]))
     assert not doubted(0)
     assert doubted(1)
-    scene.feed(TaskStateChanged(task="new", state=TaskState.RUNNING, epoch=2))
+    scene.feed(events.TaskStateChanged(task="new", state=TaskState.RUNNING, epoch=2))
     assert not doubted(2)
     scene.feed(Regroup(task="new", node="n1", epoch=1, rendezvous="", members=[]))  # late
     assert not doubted(2)
@@ -337,7 +330,7 @@ def test_who_is_in_no_membership_any_more_or_in_none_yet_breaks_none_by_failing(
     scene.run(epoch=1, w1="n1", w2="n2")  # without w3
     assert brief(scene.exit("w3", signal=9)) == [(2, "exited_abnormally", "w3")]
     scene.start("w4", "n3", slot=1)
-    scene.feed(WorkerReady(**scene.places["w4"], pid=4))
+    scene.feed(events.WorkerReady(**scene.places["w4"], pid=4))
     assert brief(scene.exit("w4", signal=9)) == [(2, "exited_abnormally", "w4")]
     assert scene.collective("w1", epoch=1) == []
     assert brief(scene.wait(1)) == [(3, "connection_reset", "w1")]

@@ -4,16 +4,8 @@ import pytest
 from helpers.detector import DetectorHarness, brief
 from unicron_detector.state import Limits
 
+from unicron.contracts import events
 from unicron.contracts.base import BusReconnected, TelemetryDropped, TimerFired
-from unicron.contracts.events import (
-    FailureDetected,
-    NodeAdmitted,
-    NodeHeartbeat,
-    NodeLeft,
-    NodePaced,
-    NodeSuspected,
-    WorkerReady,
-)
 from unicron.contracts.failures import Severity
 
 
@@ -37,11 +29,11 @@ def cut_off(scene, node="n1"):
 
 def test_a_node_whose_connection_ends_is_lost_after_the_grace(scene):
     scene.silence("n1")
-    suspected = NodeSuspected(node="n1", reason="Stale Connection", grace_s=1.0)
+    suspected = events.NodeSuspected(node="n1", reason="Stale Connection", grace_s=1.0)
     assert scene.disconnect("n1", "Stale Connection") == [suspected]
     assert scene.wait(0.9) == []
     (failure,) = scene.wait(0.3)
-    assert failure == FailureDetected(
+    assert failure == events.FailureDetected(
         severity=Severity.SEV1,
         method="node_health",
         status="lost_connection",
@@ -98,7 +90,7 @@ def test_a_node_may_be_given_up_for_the_workers_that_it_lost_by_coming_back():
 
 def test_a_worker_that_waits_for_its_first_membership_is_missed_too(scene):
     scene.start("w4", "n1", slot=1)
-    scene.feed(WorkerReady(node="n1", slot=1, task="gpt", worker="w4", pid=4))
+    scene.feed(events.WorkerReady(node="n1", slot=1, task="gpt", worker="w4", pid=4))
     out = scene.join("n1", incarnation="b", workers=[("w1", "gpt")])
     assert brief(out) == [(2, "exited_abnormally", "w4")]
 
@@ -127,7 +119,7 @@ def test_a_second_advisory_does_not_prolong_the_grace(scene):
 def test_an_old_grace_timer_says_nothing_about_a_new_suspicion(scene):
     cut_off(scene)
     (old,) = [name for name in scene.timers if name.startswith("grace:n1")]
-    scene.feed(NodeHeartbeat(node="n1", incarnation="a"))
+    scene.feed(events.NodeHeartbeat(node="n1", incarnation="a"))
     scene.disconnect("n1")
     assert scene.feed(TimerFired(name=old, at=scene.now)) == []
 
@@ -143,12 +135,14 @@ def test_a_silent_node_is_lost_without_any_advisory(scene):
 @pytest.mark.parametrize(
     "told",
     [
-        pytest.param(NodeAdmitted(node="n1", incarnation="a", host="h", slots=[], heartbeat_s=2.0), id="as it joins"),
-        pytest.param(NodePaced(node="n1", incarnation="a", heartbeat_s=2.0), id="later"),
+        pytest.param(
+            events.NodeAdmitted(node="n1", incarnation="a", host="h", slots=[], heartbeat_s=2.0), id="as it joins"
+        ),
+        pytest.param(events.NodePaced(node="n1", incarnation="a", heartbeat_s=2.0), id="later"),
     ],
 )
 def test_a_node_that_is_to_beat_rarely_may_be_silent_for_longer(scene, told):
-    scene.feed(told, NodePaced(node="n2", incarnation="of another start", heartbeat_s=2.0))
+    scene.feed(told, events.NodePaced(node="n2", incarnation="of another start", heartbeat_s=2.0))
     scene.silence("n1")
     scene.silence("n2")
     assert brief(scene.wait(5.9)) == lost("n2")
@@ -190,10 +184,10 @@ def test_a_detector_that_was_held_up_gives_everybody_another_grace(scene):
 
 
 def test_clocks_of_other_machines_do_not_matter(scene):
-    scene.feed(NodeHeartbeat(node="n1", incarnation="a", at=9e9))
+    scene.feed(events.NodeHeartbeat(node="n1", incarnation="a", at=9e9))
     scene.silence("n1")
     assert brief(scene.wait(4)) == lost("n1")
-    scene.feed(NodeHeartbeat(node="n2", incarnation="a", at=0.0))
+    scene.feed(events.NodeHeartbeat(node="n2", incarnation="a", at=0.0))
     assert scene.wait(4) == []
 
 
@@ -209,13 +203,13 @@ def test_a_lost_node_is_reported_once_until_it_joins_again(scene):
 
 def test_a_goodbye_is_no_failure(scene):
     cut_off(scene)
-    assert scene.feed(NodeLeft(node="n1", incarnation="a")) == []
+    assert scene.feed(events.NodeLeft(node="n1", incarnation="a")) == []
     assert scene.wait(10) == []
 
 
 def test_the_goodbye_of_an_earlier_incarnation_says_nothing(scene):
     scene.join("n1", incarnation="b", workers=[("w1", "gpt")])
-    scene.feed(NodeLeft(node="n1", incarnation="a"))
+    scene.feed(events.NodeLeft(node="n1", incarnation="a"))
     scene.silence("n1")
     assert brief(scene.wait(10)) == lost("n1")
 

@@ -8,23 +8,8 @@ from unicron_detector.books import Books
 from unicron_detector.core import DetectorCore
 from unicron_detector.state import State
 
+from unicron.contracts import events
 from unicron.contracts.base import BusReconnected, CancelTimer, ConnectionLost, SetTimer, Started, TimerFired
-from unicron.contracts.events import (
-    AttemptFailed,
-    CollectiveFailed,
-    FailureDetected,
-    NodeAdmitted,
-    NodeHeartbeat,
-    NodeLeft,
-    Regrouped,
-    TaskBroken,
-    TaskStateChanged,
-    WorkerExited,
-    WorkerFinished,
-    WorkerRaised,
-    WorkerReady,
-    WorkerStalled,
-)
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import TaskState, WorkerStatus
 
@@ -56,19 +41,19 @@ def joins(draw):
     node = draw(nodes)
     living = draw(st.lists(st.sampled_from([name for name, at in WORKERS.items() if at["node"] == node]), max_size=2))
     status = [WorkerStatus(worker=name, task=WORKERS[name]["task"], slot=0) for name in living]
-    return NodeAdmitted(node=node, incarnation=draw(st.sampled_from("xyz")), host="h", slots=[], workers=status)
+    return events.NodeAdmitted(node=node, incarnation=draw(st.sampled_from("xyz")), host="h", slots=[], workers=status)
 
 
 FACTS = st.one_of(
     joins(),
-    st.builds(NodeLeft, node=nodes, incarnation=st.sampled_from("xyz")),
-    st.builds(NodeHeartbeat, node=nodes, incarnation=st.sampled_from("xyz")),
+    st.builds(events.NodeLeft, node=nodes, incarnation=st.sampled_from("xyz")),
+    st.builds(events.NodeHeartbeat, node=nodes, incarnation=st.sampled_from("xyz")),
     st.builds(ConnectionLost, node=nodes, boot=st.sampled_from(["a", "b"])),
-    of_worker(WorkerReady, pid=st.just(1)),
-    of_worker(Regrouped, epoch=epochs, rank=st.just(0), world_size=st.just(2), iteration=iterations),
-    of_worker(WorkerFinished, iterations=st.just(3)),
+    of_worker(events.WorkerReady, pid=st.just(1)),
+    of_worker(events.Regrouped, epoch=epochs, rank=st.just(0), world_size=st.just(2), iteration=iterations),
+    of_worker(events.WorkerFinished, iterations=st.just(3)),
     of_worker(
-        WorkerExited,
+        events.WorkerExited,
         exit_code=st.sampled_from([None, 0, 1, 137]),
         signal=st.sampled_from([None, 6, 9, 15, 200]),
         expected=st.booleans(),
@@ -76,14 +61,14 @@ FACTS = st.one_of(
         iteration=iterations,
     ),
     of_worker(
-        lambda error, **fields: WorkerRaised(exception=error[0], text=error[1], **fields),
+        lambda error, **fields: events.WorkerRaised(exception=error[0], text=error[1], **fields),
         error=st.sampled_from(ERRORS),
         iteration=iterations,
         traceback=st.just("tb"),
     ),
-    of_worker(CollectiveFailed, epoch=epochs, iteration=iterations, error=st.just("closed")),
+    of_worker(events.CollectiveFailed, epoch=epochs, iteration=iterations, error=st.just("closed")),
     of_worker(
-        WorkerStalled,
+        events.WorkerStalled,
         epoch=epochs,
         iteration=iterations,
         phase=st.sampled_from(["compute", "reduce"]),
@@ -91,12 +76,20 @@ FACTS = st.one_of(
         limit_s=st.just(1.0),
         responsive=st.booleans(),
     ),
-    of_worker(AttemptFailed, action=st.sampled_from(["reattempt", "restart", "regroup"]), reason=st.just("vain")),
-    st.builds(
-        AttemptFailed, task=tasks, action=st.sampled_from(["reattempt", "restart", "regroup"]), reason=st.just("x")
+    of_worker(
+        events.AttemptFailed, action=st.sampled_from(["reattempt", "restart", "regroup"]), reason=st.just("vain")
     ),
     st.builds(
-        TaskStateChanged, task=tasks, state=st.sampled_from([TaskState.RUNNING, TaskState.RECOVERING]), epoch=epochs
+        events.AttemptFailed,
+        task=tasks,
+        action=st.sampled_from(["reattempt", "restart", "regroup"]),
+        reason=st.just("x"),
+    ),
+    st.builds(
+        events.TaskStateChanged,
+        task=tasks,
+        state=st.sampled_from([TaskState.RUNNING, TaskState.RECOVERING]),
+        epoch=epochs,
     ),
     st.builds(BusReconnected, down_s=st.just(1.0)),
     st.just("timer"),
@@ -126,7 +119,7 @@ class World:
             fact = Started(token=2, at=self.now)
         elif isinstance(fact, BusReconnected):
             fact = msgspec.structs.replace(fact, at=self.now)
-        elif isinstance(fact, NodeAdmitted):
+        elif isinstance(fact, events.NodeAdmitted):
             self.down.discard(fact.node)
         for outcome in self.detector.handle(fact):
             self.check(outcome)
@@ -138,10 +131,10 @@ class World:
                 self.timers[name] = self.now + after_s
             case CancelTimer(name=name):
                 self.timers.pop(name, None)
-            case TaskBroken(task=task):
+            case events.TaskBroken(task=task):
                 assert task not in self.broken
                 self.broken.add(task)
-            case FailureDetected():
+            case events.FailureDetected():
                 self.check_failure(outcome)
 
     def check_failure(self, failure):

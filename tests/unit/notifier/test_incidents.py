@@ -3,18 +3,7 @@
 import pytest
 from helpers.notifier import Desk, changed, failed, lost, recovered, rule, running
 
-from unicron.contracts.events import (
-    Alert,
-    DeadLetter,
-    NodeAdmitted,
-    NodeGone,
-    NodeSuspected,
-    PlanDecided,
-    TaskBroken,
-    TaskPaused,
-    TaskRemoved,
-    TaskSubmitted,
-)
+from unicron.contracts import events
 from unicron.contracts.notices import IncidentKind, Phase
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded, SlowWorker
@@ -44,7 +33,7 @@ STRAGGLER = StragglerDetected(
     worker="gpt-1",
     cure="Drain n1.",
 )
-ADMITTED = NodeAdmitted(node="n2", incarnation="1", host="n2", slots=[], source="registry")
+ADMITTED = events.NodeAdmitted(node="n2", incarnation="1", host="n2", slots=[], source="registry")
 
 
 def three_tasks(**fields):
@@ -64,7 +53,9 @@ def test_a_lost_node_is_one_message_that_names_all_its_workers_and_tasks():
         TaskShare(task="gpt", slots=[SlotRef(node="n1", slot=0)], before=5),
         TaskShare(task="bert", slots=[], before=2, reason="no node is free"),
     ]
-    desk.say(PlanDecided(plan=Plan(number=2, trigger="node_lost:n2", workers=1, shares=shares), source="planner"))
+    desk.say(
+        events.PlanDecided(plan=Plan(number=2, trigger="node_lost:n2", workers=1, shares=shares), source="planner")
+    )
     assert desk.told(9.0) == []
     [notice] = [*desk.told(1.0), *desk.sent][1:]
     assert (notice.phase, notice.severity, notice.kind) == (Phase.OPENED, 1, IncidentKind.NODE_LOST)
@@ -109,9 +100,9 @@ def test_what_is_over_before_anybody_was_told_is_one_message():
 
 
 def test_a_lost_node_without_workers_is_over_when_it_is_back_or_says_goodbye():
-    for end in (ADMITTED, NodeGone(node="n2", source="registry")):
+    for end in (ADMITTED, events.NodeGone(node="n2", source="registry")):
         desk = Desk()
-        desk.say(NodeSuspected(node="n2", reason="eof", grace_s=2.0))
+        desk.say(events.NodeSuspected(node="n2", reason="eof", grace_s=2.0))
         desk.say(lost("n2"), after=2.0)
         assert desk.told(10.0) == [("opened", "n2 is lost, and no task had workers there")]
         desk.say(end, chain="back", after=5.0)
@@ -122,7 +113,7 @@ def test_a_lost_node_without_workers_is_over_when_it_is_back_or_says_goodbye():
 
 def test_a_suspicion_alone_is_not_told():
     desk = Desk(rule(wait_s=0.0))
-    desk.say(NodeSuspected(node="n2", reason="eof", grace_s=2.0))
+    desk.say(events.NodeSuspected(node="n2", reason="eof", grace_s=2.0))
     assert desk.told(3600.0) == []
     assert desk.view().incidents == []
     desk.say(ADMITTED, chain="back")
@@ -162,11 +153,11 @@ def test_what_gets_worse_is_told_again_as_an_update():
 
 def test_a_failed_task_stays_until_a_user_has_seen_to_it():
     for end in (
-        TaskRemoved(task="gpt", source="registry"),
-        TaskSubmitted(task="gpt", spec=TaskSpec(name="gpt", command=["x"]), source="registry"),
+        events.TaskRemoved(task="gpt", source="registry"),
+        events.TaskSubmitted(task="gpt", spec=TaskSpec(name="gpt", command=["x"]), source="registry"),
     ):
         desk = Desk()
-        desk.say(running("gpt", "n1"), TaskBroken(task="gpt", reason="ValueError: x"))
+        desk.say(running("gpt", "n1"), events.TaskBroken(task="gpt", reason="ValueError: x"))
         desk.say(changed("gpt", "failed", "ValueError: x"))
         assert desk.told(3600.0) == [("opened", "gpt has failed: ValueError: x")]
         desk.say(end, chain="user")
@@ -174,7 +165,7 @@ def test_a_failed_task_stays_until_a_user_has_seen_to_it():
 
 
 def test_a_task_that_is_paused_or_ends_is_waited_for_no_longer():
-    for end in (TaskPaused(task="gpt", source="registry"), changed("gpt", "finished")):
+    for end in (events.TaskPaused(task="gpt", source="registry"), changed("gpt", "finished")):
         desk = Desk()
         desk.say(running("gpt", "n1", "n2"), failed(), changed("gpt", "recovering"))
         desk.told(10.0)
@@ -200,18 +191,18 @@ def test_a_slow_task_is_one_incident_with_whoever_slows_it_down():
 def test_alerts_are_told_once_while_they_say_the_same_and_stand_with_their_chain():
     desk = Desk()
     for number in range(5):
-        desk.say(Alert(text=f"saving failed {number} times", task="gpt"), chain=f"a{number}", after=1.0)
+        desk.say(events.Alert(text=f"saving failed {number} times", task="gpt"), chain=f"a{number}", after=1.0)
     assert desk.told(10.0) == [("opened", "saving failed 0 times")]
     assert "The same again: 4 more." in desk.sent[0].lines
-    desk.say(running("gpt", "n1"), failed(), changed("gpt", "recovering"), Alert(text="look at n2"), chain="f")
+    desk.say(running("gpt", "n1"), failed(), changed("gpt", "recovering"), events.Alert(text="look at n2"), chain="f")
     assert [phase for phase, _ in desk.told(10.0)] == ["opened"]
     assert "look at n2" in desk.sent[-1].lines
 
 
 def test_a_dead_letter_and_its_alert_of_however_many_services_are_one_message():
     desk = Desk()
-    letter = DeadLetter(subject="unicron.v1.evt.n1.X.y", error="it is no message")
-    alert = Alert(text=f"a message on {letter.subject} could not be used: {letter.error}")
+    letter = events.DeadLetter(subject="unicron.v1.evt.n1.X.y", error="it is no message")
+    alert = events.Alert(text=f"a message on {letter.subject} could not be used: {letter.error}")
     for service in ("registry", "detector", "notifier"):
         desk.say(letter, alert, chain=f"of {service}")
     assert [phase for phase, _ in desk.told(3600.0)] == ["opened"]
@@ -220,7 +211,9 @@ def test_a_dead_letter_and_its_alert_of_however_many_services_are_one_message():
 def test_what_happened_before_anybody_asked_to_be_told_is_not_told():
     desk = Desk()
     desk.now -= 1000.0
-    desk.say(running("gpt", "n1", "n2", "n2"), failed(), changed("gpt", "recovering"), Alert(text="old"), chain="old")
+    desk.say(
+        running("gpt", "n1", "n2", "n2"), failed(), changed("gpt", "recovering"), events.Alert(text="old"), chain="old"
+    )
     desk.now += 1000.0
     assert desk.told(3600.0) == []
     desk.say(running("gpt", "n1", "n2", "n2"), lost("n2"), changed("gpt", "recovering"))
@@ -230,7 +223,7 @@ def test_what_happened_before_anybody_asked_to_be_told_is_not_told():
 def test_text_from_the_bus_steers_nothing_and_ids_are_safe_to_name():
     desk = Desk(link="https://unicron.example/")
     text = "bad \x1b[2J\r\nSubject: you won\u202e"
-    desk.say(Alert(text=text), chain="../x y\n")
+    desk.say(events.Alert(text=text), chain="../x y\n")
     desk.told(10.0)
     [notice] = desk.sent
     assert notice.title == r"bad \u001b[2J\u000d Subject: you won\u202e"

@@ -30,17 +30,8 @@ from unicron_planner.core import REFRESH, PlannerCore
 from unicron_planner.main import PlannerSettings, wiring
 from unicron_planner.state import PlannerState
 
+from unicron.contracts import events
 from unicron.contracts.base import SetTimer, Started
-from unicron.contracts.events import (
-    FailureDetected,
-    NodeDrained,
-    NodeGone,
-    PlanDecided,
-    TaskBroken,
-    TaskPaused,
-    TaskRemoved,
-    TaskSubmitted,
-)
 from unicron.contracts.failures import Severity
 from unicron.contracts.queries import GetPlan
 from unicron.contracts.tasks import ParallelLayout, Slot, TaskState
@@ -101,8 +92,8 @@ def test_a_node_whose_loss_moves_nobody_else_comes_back_to_the_same_slots():
         (ended("b"), "task_finished:b"),
         (ended("b", TaskState.FAILED), "task_failed:b"),
         (ended("b", TaskState.REMOVED), "task_removed:b"),
-        (TaskRemoved(task="b"), "task_removed:b"),
-        (TaskBroken(task="b", reason="ValueError"), "task_failed:b"),
+        (events.TaskRemoved(task="b"), "task_removed:b"),
+        (events.TaskBroken(task="b", reason="ValueError"), "task_failed:b"),
     ],
 )
 def test_however_a_task_ends_its_workers_are_free_once_and_its_name_can_be_used_again(end, trigger):
@@ -152,35 +143,35 @@ def test_a_node_of_unusual_size_is_computed_for():
 
 def test_a_drained_node_is_emptied_and_used_again_after():
     planner = cluster(*TWO)
-    (plan,) = feed(planner, NodeDrained(node="n1"))
+    (plan,) = feed(planner, events.NodeDrained(node="n1"))
     assert (plan.trigger, plan.prepared, sizes(plan)) == ("node_drained:n1", True, {"a": 1, "b": 3})
     assert "n1" not in nodes(plan, "a") + nodes(plan, "b")
-    assert feed(planner, NodeDrained(node="n1")) == []
-    (plan,) = feed(planner, NodeDrained(node="n1", drain=False))
+    assert feed(planner, events.NodeDrained(node="n1")) == []
+    (plan,) = feed(planner, events.NodeDrained(node="n1", drain=False))
     assert (plan.trigger, plan.prepared, sizes(plan)) == ("node_undrained:n1", True, {"a": 2, "b": 4})
 
 
 def test_a_drained_node_stays_out_of_use_when_it_is_lost_and_comes_back():
     planner = cluster(*TWO)
-    (_, answer) = feed(planner, NodeDrained(node="n1"), lost("n1"))
+    (_, answer) = feed(planner, events.NodeDrained(node="n1"), lost("n1"))
     assert sizes(answer) == {"a": 1, "b": 3}
     assert feed(planner, admitted("n1", incarnation="2")) == []
-    (plan,) = feed(planner, NodeDrained(node="n1", drain=False))
+    (plan,) = feed(planner, events.NodeDrained(node="n1", drain=False))
     assert sizes(plan) == {"a": 2, "b": 4}
 
 
 def test_a_node_that_says_goodbye_is_not_a_failure():
     planner = cluster(*TWO)
-    (plan,) = feed(planner, NodeGone(node="n1"))
+    (plan,) = feed(planner, events.NodeGone(node="n1"))
     assert (plan.trigger, plan.prepared, sizes(plan)) == ("node_left:n1", True, {"a": 1, "b": 3})
     assert planner.state.failures == 0
-    assert feed(planner, NodeGone(node="n1")) == []
+    assert feed(planner, events.NodeGone(node="n1")) == []
 
 
 def test_only_sev1_is_the_planners_business():
     planner = cluster(*TWO)
     for severity in (Severity.SEV2, Severity.SEV3):
-        failure = FailureDetected(severity=severity, method="x", status="y", node="n1", task="a")
+        failure = events.FailureDetected(severity=severity, method="x", status="y", node="n1", task="a")
         assert planner.handle(failure) == []
 
 
@@ -290,10 +281,10 @@ def test_the_table_holds_every_next_event():
 def test_the_table_is_made_after_the_plan_has_gone_out():
     planner = cluster(*TWO)
     out = planner.handle(lost("n1"))
-    assert [type(message) for message in out] == [PlanDecided, SetTimer]
+    assert [type(message) for message in out] == [events.PlanDecided, SetTimer]
     assert out[1] == REFRESH
     assert planner._table == {}
-    (plan, *_) = [message.plan for message in planner.handle(lost("n2")) if isinstance(message, PlanDecided)]
+    (plan, *_) = [message.plan for message in planner.handle(lost("n2")) if isinstance(message, events.PlanDecided)]
     assert (plan.prepared, plan.workers) == (False, 2)
 
 
@@ -316,7 +307,9 @@ def storm(rng):
             case 2:
                 messages.append(lost(node))
             case 3:
-                messages.append(rng.choice([NodeGone(node=node), NodeDrained(node=node, drain=rng.random() < 0.5)]))
+                messages.append(
+                    rng.choice([events.NodeGone(node=node), events.NodeDrained(node=node, drain=rng.random() < 0.5)])
+                )
             case 4:
                 messages.append(ended(task))
             case _:
@@ -385,7 +378,7 @@ def test_a_setting_that_makes_no_sense_is_named(field, value):
 def test_settings_reach_the_core():
     texts = {"transition_s": "9", "prior_failures": "2", "prior_worker_hours": "1", "use_measured": "false"}
     core = wiring(PlannerSettings.parse(texts)).core(None)
-    feed(core, admitted("n1"), TaskSubmitted(task="a", spec=spec("a")))
+    feed(core, admitted("n1"), events.TaskSubmitted(task="a", spec=spec("a")))
     assert core._situate().resize_s == core._situate().failure_s == 9.0
     assert core._situate().failure_rate == pytest.approx(2 / 3600)
     measure(core, "a", 2, 1.0)
@@ -404,7 +397,7 @@ def test_the_layout_of_a_share_counts_its_replicas():
 def test_a_task_of_a_declared_shape_gets_whole_replicas_of_it():
     planner = cluster()
     pairs = structs.replace(spec("b", most=6, throughput={}), layout=ParallelLayout(tensor=2))
-    (plan,) = feed(planner, TaskSubmitted(task="b", spec=pairs), prepared=False)
+    (plan,) = feed(planner, events.TaskSubmitted(task="b", spec=pairs), prepared=False)
     (share,) = plan.shares
     assert share.layout == ParallelLayout(tensor=2, replicas=3)
     assert [slot.node for slot in share.slots] == ["n1", "n1", "n2", "n2", "n3", "n3"]
@@ -413,38 +406,38 @@ def test_a_task_of_a_declared_shape_gets_whole_replicas_of_it():
 def test_a_paused_task_leaves_its_slots_to_others_and_gets_its_share_again():
     planner = cluster(*TWO)
     whole = sizes(planner.state.plan)
-    (plan,) = feed(planner, TaskPaused(task="b"))
+    (plan,) = feed(planner, events.TaskPaused(task="b"))
     assert (plan.trigger, sizes(plan)) == ("task_paused:b", {"a": 4})
-    assert feed(planner, TaskPaused(task="b")) == []
+    assert feed(planner, events.TaskPaused(task="b")) == []
     (plan,) = feed(planner, lost("n1"))
     assert "b" not in sizes(plan)
     feed(planner, admitted("n1", incarnation="2"))
-    (plan,) = feed(planner, TaskPaused(task="b", paused=False))
+    (plan,) = feed(planner, events.TaskPaused(task="b", paused=False))
     assert (plan.trigger, sizes(plan)) == ("task_resumed:b", whole)
 
 
 def test_a_task_paused_alone_gets_the_same_slots_again_though_nothing_else_changed():
     planner = cluster(submitted("a"))
     before = slots(planner.state.plan)
-    (plan,) = feed(planner, TaskPaused(task="a"))
+    (plan,) = feed(planner, events.TaskPaused(task="a"))
     assert sizes(plan) == {}
-    (plan,) = feed(planner, TaskPaused(task="a", paused=False))
+    (plan,) = feed(planner, events.TaskPaused(task="a", paused=False))
     assert slots(plan) == before, "it is told anew: the task has given them up"
 
 
 def test_a_task_removed_while_it_is_paused_is_planned_for_no_more():
     planner = cluster(*TWO)
-    feed(planner, TaskPaused(task="b"), TaskRemoved(task="b"))
-    assert feed(planner, TaskPaused(task="b", paused=False)) == []
+    feed(planner, events.TaskPaused(task="b"), events.TaskRemoved(task="b"))
+    assert feed(planner, events.TaskPaused(task="b", paused=False)) == []
     assert sizes(planner.state.plan) == {"a": 4}
 
 
 def test_a_plan_that_it_never_made_is_overruled_with_all_of_its_own():
     planner = cluster(submitted("a"))
     mine = planner.state.plan
-    assert planner.handle(PlanDecided(plan=mine)) == []
+    assert planner.handle(events.PlanDecided(plan=mine)) == []
     forged = msgspec.structs.replace(mine, number=mine.number + 500, shares=[])
-    decided, *_ = planner.handle(PlanDecided(plan=forged))
+    decided, *_ = planner.handle(events.PlanDecided(plan=forged))
     assert decided.plan.number == mine.number + 501
     assert {share.task: share.given for share in decided.plan.shares} == {s.task: s.given for s in mine.shares}
 
@@ -452,8 +445,8 @@ def test_a_plan_that_it_never_made_is_overruled_with_all_of_its_own():
 def test_plans_and_nodes_that_can_t_be_are_doubted():
     planner = cluster(submitted("a"))
     mine = planner.state.plan
-    assert planner.doubt(PlanDecided(plan=mine)) is None
-    assert planner.doubt(PlanDecided(plan=msgspec.structs.replace(mine, number=10**8))) == (
+    assert planner.doubt(events.PlanDecided(plan=mine)) is None
+    assert planner.doubt(events.PlanDecided(plan=msgspec.structs.replace(mine, number=10**8))) == (
         f"plan 100000000 can't come after plan {mine.number}"
     )
     assert planner.doubt(admitted("n1")) is None

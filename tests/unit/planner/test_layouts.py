@@ -4,21 +4,7 @@ from collections import Counter
 
 import pytest
 from helpers.costmodel import gpt
-from helpers.planner import (
-    CONCAVE,
-    admitted,
-    cluster,
-    ended,
-    feed,
-    grouped,
-    inside,
-    lost,
-    measure,
-    refs,
-    slots,
-    spec,
-    submitted,
-)
+from helpers.planner import CONCAVE, admitted, cluster, ended, feed, grouped, inside, lost, measure, refs, slots, spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -137,7 +123,7 @@ def test_a_lost_node_that_changes_the_layout_is_no_plain_failure():
     feed(planner, lost("n2"))
     assert planner.state.disturbed == {"a": "relayout"}
     assert planner.state.plan.transition_s == 60.0, "what was assumed for it"
-    feed(planner, recovered("a", 60.0), failed("a"), submitted("b", least=3))
+    feed(planner, recovered("a", 60.0), failed("a"), laid_out("b", {}, least=3))
     assert planner.state.plan.transition_s == 5.0
 
 

@@ -8,27 +8,8 @@ from unicron_registry.core import NO_PLAN_YET, RegistryCore
 from unicron_registry.nodes import heartbeat_s
 from unicron_registry.state import RegistryState
 
+from unicron.contracts import events
 from unicron.contracts.commands import SaveStates
-from unicron.contracts.events import (
-    Alert,
-    FailureDetected,
-    IterationFinished,
-    NodeAdmitted,
-    NodeDrained,
-    NodeGone,
-    NodeHeartbeat,
-    NodeJoined,
-    NodeLeaving,
-    NodeLeft,
-    PlanDecided,
-    StateSecured,
-    StateUnprotected,
-    TaskBroken,
-    TaskRemoved,
-    TaskStateChanged,
-    TaskSubmitted,
-    WorkerReady,
-)
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.queries import DrainNode, GetStatus, RemoveTask, SaverView, SubmitTask
@@ -49,24 +30,24 @@ AT = {"host": "10.0.0.1", "slots": SLOTS, "rendezvous": "10.0.0.1:7", "state_ser
 
 def joined(node="node-1", incarnation="a", at=1.0, **fields):
     said = {"source": node, "at": at, "id": f"{node}-{incarnation}"}
-    return NodeJoined(**{"node": node, "incarnation": incarnation, **said, **AT, **fields})
+    return events.NodeJoined(**{"node": node, "incarnation": incarnation, **said, **AT, **fields})
 
 
 def admitted(node="node-1", incarnation="a", **fields):
-    return NodeAdmitted(node=node, incarnation=incarnation, **{**AT, **fields})
+    return events.NodeAdmitted(node=node, incarnation=incarnation, **{**AT, **fields})
 
 
 def lost(node, severity=Severity.SEV1):
-    return FailureDetected(severity=severity, method="node_health", status="lost_connection", node=node, at=5.0)
+    return events.FailureDetected(severity=severity, method="node_health", status="lost_connection", node=node, at=5.0)
 
 
 def finished(iteration=3, epoch=1, seconds=2.0, loss=4.5):
     where = {"node": "node-1", "slot": 0, "task": "gpt", "worker": "w0", "world_size": 2}
-    return IterationFinished(**where, epoch=epoch, iteration=iteration, seconds=seconds, loss=loss)
+    return events.IterationFinished(**where, epoch=epoch, iteration=iteration, seconds=seconds, loss=loss)
 
 
 def changed(state, **fields):
-    return TaskStateChanged(task="gpt", state=state, **fields)
+    return events.TaskStateChanged(task="gpt", state=state, **fields)
 
 
 MEMBERS = [Member(worker="w0", node="node-1", slot=0), Member(worker="w1", node="node-1", slot=1)]
@@ -125,7 +106,7 @@ def test_a_node_that_joins_is_admitted_with_its_workers(registry):
 )
 def test_nonsense_makes_an_alert_and_no_node(registry, fields, named):
     [alert] = registry.handle(joined(**fields))
-    assert isinstance(alert, Alert)
+    assert isinstance(alert, events.Alert)
     assert named in alert.text
     assert registry.state.nodes == {}
 
@@ -149,9 +130,9 @@ def test_a_node_that_is_away_is_told_how_often_to_beat_when_it_is_back(registry)
         registry.handle(joined(f"node-{number}"))
     registry.state.paced.clear()
     registry.handle(joined("first"))
-    registry.handle(NodeLeft(node="first", incarnation="a"))
+    registry.handle(events.NodeLeft(node="first", incarnation="a"))
     registry.state.paced = {"first": 0.5}
-    assert [type(each) for each in registry.handle(joined("last"))] == [NodeAdmitted]
+    assert [type(each) for each in registry.handle(joined("last"))] == [events.NodeAdmitted]
     assert "first" not in registry.state.paced
     [back, *_] = registry.handle(joined("first"))
     assert back.heartbeat_s > 0.6
@@ -182,23 +163,23 @@ def test_lesser_failures_and_unknown_nodes_lose_nothing(registry):
 
 def test_a_node_that_leaves_is_gone_once_and_an_earlier_incarnations_goodbye_is_ignored(registry):
     registry.handle(joined())
-    assert registry.handle(NodeLeft(node="node-1", incarnation="an earlier one", at=3.0)) == []
+    assert registry.handle(events.NodeLeft(node="node-1", incarnation="an earlier one", at=3.0)) == []
     assert node(registry).state == NodeState.UP
-    assert registry.handle(NodeLeft(node="node-1", incarnation="a", at=4.0)) == [NodeGone(node="node-1")]
+    assert registry.handle(events.NodeLeft(node="node-1", incarnation="a", at=4.0)) == [events.NodeGone(node="node-1")]
     assert node(registry).state == NodeState.LEFT
-    assert registry.handle(NodeLeft(node="node-1", incarnation="a", at=5.0)) == []
+    assert registry.handle(events.NodeLeft(node="node-1", incarnation="a", at=5.0)) == []
 
 
 def test_draining_goes_there_and_back(registry):
     registry.handle(joined())
     _, facts = registry.answer(DrainNode(node="node-1"))
-    assert facts == [NodeDrained(node="node-1")]
+    assert facts == [events.NodeDrained(node="node-1")]
     assert node(registry).state == NodeState.DRAINING
     reply, facts = registry.answer(DrainNode(node="node-1"))
     assert (reply.error, facts) == ("", [])
     assert "nothing changed" in reply.text
     _, facts = registry.answer(DrainNode(node="node-1", drain=False))
-    assert facts == [NodeDrained(node="node-1", drain=False)]
+    assert facts == [events.NodeDrained(node="node-1", drain=False)]
     assert node(registry).state == NodeState.UP
 
 
@@ -206,25 +187,25 @@ def test_a_drained_node_stays_so_when_its_agent_returns(registry):
     registry.handle(joined())
     registry.answer(DrainNode(node="node-1"))
     registry.handle(lost("node-1"))
-    assert registry.handle(joined(incarnation="b")) == [admitted(incarnation="b"), NodeDrained(node="node-1")]
+    assert registry.handle(joined(incarnation="b")) == [admitted(incarnation="b"), events.NodeDrained(node="node-1")]
     assert node(registry).state == NodeState.DRAINING
 
 
 def leaving(incarnation="a"):
-    return NodeLeaving(node="node-1", incarnation=incarnation, seconds=20.0)
+    return events.NodeLeaving(node="node-1", incarnation=incarnation, seconds=20.0)
 
 
 def test_a_node_that_is_to_go_is_drained_until_it_joins_again(registry):
     registry.handle(joined())
     assert registry.handle(leaving("an earlier one")) == []
-    assert registry.handle(leaving()) == [NodeDrained(node="node-1")]
+    assert registry.handle(leaving()) == [events.NodeDrained(node="node-1")]
     assert node(registry).state == NodeState.DRAINING
     assert registry.handle(leaving()) == []
     assert registry.handle(joined()) == [], "it is the same agent, heard twice"
     assert node(registry).state == NodeState.DRAINING
-    registry.handle(NodeLeft(node="node-1", incarnation="a"))
+    registry.handle(events.NodeLeft(node="node-1", incarnation="a"))
     facts = registry.handle(joined(incarnation="b"))
-    assert facts == [NodeDrained(node="node-1", drain=False), admitted(incarnation="b", returned=False)]
+    assert facts == [events.NodeDrained(node="node-1", drain=False), admitted(incarnation="b", returned=False)]
     assert node(registry).state == NodeState.UP
 
 
@@ -232,9 +213,9 @@ def test_what_a_user_says_of_a_node_that_is_to_go_holds_when_it_is_back(registry
     registry.handle(joined())
     registry.handle(leaving())
     registry.answer(DrainNode(node="node-1"))
-    assert registry.handle(joined(incarnation="b"))[1:] == [NodeDrained(node="node-1")]
+    assert registry.handle(joined(incarnation="b"))[1:] == [events.NodeDrained(node="node-1")]
     assert registry.handle(leaving("b")) == [], "it is drained already"
-    assert registry.handle(joined(incarnation="c"))[1:] == [NodeDrained(node="node-1")]
+    assert registry.handle(joined(incarnation="c"))[1:] == [events.NodeDrained(node="node-1")]
 
 
 def test_a_lost_node_can_be_kept_out_for_when_it_returns(registry):
@@ -243,13 +224,13 @@ def test_a_lost_node_can_be_kept_out_for_when_it_returns(registry):
     reply, _ = registry.answer(DrainNode(node="node-1"))
     assert "lost" in reply.text
     assert node(registry).state == NodeState.LOST
-    assert registry.handle(joined(incarnation="b"))[1:] == [NodeDrained(node="node-1")]
+    assert registry.handle(joined(incarnation="b"))[1:] == [events.NodeDrained(node="node-1")]
 
 
 @pytest.mark.parametrize(
     ("source", "node", "drain", "facts"),
     [
-        pytest.param("straggler", "node-1", True, [NodeDrained(node="node-1")], id="told to"),
+        pytest.param("straggler", "node-1", True, [events.NodeDrained(node="node-1")], id="told to"),
         pytest.param("straggler", "node-1", False, [], id="not told to"),
         pytest.param("straggler", "node-7", True, [], id="no such node"),
         pytest.param("node-2", "node-1", True, [], id="said by another"),
@@ -271,7 +252,7 @@ def test_what_happens_to_a_node_costs_no_walk_through_all_nodes(registry):
     registry.handle(lost("node-1"))
     assert node(registry).state == NodeState.LOST
     assert registry.handle(joined(incarnation="b")) == [admitted(incarnation="b")]
-    assert registry.handle(NodeLeft(node="node-1", incarnation="b")) == [NodeGone(node="node-1")]
+    assert registry.handle(events.NodeLeft(node="node-1", incarnation="b")) == [events.NodeGone(node="node-1")]
 
 
 def test_an_unknown_node_of_a_large_cluster_is_told_with_a_few_of_the_known_ones(registry):
@@ -286,7 +267,7 @@ def test_an_unknown_node_of_a_large_cluster_is_told_with_a_few_of_the_known_ones
 
 def test_a_submitted_task_waits_and_says_why(registry):
     reply, facts = registry.answer(SubmitTask(spec=SPEC))
-    assert facts == [TaskSubmitted(task="gpt", spec=SPEC)]
+    assert facts == [events.TaskSubmitted(task="gpt", spec=SPEC)]
     assert "gpt" in reply.text
     assert (task(registry).state, task(registry).reason) == (TaskState.WAITING, NO_PLAN_YET)
 
@@ -310,7 +291,7 @@ def test_the_name_of_an_ended_task_may_be_used_again(running, end):
     running.handle(changed(end, reason="over"))
     other = msgspec.structs.replace(SPEC, weight=1.0)
     _, facts = running.answer(SubmitTask(spec=other))
-    assert facts == [TaskSubmitted(task="gpt", spec=other)]
+    assert facts == [events.TaskSubmitted(task="gpt", spec=other)]
     view = task(running)
     assert (view.state, view.iteration, view.loss, view.members) == (TaskState.WAITING, -1, None, [])
 
@@ -358,7 +339,7 @@ def test_a_node_given_up_between_its_joining_and_its_admission_is_up_as_it_is_to
 @pytest.mark.parametrize("end", [TaskState.REMOVED, TaskState.FINISHED])
 def test_a_removed_task_is_forgotten_when_its_end_is_told(running, end):
     _, facts = running.answer(RemoveTask(task="gpt"))
-    assert facts == [TaskRemoved(task="gpt")]
+    assert facts == [events.TaskRemoved(task="gpt")]
     running.handle(changed(TaskState.RUNNING, epoch=2))
     running.handle(finished(epoch=2))
     assert (task(running).state, task(running).waf) == (TaskState.REMOVED, 0.0)
@@ -378,7 +359,7 @@ def test_the_name_of_a_removed_task_is_free_when_its_end_is_told(running):
 def test_an_ended_task_is_removed_at_once(running):
     running.handle(changed(TaskState.FINISHED))
     _, facts = running.answer(RemoveTask(task="gpt"))
-    assert facts == [TaskRemoved(task="gpt")]
+    assert facts == [events.TaskRemoved(task="gpt")]
     assert running.state.tasks == {}
 
 
@@ -388,33 +369,33 @@ def test_an_ended_task_is_removed_at_once(running):
 def test_a_waiting_task_tells_the_plans_reason(registry):
     registry.answer(SubmitTask(spec=SPEC))
     share = TaskShare(task="gpt", reason="needs 4 workers, 2 are healthy")
-    registry.handle(PlanDecided(plan=Plan(number=2, trigger="launch:gpt", workers=2, shares=[share])))
+    registry.handle(events.PlanDecided(plan=Plan(number=2, trigger="launch:gpt", workers=2, shares=[share])))
     assert task(registry).reason == share.reason
     place = TaskShare(task="gpt", slots=[SlotRef(node="node-1", slot=0)])
-    registry.handle(PlanDecided(plan=Plan(number=3, trigger="node_joined:node-2", workers=4, shares=[place])))
+    registry.handle(events.PlanDecided(plan=Plan(number=3, trigger="node_joined:node-2", workers=4, shares=[place])))
     assert task(registry).reason == ""
 
 
 def test_the_status_shows_the_whole_plan_though_only_what_is_new_travels(registry):
     shares = [TaskShare(task=name, slots=[SlotRef(node=name, slot=0)], before=1) for name in ("a", "b")]
     whole = Plan(number=1, trigger="node_joined:n1", workers=2, shares=shares, tasks=["a", "b"])
-    registry.handle(PlanDecided(plan=whole))
+    registry.handle(events.PlanDecided(plan=whole))
     news = msgspec.structs.replace(whole, number=2, shares=[msgspec.structs.replace(shares[1], slots=[])])
-    registry.handle(PlanDecided(plan=news))
+    registry.handle(events.PlanDecided(plan=news))
     plan = registry.answer(GetStatus())[0].status.plan
     assert (plan.number, plan.shares) == (2, [shares[0], *news.shares])
 
 
 def test_an_older_plan_changes_nothing(registry):
     newer = Plan(number=3, trigger="t", workers=2)
-    registry.handle(PlanDecided(plan=newer))
-    registry.handle(PlanDecided(plan=Plan(number=2, trigger="t", workers=1)))
+    registry.handle(events.PlanDecided(plan=newer))
+    registry.handle(events.PlanDecided(plan=Plan(number=2, trigger="t", workers=1)))
     assert registry.answer(GetStatus())[0].status.plan == newer
 
 
 def test_a_task_that_shrinks_to_nothing_tells_the_plans_reason(running):
     share = TaskShare(task="gpt", reason="needs 2 workers, 1 is healthy")
-    running.handle(PlanDecided(plan=Plan(number=1, trigger="t", workers=1, shares=[share])))
+    running.handle(events.PlanDecided(plan=Plan(number=1, trigger="t", workers=1, shares=[share])))
     assert task(running).reason == ""
     running.handle(changed(TaskState.WAITING))
     assert task(running).reason == share.reason
@@ -446,7 +427,7 @@ def test_telemetry_of_an_older_epoch_is_ignored(running):
 def test_iterations_are_believed_of_tasks_that_there_are(running):
     assert running.believes(finished())
     assert not RegistryCore().believes(finished())
-    assert RegistryCore().believes(NodeHeartbeat(node="n1", incarnation="a"))
+    assert RegistryCore().believes(events.NodeHeartbeat(node="n1", incarnation="a"))
 
 
 def test_a_finished_task_shows_its_last_iteration_even_if_telemetry_was_lost(running):
@@ -474,7 +455,7 @@ def test_who_is_slow_is_shown_until_it_is_over(running):
 
 
 def test_a_broken_task_keeps_its_traceback(running):
-    running.handle(TaskBroken(task="gpt", reason="ValueError at iteration 3, twice", traceback="Traceback ..."))
+    running.handle(events.TaskBroken(task="gpt", reason="ValueError at iteration 3, twice", traceback="Traceback ..."))
     running.handle(changed(TaskState.FAILED))
     view = task(running)
     assert (view.state, view.reason) == (TaskState.FAILED, "ValueError at iteration 3, twice")
@@ -482,11 +463,11 @@ def test_a_broken_task_keeps_its_traceback(running):
 
 
 def secured(worker, *nodes, node="node-1", iteration=3):
-    return StateSecured(node=node, slot=0, task="gpt", worker=worker, iteration=iteration, nodes=list(nodes))
+    return events.StateSecured(node=node, slot=0, task="gpt", worker=worker, iteration=iteration, nodes=list(nodes))
 
 
 def unprotected(worker, reason="no room"):
-    return StateUnprotected(node="node-1", slot=0, task="gpt", worker=worker, reason=reason)
+    return events.StateUnprotected(node="node-1", slot=0, task="gpt", worker=worker, reason=reason)
 
 
 def test_who_saves_and_where_copies_are_is_told_until_it_is_no_longer_so(running):
@@ -512,9 +493,9 @@ def test_news_of_unknown_tasks_and_other_facts_change_nothing(registry):
     for message in (
         finished(),
         changed(TaskState.RUNNING),
-        TaskBroken(task="gpt", reason="r"),
-        WorkerReady(node="node-1", slot=0, task="gpt", worker="w", pid=1),
-        PlanDecided(plan=Plan(number=0, trigger="t", workers=0)) if registry.state.plan else lost("node-1"),
+        events.TaskBroken(task="gpt", reason="r"),
+        events.WorkerReady(node="node-1", slot=0, task="gpt", worker="w", pid=1),
+        events.PlanDecided(plan=Plan(number=0, trigger="t", workers=0)) if registry.state.plan else lost("node-1"),
     ):
         assert registry.handle(message) == []
     assert msgspec.msgpack.encode(registry.state) == before
@@ -534,7 +515,7 @@ def test_the_state_survives_the_bus(running):
     running.handle(joined())
     running.answer(DrainNode(node="node-1"))
     running.handle(finished())
-    running.handle(PlanDecided(plan=Plan(number=1, trigger="t", workers=2, shares=[TaskShare(task="gpt")])))
+    running.handle(events.PlanDecided(plan=Plan(number=1, trigger="t", workers=2, shares=[TaskShare(task="gpt")])))
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(running.state), type=RegistryState)
     assert again == running.state
     assert RegistryCore(again).answer(GetStatus()) == running.answer(GetStatus())

@@ -8,27 +8,9 @@ from helpers.transition import failure, of, slot
 from unicron_transition.core import TransitionCore
 from unicron_transition.state import TransitionState
 
+from unicron.contracts import events
 from unicron.contracts.base import SetTimer, Started, TimerFired
 from unicron.contracts.commands import FindStates, Regroup, SaveStates, StartWorker, StopWorker
-from unicron.contracts.events import (
-    Alert,
-    AttemptFailed,
-    CommandRefused,
-    NodeAdmitted,
-    PlanDecided,
-    Regrouped,
-    StateSecured,
-    StatesFound,
-    TaskBroken,
-    TaskRecovered,
-    TaskRemoved,
-    TaskStateChanged,
-    TaskSubmitted,
-    WorkerAway,
-    WorkerExited,
-    WorkerFinished,
-    WorkerReady,
-)
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.tasks import Healing, ParallelLayout, Slot, TaskSpec, TaskState, WorkerStatus
@@ -45,7 +27,7 @@ class TransitionHarness:
             self.feed(self.admitted(node))
         for name, fields in specs.items():
             spec = TaskSpec(name=name, command=["python", "t.py"], **{"max_workers": 4, "microbatches": 8, **fields})
-            self.feed(TaskSubmitted(task=name, spec=spec))
+            self.feed(events.TaskSubmitted(task=name, spec=spec))
 
     def feed(self, message):
         # what is remembered must survive being stored
@@ -59,19 +41,19 @@ class TransitionHarness:
             case SaveStates():
                 return []
             case FindStates(node=node, task=task, search=search):
-                return self.feed(StatesFound(node=node, task=task, search=search, states=[]))
+                return self.feed(events.StatesFound(node=node, task=task, search=search, states=[]))
             case SetTimer(name=name) if name.startswith("states."):
                 return self.feed(TimerFired(name=name))
         return [message]
 
     def admitted(self, node, workers=(), incarnation="first"):
         there = {"host": node, "rendezvous": f"{node}:1", "state_server": f"{node}:2", "workers": list(workers)}
-        return NodeAdmitted(node=node, incarnation=incarnation, slots=[Slot(index=0), Slot(index=1)], **there)
+        return events.NodeAdmitted(node=node, incarnation=incarnation, slots=[Slot(index=0), Slot(index=1)], **there)
 
     def plan(self, at=0.0, **places):
         shares = [TaskShare(task=task, slots=[slot(text) for text in texts]) for task, texts in places.items()]
         plan = Plan(number=next(self.numbers), trigger="test", workers=6, shares=shares)
-        return self.feed(PlanDecided(plan=plan, at=at))
+        return self.feed(events.PlanDecided(plan=plan, at=at))
 
     def run(self, task):
         return self.core.state.tasks[task]
@@ -80,7 +62,7 @@ class TransitionHarness:
         out = []
         for worker in workers or list(self.run(task).workers):
             at = self.run(task).workers[worker].slot
-            out = self.feed(WorkerReady(node=at.node, slot=at.slot, task=task, worker=worker, pid=1))
+            out = self.feed(events.WorkerReady(node=at.node, slot=at.slot, task=task, worker=worker, pid=1))
         return out
 
     def join(self, task, at=0.0):
@@ -94,7 +76,7 @@ class TransitionHarness:
         where, group = run.workers[worker].slot, run.membership.group
         place = {"node": where.node, "slot": where.slot, "task": task, "worker": worker}
         rank = {"epoch": run.membership.epoch, "rank": group.index(worker), "world_size": len(group)}
-        return self.feed(Regrouped(**place, **rank, iteration=5, at=at))
+        return self.feed(events.Regrouped(**place, **rank, iteration=5, at=at))
 
     def running(self, **places):
         self.plan(**places)
@@ -124,14 +106,14 @@ def test_a_new_task_starts_its_workers_and_groups_them_when_all_are_ready():
         ("n1", 0, "a-1", 7),
         ("n2", 0, "a-2", 7),
     ]
-    assert of(TaskStateChanged, out)[0].state is TaskState.STARTING
+    assert of(events.TaskStateChanged, out)[0].state is TaskState.STARTING
     assert of(Regroup, scene.ready("a", "a-1")) == []
     out = scene.ready("a", "a-2")
     assert members(out) == ["a-1", "a-2"]
     assert of(Regroup, out)[0].rendezvous == "n1:1"
     out = scene.join("a")
-    assert of(TaskStateChanged, out)[0].state is TaskState.RUNNING
-    assert [recovered.workers for recovered in of(TaskRecovered, out)] == [2]
+    assert of(events.TaskStateChanged, out)[0].state is TaskState.RUNNING
+    assert [recovered.workers for recovered in of(events.TaskRecovered, out)] == [2]
 
 
 def test_a_node_that_a_plan_names_before_it_is_there_gets_its_worker_when_it_comes():
@@ -139,14 +121,15 @@ def test_a_node_that_a_plan_names_before_it_is_there_gets_its_worker_when_it_com
     core = scene.core  # one that nobody starts again meanwhile: it knows by heart which nodes concern whom
     plan = Plan(number=1, trigger="test", workers=2, shares=[TaskShare(task="a", slots=[slot("n1:0"), slot("n9:0")])])
     assert [
-        start.node for start in of(StartWorker, core.handle(scene.admitted("n3")) + core.handle(PlanDecided(plan=plan)))
+        start.node
+        for start in of(StartWorker, core.handle(scene.admitted("n3")) + core.handle(events.PlanDecided(plan=plan)))
     ] == ["n1"]
     assert [start.node for start in of(StartWorker, core.handle(scene.admitted("n9")))] == ["n9"]
 
 
 def test_a_failure_of_a_task_that_is_over_or_never_was_leads_to_nothing():
     scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
-    scene.feed(TaskRemoved(task="a"))
+    scene.feed(events.TaskRemoved(task="a"))
     for task in "ab":
         assert scene.feed(failure(Severity.SEV2, task=task, node="n1", slot=0, worker=f"{task}-1")) == []
 
@@ -158,11 +141,11 @@ def test_severity_2_regroups_the_survivors_at_once_and_restarts_the_process_in_i
     assert [stop.worker for stop in of(StopWorker, out)] == ["a-2"]
     assert members(out) == ["a-1", "a-3"]
     assert [(start.node, start.slot, start.worker) for start in of(StartWorker, out)] == [("n2", 0, "a-4")]
-    assert of(TaskStateChanged, out)[0].state is TaskState.RECOVERING
-    assert of(TaskRecovered, scene.join("a")) == []  # two of three
+    assert of(events.TaskStateChanged, out)[0].state is TaskState.RECOVERING
+    assert of(events.TaskRecovered, scene.join("a")) == []  # two of three
     assert members(scene.ready("a", "a-4")) == ["a-1", "a-3", "a-4"]
     assert scene.feed(killed) == [], "it was replaced"
-    [recovered] = of(TaskRecovered, scene.join("a", at=103.0))
+    [recovered] = of(events.TaskRecovered, scene.join("a", at=103.0))
     assert (recovered.workers, recovered.seconds) == (3, 3.0)
 
 
@@ -172,7 +155,7 @@ def test_what_heals_by_restarts_waits_for_the_new_process_and_begins_once():
     assert (of(Regroup, out), of(SaveStates, out)) == ([], [])
     assert [start.worker for start in of(StartWorker, out)] == ["a-4"]
     assert members(scene.ready("a", "a-4")) == ["a-1", "a-3", "a-4"]
-    [recovered] = of(TaskRecovered, scene.join("a", at=101.0))
+    [recovered] = of(events.TaskRecovered, scene.join("a", at=101.0))
     assert recovered.workers == 3
 
 
@@ -196,14 +179,14 @@ def test_what_is_healed_in_place_looks_for_states_when_all_who_saved_one_are_gon
     for worker, node in (("a-1", "n1"), ("a-2", "n2")):
         keepers = next(iter(scene.core.state.tasks["a"].saves.ordered[node])).keepers
         at = {"task": "a", "node": node, "slot": 0, "worker": worker}
-        scene.feed(StateSecured(**at, iteration=3, nodes=[keeper.node for keeper in keepers]))
+        scene.feed(events.StateSecured(**at, iteration=3, nodes=[keeper.node for keeper in keepers]))
     for number, node in enumerate(back, 1):  # whose workers are told to save once more, and have not done so yet
         living = WorkerStatus(worker=f"a-{number}", task="a", slot=0, epoch=0, iteration=5, ready=True)
         scene.feed(scene.admitted(node, [msgspec.structs.replace(living, place=number - 1, layout=IN_PLACE["layout"])]))
     assert len(scene.core.state.tasks["a"].saves.secured) == 2 - len(back)
     searches, alerts = [], []
     for worker, node in (("a-1", "n1"), ("a-2", "n2")):
-        alerts += of(Alert, scene.feed(failure(Severity.SEV2, task="a", node=node, slot=0, worker=worker)))
+        alerts += of(events.Alert, scene.feed(failure(Severity.SEV2, task="a", node=node, slot=0, worker=worker)))
         searches.append(scene.core.state.tasks["a"].saves.searches)
     assert searches == [0, 1], "as long as one of them lives it has its state, or is about to end"
     assert "its program begins again" in alerts[0].text, "nothing was found, which is told"
@@ -214,8 +197,8 @@ def test_what_is_healed_in_place_and_has_saved_nothing_yet_begins_again_and_says
     out = []
     for worker, node in (("a-1", "n1"), ("a-2", "n2")):
         out += scene.feed(failure(Severity.SEV2, task="a", node=node, slot=0, worker=worker))
-    assert (of(Alert, out), of(FindStates, out)) == ([], [])
-    [alert] = of(Alert, scene.ready("a", "a-3", "a-4"))
+    assert (of(events.Alert, out), of(FindStates, out)) == ([], [])
+    [alert] = of(events.Alert, scene.ready("a", "a-3", "a-4"))
     assert "its program begins again" in alert.text
 
 
@@ -301,8 +284,8 @@ def test_a_worker_that_comes_back_before_the_plan_that_has_a_slot_for_it_is_kept
 def test_a_worker_of_an_earlier_task_is_not_taken_back_by_that_of_its_name():
     scene = TransitionHarness(a={}).running(a=["n1:0"])
     scene.feed(failure(Severity.SEV1, node="n1"))
-    scene.feed(TaskRemoved(task="a"))
-    scene.feed(TaskSubmitted(task="a", spec=TaskSpec(name="a", command=["other"], max_workers=4)))
+    scene.feed(events.TaskRemoved(task="a"))
+    scene.feed(events.TaskSubmitted(task="a", spec=TaskSpec(name="a", command=["other"], max_workers=4)))
     scene.plan(a=["n2:0"])
     out = scene.feed(scene.admitted("n1", [status("a-1")], "second"))
     assert [order.worker for order in of(StopWorker, out)] == ["a-1"]
@@ -318,7 +301,7 @@ def test_a_worker_that_failed_is_not_taken_back_though_its_agent_came_back_befor
     assert [order.worker for order in of(StopWorker, out)] == ["a-2"]
     assert [order.worker for order in of(StartWorker, out)] == ["a-5"]
     assert scene.core.state.tasks["a"].failed == {"a-1": "n1", "a-2": "n2"}
-    scene.feed(WorkerExited(node="n2", slot=0, task="a", worker="a-2"))
+    scene.feed(events.WorkerExited(node="n2", slot=0, task="a", worker="a-2"))
     scene.feed(scene.admitted("n1", [], "second"))
     assert scene.core.state.tasks["a"].failed == {}
 
@@ -401,9 +384,9 @@ def test_workers_come_in_units():
 
 def test_a_broken_task_fails_with_its_traceback_and_nothing_starts_again():
     scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
-    out = scene.feed(TaskBroken(task="a", reason="twice", traceback="Traceback ..."))
+    out = scene.feed(events.TaskBroken(task="a", reason="twice", traceback="Traceback ..."))
     assert sorted(stop.worker for stop in of(StopWorker, out)) == ["a-1", "a-2"]
-    [changed] = of(TaskStateChanged, out)
+    [changed] = of(events.TaskStateChanged, out)
     assert (changed.state, changed.reason, changed.traceback) == (TaskState.FAILED, "twice", "Traceback ...")
     assert scene.feed(failure(Severity.SEV2, task="a", node="n1", slot=0, worker="a-1")) == []
     assert scene.plan(a=["n1:0"]) == []
@@ -411,17 +394,17 @@ def test_a_broken_task_fails_with_its_traceback_and_nothing_starts_again():
 
 def test_a_removed_task_is_stopped_and_its_name_can_be_used_again():
     scene = TransitionHarness(a={}).running(a=["n1:0"])
-    assert [stop.worker for stop in of(StopWorker, scene.feed(TaskRemoved(task="a")))] == ["a-1"]
-    scene.feed(TaskSubmitted(task="a", spec=TaskSpec(name="a", command=["python", "t.py"])))
+    assert [stop.worker for stop in of(StopWorker, scene.feed(events.TaskRemoved(task="a")))] == ["a-1"]
+    scene.feed(events.TaskSubmitted(task="a", spec=TaskSpec(name="a", command=["python", "t.py"])))
     assert [start.worker for start in of(StartWorker, scene.plan(a=["n1:0"]))] == ["a-2"]  # names are never used twice
 
 
 def test_a_task_is_finished_when_all_its_members_are():
     scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
-    done = [WorkerFinished(node=f"n{n}", slot=0, task="a", worker=f"a-{n}", iterations=9) for n in (1, 2)]
-    assert of(TaskStateChanged, scene.feed(done[0])) == []
+    done = [events.WorkerFinished(node=f"n{n}", slot=0, task="a", worker=f"a-{n}", iterations=9) for n in (1, 2)]
+    assert of(events.TaskStateChanged, scene.feed(done[0])) == []
     out = scene.feed(done[1])
-    assert of(TaskStateChanged, out)[0].state is TaskState.FINISHED
+    assert of(events.TaskStateChanged, out)[0].state is TaskState.FINISHED
     assert of(StopWorker, out) == []  # they may still be writing their results
 
 
@@ -434,13 +417,13 @@ def test_a_task_that_loses_its_last_member_when_the_others_are_through_is_finish
         "node": failure(Severity.SEV1, node="n2"),
         "agent": scene.admitted("n2", incarnation="second"),
     }[loss]
-    through = WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9)
+    through = events.WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9)
     out = [
         message
         for each in ([through, lost] if order == "finished first" else [lost, through])
         for message in scene.feed(each)
     ]
-    (end,) = [change for change in of(TaskStateChanged, out) if change.state.ended]
+    (end,) = [change for change in of(events.TaskStateChanged, out) if change.state.ended]
     assert end.state is TaskState.FINISHED
     said = "; a-2 ended without saying so: what it was to write then may be missing" * (order == "finished first")
     assert end.reason == "all 9 iterations are done" + said
@@ -449,14 +432,14 @@ def test_a_task_that_loses_its_last_member_when_the_others_are_through_is_finish
 
 def test_a_task_is_finished_though_those_that_were_through_are_forgotten_with_their_nodes():
     scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0", "n3:0"])
-    scene.feed(WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9))
+    scene.feed(events.WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9))
     out = scene.feed(scene.admitted("n1", incarnation="second"))
     assert members(out) == ["a-2", "a-3"], "who missed the end finishes it"
     scene.join("a")
-    out = scene.feed(WorkerFinished(node="n3", slot=0, task="a", worker="a-3", iterations=9))
-    assert of(TaskStateChanged, out) == []
+    out = scene.feed(events.WorkerFinished(node="n3", slot=0, task="a", worker="a-3", iterations=9))
+    assert of(events.TaskStateChanged, out) == []
     out = scene.feed(failure(Severity.SEV1, node="n2"))
-    assert of(TaskStateChanged, out)[0].state is TaskState.FINISHED
+    assert of(events.TaskStateChanged, out)[0].state is TaskState.FINISHED
     assert of(StartWorker, out) == []
 
 
@@ -466,18 +449,18 @@ def test_who_sat_the_last_membership_out_does_not_keep_a_finished_task_alive():
     scene.join("a")
     assert scene.run("a").membership.group == ["a-1", "a-2"], "a-3 waits for another: they come in twos"
     scene.ready("a", "a-5")
-    through = [WorkerFinished(node=f"n{n}", slot=0, task="a", worker=f"a-{n}", iterations=9) for n in (1, 2)]
+    through = [events.WorkerFinished(node=f"n{n}", slot=0, task="a", worker=f"a-{n}", iterations=9) for n in (1, 2)]
     scene.feed(through[0])
     assert "a-3" in scene.run("a").membership.group, "the newest membership has one who was in an older one"
-    (end,) = of(TaskStateChanged, scene.feed(through[1]))
+    (end,) = of(events.TaskStateChanged, scene.feed(through[1]))
     assert end.state is TaskState.FINISHED
 
 
 def test_the_slot_of_a_worker_that_is_through_and_gone_can_be_used_by_who_must_finish():
     scene = TransitionHarness(a={"min_workers": 2, "unit": 2}).running(a=["n1:0", "n2:0"])
     scene.feed(failure(Severity.SEV3, task="a", epoch=0))
-    scene.feed(WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9))
-    out = scene.feed(WorkerExited(node="n1", slot=0, task="a", worker="a-1", finished=True))
+    scene.feed(events.WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9))
+    out = scene.feed(events.WorkerExited(node="n1", slot=0, task="a", worker="a-1", finished=True))
     (start,) = of(StartWorker, out)
     assert (start.node, start.slot) == ("n1", 0)
     assert members(scene.ready("a", start.worker)) == ["a-2", start.worker]
@@ -486,7 +469,7 @@ def test_the_slot_of_a_worker_that_is_through_and_gone_can_be_used_by_who_must_f
 def test_who_missed_the_end_of_the_last_iteration_finishes_it_without_those_that_are_through():
     scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0", "n3:0"])
     scene.feed(failure(Severity.SEV2, task="a", node="n3", slot=0, worker="a-3"))
-    out = scene.feed(WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9))
+    out = scene.feed(events.WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9))
     assert members(out) == ["a-2"]
 
 
@@ -499,7 +482,7 @@ def test_what_takes_too_long_is_an_attempt_that_failed(kind):
     names = [timer.name for timer in of(SetTimer, out) if timer.name.startswith(kind)]
     failed, *verdict = scene.feed(TimerFired(name=names[0]))
     assert [timer.name for timer in verdict] == ([] if kind == "start" else ["verdict.a.0"])
-    assert isinstance(failed, AttemptFailed)
+    assert isinstance(failed, events.AttemptFailed)
     assert (failed.task, failed.action, failed.worker) == ("a", "restart" if kind == "start" else "regroup", "a-1")
 
 
@@ -522,7 +505,7 @@ def test_a_worker_that_does_not_join_and_of_which_the_detector_has_nothing_to_sa
 def away(scene, worker, epoch):
     at = scene.run("a").workers[worker].slot
     place = {"node": at.node, "slot": at.slot, "task": "a", "worker": worker}
-    return scene.feed(WorkerAway(**place, epoch=epoch, iteration=5, waited_s=10.0))
+    return scene.feed(events.WorkerAway(**place, epoch=epoch, iteration=5, waited_s=10.0))
 
 
 def test_a_member_whose_script_evaluates_is_waited_for_but_one_that_did_before_may_be_back_since():
@@ -540,14 +523,16 @@ def test_a_member_whose_script_evaluates_is_waited_for_but_one_that_did_before_m
 def test_a_refused_start_is_an_attempt_that_failed():
     scene = TransitionHarness(a={})
     scene.plan(a=["n1:0"])
-    [failed] = scene.feed(CommandRefused(node="n1", command="c", reason="slot 0 is taken", task="a", worker="a-1"))
+    [failed] = scene.feed(
+        events.CommandRefused(node="n1", command="c", reason="slot 0 is taken", task="a", worker="a-1")
+    )
     assert (failed.action, failed.node, failed.reason) == ("restart", "n1", "slot 0 is taken")
 
 
 def test_an_older_plan_changes_nothing():
     scene = TransitionHarness(a={}).running(a=["n1:0"])
     old = Plan(number=1, trigger="late", workers=6, shares=[TaskShare(task="a", slots=[slot("n3:1")])])
-    assert scene.feed(PlanDecided(plan=old)) == []
+    assert scene.feed(events.PlanDecided(plan=old)) == []
 
 
 def test_a_later_instance_uses_its_own_token():
@@ -558,10 +543,10 @@ def test_a_later_instance_uses_its_own_token():
 
 def test_a_plan_that_is_taken_back_before_anybody_moved_leaves_the_task_running():
     scene = TransitionHarness(gpt={}).running(gpt=["n1:0", "n2:0"])
-    assert of(TaskStateChanged, scene.plan(gpt=["n1:0", "n2:0", "n3:0"]))[0].state is TaskState.RECONFIGURING
+    assert of(events.TaskStateChanged, scene.plan(gpt=["n1:0", "n2:0", "n3:0"]))[0].state is TaskState.RECONFIGURING
     out = scene.plan(gpt=["n1:0", "n2:0"])
-    assert [change.state for change in of(TaskStateChanged, out)] == [TaskState.RUNNING]
-    assert of(TaskRecovered, out)
+    assert [change.state for change in of(events.TaskStateChanged, out)] == [TaskState.RUNNING]
+    assert of(events.TaskRecovered, out)
     assert not of(Regroup, out)
 
 
@@ -570,13 +555,13 @@ def test_a_task_whose_members_were_through_before_a_new_worker_came_is_finished(
     scene.plan(gpt=["n1:0", "n2:0", "n3:0"])
     old, other, new = scene.run("gpt").workers
     where = scene.run("gpt").workers[old].slot
-    scene.feed(WorkerFinished(node="n2", slot=0, task="gpt", worker=other, iterations=1))
+    scene.feed(events.WorkerFinished(node="n2", slot=0, task="gpt", worker=other, iterations=1))
     # the news of the first is late: it is ordered into a membership with the new worker, and can't come
     scene.run("gpt").membership.broken = True
     scene.ready("gpt", new)
     assert scene.run("gpt").membership.group == [old, new]
-    out = scene.feed(WorkerFinished(node=where.node, slot=where.slot, task="gpt", worker=old, iterations=1))
-    assert [change.state for change in of(TaskStateChanged, out)] == [TaskState.FINISHED]
+    out = scene.feed(events.WorkerFinished(node=where.node, slot=where.slot, task="gpt", worker=old, iterations=1))
+    assert [change.state for change in of(events.TaskStateChanged, out)] == [TaskState.FINISHED]
     assert [order.worker for order in of(StopWorker, out)] == [new]
 
 
@@ -596,10 +581,10 @@ def test_a_task_that_moves_to_other_slots_altogether_takes_its_state_along():
 def test_a_worker_that_nobody_started_is_stopped_when_it_is_ready():
     cluster = TransitionHarness(gpt={})
     cluster.plan(gpt=["n1:0"])
-    [order] = cluster.feed(WorkerReady(node="n2", slot=1, task="gpt", worker="forged-1", pid=1))
+    [order] = cluster.feed(events.WorkerReady(node="n2", slot=1, task="gpt", worker="forged-1", pid=1))
     assert isinstance(order, StopWorker)
     assert (order.node, order.slot, order.worker, order.token) == ("n2", 1, "forged-1", 7)
-    assert cluster.feed(WorkerReady(node="n9", slot=1, task="gpt", worker="forged-1", pid=1)) == []
+    assert cluster.feed(events.WorkerReady(node="n9", slot=1, task="gpt", worker="forged-1", pid=1)) == []
     assert cluster.run("gpt").workers.keys() == {"gpt-1"}
 
 

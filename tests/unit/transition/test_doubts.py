@@ -4,16 +4,8 @@ import pytest
 from helpers.transition import failure, of
 
 from tests.unit.transition.test_core import TransitionHarness
+from unicron.contracts import events
 from unicron.contracts.commands import DropStates, FindCheckpoint, FindStates, Regroup, SaveStates, StopWorker
-from unicron.contracts.events import (
-    CheckpointFound,
-    NodeAdmitted,
-    StateDiverged,
-    StateSecured,
-    StatesFound,
-    StateUnusable,
-    TaskStateChanged,
-)
 from unicron.contracts.failures import Severity
 from unicron.contracts.states import StateLocation, StateRef
 from unicron.contracts.storage import StoredState
@@ -28,7 +20,7 @@ class Remembering(TransitionHarness):
 
     def diverged(self, worker, node):
         told = {"epoch": 0, "iteration": 5, "place": 0, "replica": 1, "digests": ["a", "b", "a"]}
-        return self.feed(StateDiverged(node=node, slot=0, task="a", worker=worker, **told))
+        return self.feed(events.StateDiverged(node=node, slot=0, task="a", worker=worker, **told))
 
     def fail(self, worker, node, severity=Severity.SEV2):
         return self.feed(failure(severity, task="a", node=node, slot=0, worker=worker))
@@ -78,7 +70,7 @@ def test_nothing_that_it_saved_is_taken_even_if_it_was_found_before(scene):
     asked = of(FindStates, scene.fail("a-3", "n2"))
     there = {"n1": [copy("a-1", "n1", 4)], "n2": [copy("a-3", "n2", 5)]}
     for order in asked:
-        scene.feed(StatesFound(node=order.node, task="a", search=order.search, states=there.get(order.node, [])))
+        scene.feed(events.StatesFound(node=order.node, task="a", search=order.search, states=there.get(order.node, [])))
     assert scene.run("a").shelf.iteration == 5
     out = scene.diverged("a-3", "n2")  # it was on its way when its node was given up
     assert scene.run("a").shelf is None
@@ -91,14 +83,14 @@ def unusable(scene, iteration, copies="the memory of n1", worker=""):
     worker = worker or run.membership.group[0]
     node = run.workers[worker].slot.node
     told = {"epoch": run.membership.epoch, "iteration": iteration, "copies": copies, "reason": "not finite"}
-    return scene.feed(StateUnusable(node=node, slot=0, task="a", worker=worker, **told))
+    return scene.feed(events.StateUnusable(node=node, slot=0, task="a", worker=worker, **told))
 
 
 def answered(scene, out, *copies):
     """Answer the search that `out` begins."""
     for order in of(FindStates, out):
         there = [each for each in copies if each.location.node == order.node]
-        out = scene.feed(StatesFound(node=order.node, task="a", search=order.search, states=there))
+        out = scene.feed(events.StatesFound(node=order.node, task="a", search=order.search, states=there))
     return out
 
 
@@ -132,7 +124,7 @@ def test_what_several_workers_tell_of_one_state_counts_once(scene):
     assert unusable(scene, 5, worker=group[1]) == []
     assert of(Regroup, answered(scene, out, copy("a-3", "n2", 4)))
     late = {"epoch": 1, "iteration": 5, "copies": "x", "reason": "not finite"}
-    assert scene.feed(StateUnusable(node="n1", slot=0, task="a", worker=group[1], **late)) == []
+    assert scene.feed(events.StateUnusable(node="n1", slot=0, task="a", worker=group[1], **late)) == []
 
 
 def test_what_a_worker_brings_in_again_that_missed_its_being_ruled_out_is_ruled_out_again(scene):
@@ -152,7 +144,7 @@ def test_where_nothing_older_is_left_the_task_ends_and_says_what_was_tried(scene
     answered(scene, unusable(scene, 5), *there)
     scene.join("a")
     out = answered(scene, unusable(scene, 4, "the memory of n2"), *there)
-    [changed] = of(TaskStateChanged, out)
+    [changed] = of(events.TaskStateChanged, out)
     assert changed.state is TaskState.FAILED
     assert changed.reason == (
         "no copy of its state can be used: iteration 5 from the memory of n1 (not finite); "
@@ -169,7 +161,7 @@ def test_on_storage_only_what_is_older_is_looked_for():
     assert find.before == 5
     found = {"task": "a", "search": find.search, "skipped": []}
     stored = StoredState(root="/r", folder="a/step-3", iteration=3, layout=ParallelLayout(replicas=3))
-    out = scene.feed(CheckpointFound(node=find.node, stored=stored, **found))
+    out = scene.feed(events.CheckpointFound(node=find.node, stored=stored, **found))
     assert [order.shelf.stored for order in of(Regroup, out) if order.shelf] == [stored]
 
 
@@ -182,7 +174,7 @@ def test_once_a_newer_state_is_safe_what_was_no_good_is_forgotten(scene):
     savers = [(node, saver.worker) for node, each in run.saves.ordered.items() for saver in each]
     for node, name in savers:
         told = {"iteration": 5, "nodes": []}
-        scene.feed(StateSecured(node=node, slot=0, task="a", worker=name, **told))
+        scene.feed(events.StateSecured(node=node, slot=0, task="a", worker=name, **told))
     assert (scene.run("a").saves.before, scene.run("a").saves.tried) == (None, [])
 
 
@@ -193,10 +185,10 @@ def test_who_tells_of_copies_that_an_earlier_order_named_has_not_followed_the_ne
     assert {saver.worker for saver in orders["n1"]} == {"a-1", "a-2"}
     (keeper,) = orders["n1"][0].keepers
     told = {"node": "n1", "task": "a", "iteration": 3}
-    scene.feed(StateSecured(slot=0, worker="a-1", nodes=[], **told))
-    scene.feed(StateSecured(slot=1, worker="a-2", nodes=["n9"], **told))
+    scene.feed(events.StateSecured(slot=0, worker="a-1", nodes=[], **told))
+    scene.feed(events.StateSecured(slot=1, worker="a-2", nodes=["n9"], **told))
     assert not scene.run("a").saves.secured
-    scene.feed(StateSecured(slot=0, worker="a-1", nodes=[keeper.node], **told))
+    scene.feed(events.StateSecured(slot=0, worker="a-1", nodes=[keeper.node], **told))
     assert list(scene.run("a").saves.secured) == ["a-1"]
 
 
@@ -205,6 +197,6 @@ def test_who_tells_of_copies_that_an_earlier_order_named_has_not_followed_the_ne
     [("", [""], []), ("a", ["a"], []), ("a.b", ["a.b"], []), ("..", [".."], []), ("b-1.0.1.saved", [], ["b-1"])],
 )
 def test_a_name_of_a_state_that_no_agent_gives_is_a_strays(scene, name, names, workers):
-    out = scene.feed(NodeAdmitted(node="n3", incarnation="x", host="n3", slots=[Slot(index=0)], kept=[name]))
+    out = scene.feed(events.NodeAdmitted(node="n3", incarnation="x", host="n3", slots=[Slot(index=0)], kept=[name]))
     [order] = of(DropStates, out)
     assert (order.node, order.names, order.workers) == ("n3", names, workers)

@@ -7,6 +7,7 @@ from unicron_transition.state import TransitionState
 from unicron_transition.storing import ATTEMPTS, CHANGE, LEAST_S, PRIOR_S, interval, part_stored
 
 from unicron.checkpoints.interval import daly
+from unicron.contracts import events
 from unicron.contracts.commands import (
     CommitCheckpoint,
     FindCheckpoint,
@@ -14,16 +15,6 @@ from unicron.contracts.commands import (
     SaveStates,
     StartWorker,
     StopWorker,
-)
-from unicron.contracts.events import (
-    Alert,
-    CheckpointFailed,
-    CheckpointFound,
-    CheckpointOrdered,
-    CheckpointStored,
-    PartStored,
-    StateUnusable,
-    TaskRewound,
 )
 from unicron.contracts.failures import Severity
 from unicron.contracts.storage import Saving, StoredFile, StoredPart, StoredState
@@ -66,7 +57,7 @@ class Stage(Cluster):
         index, data = (StoredFile(name=f"{attempt}-{place}-{each}", size=1, checksum="x") for each in ("i", "d"))
         saving = Saving(root=ROOT, task="a", iteration=iteration, layout=layout or self.layout, attempt=attempt)
         part = StoredPart(place=place, index=index, data=data)
-        return self.tell(PartStored(node=node, task="a", saving=saving, part=part, seconds=seconds))
+        return self.tell(events.PartStored(node=node, task="a", saving=saving, part=part, seconds=seconds))
 
     @property
     def layout(self):
@@ -83,11 +74,13 @@ class Stage(Cluster):
         worker, epoch = self.group("a")[0], self.run("a").membership.epoch
         told = {"epoch": epoch, "iteration": iteration, "copies": ROOT, "reason": "not finite"}
         return self.tell(
-            StateUnusable(node=self.run("a").workers[worker].slot.node, slot=0, task="a", worker=worker, **told)
+            events.StateUnusable(node=self.run("a").workers[worker].slot.node, slot=0, task="a", worker=worker, **told)
         )
 
     def answers(self, order, stored=None):
-        return self.tell(CheckpointFound(node=order.node, task="a", search=order.search, stored=stored, skipped=[]))
+        return self.tell(
+            events.CheckpointFound(node=order.node, task="a", search=order.search, stored=stored, skipped=[])
+        )
 
 
 @pytest.fixture
@@ -148,7 +141,7 @@ def test_failures_of_the_task_and_of_its_nodes_count_once_each(stage):
 def test_another_interval_is_ordered_when_it_is_worth_it_and_a_checkpoint_is_complete(stage):
     before, run = stage.saves.every_s, stage.run("a")
     stage.stored(seconds=30.0 * (CHANGE - 0.05) ** 2)
-    complete = CheckpointStored(node="n1", task="a", iteration=4, address="x", removed=[])
+    complete = events.CheckpointStored(node="n1", task="a", iteration=4, address="x", removed=[])
     stage.tell(complete)
     assert run.saves.every_s == before
     stage.stored(attempt="22222222", seconds=120.0)
@@ -200,7 +193,7 @@ def test_nobody_that_is_gone_completes_a_checkpoint(pair):
     saving = Saving(root=ROOT, task="a", iteration=4, layout=pair.layout, attempt="11111111")
     file = StoredFile(name="f", size=1, checksum="x")
     part = StoredPart(place=1, index=file, data=file)
-    fact = PartStored(node="n2", task="a", saving=saving, part=part, seconds=1.0)
+    fact = events.PartStored(node="n2", task="a", saving=saving, part=part, seconds=1.0)
     assert part_stored(state, state.tasks["a"], fact) == []
 
 
@@ -233,7 +226,7 @@ def test_a_storage_that_can_not_be_read_is_looked_at_again_and_nothing_begins_an
     stage.lose_all_memory()
     for looks in (1, 2, 3):
         assert len(stage.of(FindCheckpoint)) == looks
-        stage.tell(CheckpointFailed(node="n3", task="a", reason="not mounted"))
+        stage.tell(events.CheckpointFailed(node="n3", task="a", reason="not mounted"))
         stage.join("n2")
         stage.lose("n2")
         assert stage.timers, "after a while"
@@ -247,7 +240,7 @@ def test_a_storage_that_can_not_be_read_is_looked_at_again_and_nothing_begins_an
 def test_a_failure_to_write_elsewhere_and_an_answer_to_an_earlier_look_count_for_nothing(stage):
     stage.lose_all_memory()
     [order] = stage.of(FindCheckpoint)
-    stage.tell(CheckpointFailed(node="n2", task="a", reason="full"))
+    stage.tell(events.CheckpointFailed(node="n2", task="a", reason="full"))
     stage.answers(msgspec.structs.replace(order, search=order.search - 1))
     stage.answers(msgspec.structs.replace(order, node="n2"))
     assert stage.saves.search.looking == "n3"
@@ -313,20 +306,20 @@ def asked(stage):
 
 def test_an_order_to_store_stands_until_a_later_iteration_is_on_storage(stage):
     assert asked(stage) == 0
-    stage.tell(CheckpointOrdered(task="a", after=6))
+    stage.tell(events.CheckpointOrdered(task="a", after=6))
     assert asked(stage) == 1
-    stage.tell(CheckpointStored(node="n1", task="a", iteration=6, address="x", removed=[]))
+    stage.tell(events.CheckpointStored(node="n1", task="a", iteration=6, address="x", removed=[]))
     assert asked(stage) == 1, "that one was on its way before"
-    stage.tell(CheckpointStored(node="n1", task="a", iteration=7, address="x", removed=[]))
+    stage.tell(events.CheckpointStored(node="n1", task="a", iteration=7, address="x", removed=[]))
     assert asked(stage) == 0
-    stage.tell(CheckpointOrdered(task="a", after=7))
+    stage.tell(events.CheckpointOrdered(task="a", after=7))
     assert asked(stage) == 2, "another number, so that it is another order"
-    stage.tell(CheckpointFailed(node="n1", task="a", reason="full"))
+    stage.tell(events.CheckpointFailed(node="n1", task="a", reason="full"))
     assert asked(stage) == 0
 
 
 def test_going_back_is_done_when_the_checkpoint_is_there_and_sound(stage):
-    out = stage.tell(TaskRewound(task="a", iteration=4))
+    out = stage.tell(events.TaskRewound(task="a", iteration=4))
     [order] = of(FindCheckpoint, out)
     assert order.iteration == 4
     assert not of(StopWorker, out), "it computes on until then"
@@ -345,7 +338,7 @@ def test_going_back_is_done_when_the_checkpoint_is_there_and_sound(stage):
 def test_what_was_ruled_out_counts_for_nothing_once_a_user_goes_back_to_it(stage):
     stage.saving = False  # each state is found to be no good before anything is saved
     for earlier in (2, 1):
-        [order] = of(FindCheckpoint, stage.tell(TaskRewound(task="a", iteration=4)))
+        [order] = of(FindCheckpoint, stage.tell(events.TaskRewound(task="a", iteration=4)))
         stage.answers(order, checkpoint(4))
         stage.rest()
         stage.unusable(4)
@@ -357,27 +350,27 @@ def test_what_was_ruled_out_counts_for_nothing_once_a_user_goes_back_to_it(stage
 
 
 def test_where_it_is_not_there_the_task_goes_on_and_the_user_is_told(stage):
-    [order] = of(FindCheckpoint, stage.tell(TaskRewound(task="a", iteration=4)))
+    [order] = of(FindCheckpoint, stage.tell(events.TaskRewound(task="a", iteration=4)))
     out = stage.answers(order)
-    [alert] = of(Alert, out)
+    [alert] = of(events.Alert, out)
     assert "not from iteration 4" in alert.text
     assert not of(StopWorker, out)
     assert stage.answers(order, checkpoint(4)) == [], "it was answered"
 
 
 def test_an_answer_to_an_earlier_order_to_go_back_counts_for_nothing(stage):
-    [first] = of(FindCheckpoint, stage.tell(TaskRewound(task="a", iteration=4)))
-    [second] = of(FindCheckpoint, stage.tell(TaskRewound(task="a", iteration=2)))
+    [first] = of(FindCheckpoint, stage.tell(events.TaskRewound(task="a", iteration=4)))
+    [second] = of(FindCheckpoint, stage.tell(events.TaskRewound(task="a", iteration=2)))
     assert (first.node, stage.answers(first, checkpoint(4))) == (second.node, [])
     assert of(StopWorker, stage.answers(second, checkpoint(2)))
 
 
 def test_where_the_looking_node_is_lost_or_can_not_read_the_user_is_told(stage):
-    [order] = of(FindCheckpoint, stage.tell(TaskRewound(task="a", iteration=4)))
-    [alert] = of(Alert, stage.tell(CheckpointFailed(node=order.node, task="a", reason="no such bucket")))
+    [order] = of(FindCheckpoint, stage.tell(events.TaskRewound(task="a", iteration=4)))
+    [alert] = of(events.Alert, stage.tell(events.CheckpointFailed(node=order.node, task="a", reason="no such bucket")))
     assert "no such bucket" in alert.text
-    [order] = of(FindCheckpoint, stage.tell(TaskRewound(task="a", iteration=4)))
-    [alert] = of(Alert, stage.lose(order.node))
+    [order] = of(FindCheckpoint, stage.tell(events.TaskRewound(task="a", iteration=4)))
+    [alert] = of(events.Alert, stage.lose(order.node))
     assert f"{order.node}, which looked for it, is gone" in alert.text
 
 
