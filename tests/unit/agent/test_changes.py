@@ -33,14 +33,8 @@ def test_what_is_written_ends_the_wait_and_is_told_of_once(file):
 
 
 def test_where_the_kernel_tells_nobody_it_is_looked_at(file, monkeypatch):
-    class NoMore:
-        def inotify_init1(self, _):
-            return -1
-
-        def inotify_add_watch(self, *_):
-            return -1
-
-    monkeypatch.setattr(changes.ctypes, "CDLL", lambda _: NoMore())
+    refuses = SimpleNamespace(inotify_init1=lambda _: -1, inotify_add_watch=lambda *_: -1)
+    monkeypatch.setattr(changes.ctypes, "CDLL", lambda _: refuses)
     waiting = Changes(file)
     waiting.wait(LONG_S)
     waiting.close()

@@ -76,19 +76,9 @@ class Runs:
         return os.mkdir, ("pwned",)
 
 
-ENTRY = {
-    "record_id": 1,
-    "process_group": ("0", "default_pg"),
-    "profiling_name": "nccl:all_reduce",
-    "collective_seq_id": 7,
-    "p2p_seq_id": 0,
-    "is_p2p": False,
-    "state": "started",
-    "retired": True,
-    "input_sizes": [[4, 5], [2]],
-    "input_dtypes": ["Float", "Float"],
-    "frames": [],
-}
+ENTRY = {"record_id": 1, "process_group": ("0", "default_pg"), "profiling_name": "nccl:all_reduce", "frames": []}
+ENTRY |= {"collective_seq_id": 7, "p2p_seq_id": 0, "is_p2p": False, "state": "started", "retired": True}
+ENTRY |= {"input_sizes": [[4, 5], [2]], "input_dtypes": ["Float", "Float"]}
 SHARED = [ENTRY] * 500_000
 
 BAD = {

@@ -14,7 +14,6 @@ from unicron.errors import InvalidInputError
 from unicron.rules import load
 
 XID = "[ 12.5] NVRM: Xid (PCI:0000:3b:00): {}, pid=4711, name=python, Ch 00000008\n"
-SLOTS = {"0000:3b:00": 5}
 
 
 class Heard:
@@ -22,7 +21,8 @@ class Heard:
 
     def __init__(self, path):
         self.told, self._more = [], threading.Condition()
-        self.log = KernelLog(str(path), load(), SLOTS, self._hear)
+        self.log = KernelLog(str(path), load(), {"0000:3b:00": 5}, self._hear)
+        self.log.start()
 
     def _hear(self, logged):
         with self._more:
@@ -54,7 +54,6 @@ def path(tmp_path):
 @pytest.fixture
 def heard(path):
     found = Heard(path)
-    found.log.start()
     yield found
     found.end(path)
 
@@ -93,7 +92,6 @@ def test_a_log_that_is_moved_away_or_cut_off_is_followed_on(heard, path):
 
 def test_a_log_that_is_not_there_yet_is_waited_for(tmp_path):
     heard = Heard(tmp_path / "later")
-    heard.log.start()
     (tmp_path / "later").write_text(XID.format(79))
     assert heard.until(1) == [XID.format(79).strip()]
     heard.log.stop()
@@ -101,22 +99,19 @@ def test_a_log_that_is_not_there_yet_is_waited_for(tmp_path):
 
 def test_the_first_line_of_a_log_that_comes_later_is_told_without_a_look_once_in_a_while(tmp_path, monkeypatch):
     monkeypatch.setattr(kernel_log, "LOOK_S", 1e5)  # a test that waits for it never ends
-    heard = Heard(tmp_path / "later.log")
-    heard.log.start()
-    write(tmp_path / "later.log", XID.format(79))
-    heard.until(1)
-    write(tmp_path / "later.log", XID.format(48))
-    heard.until(2)
+    later = tmp_path / "later.log"
+    heard = Heard(later)
+    for number in (1, 2):
+        write(later, XID.format(79))
+        heard.until(number)
     monkeypatch.undo()
-    write(tmp_path / "later.log", "the end\n")  # who waits wakes up
+    write(later, "the end\n")  # who waits wakes up
     heard.log.stop()
 
 
 def test_one_that_may_not_be_read_is_said_and_harmless(tmp_path, caplog):
     (tmp_path / "file").touch()
-    log = KernelLog(str(tmp_path / "file" / "log"), load(), {}, lambda _: None)
-    log.start()
-    log.stop()
+    Heard(tmp_path / "file" / "log").log.stop()
     assert "is not watched" in caplog.text
 
 
@@ -126,7 +121,6 @@ def test_the_device_itself_tells_when_there_is_something_new():
         pytest.skip(f"{device} can't be read and written here")
     mark = f"a test of unicron {os.getpid()}"
     heard = Heard(device)
-    heard.log.start()
     try:
         append(device, "nothing that anybody knows", time.monotonic())
         append(device, f"NVRM: Xid (PCI:0000:3b:00): 79, {mark}", time.monotonic())

@@ -25,12 +25,8 @@ class Node:
 
     def __init__(self, *names, spins=False):
         self.watch, self.now = Watch("n1", StallLimits()), 100.0
-        self.workers = {
-            name: Worker(
-                worker=name, task="t", slot=0, pid=7, ready=True, epoch=0, silence=Silence(LIMIT_S, spins, 100.0)
-            )
-            for name in names
-        }
+        fields = {"task": "t", "slot": 0, "pid": 7, "ready": True, "epoch": 0}
+        self.workers = {name: Worker(worker=name, **fields, silence=Silence(LIMIT_S, spins, 100.0)) for name in names}
         self.use, self.looks, self.seen = dict.fromkeys(names, Use()), [], ("7 MainThread: read (train.py:3)",)
 
     def wait(self, seconds, **does):

@@ -33,9 +33,8 @@ outer()
 def process(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    started = subprocess.Popen(
-        [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    started = subprocess.Popen([sys.executable, script], **pipes, start_new_session=True)
     assert sorted(started.stdout.read(3)) == sorted(b"cio")
     block_until(lambda: asleep(started.pid) is not None)  # all three are about to
     yield started
@@ -60,9 +59,8 @@ async def test_of_a_process_that_is_gone_nothing_is_seen():
     assert await stacks_of(gone.pid) == ()
 
 
-NAMELESS = (
-    b'[{"pid": 1, "os_thread_id": 1, "thread_name": null, "frames": [{"name": "f", "filename": null, "line": 1}]}]'
-)
+FRAME = b'{"name": "f", "filename": null, "line": 1}'
+NAMELESS = b'[{"pid": 1, "os_thread_id": 1, "thread_name": null, "frames": [' + FRAME + b"]}]"
 
 
 @pytest.mark.parametrize("noise", [b"", b"Error: failed", b"{}", b"[1]", b'[{"pid": 1}]', NAMELESS])

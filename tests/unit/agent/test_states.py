@@ -17,22 +17,18 @@ from unicron_agent.stimuli import (
 )
 from unicron_agent.workers import Worker
 
+from unicron.contracts import events
 from unicron.contracts.commands import CopyState, DropStates, FindCheckpoint, FindStates, SaveStates, StoreState
-from unicron.contracts.events import (
-    CheckpointFailed,
-    StateCopied,
-    StateRejected,
-    StateSecured,
-    StatesFound,
-    StateUnprotected,
-)
+from unicron.contracts.events import StateSecured, StateUnprotected
 from unicron.contracts.states import Keeper, Saver, StateLocation, StateRef
 from unicron.contracts.storage import Saving, StoreOrder
 from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import Kept, Save, Saved, Secured
 
+ABANDONED = AbandonCopies("gpt-1", frozenset({"n2"}))
 N2, N3 = Keeper(node="n2", address="n2:1"), Keeper(node="n3", address="n3:1")
 STORE = StoreOrder(root="/storage", every_s=9.0, run="1.0:0")
+WHO = {"node": "n1", "slot": 1, "task": "gpt", "worker": "gpt-1"}
 TO_NODE = {"node": "n1", "token": 1, "incarnation": "b.1"}
 
 
@@ -52,12 +48,17 @@ class Scene:
 
     def find(self, task="gpt"):
         [answer] = self.states.obey(FindStates(**TO_NODE, task=task, search=5), self.workers.values())
-        assert isinstance(answer, StatesFound)
+        assert isinstance(answer, events.StatesFound)
         assert (answer.node, answer.task, answer.search) == ("n1", task, 5)
         return answer.states
 
     def save(self, iteration=3, *, store=False, worker="gpt-1"):
         return self.states.saved(self.workers[worker], Saved(state=ref(iteration), epoch=2, store=store))
+
+    def end(self):
+        """Let the worker end; return what comes of that."""
+        del self.workers["gpt-1"]
+        return self.states.gone("gpt-1")
 
     def sent(self, iteration=3, node="n2", problem="", now=0.0, *, unsound=False):
         return self.states.hear(CopySent(ref(iteration), node, problem, unsound), self.workers, now)
@@ -72,6 +73,14 @@ class Scene:
 @pytest.fixture
 def scene():
     return Scene()
+
+
+@pytest.fixture
+def copying(scene):
+    """The worker has saved the state of iteration 3, and a copy of it is on its way to n2."""
+    scene.order(copied())
+    scene.save()
+    return scene
 
 
 def ref(iteration=3, worker="gpt-1", task="gpt", node="n1"):
@@ -134,8 +143,7 @@ def test_a_worker_can_save_in_its_own_name_only(scene, wrong):
 
 def test_what_needs_no_copies_is_safe_at_once_and_told_of_once(scene):
     scene.order(alone())
-    told = StateSecured(node="n1", slot=1, task="gpt", worker="gpt-1", iteration=3, nodes=[])
-    assert scene.save(3) == [secured(3), told]
+    assert scene.save(3) == [secured(3), StateSecured(**WHO, iteration=3, nodes=[])]
     assert scene.save(4) == [secured(4)]
     scene.order(alone())
     assert of(StateSecured, scene.save(5)), "another order, another word"
@@ -145,20 +153,17 @@ def test_what_needs_copies_is_safe_when_all_have_arrived(scene):
     scene.order(copied(N2, N3))
     assert scene.save() == [SendCopy(ref(), N2), SendCopy(ref(), N3)]
     assert scene.sent(node="n3") == []
-    told = StateSecured(node="n1", slot=1, task="gpt", worker="gpt-1", iteration=3, nodes=["n2", "n3"])
-    assert scene.sent(node="n2") == [secured(), told]
+    assert scene.sent(node="n2") == [secured(), StateSecured(**WHO, iteration=3, nodes=["n2", "n3"])]
 
 
-def test_a_copy_of_an_older_state_makes_no_newer_one_safe_nor_holds_it_up_by_its_next_try(scene):
-    scene.order(copied())
-    scene.save(3)
-    scene.save(4)
-    assert scene.sent(3) == []
-    assert secured(4) in scene.sent(4)
-    scene.save(5)
-    scene.sent(5, problem="unreachable")
-    assert scene.save(6) == [SendCopy(ref(6), N2)]
-    assert scene.states.tick(99.0) == []
+def test_a_copy_of_an_older_state_makes_no_newer_one_safe_nor_holds_it_up_by_its_next_try(copying):
+    copying.save(4)
+    assert copying.sent(3) == []
+    assert secured(4) in copying.sent(4)
+    copying.save(5)
+    copying.sent(5, problem="unreachable")
+    assert copying.save(6) == [SendCopy(ref(6), N2)]
+    assert copying.states.tick(99.0) == []
 
 
 def test_a_copy_that_does_not_arrive_is_sent_again_after_a_while(scene):
@@ -172,27 +177,21 @@ def test_a_copy_that_does_not_arrive_is_sent_again_after_a_while(scene):
     assert secured() in scene.sent(node="n2")
 
 
-def test_where_copies_never_arrive_the_worker_goes_on_alone_and_that_is_told_once(scene):
-    scene.order(copied())
-    scene.save(3)
-    assert scene.fail(TRIES - 1) == []
-    [goes_on, told] = scene.fail(1)
-    assert goes_on == secured(3)
-    assert told == StateUnprotected(node="n1", slot=1, task="gpt", worker="gpt-1", reason="n2 keeps no copy: no room")
-    assert scene.save(4) == [SendCopy(ref(4), N2)], "it is still tried"
-    assert scene.fail(1, 4) == [secured(4)]
+def test_where_copies_never_arrive_the_worker_goes_on_alone_and_that_is_told_once(copying):
+    assert copying.fail(TRIES - 1) == []
+    assert copying.fail(1) == [secured(3), StateUnprotected(**WHO, reason="n2 keeps no copy: no room")]
+    assert copying.save(4) == [SendCopy(ref(4), N2)], "it is still tried"
+    assert copying.fail(1, 4) == [secured(4)]
 
 
-def test_a_worker_that_has_copies_again_is_told_of_again(scene):
-    scene.order(copied())
-    scene.save(3)
-    assert of(StateSecured, scene.sent(3))
-    scene.save(4)
-    assert of(StateUnprotected, scene.fail(TRIES, 4))
-    scene.save(5)
-    assert of(StateSecured, scene.sent(5))
-    scene.save(6)
-    assert of(StateUnprotected, scene.fail(TRIES, 6)), "and if they cease again, of that"
+def test_a_worker_that_has_copies_again_is_told_of_again(copying):
+    assert of(StateSecured, copying.sent(3))
+    copying.save(4)
+    assert of(StateUnprotected, copying.fail(TRIES, 4))
+    copying.save(5)
+    assert of(StateSecured, copying.sent(5))
+    copying.save(6)
+    assert of(StateUnprotected, copying.fail(TRIES, 6)), "and if they cease again, of that"
 
 
 def test_a_worker_that_can_save_again_is_told_of_again(scene):
@@ -203,28 +202,21 @@ def test_a_worker_that_can_save_again_is_told_of_again(scene):
     assert not of(StateSecured, scene.save(5))
 
 
-def test_copies_for_nodes_that_keep_none_any_more_are_abandoned(scene):
-    scene.order(copied(N2))
-    scene.save()
-    out = scene.order(copied(N3))
-    assert out == [AbandonCopies("gpt-1", frozenset({"n2"})), to_worker(Save(on=True))]
-    assert scene.sent(node="n2") == [], "what arrived all the same counts for nothing"
-    assert scene.save(4) == [SendCopy(ref(4), N3)]
+def test_copies_for_nodes_that_keep_none_any_more_are_abandoned(copying):
+    assert copying.order(copied(N3)) == [ABANDONED, to_worker(Save(on=True))]
+    assert copying.sent(node="n2") == [], "what arrived all the same counts for nothing"
+    assert copying.save(4) == [SendCopy(ref(4), N3)]
 
 
-def test_copies_for_nodes_that_stay_keepers_go_on_and_those_that_arrived_are_not_abandoned(scene):
-    scene.order(copied(N2))
-    scene.save()
-    assert scene.order(copied(N2)) == [to_worker(Save(on=True))]
-    scene.sent()
-    assert scene.order() == [to_worker(Save(on=False))]
+def test_copies_for_nodes_that_stay_keepers_go_on_and_those_that_arrived_are_not_abandoned(copying):
+    assert copying.order(copied(N2)) == [to_worker(Save(on=True))]
+    copying.sent()
+    assert copying.order() == [to_worker(Save(on=False))]
 
 
-def test_what_is_not_what_was_saved_is_named_and_saved_anew(scene):
-    scene.order(copied())
-    scene.save()
-    rejected, again = scene.sent(problem="wrong checksum", unsound=True)
-    assert rejected == StateRejected(node="n1", task="gpt", state=ref(), reason="wrong checksum")
+def test_what_is_not_what_was_saved_is_named_and_saved_anew(copying):
+    rejected, again = copying.sent(problem="wrong checksum", unsound=True)
+    assert rejected == events.StateRejected(node="n1", task="gpt", state=ref(), reason="wrong checksum")
     assert again == to_worker(Save(on=True)), "then its next one need not wait for this one's copies"
 
 
@@ -238,15 +230,13 @@ def test_what_a_worker_saved_outlives_it(scene):
     assert scene.find() == [ref()]
 
 
-def test_of_a_worker_that_is_no_more_nothing_stays_nor_comes(scene):
-    scene.order(copied())
-    scene.save()
+def test_of_a_worker_that_is_no_more_nothing_stays_nor_comes(copying):
     both = [RemoveState("gpt-1.0.saved"), RemoveState("gpt-1.1.saved")]
-    assert scene.drop(workers=["gpt-1"]) == [AbandonCopies("gpt-1", frozenset({"n2"})), *both]
-    assert scene.find() == []
-    assert scene.save(4) == [], "its last words, maybe"
-    assert scene.states.gone("gpt-1") == both, "what it wrote meanwhile"
-    assert scene.find() == []
+    assert copying.drop(workers=["gpt-1"]) == [ABANDONED, *both]
+    assert copying.find() == []
+    assert copying.save(4) == [], "its last words, maybe"
+    assert copying.states.gone("gpt-1") == both, "what it wrote meanwhile"
+    assert copying.find() == []
 
 
 @pytest.mark.parametrize("gone", [False, True])
@@ -255,40 +245,30 @@ def test_copies_on_their_way_are_abandoned_when_their_worker_is_to_leave_nothing
     scene.save()
     scene.sent(node="n3")
     if gone:
-        del scene.workers["gpt-1"]
-        assert scene.states.gone("gpt-1") == [], "what it saved may still be needed, and so may its copies"
-    abandoned = AbandonCopies("gpt-1", frozenset({"n2"}))
-    assert scene.drop(workers=["gpt-2", "gpt-1"])[2] == abandoned
+        assert scene.end() == [], "what it saved may still be needed, and so may its copies"
+    assert scene.drop(workers=["gpt-2", "gpt-1"])[2] == ABANDONED
     assert not of(AbandonCopies, scene.drop(workers=["gpt-1"])), "once is enough"
     assert scene.states.tick(AGAIN_S) == []
 
 
 @pytest.mark.parametrize("savers", [[], [copied(N3)]])
-def test_an_order_that_comes_after_its_worker_abandons_copies_for_nodes_that_it_does_not_name(scene, savers):
-    scene.order(copied(N2))
-    scene.save()
-    del scene.workers["gpt-1"]
-    scene.states.gone("gpt-1")
-    assert scene.order(copied(N2)) == []
-    assert scene.order(*savers, task="bert") == []
-    assert scene.order(*savers) == [AbandonCopies("gpt-1", frozenset({"n2"}))]
+def test_an_order_that_comes_after_its_worker_abandons_copies_for_nodes_that_it_does_not_name(copying, savers):
+    copying.end()
+    assert copying.order(copied(N2)) == []
+    assert copying.order(*savers, task="bert") == []
+    assert copying.order(*savers) == [ABANDONED]
 
 
 @pytest.mark.parametrize("problem", ["", "no room"])
-def test_a_copy_that_came_to_its_end_after_its_worker_is_not_abandoned(scene, problem):
-    scene.order(copied())
-    scene.save()
-    del scene.workers["gpt-1"]
-    scene.states.gone("gpt-1")
-    scene.sent(problem=problem)
-    assert not of(AbandonCopies, scene.drop(workers=["gpt-1"]))
+def test_a_copy_that_came_to_its_end_after_its_worker_is_not_abandoned(copying, problem):
+    copying.end()
+    copying.sent(problem=problem)
+    assert not of(AbandonCopies, copying.drop(workers=["gpt-1"]))
 
 
-def test_copies_that_are_on_their_way_since_an_earlier_order_are_abandoned_by_a_later_one(scene):
-    scene.order(copied())
-    scene.save()
-    scene.order(copied())
-    assert scene.order(alone())[0] == AbandonCopies("gpt-1", frozenset({"n2"}))
+def test_copies_that_are_on_their_way_since_an_earlier_order_are_abandoned_by_a_later_one(copying):
+    copying.order(copied())
+    assert copying.order(alone())[0] == ABANDONED
 
 
 def test_a_copy_of_a_worker_that_is_no_more_is_removed_when_it_comes(scene):
@@ -310,12 +290,14 @@ def test_a_copy_that_is_written_over_is_none(scene):
     assert scene.find("bert") == []
 
 
-def test_only_the_states_of_the_task_that_is_asked_for_are_named(scene):
+def test_only_the_states_of_the_task_that_is_asked_for_are_named_and_what_is_dropped_by_name_is_removed(scene):
     mine, other = ref(), ref(worker="bert-1", task="bert")
     scene.states.adopt(["gpt-7.4.kept"], [mine, other])
     assert scene.find() == [mine]
     assert scene.find("bert") == [other]
     assert set(scene.states.found) == {"gpt-7.4.kept", "gpt-1.1.saved", "bert-1.1.saved"}
+    assert scene.drop("gpt-7.4.kept", "gpt-8.4.kept") == [RemoveState("gpt-7.4.kept")]
+    assert set(scene.states.found) == {"gpt-1.1.saved", "bert-1.1.saved"}
 
 
 def test_what_is_here_is_had_from_this_agent_whichever_it_was_made_under(scene):
@@ -327,25 +309,10 @@ def test_what_is_here_is_had_from_this_agent_whichever_it_was_made_under(scene):
     assert len(scene.find()) == 2
 
 
-def test_what_is_dropped_by_name_is_removed_if_it_is_here(scene):
-    scene.states.adopt(["gpt-7.4.kept"], [ref()])
-    assert scene.drop("gpt-7.4.kept", "gpt-8.4.kept") == [RemoveState("gpt-7.4.kept")]
-    assert set(scene.states.found) == {"gpt-1.1.saved"}
-
-
-def test_what_is_left_behind_is_taken_in_under_its_own_name_only(scene):
-    kept = msgspec.structs.replace(ref(), location=StateLocation(node="n1", worker="gpt-1", name="gpt-1.4.kept"))
-    assert scene.states.kept("gpt-1", Kept(epoch=4, state=kept))
-    assert not scene.states.kept("gpt-2", Kept(epoch=4, state=kept))
-    assert set(scene.states.found) == {"gpt-1.4.kept"}
-    scene.states.joined("gpt-1")
-    assert set(scene.states.found) == set()
-
-
 def test_a_copy_that_a_taker_finds_unsound_is_told_of(scene):
     bad = ref().at("n2", "n2:1")
     told = scene.states.hear(StateUnsound(bad, "wrong checksum"), scene.workers, 0.0)
-    assert told == [StateRejected(node="n1", task="gpt", state=bad, reason="wrong checksum")]
+    assert told == [events.StateRejected(node="n1", task="gpt", state=bad, reason="wrong checksum")]
 
 
 # --- storage ---------------------------------------------------------------------------------------------------------
@@ -358,14 +325,12 @@ def test_what_is_to_be_stored_is_written_as_the_same_attempt_by_all_places(scene
     assert isinstance(one.job, StorePart)
     assert one.job.ref == ref(4)
     assert (one.job.saving.root, one.job.saving.task, one.job.saving.iteration) == ("/storage", "gpt", 4)
-    place = Scene()
-    place.order(alone(store=STORE))
-    place.save(4)
-    assert of(UseStorage, place.save(4, store=True))[0].job.saving == one.job.saving
-    later = Scene()
-    later.order(alone(store=msgspec.structs.replace(STORE, run="2.0:7")))
-    later.save(4)
-    assert of(UseStorage, later.save(4, store=True))[0].job.saving.attempt != one.job.saving.attempt
+    for order, is_same in ((STORE, True), (msgspec.structs.replace(STORE, run="2.0:7"), False)):
+        place = Scene()
+        place.order(alone(store=order))
+        place.save(4)
+        [other] = of(UseStorage, place.save(4, store=True))
+        assert (other.job.saving == one.job.saving) == (other.job.saving.attempt == one.job.saving.attempt) == is_same
     assert not of(UseStorage, scene.save(6))
 
 
@@ -378,7 +343,7 @@ def test_what_is_to_be_stored_where_nothing_is_said_of_a_storage_is_only_saved(s
 def test_the_storage_is_looked_at_and_its_answer_told(scene):
     command = FindCheckpoint(**TO_NODE, task="gpt", search=5, root="/storage", since=0.0)
     assert scene.states.obey(command, ()) == [UseStorage(command)]
-    fact = CheckpointFailed(node="n1", task="gpt", reason="not mounted")
+    fact = events.CheckpointFailed(node="n1", task="gpt", reason="not mounted")
     assert scene.states.hear(StorageTold(fact), scene.workers, 0.0) == [fact]
 
 
@@ -398,8 +363,7 @@ def left_behind():
 def leaving(scene):
     """The node is to go, and n2 to have what gpt-1 left behind."""
     scene.states.kept("gpt-1", Kept(epoch=2, state=left_behind()))
-    scene.states.gone("gpt-1")
-    del scene.workers["gpt-1"]
+    scene.end()
     return scene
 
 
@@ -408,7 +372,7 @@ def copy(scene, keeper=N2):
 
 
 def told(problem=""):
-    return StateCopied(node="n1", task="gpt", state=left_behind().at("n2", "n2:1"), problem=problem)
+    return events.StateCopied(node="n1", task="gpt", state=left_behind().at("n2", "n2:1"), problem=problem)
 
 
 def test_what_was_left_here_is_copied_elsewhere_when_ordered_and_that_is_told(leaving):
@@ -430,14 +394,13 @@ def test_a_copy_that_does_not_get_there_is_tried_again_and_given_up_in_the_end(l
 
 def test_a_copy_of_what_is_dropped_meanwhile_is_abandoned(leaving):
     copy(leaving)
-    out = leaving.drop("gpt-1.2.kept")
-    assert out == [AbandonCopies("gpt-1", frozenset({"n2"})), RemoveState("gpt-1.2.kept")]
+    assert leaving.drop("gpt-1.2.kept") == [ABANDONED, RemoveState("gpt-1.2.kept")]
     assert leaving.states.hear(CopySent(left_behind(), "n2", "it is gone"), {}, 0.0) == []
 
 
 def test_one_that_is_not_what_it_should_be_is_told_of_and_not_sent_again(leaving):
     copy(leaving)
     [rejected] = leaving.states.hear(CopySent(left_behind(), "n2", "wrong checksum", unsound=True), {}, 0.0)
-    assert isinstance(rejected, StateRejected)
+    assert isinstance(rejected, events.StateRejected)
     assert rejected.state == left_behind()
     assert leaving.states.tick(99.0) == []

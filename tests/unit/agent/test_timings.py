@@ -26,10 +26,8 @@ def test_one_message_tells_of_all_workers_of_an_iteration(timings):
     assert add(timings, "gpt-1", 7, 0.2, 10.0) == []
     [timed] = add(timings, "gpt-2", 7, 0.3, 10.1)
     assert (timed.node, timed.task, timed.epoch, timed.iteration) == ("n1", "gpt", 0, 7)
-    assert timed.workers == [
-        Computed(worker="gpt-1", rank=4, place=0, seconds=0.2),
-        Computed(worker="gpt-2", rank=5, place=1, seconds=0.3),
-    ]
+    told = [("gpt-1", 4, 0, 0.2), ("gpt-2", 5, 1, 0.3)]
+    assert timed.workers == [Computed(worker=who, rank=rank, place=at, seconds=s) for who, rank, at, s in told]
 
 
 def test_of_short_iterations_the_mean_is_told(timings):

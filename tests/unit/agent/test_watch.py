@@ -22,11 +22,10 @@ STEP_S = 0.1
 class Node:
     """A node whose workers compute microbatches of one second, until they are said to do something else."""
 
-    def __init__(self, *names, task="gpt", microbatch_s=1.0):
-        self.watch = Watch("n1", StallLimits())
-        self.workers = {name: Worker(worker=name, task=task, slot=0, pid=7, ready=True) for name in names}
-        self.now, self.used, self.awake, self.looks = 100.0, dict.fromkeys(names, 0.0), set(), []
-        self.asked = []
+    def __init__(self, *names, microbatch_s=1.0, watch=None):
+        self.watch = watch or Watch("n1", StallLimits())
+        self.workers = {name: Worker(worker=name, task="gpt", slot=0, pid=7, ready=True) for name in names}
+        self.now, self.used, self.awake, self.looks, self.asked = 100.0, dict.fromkeys(names, 0.0), set(), [], []
         for done in range(4):
             self.now += microbatch_s
             self.progress(*names, done=done)
@@ -55,12 +54,13 @@ class Node:
         return told
 
 
-def test_one_that_sleeps_is_told_after_three_microbatches():
-    node = Node("gpt-1")
+@pytest.mark.parametrize(("microbatch_s", "limit_s"), [(1.0, 3.0), (0.05, 2.0)])
+def test_one_that_sleeps_is_told_after_three_microbatches_or_two_seconds_where_those_are_short(microbatch_s, limit_s):
+    node = Node("gpt-1", microbatch_s=microbatch_s)
     since = node.now
     [(at, fact)] = node.wait(15.0)
-    assert at - since == pytest.approx(3.0, abs=2 * STEP_S)
-    assert (fact.worker, fact.asleep, fact.responsive, fact.limit_s) == ("gpt-1", True, True, pytest.approx(3.0))
+    assert at - since == pytest.approx(limit_s, abs=2 * STEP_S)
+    assert (fact.worker, fact.asleep, fact.responsive, fact.limit_s) == ("gpt-1", True, True, pytest.approx(limit_s))
 
 
 def test_half_way_is_looked_where_it_is_once_an_iteration_and_the_stall_tells_that():
@@ -102,14 +102,6 @@ def test_that_it_sleeps_is_told_before_others_that_began_a_microbatch_earlier_ar
     assert (fact.worker, fact.limit_s) == ("gpt-1", pytest.approx(3.0))
 
 
-def test_where_microbatches_are_short_it_has_two_seconds():
-    node = Node("gpt-1", microbatch_s=0.05)
-    since = node.now
-    [(at, fact)] = node.wait(15.0)
-    assert at - since == pytest.approx(2.0, abs=2 * STEP_S)
-    assert fact.limit_s == 2.0
-
-
 def test_it_is_told_again_as_any_other_that_makes_no_progress():
     node = Node("gpt-1")
     assert [fact.asleep for _, fact in node.wait(40.0)] == [True, False]
@@ -124,6 +116,10 @@ def test_one_that_does_something_is_given_longer(how):
         node.progress("gpt-1", done=3, phase=WorkerPhase.REDUCE)
     [(_, fact)] = node.wait(30.0, cpu=0.3 if how == "uses the processor" else 0.0)
     assert (fact.asleep, fact.limit_s) == (False, 20.0)
+
+
+def node_told(node, **how):
+    return [fact.asleep for _, fact in node.wait(15.0, **how)]
 
 
 def test_answering_its_agent_is_not_doing_something():
@@ -141,15 +137,8 @@ def test_nor_is_being_awake_for_a_moment_now_and_then():
     assert told[0][1].waited_s < 4.0
 
 
-def node_told(node, **how):
-    return [fact.asleep for _, fact in node.wait(15.0, **how)]
-
-
-def test_several_that_sleep_at_once_wait_for_something_they_share():
+def test_several_that_sleep_at_once_wait_for_something_they_share_and_one_beside_others_that_wait_for_it_is_told():
     assert node_told(Node("gpt-1", "gpt-2")) == []
-
-
-def test_one_beside_others_that_wait_for_it_is_told():
     node = Node("gpt-1", "gpt-2")
     node.progress("gpt-2", done=4, phase=WorkerPhase.REDUCE)
     assert node_told(node) == [True]
@@ -168,14 +157,10 @@ def test_and_one_that_was_ended_for_it_leaves_more_time_to_the_next():
     [(_, fact)] = node.wait(4.0)
     del node.workers["gpt-1"]
     node.wait(0.5)
-    again = Node("gpt-2")
-    again.watch = node.watch
-    [(_, later)] = again.wait(15.0)
+    [(_, later)] = Node("gpt-2", watch=node.watch).wait(15.0)
     assert later.limit_s > 1.5 * fact.limit_s
     node.watch.keep([])
-    third = Node("gpt-3")
-    third.watch = node.watch
-    [(_, forgotten)] = third.wait(15.0)
+    [(_, forgotten)] = Node("gpt-3", watch=node.watch).wait(15.0)
     assert forgotten.limit_s == pytest.approx(3.0)
 
 
