@@ -52,6 +52,11 @@ class Process:
     layout: ParallelLayout = ParallelLayout()  # noqa: RUF009 it is frozen
     left: int = -1
 
+    @property
+    def who(self):
+        """What each of its facts tells of it."""
+        return {"node": self.slot.node, "slot": self.slot.slot, "task": self.task, "worker": self.name}
+
 
 class Cluster:
     """Checks every command and every fact of the core against what there is.
@@ -143,35 +148,16 @@ class Cluster:
 
     def join(self, node, incarnation="x"):
         self.up.add(node)
-        living = [each for each in self.processes.values() if each.slot.node == node and each.living]
-        workers = [
-            WorkerStatus(
-                worker=each.name,
-                task=each.task,
-                slot=each.slot.slot,
-                epoch=each.epoch,
-                iteration=each.epoch,
-                ready=each.ready,
-                place=each.built,
-                layout=each.layout,
-            )
-            for each in living
-        ]
-        kept = [name for at, name in self.kept if at == node]
-        kept += [name for at, name in self.saved if at == node]
+        workers = []
+        for each in self.processes.values():
+            if each.slot.node == node and each.living:
+                known = {"epoch": each.epoch, "iteration": each.epoch, "place": each.built, "layout": each.layout}
+                told = {"worker": each.name, "task": each.task, "slot": each.slot.slot, "ready": each.ready}
+                workers.append(WorkerStatus(**told, **known))
+        kept = [name for at, name in (*self.kept, *self.saved) if at == node]
         slots = [Slot(index=index) for index in range(self.slots[node])]
-        return self.tell(
-            events.NodeAdmitted(
-                node=node,
-                incarnation=incarnation,
-                host=node,
-                slots=slots,
-                rendezvous=f"{node}:1",
-                state_server=f"{node}:{incarnation}",
-                workers=workers,
-                kept=kept,
-            )
-        )
+        there = {"host": node, "rendezvous": f"{node}:1", "state_server": f"{node}:{incarnation}", "slots": slots}
+        return self.tell(events.NodeAdmitted(node=node, incarnation=incarnation, workers=workers, kept=kept, **there))
 
     def plan(self, **slots):
         self.plans += 1
@@ -180,6 +166,12 @@ class Cluster:
             for task, spec in self.specs.items()
         ]
         return self.tell(events.PlanDecided(plan=Plan(number=self.plans, trigger="test", workers=9, shares=shares)))
+
+    def settle(self, **slots):
+        """Give tasks these slots, and let everything happen that follows."""
+        out = self.plan(**slots)
+        self.rest()
+        return out
 
     def lose(self, node, *, alive=False):
         self.up.discard(node)
@@ -201,18 +193,22 @@ class Cluster:
 
     def report(self, name):
         """Tell that a process died."""
-        process = self.processes[name]
-        return self.tell(
-            failure(Severity.SEV2, task=process.task, node=process.slot.node, slot=process.slot.slot, worker=name)
-        )
+        return self.tell(failure(Severity.SEV2, **self.processes[name].who))
+
+    def kill(self, *names):
+        """Let processes die one after the other, and tell that they did."""
+        out = []
+        for name in names:
+            self.end(self.processes[name])
+            out += self.report(name)
+        return out
 
     def step(self):
         """Let one thing happen that is under way; return whether there was any."""
         for process in self.processes.values():
             if process.living and not process.ready and process.slot.node in self.up:
                 process.ready = True
-                at = process.slot
-                self.tell(events.WorkerReady(node=at.node, slot=at.slot, task=process.task, worker=process.name, pid=1))
+                self.tell(events.WorkerReady(**process.who, pid=1))
                 return True
         return self.found() or self.copy() or any(self.meet(task) for task in self.orders) or self.save() or self.fire()
 
@@ -245,16 +241,14 @@ class Cluster:
 
     def save(self):
         """Let the next worker that is to save do so."""
-        for (task, node), savers in self.savers.items():
+        for (_, node), savers in self.savers.items():
             for name, entry in savers.items():
                 process, (saver, epoch) = self.processes[name], entry
                 if process.living and process.place is not None and process.epoch > epoch:
                     entry[1] = process.epoch
                     keepers = [keeper.node for keeper in saver.keepers]
                     self.write(process, node, keepers)
-                    at = process.slot
-                    secured = {"iteration": process.epoch, "nodes": keepers}
-                    self.tell(events.StateSecured(node=at.node, slot=at.slot, task=task, worker=name, **secured))
+                    self.tell(events.StateSecured(**process.who, iteration=process.epoch, nodes=keepers))
                     return True
         return False
 
@@ -262,15 +256,8 @@ class Cluster:
         name = f"{process.name}.{process.epoch % 2}.saved"
         for each in [node, *(keeper for keeper in keepers if keeper in self.up)]:
             location = StateLocation(node=each, worker=process.name, name=name)
-            self.saved[each, name] = StateRef(
-                task=process.task,
-                iteration=process.epoch,
-                place=process.place,
-                location=location,
-                size=1,
-                checksum=b"",
-                layout=process.layout,
-            )
+            told = {"iteration": process.epoch, "place": process.place, "layout": process.layout}
+            self.saved[each, name] = StateRef(task=process.task, location=location, size=1, checksum=b"", **told)
 
     def fire(self):
         """Let those who wait for nodes wait no more, when nothing else happens."""
@@ -297,18 +284,8 @@ class Cluster:
         rank = next(rank for rank, each in enumerate(group) if each.epoch < first.epoch)
         process = group[rank]
         process.epoch = first.epoch
-        self.tell(
-            events.Regrouped(
-                node=process.slot.node,
-                slot=process.slot.slot,
-                task=task,
-                worker=process.name,
-                epoch=first.epoch,
-                rank=rank,
-                world_size=len(group),
-                iteration=first.epoch,
-            )
-        )
+        joined = {"epoch": first.epoch, "rank": rank, "world_size": len(group), "iteration": first.epoch}
+        self.tell(events.Regrouped(**process.who, **joined))
         return True
 
     def leave(self, task, order, group):
@@ -321,10 +298,7 @@ class Cluster:
         self.kept[process.slot.node, name] = task
         location = StateLocation(node=process.slot.node, worker=process.name, name=name)
         ref = StateRef(task=task, iteration=order.epoch, place=process.place, location=location, size=1, checksum=b"")
-        at = process.slot
-        self.tell(
-            events.StateKept(node=at.node, slot=at.slot, task=task, worker=process.name, epoch=order.epoch, state=ref)
-        )
+        self.tell(events.StateKept(**process.who, epoch=order.epoch, state=ref))
         return True
 
     def exchange(self, task, order, group):

@@ -78,6 +78,14 @@ class TransitionHarness:
         rank = {"epoch": run.membership.epoch, "rank": group.index(worker), "world_size": len(group)}
         return self.feed(events.Regrouped(**place, **rank, iteration=5, at=at))
 
+    def killed(self, *workers):
+        """Workers of task a end, one after the other."""
+        out = []
+        for worker in workers:
+            at = self.run("a").workers[worker].slot
+            out += self.feed(failure(Severity.SEV2, task="a", node=at.node, slot=at.slot, worker=worker))
+        return out
+
     def running(self, **places):
         self.plan(**places)
         for task in places:
@@ -102,10 +110,8 @@ def members(out):
 def test_a_new_task_starts_its_workers_and_groups_them_when_all_are_ready():
     scene = TransitionHarness(a={})
     out = scene.plan(a=["n1:0", "n2:0"])
-    assert [(start.node, start.slot, start.worker, start.token) for start in of(StartWorker, out)] == [
-        ("n1", 0, "a-1", 7),
-        ("n2", 0, "a-2", 7),
-    ]
+    started = [(start.node, start.slot, start.worker, start.token) for start in of(StartWorker, out)]
+    assert started == [("n1", 0, "a-1", 7), ("n2", 0, "a-2", 7)]
     assert of(events.TaskStateChanged, out)[0].state is TaskState.STARTING
     assert of(Regroup, scene.ready("a", "a-1")) == []
     out = scene.ready("a", "a-2")
@@ -120,10 +126,8 @@ def test_a_node_that_a_plan_names_before_it_is_there_gets_its_worker_when_it_com
     scene = TransitionHarness(a={})
     core = scene.core  # one that nobody starts again meanwhile: it knows by heart which nodes concern whom
     plan = Plan(number=1, trigger="test", workers=2, shares=[TaskShare(task="a", slots=[slot("n1:0"), slot("n9:0")])])
-    assert [
-        start.node
-        for start in of(StartWorker, core.handle(scene.admitted("n3")) + core.handle(events.PlanDecided(plan=plan)))
-    ] == ["n1"]
+    out = core.handle(scene.admitted("n3")) + core.handle(events.PlanDecided(plan=plan))
+    assert [start.node for start in of(StartWorker, out)] == ["n1"]
     assert [start.node for start in of(StartWorker, core.handle(scene.admitted("n9")))] == ["n9"]
 
 
@@ -161,11 +165,7 @@ def test_what_heals_by_restarts_waits_for_the_new_process_and_begins_once():
 
 def test_what_heals_by_restarts_looks_for_no_state_when_all_its_workers_are_gone():
     scene = TransitionHarness(a={"heal": Healing.RESTART}).running(a=["n1:0", "n2:0"])
-    out = []
-    for worker, node in (("a-1", "n1"), ("a-2", "n2")):
-        out += scene.feed(failure(Severity.SEV2, task="a", node=node, slot=0, worker=worker))
-    for worker in ("a-3", "a-4"):
-        out += scene.ready("a", worker)
+    out = scene.killed("a-1", "a-2") + scene.ready("a", "a-3") + scene.ready("a", "a-4")
     assert (of(FindStates, out), of(SaveStates, out)) == ([], [])
     assert members(out) == ["a-3", "a-4"]
 
@@ -185,8 +185,8 @@ def test_what_is_healed_in_place_looks_for_states_when_all_who_saved_one_are_gon
         scene.feed(scene.admitted(node, [msgspec.structs.replace(living, place=number - 1, layout=IN_PLACE["layout"])]))
     assert len(scene.core.state.tasks["a"].saves.secured) == 2 - len(back)
     searches, alerts = [], []
-    for worker, node in (("a-1", "n1"), ("a-2", "n2")):
-        alerts += of(events.Alert, scene.feed(failure(Severity.SEV2, task="a", node=node, slot=0, worker=worker)))
+    for worker in ("a-1", "a-2"):
+        alerts += of(events.Alert, scene.killed(worker))
         searches.append(scene.core.state.tasks["a"].saves.searches)
     assert searches == [0, 1], "as long as one of them lives it has its state, or is about to end"
     assert "its program begins again" in alerts[0].text, "nothing was found, which is told"
@@ -194,9 +194,7 @@ def test_what_is_healed_in_place_looks_for_states_when_all_who_saved_one_are_gon
 
 def test_what_is_healed_in_place_and_has_saved_nothing_yet_begins_again_and_says_so():
     scene = TransitionHarness(a=IN_PLACE).running(a=["n1:0", "n2:0"])
-    out = []
-    for worker, node in (("a-1", "n1"), ("a-2", "n2")):
-        out += scene.feed(failure(Severity.SEV2, task="a", node=node, slot=0, worker=worker))
+    out = scene.killed("a-1", "a-2")
     assert (of(events.Alert, out), of(FindStates, out)) == ([], [])
     [alert] = of(events.Alert, scene.ready("a", "a-3", "a-4"))
     assert "its program begins again" in alert.text
@@ -215,10 +213,8 @@ def test_severity_3_forms_the_same_membership_again_once():
 def test_a_lost_node_regroups_all_its_tasks_before_any_plan():
     scene = TransitionHarness(a={}, b={}).running(a=["n1:0", "n2:0"], b=["n1:1", "n2:1", "n3:0"])
     out = scene.feed(failure(Severity.SEV1, node="n2"))
-    assert {task: members([o for o in of(Regroup, out) if o.task == task]) for task in "ab"} == {
-        "a": ["a-1"],
-        "b": ["b-1", "b-3"],
-    }
+    by_task = {task: members([order for order in of(Regroup, out) if order.task == task]) for task in "ab"}
+    assert by_task == {"a": ["a-1"], "b": ["b-1", "b-3"]}
     assert {type(message) for message in out if getattr(message, "node", "") == "n2"} == {StopWorker}
 
 
@@ -295,8 +291,7 @@ def test_a_worker_of_an_earlier_task_is_not_taken_back_by_that_of_its_name():
 def test_a_worker_that_failed_is_not_taken_back_though_its_agent_came_back_before_it_was_stopped(heal):
     layout = ParallelLayout(shard=2 if heal is Healing.IN_PLACE else 1)
     scene = TransitionHarness(a={"heal": heal, "layout": layout}).running(a=["n1:0", "n2:0"])
-    for node, worker in (("n1", "a-1"), ("n2", "a-2")):
-        scene.feed(failure(Severity.SEV2, task="a", node=node, slot=0, worker=worker))
+    scene.killed("a-1", "a-2")
     out = scene.feed(scene.admitted("n2", [status("a-2")], "second"))  # it has let the orders for "first" pass
     assert [order.worker for order in of(StopWorker, out)] == ["a-2"]
     assert [order.worker for order in of(StartWorker, out)] == ["a-5"]
@@ -314,7 +309,7 @@ def test_an_agent_that_comes_back_keeps_its_workers():
 
 def test_an_agent_that_missed_a_regroup_is_told_a_new_one():
     scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0", "n3:0"])
-    scene.feed(failure(Severity.SEV2, task="a", node="n3", slot=0, worker="a-3"))
+    scene.killed("a-3")
     behind = WorkerStatus(worker="a-2", task="a", slot=0, ready=True, epoch=0)
     out = scene.feed(scene.admitted("n2", [behind]))
     assert members(out) == ["a-1", "a-2"]
@@ -331,7 +326,7 @@ def test_an_agent_that_comes_back_without_its_workers_gets_new_ones():
 def test_what_was_ordered_before_a_node_joined_anew_is_ordered_again():
     scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
     # n2's agent has just come back without workers: the detector knows it from its NodeJoined, we do not yet
-    out = scene.feed(failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2"))
+    out = scene.killed("a-2")
     assert {start.incarnation for start in of(StartWorker, out)} == {"first"}  # so the new agent lets it pass
     out = scene.feed(scene.admitted("n2", incarnation="second"))
     assert [(start.worker, start.incarnation) for start in of(StartWorker, out)] == [("a-4", "second")]
@@ -344,16 +339,14 @@ def test_a_slot_goes_from_one_task_to_another_when_those_that_stay_have_met_stop
     assert members(out) == ["b-1"]
     assert of(StopWorker, out) == of(StartWorker, out) == [], "b-1 may be dying unseen, and b-2 has the state too"
     out = scene.join("b")
-    kinds = [
-        (type(message).__name__, message.worker) for message in out if isinstance(message, StartWorker | StopWorker)
-    ]
+    kinds = [(type(message).__name__, message.worker) for message in of(StartWorker | StopWorker, out)]
     assert kinds == [("StopWorker", "b-2"), ("StartWorker", "a-2")]
 
 
 def test_what_a_shrinking_task_gives_up_saves_its_state_when_those_that_stay_are_gone():
     scene = TransitionHarness(a={}, b={}).running(a=["n1:0", "n2:0"], b=["n3:0"])
     scene.plan(a=["n1:0"], b=["n3:0", "n2:0"])
-    out = scene.feed(failure(Severity.SEV2, task="a", node="n1", slot=0, worker="a-1"))
+    out = scene.killed("a-1")
     assert [start.worker for start in of(StartWorker, out)] == ["a-3"]
     assert members(scene.ready("a", "a-3")) == ["a-2", "a-3"], "a-2 hands the state over"
     assert members(scene.join("a")) == ["a-3"]
@@ -371,14 +364,14 @@ def test_what_has_no_state_is_stopped_at_once_when_its_slot_is_given_up():
 
 def test_below_its_minimum_a_task_waits_for_the_restart():
     scene = TransitionHarness(a={"min_workers": 2}).running(a=["n1:0", "n2:0"])
-    out = scene.feed(failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2"))
+    out = scene.killed("a-2")
     assert of(Regroup, out) == []
     assert members(scene.ready("a", "a-3")) == ["a-1", "a-3"]
 
 
 def test_workers_come_in_units():
     scene = TransitionHarness(a={"unit": 2, "min_workers": 2}).running(a=["n1:0", "n1:1", "n2:0", "n2:1"])
-    out = scene.feed(failure(Severity.SEV2, task="a", node="n2", slot=1, worker="a-4"))
+    out = scene.killed("a-4")
     assert members(out) == ["a-1", "a-2"]
 
 
@@ -399,11 +392,14 @@ def test_a_removed_task_is_stopped_and_its_name_can_be_used_again():
     assert [start.worker for start in of(StartWorker, scene.plan(a=["n1:0"]))] == ["a-2"]  # names are never used twice
 
 
+def through(number):
+    return events.WorkerFinished(node=f"n{number}", slot=0, task="a", worker=f"a-{number}", iterations=9)
+
+
 def test_a_task_is_finished_when_all_its_members_are():
     scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
-    done = [events.WorkerFinished(node=f"n{n}", slot=0, task="a", worker=f"a-{n}", iterations=9) for n in (1, 2)]
-    assert of(events.TaskStateChanged, scene.feed(done[0])) == []
-    out = scene.feed(done[1])
+    assert of(events.TaskStateChanged, scene.feed(through(1))) == []
+    out = scene.feed(through(2))
     assert of(events.TaskStateChanged, out)[0].state is TaskState.FINISHED
     assert of(StopWorker, out) == []  # they may still be writing their results
 
@@ -417,12 +413,8 @@ def test_a_task_that_loses_its_last_member_when_the_others_are_through_is_finish
         "node": failure(Severity.SEV1, node="n2"),
         "agent": scene.admitted("n2", incarnation="second"),
     }[loss]
-    through = events.WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9)
-    out = [
-        message
-        for each in ([through, lost] if order == "finished first" else [lost, through])
-        for message in scene.feed(each)
-    ]
+    told = [through(1), lost] if order == "finished first" else [lost, through(1)]
+    out = [message for each in told for message in scene.feed(each)]
     (end,) = [change for change in of(events.TaskStateChanged, out) if change.state.ended]
     assert end.state is TaskState.FINISHED
     said = "; a-2 ended without saying so: what it was to write then may be missing" * (order == "finished first")
@@ -432,11 +424,11 @@ def test_a_task_that_loses_its_last_member_when_the_others_are_through_is_finish
 
 def test_a_task_is_finished_though_those_that_were_through_are_forgotten_with_their_nodes():
     scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0", "n3:0"])
-    scene.feed(events.WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9))
+    scene.feed(through(1))
     out = scene.feed(scene.admitted("n1", incarnation="second"))
     assert members(out) == ["a-2", "a-3"], "who missed the end finishes it"
     scene.join("a")
-    out = scene.feed(events.WorkerFinished(node="n3", slot=0, task="a", worker="a-3", iterations=9))
+    out = scene.feed(through(3))
     assert of(events.TaskStateChanged, out) == []
     out = scene.feed(failure(Severity.SEV1, node="n2"))
     assert of(events.TaskStateChanged, out)[0].state is TaskState.FINISHED
@@ -445,21 +437,20 @@ def test_a_task_is_finished_though_those_that_were_through_are_forgotten_with_th
 
 def test_who_sat_the_last_membership_out_does_not_keep_a_finished_task_alive():
     scene = TransitionHarness(a={"min_workers": 2, "unit": 2}).running(a=["n1:0", "n2:0", "n1:1", "n3:0"])
-    scene.feed(failure(Severity.SEV2, task="a", node="n3", slot=0, worker="a-4"))
+    scene.killed("a-4")
     scene.join("a")
     assert scene.run("a").membership.group == ["a-1", "a-2"], "a-3 waits for another: they come in twos"
     scene.ready("a", "a-5")
-    through = [events.WorkerFinished(node=f"n{n}", slot=0, task="a", worker=f"a-{n}", iterations=9) for n in (1, 2)]
-    scene.feed(through[0])
+    scene.feed(through(1))
     assert "a-3" in scene.run("a").membership.group, "the newest membership has one who was in an older one"
-    (end,) = of(events.TaskStateChanged, scene.feed(through[1]))
+    (end,) = of(events.TaskStateChanged, scene.feed(through(2)))
     assert end.state is TaskState.FINISHED
 
 
 def test_the_slot_of_a_worker_that_is_through_and_gone_can_be_used_by_who_must_finish():
     scene = TransitionHarness(a={"min_workers": 2, "unit": 2}).running(a=["n1:0", "n2:0"])
     scene.feed(failure(Severity.SEV3, task="a", epoch=0))
-    scene.feed(events.WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9))
+    scene.feed(through(1))
     out = scene.feed(events.WorkerExited(node="n1", slot=0, task="a", worker="a-1", finished=True))
     (start,) = of(StartWorker, out)
     assert (start.node, start.slot) == ("n1", 0)
@@ -468,8 +459,8 @@ def test_the_slot_of_a_worker_that_is_through_and_gone_can_be_used_by_who_must_f
 
 def test_who_missed_the_end_of_the_last_iteration_finishes_it_without_those_that_are_through():
     scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0", "n3:0"])
-    scene.feed(failure(Severity.SEV2, task="a", node="n3", slot=0, worker="a-3"))
-    out = scene.feed(events.WorkerFinished(node="n1", slot=0, task="a", worker="a-1", iterations=9))
+    scene.killed("a-3")
+    out = scene.feed(through(1))
     assert members(out) == ["a-2"]
 
 
@@ -523,9 +514,8 @@ def test_a_member_whose_script_evaluates_is_waited_for_but_one_that_did_before_m
 def test_a_refused_start_is_an_attempt_that_failed():
     scene = TransitionHarness(a={})
     scene.plan(a=["n1:0"])
-    [failed] = scene.feed(
-        events.CommandRefused(node="n1", command="c", reason="slot 0 is taken", task="a", worker="a-1")
-    )
+    refused = {"command": "c", "reason": "slot 0 is taken", "task": "a", "worker": "a-1"}
+    [failed] = scene.feed(events.CommandRefused(node="n1", **refused))
     assert (failed.action, failed.node, failed.reason) == ("restart", "n1", "slot 0 is taken")
 
 

@@ -22,9 +22,6 @@ class Remembering(TransitionHarness):
         told = {"epoch": 0, "iteration": 5, "place": 0, "replica": 1, "digests": ["a", "b", "a"]}
         return self.feed(events.StateDiverged(node=node, slot=0, task="a", worker=worker, **told))
 
-    def fail(self, worker, node, severity=Severity.SEV2):
-        return self.feed(failure(severity, task="a", node=node, slot=0, worker=worker))
-
 
 @pytest.fixture
 def scene():
@@ -57,17 +54,15 @@ def test_copies_elsewhere_of_what_it_saved_are_removed():
 
 def test_its_state_does_not_count_when_all_others_are_gone(scene):
     scene.diverged("a-3", "n2")
-    scene.fail("a-1", "n1")
-    out = scene.fail("a-2", "n1")
+    scene.killed("a-1")
+    out = scene.killed("a-2")
     asked = of(FindStates, out)
     assert [order.node for order in asked] == ["n1", "n2"]
     assert of(Regroup, out) == []
 
 
 def test_nothing_that_it_saved_is_taken_even_if_it_was_found_before(scene):
-    for name, node in (("a-1", "n1"), ("a-2", "n1")):
-        scene.fail(name, node)
-    asked = of(FindStates, scene.fail("a-3", "n2"))
+    asked = of(FindStates, scene.killed("a-1", "a-2", "a-3"))
     there = {"n1": [copy("a-1", "n1", 4)], "n2": [copy("a-3", "n2", 5)]}
     for order in asked:
         scene.feed(events.StatesFound(node=order.node, task="a", search=order.search, states=there.get(order.node, [])))
@@ -76,6 +71,9 @@ def test_nothing_that_it_saved_is_taken_even_if_it_was_found_before(scene):
     assert scene.run("a").shelf is None
     assert [order.search for order in of(FindStates, out)] == [2] * len(asked)
     assert {order.node for order in of(DropStates, out)} >= {"n2"}
+
+
+THERE = [copy("a-1", "n1", 5), copy("a-3", "n2", 4)]
 
 
 def unusable(scene, iteration, copies="the memory of n1", worker=""):
@@ -96,9 +94,7 @@ def answered(scene, out, *copies):
 
 def restored(scene, *copies):
     """Kill all workers and have new ones go on from these copies; return the copies that are then taken."""
-    for name, node in (("a-1", "n1"), ("a-2", "n1")):
-        scene.fail(name, node)
-    answered(scene, scene.fail("a-3", "n2"), *copies)
+    answered(scene, scene.killed("a-1", "a-2", "a-3"), *copies)
     shelf = scene.run("a").shelf
     scene.ready("a")
     scene.join("a")
@@ -106,19 +102,18 @@ def restored(scene, *copies):
 
 
 def test_of_what_turns_out_to_be_no_good_the_next_older_is_taken_and_never_the_same_again(scene):
-    there = [copy("a-1", "n1", 5), copy("a-3", "n2", 4)]
-    assert restored(scene, *there).iteration == 5
+    assert restored(scene, *THERE).iteration == 5
     out = unusable(scene, 5)
     assert scene.run("a").state is TaskState.RECOVERING
     assert of(Regroup, out) == []
-    out = answered(scene, out, *there)
+    out = answered(scene, out, *THERE)
     [order] = [order for order in of(Regroup, out) if order.shelf]
     assert order.shelf.iteration == 4
     assert [ref.location.node for ref in order.shelf.states] == ["n2"]
 
 
 def test_what_several_workers_tell_of_one_state_counts_once(scene):
-    restored(scene, copy("a-1", "n1", 5), copy("a-3", "n2", 4))
+    restored(scene, *THERE)
     group = scene.run("a").membership.group
     out = unusable(scene, 5)
     assert unusable(scene, 5, worker=group[1]) == []
@@ -128,22 +123,20 @@ def test_what_several_workers_tell_of_one_state_counts_once(scene):
 
 
 def test_what_a_worker_brings_in_again_that_missed_its_being_ruled_out_is_ruled_out_again(scene):
-    there = [copy("a-1", "n1", 5), copy("a-3", "n2", 4)]
-    restored(scene, *there)
-    answered(scene, unusable(scene, 5), *there)
+    restored(scene, *THERE)
+    answered(scene, unusable(scene, 5), *THERE)
     scene.join("a")
     out = unusable(scene, 5)
     assert scene.run("a").state is TaskState.RECOVERING
-    [order] = [order for order in of(Regroup, answered(scene, out, *there)) if order.shelf]
+    [order] = [order for order in of(Regroup, answered(scene, out, *THERE)) if order.shelf]
     assert order.shelf.iteration == 4
 
 
 def test_where_nothing_older_is_left_the_task_ends_and_says_what_was_tried(scene):
-    there = [copy("a-1", "n1", 5), copy("a-3", "n2", 4)]
-    restored(scene, *there)
-    answered(scene, unusable(scene, 5), *there)
+    restored(scene, *THERE)
+    answered(scene, unusable(scene, 5), *THERE)
     scene.join("a")
-    out = answered(scene, unusable(scene, 4, "the memory of n2"), *there)
+    out = answered(scene, unusable(scene, 4, "the memory of n2"), *THERE)
     [changed] = of(events.TaskStateChanged, out)
     assert changed.state is TaskState.FAILED
     assert changed.reason == (
@@ -166,15 +159,14 @@ def test_on_storage_only_what_is_older_is_looked_for():
 
 
 def test_once_a_newer_state_is_safe_what_was_no_good_is_forgotten(scene):
-    restored(scene, copy("a-1", "n1", 5), copy("a-3", "n2", 4))
+    restored(scene, *THERE)
     answered(scene, unusable(scene, 5), copy("a-3", "n2", 4))
     scene.join("a")
     run = scene.run("a")
     assert run.saves.before == 5
     savers = [(node, saver.worker) for node, each in run.saves.ordered.items() for saver in each]
     for node, name in savers:
-        told = {"iteration": 5, "nodes": []}
-        scene.feed(events.StateSecured(node=node, slot=0, task="a", worker=name, **told))
+        scene.feed(events.StateSecured(node=node, slot=0, task="a", worker=name, iteration=5, nodes=[]))
     assert (scene.run("a").saves.before, scene.run("a").saves.tried) == (None, [])
 
 

@@ -13,15 +13,13 @@ NODES = {"n1": 1, "n2": 1, "n3": 1, "n4": 1}
 
 def running(at=("n1:0",), nodes=NODES, **fields):
     cluster = Cluster(nodes, [spec("a", min_workers=len(at), max_workers=len(at), **fields)])
-    cluster.plan(a=[slot(each) for each in at])
-    cluster.rest()
+    cluster.settle(a=[slot(each) for each in at])
     return cluster
 
 
 def put_aside(*at, **fields):
     cluster = running(at or ("n1:0",), **fields)
-    cluster.plan()
-    cluster.rest()
+    cluster.settle()
     return cluster
 
 
@@ -30,10 +28,8 @@ def lies(cluster):
 
 
 def goes_on(cluster, at="n4:0"):
-    cluster.plan(a=[slot(at)])
-    cluster.rest()
-    assert cluster.said["a"] is TaskState.RUNNING
-    assert cluster.anew == set()
+    cluster.settle(a=[slot(at)])
+    assert (cluster.said["a"], cluster.anew) == (TaskState.RUNNING, set())
     assert cluster.kept == {}, "nothing is left where it was"
 
 
@@ -75,8 +71,7 @@ def test_what_was_left_there_only_is_copied_and_the_task_goes_on_when_the_node_i
 def test_a_task_put_aside_while_its_node_is_drained_already_is_handed_over_as_well():
     cluster = running()
     cluster.drain("n1")
-    cluster.plan()
-    cluster.rest()
+    cluster.settle()
     assert len(lies(cluster)) == 2
     cluster.saved.clear()
     cluster.lose("n1")
@@ -110,10 +105,8 @@ def test_what_was_saved_and_found_there_only_is_copied_too():
     [new] = set(lies(cluster)) - {"n1", keeper}
     cluster.lose("n1")
     cluster.lose(keeper)
-    cluster.plan(a=[slot(f"{new}:0")])
-    cluster.rest()
-    assert cluster.said["a"] is TaskState.RUNNING
-    assert cluster.anew == set()
+    cluster.settle(a=[slot(f"{new}:0")])
+    assert (cluster.said["a"], cluster.anew) == (TaskState.RUNNING, set())
 
 
 def test_a_copy_that_fails_is_tried_on_the_next_node_and_then_when_another_comes():
@@ -159,8 +152,7 @@ def test_a_copy_that_comes_when_the_task_has_gone_on_is_removed():
     cluster = put_aside()
     [order] = of(CopyState, cluster.drain("n1"))
     cluster.copying.clear()
-    cluster.plan(a=[slot("n4:0")])
-    cluster.rest()
+    cluster.settle(a=[slot("n4:0")])
     assert cluster.run("a").shelf is None
     here = order.state.at(order.keeper.node, order.keeper.address)
     [drop] = of(DropStates, cluster.tell(StateCopied(node="n1", task="a", state=here)))
@@ -212,8 +204,7 @@ def test_one_with_a_worker_may_go_when_that_has_moved():
     moved = []
 
     def act():
-        moved.append(of(ReleaseNode, cluster.plan(a=[slot("n4:0")])))
-        cluster.rest()
+        moved.append(of(ReleaseNode, cluster.settle(a=[slot("n4:0")])))
 
     assert released(cluster, act) == ["n1"]
     assert moved == [[]], "not before"

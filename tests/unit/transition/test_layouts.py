@@ -15,8 +15,7 @@ def changing():
     """Return a cluster whose task computes on four workers in replicas of two, and may have three that share one."""
     task = spec("a", layouts={1: ALONE, 2: ALONE, 3: TRIPLE, 4: PAIRS})
     cluster = Cluster({"n1": 2, "n2": 2, "n3": 2}, [task])
-    cluster.plan(a=FOUR)
-    cluster.rest()
+    cluster.settle(a=FOUR)
     return cluster
 
 
@@ -57,15 +56,12 @@ def test_who_has_the_state_leaves_it_behind_and_then_others_start_in_the_same_sl
     run = cluster.run("a")
     assert (run.state, run.membership.layout, run.shelf) == (TaskState.RUNNING, TRIPLE, None)
     assert [cluster.processes[name].place for name in cluster.group("a")] == [0, 1, 2]
-    assert cluster.kept == {}
-    assert cluster.anew == set()
+    assert (cluster.anew, cluster.kept) == (set(), {})
 
 
 def test_while_a_place_of_the_state_is_looked_for_nobody_leaves_the_rest_of_it_behind():
     cluster = changing()
-    for worker in ("a-2", "a-4"):  # place 1
-        cluster.end(cluster.processes[worker])
-        cluster.report(worker)
+    cluster.kill("a-2", "a-4")  # place 1
     epoch = cluster.run("a").membership.epoch
     assert cluster.asked
     cluster.plan(a=FOUR[:3])
@@ -94,8 +90,7 @@ def test_the_shelf_is_told_to_rank_0_and_dropped_when_all_have_met():
 
 def test_a_task_that_grows_computes_on_until_who_starts_in_the_free_slots_is_ready():
     cluster = changing()
-    cluster.plan(a=FOUR[:3])
-    cluster.rest()
+    cluster.settle(a=FOUR[:3])
     epoch = cluster.run("a").membership.epoch
     out = cluster.plan(a=FOUR)
     assert [order.layout for order in of(StartWorker, out)] == [PAIRS.with_workers(0)]
@@ -111,8 +106,7 @@ def test_one_copy_of_each_place_is_enough():
     leaving(cluster, [FOUR[0], FOUR[1], slot("n3:0")])
     shelved(cluster)
     cluster.lose("n2")
-    cluster.plan(a=[FOUR[0], FOUR[1], slot("n3:0")])
-    cluster.rest()
+    cluster.settle(a=[FOUR[0], FOUR[1], slot("n3:0")])
     assert cluster.run("a").membership.layout == TRIPLE
     assert cluster.anew == set()
 
@@ -130,8 +124,7 @@ def test_a_task_begins_anew_where_what_was_left_behind_is_gone():
 
 def test_what_is_of_no_use_without_a_part_that_is_gone_is_removed():
     cluster = Cluster({"n1": 1, "n2": 1, "n3": 1}, [spec("a", layouts={1: ALONE, 2: PAIRS})])
-    cluster.plan(a=[slot("n1:0"), slot("n2:0")])
-    cluster.rest()
+    cluster.settle(a=[slot("n1:0"), slot("n2:0")])
     leaving(cluster, [slot("n3:0")])
     shelved(cluster)
     left = [name for node, name in cluster.kept if node == "n1"]
@@ -148,8 +141,7 @@ def test_who_dies_before_it_has_left_its_state_is_not_waited_for():
     cluster = changing()
     leaving(cluster, FOUR[:3])
     steps(cluster, 2)
-    cluster.end(cluster.processes["a-4"])
-    out = cluster.report("a-4")
+    out = cluster.kill("a-4")
     assert [(order.leaving, order.layout.replicas) for order in of(Regroup, out)] == [(True, 1)]
     cluster.rest()
     assert cluster.run("a").membership.layout == TRIPLE
@@ -162,9 +154,7 @@ def test_what_is_left_behind_is_taken_though_a_node_has_yet_to_tell_what_older_s
     order, group = cluster.orders["a"][0], [cluster.processes[name] for name in cluster.group("a")]
     for _ in range(3):
         assert cluster.leave("a", order, group)
-    for name in ("a-1", "a-3"):  # those of one place, one of whom has left its state behind
-        cluster.end(cluster.processes[name])
-        cluster.report(name)
+    cluster.kill("a-1", "a-3")  # those of one place, one of whom has left its state behind
     cluster.found()
     assert [each.node for each in cluster.asked] == ["n2"]
     assert cluster.leave("a", order, group), "the last has left its state behind, too"
@@ -179,14 +169,12 @@ def test_what_is_left_behind_is_taken_though_a_node_has_yet_to_tell_what_older_s
 
 def test_what_only_some_have_left_behind_is_removed_when_older_states_are_taken():
     cluster = Cluster({"n1": 1, "n2": 1, "n3": 1}, [spec("a", layouts={1: ALONE, 2: PAIRS})])
-    cluster.plan(a=[slot("n1:0"), slot("n2:0")])
-    cluster.rest()
+    cluster.settle(a=[slot("n1:0"), slot("n2:0")])
     leaving(cluster, [slot("n1:0")])
     order, group = cluster.orders["a"][0], [cluster.processes[name] for name in cluster.group("a")]
     assert cluster.leave("a", order, group)
     assert [name for _, name in cluster.kept] == ["a-1.1.kept"]
-    cluster.end(cluster.processes["a-2"])
-    cluster.report("a-2")
+    cluster.kill("a-2")
     assert cluster.asked, "nobody has its place any more"
     while cluster.asked:
         cluster.found()
@@ -194,8 +182,7 @@ def test_what_only_some_have_left_behind_is_removed_when_older_states_are_taken(
     assert {ref.location.name.rpartition(".")[2] for ref in shelf.states} == {"saved"}
     assert cluster.kept == {}
     cluster.rest()
-    assert cluster.said["a"] is TaskState.RUNNING
-    assert cluster.anew == set()
+    assert (cluster.said["a"], cluster.anew) == (TaskState.RUNNING, set())
 
 
 def test_a_task_whose_old_layout_is_wanted_again_simply_goes_on():
@@ -215,11 +202,9 @@ def test_a_third_layout_may_be_wanted_before_the_second_has_met(slots, layout):
     cluster = changing()
     leaving(cluster, FOUR[:3])
     steps(cluster, 5)
-    cluster.plan(a=slots)
-    cluster.rest()
+    cluster.settle(a=slots)
     assert cluster.run("a").membership.layout == layout.with_workers(len(slots))
-    assert cluster.anew == set()
-    assert cluster.kept == {}
+    assert (cluster.anew, cluster.kept) == (set(), {})
 
 
 def test_a_node_that_comes_back_without_a_state_is_not_counted_on_and_strays_are_removed():
@@ -255,9 +240,7 @@ def test_a_task_that_waits_for_slots_keeps_what_it_left_behind():
     cluster = changing()
     leaving(cluster, FOUR[:3])
     steps(cluster, 5)
-    cluster.plan()
-    cluster.rest()
+    cluster.settle()
     assert len(cluster.kept) == 4
-    cluster.plan(a=FOUR[:3])
-    cluster.rest()
+    cluster.settle(a=FOUR[:3])
     assert cluster.anew == set()

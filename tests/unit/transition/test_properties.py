@@ -9,12 +9,9 @@ from unicron_transition.state import TaskRun, TransitionState
 from unicron.contracts.tasks import ParallelLayout, SlotRef, TaskState
 
 NODES = {"n1": 2, "n2": 2, "n3": 1, "n4": 3}
-SPECS = [
-    spec("a", min_workers=2, weight=1.0),
-    spec("b", min_workers=1, weight=2.0),
-    spec("c", min_workers=2, max_workers=6, unit=2, weight=0.5),
-]
-WIDE = [*SPECS[:2], spec("c", min_workers=2, max_workers=6, layout=ParallelLayout(tensor=2), weight=0.5)]
+TWO = [spec("a", min_workers=2, weight=1.0), spec("b", min_workers=1, weight=2.0)]
+SPECS = [*TWO, spec("c", min_workers=2, max_workers=6, unit=2, weight=0.5)]
+WIDE = [*TWO, spec("c", min_workers=2, max_workers=6, layout=ParallelLayout(tensor=2), weight=0.5)]
 
 SHAPES = {
     1: ParallelLayout(),
@@ -83,15 +80,20 @@ def befall(cluster, kind, node):
             cluster.drain(node, drain=kind == "drain")
 
 
+def carried_out(cluster, target):
+    """Make a plan, and let everything happen, when all is told of who died."""
+    cluster.plan(**target)
+    for name in [name for name, process in cluster.processes.items() if not process.living]:
+        cluster.report(name)
+    cluster.rest()
+
+
 @settings(max_examples=120, deadline=None)
 @given(st.lists(EVENTS, max_size=40), st.permutations(range(8)), st.tuples(*[st.integers(0, 3)] * 3))
 def test_every_task_comes_to_what_the_last_plan_gives_it(events, order, wanted):
     cluster, _ = play(events)
     target = shares(cluster, order, wanted)
-    cluster.plan(**target)
-    for name in [name for name, process in cluster.processes.items() if not process.living]:
-        cluster.report(name)
-    cluster.rest()
+    carried_out(cluster, target)
     for task, slots in target.items():
         run = cluster.run(task)
         assert cluster.places(task) == sorted(map(str, slots))
@@ -105,10 +107,7 @@ def test_every_task_comes_to_what_the_last_plan_gives_it(events, order, wanted):
 def test_tasks_come_to_the_layouts_of_the_last_plan_and_nothing_is_left_behind(events, order, wanted):
     cluster, _ = play(events, CHANGING)
     target = shares(cluster, order, wanted)
-    cluster.plan(**target)
-    for name in [name for name, process in cluster.processes.items() if not process.living]:
-        cluster.report(name)
-    cluster.rest()
+    carried_out(cluster, target)
     for task, slots in target.items():
         run = cluster.run(task)
         assert {run.workers[name].slot for name in run.membership.group} == set(slots)

@@ -11,15 +11,13 @@ TWO = [slot("n1:0"), slot("n2:0")]
 
 def running(*names, **fields):
     cluster = Cluster({"n1": 1, "n2": 1}, [spec(name, **fields) for name in names])
-    cluster.plan(**{names[0]: TWO})
-    cluster.rest()
+    cluster.settle(**{names[0]: TWO})
     return cluster
 
 
 def put_aside():
     cluster = running("a")
-    cluster.plan()
-    cluster.rest()
+    cluster.settle()
     return cluster
 
 
@@ -49,16 +47,14 @@ def test_it_takes_that_state_when_it_gets_slots_again():
     assert cluster.said["a"] is TaskState.RUNNING
     assert cluster.run("a").shelf is None
     assert left.iteration >= 0
-    assert cluster.anew == set()
-    assert cluster.kept == {}
+    assert (cluster.anew, cluster.kept) == (set(), {})
 
 
 def test_slots_given_back_meanwhile_are_used_on_without_anybody_stopped():
     cluster = running("a")
     cluster.plan()
     workers = list(cluster.group("a"))
-    out = cluster.plan(a=TWO)
-    cluster.rest()
+    out = cluster.settle(a=TWO)
     assert not of(StopWorker, out)
     assert cluster.group("a") == workers
     assert cluster.said["a"] is TaskState.RUNNING
@@ -68,8 +64,7 @@ def test_slots_given_back_meanwhile_are_used_on_without_anybody_stopped():
 def test_one_that_dies_while_it_leaves_is_not_waited_for():
     cluster = running("a")
     cluster.plan()
-    cluster.end(cluster.processes["a-1"])
-    out = cluster.report("a-1")
+    out = cluster.kill("a-1")
     assert [order.world_size for order in of(Regroup, out)] == [1]
     cluster.rest()
     assert [ref.location.worker for ref in cluster.run("a").shelf.states] == ["a-2"]
@@ -78,16 +73,13 @@ def test_one_that_dies_while_it_leaves_is_not_waited_for():
 
 def test_where_a_part_of_the_state_is_lost_the_slots_are_given_up_at_once_and_what_was_saved_counts():
     cluster = running("a", layout=ParallelLayout(tensor=2), min_workers=2)
-    cluster.end(cluster.processes["a-1"])
-    cluster.report("a-1")
+    cluster.kill("a-1")
     out = cluster.plan()
     assert {order.worker for order in of(StopWorker, out)} >= {"a-2"}
     cluster.rest()
     assert cluster.run("a").workers == {}
-    cluster.plan(a=TWO)
-    cluster.rest()
-    assert cluster.said["a"] is TaskState.RUNNING
-    assert cluster.anew == set()
+    cluster.settle(a=TWO)
+    assert (cluster.said["a"], cluster.anew) == (TaskState.RUNNING, set())
 
 
 def test_what_it_left_is_removed_with_the_task():
@@ -106,10 +98,8 @@ def test_a_paused_task_gives_its_slots_up_by_itself_and_takes_no_plan_until_it_i
     cluster.plan(a=TWO)  # made before the planner knew
     assert cluster.run("a").workers == {}
     cluster.tell(TaskPaused(task="a", paused=False))
-    cluster.plan(a=TWO)
-    cluster.rest()
-    assert cluster.said["a"] is TaskState.RUNNING
-    assert cluster.anew == set()
+    cluster.settle(a=TWO)
+    assert (cluster.said["a"], cluster.anew) == (TaskState.RUNNING, set())
 
 
 def test_one_that_dies_before_it_takes_back_what_it_left_leaves_nothing():

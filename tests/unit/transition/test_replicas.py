@@ -15,17 +15,8 @@ def pairs(slots=SLOTS, *, saving=True, **fields):
     """Return a cluster whose task computes in replicas of two."""
     task = spec("a", **{"min_workers": 2, "layout": ParallelLayout(tensor=2), **fields})
     cluster = Cluster({"n1": 2, "n2": 2, "n3": 2}, [task], saving=saving)
-    cluster.plan(a=list(slots))
-    cluster.rest()
+    cluster.settle(a=list(slots))
     return cluster
-
-
-def lose(cluster, *workers):
-    out = []
-    for worker in workers:
-        cluster.end(cluster.processes[worker])
-        out += cluster.report(worker)
-    return out
 
 
 def test_each_order_tells_the_layout():
@@ -36,7 +27,7 @@ def test_each_order_tells_the_layout():
 
 def test_the_whole_replica_goes_on_alone_and_the_broken_one_joins_again_when_it_is_whole():
     cluster = pairs()
-    out = lose(cluster, "a-2")
+    out = cluster.kill("a-2")
     assert cluster.group("a") == ["a-3", "a-4"]
     assert {order.layout.replicas for order in of(Regroup, out)} == {1}
     assert [order.worker for order in of(StopWorker, out)] == ["a-2"], "a-1 is a spare"
@@ -50,21 +41,21 @@ def test_the_whole_replica_goes_on_alone_and_the_broken_one_joins_again_when_it_
 def test_two_half_replicas_make_a_whole_one_where_places_fit():
     cluster = pairs()
     cluster.end(cluster.processes["a-2"])
-    lose(cluster, "a-3", "a-2")
+    cluster.kill("a-3", "a-2")
     assert cluster.group("a") == ["a-1", "a-4"]
 
 
 def test_two_halves_with_the_same_place_wait_for_the_other():
     cluster = pairs([*SLOTS, slot("n3:0"), slot("n3:1")], max_workers=6)
-    lose(cluster, "a-6")
-    lose(cluster, "a-4")
+    cluster.kill("a-6")
+    cluster.kill("a-4")
     assert cluster.group("a") == ["a-1", "a-2"]
 
 
 @pytest.mark.parametrize("saving", [True, False])
 def test_a_place_of_a_state_that_is_lost_is_taken_from_memory_or_the_task_begins_anew(saving):
     cluster = pairs(SLOTS[:2], saving=saving)
-    lose(cluster, "a-2")
+    cluster.kill("a-2")
     cluster.rest()
     assert cluster.anew == (set() if saving else {"a"})
     assert set(cluster.group("a")) == ({"a-1", "a-3"} if saving else {"a-3", "a-4"}), "what a-1 has is no use alone"
@@ -80,18 +71,15 @@ def test_who_is_started_again_with_another_place_gets_one_that_is_lacking_though
 
 def test_a_task_whose_last_whole_replica_is_through_does_not_begin_anew_for_those_that_came_too_late():
     cluster = pairs()
-    lose(cluster, "a-2")
+    cluster.kill("a-2")
     while cluster.meet("a"):
         pass  # a-3 and a-4 compute
     new = cluster.processes["a-5"]
     new.ready = True
     out = cluster.tell(WorkerReady(node="n1", slot=1, task="a", worker="a-5", pid=1))
     assert {order.layout.replicas for order in of(Regroup, out)} == {2}
-    out = [
-        each
-        for slot, worker in ((1, "a-4"), (0, "a-3"))
-        for each in cluster.tell(WorkerFinished(node="n2", slot=slot, task="a", worker=worker, iterations=9))
-    ]
+    out = cluster.tell(WorkerFinished(**cluster.processes["a-4"].who, iterations=9))
+    out += cluster.tell(WorkerFinished(**cluster.processes["a-3"].who, iterations=9))
     assert cluster.said["a"] is TaskState.FINISHED
     assert {order.worker for order in of(StopWorker, out)} == {"a-1", "a-5"}, "a-3 and a-4 may be writing their results"
 
@@ -110,8 +98,7 @@ def test_half_a_replica_that_missed_the_end_does_not_keep_a_task_alive_that_anot
 @pytest.mark.parametrize("to", [["n3:0", "n3:1"], ["n1:1", "n2:0"]], ids=["altogether", "in part"])
 def test_a_task_that_moves_takes_its_replica_along_and_who_stays_keeps_its_place(to):
     cluster = pairs(SLOTS[:2])
-    cluster.plan(a=[slot(each) for each in to])
-    cluster.rest()
+    cluster.settle(a=[slot(each) for each in to])
     assert cluster.anew == set()
     assert sorted(cluster.places("a")) == to
     assert cluster.processes["a-2"].living is ("n1:1" in to)
@@ -119,7 +106,7 @@ def test_a_task_that_moves_takes_its_replica_along_and_who_stays_keeps_its_place
 
 def test_sizes_are_whole_replicas_in_multiples_of_the_unit():
     cluster = pairs(unit=4, min_workers=4)
-    out = lose(cluster, "a-2")
+    out = cluster.kill("a-2")
     assert of(Regroup, out) == []
     assert len(of(StartWorker, out)) == 1
     cluster.rest()
@@ -128,8 +115,7 @@ def test_sizes_are_whole_replicas_in_multiples_of_the_unit():
 
 def test_where_too_many_have_the_same_place_one_is_started_again_with_another():
     cluster = pairs([*SLOTS, slot("n3:0"), slot("n3:1")], max_workers=6)
-    cluster.plan(a=[slot("n1:1"), slot("n2:1"), slot("n3:0"), slot("n3:1")])
-    cluster.rest()
+    cluster.settle(a=[slot("n1:1"), slot("n2:1"), slot("n3:0"), slot("n3:1")])
     assert cluster.anew == set()
     assert sorted(cluster.places("a")) == ["n1:1", "n2:1", "n3:0", "n3:1"]
     assert [cluster.processes[name].built for name in cluster.group("a")] == [0, 1, 0, 1]
@@ -138,24 +124,20 @@ def test_where_too_many_have_the_same_place_one_is_started_again_with_another():
 def test_a_worker_that_came_back_to_a_task_without_slots_makes_room_for_the_task_that_gets_its_slot():
     two = spec("a", min_workers=2, layout=ParallelLayout(tensor=2))
     cluster = Cluster({"n1": 2, "n2": 2, "n3": 2}, [two, spec("b")], saving=False)
-    cluster.plan(a=[slot("n1:0"), slot("n2:0")])
-    cluster.rest()
+    cluster.settle(a=[slot("n1:0"), slot("n2:0")])
     cluster.lose("n2", alive=True)
-    cluster.plan(b=[slot("n1:0")])
-    cluster.rest()
+    cluster.settle(b=[slot("n1:0")])
     cluster.join("n2")
     cluster.rest()
     assert cluster.processes["a-2"].living, "nobody else has its place of the state"
-    cluster.plan(b=[slot("n1:0"), slot("n2:0")])
-    cluster.rest()
+    cluster.settle(b=[slot("n1:0"), slot("n2:0")])
     assert cluster.places("b") == ["n1:0", "n2:0"]
 
 
 def test_a_part_of_a_state_that_comes_back_too_late_does_not_hold_up_who_begins_anew():
     cluster = pairs([slot("n1:0"), slot("n2:0")])
     cluster.lose("n2", alive=True)
-    cluster.plan(a=[slot("n1:0"), slot("n3:0")])
-    cluster.rest()
+    cluster.settle(a=[slot("n1:0"), slot("n3:0")])
     cluster.join("n2")
     cluster.rest()
     assert cluster.places("a") == ["n1:0", "n3:0"]

@@ -25,8 +25,7 @@ def put_aside(*at, nodes=("n1", "n2", "n3"), **fields):
     at = at or ("n1:0",)
     fields = {"checkpoints": ROOT, "min_workers": len(at), "max_workers": len(at), **fields}
     cluster = Cluster(dict.fromkeys(nodes, 1), [spec("a", **fields)])
-    cluster.plan(a=[slot(each) for each in at])
-    cluster.rest()
+    cluster.settle(a=[slot(each) for each in at])
     told, take = [], cluster.take
 
     def watch(message):
@@ -34,8 +33,7 @@ def put_aside(*at, nodes=("n1", "n2", "n3"), **fields):
         take(message)
 
     cluster.take = watch
-    cluster.plan()
-    cluster.rest()
+    cluster.settle()
     return cluster, told
 
 
@@ -63,12 +61,10 @@ def stored(cluster, orders):
 
 
 def goes_on_from_storage(cluster, at="n3:0"):
-    cluster.plan(a=[slot(each) for each in at.split()])
-    cluster.rest()
+    cluster.settle(a=[slot(each) for each in at.split()])
     [order] = [each for each in cluster.orders["a"] if 0 in each.ranks]
     assert (order.shelf.states, order.shelf.stored.folder) == ([], "step-7")
-    assert cluster.said["a"] is TaskState.RUNNING
-    assert cluster.anew == set()
+    assert (cluster.said["a"], cluster.anew) == (TaskState.RUNNING, set())
 
 
 # --- tasks that wait -------------------------------------------------------------------------------------------------
@@ -128,8 +124,7 @@ def test_who_gets_slots_while_it_is_written_goes_on_from_memory():
 
 def test_what_died_and_is_found_in_memory_while_nobody_has_slots_goes_too():
     cluster, _ = put_aside(nodes=("n1", "n2"))
-    cluster.plan(a=[slot("n1:0")])
-    cluster.rest()
+    cluster.settle(a=[slot("n1:0")])
     cluster.processes["a-2"].living = False
     cluster.plan()
     cluster.report("a-2")
@@ -201,11 +196,10 @@ def come(cluster, node):
 
 
 def leave(cluster, *nodes):
-    return [
-        message
-        for node in nodes
-        for message in (*cluster.tell(NodeLeaving(node=node, incarnation="x", seconds=9.0)), *cluster.drain(node))
-    ]
+    out = []
+    for node in nodes:
+        out += cluster.tell(NodeLeaving(node=node, incarnation="x", seconds=9.0)) + cluster.drain(node)
+    return out
 
 
 def test_where_no_node_stays_it_goes_to_storage_at_once_and_then_the_nodes_may_go():
@@ -266,5 +260,4 @@ def test_members_that_were_told_of_what_is_in_memory_are_told_of_what_is_on_stor
     [regroup] = of(Regroup, stored(cluster, [order]))
     assert (regroup.shelf.states, regroup.shelf.stored.folder) == ([], "step-7")
     cluster.rest()
-    assert cluster.said["a"] is TaskState.RUNNING
-    assert cluster.anew == set()
+    assert (cluster.said["a"], cluster.anew) == (TaskState.RUNNING, set())

@@ -8,14 +8,7 @@ from unicron_transition.storing import ATTEMPTS, CHANGE, LEAST_S, PRIOR_S, inter
 
 from unicron.checkpoints.interval import daly
 from unicron.contracts import events
-from unicron.contracts.commands import (
-    CommitCheckpoint,
-    FindCheckpoint,
-    Regroup,
-    SaveStates,
-    StartWorker,
-    StopWorker,
-)
+from unicron.contracts.commands import CommitCheckpoint, FindCheckpoint, Regroup, SaveStates, StartWorker, StopWorker
 from unicron.contracts.failures import Severity
 from unicron.contracts.storage import Saving, StoredFile, StoredPart, StoredState
 from unicron.contracts.tasks import ParallelLayout, TaskState
@@ -34,8 +27,7 @@ class Stage(Cluster):
     def __init__(self, **fields):
         self.told = []
         super().__init__({"n1": 1, "n2": 1, "n3": 1}, [spec("a", **{"checkpoints": ROOT, "max_workers": 2, **fields})])
-        self.plan(a=[slot("n1:0"), slot("n2:0")])
-        self.rest()
+        self.settle(a=[slot("n1:0"), slot("n2:0")])
 
     def take(self, message):
         self.told.append(message)
@@ -67,20 +59,16 @@ class Stage(Cluster):
         """Lose n1 and n2, where all copies are, and wait in vain for them."""
         self.lose("n1")
         self.lose("n2")
-        self.plan(a=[slot("n3:0")])
-        self.rest()
+        self.settle(a=[slot("n3:0")])
 
     def unusable(self, iteration):
-        worker, epoch = self.group("a")[0], self.run("a").membership.epoch
+        first, epoch = self.processes[self.group("a")[0]], self.run("a").membership.epoch
         told = {"epoch": epoch, "iteration": iteration, "copies": ROOT, "reason": "not finite"}
-        return self.tell(
-            events.StateUnusable(node=self.run("a").workers[worker].slot.node, slot=0, task="a", worker=worker, **told)
-        )
+        return self.tell(events.StateUnusable(**first.who, **told))
 
     def answers(self, order, stored=None):
-        return self.tell(
-            events.CheckpointFound(node=order.node, task="a", search=order.search, stored=stored, skipped=[])
-        )
+        found = {"search": order.search, "stored": stored, "skipped": []}
+        return self.tell(events.CheckpointFound(node=order.node, task="a", **found))
 
 
 @pytest.fixture
@@ -255,8 +243,7 @@ def test_where_the_looking_node_is_lost_another_looks(stage):
     stage.rest()
     assert len(stage.of(FindCheckpoint)) == 1, "nobody is there"
     stage.join("n2")
-    stage.plan(a=[slot("n2:0")])
-    stage.rest()
+    stage.settle(a=[slot("n2:0")])
     [_, second] = stage.of(FindCheckpoint)
     assert second.node == "n2"
     stage.answers(first)
@@ -269,8 +256,7 @@ def test_the_looking_node_that_comes_back_looks_again(stage):
     stage.lose_all_memory()
     stage.lose("n3")
     stage.join("n3")
-    stage.plan(a=[slot("n3:0")])
-    stage.rest()
+    stage.settle(a=[slot("n3:0")])
     assert [order.node for order in stage.of(FindCheckpoint)] == ["n3", "n3"]
     assert stage.anew == set()
 
@@ -282,8 +268,7 @@ def test_a_node_that_nobody_knew_looks_where_all_others_are_gone(stage):
     stage.rest()
     assert not stage.of(FindCheckpoint)
     stage.join("n4")
-    stage.plan(a=[slot("n4:0")])
-    stage.rest()
+    stage.settle(a=[slot("n4:0")])
     [order] = stage.of(FindCheckpoint)
     assert order.node == "n4"
 

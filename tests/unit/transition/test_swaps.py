@@ -7,10 +7,8 @@ from helpers.transition import Cluster, slot, spec
 def swapped(before, after, *, saving=True, **specs):
     """Return a cluster that was told to go from one plan to another, at rest."""
     cluster = Cluster({"n1": 4, "n2": 4}, [spec(name, **fields) for name, fields in specs.items()], saving=saving)
-    cluster.plan(**{task: [slot(text) for text in texts] for task, texts in before.items()})
-    cluster.rest()
-    cluster.plan(**{task: [slot(text) for text in texts] for task, texts in after.items()})
-    cluster.rest()
+    cluster.settle(**{task: [slot(text) for text in texts] for task, texts in before.items()})
+    cluster.settle(**{task: [slot(text) for text in texts] for task, texts in after.items()})
     return cluster
 
 
@@ -59,8 +57,7 @@ def test_where_a_state_can_not_be_handed_on_the_least_weighty_task_takes_it_from
 
 def test_who_waits_for_tasks_that_go_on_without_it_goes_on_itself():
     cluster = Cluster({"n1": 4, "n2": 4}, [spec("a", min_workers=2), spec("b", min_workers=1)])
-    cluster.plan(a=[slot("n1:0"), slot("n1:1")], b=[slot("n2:0"), slot("n2:1")])
-    cluster.rest()
+    cluster.settle(a=[slot("n1:0"), slot("n1:1")], b=[slot("n2:0"), slot("n2:1")])
     group = cluster.group("a")
     cluster.plan(a=[slot("n1:0"), slot("n2:1")], b=[slot("n2:0"), slot("n1:1")])
     assert cluster.group("a") == group

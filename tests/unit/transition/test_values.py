@@ -49,10 +49,8 @@ def test_a_deadline_is_read_from_the_name_of_its_timer(deadline):
 
 
 def workers(*names, through=()):
-    return {
-        name: WorkerRun(worker=name, slot=SLOT, stage=WorkerStage.FINISHED if name in through else WorkerStage.READY)
-        for name in names
-    }
+    stages = {name: WorkerStage.FINISHED if name in through else WorkerStage.READY for name in names}
+    return {name: WorkerRun(worker=name, slot=SLOT, stage=stage) for name, stage in stages.items()}
 
 
 def test_a_membership_is_met_by_the_first_and_complete_with_the_last():
@@ -83,6 +81,7 @@ def test_a_membership_is_intact_while_all_live_and_none_was_lost():
 
 def test_what_version_1_stored_is_read():
     spec = {"name": "gpt", "command": ["x"], "max_workers": 4}
+    slots = [{"node": "n1", "slot": slot} for slot in (0, 1)]
     old = {
         "token": 3,
         "plan": 2,
@@ -94,15 +93,10 @@ def test_what_version_1_stored_is_read():
                 "epoch": 4,
                 "started": 3,
                 "before": 1,
-                "target": [{"node": "n1", "slot": 0}, {"node": "n1", "slot": 1}],
+                "target": slots,
                 "workers": {
-                    "gpt-2": {
-                        "worker": "gpt-2",
-                        "place": {"node": "n1", "slot": 0},
-                        "phase": "ready",
-                        "computed": True,
-                    },
-                    "gpt-3": {"worker": "gpt-3", "place": {"node": "n1", "slot": 1}, "phase": "starting"},
+                    "gpt-2": {"worker": "gpt-2", "place": slots[0], "phase": "ready", "computed": True},
+                    "gpt-3": {"worker": "gpt-3", "place": slots[1], "phase": "starting"},
                 },
                 "group": ["gpt-2"],
                 "joined": ["gpt-2"],
@@ -117,9 +111,8 @@ def test_what_version_1_stored_is_read():
     run = state.tasks["gpt"]
     assert (state.token, state.plan, state.nodes["n1"].rendezvous) == (3, 2, "h:1")
     assert (run.state, run.started, run.before, run.failed_at) == (TaskState.RUNNING, 3, 1, 9.0)
-    assert run.membership == Membership(
-        epoch=4, layout=ParallelLayout(), group=["gpt-2"], joined={"gpt-2": None}, met=["gpt-2"], broken=True
-    )
+    who = {"group": ["gpt-2"], "joined": {"gpt-2": None}, "met": ["gpt-2"]}
+    assert run.membership == Membership(epoch=4, layout=ParallelLayout(), broken=True, **who)
     assert [worker.stage for worker in run.workers.values()] == [WorkerStage.READY, WorkerStage.STARTING]
     assert (run.states.place("gpt-2"), run.states.place("gpt-3")) == (0, None)
     assert {slot.slot: worker for slot, (_, worker) in state.occupied.items()} == {0: "gpt-2", 1: "gpt-3"}
@@ -141,6 +134,5 @@ def test_who_only_takes_a_state_does_not_keep_a_task_alive_whose_computing_membe
     layout = ParallelLayout(tensor=2, replicas=1)
     found = Membership(epoch=1, layout=layout, group=["a", "b", "c"], through={"a": None, "b": None})
     found.join("c")
-    workers = {"c": WorkerRun(worker="c", slot=SLOT, stage=WorkerStage.READY)}
     assert found.met == ["a", "b"]
-    assert found.over(workers, lost=lost)
+    assert found.over(workers("c"), lost=lost)
