@@ -40,11 +40,30 @@ NOTHING, TO_STORAGE = frozenset(), frozenset({Due.STORE})
 
 
 class Shell:
-    """A rank of replica 1 of three, in an iteration that takes a second."""
+    """A rank of replica 1 of three, in an iteration that takes a second, and its duties."""
 
-    def __init__(self, *told):
-        self.told, self.done, self.time, self.store_s, self.store_asked = told, [], 0.0, 0.0, 0
-        self.saves, self.save_cost_s = False, 0.0
+    def __init__(self, *told, store_s=0.0, saves=False, save_cost_s=0.0, finite=True):
+        self.told, self.done, self.time, self.store_s, self.store_asked = told, [], 0.0, store_s, 0
+        self.saves, self.save_cost_s, self.finite = saves, save_cost_s, finite
+        self.duties = Duties(self)
+
+    def join(self, *standings, taken=False):
+        found = resume(standings, 4, ParallelLayout(replicas=len(standings)))
+        self.duties.join(found, standings, taken=taken)
+
+    def compare(self, iteration, replicas=3):
+        member = Member(worker="w", node="n", slot=0)
+        place = {"rank": 1, "world_size": replicas, "layout": ParallelLayout(replicas=replicas)}
+        told = Membership(epoch=2, rendezvous="", rendezvous_id="", member=member, **place)
+        run(self.duties.compare(told, iteration))
+
+    def iterate(self, saved, announced=NOTHING):
+        """Finish an iteration; return what it announces, after which it does also what others have announced."""
+        self.done = []
+        self.duties.announce(saved=saved)
+        told = list(self.done)
+        self.duties.fulfil(saved=saved, announced=announced.union(told))
+        return told
 
     def now(self):
         return self.time
@@ -67,50 +86,37 @@ class Shell:
 
 
 def standing(**fields):
-    return Standing(
-        **{"node": "n", "iteration": 3, "has_state": True, "done": frozenset(), "todo": (), "buckets": (), **fields}
-    )
-
-
-def joined(duties, *standings, taken=False):
-    duties.join(resume(standings, 4, ParallelLayout(replicas=len(standings))), standings, taken=taken)
-
-
-def membership(replicas=3):
-    member = Member(worker="w", node="n", slot=0)
-    place = {"rank": 1, "world_size": replicas, "layout": ParallelLayout(replicas=replicas)}
-    return Membership(epoch=2, rendezvous="", rendezvous_id="", member=member, **place)
+    whole = {"node": "n", "iteration": 3, "has_state": True, "done": frozenset(), "todo": (), "buckets": ()}
+    return Standing(**whole | fields)
 
 
 def test_states_are_compared_once_somebody_took_one_and_not_otherwise():
     shell = Shell((7, 0), (7, 0))
-    duties = Duties(shell)
-    joined(duties, standing(), standing(), standing())
-    run(duties.compare(membership(), 3))
+    shell.join(standing(), standing(), standing())
+    shell.compare(3)
     assert shell.done == []
-    joined(duties, standing(), standing(), standing(has_state=False))
-    run(duties.compare(membership(), 3))
+    shell.join(standing(), standing(), standing(has_state=False))
+    shell.compare(3)
     assert shell.done == [(7, 0)]
-    duties.fulfil(saved=True, announced=NOTHING)
-    run(duties.compare(membership(), 4))
+    shell.duties.fulfil(saved=True, announced=NOTHING)
+    shell.compare(4)
     assert shell.done == [(7, 0)]
 
 
 def test_what_is_due_to_one_member_is_due_to_all_until_it_is_done():
-    duties = Duties(Shell())
-    joined(duties, standing(), standing(due=frozenset({Due.STORE})))
-    assert duties.due == {Due.SAVE, Due.STORE}
-    joined(duties, standing(due=duties.due), standing(has_state=False))
-    joined(duties, standing(due=duties.due), standing())
-    assert duties.due == {Due.SAVE, Due.STORE, Due.COMPARE}
+    shell = Shell()
+    shell.join(standing(), standing(due=TO_STORAGE))
+    assert shell.duties.due == {Due.SAVE, Due.STORE}
+    shell.join(standing(due=shell.duties.due), standing(has_state=False))
+    shell.join(standing(due=shell.duties.due), standing())
+    assert shell.duties.due == {Due.SAVE, Due.STORE, Due.COMPARE}
 
 
 def test_who_is_in_the_wrong_says_so_and_all_break_off():
     shell = Shell((9, 0), (9, 0))
-    duties = Duties(shell)
-    joined(duties, standing(), standing(), standing(has_state=False))
+    shell.join(standing(), standing(), standing(has_state=False))
     with pytest.raises(StateDivergedError, match="replica 1 has another state of place 0 than most") as raised:
-        run(duties.compare(membership(), 3))
+        shell.compare(3)
     assert raised.value.own
     [_, told] = shell.done
     digests = ["0" * 15 + each for each in "979"]
@@ -119,22 +125,20 @@ def test_who_is_in_the_wrong_says_so_and_all_break_off():
 
 def test_who_is_in_the_right_breaks_off_and_keeps_its_state():
     shell = Shell((7, 0), (-1, 0))
-    duties = Duties(shell)
-    joined(duties, standing(), standing(), standing(has_state=False))
+    shell.join(standing(), standing(), standing(has_state=False))
     with pytest.raises(StateDivergedError, match="replica 2") as raised:
-        run(duties.compare(membership(), 3))
+        shell.compare(3)
     assert not raised.value.own
     assert shell.done == [(7, 0)]
 
 
 def test_who_has_just_taken_its_state_says_so_until_that_was_compared():
     shell = Shell((7, 0), (7, 1))
-    duties = Duties(shell)
-    joined(duties, standing(), standing(has_state=False), standing(), taken=True)
-    joined(duties, standing(due=duties.due), standing(), standing())  # broken off before
-    run(duties.compare(membership(), 3))
-    duties.fulfil(saved=True, announced=TO_STORAGE)
-    run(duties.compare(membership(), 4))
+    shell.join(standing(), standing(has_state=False), standing(), taken=True)
+    shell.join(standing(due=shell.duties.due), standing(), standing())  # broken off before
+    shell.compare(3)
+    shell.duties.fulfil(saved=True, announced=TO_STORAGE)
+    shell.compare(4)
     assert shell.done == [(7, 1), (7, 0)]
 
 
@@ -156,12 +160,11 @@ STORED = StoredState(root="/r", folder="t/step-3", iteration=3, layout=ParallelL
 )
 def test_a_state_from_copies_is_tried_and_told_of_where_it_is_no_good(shelf, source):
     shell = Shell()
-    duties = Duties(shell)
-    joined(duties, standing(has_state=False, shelf=shelf), taken=True)
-    shell.finite = True
+    duties = shell.duties
+    shell.join(standing(has_state=False, shelf=shelf), taken=True)
     duties.check()
     shell.finite = False
-    joined(duties, standing(due=duties.due), standing(has_state=False))  # broken off before it was tried
+    shell.join(standing(due=duties.due), standing(has_state=False))  # broken off before it was tried
     with pytest.raises(UnusableStateError, match="not finite") as raised:
         duties.check()
     duties.reject(2, 3, raised.value)
@@ -172,58 +175,45 @@ def test_a_state_from_copies_is_tried_and_told_of_where_it_is_no_good(shelf, sou
 
 @pytest.mark.parametrize("kind", ["living", "left behind"])
 def test_what_somebody_has_gone_on_from_is_not_tried(kind):
-    shell = Shell()
-    duties = Duties(shell)
-    shell.finite = False
+    shell = Shell(finite=False)
     if kind == "living":
-        joined(duties, standing(), standing(has_state=False))
+        shell.join(standing(), standing(has_state=False))
     else:
-        joined(duties, standing(has_state=False, shelf=saved_on(("n1", "w.3.kept"))), taken=True)
-    assert duties.due == {Due.COMPARE, Due.SAVE}
-    duties.check()
+        shell.join(standing(has_state=False, shelf=saved_on(("n1", "w.3.kept"))), taken=True)
+    assert shell.duties.due == {Due.COMPARE, Due.SAVE}
+    shell.duties.check()
 
 
 def test_one_replica_has_nothing_to_compare_with():
     shell = Shell()
-    duties = Duties(shell)
-    joined(duties, standing(due=frozenset({Due.COMPARE})))
-    run(duties.compare(membership(replicas=1), 3))
+    shell.join(standing(due=frozenset({Due.COMPARE})))
+    shell.compare(3, replicas=1)
     assert shell.done == []
 
 
 def test_a_state_goes_to_storage_when_that_was_announced_and_it_is_saved_and_compared():
-    shell = Shell()
-    shell.store_s = 2.0
-    duties, saved, stored = Duties(shell), [True, True, True, False, True, True], []
-    for iteration, is_saved in enumerate(saved):
-        shell.time, shell.done = float(iteration + 1), []
-        duties.announce(saved=is_saved)
-        announced = frozenset(shell.done) & {Due.STORE}
-        duties.fulfil(saved=is_saved, announced=announced)
-        stored.append((bool(announced), "stores" in shell.done))
+    shell, stored = Shell(store_s=2.0), []
+    for is_saved in (True, True, True, False, True, True):
+        shell.time += 1.0
+        announced = shell.iterate(is_saved)
+        stored.append((Due.STORE in announced, "stores" in shell.done))
     # due after 2 s; not saved when it should have been: announced once more, at once
     assert stored == [(False, False), (False, False), (True, False), (True, False), (False, True), (True, False)]
 
 
 def test_who_does_not_write_to_storage_announces_nothing_and_stores_nothing():
     shell = Shell()
-    duties = Duties(shell)
     shell.time = 100.0
-    duties.announce(saved=True)
-    duties.fulfil(saved=True, announced=TO_STORAGE)
-    assert duties.due == {Due.COMPARE, Due.STORE, Due.SAVE}
-    duties.fulfil(saved=True, announced=NOTHING)
-    assert (shell.done, duties.due) == ([], frozenset())
+    assert shell.iterate(saved=True, announced=TO_STORAGE) == []
+    assert shell.duties.due == {Due.COMPARE, Due.STORE, Due.SAVE}
+    shell.duties.fulfil(saved=True, announced=NOTHING)
+    assert (shell.done, shell.duties.due) == ([], frozenset())
 
 
 def test_a_state_that_is_asked_for_goes_to_storage_once_whenever_the_next_would():
-    shell = Shell()
-    shell.store_s = 1000.0
-    duties, stored = Duties(shell), []
-    for asked in (0, 1, 1, 1, 0, 2, 2, 2):
-        shell.store_asked, shell.done = asked, []
-        duties.announce(saved=True)
-        duties.fulfil(saved=True, announced=TO_STORAGE if Due.STORE in shell.done else NOTHING)
+    shell, stored = Shell(store_s=1000.0), []
+    for shell.store_asked in (0, 1, 1, 1, 0, 2, 2, 2):
+        shell.iterate(saved=True)
         stored.append("stores" in shell.done)
     assert stored == [False, False, True, False, False, False, True, False]
 
@@ -240,24 +230,18 @@ def test_a_state_that_is_asked_for_goes_to_storage_once_whenever_the_next_would(
     ],
 )
 def test_states_of_short_iterations_are_saved_as_often_as_that_takes_its_share(iteration_s, cost_s, saved):
-    shell, found = Shell(), []
-    shell.saves, shell.save_cost_s, shell.time, duties = True, cost_s, 100.0, Duties(shell)
-    joined(duties, standing())
+    shell, found = Shell(saves=True, save_cost_s=cost_s), []
+    shell.time = 100.0
+    shell.join(standing())
     for _ in saved:
-        shell.time, shell.done = shell.time + iteration_s, []
-        found.append(Due.SAVE in duties.due)
-        duties.announce(saved=found[-1])
-        duties.fulfil(saved=found[-1], announced=frozenset(shell.done))
+        shell.time += iteration_s
+        found.append(Due.SAVE in shell.duties.due)
+        shell.iterate(found[-1])
     assert found == saved
 
 
 def test_a_state_that_should_have_been_saved_and_was_not_is_followed_by_the_next():
-    shell, asked = Shell(), []
-    shell.saves, shell.save_cost_s, duties = True, 1.0, Duties(shell)
-    joined(duties, standing())
-    for saved in (False, False, True, False):
-        shell.done = []
-        duties.announce(saved=saved)
-        duties.fulfil(saved=saved, announced=frozenset(shell.done))
-        asked.append(shell.done)
+    shell = Shell(saves=True, save_cost_s=1.0)
+    shell.join(standing())
+    asked = [shell.iterate(saved) for saved in (False, False, True, False)]
     assert asked == [[Due.SAVE], [Due.SAVE], [], []]

@@ -10,30 +10,16 @@ from unicron_simulator.collectives import Group
 from unicron_simulator.training import INFINITE, Trainer
 
 from unicron.clock import VirtualClock
+from unicron.contracts import worker as wire
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.states import Shelf, StateLocation, StateRef
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, TaskSpec
-from unicron.contracts.worker import (
-    NOWHERE,
-    Broken,
-    Diverged,
-    Iterated,
-    Joined,
-    Kept,
-    Membership,
-    NotFinite,
-    Raised,
-    Save,
-    Unusable,
-)
 from unicron.errors import StateTransferError
 from unicron.train.iteration import WorkerCore
 from unicron.train.phases import MOVES, Move, Phase
 from unicron.train.shell import run
 
 SPEC = TaskSpec(name="t", command=["true"], microbatches=4, iterations=50)
-
-
 WHOLE, PAIR = ParallelLayout(), ParallelLayout(tensor=2)
 
 
@@ -82,7 +68,7 @@ class Place:
         for rank, name in enumerate(names):
             at = {"rendezvous": "node:1", "rendezvous_id": "t", "rank": rank, "world_size": len(names)}
             member = Member(worker=name, node=f"node-of-{name}", slot=0)
-            self.workers[name].tell(Membership(epoch=epoch, member=member, **at, **more))
+            self.workers[name].tell(wire.Membership(epoch=epoch, member=member, **at, **more))
 
     def said(self, worker, message):
         self.said_by[worker].append(message)
@@ -94,17 +80,10 @@ class Place:
     def hands_over(self, ref):
         return ref.location.name.endswith(".state") or ref.location.name in self.kept
 
-    def exited(self, worker, exit_code, signal):
-        pass
+    def exited(self, *_, **__):
+        """Pass over what nobody looks at here."""
 
-    def joined(self, worker, joined, *, established):
-        pass
-
-    def counted(self, worker):
-        pass
-
-    def compared(self, worker):
-        pass
+    joined = counted = compared = exited
 
     def check(self, holds, otherwise):
         assert holds, otherwise
@@ -129,24 +108,27 @@ def play(script):
     return place
 
 
-async def two_at_work(place, *kinds):
-    for name, kind in zip("ab", kinds, strict=True):
-        place.start(name, kind)
+async def meet(place, epoch, names="ab", layout=WHOLE, kinds=(), trains_s=2.0, **more):
+    """Have workers form a group, and start those that there are not yet; `kinds` has those that are no plain ones."""
+    for rank, name in enumerate(names):
+        if name not in place.workers:
+            place.start(name, dict(kinds).get(name, Trainer), rank % layout.replica_workers, layout)
     await elapse(1.0)
-    place.regroup(0, "a", "b")
-    await elapse(2.0)
+    shape = {} if layout is WHOLE else {"layout": layout.with_workers(len(names))}
+    place.regroup(epoch, *names, **shape, **more)
+    await elapse(trains_s)
 
 
 def test_only_the_backward_pass_of_the_last_microbatch_may_begin_to_reduce():
-    place = play(lambda place: two_at_work(place, Asking, Asking))
+    place = play(lambda place: meet(place, 0, kinds={"a": Asking}))
     assert set(place.workers["a"].asked) == {(2, False), (1, True)}
 
 
 def test_nobody_updates_what_is_still_being_saved():
     async def script(place):
-        await two_at_work(place, Slow, Slow)
+        await meet(place, 0, kinds={"a": Slow, "b": Slow})
         for worker in place.workers.values():
-            worker.save_from_now(Save(on=True))
+            worker.save_from_now(wire.Save(on=True))
         await elapse(10.0)
 
     assert set(play(script).workers["a"].missed) == {0}
@@ -154,49 +136,40 @@ def test_nobody_updates_what_is_still_being_saved():
 
 def test_a_state_that_its_first_holder_can_t_lay_out_is_taken_from_the_next():
     async def script(place):
-        await two_at_work(place, Trainer, Full)
-        place.start("c")  # rank 2 of 3 asks rank 0 first
-        place.start("d")  # rank 3 asks rank 1 first, which has no room
-        await elapse(1.0)
-        place.regroup(1, "a", "b", "c", "d")
-        await elapse(2.0)
+        await meet(place, 0, kinds={"b": Full})
+        await meet(place, 1, "abcd")  # rank 2 asks rank 0 first, and rank 3 rank 1, which has no room
 
     place = play(script)
-    assert [place.of(name, Joined)[-1].state_from for name in "abcd"] == ["", "", "a", "a"]
-    assert place.of("d", Iterated), "and it goes on"
+    assert [place.of(name, wire.Joined)[-1].state_from for name in "abcd"] == ["", "", "a", "a"]
+    assert place.of("d", wire.Iterated), "and it goes on"
 
 
 def test_where_no_holder_can_lay_its_state_out_all_are_told_why_and_nobody_hangs():
     async def script(place):
-        place.start("a", Full)
-        await elapse(1.0)
-        place.regroup(0, "a")
-        place.start("b")
-        await elapse(1.0)
-        place.regroup(1, "a", "b")
-        await elapse(1.0)
+        await meet(place, 0, "a", kinds={"a": Full})
+        await meet(place, 1)
         for name in "ab":
-            [broken] = place.of(name, Broken)
+            [broken] = place.of(name, wire.Broken)
             assert (broken.epoch, broken.broke) == (1, Breakage.STATE)
             assert broken.error == "no holder could hand its state to ranks [1]: no room on node-of-a"
-        place.regroup(2, "a")
-        await elapse(1.0)
+        await meet(place, 2, "a")
 
     place = play(script)
-    assert [joined.epoch for joined in place.of("a", Joined)] == [0, 2], "without the one that lacks it all goes on"
-    assert place.of("a", Iterated)[-1].epoch == 2
+    assert [joined.epoch for joined in place.of("a", wire.Joined)] == [0, 2], (
+        "without the one that lacks it all goes on"
+    )
+    assert place.of("a", wire.Iterated)[-1].epoch == 2
 
 
 def test_a_group_that_breaks_is_told_unless_a_newer_membership_is_why():
     async def script(place):
-        await two_at_work(place, Trainer, Trainer)
-        place.regroup(1, "a", "b")
-        await elapse(1.0)
-        assert not place.of("a", Broken)
+        await meet(place, 0)
+        await meet(place, 1)
+        assert not place.of("a", wire.Broken)
         place.workers["b"].end(None, 9)
         await elapse(1.0)
 
-    [broken] = play(script).of("a", Broken)
+    [broken] = play(script).of("a", wire.Broken)
     assert broken.broke is Breakage.GROUP
     assert "closed by peer" in broken.error
 
@@ -206,29 +179,19 @@ def test_a_group_that_breaks_is_told_unless_a_newer_membership_is_why():
 
 async def left_behind(place):
     """Have two replicas leave their state behind; return the shelf."""
-    await two_at_work(place, Trainer, Trainer)
-    place.regroup(1, "a", "b", leaving=True)
-    await elapse(2.0)
-    states = [message.state for name in "ab" for message in place.of(name, Kept)]
+    await meet(place, 0)
+    await meet(place, 1, leaving=True)
+    states = [message.state for name in "ab" for message in place.of(name, wire.Kept)]
     return Shelf(layout=ParallelLayout(), iteration=states[0].iteration, states=states)
-
-
-async def pair_takes(place, shelf):
-    """Have two workers that share one replica go on with what was left behind."""
-    for each, number in (("c", 0), ("d", 1)):
-        place.start(each, place=number, layout=PAIR)
-    await elapse(1.0)
-    place.regroup(3, "c", "d", layout=PAIR, shelf=shelf)
-    await elapse(2.0)
 
 
 def test_who_leaves_finishes_the_iteration_and_leaves_its_state_behind_once():
     async def script(place):
         shelf = await left_behind(place)
-        last = place.of("a", Iterated)[-1].iteration
+        last = place.of("a", wire.Iterated)[-1].iteration
         assert [(ref.iteration, ref.place) for ref in shelf.states] == [(last + 1, 0)] * 2
-        assert place.of("b", Iterated)[-1].iteration == last
-        [_, joined] = place.of("a", Joined)
+        assert place.of("b", wire.Iterated)[-1].iteration == last
+        [_, joined] = place.of("a", wire.Joined)
         assert joined.iteration in {last, last + 1}, "no further than the iteration at hand"
         assert len(place.lies) == 2
 
@@ -238,11 +201,10 @@ def test_who_leaves_finishes_the_iteration_and_leaves_its_state_behind_once():
 def test_who_is_to_go_on_after_all_takes_back_what_it_left():
     async def script(place):
         shelf = await left_behind(place)
-        place.regroup(2, "a", "b")
-        await elapse(2.0)
+        await meet(place, 2)
         assert place.lies == {}
-        assert place.of("a", Joined)[-1].iteration == shelf.iteration
-        assert place.of("a", Iterated)[-1].iteration > shelf.iteration
+        assert place.of("a", wire.Joined)[-1].iteration == shelf.iteration
+        assert place.of("a", wire.Iterated)[-1].iteration > shelf.iteration
 
     play(script)
 
@@ -250,9 +212,9 @@ def test_who_is_to_go_on_after_all_takes_back_what_it_left():
 def test_workers_of_another_layout_go_on_with_what_was_left():
     async def script(place):
         shelf = await left_behind(place)
-        await pair_takes(place, shelf)
-        assert [place.of(each, Joined)[-1].state_from for each in "cd"] == ["a", "a"]
-        assert place.of("c", Iterated)[0].iteration == shelf.iteration
+        await meet(place, 3, "cd", PAIR, shelf=shelf)
+        assert [place.of(each, wire.Joined)[-1].state_from for each in "cd"] == ["a", "a"]
+        assert place.of("c", wire.Iterated)[0].iteration == shelf.iteration
         assert place.workers["d"].core.has_state
 
     play(script)
@@ -262,11 +224,11 @@ def test_where_a_part_is_gone_all_are_told_and_nobody_begins_anew():
     async def script(place):
         shelf = await left_behind(place)
         place.lies.clear()
-        await pair_takes(place, shelf)
+        await meet(place, 3, "cd", PAIR, shelf=shelf)
         for each in "cd":
-            [broken] = place.of(each, Broken)
+            [broken] = place.of(each, wire.Broken)
             assert broken.error.startswith("what was left of the state can't be had: place 0 can't be had from")
-            assert not place.of(each, Iterated)
+            assert not place.of(each, wire.Iterated)
 
     play(script)
 
@@ -278,7 +240,7 @@ class Recording:
     """A shell that notes what it is asked for; there are no others."""
 
     buckets = 1
-    newest = NOWHERE
+    newest = wire.NOWHERE
 
     def __init__(self):
         self.calls = []
@@ -330,100 +292,76 @@ def test_from_every_phase_a_worker_comes_to_its_next_update_and_nothing_makes_it
 
 
 def test_a_membership_from_before_layouts_counts_each_worker_as_a_replica():
-    place = play(lambda place: two_at_work(place, Trainer, Trainer))
+    place = play(lambda place: meet(place, 0))
     assert place.workers["b"].core.seat == (1, 0)
     assert place.workers["b"].core.membership.layout == ParallelLayout(replicas=2)
 
 
-def flipped_among(*names, victim, layout=WHOLE, then=()):
-    """Play workers of which one's parameters change, and with `then` another membership in the next iteration."""
+def flipped_among(names, victim, then, layout=WHOLE):
+    """Play workers of which one's parameters change, and `then` another membership in the next iteration."""
 
     async def script(place):
-        size = layout.replica_workers
-        for at, name in enumerate(names):
-            place.start(name, place=at % size, layout=layout)
-        await elapse(1.0)
-        shape = {"layout": layout.with_workers(len(names))} if size > 1 else {}
-        place.regroup(0, *names, **shape)
-        await elapse(2.0)
-        for at, name in enumerate(then):
-            if name not in place.workers:
-                place.start(name, place=at % size, layout=layout)
-        await elapse(1.0)
+        await meet(place, 0, names, layout)
         place.workers[victim].flip(b"!")
-        await elapse(1.0)
-        shape = {"layout": layout.with_workers(len(then))} if size > 1 else {}
-        place.regroup(1, *then, **shape)
-        await elapse(2.0)
-        while any(place.of(name, Broken) for name in then) and max(each.newest.epoch for each in alive(place)) < 4:
-            place.regroup(max(each.newest.epoch for each in alive(place)) + 1, *then, **shape)
-            await elapse(2.0)
-
-    def alive(place):
-        return [each for each in place.workers.values() if each.living]
+        epoch = 1
+        await meet(place, epoch, then, layout)
+        while any(place.of(name, wire.Broken) for name in then) and epoch < 4:
+            epoch += 1
+            await meet(place, epoch, then, layout)
 
     return play(script)
 
 
 def test_who_has_another_state_than_most_takes_theirs_and_what_it_computed_does_not_count():
-    place = flipped_among("a", "b", "c", victim="b", then=("a", "b", "c", "d"))
-    [told] = place.of("b", Diverged)
+    place = flipped_among("abc", victim="b", then="abcd")
+    [told] = place.of("b", wire.Diverged)
     assert (told.replica, told.place, told.undecided, len(told.digests)) == (1, 0, False, 4)
     assert len(set(told.digests)) == 2
-    assert not any(place.of(name, Diverged) for name in "acd")
-    again = place.of("b", Joined)[2]
+    assert not any(place.of(name, wire.Diverged) for name in "acd")
+    again = place.of("b", wire.Joined)[2]
     assert (again.iteration, again.state_from != "") == (told.iteration, True)
     assert again.kept < SPEC.microbatches, "the sums with its gradient in them are dropped"
     assert [each.flaw for each in place.workers.values()] == [b""] * 4
-    assert place.of("b", Iterated)[-1].iteration > told.iteration
+    assert place.of("b", wire.Iterated)[-1].iteration > told.iteration
 
 
 def test_of_two_that_differ_the_lowest_rank_counts_and_that_is_told():
-    place = flipped_among("a", "b", victim="a", then=("a", "b", "c"))
-    told = [*place.of("b", Diverged), *place.of("c", Diverged)]
+    place = flipped_among("ab", victim="a", then="abc")
+    told = [*place.of("b", wire.Diverged), *place.of("c", wire.Diverged)]
     assert told
     assert all(each.undecided for each in told)
-    assert not place.of("a", Diverged)
+    assert not place.of("a", wire.Diverged)
     assert [each.flaw for each in place.workers.values()] == [b"!"] * 3
 
 
 def test_all_places_break_off_where_one_of_them_has_another_state():
-    names = tuple("abcdef")  # three replicas of two places
-    place = flipped_among(*names, victim="d", layout=PAIR, then=("a", "b", "c", "d", "g", "f"))
-    [told] = place.of("d", Diverged)
+    place = flipped_among("abcdef", victim="d", then="abcdgf", layout=PAIR)  # three replicas of two places
+    [told] = place.of("d", wire.Diverged)
     assert (told.replica, told.place) == (1, 1)
-    assert all(place.of(name, Broken) for name in "abcdfg")
-    assert not any(place.of(name, Diverged) for name in "abcfg")
+    assert all(place.of(name, wire.Broken) for name in "abcdfg")
+    assert not any(place.of(name, wire.Diverged) for name in "abcfg")
     assert [each.flaw for each in place.workers.values()] == [b""] * 7
-    assert len({place.of(name, Iterated)[-1].iteration for name in "abcdfg"}) == 1
+    assert len({place.of(name, wire.Iterated)[-1].iteration for name in "abcdfg"}) == 1
 
 
 def test_nobody_begins_anew_because_the_only_state_there_is_was_given_up():
     async def script(place):
-        for name in "abc":
-            place.start(name)
-        await elapse(1.0)
-        place.regroup(0, "a", "b", "c")
-        await elapse(2.0)
+        await meet(place, 0, "abc")
         doubted = place.workers["b"]
         doubted.flip(b"!")
         place.start("d")
         await elapse(1.0)
         place.regroup(1, "a", "b", "c", "d")
-        while not place.of("b", Diverged):
+        while not place.of("b", wire.Diverged):
             await elapse(0.01)
-        for name in "ac":
+        for name in "acd":
             place.workers[name].end(None, 9)
-        place.start("e")
-        place.workers["d"].end(None, 9)
-        await elapse(1.0)
-        place.regroup(2, "e", "b")
-        await elapse(1.0)
+        await meet(place, 2, "eb")
 
     place = play(script)
-    assert [each.broke for each in place.of("e", Broken)][:1] == [Breakage.STATE]
-    assert not place.of("e", Joined)
-    [raised] = place.of("b", Raised)
+    assert [each.broke for each in place.of("e", wire.Broken)][:1] == [Breakage.STATE]
+    assert not place.of("e", wire.Joined)
+    [raised] = place.of("b", wire.Raised)
     assert "StateLostError: nobody here has place 0" in raised.text
 
 
@@ -450,45 +388,37 @@ def struck(at_s=None, victim="a", layout=WHOLE, size=3):
     names = "abcdef"[: size * layout.replica_workers]
 
     async def script(place):
-        for rank, name in enumerate(names):
-            kind = Faulty if name == "b" else Retrying
-            place.start(name, kind, place=rank % layout.replica_workers, layout=layout)
-        await elapse(1.0)
-        more = {"layout": layout.with_workers(len(names))} if layout.replica_workers > 1 else {}
-        place.regroup(0, *names, **more)
+        kinds = dict.fromkeys(names, Retrying) | {"b": Faulty}
+        await meet(place, 0, names, layout, kinds, trains_s=4.0 if at_s is None else at_s)
         if at_s is not None:
-            await elapse(at_s)
             place.workers[victim].end(None, 9)
-            place.regroup(1, *(name for name in names if name != victim), **more)
-        await elapse(4.0)
+            place.regroup(1, *(name for name in names if name != victim))
+            await elapse(4.0)
 
     return play(script)
 
 
 def test_what_a_faulty_device_spoilt_is_computed_by_the_others_and_it_is_named():
     place = struck()
-    told = place.of("b", NotFinite)
-    assert [(each.iteration, each.rank, each.microbatches, each.suspect) for each in told] == [
-        (3, 1, [1], False),
-        (3, 1, [1], True),
-    ]
-    assert not place.of("a", NotFinite) + place.of("c", NotFinite)
-    assert [each.iteration for each in place.of("b", Iterated)][:6] == list(range(6)), "nothing is left out"
+    told = [(each.iteration, each.rank, each.microbatches, each.suspect) for each in place.of("b", wire.NotFinite)]
+    assert told == [(3, 1, [1], False), (3, 1, [1], True)]
+    assert not place.of("a", wire.NotFinite) + place.of("c", wire.NotFinite)
+    assert [each.iteration for each in place.of("b", wire.Iterated)][:6] == list(range(6)), "nothing is left out"
 
 
 def test_with_a_replica_of_two_all_of_it_is_computed_by_another():
     place = struck(layout=PAIR, size=2)
-    assert [(each.rank, each.suspect) for each in place.of("b", NotFinite)] == [(1, False), (1, True)]
-    assert not any(place.of(name, NotFinite) for name in "acd")
+    assert [(each.rank, each.suspect) for each in place.of("b", wire.NotFinite)] == [(1, False), (1, True)]
+    assert not any(place.of(name, wire.NotFinite) for name in "acd")
     for name in "abcd":
-        assert [each.iteration for each in place.of(name, Iterated)][:6] == list(range(6))
+        assert [each.iteration for each in place.of(name, wire.Iterated)][:6] == list(range(6))
 
 
 @pytest.mark.parametrize("victim", "abc")
 def test_whoever_dies_meanwhile_each_update_is_whole_and_all_go_on(victim):
     for at_s in range(100, 260, 2):
         place = struck(at_s / 100, victim)
-        made = [[each.iteration for each in place.of(name, Iterated)] for name in set("abc") - {victim}]
+        made = [[each.iteration for each in place.of(name, wire.Iterated)] for name in set("abc") - {victim}]
         last = min(made[0][-1], made[1][-1])
         assert last > 6, at_s
         assert {*made[0], *made[1]} >= {*range(last)}, at_s
@@ -507,17 +437,13 @@ def test_a_state_from_copies_is_tried_by_who_took_it_before_its_membership_broke
         location = StateLocation(node="n9", worker="z", name="z.0.saved", address="")
         bad = StateRef(task="t", iteration=7, place=0, location=location, size=0, checksum=INFINITE, layout=WHOLE)
         place.lies[location.name] = bad
-        for name, kind in (("a", Trainer), ("b", Dying)):
-            place.start(name, kind)
-        await elapse(1.0)
-        place.regroup(0, "a", "b", shelf=Shelf(layout=WHOLE, iteration=7, states=[bad]))
-        await elapse(60.0)
+        shelf = Shelf(layout=WHOLE, iteration=7, states=[bad])
+        await meet(place, 0, kinds={"b": Dying}, trains_s=60.0, shelf=shelf)
         assert place.workers["a"].core.iteration == 7
-        assert not place.of("a", Joined)
-        place.regroup(1, "a")
-        await elapse(2.0)
+        assert not place.of("a", wire.Joined)
+        await meet(place, 1, "a")
 
     place = play(script)
-    [told] = place.of("a", Unusable)
+    [told] = place.of("a", wire.Unusable)
     assert (told.epoch, told.iteration, told.copies) == (1, 7, "the memory of n9")
-    assert not place.of("a", Iterated)
+    assert not place.of("a", wire.Iterated)

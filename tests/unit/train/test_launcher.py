@@ -8,28 +8,12 @@ import pytest
 import torch
 
 import unicron.train
+from unicron.contracts import worker as wire
 from unicron.contracts.tasks import WorkerPhase
-from unicron.contracts.worker import (
-    LENGTH,
-    Iterated,
-    Ping,
-    Pong,
-    Progress,
-    Raised,
-    frame,
-    length_of,
-    to_agent,
-    told_cause,
-)
 from unicron.train import Session, channel
 from unicron.train.launcher import Place, free_address, is_echo, variables_of
 
-PLACES = [
-    Place("node-a", "0", "10.0.0.1 4711"),
-    Place("node-b", "1"),
-    Place("node-a", "3"),
-    Place("node-b", "0"),
-]
+PLACES = [Place("node-a", "0", "10.0.0.1 4711"), Place("node-b", "1"), Place("node-a", "3"), Place("node-b", "0")]
 
 
 def test_a_rank_is_told_what_torchrun_tells():
@@ -67,7 +51,7 @@ def test_an_address_is_free():
     ],
 )
 def test_the_failure_of_another_rank_is_told_from_ones_own(exception, text, echo):
-    assert is_echo(Raised(iteration=3, exception=exception, text=text, traceback="")) is echo
+    assert is_echo(wire.Raised(iteration=3, exception=exception, text=text, traceback="")) is echo
 
 
 @pytest.fixture
@@ -82,13 +66,17 @@ def heard(monkeypatch):
         found = []
         while True:
             try:
-                found.append(to_agent(channel.receive(ours, length_of(channel.receive(ours, LENGTH.size)))))
+                found.append(receive(ours))
             except BlockingIOError:
                 return found
 
     yield read
     ours.close()
     theirs.close()
+
+
+def receive(ours):
+    return wire.to_agent(channel.receive(ours, wire.length_of(channel.receive(ours, wire.LENGTH.size))))
 
 
 def trained(model, watching, passes=1):
@@ -114,7 +102,7 @@ def test_iterations_are_told_with_the_time_that_was_computed(heard, monkeypatch)
     assert {each.phase for each in (first, second, third)} == {WorkerPhase.REDUCE}
     assert (one.iteration, one.rank, one.world_size, one.loss) == (7, 1, 3, 2.5)
     assert 0 < one.computed_s < one.seconds
-    assert [type(each) for each in rest] == [Progress, Progress, Iterated]
+    assert [type(each) for each in rest] == [wire.Progress, wire.Progress, wire.Iterated]
     assert rest[-1].iteration == 8
 
 
@@ -146,16 +134,16 @@ def test_a_program_says_in_which_collectives_it_is_when_its_launcher_asks():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         channel.Told(theirs)
-        ours.sendall(frame(Ping()) + frame(Ping(collectives=True)))
-        first, second = (to_agent(channel.receive(ours, length_of(channel.receive(ours, LENGTH.size)))) for _ in "12")
-    assert first == Pong()
+        ours.sendall(wire.frame(wire.Ping()) + wire.frame(wire.Ping(collectives=True)))
+        first, second = receive(ours), receive(ours)
+    assert first == wire.Pong()
     assert isinstance(second.collectives, list)
 
 
 def test_a_launcher_that_is_gone_harms_nobody():
     ours, theirs = socket.socketpair()
     ours.close()
-    channel.Told(theirs).send(Progress(iteration=0, phase=WorkerPhase.REDUCE, done=0))
+    channel.Told(theirs).send(wire.Progress(iteration=0, phase=WorkerPhase.REDUCE, done=0))
     theirs.close()
 
 
@@ -173,7 +161,6 @@ def test_a_session_says_which_way_of_healing_it_needs(monkeypatch):
         ("é" * 9999, "é" * 500),
     ],
 )
-def test_a_cause_is_safe_in_an_environment(cause, told):
-    assert told_cause(cause) == told
-    os.environ["UNICRON_TEST_CAUSE"] = told_cause(cause)
-    del os.environ["UNICRON_TEST_CAUSE"]
+def test_a_cause_is_safe_in_an_environment(monkeypatch, cause, told):
+    assert wire.told_cause(cause) == told
+    monkeypatch.setenv("UNICRON_TEST_CAUSE", wire.told_cause(cause))

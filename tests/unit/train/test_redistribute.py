@@ -13,9 +13,8 @@ from unicron.train.redistribute import Standing
 
 
 def standing(iteration=5, done=(), todo=(), buckets=(False,), has_state=True, node="n"):
-    return Standing(
-        node=node, iteration=iteration, has_state=has_state, done=frozenset(done), todo=tuple(todo), buckets=buckets
-    )
+    work = {"done": frozenset(done), "todo": tuple(todo), "buckets": buckets}
+    return Standing(node=node, iteration=iteration, has_state=has_state, **work)
 
 
 def new(node="n"):
@@ -82,14 +81,9 @@ def test_every_microbatch_is_computed_exactly_once(data):
     total, world = data.draw(st.integers(1, 24)), data.draw(st.integers(1, 6))
     owner = data.draw(st.lists(st.integers(-1, world - 1), min_size=total, max_size=total))  # -1: a lost rank's
     finished = data.draw(st.lists(st.booleans(), min_size=total, max_size=total))
-    ranks = [
-        standing(
-            done=[mb for mb in range(total) if owner[mb] == rank and finished[mb]],
-            todo=[mb for mb in range(total) if owner[mb] == rank and not finished[mb]],
-        )
-        for rank in range(world)
-    ]
-    found = resume(ranks, total)
+    own = [[mb for mb in range(total) if owner[mb] == rank] for rank in range(world)]
+    split = [([mb for mb in mine if finished[mb]], [mb for mb in mine if not finished[mb]]) for mine in own]
+    found = resume([standing(done=done, todo=todo) for done, todo in split], total)
     again = [mb for mine in found.todo for mb in mine]
     kept = [mb for mb in range(total) if owner[mb] >= 0 and finished[mb]]
     assert sorted(again + kept) == list(range(total))
@@ -194,11 +188,8 @@ def standings(draw, layout, microbatches):
             todo = sorted(set(range(microbatches)) - done)[:2]
             buckets = tuple(draw(st.lists(st.booleans(), min_size=2, max_size=2)))
             node = draw(st.sampled_from("abc"))
-            found.append(
-                new(node)
-                if kind == "new"
-                else standing(5 - (kind == "behind"), done=done, todo=todo, buckets=buckets, node=node)
-            )
+            known = standing(5 - (kind == "behind"), done=done, todo=todo, buckets=buckets, node=node)
+            found.append(new(node) if kind == "new" else known)
     return found
 
 
@@ -214,10 +205,8 @@ def test_for_every_shape_each_microbatch_counts_once_and_each_state_has_its_plac
     try:
         found = redistribute.resume(given_, microbatches, layout)
     except StateTransferError:
-        held = [
-            {each.iteration for each in given_[at :: layout.replica_workers] if each.has_state}
-            for at in range(layout.replica_workers)
-        ]
+        of_place = [given_[at :: layout.replica_workers] for at in range(layout.replica_workers)]
+        held = [{each.iteration for each in ranks if each.has_state} for ranks in of_place]
         assert any(held)
         assert not set.intersection(*held)
         return
@@ -239,10 +228,8 @@ def test_for_every_shape_each_microbatch_counts_once_and_each_state_has_its_plac
             assert not found.sources[source]
         near = [given_[source].node == given_[rank].node for source in sources]
         assert near == sorted(near, reverse=True), "its own node first"
-        assert bool(sources) == (
-            given_[rank].iteration != found.iteration
-            or (not given_[rank].has_state and (found.established or layout.seat(rank).replica > 0))
-        )
+        is_new = not given_[rank].has_state and (found.established or layout.seat(rank).replica > 0)
+        assert bool(sources) == (given_[rank].iteration != found.iteration or is_new)
     for place, sources in enumerate(found.bucket_from):
         assert all(layout.seat(source).place == place for source in sources if source is not None)
 
