@@ -164,6 +164,15 @@ class DetectorHarness:
         return self.feed(fact)
 
 
+def scene_of(*nodes, limits=None, **workers):
+    """Return a detector that knows these nodes, and a task whose workers (name=node) run on them."""
+    scene = DetectorHarness(limits)
+    scene.join(*nodes)
+    if workers:
+        scene.run(**workers)
+    return scene
+
+
 def brief(messages):
     """What a failure is about, in a tuple; other messages by their type."""
     found = []

@@ -1,7 +1,7 @@
 """What the detector remembers of workers and nodes is found without a walk through all of them."""
 
 import pytest
-from helpers.detector import DetectorHarness, brief
+from helpers.detector import brief, scene_of
 from helpers.unwalked import Unwalked
 from unicron_detector.books import Books
 
@@ -12,9 +12,7 @@ from unicron.contracts.tasks import TaskState, WorkerStatus
 
 @pytest.fixture
 def scene():
-    scene = DetectorHarness()
-    scene.join("n1", "n2", "n3")
-    scene.run(w1="n1", w2="n2", w3="n3")
+    scene = scene_of("n1", "n2", "n3", w1="n1", w2="n2", w3="n3")
     scene.run(task="other", o1="n1", o2="n2")
     scene.detector.state.workers = Unwalked(scene.detector.state.workers)
     scene.detector.state.nodes = Unwalked(scene.detector.state.nodes)
@@ -57,9 +55,7 @@ def test_a_task_that_ends(scene):
 
 
 def test_records_of_processes_that_are_gone_are_dropped_in_time_and_no_others():
-    scene = DetectorHarness()
-    scene.join("n1", "n2")
-    scene.run(w1="n1", w2="n1", w3="n2")
+    scene = scene_of("n1", "n2", w1="n1", w2="n1", w3="n2")
     scene.exit("w2", signal=9)
     scene.wait(scene.limits.window_s / 2)
     scene.exit("w1", signal=9)

@@ -1,7 +1,7 @@
 """Several ranks fail by one: the others are told as its echoes, and are not held against their nodes."""
 
 import pytest
-from helpers.detector import DetectorHarness, brief
+from helpers.detector import brief, scene_of
 
 CUDA = {"exception": "RuntimeError", "text": "CUDA error: unspecified launch failure"}
 RESET = {"exception": "ConnectionResetError", "text": "[Errno 104] Connection reset by peer"}
@@ -10,10 +10,7 @@ TIMEOUT = ("[Rank 1] Watchdog caught collective operation timeout", "Fatal Pytho
 
 @pytest.fixture
 def harness():
-    found = DetectorHarness()
-    found.join("n1", "n2", "n3")
-    found.run(**{"gpt-1": "n1", "gpt-2": "n2", "gpt-3": "n3"})
-    return found
+    return scene_of("n1", "n2", "n3", **{"gpt-1": "n1", "gpt-2": "n2", "gpt-3": "n3"})
 
 
 def restarts(harness, node):
@@ -26,11 +23,8 @@ def test_what_follows_from_a_failure_names_it(harness):
     echo = "; echo of gpt-1 on n1: cuda_error: RuntimeError: CUDA error: unspecified launch failure"
     harness.restart()
     [second] = harness.throw("gpt-2", **RESET)
-    assert (second.reason, second.severity, second.worker) == (
-        f"ConnectionResetError: {RESET['text']}{echo}",
-        2,
-        "gpt-2",
-    )
+    assert brief([second]) == [(2, "connection_reset", "gpt-2")]
+    assert second.reason == f"ConnectionResetError: {RESET['text']}{echo}"
     [third] = harness.exit("gpt-3", signal=6, stderr=TIMEOUT)
     assert third.reason.endswith(echo)
     assert brief([third]) == [(2, "exited_abnormally", "gpt-3")]

@@ -1,26 +1,22 @@
 """Device health: what kernels and drivers log becomes a failure where it is one."""
 
 import pytest
-from helpers.detector import DetectorHarness
+from helpers.detector import RULES, scene_of
 
 from unicron.contracts.events import FailureDetected
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.contracts.hardware import FaultLogged
-from unicron.rules import load
 
-RULES = load()
+XID, LINK_DOWN = "NVRM: Xid (PCI:0000:3b:00):", "mlx5_core 0000:5e:00.0 ib0: Link down"
+NCCL = "n1:17:99 [0]"
 
 
 @pytest.mark.parametrize(
     ("line", "status", "severity"),
     [
-        (
-            "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
-            "gpu_driver_error",
-            1,
-        ),
-        ("NVRM: Xid (PCI:0000:3b:00): 48, pid=1, DBE (double bit error) ECC Error", "ecc_error", 1),
-        ("NVRM: Xid (PCI:0000:3b:00): 31, pid=1, MMU Fault", "illegal_memory_access", 2),
+        (f"{XID} 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", "gpu_driver_error", 1),
+        (f"{XID} 48, pid=1, DBE (double bit error) ECC Error", "ecc_error", 1),
+        (f"{XID} 31, pid=1, MMU Fault", "illegal_memory_access", 2),
         ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", "gpu_driver_error", 1),
         ("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 32 sourcing", "nvlink_error", 1),
         ("mce: [Hardware Error]: Machine check: Uncorrected error", "ecc_error", 1),
@@ -28,7 +24,7 @@ RULES = load()
         ("DMAR: [DMA Read NO_PASID] Request device [3b:00.0] fault addr 0x0", "invalid_dma_mapping", 1),
         ("Memory cgroup out of memory: Killed process 4711 (python) total-vm:1kB", "out_of_memory", 2),
         ("Out of memory: Killed process 4711 (python)", "out_of_memory", 2),
-        ("mlx5_core 0000:5e:00.0 ib0: Link down", "link_flapping", 3),
+        (LINK_DOWN, "link_flapping", 3),
         ("igb 0000:01:00.0 eth0: igb: eth0 NIC Link is Down", "link_flapping", 3),
         ("blk_update_request: I/O error, dev nvme0n1, sector 5", "io_error", 3),
     ],
@@ -60,10 +56,7 @@ def test_lines_that_say_nothing(line):
 
 @pytest.fixture
 def harness():
-    found = DetectorHarness()
-    found.join("n1", "n2")
-    found.run(**{"gpt-1": "n1", "gpt-2": "n2"})
-    return found
+    return scene_of("n1", "n2", **{"gpt-1": "n1", "gpt-2": "n2"})
 
 
 def logged(text, node="n1", **fields):
@@ -71,7 +64,7 @@ def logged(text, node="n1", **fields):
 
 
 def test_a_fault_of_the_machine_gives_the_node_up_once(harness):
-    line = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+    line = f"{XID} 79, GPU has fallen off the bus."
     [failure] = harness.feed(logged(line, slot=3))
     what = {"method": DetectionMethod.DEVICE_HEALTH, "status": FailureStatus.GPU_DRIVER_ERROR}
     assert failure == FailureDetected(severity=Severity.SEV1, **what, node="n1", slot=3, reason=line)
@@ -80,7 +73,7 @@ def test_a_fault_of_the_machine_gives_the_node_up_once(harness):
 
 
 def test_a_fault_of_a_process_restarts_that_worker(harness):
-    line = "NVRM: Xid (PCI:0000:3b:00): 31, pid=1"
+    line = f"{XID} 31, pid=1"
     [failure] = harness.feed(logged(line, task="gpt", worker="gpt-1", slot=0))
     assert (failure.severity, failure.worker, failure.status) == (2, "gpt-1", "illegal_memory_access")
     assert harness.feed(logged(line, task="gpt", worker="gpt-1", slot=0)) == []
@@ -88,20 +81,16 @@ def test_a_fault_of_a_process_restarts_that_worker(harness):
 
 
 @pytest.mark.parametrize("fields", [{"worker": "gpt-2", "task": "gpt"}, {"worker": "gpt-1", "task": "other"}])
-def test_a_node_speaks_of_its_own_workers_only(harness, fields):
-    assert harness.feed(logged("NVRM: Xid (PCI:0000:3b:00): 31", **fields)) == []
-
-
-def test_of_a_node_that_is_not_there_nothing_is_heard(harness):
-    assert harness.feed(logged("NVRM: Xid (PCI:0000:3b:00): 79", node="n9")) == []
+def test_a_node_that_is_there_speaks_of_its_own_workers_only(harness, fields):
+    assert harness.feed(logged(f"{XID} 31", **fields)) == []
+    assert harness.feed(logged(f"{XID} 79", node="n9")) == []
 
 
 def test_what_is_no_failure_by_itself_explains_one(harness):
-    line = "mlx5_core 0000:5e:00.0 ib0: Link down"
-    assert harness.feed(logged(line, node="n2")) == []
+    assert harness.feed(logged(LINK_DOWN, node="n2")) == []
     harness.restart()
     [failure] = harness.exit("gpt-2", signal=9)
-    assert failure.reason.endswith(f"; n2's kernel said: {line}")
+    assert failure.reason.endswith(f"; n2's kernel said: {LINK_DOWN}")
     [failure] = harness.exit("gpt-1", signal=9)
     assert "kernel" not in failure.reason, "it is of another node"
 
@@ -110,10 +99,7 @@ def test_what_is_no_failure_by_itself_explains_one(harness):
     ("line", "status"),
     [
         ("n1:17:99 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.0.0.2", "link_flapping"),
-        (
-            "n1:17:99 [0] misc/socket.cc:484 NCCL WARN Net : Connection closed by remote peer n2<4321>",
-            "connection_reset",
-        ),
+        (f"{NCCL} misc/socket.cc:484 NCCL WARN Net : Connection closed by remote peer n2<4321>", "connection_reset"),
         ("n1:17:99 [0] enqueue.cc:99 NCCL WARN Cuda failure 'unspecified launch failure'", "cuda_error"),
         ("n1:17:99 [0] init.cc:99 NCCL WARN Duplicate GPU detected", "other_network_error"),
         ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=41)", "nccl_timeout"),
@@ -165,9 +151,7 @@ def test_a_broken_collective_is_explained_by_who_wrote_first(harness):
     assert failure.reason.endswith(f"; n2's gpt-2 said: {CUDA}")
 
 
-@pytest.mark.parametrize(
-    "heard", [logged("mlx5_core 0000:5e:00.0 ib0: Link down", node="n2"), printed(CUDA, "gpt-2", "n2")]
-)
+@pytest.mark.parametrize("heard", [logged(LINK_DOWN, node="n2"), printed(CUDA, "gpt-2", "n2")])
 def test_a_line_explains_for_a_while_only(harness, heard):
     harness.feed(heard)
     harness.wait(12)

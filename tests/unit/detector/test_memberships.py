@@ -1,7 +1,8 @@
 """Broken collectives: held until explained, reported only where nothing explains them; and the ladder."""
 
 import pytest
-from helpers.detector import DetectorHarness, brief
+from helpers.detector import brief, scene_of
+from unicron_detector.state import Limits
 
 from unicron.contracts import events
 from unicron.contracts.base import BusReconnected
@@ -12,10 +13,7 @@ from unicron.contracts.tasks import Member, TaskSpec, TaskState
 
 @pytest.fixture
 def scene():
-    scene = DetectorHarness()
-    scene.join("n1", "n2", "n3")
-    scene.run(w1="n1", w2="n2", w3="n3")
-    return scene
+    return scene_of("n1", "n2", "n3", w1="n1", w2="n2", w3="n3")
 
 
 def test_an_unexplained_broken_collective_is_severity_3_and_a_reattempt_that_fails_costs_a_restart(scene):
@@ -23,10 +21,9 @@ def test_an_unexplained_broken_collective_is_severity_3_and_a_reattempt_that_fai
     assert scene.collective("w1") == []
     broke = events.FailureDetected(severity=Severity.SEV3, **about, reason="Connection closed by peer", epoch=0)
     assert scene.wait(0.4) == [broke]
-    in_vain = {"reason": "reattempt failed: no answer", "escalated": Severity.SEV3}
-    assert scene.give_up("reattempt", "w1", reason="no answer") == [
-        events.FailureDetected(severity=Severity.SEV2, **about, **in_vain)
-    ]
+    about |= {"reason": "reattempt failed: no answer", "escalated": Severity.SEV3}
+    in_vain = events.FailureDetected(severity=Severity.SEV2, **about)
+    assert scene.give_up("reattempt", "w1", reason="no answer") == [in_vain]
     assert scene.give_up("reattempt", "w1") == []
 
 
@@ -91,19 +88,13 @@ def test_a_lost_node_explains_it_if_it_hosts_the_task(scene, node, told):
     assert brief(scene.wait(10)) == told
 
 
-@pytest.mark.parametrize(
-    "moves_on",
-    [
-        pytest.param(lambda scene: scene.run(epoch=1, w2="n2"), id="a worker is in the next"),
-        pytest.param(
-            lambda scene: scene.feed(events.TaskStateChanged(task="gpt", state=TaskState.RECONFIGURING, epoch=1)),
-            id="the next was decided",
-        ),
-    ],
-)
-def test_a_newer_membership_makes_it_a_thing_of_the_past(scene, moves_on):
+@pytest.mark.parametrize("told", ["a worker is in the next", "the next was decided"])
+def test_a_newer_membership_makes_it_a_thing_of_the_past(scene, told):
     scene.collective("w1")
-    moves_on(scene)
+    if told == "the next was decided":
+        scene.feed(events.TaskStateChanged(task="gpt", state=TaskState.RECONFIGURING, epoch=1))
+    else:
+        scene.run(epoch=1, w2="n2")
     assert scene.collective("w3") == []
     assert scene.wait(10) == []
 
@@ -200,8 +191,7 @@ def test_deaths_are_counted_for_each_node_and_task(scene):
 
 
 def test_the_number_of_attempts_is_a_setting():
-    scene = DetectorHarness(limits=type(DetectorHarness().limits)(attempts=1))
-    scene.join("n1")
+    scene = scene_of("n1", limits=Limits(attempts=1))
     assert [int(each.severity) for each in kill(scene, 2)] == [2, 1]
 
 

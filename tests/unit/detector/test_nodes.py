@@ -1,7 +1,7 @@
 """Node health: what makes a node lost, and what doesn't."""
 
 import pytest
-from helpers.detector import DetectorHarness, brief
+from helpers.detector import brief, scene_of
 from unicron_detector.state import Limits
 
 from unicron.contracts import events
@@ -11,10 +11,7 @@ from unicron.contracts.failures import Severity
 
 @pytest.fixture
 def scene():
-    scene = DetectorHarness()
-    scene.join("n1", "n2", "n3")
-    scene.run(w1="n1", w2="n2")
-    return scene
+    return scene_of("n1", "n2", "n3", w1="n1", w2="n2")
 
 
 def lost(node):
@@ -32,19 +29,13 @@ def test_a_node_whose_connection_ends_is_lost_after_the_grace(scene):
     suspected = events.NodeSuspected(node="n1", reason="Stale Connection", grace_s=1.0)
     assert scene.disconnect("n1", "Stale Connection") == [suspected]
     assert scene.wait(0.9) == []
-    (failure,) = scene.wait(0.3)
-    assert failure == events.FailureDetected(
-        severity=Severity.SEV1,
-        method="node_health",
-        status="lost_connection",
-        node="n1",
-        reason="its connection ended (Stale Connection) and was not back within 1 s",
-    )
+    told = {"method": "node_health", "status": "lost_connection", "node": "n1"}
+    reason = "its connection ended (Stale Connection) and was not back within 1 s"
+    assert scene.wait(0.3) == [events.FailureDetected(severity=Severity.SEV1, **told, reason=reason)]
 
 
 def test_the_grace_is_a_setting():
-    scene = DetectorHarness(limits=type(DetectorHarness().limits)(grace_s=0.2))
-    scene.join("n1")
+    scene = scene_of("n1", limits=Limits(grace_s=0.2))
     cut_off(scene)
     assert brief(scene.wait(0.3)) == lost("n1")
 
@@ -78,8 +69,7 @@ def test_workers_that_died_with_an_agent_that_came_back_are_missed(scene):
 
 
 def test_a_node_may_be_given_up_for_the_workers_that_it_lost_by_coming_back():
-    scene = DetectorHarness(limits=Limits(attempts=1))
-    scene.join("n1", "n2")
+    scene = scene_of("n1", "n2", limits=Limits(attempts=1))
     scene.run(epoch=1, w1="n1", w2="n2")
     scene.start("w1b", "n1")
     out = scene.exit("w1b", exit_code=None)  # the last attempt
@@ -133,15 +123,12 @@ def test_a_silent_node_is_lost_without_any_advisory(scene):
 
 
 @pytest.mark.parametrize(
-    "told",
-    [
-        pytest.param(
-            events.NodeAdmitted(node="n1", incarnation="a", host="h", slots=[], heartbeat_s=2.0), id="as it joins"
-        ),
-        pytest.param(events.NodePaced(node="n1", incarnation="a", heartbeat_s=2.0), id="later"),
-    ],
+    ("told", "fields"),
+    [(events.NodeAdmitted, {"host": "h", "slots": []}), (events.NodePaced, {})],
+    ids=["as it joins", "later"],
 )
-def test_a_node_that_is_to_beat_rarely_may_be_silent_for_longer(scene, told):
+def test_a_node_that_is_to_beat_rarely_may_be_silent_for_longer(scene, told, fields):
+    told = told(node="n1", incarnation="a", heartbeat_s=2.0, **fields)
     scene.feed(told, events.NodePaced(node="n2", incarnation="of another start", heartbeat_s=2.0))
     scene.silence("n1")
     scene.silence("n2")

@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from helpers.detector import DetectorHarness, brief
+from helpers.detector import brief, scene_of
 from unicron_detector.processes import SIGNATURES, script_line
 from unicron_detector.state import Limits
 
@@ -17,10 +17,7 @@ W1 = {"task": "gpt", "node": "n1", "slot": 0, "worker": "w1"}
 
 @pytest.fixture
 def scene():
-    scene = DetectorHarness()
-    scene.join("n1", "n2", "n3")
-    scene.run(w1="n1", w2="n2")
-    return scene
+    return scene_of("n1", "n2", "n3", w1="n1", w2="n2")
 
 
 # --- exits -----------------------------------------------------------------------------------------------------------
@@ -132,9 +129,7 @@ def test_the_same_exception_after_a_restart_breaks_the_task(scene):
 
 
 def test_the_same_exception_in_other_workers_breaks_the_task_once_however_many_raise():
-    scene = DetectorHarness()
-    scene.join("n1")
-    scene.run(**{f"v{n}": "n1" for n in range(8)})
+    scene = scene_of("n1", **{f"v{n}": "n1" for n in range(8)})
     out = [outcome for n in range(8) for outcome in scene.throw(f"v{n}")]
     assert brief(out) == [(2, "other_software_error", "v0"), "TaskBroken"]
 
@@ -151,16 +146,10 @@ def test_the_exit_after_an_exception_and_the_exception_told_again_are_swallowed(
     assert scene.exit("w1", exit_code=1) == []
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"exit_code": 3},
-        {"exit_code": 0},
-        {"signal": int(signal.SIGSEGV)},
-        {"signal": int(signal.SIGABRT)},
-        {"exit_code": 128 + signal.SIGSEGV},
-    ],
-)
+CRASHES = ({"signal": int(signal.SIGSEGV)}, {"signal": int(signal.SIGABRT)}, {"exit_code": 128 + signal.SIGSEGV})
+
+
+@pytest.mark.parametrize("how", [{"exit_code": 3}, {"exit_code": 0}, *CRASHES])
 @pytest.mark.parametrize("iteration", [-1, 3])
 def test_the_same_end_at_the_same_iteration_breaks_the_task(scene, how, iteration):
     assert brief(scene.exit("w1", **how, iteration=iteration)) == [(2, "exited_abnormally", "w1")]
@@ -245,8 +234,7 @@ def test_ended_tasks_are_forgotten(scene):
 
 
 def test_possible_user_errors_are_remembered_in_bounded_number():
-    scene = DetectorHarness(limits=Limits(attempts=1000))
-    scene.join("n1")
+    scene = scene_of("n1", limits=Limits(attempts=1000))
     scene.submit()
     for number in range(200):
         scene.start(f"x{number}", "n1")
@@ -256,9 +244,8 @@ def test_possible_user_errors_are_remembered_in_bounded_number():
 
 def test_the_collective_that_never_ended_is_named_with_the_end_of_its_process(scene):
     [failure] = scene.exit("w1", signal=6, stderr=["terminate called"], collectives=["all_reduce #7 of dp", "send #1"])
-    assert failure.reason == (
-        'w1 was ended by SIGABRT; under way: all_reduce #7 of dp; its last line was "terminate called"'
-    )
+    under_way = "under way: all_reduce #7 of dp"
+    assert failure.reason == f'w1 was ended by SIGABRT; {under_way}; its last line was "terminate called"'
 
 
 # --- stalls ----------------------------------------------------------------------------------------------------------
@@ -268,9 +255,8 @@ def test_a_worker_that_does_not_answer_hangs(scene):
     (failure,) = scene.stall("w1", responsive=False)
     assert brief([failure]) == [(2, "task_hang", "w1")]
     assert failure.method == "online_statistics"
-    assert failure.reason == (
-        "w1 made no progress in its compute phase for 3.00 s, where 2.00 s are allowed, and it does not answer"
-    )
+    phase = "w1 made no progress in its compute phase for 3.00 s, where 2.00 s are allowed"
+    assert failure.reason == f"{phase}, and it does not answer"
 
 
 def test_the_collective_in_which_others_wait_for_it_is_named_with_a_hang(scene):
@@ -369,10 +355,7 @@ def test_a_worker_that_somebody_waits_for_in_vain_fails_though_nothing_was_expec
     assert scene.give_up("regroup", "w1") == [], "it was reported now"
 
 
-def test_a_gradient_that_is_not_finite_ends_a_task_that_is_to_stop_then_at_once_and_once():
-    scene = DetectorHarness()
-    scene.join("n1", "n2")
-    scene.run(w1="n1", w2="n2")
+def test_a_gradient_that_is_not_finite_ends_a_task_that_is_to_stop_then_at_once_and_once(scene):
     text = "iteration 3: the gradient is not finite: that of microbatch 1 on rank 0 (w1)"
     [broken] = scene.throw("w2", "unicron.errors.NonFiniteGradientError", text)
     assert brief([broken]) == ["TaskBroken"]
@@ -392,8 +375,7 @@ TRACE = """Traceback (most recent call last):
 
 
 def test_a_port_that_is_taken_is_told_with_its_line_and_the_second_time_ends_the_task():
-    scene = DetectorHarness()
-    scene.join("a")
+    scene = scene_of("a")
     scene.feed(TaskSubmitted(task="gpt", spec=TaskSpec(name="gpt", command=["x"], heal=Healing.RESTART)))
     scene.run(**{"gpt-1": "a"})
     thrown = {"exception": "torch.distributed.DistNetworkError", "text": IN_USE, "iteration": 0, "traceback": TRACE}

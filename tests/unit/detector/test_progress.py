@@ -1,7 +1,7 @@
 """Tasks that run, or are restarted, and come no further."""
 
 import pytest
-from helpers.detector import DetectorHarness, brief
+from helpers.detector import brief, scene_of
 from unicron_detector import report
 from unicron_detector.memberships import NOT_FINITE
 from unicron_detector.state import Limits
@@ -15,9 +15,7 @@ NODES = [f"n{number}" for number in range(12)]
 
 @pytest.fixture
 def scene():
-    scene = DetectorHarness(Limits(no_progress=TIMES, attempts=3))
-    scene.join(*NODES)
-    return scene
+    return scene_of(*NODES, limits=Limits(no_progress=TIMES, attempts=3))
 
 
 def fall(scene, epoch, iteration=3, kept=0):

@@ -30,6 +30,8 @@ ERRORS = (
 
 nodes, tasks, places = st.sampled_from(NODES), st.sampled_from(TASKS), st.sampled_from(list(WORKERS.values()))
 epochs, iterations = st.integers(0, 2), st.integers(-1, 1)
+actions = st.sampled_from(["reattempt", "restart", "regroup"])
+states = st.sampled_from([TaskState.RUNNING, TaskState.RECOVERING])
 
 
 def of_worker(kind, **fields):
@@ -61,36 +63,21 @@ FACTS = st.one_of(
         iteration=iterations,
     ),
     of_worker(
-        lambda error, **fields: events.WorkerRaised(exception=error[0], text=error[1], **fields),
+        lambda error, **fields: events.WorkerRaised(exception=error[0], text=error[1], traceback="tb", **fields),
         error=st.sampled_from(ERRORS),
         iteration=iterations,
-        traceback=st.just("tb"),
     ),
     of_worker(events.CollectiveFailed, epoch=epochs, iteration=iterations, error=st.just("closed")),
     of_worker(
-        events.WorkerStalled,
+        lambda **fields: events.WorkerStalled(waited_s=2.0, limit_s=1.0, **fields),
         epoch=epochs,
         iteration=iterations,
         phase=st.sampled_from(["compute", "reduce"]),
-        waited_s=st.just(2.0),
-        limit_s=st.just(1.0),
         responsive=st.booleans(),
     ),
-    of_worker(
-        events.AttemptFailed, action=st.sampled_from(["reattempt", "restart", "regroup"]), reason=st.just("vain")
-    ),
-    st.builds(
-        events.AttemptFailed,
-        task=tasks,
-        action=st.sampled_from(["reattempt", "restart", "regroup"]),
-        reason=st.just("x"),
-    ),
-    st.builds(
-        events.TaskStateChanged,
-        task=tasks,
-        state=st.sampled_from([TaskState.RUNNING, TaskState.RECOVERING]),
-        epoch=epochs,
-    ),
+    of_worker(events.AttemptFailed, action=actions, reason=st.just("vain")),
+    st.builds(events.AttemptFailed, task=tasks, action=actions, reason=st.just("x")),
+    st.builds(events.TaskStateChanged, task=tasks, state=states, epoch=epochs),
     st.builds(BusReconnected, down_s=st.just(1.0)),
     st.just("timer"),
     st.just("restart"),

@@ -7,6 +7,7 @@ from unicron.rules import Rules, load
 
 DEFAULT = "default = { status = 'task_hang', severity = 2 }"
 RULES = load()
+BACKEND, GLOO = "torch.distributed.DistBackendError", "/pytorch/third_party/gloo/gloo/transport/tcp"
 
 
 @pytest.mark.parametrize(
@@ -15,21 +16,11 @@ RULES = load()
         ("ConnectionRefusedError", "[Errno 111] Connection refused", "connection_refused", 3),
         ("RuntimeError", "connect() failed: Connection refused", "connection_refused", 3),
         ("ConnectionResetError", "[Errno 104] Connection reset by peer", "connection_reset", 3),
-        (
-            "RuntimeError",
-            "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2543",
-            "connection_reset",
-            3,
-        ),
+        ("RuntimeError", f"[{GLOO}/pair.cc:534] Connection closed by peer [127.0.0.1]:2543", "connection_reset", 3),
         ("BrokenPipeError", "[Errno 32] Broken pipe", "connection_reset", 3),
-        (
-            "torch.distributed.DistBackendError",
-            "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=41)",
-            "nccl_timeout",
-            3,
-        ),
+        (BACKEND, "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=41)", "nccl_timeout", 3),
         ("RuntimeError", "Timed out waiting 1800000ms for recv operation to complete", "nccl_timeout", 3),
-        ("torch.distributed.DistBackendError", "NCCL error: ncclSystemError: socket", "other_network_error", 3),
+        (BACKEND, "NCCL error: ncclSystemError: socket", "other_network_error", 3),
         ("socket.gaierror", "[Errno -2] Name or service not known", "other_network_error", 3),
         ("OSError", "[Errno 113] No route to host", "other_network_error", 3),
         ("RuntimeError", "mlx5: port down", "link_flapping", 3),
@@ -89,11 +80,8 @@ def test_the_first_rule_that_matches_decides():
         severity = 1
         match = "one|two"
     """)
-    assert [rules.classify("", text).status for text in ("ONE", "two", "three")] == [
-        "ecc_error",
-        "cuda_error",
-        "task_hang",
-    ]
+    found = [rules.classify("", text).status for text in ("ONE", "two", "three")]
+    assert found == ["ecc_error", "cuda_error", "task_hang"]
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,10 @@ class Silent(DetectorHarness):
         return self.feed(WorkerStalled(**place, **at, **limits, stacks=[where] if where else []))
 
     def all_silent(self, *where, **last):
-        return [
-            each
-            for number, place in enumerate(where, 1)
-            for each in self.silent(number, where=place, **(last if number == len(where) else {}))
-        ]
+        out = []
+        for number, place in enumerate(where, 1):
+            out += self.silent(number, where=place, **(last if number == len(where) else {}))
+        return out
 
 
 def only(out):
@@ -42,9 +41,8 @@ def only(out):
 def test_where_all_wait_for_one_another_all_begin_again():
     failure = only(Silent().all_silent(COLLECTIVE, COLLECTIVE, COLLECTIVE))
     assert brief([failure]) == [(3, HANG, "gpt-3")]
-    assert failure.reason.startswith(
-        f"{GROUP} 10.00 s, where 10.00 s are allowed; gpt-1 on a is at MainThread: barrier"
-    )
+    at = "gpt-1 on a is at MainThread: barrier"
+    assert failure.reason.startswith(f"{GROUP} 10.00 s, where 10.00 s are allowed; {at}")
     assert failure.reason.count("train.py:9") == 3
 
 
@@ -68,9 +66,7 @@ def test_where_it_can_not_be_told_all_begin_again_and_in_place_all_are_replaced(
     out = brief(in_place.all_silent(*places))
     outside = [f"gpt-{number}" for number, place in enumerate(places, 1) if place != COLLECTIVE]
     assert out == [(2, HANG, name) for name in outside]
-    assert sum(len(each.restarts) for each in [in_place.detector.state.tasks["gpt"].ladder]) == 1, (
-        "the others are echoes"
-    )
+    assert len(in_place.detector.state.tasks["gpt"].ladder.restarts) == 1, "the others are echoes"
 
 
 def test_none_is_silent_alone():

@@ -1,15 +1,13 @@
 """What contradicts itself in the detector's state is named."""
 
 import pytest
-from helpers.detector import DetectorHarness
+from helpers.detector import scene_of
 from unicron_detector.state import Lost
 
 
 @pytest.fixture
 def scene():
-    scene = DetectorHarness()
-    scene.join("n1", "n2")
-    scene.run(w1="n1", w2="n2")
+    scene = scene_of("n1", "n2", w1="n1", w2="n2")
     scene.disconnect("n1")
     return scene
 

@@ -33,13 +33,10 @@ class Run:
 
     def timed(self, first, computing):
         ranks = range(first, min(first + 2, self.world_size))
-        workers = [
-            Computed(worker=self.names[rank], rank=rank, place=rank % self.places, seconds=computing[rank])
-            for rank in ranks
-        ]
-        return ComputeTimed(
-            node=f"n{first // 2}", task=self.task, epoch=self.epoch, iteration=self.iteration, workers=workers
-        )
+        told = [(self.names[rank], rank, rank % self.places, computing[rank]) for rank in ranks]
+        workers = [Computed(worker=name, rank=rank, place=at, seconds=took) for name, rank, at, took in told]
+        when = {"epoch": self.epoch, "iteration": self.iteration}
+        return ComputeTimed(node=f"n{first // 2}", task=self.task, workers=workers, **when)
 
 
 @pytest.fixture
