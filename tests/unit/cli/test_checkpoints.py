@@ -14,11 +14,8 @@ def checkpoints(*words):
 def test_the_odds_of_going_on_from_memory_as_a_table():
     shown = checkpoints("odds", "--nodes", "16", "--copies", "2").stdout
     lines = [" ".join(line.split()) for line in shown.splitlines()]
-    assert lines[:3] == [
-        "LOST AT ONCE 2 COPIES FAILS ONCE IN NO COPIES ON OTHER NODES",
-        "1 100.0000% never 0%",
-        "2 93.3333% 15.0 0%",
-    ]
+    assert lines[0] == "LOST AT ONCE 2 COPIES FAILS ONCE IN NO COPIES ON OTHER NODES"
+    assert lines[1:3] == ["1 100.0000% never 0%", "2 93.3333% 15.0 0%"]
     assert len(lines) == 9
 
 

@@ -28,30 +28,16 @@ def refs(node, *numbers):
     return [SlotRef(node=node, slot=number) for number in numbers]
 
 
+SEVEN = [*refs("node-1", 0, 1, 2, 3), *refs("node-2", 0, 2, 3)]
 SHARES = [
-    TaskShare(
-        task="gpt-a",
-        slots=[*refs("node-1", 0, 1, 2, 3), *refs("node-2", 0, 2, 3)],
-        waf=6e14,
-        before=9,
-        waf_before=8e14,
-    ),
+    TaskShare(task="gpt-a", slots=SEVEN, waf=6e14, before=9, waf_before=8e14),
     TaskShare(task="gpt-b", slots=refs("node-2", 1), waf=1.5e14, before=0, waf_before=0.0),
     TaskShare(task="gpt-c", slots=refs("node-2", 4), waf=1e14, before=1, waf_before=1e14),
     TaskShare(task="bert", reason="needs 2 workers; higher-weighted tasks use all 9 slots"),
 ]
+TIMES = {"running_s": 1.2e6, "transition_s": 4.0, "lookup_s": 21e-6, "refresh_s": 2.1e-3}
 PLAN = Plan(
-    number=7,
-    trigger="node_lost:node-3",
-    workers=9,
-    shares=SHARES,
-    waf=8.5e14,
-    reward=1e21,
-    running_s=1.2e6,
-    transition_s=4.0,
-    prepared=True,
-    lookup_s=21e-6,
-    refresh_s=2.1e-3,
+    number=7, trigger="node_lost:node-3", workers=9, shares=SHARES, waf=8.5e14, reward=1e21, prepared=True, **TIMES
 )
 TABLE = [
     TableRow(event="node_lost:node-1", workers=5, changes={"gpt-a": 3}, reward=6e20),
@@ -141,12 +127,8 @@ def test_a_long_lookup_table_stays_short():
 
 
 def test_what_if_shows_which_slots_change_hands():
-    now = Plan(
-        number=6,
-        trigger="t",
-        workers=9,
-        shares=[TaskShare(task="gpt-a", slots=[*refs("node-1", 0, 1, 2, 3), *refs("node-3", 0, 1)])],
-    )
+    share = TaskShare(task="gpt-a", slots=[*refs("node-1", 0, 1, 2, 3), *refs("node-3", 0, 1)])
+    now = Plan(number=6, trigger="t", workers=9, shares=[share])
     text = shown(what_if_view(VIEW, now, "node-3 is lost"))
     assert "if node-3 is lost: 9 healthy slots (nothing is done)" in text
     assert "gpt-a 7 9 600 TFLOP/s -200 TFLOP/s (-25 %) node-2:0,2-3 node-3:0-1" in text
@@ -193,9 +175,9 @@ def test_a_runner_up_that_earns_as_much_is_called_as_good():
 
 
 def test_many_tasks_are_counted_and_not_listed():
-    shares = [
-        TaskShare(task=f"t{number}", slots=refs("n", number), waf=2e12, before=0, waf_before=0) for number in range(40)
-    ] + [TaskShare(task=f"w{number}", reason="needs 9 workers") for number in range(40)]
+    rates = {"waf": 2e12, "before": 0, "waf_before": 0}
+    shares = [TaskShare(task=f"t{number}", slots=refs("n", number), **rates) for number in range(40)]
+    shares += [TaskShare(task=f"w{number}", reason="needs 9 workers") for number in range(40)]
     words = dict(explain(PlanView(plan=Plan(number=1, trigger="t", workers=40, shares=shares, waf=8e13))))
     assert "and 32 tasks more" in words["decision"]
     assert "32 tasks more together gains 64 TFLOP/s" in words["effect"]
@@ -223,9 +205,8 @@ def test_conditions_durations_and_changes_read_well():
     query = WhatIf(lose=["n1", "n2"], join=2, finish=["a"], submit=TaskSpec(name="b", command=["x"]))
     assert condition(query) == "n1 and n2 are lost, 2 nodes of the usual size join, a finishes, b is submitted"
     assert condition(WhatIf(lose=["n1"], join=1)) == "n1 is lost, 1 node of the usual size joins"
-    assert [span(seconds) for seconds in (0, 2e-5, 0.0213, 5, 600, 7200, 1e6)] == [
-        *("0 s", "20 us", "21.3 ms", "5 s", "10 minutes", "2 hours", "11.6 days")
-    ]
+    spans = {0: "0 s", 2e-5: "20 us", 0.0213: "21.3 ms", 5: "5 s", 600: "10 minutes", 7200: "2 hours", 1e6: "11.6 days"}
+    assert {seconds: span(seconds) for seconds in spans} == spans
     assert changes({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 1}) == "b 2 -> 3, c 0 -> 1"
 
 
@@ -273,15 +254,15 @@ def test_a_curve_is_drawn_as_png_and_svg(tmp_path):
 
 
 def test_what_can_not_be_drawn_is_refused_with_the_cure(tmp_path, monkeypatch):
-    with pytest.raises(InvalidInputError, match=r"has to end in \.png or \.svg"):
-        draw_curve(CURVE, tmp_path / "a.pdf")
-    with pytest.raises(InvalidInputError, match="there is no folder"):
-        draw_curve(CURVE, tmp_path / "none" / "a.png")
     (tmp_path / "taken.png").mkdir()
-    with pytest.raises(InvalidInputError, match=r"taken\.png: can't be written"):
-        draw_curve(CURVE, tmp_path / "taken.png")
-    with pytest.raises(InvalidInputError, match="no size is feasible"):
-        draw_curve(Curve(task="a", held=0, points=[]), tmp_path / "a.png")
+    for curve, name, why in (
+        (CURVE, "a.pdf", r"has to end in \.png or \.svg"),
+        (CURVE, "none/a.png", "there is no folder"),
+        (CURVE, "taken.png", r"taken\.png: can't be written"),
+        (Curve(task="a", held=0, points=[]), "a.png", "no size is feasible"),
+    ):
+        with pytest.raises(InvalidInputError, match=why):
+            draw_curve(curve, tmp_path / name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UnicronError, match=r"pip install 'unicron\[plot\]'"):
         draw_curve(CURVE, tmp_path / "a.png")
@@ -334,9 +315,8 @@ def test_every_command_speaks_to_people_and_to_programs(client, words):
 def test_the_plan_in_force_is_told_as_the_planner_has_it(client):
     plan = client.planner.state.plan
     assert f"plan {plan.number}, after node_lost:n3" in run("show")
-    assert json.loads(run("explain", "--json"))["words"]["what happened"] == (
-        "node n3 was lost; 4 healthy slots can be used"
-    )
+    words = json.loads(run("explain", "--json"))["words"]
+    assert words["what happened"] == "node n3 was lost; 4 healthy slots can be used"
     assert "node_joined" in run("table")
     assert json.loads(run("curve", "b", "--json"))["points"][1]["flops"] == 1.8e9
 
@@ -356,7 +336,7 @@ def test_what_if_asks_for_all_that_was_given(client, tmp_path):
     file.write_text("name: new\ncommand: [python, t.py]\n")
     words = ["--lose", "n1", "--lose", "n2", "--join", "3", "--finish", "a", "--finish", "b", "--submit", str(file)]
     found = json.loads(run("what-if", *words, "--json"))
-    (asked,) = (query for query in client.asked if isinstance(query, WhatIf))
+    [asked] = (query for query in client.asked if isinstance(query, WhatIf))
     assert (asked.lose, asked.join, asked.finish, asked.submit.name) == (["n1", "n2"], 3, ["a", "b"], "new")
     assert [share["task"] for share in found["plan"]["shares"]] == ["new"]
     assert found["plan"]["workers"] == 6

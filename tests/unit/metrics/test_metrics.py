@@ -16,21 +16,9 @@ from unicron_agent.stimuli import Adopted, Running, Sampled
 from unicron_agent.workers import StallLimits
 from unicron_registry.core import RegistryCore
 
+from unicron.contracts import events
 from unicron.contracts.base import Message, Started, TimerFired
 from unicron.contracts.commands import Regroup, StopWorker
-from unicron.contracts.events import (
-    CommandRefused,
-    DeadLetter,
-    FailureDetected,
-    IterationFinished,
-    NodeHeartbeat,
-    NodeJoined,
-    PlanDecided,
-    Regrouped,
-    TaskRecovered,
-    TaskStateChanged,
-    WorkerExited,
-)
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.contracts.hardware import Gpu, GpusSampled
 from unicron.contracts.notices import NotificationFailed, NotificationSent
@@ -67,16 +55,18 @@ def take(metrics, cause, said=(), lag_s=None):
 
 
 def failure(**fields):
-    known = {
-        "severity": Severity.SEV2,
-        "method": DetectionMethod.PROCESS_SUPERVISION,
-        "status": FailureStatus.EXITED_ABNORMALLY,
-    }
-    return FailureDetected(**{**known, "task": "gpt", "node": "n1", "at": 101.5, "correlation": "c", **fields})
+    known = {"severity": Severity.SEV2, "method": DetectionMethod.PROCESS_SUPERVISION, "task": "gpt", "node": "n1"}
+    known |= {"status": FailureStatus.EXITED_ABNORMALLY, "at": 101.5, "correlation": "c"}
+    return events.FailureDetected(**known | fields)
 
 
-def fact(kind=WorkerExited, **fields):
+def fact(kind=events.WorkerExited, **fields):
     return kind(**{"node": "n1", "slot": 0, "task": "gpt", "worker": "gpt-1", "id": "c", "at": 101.0, **fields})
+
+
+def regrouped(**fields):
+    usual = {"epoch": 1, "rank": 0, "world_size": 2, "iteration": 3, "seconds": 0.5}
+    return fact(events.Regrouped, **usual | fields)
 
 
 # --- what is said ----------------------------------------------------------------------------------------------------
@@ -97,7 +87,7 @@ def test_what_the_real_detector_says_of_a_node_that_is_lost_counts_against_the_n
     harness.join("n1")
     harness.silence("n1")
     said = harness.disconnect("n1") + harness.wait(3.0)
-    assert [type(each) for each in said].count(FailureDetected) == 1
+    assert [type(each) for each in said].count(events.FailureDetected) == 1
     take(metrics, Message(id="x", at=harness.now), said)
     assert series(metrics)["unicron_failures_total", "lost_connection", "n1", "1", ""] == 1
 
@@ -107,10 +97,10 @@ def test_a_decision_takes_from_the_failure_to_the_first_command_that_heals_and_i
     common = {"node": "n1", "task": "gpt", "correlation": "c"}
     regroup = Regroup(**common, epoch=1, rendezvous="h:1", members=[], at=101.75)
     stop = StopWorker(**common, slot=0, worker="gpt-1", at=101.75)
-    take(metrics, failure(), [TaskStateChanged(task="gpt", state=TaskState.RECOVERING), stop, regroup, regroup])
-    take(metrics, fact(Regrouped, epoch=1, rank=0, world_size=2, iteration=3, seconds=0.5, recomputed=2), [])
-    take(metrics, fact(Regrouped, epoch=1, rank=1, world_size=2, iteration=3, seconds=0.25, recomputed=2), [regroup])
-    take(metrics, Message(), [TaskRecovered(task="gpt", epoch=1, workers=2, seconds=1.5)])
+    take(metrics, failure(), [events.TaskStateChanged(task="gpt", state=TaskState.RECOVERING), stop, regroup, regroup])
+    take(metrics, regrouped(recomputed=2), [])
+    take(metrics, regrouped(rank=1, seconds=0.25, recomputed=2), [regroup])
+    take(metrics, Message(), [events.TaskRecovered(task="gpt", epoch=1, workers=2, seconds=1.5)])
     found = series(metrics)
     assert found["unicron_commands_total", "Regroup"] == 3
     assert found["unicron_commands_total", "StopWorker"] == 1
@@ -126,7 +116,7 @@ def test_a_decision_takes_from_the_failure_to_the_first_command_that_heals_and_i
 def test_a_plan_counts_by_what_it_answers_and_takes_from_the_failure():
     metrics = Metrics("planner")
     plan = Plan(number=1, trigger="node_lost:node-3", workers=4)
-    take(metrics, failure(), [PlanDecided(plan=plan, at=101.6, correlation="c")])
+    take(metrics, failure(), [events.PlanDecided(plan=plan, at=101.6, correlation="c")])
     take(metrics, Started(token=7), [])
     found = series(metrics)
     assert found["unicron_plans_total", "node_lost"] == 1
@@ -138,7 +128,7 @@ def test_goodput_is_what_the_registry_hears_of_iterations():
     metrics = Metrics("registry")
     for iteration in range(3):
         done = {"epoch": 0, "iteration": iteration, "world_size": 2, "seconds": 0.5, "loss": 1.0}
-        take(metrics, fact(IterationFinished, **done), [DeadLetter(subject="s", error="e")])
+        take(metrics, fact(events.IterationFinished, **done), [events.DeadLetter(subject="s", error="e")])
     found = series(metrics)
     assert found["unicron_task_iterations_total", "gpt"] == 3
     assert found["unicron_task_training_seconds_total", "gpt"] == 1.5
@@ -157,7 +147,7 @@ def test_notices_count_by_channel_and_by_what_became_of_them():
 def test_no_other_service_counts_what_it_hears():
     metrics = Metrics("straggler")
     take(metrics, failure(), [])
-    take(metrics, fact(Regrouped, epoch=1, rank=0, world_size=2, iteration=3, seconds=0.5), [])
+    take(metrics, regrouped(), [])
     assert series(metrics) == {}
 
 
@@ -167,13 +157,13 @@ def test_no_other_service_counts_what_it_hears():
 def test_the_series_of_a_task_go_a_while_after_it_ended_and_stay_where_it_was_launched_again():
     metrics = Metrics("transition")
     for name in ("gpt", "bert"):
-        take(metrics, Message(), [TaskStateChanged(task=name, state=TaskState.RUNNING, at=100.0)])
-        take(metrics, fact(Regrouped, task=name, epoch=1, rank=0, world_size=2, iteration=3, seconds=0.5), [])
-        take(metrics, Message(), [TaskStateChanged(task=name, state=TaskState.FINISHED, at=200.0)])
-    take(metrics, Message(), [TaskStateChanged(task="bert", state=TaskState.STARTING, at=210.0)])
+        take(metrics, Message(), [events.TaskStateChanged(task=name, state=TaskState.RUNNING, at=100.0)])
+        take(metrics, regrouped(task=name), [])
+        take(metrics, Message(), [events.TaskStateChanged(task=name, state=TaskState.FINISHED, at=200.0)])
+    take(metrics, Message(), [events.TaskStateChanged(task="bert", state=TaskState.STARTING, at=210.0)])
     tasks = lambda: {labels[-1] for labels in series(metrics) if labels[0] == "unicron_regroups_total"}  # noqa: E731
     assert tasks() == {"gpt", "bert"}, "who scrapes sees how it ended"
-    take(metrics, TaskStateChanged(task="bert", state=TaskState.RUNNING, at=201.0 + KEEP_S), [])
+    take(metrics, events.TaskStateChanged(task="bert", state=TaskState.RUNNING, at=201.0 + KEEP_S), [])
     assert tasks() == {"bert"}
     assert not any("gpt" in labels for labels in series(metrics))
 
@@ -191,8 +181,7 @@ def test_beyond_so_many_names_the_rest_is_other(monkeypatch):
 def test_an_agent_that_names_tasks_that_there_are_not_makes_no_series_of_them():
     metrics = Metrics("transition")
     for number in range(9):
-        regrouped = {"epoch": 1, "rank": 0, "world_size": 2, "iteration": 3, "seconds": 0.5}
-        take(metrics, fact(Regrouped, task=f"made-up-{number}", **regrouped))
+        take(metrics, regrouped(task=f"made-up-{number}"))
     assert series(metrics)["unicron_regroups_total", OTHER] == 9
 
 
@@ -212,7 +201,7 @@ def registry_of(nodes):
     for number in range(nodes):
         slots = [Slot(index=index) for index in range(8)]
         name = f"node-{number}"
-        core.handle(NodeJoined(node=name, source=name, incarnation="a", host="h", slots=slots, id=f"j{number}"))
+        core.handle(events.NodeJoined(node=name, source=name, incarnation="a", host="h", slots=slots, id=f"j{number}"))
     core.answer(SubmitTask(spec=TaskSpec(name="gpt", command=["x"], max_workers=2, microbatches=2)))
     return core
 
@@ -253,42 +242,27 @@ class Quiet:
 
 
 def an_agent(gpus=0):
-    card = NodeJoined(
-        node="n1", incarnation="", host="h", slots=[Slot(index=0), Slot(index=1)], rendezvous="h:1", pid=7
-    )
+    slots = [Slot(index=0), Slot(index=1)]
+    card = events.NodeJoined(node="n1", incarnation="", host="h", slots=slots, rendezvous="h:1", pid=7)
     core = AgentCore(card, "b", 0, StallLimits())
     found = [Running(worker=name, task="gpt", slot=slot, pid=slot + 1) for slot, name in enumerate(("gpt-1", "gpt-2"))]
     measured = Measured(core, Quiet(), lambda: 77.0)
-    for message in [*core.handle(Adopted(found), 0.0), NodeHeartbeat(node="n1", incarnation="a")]:
+    for message in [*core.handle(Adopted(found), 0.0), events.NodeHeartbeat(node="n1", incarnation="a")]:
         if isinstance(message, Message):
             measured.observe(message)
     core.workers["gpt-2"].iteration = 1
-    told = [
-        Gpu(
-            slot=slot,
-            temperature_c=61,
-            power_w=300.5,
-            memory_used=10**10,
-            throttled=0,
-            ecc_corrected=3,
-            ecc_uncorrected=1,
-            rows_remapped=1,
-            pcie_replays=2,
-            nvlink_replays=1,
-            nvlink_crc=4,
-        )
-        for slot in range(gpus)
-    ]
-    if told:
-        for message in core.handle(Sampled(tuple(told)), 1.0):
-            measured.observe(message)
+    gauges = {"temperature_c": 61, "power_w": 300.5, "memory_used": 10**10, "throttled": 0, "ecc_corrected": 3}
+    errors = {"ecc_uncorrected": 1, "rows_remapped": 1, "pcie_replays": 2, "nvlink_replays": 1, "nvlink_crc": 4}
+    told = [Gpu(slot=slot, **gauges, **errors) for slot in range(gpus)]
+    for message in core.handle(Sampled(tuple(told)), 1.0) if told else ():
+        measured.observe(message)
     return measured
 
 
 def test_an_agent_tells_its_workers_its_heartbeat_its_gpus_and_what_went_wrong():
     measured = an_agent(gpus=1)
-    measured.observe(fact(WorkerExited, signal=9))
-    measured.observe(CommandRefused(node="n1", command="c", reason="stale"))
+    measured.observe(fact(events.WorkerExited, signal=9))
+    measured.observe(events.CommandRefused(node="n1", command="c", reason="stale"))
     measured.fetched(0.25)
     found = series(measured.metrics)
     assert found["unicron_agent_workers", "n1", "gpt"] == 2
@@ -307,13 +281,8 @@ def test_an_agent_tells_its_workers_its_heartbeat_its_gpus_and_what_went_wrong()
 def test_a_service_that_waits_tells_that_and_an_active_one_its_load():
     assert list(of_load("planner", None)) == [("unicron_active", ("planner",), 0.0)]
     found = {sample.family: sample.value for sample in of_load("planner", LOAD)}
-    assert found == {
-        "unicron_active": 1.0,
-        "unicron_queue_depth": 3,
-        "unicron_journal_position": 70,
-        "unicron_telemetry_dropped_total": 2,
-        "unicron_telemetry_disbelieved_total": 1,
-    }
+    dropped = {"unicron_telemetry_dropped_total": 2, "unicron_telemetry_disbelieved_total": 1}
+    assert found == {"unicron_active": 1.0, "unicron_queue_depth": 3, "unicron_journal_position": 70, **dropped}
 
 
 # --- scrapes ---------------------------------------------------------------------------------------------------------
@@ -343,18 +312,12 @@ async def test_a_scrape_gets_all_of_it_read_on_the_loop_and_a_taken_port_is_refu
         Metrics("detector").serve(("127.0.0.1", port))
 
 
-async def test_a_process_that_hangs_is_not_told_to_be_well(monkeypatch):
+async def test_a_process_that_hangs_is_not_told_to_be_well_and_who_connects_and_says_nothing_is_shown_out(monkeypatch):
     monkeypatch.setattr("unicron.metrics.SCRAPE_S", 0.1)
     port = free_port()
     Metrics("planner").serve(("127.0.0.1", port))
     with ThreadPoolExecutor() as threads, pytest.raises((urllib.error.URLError, ConnectionError)):
         threads.submit(scrape, port).result()  # on the loop itself, which hangs for as long
-
-
-async def test_who_connects_and_says_nothing_is_shown_out(monkeypatch):
-    monkeypatch.setattr("unicron.metrics.SCRAPE_S", 0.1)
-    port = free_port()
-    Metrics("planner").serve(("127.0.0.1", port))
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     assert await reader.read() == b""
     writer.close()
@@ -375,18 +338,8 @@ def test_what_is_no_address_is_refused(text):
 
 
 def test_each_family_that_is_made_or_read_is_in_the_catalogue_and_named_as_prometheus_wants():
+    labels = {*("task", "node", "severity", "cause", "source", "state", "slot", "phase", "command", "channel")}
     for name, family in FAMILIES.items():
         assert name.startswith("unicron_")
         assert name.endswith("_total") == (family.kind == "counter"), name
-        assert set(family.labels) <= {
-            "task",
-            "node",
-            "severity",
-            "cause",
-            "source",
-            "state",
-            "slot",
-            "phase",
-            "command",
-            "channel",
-        }
+        assert set(family.labels) <= labels
