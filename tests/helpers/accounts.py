@@ -164,8 +164,13 @@ def journal(lines):
 
 def account(lines, since=0.0):
     """Return the accounts after these lines."""
-    goodput = Goodput(since)
-    for message in journal(lines):
+    return taken(journal(lines), since=since)
+
+
+def taken(messages, **options):
+    """Return the accounts after these messages."""
+    goodput = Goodput(**options)
+    for message in messages:
         goodput.handle(message)
     return goodput
 

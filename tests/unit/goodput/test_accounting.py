@@ -56,10 +56,8 @@ def test_a_killed_worker_costs_what_can_be_counted_by_hand():
 def test_all_that_follows_from_a_failure_is_its_cost_and_its_nodes():
     report = account([*began(), *killed()]).report(200)
     costs = {row.name: (row.failures, spent(row)) for row in report.causes}
-    assert costs["exited_abnormally"] == (
-        1,
-        {"recomputed": 10, "detection": 4, "decision": 8, "transition": 39, "sub_healthy": 20},
-    )
+    of_failure = {"recomputed": 10, "detection": 4, "decision": 8, "transition": 39, "sub_healthy": 20}
+    assert costs["exited_abnormally"] == (1, of_failure)
     assert costs["task_submitted"] == (0, {"start_up": 44})
     assert [(row.name, row.failures, row.total_s) for row in report.nodes] == [("n2", 1, pytest.approx(81))]
 
@@ -130,11 +128,8 @@ def test_a_lost_node_counts_from_when_it_was_suspected_until_a_plan_takes_its_sl
 
 def test_slots_that_a_plan_adds_start_up_while_the_others_train():
     report = account([*began(), *grown()]).report(100)
-    assert spent(report.of("gpt")) == {
-        "start_up": 44 + 2 * 30,
-        "training": 4 * (88 - 21) + 6 * 10,
-        "transition": 4 * 2,
-    }
+    trained = 4 * (88 - 21) + 6 * 10
+    assert spent(report.of("gpt")) == {"start_up": 44 + 2 * 30, "training": trained, "transition": 4 * 2}
     assert spent(next(row for row in report.causes if row.name == "node_joined")) == {"start_up": 60, "transition": 8}
     assert spent(report.of("")) == {"idle": 4 * 10 + 2 * 10}
 
@@ -206,12 +201,8 @@ def test_a_task_that_ends_gives_its_slots_back_and_its_wall_time_ends():
 
 
 def test_slots_that_a_plan_takes_back_before_anything_computes_are_free_when_their_workers_are_gone():
-    lines = [
-        *began()[:3],
-        (15, plan("task_paused:gpt")),
-        (16, *(exited(w, n, s, iteration=-1, expected=True) for w, n, s in FOUR)),
-    ]
-    report = account(lines).report(30)
+    gone = (exited(*worker, iteration=-1, expected=True) for worker in FOUR)
+    report = account([*began()[:3], (15, plan("task_paused:gpt")), (16, *gone)]).report(30)
     assert spent(report.of("gpt")) == {"start_up": 4 * 6}
     assert spent(report.of("")) == {"idle": 4 * 10 + 4 * 14}
 

@@ -21,10 +21,10 @@ from helpers.accounts import (
     regrouped,
     slowed,
     start,
+    taken,
 )
 from replay import replayer
 from unicron_goodput import book
-from unicron_goodput.accounting import Goodput
 
 from unicron.contracts import events
 from unicron.contracts.tasks import TaskState
@@ -207,9 +207,7 @@ def test_what_a_process_showed_that_never_computed_is_no_sign_of_its_successors_
 
 
 def test_older_chains_are_no_longer_told_apart_and_their_costs_stay():
-    goodput = Goodput(chains=1)
-    for message in account_messages():
-        goodput.handle(message)
+    goodput = taken(account_messages(), chains=1)
     assert list(goodput.chains()) == ["second"]
     assert goodput.chain(FAILED) is None
     rest = goodput.chain("", 200)
@@ -225,9 +223,7 @@ def account_messages():
 
 def test_spans_beyond_what_is_kept_are_counted_and_paid_for(monkeypatch):
     monkeypatch.setattr(book, "FULL", 2)
-    goodput = Goodput(spans=4)
-    for message in account_messages():
-        goodput.handle(message)
+    goodput = taken(account_messages(), spans=4)
     cost = goodput.chain(FAILED)
     assert (len(cost.spans), cost.more) == (4, 4 * 3 + 3 * 2 + 1 - 4)
     assert cost.whole_s == pytest.approx(81)
@@ -237,12 +233,9 @@ def test_spans_beyond_what_is_kept_are_counted_and_paid_for(monkeypatch):
 @pytest.mark.parametrize(("name", "failures"), [("demo", 4), ("demo-before", 4), ("storm", 0)])
 def test_in_recorded_journals_phases_add_up_to_the_time_from_fault_to_recovery(name, failures):
     messages = replayer.read(name)
-    goodput = Goodput()
-    for message in messages:
-        goodput.handle(message)
-    back = {
-        (each.correlation, each.task): each.at for each in messages if isinstance(each, events.TaskRecovered)
-    }  # in the storm, only after the next node has joined, in another chain
+    goodput = taken(messages)
+    # in the storm, only after the next node has joined, in another chain
+    back = {(each.correlation, each.task): each.at for each in messages if isinstance(each, events.TaskRecovered)}
     compared = 0
     for cost in map(goodput.chain, goodput.chains()):
         for course in cost.courses:

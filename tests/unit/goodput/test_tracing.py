@@ -101,12 +101,8 @@ def test_each_slot_has_a_span_with_its_phases_and_workers(heard):
     killed_at = slots["n2:1"]
     assert seconds(killed_at) == (121, 150)
     phases = children(found, killed_at)
-    assert [(span.name, span.attributes["unicron.worker"]) for span in phases] == [
-        ("detection", "w4"),
-        ("decision", "w4"),
-        ("transition", "w4"),
-        ("sub_healthy", "w5"),
-    ]
+    of_w4 = [(phase, "w4") for phase in ("detection", "decision", "transition")]
+    assert [(span.name, span.attributes["unicron.worker"]) for span in phases] == [*of_w4, ("sub_healthy", "w5")]
     assert {(span.attributes["unicron.node"], span.attributes["unicron.slot"]) for span in phases} == {("n2", 1)}
 
 
@@ -127,18 +123,13 @@ def test_what_happened_is_told_with_the_reason_and_nothing_else_that_programs_wr
     assert root.attributes["unicron.reason"].startswith("w4 was ended by SIGKILL")
     everything = "".join(span.to_json() for span in found)
     assert "hunter2" not in everything
-    texts = [
-        value for span in found for each in (span, *span.events) for value in each.attributes.values()
-        if isinstance(value, str)
-    ]  # fmt: skip
-    assert max(map(len, texts)) == tracing.TEXT
+    values = [value for span in found for each in (span, *span.events) for value in each.attributes.values()]
+    assert max(len(value) for value in values if isinstance(value, str)) == tracing.TEXT
 
 
 def test_whoever_tells_it_again_tells_the_same_spans(heard):
-    ids = [
-        {(span.context.trace_id, span.context.span_id, span.name, *seconds(span)) for span in heard(*told_of(until=at))}
-        for at in (150, 999)
-    ]
+    found = [heard(*told_of(until=at)) for at in (150, 999)]
+    ids = [{(span.context.trace_id, span.context.span_id, span.name, *seconds(span)) for span in one} for one in found]
     assert ids[0] == ids[1]
     assert len({span_id for _, span_id, *_ in ids[0]}) == len(ids[0])
     other = account([(at, *("other" if each == FAILED else each for each in line)) for at, *line in HEALED])
@@ -242,9 +233,10 @@ def test_an_address_without_a_path_gets_that_of_otlp(given, used):
     assert endpoint(given) == used
 
 
-@pytest.mark.parametrize(
-    "given", ["collector:4318", "http://", "ftp://collector", "http://c:99999", "http://u:p@c", "http://u:p@c:99999"]
-)
+NO_ADDRESSES = ["collector:4318", "http://", "ftp://collector", "http://c:99999", "http://u:p@c", "http://u:p@c:99999"]
+
+
+@pytest.mark.parametrize("given", NO_ADDRESSES)
 def test_what_is_no_address_is_refused_and_no_password_is_repeated(given):
     with pytest.raises(InvalidInputError, match="UNICRON_TRACES") as told:
         endpoint(given)

@@ -16,6 +16,7 @@ from helpers.accounts import (
     regrouped,
     stalled,
     start,
+    taken,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,69 +33,48 @@ from unicron.contracts.tasks import TaskState
 NODES, TASKS = ("n1", "n2", "n3"), ("gpt", "bert")
 WORKERS = ("a", "b", "c", "d")
 places = st.tuples(st.sampled_from(NODES), st.integers(0, 1))
-workers = st.tuples(st.sampled_from(WORKERS), st.sampled_from(NODES), st.integers(0, 1))
+nodes = st.sampled_from(NODES)
+workers = st.tuples(st.sampled_from(WORKERS), nodes, st.integers(0, 1))
+SLOW = {"epoch": 0, "iteration": 1, "world_size": 1, "usual_s": 1.0}
 members = st.lists(workers, min_size=1, max_size=4)
 tasks, small = st.sampled_from(TASKS), st.integers(0, 5)
 
 
-def one(kind, *values, **fields):
-    return st.builds(kind, *values, **fields)
-
-
 def struck(worker, sev, task, epoch):
     name, node, slot = worker
-    return failure(worker=name if sev > 1 else "", node=node, slot=slot, sev=sev, task=task, epoch=epoch)
+    return [failure(worker=name if sev > 1 else "", node=node, slot=slot, sev=sev, task=task, epoch=epoch)]
+
+
+def told_of(worker):
+    return dict(zip(("worker", "node", "slot"), worker, strict=True))
 
 
 anything = st.one_of(
-    one(lambda node: [admitted(node)], node=st.sampled_from(NODES)),
-    one(lambda node: [events.NodeGone(node=node)], node=st.sampled_from(NODES)),
-    one(lambda node: [events.NodeSuspected(node=node, reason="", grace_s=1.0)], node=st.sampled_from(NODES)),
-    one(lambda task: [events.TaskSubmitted(task=task, spec=SPEC)], task=tasks),
-    one(lambda task, slots: [plan("node_joined:n1", task, slots)], task=tasks, slots=st.lists(places, unique=True)),
-    one(
-        lambda task, state: [events.TaskStateChanged(task=task, state=state)],
-        task=tasks,
-        state=st.sampled_from(TaskState),
-    ),
-    one(lambda worker, task: [start(*worker, task=task)], worker=workers, task=tasks),
-    one(
-        lambda worker, task: [commands.StopWorker(node=worker[1], slot=worker[2], worker=worker[0], task=task)],
-        worker=workers,
-        task=tasks,
-    ),
-    one(lambda worker, task: [ready(*worker, task=task)], worker=workers, task=tasks),
-    one(regroup, epoch=small, workers=members, task=tasks),
-    one(
-        regrouped, epoch=small, workers=members, iteration=small, task=tasks, recomputed=small, seconds=st.floats(0, 9)
-    ),
-    one(
+    st.builds(lambda node: [admitted(node)], nodes),
+    st.builds(lambda node: [events.NodeGone(node=node)], nodes),
+    st.builds(lambda node: [events.NodeSuspected(node=node, reason="", grace_s=1.0)], nodes),
+    st.builds(lambda task: [events.TaskSubmitted(task=task, spec=SPEC)], tasks),
+    st.builds(lambda task, slots: [plan("node_joined:n1", task, slots)], tasks, st.lists(places, unique=True)),
+    st.builds(lambda task, state: [events.TaskStateChanged(task=task, state=state)], tasks, st.sampled_from(TaskState)),
+    st.builds(lambda worker, task: [start(*worker, task=task)], workers, tasks),
+    st.builds(lambda worker, task: [commands.StopWorker(**told_of(worker), task=task)], workers, tasks),
+    st.builds(lambda worker, task: [ready(*worker, task=task)], workers, tasks),
+    st.builds(regroup, small, members, tasks),
+    st.builds(regrouped, small, members, small, tasks, recomputed=small, seconds=st.floats(0, 9)),
+    st.builds(
         lambda worker, at, task, known: [exited(*worker, iteration=at, task=task, expected=known)],
-        worker=workers,
-        at=small,
-        task=tasks,
-        known=st.booleans(),
+        *(workers, small, tasks, st.booleans()),
     ),
-    one(
-        lambda *given: [struck(*given)], workers, st.integers(1, 3), st.sampled_from([*TASKS, ""]), st.integers(-1, 5)
+    st.builds(struck, workers, st.integers(1, 3), st.sampled_from([*TASKS, ""]), st.integers(-1, 5)),
+    st.builds(
+        lambda task, recent_s: [slowdowns.SlowdownDetected(**SLOW, task=task, recent_s=recent_s)],
+        *(tasks, st.floats(0.5, 5)),
     ),
-    one(
-        lambda task, recent_s: [
-            slowdowns.SlowdownDetected(
-                task=task, epoch=0, iteration=1, world_size=1, usual_s=1.0, recent_s=recent_s
-            )
-        ],
-        task=tasks,
-        recent_s=st.floats(0.5, 5),
-    ),
-    one(
+    st.builds(
         lambda worker, epoch, at, task: [finished(at, *worker, task=task, epoch=epoch)],
-        worker=workers,
-        epoch=small,
-        at=small,
-        task=tasks,
+        *(workers, small, small, tasks),
     ),
-)  # fmt: skip
+)
 
 
 class Life:
@@ -135,9 +115,8 @@ class Life:
         return found
 
 
-happenings = st.sampled_from(
-    ["killed", "hangs", "lost", "suspected", "back", "ordered", "met", "met", "planned", "started", "slow"]
-)
+HAPPENINGS = "killed hangs lost suspected back ordered met met planned started slow"
+happenings = st.sampled_from(HAPPENINGS.split())
 lives = st.lists(st.tuples(st.floats(0, 20), happenings, st.integers(0, 7)), max_size=40)
 steps = st.lists(st.tuples(st.floats(-2, 20), st.sampled_from("xyz"), anything), max_size=60)
 
@@ -241,10 +220,8 @@ def test_so_it_is_from_any_time_on(life, after):
 
 @given(lives, st.integers(0, 3), st.integers(0, 5))
 def test_so_it_is_where_few_chains_are_told_apart(life, chains, spans):
-    few, all_ = Goodput(chains=chains, spans=spans), Goodput()
-    for message in told(life):
-        few.handle(message)
-        all_.handle(message)
+    messages = told(life)
+    few, all_ = taken(messages, chains=chains, spans=spans), taken(messages)
     assert len(few.chains()) <= chains
     report = check(few)
     for mine, theirs in zip(report.tasks, check(all_).tasks, strict=True):
@@ -275,18 +252,12 @@ def test_recorded_journals_add_up_wherever_they_end(name):
     for message in messages:
         partly.handle(message)
         check(partly)
-    cut = Goodput()  # as if the journal had lost its older half
-    for message in messages[len(messages) // 2 :]:
-        cut.handle(message)
-    check(cut)
+    check(taken(messages[len(messages) // 2 :]))  # as if the journal had lost its older half
 
 
 def test_the_recorded_demo_shows_what_its_times_say():
     """tests/replay/demo: the hang of gpt-b-4, on four workers, told 0.89 s after its last progress."""
-    goodput = Goodput()
-    for message in replayer.read("demo"):
-        goodput.handle(message)
-    report = goodput.report()
+    report = taken(replayer.read("demo")).report()
     costs = {row.name: row.seconds for row in report.causes}
     assert costs["task_hang"]["detection"] == pytest.approx(4 * 0.9, abs=0.05)
     assert 0 < costs["exited_abnormally"]["detection"] < 0.03, "an end of a process is known at once"
@@ -307,6 +278,4 @@ def test_what_is_remembered_does_not_grow_with_the_messages():
 
 @pytest.mark.parametrize("kind", codec.MESSAGES.values(), ids=lambda kind: kind.__name__)
 def test_every_kind_of_message_is_taken(kind):
-    goodput = Goodput()
-    goodput.handle(replace(sample(kind), at=100.0))
-    check(goodput, 110.0)
+    check(taken([replace(sample(kind), at=100.0)]), 110.0)

@@ -46,6 +46,7 @@ channels = ["ops"]
 quiet = {from = "22:00", to = "07:00", zone = "Europe/Berlin", through = [1]}
 escalate = {after_min = 15, channels = ["oncall"]}
 """
+LINK, ALERTS, RULE = 'link = "https://unicron.example"', "http://alertmanager:9093/", "[rule.night]"
 
 
 @pytest.fixture
@@ -83,12 +84,8 @@ def test_no_file_is_no_rules():
     ("old", "new", "says"),
     [
         ('link = "', "link = ", "at line 2, column"),
-        (
-            'link = "https://unicron.example"',
-            'link = "unicron.example"',
-            "link 'unicron.example': give what the console",
-        ),
-        ('link = "https://unicron.example"', "links = 1", "links: there is no such table or key"),
+        (LINK, 'link = "unicron.example"', "link 'unicron.example': give what the console"),
+        (LINK, "links = 1", "links: there is no such table or key"),
         ('kind = "slack"', 'kind = "slak"', "[channel.ops] kind 'slak': use one of json, slack, teams, pagerduty"),
         ('url_file = "slack"\n\n', 'url = "https://hooks.slack.com/services/T0/B0/s3cret"\n\n', "so it is a secret"),
         ('url_file = "slack"', 'url_file = "none"', "[channel.ops] url_file: "),
@@ -98,41 +95,21 @@ def test_no_file_is_no_rules():
         ('url_file = "slack"', 'url_file = "slack"\nurl_env = "X"', "url_file and url_env are both given"),
         ('url_file = "slack"', "", "[channel.ops] there is no url"),
         ('key_env = "PD_KEY"', "", "[channel.oncall] there is no integration key: give key_file or key_env"),
-        (
-            "http://alertmanager:9093/",
-            "http://me:s3cret@alertmanager:9093/",
-            "[channel.alerts] url: it holds a password",
-        ),
-        ("http://alertmanager:9093/", "http://alertmanager:9093/?key=s3cret", "url: it holds a password or a query"),
-        ("http://alertmanager:9093/", "ftp://alertmanager", "url: it is no address that begins with https://"),
-        ("http://alertmanager:9093/", "http://a:99999/", "url: it is no address"),
-        ("http://alertmanager:9093/", r"http://a/\r\nX: y", "url: it is no address"),
-        (
-            'url = "http://alertmanager:9093/"',
-            'url = "http://alertmanager:9093"\ntoken_env = "PD_KEY"',
-            "url: a secret goes over https only",
-        ),
-        (
-            'from = "unicron@example.org"',
-            r'from = "a@b.c\nBcc: x@y.z"',
-            "[channel.post] from 'a@b.c\\nBcc: x@y.z': give a",
-        ),
+        (ALERTS, "http://me:s3cret@alertmanager:9093/", "[channel.alerts] url: it holds a password"),
+        (ALERTS, "http://alertmanager:9093/?key=s3cret", "url: it holds a password or a query"),
+        (ALERTS, "ftp://alertmanager", "url: it is no address that begins with https://"),
+        (ALERTS, "http://a:99999/", "url: it is no address"),
+        (ALERTS, r"http://a/\r\nX: y", "url: it is no address"),
+        (f'"{ALERTS}"', f'"{ALERTS}"\ntoken_env = "PD_KEY"', "url: a secret goes over https only"),
+        ("unicron@example.org", r"a@b.c\nBcc: x@y.z", "[channel.post] from 'a@b.c\\nBcc: x@y.z': give a"),
         ('to = ["ops@example.org"]', "to = []", "[channel.post] to: Expected `array` of length >= 1"),
         ('to = ["ops@example.org"]', 'to = ["Ops <ops@example.org>"]', "give a bare address"),
         ('user = "unicron"', 'user = "unicron"\nstarttls = false', "starttls: without it the password would be seen"),
         ('user = "unicron"', "", "user and password_file (or password_env) belong together"),
-        ('command = ["/bin/cat", "-"]', 'command = ["cat"]', "[channel.script] command 'cat': give the absolute path"),
-        (
-            'command = ["/bin/cat", "-"]',
-            'command = ["/etc/passwd"]',
-            "give the absolute path of a program that can be run",
-        ),
+        ('["/bin/cat", "-"]', '["cat"]', "[channel.script] command 'cat': give the absolute path"),
+        ('["/bin/cat", "-"]', '["/etc/passwd"]', "give the absolute path of a program that can be run"),
         ("every_s = 30", "every_s = 0", "[heartbeat] every_s: Expected `float` >= 0.1"),
-        (
-            'channels = ["ops"]\n',
-            'channels = ["op"]\n',
-            "[rule.night] channels: there is no channel 'op'; there are: ops,",
-        ),
+        ('["ops"]\n', '["op"]\n', "[rule.night] channels: there is no channel 'op'; there are: ops,"),
         ('channels = ["oncall"]', 'channels = ["boss"]', "[rule.night] escalate.channels: there is no channel 'boss'"),
         ("after_min = 15", "after_min = 0", "[rule.night] escalate.after_min: Expected `float` > 0.0"),
         ("22:00", "24:00", "[rule.night] quiet: '24:00' is no time of day: write it as 22:00"),
@@ -140,15 +117,11 @@ def test_no_file_is_no_rules():
         ("Europe/Berlin", "Europe/Berlinn", "[rule.night] quiet: there is no time zone 'Europe/Berlinn'"),
         ("Europe/Berlin", "../../etc/passwd", "there is no time zone"),
         ("through = [1]", "through = [4]", "[rule.night] quiet.through[0]: Expected `int` <= 3"),
-        (
-            "[rule.night]",
-            '[rule.night]\nkinds = ["node"]',
-            "there is no kind 'node': use some of task_failed, node_lost",
-        ),
-        ("[rule.night]", '[rule.night]\nstatus = ["ecc"]', "there is no status 'ecc': use some of lost_connection"),
-        ("[rule.night]", "[rule.night]\nwait_s = nan", "wait_s"),
-        ("[rule.night]", '[rule."a:b"]', "[rule.a:b]: rule name 'a:b': use 1 to 64 letters"),
-        ("[rule.night]", "[[rule]]", "rule: write a table for each, as [rule.NAME]"),
+        (RULE, f'{RULE}\nkinds = ["node"]', "there is no kind 'node': use some of task_failed, node_lost"),
+        (RULE, f'{RULE}\nstatus = ["ecc"]', "there is no status 'ecc': use some of lost_connection"),
+        (RULE, f"{RULE}\nwait_s = nan", "wait_s"),
+        (RULE, '[rule."a:b"]', "[rule.a:b]: rule name 'a:b': use 1 to 64 letters"),
+        (RULE, "[[rule]]", "rule: write a table for each, as [rule.NAME]"),
         (GOOD[GOOD.index("[rule.night]") :], "", "there is no [rule.NAME], so nobody would be told anything"),
     ],
 )

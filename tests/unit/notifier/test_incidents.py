@@ -10,30 +10,18 @@ from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded, SlowWor
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import SlotRef, TaskSpec
 
-SLOW = SlowdownDetected(
-    task="gpt",
-    epoch=1,
-    iteration=9,
-    world_size=4,
-    usual_s=1.0,
-    recent_s=2.0,
-    workers=[SlowWorker(worker="gpt-1", node="n1", rank=1, factor=2.0)],
-)
-STRAGGLER = StragglerDetected(
-    task="gpt",
-    epoch=1,
-    world_size=4,
-    first=1,
-    last=9,
-    steps=9,
-    slowdown=1.5,
-    waste=0.3,
-    diagnosis="slow-worker",
-    node="n1",
-    worker="gpt-1",
-    cure="Drain n1.",
-)
+OF_FOUR = {"task": "gpt", "epoch": 1, "world_size": 4}
+CULPRIT = SlowWorker(worker="gpt-1", node="n1", rank=1, factor=2.0)
+SLOW = SlowdownDetected(**OF_FOUR, iteration=9, usual_s=1.0, recent_s=2.0, workers=[CULPRIT])
+FOUND = {"slowdown": 1.5, "waste": 0.3, "diagnosis": "slow-worker", "node": "n1", "worker": "gpt-1"}
+STRAGGLER = StragglerDetected(**OF_FOUR, first=1, last=9, steps=9, **FOUND, cure="Drain n1.")
 ADMITTED = events.NodeAdmitted(node="n2", incarnation="1", host="n2", slots=[], source="registry")
+
+
+def failing():
+    desk = Desk()
+    desk.say(running("gpt", "n1", "n2"), failed(), changed("gpt", "recovering"))
+    return desk
 
 
 def three_tasks(**fields):
@@ -53,9 +41,8 @@ def test_a_lost_node_is_one_message_that_names_all_its_workers_and_tasks():
         TaskShare(task="gpt", slots=[SlotRef(node="n1", slot=0)], before=5),
         TaskShare(task="bert", slots=[], before=2, reason="no node is free"),
     ]
-    desk.say(
-        events.PlanDecided(plan=Plan(number=2, trigger="node_lost:n2", workers=1, shares=shares), source="planner")
-    )
+    plan = Plan(number=2, trigger="node_lost:n2", workers=1, shares=shares)
+    desk.say(events.PlanDecided(plan=plan, source="planner"))
     assert desk.told(9.0) == []
     [notice] = [*desk.told(1.0), *desk.sent][1:]
     assert (notice.phase, notice.severity, notice.kind) == (Phase.OPENED, 1, IncidentKind.NODE_LOST)
@@ -121,8 +108,7 @@ def test_a_suspicion_alone_is_not_told():
 
 
 def test_a_failed_worker_is_told_with_what_is_done_about_it():
-    desk = Desk()
-    desk.say(running("gpt", "n1", "n2"), failed(), changed("gpt", "recovering"))
+    desk = failing()
     assert desk.told(10.0) == [("opened", "gpt-2 on n2 failed: exited_abnormally, severity 2")]
     assert any("starts the process again" in line for line in desk.sent[0].lines)
     desk.say(running("gpt", "n1", "n2"), after=5.0)
@@ -140,15 +126,12 @@ def test_a_failure_that_changed_nothing_is_over_and_an_ended_chain_goes_on_where
 
 
 def test_what_gets_worse_is_told_again_as_an_update():
-    desk = Desk()
-    desk.say(running("gpt", "n1", "n2"), failed(), changed("gpt", "recovering"))
+    desk = failing()
     desk.told(10.0)
     desk.say(lost("n2"))
     assert desk.told(10.0) == [("updated", "n2 is lost: 1 worker of 1 task (gpt)")]
-    assert [(each.first_severity, each.severity, str(each.label)) for each in desk.sent] == [
-        (2, 2, "failure"),
-        (2, 1, "failure"),
-    ], "what receivers route by does not change"
+    sent = [(each.first_severity, each.severity, str(each.label)) for each in desk.sent]
+    assert sent == [(2, 2, "failure"), (2, 1, "failure")], "what receivers route by does not change"
 
 
 def test_a_failed_task_stays_until_a_user_has_seen_to_it():
@@ -166,8 +149,7 @@ def test_a_failed_task_stays_until_a_user_has_seen_to_it():
 
 def test_a_task_that_is_paused_or_ends_is_waited_for_no_longer():
     for end in (events.TaskPaused(task="gpt", source="registry"), changed("gpt", "finished")):
-        desk = Desk()
-        desk.say(running("gpt", "n1", "n2"), failed(), changed("gpt", "recovering"))
+        desk = failing()
         desk.told(10.0)
         desk.say(end, chain="user")
         assert [phase for phase, _ in desk.told()] == ["over"]
@@ -182,7 +164,7 @@ def test_a_slow_task_is_one_incident_with_whoever_slows_it_down():
     [(phase, _)] = desk.told(10.0)
     assert phase == "updated"
     assert "Drain n1." in desk.sent[-1].lines
-    ended = SlowdownEnded(task="gpt", epoch=1, iteration=99, world_size=4, usual_s=1, recent_s=1, reason="as before")
+    ended = SlowdownEnded(**OF_FOUR, iteration=99, usual_s=1, recent_s=1, reason="as before")
     desk.say(ended, chain="end", after=20.0)
     assert [phase for phase, _ in desk.told()] == ["over"]
     assert desk.sent[-1].lost_worker_s == pytest.approx(0.3 * 4 * 100.0)
@@ -211,9 +193,8 @@ def test_a_dead_letter_and_its_alert_of_however_many_services_are_one_message():
 def test_what_happened_before_anybody_asked_to_be_told_is_not_told():
     desk = Desk()
     desk.now -= 1000.0
-    desk.say(
-        running("gpt", "n1", "n2", "n2"), failed(), changed("gpt", "recovering"), events.Alert(text="old"), chain="old"
-    )
+    old = (failed(), changed("gpt", "recovering"), events.Alert(text="old"))
+    desk.say(running("gpt", "n1", "n2", "n2"), *old, chain="old")
     desk.now += 1000.0
     assert desk.told(3600.0) == []
     desk.say(running("gpt", "n1", "n2", "n2"), lost("n2"), changed("gpt", "recovering"))

@@ -326,15 +326,11 @@ def test_without_rules_nothing_is_done_and_nothing_is_told_later():
 
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("fail"), st.integers(0, 3)),
-        st.tuples(st.just("lose"), st.integers(0, 3)),
-        st.tuples(st.just("recover"), st.integers(0, 3)),
-        st.tuples(st.just("ack"), st.integers(0, 3)),
+        *(st.tuples(st.just(what), st.integers(0, 3)) for what in ("fail", "lose", "recover", "ack")),
         st.tuples(st.just("wait"), st.sampled_from([0, 1, 5, 10, 20, 4000])),
-        st.tuples(st.just("deliver"), st.sampled_from(["ops", "mail"])),
-        st.tuples(st.just("give up"), st.sampled_from(["ops", "mail"])),
+        st.tuples(st.sampled_from(["deliver", "give up"]), st.sampled_from(["ops", "mail"])),
         st.tuples(st.just("again"), st.integers(0, 20)),
-        st.tuples(st.just("restart"), st.just(0)),
+        st.just(("restart", 0)),
     ),
     max_size=30,
 )

@@ -60,11 +60,8 @@ def test_pagerduty_gets_events_of_one_incident(phase, action):
     event = pagerduty(replace(NOTICE, phase=phase), "KEY")
     assert (event["event_action"], event["dedup_key"], event["routing_key"]) == (action, "unicron-c1", "KEY")
     payload = event["payload"]
-    assert (payload["severity"], payload["source"], payload["timestamp"]) == (
-        "critical",
-        "n2",
-        "2026-07-24T12:00:00.000Z",
-    )
+    assert (payload["severity"], payload["source"]) == ("critical", "n2")
+    assert payload["timestamp"] == "2026-07-24T12:00:00.000Z"
     assert event["links"][0]["href"] == NOTICE.link
     assert len(pagerduty(replace(NOTICE, title="x" * 5000), "KEY")["payload"]["summary"]) == 1024
 
