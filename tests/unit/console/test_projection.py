@@ -130,9 +130,8 @@ def test_a_node_is_up_suspected_lost_and_back():
 
 def test_a_drained_node_stays_so_when_it_comes_back():
     picture = read(by_hand())
-    for position, message in enumerate(
-        [events.NodeDrained(node="n1"), admitted("n1"), events.NodeDrained(node="n1", drain=False)], 900
-    ):
+    said = [events.NodeDrained(node="n1"), admitted("n1"), events.NodeDrained(node="n1", drain=False)]
+    for position, message in enumerate(said, 900):
         picture.handle(position, replace(message, id=str(position), at=300.0, source="registry"))
         assert square(picture, "n1").state == ("up" if position == 902 else "draining")
 
@@ -179,9 +178,8 @@ def test_telemetry_of_what_nobody_knows_changes_nothing():
 
 def test_progress_gives_loss_and_waf_while_the_task_runs():
     picture = read(by_hand())
-    running = events.TaskStateChanged(
-        task="gpt", state=TaskState.RUNNING, members=[Member(worker="w1", node="n1", slot=0)]
-    )
+    members = [Member(worker="w1", node="n1", slot=0)]
+    running = events.TaskStateChanged(task="gpt", state=TaskState.RUNNING, members=members)
     picture.handle(900, replace(running, id="r", at=200.0, source="transition"))
     spec = replace(SPEC, flops_per_iteration=1e12, weight=2.0)
     picture.tasks["gpt"].spec = spec
@@ -192,15 +190,13 @@ def test_progress_gives_loss_and_waf_while_the_task_runs():
 
 
 def test_what_the_journal_no_longer_tells_the_registry_does_and_no_more():
+    old = TaskView(spec=replace(SPEC, name="old"), state=TaskState.RUNNING, iteration=9)
     status = Status(
         nodes=[
             NodeView(node="n1", state=NodeState.LOST),
             NodeView(node="old", state=NodeState.DRAINING, slots=[Slot(index=0, kind="gpu")], since=5.0),
         ],
-        tasks=[
-            TaskView(spec=SPEC, state=TaskState.FAILED),
-            TaskView(spec=replace(SPEC, name="old"), state=TaskState.RUNNING, iteration=9),
-        ],
+        tasks=[TaskView(spec=SPEC, state=TaskState.FAILED), old],
     )
     picture = read(by_hand())
     before = picture.tasks["gpt"].state

@@ -102,7 +102,7 @@ class Site:
         return Answered(connection.getresponse())
 
     def get(self, path, headers=None):
-        return self.ask("GET", path, None, headers)
+        return self.ask("GET", path, headers=headers)
 
     def order(self, headers=None, **given):
         return self.ask("POST", "/api/orders", json.dumps(given), MINE if headers is None else headers)
@@ -118,10 +118,8 @@ def site(tokens):
 
     def make(answers=None, tokens=tokens, hosts=("*",), chaos=False):
         picture = Projection()
-        failed = [
-            (121, "killed", exited("w4", "n2", 1, iteration=10, signal=9)),
-            (122, "killed", failure(reason=NASTY)),
-        ]
+        killed = exited("w4", "n2", 1, iteration=10, signal=9)
+        failed = [(121, "killed", killed), (122, "killed", failure(reason=NASTY))]
         for position, message in enumerate(journal([*began(), *failed]), 1):
             picture.handle(position, message)
         bus = Bus(answers or {})

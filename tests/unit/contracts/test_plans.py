@@ -10,9 +10,8 @@ def share(task, *nodes, **fields):
 
 
 def plan(number, *shares):
-    return Plan(
-        number=number, trigger="node_lost:n1", workers=4, shares=list(shares), tasks=[one.task for one in shares]
-    )
+    tasks = [one.task for one in shares]
+    return Plan(number=number, trigger="node_lost:n1", workers=4, shares=list(shares), tasks=tasks)
 
 
 FIRST = plan(1, share("a", "n1", waf=2.0), share("b", "n2", "n3", waf=3.0), share("c", reason="needs 9 workers"))

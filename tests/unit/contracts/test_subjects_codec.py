@@ -56,10 +56,8 @@ def test_subjects_of_facts_commands_telemetry_and_queries():
     assert subjects.of(beat) == "unicron.v1.tel.n1.NodeHeartbeat.n1"
     assert subjects.rpc("registry") == "unicron.v1.rpc.registry"
     assert subjects.commands("n2") == "unicron.v1.cmd.n2.>"
-    assert subjects.events(WorkerExited, IterationFinished) == [
-        "unicron.v1.evt.*.WorkerExited.*",
-        "unicron.v1.tel.*.IterationFinished.*",
-    ]
+    fact, telemetry = "unicron.v1.evt.*.WorkerExited.*", "unicron.v1.tel.*.IterationFinished.*"
+    assert subjects.events(WorkerExited, IterationFinished) == [fact, telemetry]
 
 
 def test_nobody_can_say_what_another_says():
@@ -162,9 +160,8 @@ def test_messages_between_a_core_and_its_shell_never_reach_the_bus():
     st.integers(0, MOST_NUMBER),
 )
 def test_messages_survive_the_way_there_and_back(name, text, lines, at, number):
-    message = WorkerExited(
-        node=name, slot=number, task=name, worker=name, stderr=lines, at=at, id=text, exit_code=None, signal=9
-    )
+    told = {"stderr": lines, "at": at, "id": text, "exit_code": None, "signal": 9}
+    message = WorkerExited(node=name, slot=number, task=name, worker=name, **told)
     assert codec.decode_message(codec.encode(message)) == message
 
 

@@ -13,10 +13,7 @@ from unicron.contracts.queries import TableRow
         (Trigger.of(TriggerKind.NODE_LOST, ["node-3"]), "node_lost:node-3"),
         (Trigger.of(TriggerKind.TASK_FINISHED, ["and_more"]), "task_finished:and_more"),
         (Trigger.of(TriggerKind.NODE_LOST, [f"n{number}" for number in range(7)]), "node_lost:n0,n1,n2,n3 and 3 more"),
-        (
-            Trigger.of(TriggerKind.TWO_NODES_LOST, list("abcde"), ["f", "g"]),
-            "two_nodes_lost:a,b,c,d and 1 more+f,g",
-        ),
+        (Trigger.of(TriggerKind.TWO_NODES_LOST, list("abcde"), ["f", "g"]), "two_nodes_lost:a,b,c,d and 1 more+f,g"),
     ],
 )
 def test_a_trigger_is_read_as_it_was_written(trigger, text):

@@ -12,9 +12,10 @@ NOTHING = Constants(float("inf"), 0, 0)
 # --- counts -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("size", "billions"), [("1.3B", 1.3), ("7B", 6.7), ("13B", 12.85), ("70B", 64.9), ("175B", 174.6)]
-)
+PUBLISHED = {"1.3B": 1.3, "7B": 6.7, "13B": 12.85, "70B": 64.9, "175B": 174.6}
+
+
+@pytest.mark.parametrize(("size", "billions"), PUBLISHED.items())
 def test_parameters_are_the_published_ones(size, billions):
     assert formulas.parameters(gpt(size)) / 1e9 == pytest.approx(billions, abs=0.05)
 

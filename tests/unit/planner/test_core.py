@@ -207,11 +207,8 @@ def test_a_task_that_needs_more_than_there_is_waits_and_says_so_until_it_fits():
 
 
 def test_a_task_that_others_crowd_out_says_so():
-    rich, poor = (
-        submitted("rich", weight=2.0, least=6, most=6, throughput={}),
-        submitted("poor", least=2, throughput={}),
-    )
-    planner = cluster(rich, poor)
+    rich = submitted("rich", weight=2.0, least=6, most=6, throughput={})
+    planner = cluster(rich, submitted("poor", least=2, throughput={}))
     assert reasons(planner.state.plan) == {"poor": "needs 2 workers; higher-weighted tasks use all 6 slots"}
     (plan,) = feed(planner, ended("rich"))
     assert sizes(plan) == {"poor": 4}
@@ -307,9 +304,8 @@ def storm(rng):
             case 2:
                 messages.append(lost(node))
             case 3:
-                messages.append(
-                    rng.choice([events.NodeGone(node=node), events.NodeDrained(node=node, drain=rng.random() < 0.5)])
-                )
+                drained = events.NodeDrained(node=node, drain=rng.random() < 0.5)
+                messages.append(rng.choice([events.NodeGone(node=node), drained]))
             case 4:
                 messages.append(ended(task))
             case _:

@@ -237,9 +237,7 @@ def test_whichever_worker_goes_nobody_else_moves_and_pairs_are_together_again(go
     four = place(TWO_NODES, [], 4, TWO_BY_TWO)
     assert all(map(inside, grouped(four, 2)))
     broken = four[gone]
-    usable = {
-        node: [slot for slot in there if SlotRef(node=node, slot=slot) != broken] for node, there in TWO_NODES.items()
-    }
+    usable = {node: [slot.slot for slot in four if slot.node == node and slot != broken] for node in TWO_NODES}
     three = place(usable, four, 3, PLAIN)
     assert three == [slot for slot in four if slot != broken]
     two = place(usable, three, 2, PAIR)

@@ -6,15 +6,8 @@ import numpy as np
 from unicron_planner import lookup
 from unicron_planner.lookup import Event, Standing, effect
 
-from tests.unit.planner.test_program import (
-    NONE,
-    check,
-    check_answer,
-    next_events,
-    random_situation,
-    situation,
-    standing,
-)
+from tests.unit.planner import test_program as program
+from tests.unit.planner.test_program import NONE, check, next_events, random_situation, situation, standing
 
 
 def test_table_answer_and_runner_up_are_optimal_where_layouts_change():
@@ -29,7 +22,7 @@ def test_table_answer_and_runner_up_are_optimal_where_layouts_change():
             row = table.get(effect(event))
             check(given, event, row, exact=False)
             if not event.launched:
-                check_answer(given, event, exact=False)
+                program.check_answer(given, event, exact=False)
                 tasks = given.tasks
                 relaid += any(tasks[name].relaid[tasks[name].sizes == size] for name, size in row.sizes.items())
     assert relaid > 50, "many of the best plans change a layout"

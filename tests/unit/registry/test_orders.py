@@ -5,6 +5,7 @@ import re
 import pytest
 from unicron_registry.core import RegistryCore
 
+from tests.unit.registry.test_core import refused
 from unicron.contracts import events
 from unicron.contracts.queries import PauseTask, RemoveTask, RewindTask, SaveTask, SubmitTask
 from unicron.contracts.storage import StoredState
@@ -26,13 +27,6 @@ def registry():
 
 def view(registry):
     return registry.state.tasks["gpt"]
-
-
-def refused(registry, query, says):
-    before = dict(registry.state.tasks)
-    reply, facts = registry.answer(query)
-    assert re.search(says, reply.error)
-    assert (facts, registry.state.tasks) == ([], before)
 
 
 def stored(iteration):

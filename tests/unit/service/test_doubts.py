@@ -19,6 +19,7 @@ PLACE = {"node": "n1", "slot": 0, "task": "gpt", "worker": "gpt-1"}
 SPEC = TaskSpec(name="gpt", command=["x"], iterations=50)
 REGROUPED = Regrouped(**PLACE, epoch=7, rank=0, world_size=1, iteration=3)
 EXITED = WorkerExited(**PLACE)
+FAR_PLAN = PlanDecided(plan=Plan(number=10**8, trigger="", workers=1))
 
 
 def transition():
@@ -29,21 +30,14 @@ def transition():
 
 def test_the_transition_service_knows_where_its_workers_are_and_how_far_they_can_be():
     state = transition()
-    for true in (
-        REGROUPED,
-        EXITED,
-        replace(REGROUPED, epoch=2),
-        replace(EXITED, worker="gpt-2"),
-        replace(EXITED, task="b"),
-    ):
+    others = (replace(REGROUPED, epoch=2), replace(EXITED, worker="gpt-2"), replace(EXITED, task="b"))
+    for true in (REGROUPED, EXITED, *others):
         assert of_transition(state, true) is None
     assert "runs on n1:0, not on n2:0" in of_transition(state, replace(EXITED, node="n2"))
     assert "iteration 51: gpt has 50" in of_transition(state, replace(REGROUPED, iteration=51))
     assert "can't come after epoch 7" in of_transition(state, replace(REGROUPED, epoch=8 + FAR))
     assert "gpt-99999 never was" in of_transition(state, replace(EXITED, worker="gpt-99999"))
-    assert "can't come after plan 4" in of_transition(
-        state, PlanDecided(plan=Plan(number=10**8, trigger="", workers=1))
-    )
+    assert "can't come after plan 4" in of_transition(state, FAR_PLAN)
     state.tasks["gpt"].state = TaskState.FINISHED
     assert of_transition(state, replace(EXITED, node="n2")) is None, "an earlier task's, maybe"
 
@@ -51,13 +45,8 @@ def test_the_transition_service_knows_where_its_workers_are_and_how_far_they_can
 def test_the_detector_doubts_what_it_knows_otherwise_and_nothing_that_is_new_to_it():
     state = State(tasks={"gpt": Task(epoch=7)}, workers={"gpt-1": Worker(task="gpt", node="n1", slot=0)})
     broken = CollectiveFailed(**PLACE, epoch=8, iteration=3, error="")
-    for true in (
-        REGROUPED,
-        EXITED,
-        broken,
-        replace(EXITED, worker="gpt-5", node="n3"),
-        replace(EXITED, worker="b-1", task="b"),
-    ):
+    others = (replace(EXITED, worker="gpt-5", node="n3"), replace(EXITED, worker="b-1", task="b"))
+    for true in (REGROUPED, EXITED, broken, *others):
         assert of_detector(state, true) is None
     assert "can't come after epoch 7" in of_detector(state, replace(broken, epoch=10**7))
     assert "can't come after epoch 7" in of_detector(state, TaskStateChanged(task="gpt", state="running", epoch=10**7))
@@ -85,4 +74,4 @@ def test_the_registry_doubts_epochs_and_plans_far_ahead():
     changed = TaskStateChanged(task="gpt", state="running", epoch=9)
     assert of_registry(state, changed) is None
     assert "can't come after epoch 7" in of_registry(state, replace(changed, epoch=10**7))
-    assert "can't come after plan 4" in of_registry(state, PlanDecided(plan=Plan(number=10**8, trigger="", workers=1)))
+    assert "can't come after plan 4" in of_registry(state, FAR_PLAN)

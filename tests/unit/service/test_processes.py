@@ -64,11 +64,8 @@ def test_a_flag_that_does_not_exist_ends_with_the_usage(start):
 
 def wired(name):
     module = importlib.import_module(f"unicron_{name}.main")
-    (kind,) = (
-        each
-        for each in vars(module).values()
-        if isinstance(each, type) and issubclass(each, Settings) and each is not Settings
-    )
+    kinds = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Settings)]
+    (kind,) = {*kinds} - {Settings}
     return module.wiring(kind())
 
 

@@ -10,9 +10,8 @@ def timer(due):
     return Timer(due=due, cause="c", correlation="c")
 
 
-MOVES = st.lists(
-    st.tuples(st.sampled_from(["set", "cancel", "now"]), st.sampled_from("abcd"), st.integers(0, 9)), max_size=40
-)
+KINDS = st.sampled_from(["set", "cancel", "now"])
+MOVES = st.lists(st.tuples(KINDS, st.sampled_from("abcd"), st.integers(0, 9)), max_size=40)
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 9)), MOVES)

@@ -11,17 +11,9 @@ from unicron_straggler.analysis.measures import analyze
 from unicron_straggler.analysis.parts import COMPUTES, LENGTHS, NETWORK, PAUSES, SLOW, STAGE, parts, without
 from unicron_straggler.analysis.trace import Meta
 
+from benchmarks import planting, synthetic
 from benchmarks import straggler_diagnosis as benchmark
-from benchmarks import synthetic
-from benchmarks.planting import (
-    Communication,
-    GarbageCollection,
-    SequenceLengths,
-    Shape,
-    SlowWorker,
-    StageImbalance,
-    draw,
-)
+from benchmarks.planting import Communication, GarbageCollection, SequenceLengths, Shape, SlowWorker, StageImbalance
 from benchmarks.straggler import DATA
 from unicron.train.balance import balance, round_robin
 
@@ -112,14 +104,10 @@ def test_uneven_lengths_are_told_what_redistributing_brings():
 
 def packed(shape, lengths, share_out):
     """Return a job whose microbatches cost what the sequences in them do, shared out by `share_out`."""
-    times = draw(shape, 1)
+    times = planting.draw(shape, 1)
     for step, mine in enumerate(lengths):
-        squares = np.array(
-            [
-                [sum(mine[place] ** 2 for place in places) for places in rank]
-                for rank in share_out(mine, shape.dp, shape.microbatches)
-            ]
-        ).T
+        shares = share_out(mine, shape.dp, shape.microbatches)
+        squares = np.array([[sum(mine[place] ** 2 for place in places) for places in rank] for rank in shares]).T
         for op, part in (("forward-compute", 0.5), ("backward-compute", 0.42)):
             times[op][:, :, step] *= (1 + part * (squares / squares.mean() - 1))[:, None]
     return synthetic.as_trace(synthetic.play(shape, times), shape, "packed")

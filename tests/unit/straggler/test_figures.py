@@ -109,11 +109,8 @@ def test_the_graph_is_the_published_one(name, trace):
     together |= {frozenset({op}): set() for op in alone}
     for group, waits in together.items():
         waits.update(wait for op in group for wait in expected["dep_on"][op])
-    found = {
-        frozenset(names[place] for place in wave.members): {names[place] for place in wave.waits}
-        for wave in graph.waves
-    }
-    assert found == together
+    waves = [({names[place] for place in wave.members}, {names[place] for place in wave.waits}) for wave in graph.waves]
+    assert {frozenset(members): waits for members, waits in waves} == together
     synchronous = {names[place] for wave in graph.waves if wave.synchronous for place in wave.members}
     assert synchronous == set(expected["need_dp_sync"])
 

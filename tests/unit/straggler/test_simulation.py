@@ -91,10 +91,8 @@ def interleaved(backwards, longer=(), *, idle_transfers=False):
             seconds = 4 if (stage, place) in longer else 2
             add("backward-compute", stage, backwards[stage][place], seconds, place, chunk, batch)
             ended["backward", stage, chunk, batch] = backwards[stage][place] + seconds
-    for way, edge, order in (
-        ("forward", (1, 1), [(0, 0), (1, 0), (0, 1), (1, 1)]),
-        ("backward", (0, 0), [(0, 1), (1, 1), (0, 0), (1, 0)]),
-    ):
+    there, back = [(0, 0), (1, 0), (0, 1), (1, 1)], [(0, 1), (1, 1), (0, 0), (1, 0)]
+    for way, edge, order in (("forward", (1, 1), there), ("backward", (0, 0), back)):
         forward = way == "forward"
         for stage in (0, 1):
             sends = [(chunk, batch) for batch, chunk in order if idle_transfers or (stage, chunk) != edge]
