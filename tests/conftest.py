@@ -5,11 +5,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from helpers import catalogue
-from helpers.worlds import PATIENT_PING_S, PATIENT_TTL_S, LocalWorld, NatsWorld, World
+from helpers.gate import Gate, gate
+from helpers.worlds import LocalWorld, NatsWorld, World, serving
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
-from unicron_deploy.nats_server import NatsServer, free_port
+from unicron_deploy.nats_server import NatsServer
 
 from unicron.bus.protocol import Bus
 
@@ -60,34 +62,21 @@ def collected(request: pytest.FixtureRequest) -> list[pytest.Item]:
 @pytest.fixture(scope="session")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     """One real server for all tests that leave it alive."""
-    server = NatsServer(tmp_path_factory.mktemp("nats"), free_port(), ping_s=PATIENT_PING_S)
-    server.start()
-    yield server
-    server.stop()
+    with serving(tmp_path_factory.mktemp("nats")) as server:
+        yield server
 
 
 @pytest.fixture
 def private_server(tmp_path: Path) -> Iterator[NatsServer]:
     """A real server that the test may kill and restart."""
-    server = NatsServer(tmp_path / "nats", free_port(), ping_s=PATIENT_PING_S)
-    server.start()
-    yield server
-    server.stop()
+    with serving(tmp_path / "nats") as server:
+        yield server
 
 
 @pytest.fixture
 async def nats_world(nats_server: NatsServer) -> AsyncIterator[NatsWorld]:
     """The shared server, emptied."""
     world = NatsWorld(nats_server.url)
-    await world.provision()
-    yield world
-    await world.close()
-
-
-@pytest.fixture
-async def patient_world(nats_server: NatsServer) -> AsyncIterator[NatsWorld]:
-    """The shared server, emptied; nobody loses a lease there, who only waits for a turn on a core."""
-    world = NatsWorld(nats_server.url, PATIENT_TTL_S)
     await world.provision()
     yield world
     await world.close()
@@ -119,3 +108,10 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
 async def bus(world: World) -> Bus:
     """A connection to each of the two buses in turn."""
     return await world.connect()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def held() -> AsyncIterator[Gate]:
+    """Where workers of a cluster that a module shares are held until they are struck."""
+    async with gate() as found:
+        yield found

@@ -11,10 +11,9 @@ import pytest
 import pytest_asyncio
 from helpers.parallel import EXAMPLE, SMALL, differing, parameters, plain_parameters
 from helpers.storms import mend, services_killed, strike
-from helpers.training import running_cluster, task
-from msgspec.structs import replace
+from helpers.training import running_cluster, shared, task
 
-from unicron.contracts.tasks import ParallelLayout, TaskState
+from unicron.contracts.tasks import ParallelLayout
 
 pytestmark = [
     pytest.mark.real,
@@ -43,11 +42,7 @@ DOUBLE = f"""
     train.main()
 """
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(tmp_path_factory):
-    async with running_cluster(tmp_path_factory.mktemp("storms"), nodes=3, slots=2) as found:
-        yield found
+scene = shared(running_cluster, nodes=3, slots=2)
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +65,12 @@ async def test_a_storm_leaves_no_trace_in_the_parameters(expected, scene, script
     layout, layouts = (FIXED[turn - 1], {}) if turn else (ParallelLayout(), CHANGING)
     name, size = f"storm-{seed}", 2 if layouts else layout.replica_workers
     await mend(scene)
-    spec = task(script, name, min_workers=size, max_workers=6, microbatches=MICROBATCHES, iterations=ITERATIONS)
-    command = [*spec.command, *SMALL, "--out", str(tmp_path)]
-    await scene.client.submit(replace(spec, command=command, layout=layout, layouts=layouts))
+    fields = {"min_workers": size, "max_workers": 6, "microbatches": MICROBATCHES, "iterations": ITERATIONS}
+    arguments = (*SMALL, "--out", str(tmp_path))
+    await scene.client.submit(task(script, name, *arguments, layout=layout, layouts=layouts, **fields))
     async with services_killed(scene.cluster, chance, told):
         await strike(scene, seed, told)
     await mend(scene)
-    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
-    assert view.state is TaskState.FINISHED, (told, view.reason, view.traceback)
+    print(told)  # noqa: T201 pytest shows it where the test fails
+    await scene.ends(name)
     assert differing(parameters(tmp_path), expected) == [], told

@@ -8,10 +8,9 @@ import os
 import random
 
 import pytest
-import pytest_asyncio
-from helpers.scripts import ACCELERATED, GATHERS, LIGHTNING, SPREAD, TRAINER, disturbed, ends
+from helpers.scripts import ACCELERATED, GATHERS, LIGHTNING, SPREAD, TRAINER, disturbed
 from helpers.storms import SERVICES, mend
-from helpers.training import running_cluster
+from helpers.training import running_cluster, shared
 from unicron_chaos.storm import Storm
 from unicron_chaos.strikes import strike
 
@@ -27,11 +26,7 @@ STORMS = int(os.environ.get("STORMS", "5"))
 SCRIPTS = [GATHERS, TRAINER, ACCELERATED, LIGHTNING, SPREAD]
 RANKS, STRIKES = 3, 6
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(tmp_path_factory):
-    async with running_cluster(tmp_path_factory.mktemp("storms"), nodes=3, slots=2) as found:
-        yield found
+scene = shared(running_cluster, nodes=3, slots=2)
 
 
 @pytest.mark.parametrize("seed", range(STORMS))
@@ -65,5 +60,5 @@ async def test_a_storm_leaves_no_trace_in_what_a_script_has_trained(scene, seed)
         for node in storm.down:
             await restart(node)
         await mend(scene)
-        await ends(scene, run.name)
+        await scene.ends(run.name)
     print(told, "began", run.begun)  # noqa: T201 whoever plays many wants to know

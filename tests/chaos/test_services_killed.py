@@ -9,21 +9,15 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import torch
-from helpers.gate import gate
-from helpers.training import ITERATIONS, difference, plain_run, running_cluster, task, write_script
+from helpers.training import ITERATIONS, difference, plain_run, running_cluster, shared, task, write_script
 from helpers.waiting import PATIENT_S, until
 from unicron_deploy.embedded import NATS
 
 from unicron.contracts.events import FailureDetected, WorkerExited, WorkerFinished, WorkerReady
-from unicron.contracts.tasks import TaskState
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(tmp_path_factory):
-    async with running_cluster(tmp_path_factory.mktemp("cluster"), slots=2) as scene:
-        yield scene
+scene = shared(running_cluster, slots=2)
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +30,6 @@ async def expected(script, tmp_path_factory):
     """What a run without failures saves."""
     out = tmp_path_factory.mktemp("expected") / "plain.pt"
     return await asyncio.to_thread(plain_run, script, out, ITERATIONS=str(ITERATIONS))
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def held():
-    """Where the workers of both tasks are held until they are struck."""
-    async with gate() as found:
-        yield found
 
 
 async def chosen(scene, name):
@@ -80,10 +67,8 @@ async def test_two_tasks_heal_though_this_is_killed(killed, expected, scene, scr
     await scene.until(lambda: scene.of(FailureDetected, worker=second.worker))
     held.open()
     for name in names:
-        view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
-        assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
-        done = [message.iteration for message in scene.iterations if message.task == name]
-        assert len(done) == len(set(done)), "no iteration is computed again"
+        await scene.ends(name)
+        scene.assert_none_twice(name)
         out = tmp_path / f"{name}.pt"
         through = {finished.worker for finished in scene.of(WorkerFinished, task=name)}
         await scene.until(lambda: through <= {each.worker for each in scene.of(WorkerExited, task=name)})  # noqa: B023

@@ -86,6 +86,17 @@ def test_a_seed_has_one_history_byte_for_byte():
 # --- planted bugs ----------------------------------------------------------------------------------------------------
 
 
+def having(kind, part, make):
+    """Return a service, agent or worker of which one part is what is made of all that it is given."""
+
+    class Made(kind):
+        def __init__(self, *given):
+            super().__init__(*given)
+            setattr(self, part, make(*given))
+
+    return Made
+
+
 class Obedient(AgentCore):
     """An agent that looks at no token."""
 
@@ -133,12 +144,8 @@ class Careless(Ledger):
         return await super()._keep(wanted)
 
 
-class Overwriting(Service):
-    """A service with such a ledger."""
-
-    def __init__(self, wiring, bus, clock, lease_ttl_s, fresh_id, sizes):
-        super().__init__(wiring, bus, clock, lease_ttl_s, fresh_id, sizes)
-        self._ledger = Careless(bus.bucket("state"), wiring.name, "", sizes)
+def careless(wiring, bus, clock, lease_ttl_s, fresh_id, sizes):
+    return Careless(bus.bucket("state"), wiring.name, "", sizes)
 
 
 class Keeping(WorkerCore):
@@ -199,12 +206,7 @@ class Keepsakes(States):
         return []
 
 
-class Hoarding(AgentCore):
-    """An agent that removes nothing."""
-
-    def __init__(self, card, *more):
-        super().__init__(card, *more)
-        self.states = Keepsakes(card.node, card.state_server)
+Hoarding = having(AgentCore, "states", lambda card, *_: Keepsakes(card.node, card.state_server))
 
 
 class Unremembered(AgentCore):
@@ -222,12 +224,7 @@ class Optimist(States):
         return super()._send(savings)
 
 
-class Hopeful(AgentCore):
-    """An agent that sends no copies."""
-
-    def __init__(self, card, *more):
-        super().__init__(card, *more)
-        self.states = Optimist(card.node, card.state_server)
+Hopeful = having(AgentCore, "states", lambda card, *_: Optimist(card.node, card.state_server))
 
 
 class Rash(WorkerCore):
@@ -253,12 +250,7 @@ class Credulous(Duties):
         pass
 
 
-class Trusting(WorkerCore):
-    """Such a worker."""
-
-    def __init__(self, shell, *more):
-        super().__init__(shell, *more)
-        self._duties = Credulous(shell)
+Trusting = having(WorkerCore, "_duties", lambda shell, *_: Credulous(shell))
 
 
 class Swallowing(Duties):
@@ -268,12 +260,7 @@ class Swallowing(Duties):
         pass
 
 
-class Undiscerning(WorkerCore):
-    """Such a worker."""
-
-    def __init__(self, shell, *more):
-        super().__init__(shell, *more)
-        self._duties = Swallowing(shell)
+Undiscerning = having(WorkerCore, "_duties", lambda shell, *_: Swallowing(shell))
 
 
 class Unasking(Replica):
@@ -283,12 +270,7 @@ class Unasking(Replica):
         pass
 
 
-class Unasked(WorkerCore):
-    """Such a worker."""
-
-    def __init__(self, shell, *more):
-        super().__init__(shell, *more)
-        self._replica = Unasking(shell)
+Unasked = having(WorkerCore, "_replica", lambda shell, *_: Unasking(shell))
 
 
 class Departing(WorkerCore):
@@ -309,12 +291,8 @@ class Gullible(Intake):
             return super().read(subject, data, sequence)
 
 
-class Believing(Service):
-    """A service with such an intake."""
-
-    def __init__(self, wiring, bus, clock, lease_ttl_s, fresh_id, sizes):
-        super().__init__(wiring, bus, clock, lease_ttl_s, fresh_id, sizes)
-        self._intake = Gullible(wiring.name, clock, fresh_id)
+def gullible(wiring, bus, clock, lease_ttl_s, fresh_id, sizes):
+    return Gullible(wiring.name, clock, fresh_id)
 
 
 class Unquestioning(AgentCore):
@@ -343,7 +321,7 @@ def found(parts, first, lies=False):
         pytest.param(Parts(agent=Amnesiac), "was started in", 22, id="no-adoption"),
         pytest.param(Parts(outbox=Impatient), "behind facts made after it", 18, id="joins-first"),
         pytest.param(Parts(service=Hasty), "without a commit", 0, id="publish-first"),
-        pytest.param(Parts(service=Overwriting), "lacks its part", 6, id="parts-overwritten"),
+        pytest.param(Parts(service=having(Service, "_ledger", careless)), "lacks its part", 6, id="parts-overwritten"),
         pytest.param(Parts(compares=False), "", 76, id="no-compare"),
         pytest.param(Parts(worker=Keeping), "instead of each of", 5, id="stale-sum-kept"),
         pytest.param(Parts(worker=Uncritical), "instead of each of", 3, id="counted-twice-after-a-sit-out"),
@@ -373,7 +351,12 @@ def test_a_planted_bug_is_found_within_100_storms(parts, words, seed):
 @pytest.mark.parametrize(
     ("parts", "words", "seed"),
     [
-        pytest.param(Parts(service=Believing), "which nobody may say", 1, id="anybody-speaks-for-anybody"),
+        pytest.param(
+            Parts(service=having(Service, "_intake", gullible)),
+            "which nobody may say",
+            1,
+            id="anybody-speaks-for-anybody",
+        ),
         pytest.param(Parts(agent=Unquestioning), "and nobody gave it", 5, id="tokens-not-asked-for"),
     ],
 )

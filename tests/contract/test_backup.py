@@ -4,15 +4,14 @@ import asyncio
 import zipfile
 
 import pytest
+from helpers.buses import take
 from helpers.cli import KEYS, data, unicron
-from helpers.ports import free_port
-from helpers.worlds import PATIENT_PING_S
+from helpers.worlds import known, serving
 from unicron_deploy.keys import Keyring
-from unicron_deploy.nats_server import NatsServer
 
-from unicron.bus import backup, nats, topology
+from unicron.bootstrap import connected
+from unicron.bus import backup, topology
 from unicron.errors import InvalidInputError
-from unicron.settings import Settings
 
 pytestmark = pytest.mark.real
 
@@ -22,53 +21,34 @@ def servers(tmp_path):
     """Two servers that know the same keys; each has its own disk."""
     keys = Keyring(tmp_path / "keys")
     keys.ensure(["node-1"])
-    made = [NatsServer(tmp_path / name, free_port(), accounts=keys.accounts, ping_s=PATIENT_PING_S) for name in "ab"]
-    for server in made:
-        server.start()
-        KEYS[server.url] = str(keys.path("operator"))
-    yield keys, *made
-    for server in made:
-        server.kill()
-
-
-def settings(server, keys, name="operator"):
-    return Settings(nats_url=server.url, nats_nkey=str(keys.path(name)))
+    one, other = (serving(tmp_path / name, accounts=keys.accounts) for name in "ab")
+    with one as first, other as second:
+        KEYS.update({each.url: str(keys.path("operator")) for each in (first, second)})
+        yield keys, first, second
 
 
 async def written(server, keys):
     """Have a service and a node write; return what is stored."""
-    bus = await nats.connect(settings(server, keys), "test")
-    await topology.provision(bus.jetstream)
-    await bus.close()
-    node = await nats.connect(settings(server, keys, "node-1"), "node")
-    for number in range(300):
-        await node.append("unicron.v1.evt.node-1.T.k", b"x" * 2000 + b"%d" % number, f"m{number}")
-    await node.close()
-    service = await nats.connect(settings(server, keys, "planner"), "planner")
-    state = service.bucket("state")
-    await state.update("planner", b"2", await state.create("planner", b"1"))
-    await service.close()
+    async with connected(known(server, keys, "operator"), "test") as bus:
+        await topology.provision(bus.jetstream)
+    async with connected(known(server, keys, "node-1"), "node") as node:
+        for number in range(300):
+            await node.append("unicron.v1.evt.node-1.T.k", b"x" * 2000 + b"%d" % number, f"m{number}")
+    async with connected(known(server, keys, "planner"), "planner") as service:
+        state = service.bucket("state")
+        await state.update("planner", b"2", await state.create("planner", b"1"))
     return await stored(server, keys)
 
 
 async def stored(server, keys):
-    service = await nats.connect(settings(server, keys, "planner"), "planner")
-    end, found = await service.tail(), []
-    async for entry in service.follow(["unicron.v1.evt.>"], 0):
-        found.append(entry)
-        if entry.sequence == end:
-            break
-    state = await service.bucket("state").get("planner")
-    await service.close()
-    return found, state
+    async with connected(known(server, keys, "planner"), "planner") as service:
+        found = await take(service.follow(["unicron.v1.evt.>"], 0), await service.tail())
+        return found, await service.bucket("state").get("planner")
 
 
 async def operated(server, keys, job, *arguments):
-    bus = await nats.connect(settings(server, keys), "operator")
-    try:
+    async with connected(known(server, keys, "operator"), "operator") as bus:
         return await job(bus, *arguments)
-    finally:
-        await bus.close()
 
 
 def test_what_was_backed_up_is_there_again_with_its_sequences_and_what_came_before_is_known(servers, tmp_path):
@@ -86,13 +66,10 @@ def test_what_was_backed_up_is_there_again_with_its_sequences_and_what_came_befo
     assert asyncio.run(stored(second, keys)) == before
 
     async def say_again():
-        node = await nats.connect(settings(second, keys, "node-1"), "node")
-        said = [await node.append("unicron.v1.evt.node-1.T.k", b"again", f"m{number}") for number in (0, 299)]
-        new = await node.append("unicron.v1.evt.node-1.T.k", b"new", "m300")
-        await node.close()
-        return said, new
+        async with connected(known(second, keys, "node-1"), "node") as node:
+            return [await node.append("unicron.v1.evt.node-1.T.k", b"again", f"m{number}") for number in (0, 299, 300)]
 
-    assert asyncio.run(say_again()) == ([1, 300], 301)
+    assert asyncio.run(say_again()) == [1, 300, 301], "the last is new"
 
 
 def test_a_damaged_file_changes_nothing(servers, tmp_path):

@@ -250,8 +250,7 @@ async def test_one_of_many_concurrent_writers_wins(world):
 
 
 @in_virtual_time
-async def test_leases_expire_and_states_do_not(world):
-    bus = await world.connect()
+async def test_leases_expire_and_states_do_not(world, bus):
     lease, state = bus.bucket("lease"), bus.bucket("state")
     first = await lease.create("k", b"1")
     await state.create("k", b"1")

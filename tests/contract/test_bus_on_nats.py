@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from helpers.buses import ALL, heard, take, write
-from helpers.ports import free_port
 from helpers.waiting import PATIENT_S, elapse, in_virtual_time, insist, until
+from helpers.worlds import serving
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.transport import TcpTransport
@@ -280,10 +280,9 @@ async def test_a_connection_that_never_finishes_closing_holds_nobody_up(monkeypa
 
 async def test_a_server_without_streams_is_said_so(private_server):
     bus = await nats.connect(Settings(nats_url=private_server.url), "test")
-    with pytest.raises(BusUnavailableError, match="unicron provision"):
-        await bus.append("unicron.v1.evt.n1.T.k", b"", "id")
-    with pytest.raises(BusUnavailableError, match="unicron provision"):
-        await bus.tail()
+    for call in (lambda: bus.append("unicron.v1.evt.n1.T.k", b"", "id"), bus.tail):
+        with pytest.raises(BusUnavailableError, match="unicron provision"):
+            await call()
     await bus.close()
 
 
@@ -311,29 +310,20 @@ def test_a_port_that_is_taken_is_named_with_the_cure(private_server, tmp_path):
 
 
 def test_the_deployed_configuration_is_the_embedded_one(request):
-    assert (request.config.rootpath / "deploy" / "nats.conf").read_text() == config_text(
-        "/data", accounts=Path("server/accounts.conf"), monitor=8222, tls=Path("/etc/unicron/server")
-    )
-    assert (request.config.rootpath / "deploy" / "nats-ha.conf").read_text() == config_text(
-        "/data/ha",  # another folder: a server of a cluster removes what it finds of one that was alone
-        accounts=Path("server/accounts.conf"),
-        name="$UNICRON_SERVER",
-        monitor=8222,
-        tls=Path("/etc/unicron/server"),
-        routes=Routes(6222, Path("server/routes.conf")),
-    )
+    deployed = request.config.rootpath / "deploy"
+    fields = {"accounts": Path("server/accounts.conf"), "monitor": 8222, "tls": Path("/etc/unicron/server")}
+    assert (deployed / "nats.conf").read_text() == config_text("/data", **fields)
+    fields |= {"name": "$UNICRON_SERVER", "routes": Routes(6222, Path("server/routes.conf"))}
+    # another folder: a server of a cluster removes what it finds of one that was alone
+    assert (deployed / "nats-ha.conf").read_text() == config_text("/data/ha", **fields)
 
 
 async def test_a_client_that_does_not_answer_is_noticed(tmp_path):
-    server = NatsServer(tmp_path / "nats", free_port(), ping_s=0.1)
-    server.start()
-    try:
+    with serving(tmp_path / "nats", ping_s=0.1) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b'CONNECT {"verbose":false,"name":"frozen"}\r\nPING\r\n')
         assert b"Stale Connection" in await reader.read(-1)
         writer.close()
-    finally:
-        server.stop()
 
 
 async def test_leases_expire_there_and_states_do_not(private_world):

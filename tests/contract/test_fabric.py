@@ -12,20 +12,17 @@ import grpc
 import grpc.aio
 import msgspec
 import pytest
+from helpers.fabric import KEY, Node, fabric, fetched, state_ref
 from helpers.waiting import elapse, in_virtual_time
 from msgspec.structs import replace
 from unicron_agent import rendezvous, state_server
 from unicron_agent.fabric import HEADER, LETTERS, Fabric, Strangers
-from unicron_agent.memory import StateMemory
 from unicron_agent.rendezvous import UNPROVEN, RendezvousServer
-from unicron_agent.state_server import FETCH, KEEP, LIMITS, StateServer, send_copy
+from unicron_agent.state_server import FETCH, KEEP, LIMITS, send_copy
 from unicron_agent.state_sources import Peer
-from unicron_agent.traffic import NodeTraffic
-from xxhash import xxh3_128
 
-from tests.helpers.fabric import KEY, fabric
 from unicron import proofs
-from unicron.contracts.states import Keeper, StateLocation, StateRef
+from unicron.contracts.states import Keeper
 from unicron.contracts.worker import (
     LENGTH,
     NOWHERE,
@@ -50,12 +47,6 @@ def resident_mb():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def ref(name=NAME, content=CONTENT, address=""):
-    location = StateLocation(node="n1", worker="gpt-1", name=name, address=address)
-    checksum = xxh3_128(content).digest()
-    return StateRef(task="gpt", iteration=3, place=0, location=location, size=len(content), checksum=checksum)
-
-
 @contextlib.asynccontextmanager
 async def half_open(address, count):
     """Hold connections that say nothing."""
@@ -71,27 +62,14 @@ async def half_open(address, count):
 # --- state servers ---------------------------------------------------------------------------------------------------
 
 
-class States:
+class States(Node):
     """The state server of n1, which has a state; and calls to it."""
 
     def __init__(self, tmp_path):
-        self.folder = tmp_path / "n1"
-        self.folder.mkdir()
+        self.now = NOW
+        own, self.caller = (fabric(tmp_path, name, now=lambda: self.now) for name in ("n1", "n2"))
+        super().__init__("n1", tmp_path / "n1", own)
         (self.folder / NAME).write_bytes(CONTENT)
-        self.tmp_path, self.told, self.now = tmp_path, [], NOW
-        self.memory, self.traffic = StateMemory(self.folder, 0), NodeTraffic(self.folder)
-        self.caller = fabric(tmp_path, "n2", now=lambda: self.now)
-
-    @contextlib.asynccontextmanager
-    async def served(self):
-        received = lambda *told: self.told.append(told)  # noqa: E731
-        own = fabric(self.tmp_path, "n1", now=lambda: self.now)
-        server = StateServer(self.memory, "n1", received, self.traffic, own)
-        server, self.address = await server.serve("127.0.0.1")
-        try:
-            yield self
-        finally:
-            await server.stop(0)
 
     def header(self, method=FETCH, request=None, address=None, at=None, key=KEY):
         request, at = NAME.encode() if request is None else request, self.now if at is None else at
@@ -99,8 +77,7 @@ class States:
         return ((HEADER, msgspec.msgpack.encode(shown)),)
 
     async def fetch(self, header, name=NAME):
-        async with grpc.aio.insecure_channel(self.address, options=LIMITS) as channel:
-            return b"".join([piece async for piece in channel.unary_stream(FETCH)(name.encode(), metadata=header)])
+        return await fetched(self.address, name, header)
 
     async def keep(self, header, *pieces):
         async with grpc.aio.insecure_channel(self.address, options=LIMITS) as channel:
@@ -150,7 +127,7 @@ async def test_no_state_is_handed_out_or_kept_without_a_proof_that_holds(states,
     with pytest.raises(grpc.aio.AioRpcError, match=reason) as refused:
         await states.fetch(shown(states, FETCH, NAME.encode()))
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    announced = msgspec.msgpack.encode(ref("gpt-1.0.saved"))
+    announced = msgspec.msgpack.encode(state_ref(CONTENT, "gpt-1.0.saved"))
     with pytest.raises(grpc.aio.AioRpcError, match=reason) as refused:
         await states.keep(shown(states, KEEP, announced), announced, CONTENT)
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -165,8 +142,8 @@ async def test_a_proof_is_of_one_request_and_holds_once(states):
     with pytest.raises(grpc.aio.AioRpcError, match="of another request") as refused:
         await states.fetch(states.header(), "gpt-1.0.saved")
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    announced = msgspec.msgpack.encode(ref("gpt-1.2.saved"))
-    garbage = msgspec.msgpack.encode(ref("gpt-1.2.saved", b"garbage"))
+    announced = msgspec.msgpack.encode(state_ref(CONTENT, "gpt-1.2.saved"))
+    garbage = msgspec.msgpack.encode(state_ref(b"garbage", "gpt-1.2.saved"))
     with pytest.raises(grpc.aio.AioRpcError, match="of another request"):
         await states.keep(states.header(KEEP, announced), garbage, b"garbage")
     assert states.told == []
@@ -191,7 +168,7 @@ async def test_what_was_shown_is_forgotten_when_it_holds_no_more(tmp_path):
 
 
 async def test_who_takes_or_sends_reads_the_cure(states, tmp_path):
-    there = ref(address=states.address)
+    there = state_ref(CONTENT, NAME, address=states.address)
     for stranger, cure in (
         (Fabric("", "n3"), "name the fabric key in UNICRON_FABRIC_KEY"),
         (fabric(tmp_path, "n3", OTHER_KEY, now=lambda: NOW), "give both nodes the same fabric key"),
@@ -231,6 +208,7 @@ SENDING = """
 """
 
 
+@pytest.mark.slow
 async def test_those_who_say_nothing_or_too_much_cost_little_and_states_are_handed_out_meanwhile(
     states, monkeypatch, caplog
 ):

@@ -7,15 +7,14 @@ import stat
 import nats as raw
 import pytest
 from helpers.buses import take
-from helpers.ports import free_port
 from helpers.waiting import PATIENT_S, insist, until
-from helpers.worlds import PATIENT_PING_S
+from helpers.worlds import known, serving
 from unicron_deploy import keys, nats_server, rights
 from unicron_deploy.keys import Keyring
-from unicron_deploy.nats_server import NatsServer
 from unicron_detector import statistics
 
 from unicron import codec, health, subjects
+from unicron.bootstrap import connected
 from unicron.bus import nats, topology
 from unicron.contracts.queries import GetStatus, RemoveTask
 from unicron.errors import BusUnavailableError, InvalidInputError, NotAllowedError
@@ -123,36 +122,31 @@ REQUEST = {
 class Place:
     """A server with rights, and its keys."""
 
-    def __init__(self, root):
-        self.keys = Keyring(root / "keys")
-        self.keys.ensure(["node-1", "node-2"])
-        self.server = NatsServer(root / "nats", free_port(), accounts=self.keys.accounts, ping_s=PATIENT_PING_S)
+    def __init__(self, server, keys):
+        self.server, self.keys = server, keys
 
     def settings(self, user):
-        return Settings(nats_url=self.server.url, nats_nkey=str(self.keys.path(user)), connect_timeout_s=PATIENT_S)
+        return known(self.server, self.keys, user, connect_timeout_s=PATIENT_S)
 
     @contextlib.asynccontextmanager
     async def connected(self, *users):
-        found = [await nats.connect(self.settings(user), user) for user in users]
-        try:
-            yield found
-        finally:
-            for bus in found:
-                await bus.close()
+        async with contextlib.AsyncExitStack() as stack:
+            yield [await stack.enter_async_context(connected(self.settings(user), user)) for user in users]
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    place = Place(tmp_path_factory.mktemp("rights"))
-    place.server.start()
-
     async def provision():
         async with place.connected("registry") as [bus]:
             await topology.provision(bus.jetstream)
 
-    asyncio.run(provision())
-    yield place
-    place.server.stop()
+    root = tmp_path_factory.mktemp("rights")
+    keys = Keyring(root / "keys")
+    keys.ensure(["node-1", "node-2"])
+    with serving(root / "nats", accounts=keys.accounts) as server:
+        place = Place(server, keys)
+        asyncio.run(provision())
+        yield place
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -349,9 +343,7 @@ async def test_no_reply_of_the_server_is_stored_or_obeyed_or_heard_as_anothers_w
 
 async def test_who_is_refused_again_and_again_fills_no_disk(place, tmp_path, monkeypatch):
     monkeypatch.setattr(nats_server, "LOG_BYTES", 64 * 1024)
-    server = NatsServer(tmp_path / "nats", free_port(), accounts=place.keys.accounts, ping_s=PATIENT_PING_S)
-    server.start()
-    try:
+    with serving(tmp_path / "nats", accounts=place.keys.accounts) as server:
         client = await raw.connect(server.url, nkeys_seed=str(place.keys.path("user")), error_cb=ignore)
         for _ in range(8):
             for _ in range(1000):
@@ -362,8 +354,6 @@ async def test_who_is_refused_again_and_again_fills_no_disk(place, tmp_path, mon
         logs = list(server.directory.glob("nats-server.log*"))
         assert len(logs) == nats_server.LOGS
         assert sum(log.stat().st_size for log in logs) < 8000 * 100
-    finally:
-        server.stop()
 
 
 async def ignore(_):
@@ -373,10 +363,7 @@ async def ignore(_):
 @pytest.mark.parametrize(("query", "refused"), [(GetStatus(), False), (RemoveTask(task="gpt"), True)])
 def test_an_order_is_none_where_everybody_may_ask(query, refused):
     assert codec.decode_asked(codec.encode(query), orders=True) == query
-    if refused:
-        with pytest.raises(InvalidInputError, match="RemoveTask is an order"):
-            codec.decode_asked(codec.encode(query), orders=False)
-    else:
+    with pytest.raises(InvalidInputError, match="RemoveTask is an order") if refused else contextlib.nullcontext():
         assert codec.decode_asked(codec.encode(query), orders=False) == query
 
 

@@ -3,14 +3,11 @@
 import os
 
 import pytest
-from helpers.ports import free_port
-from helpers.worlds import PATIENT_PING_S
+from helpers.worlds import known, serving
 from unicron_deploy import nats_server
 from unicron_deploy.keys import Keyring
-from unicron_deploy.nats_server import NatsServer
 
 from unicron.bus import nats, topology
-from unicron.settings import Settings
 
 pytestmark = pytest.mark.real
 
@@ -28,19 +25,12 @@ def small(tmp_path, monkeypatch):
     )
     keys = Keyring(tmp_path / "keys")
     keys.ensure(["n1"])
-    server = NatsServer(tmp_path / "nats", free_port(), accounts=keys.accounts, ping_s=PATIENT_PING_S)
-    server.start()
-    yield server, keys
-    server.stop()
+    with serving(tmp_path / "nats", accounts=keys.accounts) as server:
+        yield server, keys
 
 
 async def test_who_has_much_to_say_pushes_out_what_is_old_and_keeps_nobody_from_storing(small):
-    server, keys = small
-
-    def settings(user):
-        return Settings(nats_url=server.url, nats_nkey=str(keys.path(user)))
-
-    registry, node = [await nats.connect(settings(user), user) for user in ("registry", "n1")]
+    registry, node = [await nats.connect(known(*small, user), user) for user in ("registry", "n1")]
     for _ in range(2):  # again, as at each start
         await topology.provision(registry.jetstream)
         kept = (await registry.jetstream.stream_info(topology.STREAM)).config.max_bytes

@@ -9,9 +9,9 @@ import subprocess
 
 import nkeys
 import pytest
-from helpers.ports import free_port
-from unicron_deploy.nats_server import NatsServer
+from helpers import worlds
 
+from unicron.bootstrap import connected
 from unicron.bus import nats
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron.settings import Settings
@@ -26,12 +26,8 @@ def serving(directory, monkeypatch, extra):
         "unicron_deploy.nats_server.config_text",
         lambda store, host, port, name, **_: f"server_name: {name}\nport: {port}\n{extra}",
     )
-    server = NatsServer(directory / "nats", free_port())
-    server.start()
-    try:
+    with worlds.serving(directory / "nats") as server:
         yield server
-    finally:
-        server.stop()
 
 
 # --- TLS -------------------------------------------------------------------------------------------------------------
@@ -63,9 +59,8 @@ async def test_tls_with_certificates_on_both_sides(tmp_path, certificates, monke
         settings = Settings(
             nats_url=url, nats_ca=certificates["ca"], nats_cert=certificates["cert"], nats_key=certificates["key"]
         )
-        bus = await nats.connect(settings, "test")
-        await bus.flush()
-        await bus.close()
+        async with connected(settings, "test") as bus:
+            await bus.flush()
         stranger = Settings(nats_url=url, nats_ca=certificates["ca"], connect_timeout_s=0.5)
         with pytest.raises(BusUnavailableError, match="no NATS server answers"):
             await nats.connect(stranger, "test")
@@ -102,15 +97,8 @@ def creds(path, jwt, user):
 
 
 async def test_credentials_let_in_and_others_are_refused(tmp_path, monkeypatch):
-    operator, account, user, stranger = (
-        keypair(prefix)
-        for prefix in (
-            nkeys.PREFIX_BYTE_OPERATOR,
-            nkeys.PREFIX_BYTE_ACCOUNT,
-            nkeys.PREFIX_BYTE_USER,
-            nkeys.PREFIX_BYTE_ACCOUNT,
-        )
-    )
+    operator, user = keypair(nkeys.PREFIX_BYTE_OPERATOR), keypair(nkeys.PREFIX_BYTE_USER)
+    account, stranger = keypair(nkeys.PREFIX_BYTE_ACCOUNT), keypair(nkeys.PREFIX_BYTE_ACCOUNT)
     limits = {"subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "conn": -1, "leaf": -1}
     config = (
         f"operator: {token(operator, operator, 'operator')}\nresolver: MEMORY\nresolver_preload: {{\n"
@@ -120,9 +108,8 @@ async def test_credentials_let_in_and_others_are_refused(tmp_path, monkeypatch):
     good = creds(tmp_path / "good.creds", token(account, user, "user", **rights), user)
     bad = creds(tmp_path / "bad.creds", token(stranger, user, "user", **rights), user)
     with serving(tmp_path, monkeypatch, config) as server:
-        bus = await nats.connect(Settings(nats_url=server.url, nats_creds=good), "test")
-        await bus.flush()
-        await bus.close()
+        async with connected(Settings(nats_url=server.url, nats_creds=good), "test") as bus:
+            await bus.flush()
         with pytest.raises(BusUnavailableError, match="Authorization Violation"):
             await nats.connect(Settings(nats_url=server.url, nats_creds=bad, connect_timeout_s=3.0), "test")
 

@@ -1,6 +1,7 @@
 """Three NATS servers: what one of them has not yet is not missed, and any of them may be lost."""
 
 import asyncio
+import contextlib
 import shutil
 import socket
 from pathlib import Path
@@ -9,12 +10,13 @@ import pytest
 import pytest_asyncio
 from helpers.ports import free_port
 from helpers.waiting import until
-from helpers.worlds import PATIENT_PING_S, PATIENT_TTL_S
+from helpers.worlds import LEASE_TTL_S, PATIENT_PING_S
 from unicron_cli import doctor
 from unicron_deploy.keys import Keyring
 from unicron_deploy.nats_server import NatsServer, Routes
 
 from unicron.aio import insist
+from unicron.bootstrap import connected
 from unicron.bus import nats, topology
 from unicron.errors import BusUnavailableError
 from unicron.settings import Settings
@@ -40,7 +42,7 @@ class Servers:
 
     def settings(self, *names: str) -> Settings:
         """Return the settings of who knows these servers, or all."""
-        return Settings(nats_url=",".join(self.all[name].url for name in names or NAMES), lease_ttl_s=PATIENT_TTL_S)
+        return Settings(nats_url=",".join(self.all[name].url for name in names or NAMES), lease_ttl_s=LEASE_TTL_S)
 
     async def leader(self, bus, stream=topology.STREAM):
         info = await insist(lambda: bus._call(bus._reading.stream_info(stream), "looking for the leader"), "looking")
@@ -53,10 +55,9 @@ async def servers(tmp_path_factory):
     try:
         for server in made.all.values():
             await asyncio.to_thread(server.start)
-        bus = await nats.connect(made.settings(), "provision")
         copies = topology.copies(made.settings().nats_servers)
-        await insist(lambda: topology.provision(bus.jetstream, copies, lease_ttl_s=PATIENT_TTL_S), "provisioning")
-        await bus.close()
+        async with connected(made.settings(), "provision") as bus:
+            await insist(lambda: topology.provision(bus.jetstream, copies, lease_ttl_s=LEASE_TTL_S), "provisioning")
         yield made
     finally:
         for server in made.all.values():
@@ -88,16 +89,14 @@ async def longer(bus, than):
 
 async def read_while(servers, word, job=None, count=250):
     """Have readers of one, of some and of all subjects, on all servers, follow what is said while `job` runs."""
-    buses = [await nats.connect(servers.settings(*names), "reader") for names in [(name,) for name in NAMES] + [()]]
     filters = [[KINDS[0]], [KINDS[0], KINDS[1]], ["unicron.v1.evt.*.T.k", KINDS[0], KINDS[2]], KINDS]
-    after = await buses[-1].tail()
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        known = [servers.settings(*names) for names in [(name,) for name in NAMES] + [()]]
+        buses = [await stack.enter_async_context(connected(each, "reader")) for each in known]
+        after = await buses[-1].tail()
         reading = [asyncio.create_task(collect(bus, each, after, word.encode())) for bus in buses for each in filters]
         await asyncio.gather(say(buses[-1], word, count), *([job(buses[-1], after)] if job else []))
         found = await asyncio.gather(*reading)
-    finally:
-        for bus in buses:
-            await bus.close()
     everything = found[-1]
     assert [data for *_, data in everything] == [*(b"%d" % number for number in range(count)), word.encode()]
     for number, entries in enumerate(found):
@@ -142,28 +141,23 @@ async def test_the_server_that_leads_is_lost_with_its_disk_and_comes_back_with_a
             return (await servers.leader(watcher))[1].get(lost)
 
         await until(caught_up)
-        alone = await nats.connect(servers.settings(lost), "alone")
-        assert await insist(alone.tail, "asking") == await watcher.tail()
-        await alone.close()
+        async with connected(servers.settings(lost), "alone") as alone:
+            assert await insist(alone.tail, "asking") == await watcher.tail()
     finally:
         await watcher.close()
 
 
 async def test_a_server_that_knows_of_no_leader_is_not_believed_how_far_the_journal_is(servers, monkeypatch):
-    bus = await nats.connect(servers.settings(), "asker")
-    told = bus._reading.stream_info
-
     async def as_a_server_with_an_empty_disk_was_seen_to_answer(stream):
         info = await told(stream)
         info.cluster.leader, info.state.last_seq = None, 0
         return info
 
-    monkeypatch.setattr(bus._reading, "stream_info", as_a_server_with_an_empty_disk_was_seen_to_answer)
-    try:
+    async with connected(servers.settings(), "asker") as bus:
+        told = bus._reading.stream_info
+        monkeypatch.setattr(bus._reading, "stream_info", as_a_server_with_an_empty_disk_was_seen_to_answer)
         with pytest.raises(BusUnavailableError, match="none of its servers leads"):
             await bus.tail()
-    finally:
-        await bus.close()
 
 
 @pytest.mark.slow
@@ -184,9 +178,8 @@ async def test_a_server_that_hangs_with_unread_messages_is_left_for_another(serv
     hung = await asyncio.start_server(hang, "127.0.0.1", 0)
     port = hung.sockets[0].getsockname()[1]
     bus = await nats.connect(Settings(nats_url=f"nats://127.0.0.1:{port}"), "stuck")
-    other = await nats.connect(servers.settings("nats-1"), "other")
-    bus.client._server_pool.extend(other.client._server_pool)
-    await other.close()
+    async with connected(servers.settings("nats-1"), "other") as other:
+        bus.client._server_pool.extend(other.client._server_pool)
     try:
         for _ in range(100):  # more than the kernel keeps on its way
             bus.client._transport.write(b"PUB x 200000\r\n" + b"x" * 200_000 + b"\r\n")

@@ -15,6 +15,7 @@ from helpers.shell import (
     exited,
     feed,
     let_go,
+    newest,
     outcomes,
     running,
     service,
@@ -24,7 +25,6 @@ from helpers.waiting import elapse, in_virtual_time, insist, until
 from helpers.worlds import LEASE_TTL_S
 
 from unicron import codec, subjects
-from unicron.commit import Commit
 from unicron.contracts import queries
 from unicron.contracts.events import Alert, NodeJoined, WorkerExited
 from unicron.contracts.tasks import TaskSpec
@@ -33,9 +33,8 @@ from unicron.service import COMMIT_EVERY
 
 
 @in_virtual_time
-async def test_outcomes_come_once_and_in_order_wherever_the_process_is_cut_off(world):
+async def test_outcomes_come_once_and_in_order_wherever_the_process_is_cut_off(world, bus):
     """Cut at point 0, then at point 1, and so on; each time a new instance goes on, and one more fact comes in."""
-    bus = await world.connect()
     facts = 0
     for point in range(16):
         for _ in range(point // 2 + 1):  # enough to write for that many points
@@ -51,8 +50,7 @@ async def test_outcomes_come_once_and_in_order_wherever_the_process_is_cut_off(w
 
 
 @in_virtual_time
-async def test_two_instances_that_both_believe_to_be_active_do_nothing_twice(world):
-    bus = await world.connect()
+async def test_two_instances_that_both_believe_to_be_active_do_nothing_twice(world, bus):
     stale, fresh = await serving(world), await serving(world)
     async with running(stale, fresh):
         for number in range(60):
@@ -64,8 +62,7 @@ async def test_two_instances_that_both_believe_to_be_active_do_nothing_twice(wor
 
 
 @in_virtual_time
-async def test_an_instance_that_becomes_active_shuts_out_its_predecessor_with_its_first_commit(world):
-    bus = await world.connect()
+async def test_an_instance_that_becomes_active_shuts_out_its_predecessor_with_its_first_commit(world, bus):
 
     async def revision(above):
         stored = await bus.bucket("state").get(tally.NAME)
@@ -81,8 +78,7 @@ async def test_an_instance_that_becomes_active_shuts_out_its_predecessor_with_it
 
 
 @in_virtual_time
-async def test_an_instance_that_was_held_up_since_it_took_the_lease_does_not_serve_with_its_old_token(world):
-    bus = await world.connect()
+async def test_an_instance_that_was_held_up_since_it_took_the_lease_does_not_serve_with_its_old_token(world, bus):
     late = await serving(world)
     read, held = late._ledger.read, asyncio.Event()
 
@@ -94,9 +90,8 @@ async def test_an_instance_that_was_held_up_since_it_took_the_lease_does_not_ser
     late._ledger.read = hold_up
 
     async def written(above):
-        stored = await bus.bucket("state").get(tally.NAME)
-        found = codec.decode(stored.value, Commit) if stored else Commit()
-        return found.token if found.token > above else 0
+        token = (await newest(bus)).token
+        return token if token > above else 0
 
     async with running(late):
         holder = await until(lambda: bus.bucket("lease").get(tally.NAME))
@@ -111,8 +106,7 @@ async def test_an_instance_that_was_held_up_since_it_took_the_lease_does_not_ser
 
 
 @in_virtual_time
-async def test_a_second_instance_stands_by_and_takes_over_when_the_first_dies(world):
-    bus = await world.connect()
+async def test_a_second_instance_stands_by_and_takes_over_when_the_first_dies(world, bus):
     doomed = CutBus(await world.connect(), 10**6)
     first = asyncio.create_task(service(doomed, world.clock).run())
     await insist(lambda: bus.ask(subjects.rpc(tally.NAME), codec.encode(queries.GetStatus()), 5.0))
@@ -128,8 +122,7 @@ async def test_a_second_instance_stands_by_and_takes_over_when_the_first_dies(wo
 
 
 @in_virtual_time
-async def test_a_service_with_much_to_do_keeps_its_lease(world, caplog):
-    bus = await world.connect()
+async def test_a_service_with_much_to_do_keeps_its_lease(world, bus, caplog):
     count = round(3 * LEASE_TTL_S)
 
     class Slow(tally.Tally):
@@ -153,8 +146,7 @@ async def test_a_service_with_much_to_do_keeps_its_lease(world, caplog):
 
 
 @in_virtual_time
-async def test_queries_are_answered_and_orders_have_outcomes(world):
-    bus = await world.connect()
+async def test_queries_are_answered_and_orders_have_outcomes(world, bus):
     spec = TaskSpec(name="gpt", command=["true"])
     async with running(await serving(world), await serving(world)):
         for _ in range(5):  # never by the instance that stands by
@@ -168,8 +160,7 @@ async def test_queries_are_answered_and_orders_have_outcomes(world):
 
 @pytest.mark.parametrize("by", ["two\nlines", "\x1b[2J", "\u202eada", "a" * 257])
 @in_virtual_time
-async def test_an_order_by_what_is_no_name_is_refused_and_not_told(world, by):
-    bus = await world.connect()
+async def test_an_order_by_what_is_no_name_is_refused_and_not_told(world, bus, by):
     order = queries.SubmitTask(spec=TaskSpec(name="gpt", command=["true"]), by=by)
     async with running(await serving(world)):
         assert "at `$.by`" in (await ask(bus, order)).error
@@ -177,8 +168,7 @@ async def test_an_order_by_what_is_no_name_is_refused_and_not_told(world, by):
 
 
 @in_virtual_time
-async def test_queries_that_can_not_be_answered_get_an_error_and_change_nothing(world):
-    bus = await world.connect()
+async def test_queries_that_can_not_be_answered_get_an_error_and_change_nothing(world, bus):
     async with running(await serving(world)):
         garbage = await insist(lambda: bus.ask(subjects.rpc(tally.NAME), b"\xc1", 5.0))
         assert "not a valid query" in codec.decode(garbage, queries.Reply).error
@@ -190,8 +180,7 @@ async def test_queries_that_can_not_be_answered_get_an_error_and_change_nothing(
 
 
 @in_virtual_time
-async def test_who_waits_for_an_answer_hears_that_the_service_stepped_down(world):
-    bus = await world.connect()
+async def test_who_waits_for_an_answer_hears_that_the_service_stepped_down(world, bus):
     stuck = StuckBus(await world.connect())
     async with running(service(stuck, world.clock)):
         await ask(bus, queries.GetStatus())
@@ -206,8 +195,7 @@ async def test_who_waits_for_an_answer_hears_that_the_service_stepped_down(world
 
 
 @in_virtual_time
-async def test_a_service_without_answers_says_so(world):
-    bus = await world.connect()
+async def test_a_service_without_answers_says_so(world, bus):
     async with running(await serving(world, core=tally.Mute)):
         assert "it answers no queries" in (await ask(bus, queries.GetStatus())).error
 
@@ -216,36 +204,29 @@ async def test_a_service_without_answers_says_so(world):
 
 
 @in_virtual_time
-async def test_the_position_is_committed_even_when_nothing_follows(world):
-    bus = await world.connect()
+async def test_the_position_is_committed_even_when_nothing_follows(world, bus):
     joined = NodeJoined(node="n1", incarnation="i", host="h", slots=[])
     for number in range(COMMIT_EVERY + 10):
         await feed(bus, joined, number)
     async with running(await serving(world)):
 
         async def committed():
-            stored = await bus.bucket("state").get(tally.NAME)
-            return stored is not None and codec.decode(stored.value, Commit).sequence >= COMMIT_EVERY
+            return (await newest(bus)).sequence >= COMMIT_EVERY
 
         await until(committed)
 
 
 @in_virtual_time
-async def test_the_outbox_is_cleared_when_idle(world):
+async def test_the_outbox_is_cleared_when_idle(world, bus):
     """Its ids are known to the journal for a while only; whoever starts later must not publish it again."""
-    bus = await world.connect()
-
-    async def commit():
-        return codec.decode((await bus.bucket("state").get(tally.NAME)).value, Commit)
-
     async with running(await serving(world)):
         await feed(bus, exited(), 0)
         await outcomes(world, 1)
         await feed(bus, NodeJoined(node="n1", incarnation="a", host="", slots=[]), 1)  # nothing follows from it
         await elapse(1)
-        before = await commit()
+        before = await newest(bus)
         await elapse(60)
-        after = await commit()
+        after = await newest(bus)
     assert [message.subject for message in before.outbox] == ["unicron.v1.evt.tally.FailureDetected.gpt"]
     assert (after.outbox, after.state) == ([], before.state)
 
@@ -275,9 +256,8 @@ async def spoil(bus, changes):
 @pytest.mark.parametrize(("changes", "error"), SPOILT)
 @in_virtual_time
 async def test_a_service_whose_newest_commit_is_spoilt_goes_on_from_the_one_before_and_says_nothing_twice(
-    world, changes, error
+    world, bus, changes, error
 ):
-    bus = await world.connect()
     for number in range(3):
         await feed(bus, exited(), number)
     async with running(await serving(world)):
@@ -295,8 +275,7 @@ async def test_a_service_whose_newest_commit_is_spoilt_goes_on_from_the_one_befo
 
 
 @in_virtual_time
-async def test_a_service_that_can_use_no_commit_names_both_troubles_and_the_cure_and_changes_nothing(world):
-    bus = await world.connect()
+async def test_a_service_that_can_use_no_commit_names_both_troubles_and_the_cure_and_changes_nothing(world, bus):
     await feed(bus, exited(), 0)
     async with running(await serving(world)):
         await outcomes(world, 1)
@@ -315,8 +294,7 @@ async def test_a_service_that_can_use_no_commit_names_both_troubles_and_the_cure
 
 
 @in_virtual_time
-async def test_a_token_that_nobody_was_given_stops_no_service(world):
-    bus = await world.connect()
+async def test_a_token_that_nobody_was_given_stops_no_service(world, bus):
     await feed(bus, exited(), 0)
     async with running(await serving(world)):
         await outcomes(world, 1)
@@ -325,5 +303,4 @@ async def test_a_token_that_nobody_was_given_stops_no_service(world):
         assert (await ask(bus, queries.GetStatus())).text == "1 0"
         await feed(bus, exited(), 1)
         assert attempts(await outcomes(world, 2)) == [1, 2]
-    stored = await bus.bucket("state").get(tally.NAME)
-    assert codec.decode(stored.value, Commit).token < 2**53
+    assert (await newest(bus)).token < 2**53

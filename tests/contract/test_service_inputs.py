@@ -6,7 +6,6 @@ import re
 
 import msgspec
 import pytest
-from helpers import tally
 from helpers.shell import (
     FAILED,
     NOW,
@@ -17,6 +16,7 @@ from helpers.shell import (
     exited,
     feed,
     let_go,
+    newest,
     outcomes,
     running,
     service,
@@ -26,7 +26,6 @@ from helpers.shell import (
 from helpers.waiting import elapse, in_virtual_time, until
 
 from unicron import codec, subjects
-from unicron.commit import Commit
 from unicron.contracts import queries
 from unicron.contracts.events import (
     Alert,
@@ -54,8 +53,9 @@ from unicron.contracts.events import (
     ],
 )
 @in_virtual_time
-async def test_corrupt_unknown_and_misplaced_messages_become_dead_letters_and_the_service_lives_on(world, data, error):
-    bus = await world.connect()
+async def test_corrupt_unknown_and_misplaced_messages_become_dead_letters_and_the_service_lives_on(
+    world, bus, data, error
+):
     async with running(await serving(world)):
         await bus.append("unicron.v1.evt.n1.WorkerExited.gpt", data, "bad")
         await feed(bus, exited(), 1)
@@ -69,8 +69,7 @@ async def test_corrupt_unknown_and_misplaced_messages_become_dead_letters_and_th
 
 
 @in_virtual_time
-async def test_corrupt_telemetry_becomes_a_dead_letter_and_good_telemetry_counts(world):
-    bus = await world.connect()
+async def test_corrupt_telemetry_becomes_a_dead_letter_and_good_telemetry_counts(world, bus):
     beat = NodeHeartbeat(node="n1", incarnation="i", source="n1")
     async with running(await serving(world)):
         await ask(bus, queries.GetStatus())
@@ -102,8 +101,7 @@ async def test_telemetry_that_is_dropped_is_counted_and_the_core_and_everybody_a
 
 
 @in_virtual_time
-async def test_telemetry_of_others_is_translated_and_what_breaks_the_translation_is_put_aside(world):
-    bus = await world.connect()
+async def test_telemetry_of_others_is_translated_and_what_breaks_the_translation_is_put_aside(world, bus):
     async with running(await serving(world)):
         await ask(bus, queries.GetStatus())
         for data in (b"", b"n1", b"n2", b"\xff"):  # nothing; two of the same kind; not UTF-8
@@ -116,8 +114,7 @@ async def test_telemetry_of_others_is_translated_and_what_breaks_the_translation
 
 @pytest.mark.parametrize("worker", ["poison", "misnamed"])
 @in_virtual_time
-async def test_a_message_that_the_core_can_not_handle_is_put_aside_once_and_leaves_no_trace(world, worker):
-    bus = await world.connect()
+async def test_a_message_that_the_core_can_not_handle_is_put_aside_once_and_leaves_no_trace(world, bus, worker):
     await feed(bus, exited(), 0)
     await feed(bus, exited(worker), 1)
     await feed(bus, exited(), 2)
@@ -132,8 +129,7 @@ async def test_a_message_that_the_core_can_not_handle_is_put_aside_once_and_leav
 
 
 @in_virtual_time
-async def test_there_are_no_dead_letters_about_dead_letters(world):
-    bus = await world.connect()
+async def test_there_are_no_dead_letters_about_dead_letters(world, bus):
     facts = subjects.events(WorkerExited, DeadLetter)
     async with running(await serving(world, facts=facts)):
         await feed(bus, exited("poison"), 0)
@@ -144,8 +140,7 @@ async def test_there_are_no_dead_letters_about_dead_letters(world):
 
 
 @in_virtual_time
-async def test_a_flood_of_what_can_not_be_used_is_summed_up_and_others_are_heard(world):
-    bus = await world.connect()
+async def test_a_flood_of_what_can_not_be_used_is_summed_up_and_others_are_heard(world, bus):
     async with running(await serving(world)):
         for number in range(4022):
             await bus.append("unicron.v1.evt.n2.WorkerExited.gpt", b"\xc1", f"flood-{number}")
@@ -163,8 +158,7 @@ async def test_a_flood_of_what_can_not_be_used_is_summed_up_and_others_are_heard
 
 
 @in_virtual_time
-async def test_messages_whose_sender_gave_them_no_id_have_outcomes_all_the_same(world):
-    bus = await world.connect()
+async def test_messages_whose_sender_gave_them_no_id_have_outcomes_all_the_same(world, bus):
     nameless = exited(source="n1")
     for number in range(3):
         await bus.append(subjects.of(nameless), codec.encode(nameless), f"{number}")
@@ -173,8 +167,7 @@ async def test_messages_whose_sender_gave_them_no_id_have_outcomes_all_the_same(
 
 
 @in_virtual_time
-async def test_a_fact_said_again_under_its_id_leads_to_outcomes_of_its_own(world):
-    bus = await world.connect()
+async def test_a_fact_said_again_under_its_id_leads_to_outcomes_of_its_own(world, bus):
     fact = msgspec.structs.replace(exited(), id="fact-0", at=NOW, source="n1")
     for name in ("once", "again"):  # who sends it chooses what the bus takes for its id
         await bus.append(subjects.of(fact), codec.encode(fact), name)
@@ -189,16 +182,14 @@ async def timers(bus, names):
     """Wait until these timers are committed."""
 
     async def committed():
-        stored = await bus.bucket("state").get(tally.NAME)
-        return stored is not None and set(codec.decode(stored.value, Commit).timers) == names
+        return set((await newest(bus)).timers) == names
 
     await until(committed)
 
 
 @pytest.mark.parametrize("committed", [True, False], ids=["committed", "read-again"])
 @in_virtual_time
-async def test_timers_fire_once_survive_a_restart_and_can_be_replaced_and_cancelled(world, committed):
-    bus = await world.connect()
+async def test_timers_fire_once_survive_a_restart_and_can_be_replaced_and_cancelled(world, bus, committed):
     async with running(await serving(world)):
         for number, (node, after_s) in enumerate(
             [("kept", "2.0"), ("gone", "2.0"), ("moved", "1.5"), ("moved", "2.5")]
@@ -214,8 +205,7 @@ async def test_timers_fire_once_survive_a_restart_and_can_be_replaced_and_cancel
 
 
 @in_virtual_time
-async def test_a_timer_cancelled_in_the_moment_in_which_it_is_due_does_not_fire(world):
-    bus = await world.connect()
+async def test_a_timer_cancelled_in_the_moment_in_which_it_is_due_does_not_fire(world, bus):
     async with running(await serving(world)):
         await feed(bus, NodeLeft(node="n1", incarnation="5"), 0)
         await feed(bus, exited(), 9)
@@ -227,8 +217,7 @@ async def test_a_timer_cancelled_in_the_moment_in_which_it_is_due_does_not_fire(
 
 
 @in_virtual_time
-async def test_a_timer_that_the_core_can_not_handle_does_not_loop(world):
-    bus = await world.connect()
+async def test_a_timer_that_the_core_can_not_handle_does_not_loop(world, bus):
     async with running(await serving(world)):
         await feed(bus, NodeLeft(node="poison", incarnation="0.01"), 0)
         letter, _ = await outcomes(world, 2)
@@ -238,9 +227,8 @@ async def test_a_timer_that_the_core_can_not_handle_does_not_loop(world):
 
 
 @in_virtual_time
-async def test_a_timer_set_for_telemetry_survives_a_crash(world):
+async def test_a_timer_set_for_telemetry_survives_a_crash(world, bus):
     """A fact is read again; telemetry is not."""
-    bus = await world.connect()
     doomed = CutBus(await world.connect(), 10**6)
     first = asyncio.create_task(service(doomed, world.clock).run())
     await ask(bus, queries.GetStatus())
@@ -258,9 +246,8 @@ async def test_a_timer_set_for_telemetry_survives_a_crash(world):
 
 
 @in_virtual_time
-async def test_a_timer_that_telemetry_cancelled_stays_so_when_the_core_stumbles(world):
+async def test_a_timer_that_telemetry_cancelled_stays_so_when_the_core_stumbles(world, bus):
     """The core goes back to the last commit then, and telemetry is not said again."""
-    bus = await world.connect()
     async with running(await serving(world)):
         await ask(bus, queries.GetStatus())
         for node in ("armed", "disarmed"):

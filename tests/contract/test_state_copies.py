@@ -4,22 +4,20 @@ import asyncio
 import math
 import os
 import struct
-from contextlib import asynccontextmanager
 
 import grpc
 import grpc.aio
 import msgspec
 import pytest
+from helpers.fabric import Node, fabric, fetched, state_ref
 from helpers.waiting import until
 from unicron_agent.memory import StateMemory
 from unicron_agent.state_server import FETCH, KEEP, LIMITS, StateServer, send_copy
 from unicron_agent.state_sources import Peer, SharedMemory
 from unicron_agent.traffic import NodeTraffic
-from xxhash import xxh3_128
 
-from tests.helpers.fabric import fabric
 from unicron.contracts import states
-from unicron.contracts.states import StateLocation, StateRef, label
+from unicron.contracts.states import StateRef, label
 from unicron.contracts.traffic import Forecast
 from unicron.errors import StateTransferError, UnsoundStateError
 
@@ -27,32 +25,18 @@ NAME, OLDER = "gpt-1.1.saved", "gpt-1.0.saved"
 CONTENT = os.urandom(5 * 1024 * 1024 + 17)
 
 
-def ref(content=CONTENT, name=NAME, iteration=3, worker="gpt-1"):
-    location = StateLocation(node="n1", worker=worker, name=name, address="n1:1")
-    checksum = xxh3_128(content).digest()
-    return StateRef(task="gpt", iteration=iteration, place=0, location=location, size=len(content), checksum=checksum)
+def ref(content=CONTENT, name=NAME, **fields):
+    return state_ref(content, name, **fields)
 
 
-class Keeper:
+class Keeper(Node):
     """Node n2, which keeps copies; and the memory of n1, whose worker saves."""
 
     def __init__(self, tmp_path, limit=0):
-        self.own, self.folder = tmp_path / "n1", tmp_path / "n2"
+        super().__init__("n2", tmp_path / "n2", fabric(tmp_path, "n2"), limit)
+        self.own, self.own_fabric = tmp_path / "n1", fabric(tmp_path, "n1")
         self.own.mkdir()
-        self.folder.mkdir()
-        self.sender, self.memory = StateMemory(self.own, 0), StateMemory(self.folder, limit)
-        self.told, self.traffic = [], NodeTraffic(self.folder)
-        self.own_fabric, self.fabric = fabric(tmp_path, "n1"), fabric(tmp_path, "n2")
-
-    @asynccontextmanager
-    async def served(self):
-        received = lambda *told: self.told.append(told)  # noqa: E731
-        server = StateServer(self.memory, "n2", received, self.traffic, self.fabric)
-        server, self.address = await server.serve("127.0.0.1")
-        try:
-            yield self
-        finally:
-            await server.stop(0)
+        self.sender = StateMemory(self.own, 0)
 
     def save(self, content=CONTENT, **fields):
         """Have a worker of n1 save something."""
@@ -172,7 +156,7 @@ async def test_a_name_that_leads_elsewhere_is_refused(keeper, name):
     with pytest.raises(grpc.aio.AioRpcError, match=r"expected WORKER\.NUMBER"):
         await keeper.stream(first(ref(name=name)), CONTENT)
     with pytest.raises(grpc.aio.AioRpcError, match=r"expected WORKER\.NUMBER"):
-        await fetch(keeper, name)
+        await fetched(keeper.address, name, keeper.own_fabric.header(FETCH, keeper.address, name.encode()))
     assert keeper.files() == {"agent.sock": b"the agent's own"}
     assert (keeper.own / NAME).read_bytes() == CONTENT + label(saved)
     assert keeper.told == []
@@ -282,12 +266,10 @@ class Older(StateServer):
 
 
 async def test_a_keeper_of_an_older_version_gets_its_copy_too(keeper):
-    older = Older(keeper.memory, "n2", lambda *_: None, NodeTraffic(keeper.folder), keeper.fabric)
-    server, keeper.address = await older.serve("127.0.0.1")
     saved = keeper.save()
-    await keeper.send(saved)
-    assert older.taken == (saved, CONTENT)
-    await server.stop(0)
+    async with keeper.served(Older):
+        await keeper.send(saved)
+    assert keeper.made.taken == (saved, CONTENT)
 
 
 class Babbling(StateServer):
@@ -307,12 +289,10 @@ class Babbling(StateServer):
 
 @pytest.mark.parametrize("answer", [b"x", struct.pack("<d", math.nan), struct.pack("<d", -1.0), struct.pack("<d", 1e9)])
 async def test_answers_that_are_no_receipts_are_not_believed(keeper, answer):
-    babbling = Babbling(keeper.memory, "n2", lambda *_: None, NodeTraffic(keeper.folder), keeper.fabric)
-    babbling.answer = answer
-    server, keeper.address = await babbling.serve("127.0.0.1")
-    with pytest.raises(StateTransferError, match="no receipt"):
-        await keeper.send(keeper.save())
-    await server.stop(0)
+    async with keeper.served(Babbling):
+        keeper.made.answer = answer
+        with pytest.raises(StateTransferError, match="no receipt"):
+            await keeper.send(keeper.save())
 
 
 class Told(NodeTraffic):
@@ -395,9 +375,3 @@ async def test_a_copy_that_is_given_up_while_it_waits_leaves_nothing(keeper):
     del keeper.traffic.forecast
     await keeper.send(keeper.save())
     assert len(keeper.memory.saved()) == 1
-
-
-async def fetch(keeper, name):
-    async with grpc.aio.insecure_channel(keeper.address, options=LIMITS) as channel:
-        header = keeper.own_fabric.header(FETCH, keeper.address, name.encode())
-        return [piece async for piece in channel.unary_stream(FETCH)(name.encode(), metadata=header)]

@@ -3,18 +3,12 @@
 import asyncio
 import os
 import threading
-from contextlib import asynccontextmanager
 
 import pytest
+from helpers.fabric import Node, fabric, state_ref
 from unicron_agent import state_sources
-from unicron_agent.memory import StateMemory
-from unicron_agent.state_server import StateServer
 from unicron_agent.state_sources import Peer, SharedMemory, source_of
-from unicron_agent.traffic import NodeTraffic
-from xxhash import xxh3_128
 
-from tests.helpers.fabric import fabric
-from unicron.contracts.states import StateLocation, StateRef
 from unicron.errors import StateTransferError
 
 NAME = "gpt-1.3.state"
@@ -22,48 +16,32 @@ CONTENT = os.urandom(5 * 1024 * 1024 + 17)
 
 
 class Holder:
-    """A holder's directory, a taker's, and the source between them."""
+    """A node that holds a state, a taker's directory, and the source between them."""
 
-    def __init__(self, source, held, taken, server, address):
-        self.source, self.held, self.server, self.address = source, held, server, address
+    def __init__(self, node, source, taken):
+        self.node, self.held, self.source = node, node.folder, source
         self.target = taken / "gpt-2.fetched"
         self.export(CONTENT)
 
     def export(self, content):
         (self.held / NAME).write_bytes(content)
 
-    def ref(self, name=NAME):
-        location = StateLocation(node="n1", worker="gpt-1", name=name, address=self.address)
-        checksum = xxh3_128(CONTENT).digest()
-        return StateRef(task="gpt", iteration=3, place=0, location=location, size=len(CONTENT), checksum=checksum)
-
     async def obtain(self, name=NAME):
-        return await self.source.obtain(self.ref(name), self.target)
+        return await self.source.obtain(state_ref(CONTENT, name, address=self.node.address), self.target)
 
     def left_behind(self):
         return sorted({*self.held.iterdir(), *self.target.parent.iterdir()} - {self.held / NAME})
 
 
-@asynccontextmanager
-async def serving(directory):
-    memory, traffic, own = StateMemory(directory, 0), NodeTraffic(directory), fabric(directory.parent, "n1")
-    server, address = await StateServer(memory, "n1", lambda *_: None, traffic, own).serve("127.0.0.1")
-    try:
-        yield server, address
-    finally:
-        await server.stop(0)
-
-
 @pytest.fixture(params=["shared-memory", "peer"])
 async def scene(request, tmp_path):
-    held, taken = tmp_path / "held", tmp_path / "taken"
-    held.mkdir()
+    taken = tmp_path / "taken"
     taken.mkdir()
-    async with serving(held) as (server, address):
+    async with Node("n1", tmp_path / "held", fabric(tmp_path)).served() as node:
         if request.param == "peer":
-            yield Holder(Peer(fabric(tmp_path, "n2")), held, taken, server, address)
+            yield Holder(node, Peer(fabric(tmp_path, "n2")), taken)
         else:  # both are of one node
-            yield Holder(SharedMemory(StateMemory(held, 0)), held, held, server, address)
+            yield Holder(node, SharedMemory(node.memory), node.folder)
 
 
 async def test_a_state_arrives_whole_is_the_takers_to_remove_and_stays_when_its_holder_is_done_with_it(scene):
@@ -112,7 +90,7 @@ async def test_a_source_that_goes_away_in_the_middle_leaves_all_or_nothing(scene
     obtaining = asyncio.ensure_future(scene.obtain())
     while not scene.target.with_suffix(".part").exists() and not obtaining.done():
         await asyncio.sleep(0)
-    await scene.server.stop(0)
+    await scene.node.server.stop(0)
     (scene.held / NAME).unlink()
     try:
         assert (await obtaining).read_bytes() == CONTENT
@@ -152,9 +130,5 @@ async def test_no_room_is_said_with_its_place(scene, monkeypatch):
 
 
 def test_the_location_chooses_the_source(tmp_path):
-    def ref(node):
-        location = StateLocation(node=node, worker="gpt-1", name=NAME, address="h:1")
-        return StateRef(task="gpt", iteration=3, place=0, location=location, size=1, checksum=b"")
-
-    assert isinstance(source_of(ref("n1"), "n1", tmp_path, None), SharedMemory)
-    assert isinstance(source_of(ref("n2"), "n1", tmp_path, None), Peer)
+    for node, kind in (("n1", SharedMemory), ("n2", Peer)):
+        assert isinstance(source_of(state_ref(b"x", NAME, node), "n1", tmp_path, None), kind)

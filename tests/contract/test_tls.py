@@ -6,21 +6,20 @@ import subprocess
 import sys
 
 import pytest
+from helpers.fabric import Node, state_ref
 from helpers.ports import free_port
 from helpers.waiting import PATIENT_S, insist
-from helpers.worlds import PATIENT_PING_S
+from helpers.worlds import serving
 from unicron_agent.fabric import CERTIFICATE, Fabric
-from unicron_agent.memory import StateMemory
-from unicron_agent.state_server import StateServer, send_copy
+from unicron_agent.state_server import send_copy
 from unicron_agent.state_sources import Peer
-from unicron_agent.traffic import NodeTraffic
 from unicron_deploy import certificates
 from unicron_deploy.keys import Keyring
-from unicron_deploy.nats_server import NatsServer, Routes, config_text
-from xxhash import xxh3_128
+from unicron_deploy.nats_server import Routes, config_text
 
+from unicron.bootstrap import connected
 from unicron.bus import nats, topology
-from unicron.contracts.states import Keeper, StateLocation, StateRef
+from unicron.contracts.states import Keeper
 from unicron.errors import BusUnavailableError, InvalidInputError, StateTransferError
 from unicron.settings import Settings
 
@@ -51,25 +50,13 @@ def served(directory, keys, monkeypatch, count=1, tls=True):
     )
     routes = [free_port() for _ in range(count)]
     keys.route([f"127.0.0.1:{port}" for port in routes])
-    names = [f"nats-{number}" for number in range(count)]
-    servers = [
-        NatsServer(
-            directory / name,
-            free_port(),
-            accounts=keys.accounts,
-            ping_s=PATIENT_PING_S,
-            name=name,
-            routes=Routes(port, keys.routes) if count > 1 else None,
-        )
-        for name, port in zip(names, routes, strict=True)
-    ]
-    try:
-        for server in servers:
-            server.start()
+    with contextlib.ExitStack() as stack:
+        servers = []
+        for number, port in enumerate(routes):
+            name, route = f"nats-{number}", Routes(port, keys.routes) if count > 1 else None
+            server = serving(directory / name, accounts=keys.accounts, name=name, routes=route)
+            servers.append(stack.enter_context(server))
         yield servers
-    finally:
-        for server in servers:
-            server.stop()
 
 
 def settings(server, path, **more):
@@ -83,10 +70,9 @@ async def test_a_key_brings_the_authority_along_and_who_does_not_know_it_connect
     alone.write_bytes(keys.path("user").read_bytes())
     alone.chmod(0o600)
     with served(tmp_path, keys, monkeypatch) as [server]:
-        bus = await nats.connect(settings(server, keys.path("registry")), "registry")
-        await topology.provision(bus.jetstream)
-        assert await bus.tail() == 0
-        await bus.close()
+        async with connected(settings(server, keys.path("registry")), "registry") as bus:
+            await topology.provision(bus.jetstream)
+            assert await bus.tail() == 0
         with pytest.raises(
             BusUnavailableError, match=r"certificate verify failed.*put the ca\.pem of .* beside your key"
         ):
@@ -114,38 +100,23 @@ async def test_servers_know_one_another_by_their_certificates(tmp_path, keys, mo
     with served(tmp_path, keys, monkeypatch, count=3) as servers:
         urls = ",".join(server.url for server in servers)
         known = Settings(nats_url=urls, nats_nkey=str(keys.path("registry")), connect_timeout_s=PATIENT_S)
-        bus = await nats.connect(known, "registry")
-        await insist(lambda: topology.provision(bus.jetstream, topology.COPIES))
-        info = await bus.jetstream.stream_info(topology.STREAM)
-        assert len(info.cluster.replicas) == 2
-        await bus.close()
+        async with connected(known, "registry") as bus:
+            await insist(lambda: topology.provision(bus.jetstream, topology.COPIES))
+            info = await bus.jetstream.stream_info(topology.STREAM)
+            assert len(info.cluster.replicas) == 2
 
 
 # --- state servers ---------------------------------------------------------------------------------------------------
 
 
-class Node:
-    """A node with a state server, and its way to others."""
+class CertifiedNode(Node):
+    """A node with a certificate, and its way to others."""
 
     def __init__(self, root, keys, name):
-        self.name, self.folder = name, root / name
-        self.folder.mkdir()
-        self.fabric = Fabric(str(keys.fabric(name)), name)
-        self.memory, self.traffic, self.copies = StateMemory(self.folder, 0), NodeTraffic(self.folder), []
-
-    @contextlib.asynccontextmanager
-    async def served(self):
-        server = StateServer(self.memory, self.name, lambda *told: self.copies.append(told), self.traffic, self.fabric)
-        server, self.address = await server.serve("127.0.0.1")
-        try:
-            yield self
-        finally:
-            await server.stop(0)
+        super().__init__(name, root / name, Fabric(str(keys.fabric(name)), name))
 
     def ref(self, claimed=None):
-        location = StateLocation(node=claimed or self.name, worker="gpt-1", name=NAME, address=self.address)
-        checksum = xxh3_128(CONTENT).digest()
-        return StateRef(task="gpt", iteration=3, place=0, location=location, size=len(CONTENT), checksum=checksum)
+        return state_ref(CONTENT, NAME, claimed or self.name, self.address)
 
     async def fetch(self, ref):
         return (await Peer(self.fabric).obtain(ref, self.folder / "taken")).read_bytes()
@@ -153,13 +124,13 @@ class Node:
 
 @pytest.mark.parametrize("name", ["n1", LONG])
 async def test_nodes_show_one_another_who_they_are(tmp_path, keys, name):
-    holder, other = Node(tmp_path, keys, name), Node(tmp_path, keys, "n2")
+    holder, other = CertifiedNode(tmp_path, keys, name), CertifiedNode(tmp_path, keys, "n2")
     (holder.folder / NAME).write_bytes(CONTENT)
     async with holder.served(), other.served():
         assert await other.fetch(holder.ref()) == CONTENT
         keeper = Keeper(node="n2", address=other.address)
         await send_copy(holder.memory, holder.ref(), keeper, holder.traffic, holder.fabric, paced=False)
-        assert [ref.size for _, ref in other.copies if ref] == [len(CONTENT)]
+        assert [ref.size for _, ref in other.told if ref] == [len(CONTENT)]
         with pytest.raises(StateTransferError, match="n2"):  # it is another node that answers there
             await other.fetch(holder.ref(claimed="n2"))
         keeper = Keeper(node=name, address=other.address)
@@ -172,9 +143,9 @@ async def test_who_has_the_fabric_key_and_no_certificate_of_this_cluster_gets_no
     ring.ensure(["plain", "n2"])
     for name in ("plain", "n2"):
         ring.fabric(name).write_bytes(keys.fabric("n1").read_bytes())
-    plain = Node(tmp_path, ring, "plain")
+    plain = CertifiedNode(tmp_path, ring, "plain")
     ring.certify([])
-    stranger, holder = Node(tmp_path, ring, "n2"), Node(tmp_path, keys, "n1")
+    stranger, holder = CertifiedNode(tmp_path, ring, "n2"), CertifiedNode(tmp_path, keys, "n1")
     (holder.folder / NAME).write_bytes(CONTENT)
     async with holder.served():
         for node in (stranger, plain):
@@ -219,12 +190,6 @@ def test_certificates_stay_until_half_their_life_is_over_or_their_names_change(t
 def test_the_container_of_the_keys_makes_all_of_it(tmp_path):
     words = ["-m", "unicron_deploy.keys", "--dir", str(tmp_path), "--tls", "nats,127.0.0.1", "n1"]
     subprocess.run([sys.executable, *words], check=True)
-    assert sorted(path.name for path in (tmp_path / "n1").iterdir()) == [
-        "ca.pem",
-        "fabric.key",
-        "n1.nk",
-        "tls.key",
-        "tls.pem",
-    ]
-    assert sorted(path.name for path in (tmp_path / "user").iterdir()) == ["ca.pem", "user.nk"]
+    made = {name: {path.name for path in (tmp_path / name).iterdir()} for name in ("n1", "user")}
+    assert made == {"n1": {"ca.pem", "fabric.key", "n1.nk", "tls.key", "tls.pem"}, "user": {"ca.pem", "user.nk"}}
     assert not list((tmp_path / "server").glob("ca.key"))

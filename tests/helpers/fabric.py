@@ -1,8 +1,16 @@
-"""The key of a cluster's nodes."""
+"""Nodes with the key of a cluster: what they hand out and take in of states."""
 
+import contextlib
+
+import grpc.aio
 from unicron_agent.fabric import Fabric
+from unicron_agent.memory import StateMemory
+from unicron_agent.state_server import FETCH, LIMITS, StateServer
+from unicron_agent.traffic import NodeTraffic
+from xxhash import xxh3_128
 
 from unicron import proofs
+from unicron.contracts.states import StateLocation, StateRef
 
 KEY = proofs.new_key()
 
@@ -13,3 +21,41 @@ def fabric(folder, node="n1", key=KEY, **fields):
     path.touch(mode=0o600)
     path.write_bytes(proofs.as_file(key))
     return Fabric(str(path), node, **fields)
+
+
+def state_ref(content, name, node="n1", address="n1:1", iteration=3):
+    """Return what is told of a state that a worker of `gpt` has."""
+    location = StateLocation(node=node, worker="gpt-1", name=name, address=address)
+    checksum = xxh3_128(content).digest()
+    return StateRef(task="gpt", iteration=iteration, place=0, location=location, size=len(content), checksum=checksum)
+
+
+class Node:
+    """A node whose state server is real.
+
+    Attributes:
+        folder: what it has in its memory.
+        told: what its server has told of copies.
+        address: of its server, once that was started.
+    """
+
+    def __init__(self, name, folder, fabric, limit=0):
+        self.name, self.folder, self.fabric, self.told = name, folder, fabric, []
+        folder.mkdir()
+        self.memory, self.traffic = StateMemory(folder, limit), NodeTraffic(folder)
+
+    @contextlib.asynccontextmanager
+    async def served(self, kind=StateServer):
+        self.made = kind(self.memory, self.name, lambda *told: self.told.append(told), self.traffic, self.fabric)
+        server, self.address = await self.made.serve("127.0.0.1")
+        self.server = server
+        try:
+            yield self
+        finally:
+            await server.stop(0)
+
+
+async def fetched(address, name, header):
+    """Return what the server at an address hands out to who shows such a header."""
+    async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
+        return b"".join([piece async for piece in channel.unary_stream(FETCH)(name.encode(), metadata=header)])

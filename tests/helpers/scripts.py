@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from helpers.gate import gate
 from helpers.training import task, write_script
 from unicron.contracts.events import FailureDetected, WorkerReady
-from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskState
+from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout
 
 GATHERS = """
     import contextlib
@@ -272,11 +272,6 @@ def program(folder, name, text, ranks=3, beside=None, **environment):
     return replace(spec, command=["python", "-m", "script"])
 
 
-async def ends(scene, name):
-    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
-    assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
-
-
 class Run:
     """A run of a script that stops at a gate, to be struck there.
 
@@ -327,14 +322,14 @@ async def disturbed(scene, text, point, ranks=2, beside=None, calm=None, **envir
     calms = vars(scene).setdefault("calms", {})
     if kind not in calms:
         await scene.client.submit(program(folder, f"calm-{name}", calm or text, ranks, beside, **environment))
-        await ends(scene, f"calm-{name}")
+        await scene.ends(f"calm-{name}")
         calms[kind] = f"calm-{name}"
     async with gate() as held:
         held.close(*point)
         await scene.client.submit(program(folder, name, text, ranks, beside, **environment, **held.env))
         yield Run(scene, name, ranks, held)
         held.open()
-        await ends(scene, name)
+        await scene.ends(name)
     same(folder, name, calms[kind])
 
 

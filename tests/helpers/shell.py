@@ -11,6 +11,7 @@ from helpers.waiting import elapse, insist, until
 from helpers.worlds import LEASE_TTL_S
 from unicron import codec, subjects
 from unicron.clock import SystemClock
+from unicron.commit import Commit
 from unicron.contracts import queries
 from unicron.contracts.events import (
     Alert,
@@ -56,6 +57,12 @@ async def outcomes(world, count, filters=OUTCOMES):
     await until(lambda: len(told(world, filters)) >= count)
     await elapse(SETTLE_S)
     return told(world, filters)
+
+
+async def newest(bus):
+    """Return the newest commit, an empty one where there is none yet."""
+    stored = await bus.bucket("state").get(tally.NAME)
+    return codec.decode(stored.value, Commit) if stored else Commit()
 
 
 async def ask(bus, query):

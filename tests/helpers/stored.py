@@ -34,6 +34,11 @@ def save_trained(root, iteration, seed=0):
     return save(root, iteration, [state]), state
 
 
+def of_model(iteration, **model):
+    """Return the state of a place that has these parameters and nothing else."""
+    return {"iteration": iteration, "objects": {"model": model}}
+
+
 def spread(whole, parts, axis=0):
     """Return a tensor as each of so many places has it."""
     found, at = [], 0

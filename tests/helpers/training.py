@@ -7,18 +7,19 @@ import signal
 import textwrap
 import zipfile
 
+import pytest_asyncio
 import torch
 from unicron_deploy.embedded import Cluster
-from unicron_deploy.nats_server import free_port
 
 from helpers import nursery, standby
 from helpers.cli import KEYS
 from helpers.gate import write_gate
+from helpers.ports import free_port
 from helpers.waiting import insist, until
 from helpers.worlds import PATIENT_PING_S
 from unicron.bootstrap import connected_client
-from unicron.contracts.events import IterationFinished, WorkerReady
-from unicron.contracts.tasks import TaskSpec
+from unicron.contracts.events import FailureDetected, IterationFinished, WorkerReady
+from unicron.contracts.tasks import TaskSpec, TaskState
 
 TRAIN = """
     import os, sys, time
@@ -63,9 +64,9 @@ def write_script(folder, text=TRAIN):
     return path
 
 
-def task(script, name="t", **fields):
+def task(script, name="t", *arguments, **fields):
     fields = {"max_workers": 3, "microbatches": 6, "iterations": 10, **fields}
-    return TaskSpec(name=name, command=["python", str(script)], workdir=str(script.parent), **fields)
+    return TaskSpec(name=name, command=["python", str(script), *arguments], workdir=str(script.parent), **fields)
 
 
 def plain_run(script, out, **environment):
@@ -158,6 +159,28 @@ class RunningCluster:
         await self.caught_up()
         return view
 
+    async def ends(self, name):
+        """Wait until a task has finished."""
+        view = await self.until_state(name, TaskState.FINISHED, TaskState.FAILED)
+        assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
+
+    async def fails(self, name):
+        """Wait until a task has failed; return how the registry sees it."""
+        view = await self.until_state(name, TaskState.FINISHED, TaskState.FAILED)
+        assert view.state is TaskState.FAILED
+        return view
+
+    async def lose_worker(self, name, rank):
+        """Kill a worker of a task, and wait until that is noticed; return who it was."""
+        victim = (await self.view(name)).members[rank]
+        await self.client.inject(victim.node, "kill-worker", victim.worker)
+        await self.until(lambda: self.of(FailureDetected, worker=victim.worker))
+        return victim
+
+    def assert_none_twice(self, name):
+        told = self.told(name)
+        assert len(set(told)) == len(told), "an iteration was finished twice"
+
 
 def kill_at_once(scene, members):
     """Kill workers such that none of them sees another one gone: each is stopped first."""
@@ -178,6 +201,17 @@ def environment(defaults):
     finally:
         for name in unset:
             del os.environ[name]
+
+
+def shared(cluster, **options):
+    """Make a fixture: a cluster that all tests of a module share."""
+
+    @pytest_asyncio.fixture(scope="module", loop_scope="module")
+    async def scene(tmp_path_factory):
+        async with cluster(tmp_path_factory.mktemp("cluster"), **options) as scene:
+            yield scene
+
+    return scene
 
 
 @contextlib.asynccontextmanager

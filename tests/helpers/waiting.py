@@ -64,16 +64,16 @@ async def elapse(seconds):
 
 
 def in_virtual_time(test):
-    """Run an asynchronous test in virtual time; if it takes a `world`, with a bus in memory that lives there."""
+    """Run an asynchronous test in virtual time; a `world` or `bus` that it takes lives there, in memory."""
     taken = inspect.signature(test).parameters
 
     @functools.wraps(test)
     def run(*arguments, **fixtures):
         clock = VirtualClock(time.time())
-        if "world" in taken:
-            fixtures["world"] = LocalWorld(clock)
+        world = LocalWorld(clock)
+        fixtures |= {name: made for name, made in (("world", world), ("bus", world.memory.connect())) if name in taken}
         clock.run(test(*arguments, **fixtures))
 
-    rest = [parameter for name, parameter in taken.items() if name != "world"]
+    rest = [parameter for name, parameter in taken.items() if name not in {"world", "bus"}]
     run.__signature__ = inspect.Signature(rest)  # what pytest is to give
     return run

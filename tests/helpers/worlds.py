@@ -7,6 +7,7 @@ from nats.js.errors import NotFoundError
 from unicron_deploy import nats_server
 from unicron_simulator.bus import MemoryWorld
 
+from helpers.ports import free_port
 from unicron import client
 from unicron.aio import insist
 from unicron.bus import nats, topology
@@ -14,7 +15,7 @@ from unicron.bus.protocol import Bus
 from unicron.clock import Clock, SystemClock
 from unicron.settings import Settings
 
-LEASE_TTL_S = PATIENT_TTL_S = 30.0
+LEASE_TTL_S = 30.0
 """Nobody loses a lease who merely waits for a turn on a core; a test that wants a takeover deletes the lease."""
 
 PATIENT_PING_S = 10.0
@@ -23,6 +24,22 @@ PATIENT_PING_S = 10.0
 
 # a server that waits for a core starts late, and answers late
 nats_server.START_S, nats.ANSWER_S, client.ANSWER_S = 120.0, 10.0, 60.0
+
+
+@contextlib.contextmanager
+def serving(directory, **options):
+    """Run a real server of a test's own, patient unless it is told otherwise."""
+    server = nats_server.NatsServer(directory, free_port(), **{"ping_s": PATIENT_PING_S, **options})
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def known(server, keys, user, **fields):
+    """Return the settings of a user whose key a server knows."""
+    return Settings(nats_url=server.url, nats_nkey=str(keys.path(user)), **fields)
 
 
 class World(Protocol):
@@ -36,8 +53,8 @@ class World(Protocol):
 class NatsWorld:
     """A server with fresh, empty streams."""
 
-    def __init__(self, url: str, lease_ttl_s: float = LEASE_TTL_S) -> None:
-        self.settings = Settings(nats_url=url, lease_ttl_s=lease_ttl_s, connect_timeout_s=120.0)
+    def __init__(self, url: str) -> None:
+        self.settings = Settings(nats_url=url, lease_ttl_s=LEASE_TTL_S, connect_timeout_s=120.0)
         self._open: list[nats.NatsBus] = []
 
     async def provision(self) -> None:
@@ -45,8 +62,7 @@ class NatsWorld:
         for stream in topology.streams():
             with contextlib.suppress(NotFoundError):
                 await bus.jetstream.delete_stream(stream.name)
-        lease_ttl_s = self.settings.lease_ttl_s
-        await insist(lambda: topology.provision(bus.jetstream, lease_ttl_s=lease_ttl_s), "provisioning")
+        await insist(lambda: topology.provision(bus.jetstream, lease_ttl_s=LEASE_TTL_S), "provisioning")
 
     async def connect(self, name: str = "test") -> nats.NatsBus:
         bus = await nats.connect(self.settings, name)

@@ -1,9 +1,8 @@
 """A real cluster in which workers tell what is wrong with them."""
 
 import pytest
-import pytest_asyncio
 from helpers.local_cluster import local_cluster
-from helpers.training import TRAIN, task, write_script
+from helpers.training import TRAIN, shared, task, write_script
 
 from unicron.contracts.events import FailureDetected, WorkerExited
 from unicron.contracts.hardware import FaultLogged
@@ -22,11 +21,7 @@ WARNS = f"""
 """
 SCRIPT = TRAIN.replace("\n        schedule.step()\n", f"\n        schedule.step()\n{WARNS}")
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(tmp_path_factory):
-    async with local_cluster(tmp_path_factory.mktemp("cluster")) as scene:
-        yield scene
+scene = shared(local_cluster)
 
 
 @pytest.mark.parametrize("ends", ["exits", "raises"])

@@ -5,9 +5,8 @@ import itertools
 
 import pytest
 import pytest_asyncio
-from helpers.gate import gate
 from helpers.local_cluster import local_cluster
-from helpers.training import TRAIN, difference, plain_run, running_cluster, task, write_script
+from helpers.training import TRAIN, difference, plain_run, running_cluster, shared, task, write_script
 from unicron_agent.memory import FILLER
 from unicron_agent.network import memory_dir
 from unicron_chaos.script import Rank
@@ -28,24 +27,10 @@ WORKERS = 3
 LONG = 100_000
 SLOWLY = TRAIN.replace("            session.backward(", "            time.sleep(0.01)\n            session.backward(")
 
+scene = shared(local_cluster, nodes=WORKERS, kernel_logs=True)
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(tmp_path_factory):
-    async with local_cluster(tmp_path_factory.mktemp("cluster"), nodes=WORKERS, kernel_logs=True) as scene:
-        yield scene
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def remote(tmp_path_factory):
-    """A cluster of processes: an agent that stops must not be this one, and only there slowness is looked for."""
-    async with running_cluster(tmp_path_factory.mktemp("remote"), nodes=WORKERS, ping_s=PING_S) as scene:
-        yield scene
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def held():
-    async with gate() as found:
-        yield found
+remote = shared(running_cluster, nodes=WORKERS, ping_s=PING_S)
+"""A cluster of processes: an agent that stops must not be this one, and only there slowness is looked for."""
 
 
 names = (f"t{number}" for number in itertools.count())
@@ -121,8 +106,7 @@ async def test_a_reset_connection_is_reattempted_in_place_and_makes_no_differenc
     held.open()
     [failure] = await scene.until(lambda: scene.of(FailureDetected, task=name))
     assert (failure.status, failure.severity) == ("connection_reset", Severity.SEV3)
-    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
-    assert view.state is TaskState.FINISHED, view
+    await scene.ends(name)
     again = [m.worker for m in scene.of(Regrouped, task=name) if m.epoch > before.epoch]
     assert made.worker in again
     assert set(again) == {member.worker for member in before.members}, "nobody was replaced"

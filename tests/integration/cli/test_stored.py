@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.cli import CLEAN, UNICRON, call, data, unicron
-from helpers.stored import TASK, alter, save, save_trained, spread, trained
+from helpers.stored import TASK, alter, of_model, save, save_trained, spread, trained
 from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
 from unicron.contracts.tasks import ParallelLayout
@@ -23,7 +23,7 @@ def root(tmp_path):
     saving = begin(str(tmp_path), TASK, 300, ParallelLayout())
     (tmp_path / TASK / f"step-000300.{saving.attempt}.part").mkdir()
     shards = spread(torch.arange(8.0), 2)
-    save(tmp_path, 5, [{"iteration": 5, "objects": {"model": {"w": each}}} for each in shards], task="other")
+    save(tmp_path, 5, [of_model(5, w=each) for each in shards], task="other")
     return tmp_path
 
 

@@ -27,16 +27,16 @@ def scraped(port):
     return {(sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples}
 
 
-async def test_who_is_active_tells_what_it_knows_and_who_takes_over_tells_the_same(patient_world):
+async def test_who_is_active_tells_what_it_knows_and_who_takes_over_tells_the_same(nats_world):
     ports = [free_port(), free_port()]
 
     async def told(port, holds):
         return await eventually(lambda: asyncio.to_thread(scraped, port), holds)
 
-    async with connected(patient_world) as client:
-        with registry(patient_world, "--metrics", str(ports[0])) as first:
+    async with connected(nats_world) as client:
+        with registry(nats_world, "--metrics", str(ports[0])) as first:
             await told(ports[0], lambda found: found["unicron_active", "registry"] == 1)
-            with registry(patient_world, "--metrics", f"127.0.0.1:{ports[1]}"):
+            with registry(nats_world, "--metrics", f"127.0.0.1:{ports[1]}"):
                 waiting = await told(ports[1], lambda found: True)
                 assert {name: value for name, value in waiting.items() if not name[0].startswith("process_")} == {
                     ("unicron_active", "registry"): 0

@@ -4,10 +4,11 @@ import asyncio
 import sys
 
 import pytest
+from helpers.ports import free_port
 from helpers.waiting import until
-from unicron_deploy.nats_server import free_port
 
-from unicron.bus import nats, topology
+from unicron.bootstrap import connected
+from unicron.bus import topology
 from unicron.settings import Settings
 
 
@@ -20,29 +21,26 @@ async def ask(url: str, *words: str) -> tuple[int, str]:
     return process.returncode, error.decode()
 
 
-@pytest.fixture
-def server(private_server):
-    """Return one that cuts off nobody who waits for a turn on a core."""
-    return private_server
-
-
 async def healthy(*words):
     return await ask(*words) == (0, "")
 
 
+async def provision(server):
+    async with connected(Settings(nats_url=server.url), "test") as bus:
+        await topology.provision(bus.jetstream, lease_ttl_s=60)
+
+
 @pytest.mark.exhaustive("containers ask it in the compose test")
-async def test_a_console_is_healthy_while_it_answers_here(server):
+async def test_a_console_is_healthy_while_it_answers_here(private_server):
     port = str(free_port())
     key = ("console", "--console-port", port)
-    code, error = await ask(server.url, *key)
+    code, error = await ask(private_server.url, *key)
     assert (code, f"does not answer on port {port}" in error) == (1, True)
-    bus = await nats.connect(Settings(nats_url=server.url), "test")
-    await topology.provision(bus.jetstream, lease_ttl_s=60)
-    await bus.close()
-    words = ("-m", "unicron_console", "--console-port", port, "--nats-url", server.url)
+    await provision(private_server)
+    words = ("-m", "unicron_console", "--console-port", port, "--nats-url", private_server.url)
     console = await asyncio.create_subprocess_exec(sys.executable, *words)
     try:
-        await until(lambda: healthy(server.url, *key))
+        await until(lambda: healthy(private_server.url, *key))
         taken = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.PIPE)
         _, error = await taken.communicate()
         assert (taken.returncode, b"UNICRON_CONSOLE_PORT" in error) == (1, True)
@@ -51,26 +49,24 @@ async def test_a_console_is_healthy_while_it_answers_here(server):
         assert await console.wait() == 0
 
 
-async def test_a_node_is_healthy_while_its_agent_reaches_the_bus(server, tmp_path):
+async def test_a_node_is_healthy_while_its_agent_reaches_the_bus(private_server, tmp_path):
     run_dir, key = tmp_path / "run", ("node-1", "--run-dir", str(tmp_path / "run"))
-    code, error = await ask(server.url, *key)
+    code, error = await ask(private_server.url, *key)
     assert code == 1
     assert "its agent has told the bus nothing" in error
-    bus = await nats.connect(Settings(nats_url=server.url), "test")
-    await topology.provision(bus.jetstream, lease_ttl_s=60)
-    await bus.close()
+    await provision(private_server)
     words = ("-m", "unicron_agent", "--node", "node-1", "--slots", "1", "--run-dir", str(run_dir))
-    agent = await asyncio.create_subprocess_exec(sys.executable, *words, "--nats-url", server.url)
+    agent = await asyncio.create_subprocess_exec(sys.executable, *words, "--nats-url", private_server.url)
     try:
-        await until(lambda: healthy(server.url, *key))
+        await until(lambda: healthy(private_server.url, *key))
     finally:
         agent.kill()
         await agent.wait()
 
 
-async def test_without_a_bus_nothing_is_healthy(server):
-    url = server.url
-    server.stop()
+async def test_without_a_bus_nothing_is_healthy(private_server):
+    url = private_server.url
+    private_server.stop()
     code, error = await ask(url, "registry", "--connect-timeout-s", "1")
     assert code == 1
     assert url in error

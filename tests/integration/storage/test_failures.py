@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 from helpers.layouts import same
-from helpers.stored import TASK, alter, save_trained, spread
+from helpers.stored import TASK, alter, of_model, save_trained, spread
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import CheckpointError
@@ -30,7 +30,7 @@ WHOLE = ParallelLayout()
 
 
 def big(iteration, size=64 << 20):
-    return {"iteration": iteration, "objects": {"model": {"w": torch.zeros(size, dtype=torch.uint8)}}}
+    return of_model(iteration, w=torch.zeros(size, dtype=torch.uint8))
 
 
 def names(folder):
@@ -44,14 +44,19 @@ def contents(folder):
 
 
 @pytest.fixture
-def good(tmp_path):
-    """The storage, and a good checkpoint on it."""
+def storage(tmp_path):
+    return Storage(str(tmp_path))
+
+
+@pytest.fixture
+def good(storage, tmp_path):
+    """A good checkpoint on the storage."""
     stored, _ = save_trained(tmp_path, 1)
     before = contents(tmp_path)
-    yield Storage(str(tmp_path)), stored
+    yield stored
     after = contents(tmp_path)
     assert {name: after.get(name) for name in before} == before, "the good one was touched"
-    assert catalog.newest(Storage(str(tmp_path)), TASK).stored.folder == stored.folder
+    assert catalog.newest(storage, TASK).stored.folder == stored.folder
 
 
 def unfinished(storage):
@@ -88,8 +93,7 @@ def writer(saving, limit="", *how):
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
-def test_a_writer_that_is_killed_leaves_no_checkpoint(good):
-    storage, _ = good
+def test_a_writer_that_is_killed_leaves_no_checkpoint(storage, good):
     # in the middle of its write, wherever that of a test would be by then
     process = writer(begin(storage.root, TASK, 2, WHOLE), str(5 << 20), "killed")
     _, told = process.communicate()
@@ -102,15 +106,13 @@ def test_a_writer_that_is_killed_leaves_no_checkpoint(good):
     assert unfinished(storage) == []
 
 
-def test_one_that_was_never_given_its_name_is_no_checkpoint(good):
-    storage, stored = good
-    shutil.copytree(stored.address, storage.address(TASK, "step-000001.0123abcd.part"))
+def test_one_that_was_never_given_its_name_is_no_checkpoint(storage, good):
+    shutil.copytree(good.address, storage.address(TASK, "step-000001.0123abcd.part"))
     assert [each.folder for each in unfinished(storage)] == ["step-000001.0123abcd.part"]
     storage.remove(TASK, "step-000001.0123abcd.part")
 
 
-def test_a_write_that_fails_half_way_leaves_nothing(good):
-    storage, _ = good
+def test_a_write_that_fails_half_way_leaves_nothing(storage, good):
     saving = begin(storage.root, TASK, 2, WHOLE)
     _, told = writer(saving, limit=str(5 << 20)).communicate()
     assert f"can't write {storage.root}/{TASK}/step-000002.{saving.attempt}.part/__0_0.distcp" in told
@@ -183,12 +185,10 @@ def parts_of(storage, layout=None):
     layout = layout or ParallelLayout(shard=2)
     saving = begin(storage.root, TASK, 2, layout)
     shards = spread(torch.arange(16.0), layout.replica_workers)
-    states = [{"iteration": 2, "objects": {"model": {"w": each}}} for each in shards]
-    return saving, [write_part(saving, place, state) for place, state in enumerate(states)]
+    return saving, [write_part(saving, place, of_model(2, w=each)) for place, each in enumerate(shards)]
 
 
-def test_a_part_that_is_missing_is_named(good):
-    storage, _ = good
+def test_a_part_that_is_missing_is_named(storage, good):
     saving, parts = parts_of(storage)
     with pytest.raises(CheckpointError, match=r"has the parts of places \[1\] instead of \[0, 1\]"):
         commit(saving, parts[1:])
@@ -200,8 +200,7 @@ def test_a_part_that_is_missing_is_named(good):
 
 
 @pytest.mark.parametrize("name", ["__1_0.distcp", "__1.index.json"])
-def test_a_part_that_is_not_as_its_writer_told_is_named(good, name):
-    storage, _ = good
+def test_a_part_that_is_not_as_its_writer_told_is_named(storage, good, name):
     saving, parts = parts_of(storage)
     path = Path(unfinished(storage)[0].address) / name
     alter(path)
@@ -212,8 +211,7 @@ def test_a_part_that_is_not_as_its_writer_told_is_named(good, name):
         commit(saving, parts)
 
 
-def test_a_part_of_another_attempt_is_refused(good):
-    storage, _ = good
+def test_a_part_of_another_attempt_is_refused(storage, good):
     saving, parts = parts_of(storage)
     other, others = parts_of(storage)
     for name in (others[1].index.name, others[1].data.name):
@@ -225,8 +223,7 @@ def test_a_part_of_another_attempt_is_refused(good):
         commit(saving, [parts[0], others[1]])
 
 
-def test_a_state_that_is_no_part_is_refused(good):
-    storage, _ = good
+def test_a_state_that_is_no_part_is_refused(storage, good):
     saving = begin(storage.root, TASK, 2, WHOLE)
     for place, iteration in ((1, 2), (-1, 2), (0, 3)):
         with pytest.raises(CheckpointError, match=f"place {place} of iteration {iteration} is no part of iteration 2"):
@@ -234,18 +231,16 @@ def test_a_state_that_is_no_part_is_refused(good):
     assert unfinished(storage) == []
 
 
-def test_the_same_iteration_twice_leaves_the_first_alone(good):
-    storage, first = good
+def test_the_same_iteration_twice_leaves_the_first_alone(storage, good):
     save_trained(storage.root, 1, seed=3)
     every = catalog.found(storage, TASK)
     assert [each.iteration for each in every] == [1, 1]
-    assert every[1].folder == first.folder == "step-000001"
+    assert every[1].folder == good.folder == "step-000001"
     assert catalog.newest(storage, TASK).stored == every[0], "the later one"
     storage.remove(TASK, every[0].folder)
 
 
-def test_what_was_completed_is_completed_again_without_harm(good):
-    storage, _ = good
+def test_what_was_completed_is_completed_again_without_harm(storage, good):
     saving, parts = parts_of(storage)
     stored = commit(saving, parts)
     before = contents(storage.address(TASK))
@@ -259,108 +254,80 @@ def test_what_was_completed_is_completed_again_without_harm(good):
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
-def shorten(folder):
-    os.truncate(folder / "__0_0.distcp", 100)
-    return r"__0_0\.distcp: cut short, 100 of \d+ bytes"
+DATA, INDEX = "__0_0.distcp", "__0.index.json"
 
 
 def lengthen(folder):
-    with (folder / "__0_0.distcp").open("ab") as file:
+    with (folder / DATA).open("ab") as file:
         file.write(b"more")
-    return r"__0_0\.distcp: longer than was written"
 
 
-def lose(folder):
-    (folder / ".metadata").unlink()
-    return r"\.metadata: missing"
+def replace_in_manifest(old, new):
+    def damage(folder):
+        (folder / MANIFEST).write_bytes((folder / MANIFEST).read_bytes().replace(old, new))
 
-
-def change_data(folder):
-    alter(folder / "__0_0.distcp", at=700)
-    return r"__0_0\.distcp: altered in model\.0\.weight, bytes 0 and after"
-
-
-def change_index(folder):
-    alter(folder / "__0.index.json")
-    return r"__0\.index\.json is not as it was written"
-
-
-def change_metadata(folder):
-    alter(folder / ".metadata")
-    return r"\.metadata: altered"
-
-
-def change_manifest(folder):
-    path = folder / MANIFEST
-    path.write_bytes(path.read_bytes().replace(b'"written":1', b'"written":2'))
-    return r"unicron\.json was altered"
-
-
-def cut_manifest(folder):
-    os.truncate(folder / MANIFEST, 100)
-    return r"unicron\.json is not what Unicron writes there"
-
-
-def raise_version(folder):
-    path = folder / MANIFEST
-    path.write_bytes(path.read_bytes().replace(b'"version":1', b'"version":2'))
-    return "is of format 2, and this Unicron reads 1: use a newer one"
+    return damage
 
 
 def exchange_files(folder):
     for path in (folder.parent / "step-000001").glob("__0*"):
         shutil.copy(path, folder)
-    return r"__0\.index\.json is not as it was written"
 
 
 def move(folder):
     shutil.rmtree(folder)
     shutil.copytree(folder.parent / "step-000001", folder)
-    return "is iteration 1 of gpt: it was moved"
 
 
-DAMAGE = [
-    shorten,
-    lengthen,
-    lose,
-    change_data,
-    change_index,
-    change_metadata,
-    change_manifest,
-    cut_manifest,
-    raise_version,
-    exchange_files,
-    move,
-]
+DAMAGE = {
+    "shorten": (lambda folder: os.truncate(folder / DATA, 100), r"__0_0\.distcp: cut short, 100 of \d+ bytes"),
+    "lengthen": (lengthen, r"__0_0\.distcp: longer than was written"),
+    "lose": (lambda folder: (folder / ".metadata").unlink(), r"\.metadata: missing"),
+    "change_data": (
+        lambda folder: alter(folder / DATA, at=700),
+        r"__0_0\.distcp: altered in model\.0\.weight, bytes 0 and after",
+    ),
+    "change_index": (lambda folder: alter(folder / INDEX), r"__0\.index\.json is not as it was written"),
+    "change_metadata": (lambda folder: alter(folder / ".metadata"), r"\.metadata: altered"),
+    "change_manifest": (replace_in_manifest(b'"written":1', b'"written":2'), r"unicron\.json was altered"),
+    "cut_manifest": (
+        lambda folder: os.truncate(folder / MANIFEST, 100),
+        r"unicron\.json is not what Unicron writes there",
+    ),
+    "raise_version": (
+        replace_in_manifest(b'"version":1', b'"version":2'),
+        "is of format 2, and this Unicron reads 1: use a newer one",
+    ),
+    "exchange_files": (exchange_files, r"__0\.index\.json is not as it was written"),
+    "move": (move, "is iteration 1 of gpt: it was moved"),
+}
 
 
-@pytest.mark.parametrize("damage", DAMAGE, ids=lambda each: each.__name__)
-def test_a_damaged_checkpoint_is_skipped_and_told(good, damage):
-    storage, first = good
+@pytest.mark.parametrize(("damage", "told"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_checkpoint_is_skipped_and_told(storage, good, damage, told):
     stored, _ = save_trained(storage.root, 2)
     assert catalog.newest(storage, TASK).stored.folder == stored.folder
-    pattern = damage(Path(stored.address))
+    damage(Path(stored.address))
     found = catalog.newest(storage, TASK)
-    assert found.stored.folder == first.folder
+    assert found.stored.folder == good.folder
     assert [each.address for each in found.skipped] == [stored.address]
     [fault] = found.skipped[0].faults
-    assert re.search(pattern, fault), fault
+    assert re.search(told, fault), fault
 
 
-def test_a_file_of_somebody_else_is_told_and_harms_nobody(good):
-    storage, stored = good
-    (Path(stored.address) / "notes.txt").write_text("mine")
-    assert check.strangers(storage, (TASK, stored.folder), stored.manifest) == ["notes.txt"]
-    assert check.faults(storage, (TASK, stored.folder), stored.manifest) == []
+def test_a_file_of_somebody_else_is_told_and_harms_nobody(storage, good):
+    (Path(good.address) / "notes.txt").write_text("mine")
+    assert check.strangers(storage, (TASK, good.folder), good.manifest) == ["notes.txt"]
+    assert check.faults(storage, (TASK, good.folder), good.manifest) == []
 
 
 # --- folders of somebody else ----------------------------------------------------------------------------------------
 
 
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
+def test_a_folder_of_somebody_else_is_left_alone(storage, tmp_path):
     (tmp_path / TASK / "step-000001").mkdir(parents=True)
     (tmp_path / TASK / "step-000001" / "weights").write_text("years of work")
-    before, storage = contents(tmp_path), Storage(str(tmp_path))
+    before = contents(tmp_path)
     for ask in (
         lambda: begin(str(tmp_path), TASK, 1, WHOLE),
         lambda: catalog.found(storage, TASK),
@@ -387,14 +354,13 @@ def test_what_is_no_storage_is_told(tmp_path):
 # --- pruning ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_stay_and_so_does_the_newest_that_is_good(tmp_path):
+def test_the_newest_stay_and_so_does_the_newest_that_is_good(storage, tmp_path):
     every = [save_trained(tmp_path, iteration)[0] for iteration in range(1, 6)]
-    storage = Storage(str(tmp_path))
     (tmp_path / TASK / "notes").mkdir()
     with pytest.raises(CheckpointError, match="1 checkpoints are too few to keep"):
         catalog.prune(storage, TASK, 1, time.time())
     for each in every[2:]:
-        shorten(Path(each.address))
+        os.truncate(Path(each.address) / DATA, 100)
     done = catalog.prune(storage, TASK, 2, time.time())
     assert done.kept == [every[4].address, every[3].address, every[1].address]
     assert sorted(done.removed) == [every[0].address, every[2].address]

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from helpers.layouts import FORKSERVER, as_rank, filled, same, told
-from helpers.stored import TASK, alter, save, save_trained, spread, trained
+from helpers.stored import TASK, alter, of_model, save, save_trained, spread, trained
 from msgspec.structs import replace
 from torch import distributed
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -89,7 +89,7 @@ def test_parts_of_a_tensor_are_one_tensor_for_torch(tmp_path, parts, axis):
     whole = torch.arange(48.0).view(6, 8)
     shards = spread(whole, parts, axis)
     plain = torch.rand(5)
-    states = [{"iteration": 0, "objects": {"model": {"w": shards[at], "b": plain}}} for at in range(len(shards))]
+    states = [of_model(0, w=each, b=plain) for each in shards]
     found = load({"model": {"w": torch.zeros(6, 8), "b": torch.zeros(5)}}, save(tmp_path, 0, states))
     assert torch.equal(found["model"]["w"], whole)
     assert torch.equal(found["model"]["b"], plain)
@@ -97,7 +97,7 @@ def test_parts_of_a_tensor_are_one_tensor_for_torch(tmp_path, parts, axis):
 
 def test_what_is_whole_in_one_place_and_spread_in_another_is_one_tensor(tmp_path):
     whole = torch.arange(48.0).view(6, 8)
-    states = [{"iteration": 0, "objects": {"model": {"w": each}}} for each in (*spread(whole, 2), whole)]
+    states = [of_model(0, w=each) for each in (*spread(whole, 2), whole)]
     found = load({"model": {"w": torch.zeros(6, 8)}}, save(tmp_path, 0, states))
     assert torch.equal(found["model"]["w"], whole)
 
@@ -105,14 +105,13 @@ def test_what_is_whole_in_one_place_and_spread_in_another_is_one_tensor(tmp_path
 def test_a_tensor_that_nobody_has_a_part_of_is_refused_by_name(tmp_path):
     whole = torch.arange(48.0).view(6, 8)
     first, _, third = spread(whole, 3)
-    states = [{"iteration": 0, "objects": {"model": {"w": each}}} for each in (first, third)]
     with pytest.raises(CheckpointError, match=r"model\.w of \[6, 8\] is not whole"):
-        save(tmp_path, 0, states)
+        save(tmp_path, 0, [of_model(0, w=first), of_model(0, w=third)])
     assert catalog.newest(Storage(str(tmp_path)), TASK).stored is None
 
 
 def test_different_tensors_of_one_name_are_refused(tmp_path):
-    states = [{"iteration": 0, "objects": {"model": {"w": torch.zeros(size)}}} for size in (3, 4)]
+    states = [of_model(0, w=torch.zeros(size)) for size in (3, 4)]
     with pytest.raises(CheckpointError, match=r"model\.w is float32 of \[3\] in __0_0\.distcp and float32 of \[4\]"):
         save(tmp_path, 0, states)
     states[1]["objects"]["model"]["w"] = 3
@@ -121,15 +120,13 @@ def test_different_tensors_of_one_name_are_refused(tmp_path):
 
 
 def test_two_values_of_one_name_are_refused(tmp_path):
-    state = {"iteration": 0, "objects": {"model": {"a.b": 1, "a": {"b": 2}}}}
     with pytest.raises(CheckpointError, match=r"two values called model\.a\.b"):
-        save(tmp_path, 0, [state])
+        save(tmp_path, 0, [of_model(0, **{"a.b": 1, "a": {"b": 2}})])
 
 
 def test_only_what_a_rank_needs_is_read(tmp_path):
     storage, whole = Storage(str(tmp_path)), torch.arange(64.0).view(8, 8)
-    states = [{"iteration": 0, "objects": {"model": {"weight": each}}} for each in spread(whole, 4)]
-    stored = save(tmp_path, 0, states)
+    stored = save(tmp_path, 0, [of_model(0, weight=each) for each in spread(whole, 4)])
     alter(Path(stored.address) / "__0_0.distcp", at=1000)
     half = as_rank(ParallelLayout(shard=2), 1, reads_half, storage, stored, whole[4:])
     assert half == "", "it needs the parts of places 2 and 3 alone"
@@ -140,10 +137,8 @@ def test_only_what_a_rank_needs_is_read(tmp_path):
 def test_of_a_part_only_what_a_rank_needs_is_read(tmp_path):
     storage, whole = Storage(str(tmp_path)), torch.arange(64.0).view(8, 8)
     another, weights, biases = torch.zeros(3), spread(whole, 2), spread(whole[0], 2)[::-1]
-    models = [
-        {"another": another, "weight": weight, "bias": bias} for weight, bias in zip(weights, biases, strict=True)
-    ]
-    stored = save(tmp_path, 0, [{"iteration": 0, "objects": {"model": model}} for model in models])
+    parts = zip(weights, biases, strict=True)
+    stored = save(tmp_path, 0, [of_model(0, another=another, weight=weight, bias=bias) for weight, bias in parts])
     # place 1 needs of part 0 the bias, which is last, and of part 1 the weight
     alter(Path(stored.address) / "__0_0.distcp", at=700)
     index = check.index_of(storage, (TASK, stored.folder), stored.manifest.parts[0])
@@ -198,9 +193,8 @@ def forged(folder, part, taken):
     content = msgspec.json.encode(replace(index, pieces=every))
     (folder / part.index.name).write_bytes(content)
     data = StoredFile(name=part.data.name, size=len(old) + moved, checksum=joint_checksum(every))
-    return replace(
-        part, data=data, index=StoredFile(name=part.index.name, size=len(content), checksum=checksum_of(content))
-    )
+    told = StoredFile(name=part.index.name, size=len(content), checksum=checksum_of(content))
+    return replace(part, data=data, index=told)
 
 
 def test_nothing_that_is_read_can_run_code(tmp_path):
@@ -286,8 +280,7 @@ def loads_spread(rank, rendezvous, stored, pipe):
 
 def test_torch_alone_loads_it_in_several_processes_of_another_layout(tmp_path):
     whole = torch.arange(48.0).view(6, 8)
-    states = [{"iteration": 0, "objects": {"model": {"w": each}}} for each in spread(whole, 3)]
-    stored = save(tmp_path, 0, states)
+    stored = save(tmp_path, 0, [of_model(0, w=each) for each in spread(whole, 3)])
     there, processes = [], []
     for rank in range(2):
         one, other = FORKSERVER.Pipe()

@@ -27,15 +27,16 @@ def newest(storage):
     return catalog.newest(storage, TASK).stored.iteration
 
 
+def known(storage):
+    """Return the iteration of each checkpoint, and whether it was put aside."""
+    return [(each.iteration, each.rewound) for each in catalog.found(storage, TASK)]
+
+
 def test_the_newest_is_then_the_one_that_was_gone_back_to(storage):
     assert newest(storage) == 3
     assert catalog.rewind(storage, TASK, 1).stored.iteration == 1
     assert newest(storage) == 1
-    assert [(each.iteration, each.rewound) for each in catalog.found(storage, TASK)] == [
-        (3, True),
-        (2, True),
-        (1, False),
-    ]
+    assert known(storage) == [(3, True), (2, True), (1, False)]
     for each in catalog.found(storage, TASK):
         assert check.strangers(storage, (TASK, each.folder), each.manifest) == []
 
@@ -44,12 +45,7 @@ def test_one_that_is_written_later_counts_even_where_it_is_of_an_earlier_iterati
     catalog.rewind(storage, TASK, 1)
     save_trained(tmp_path, 2)
     assert newest(storage) == 2
-    assert sorted((each.iteration, each.rewound) for each in catalog.found(storage, TASK)) == [
-        (1, False),
-        (2, False),
-        (2, True),
-        (3, True),
-    ]
+    assert sorted(known(storage)) == [(1, False), (2, False), (2, True), (3, True)]
 
 
 @pytest.mark.parametrize("iteration", [7, 2])
@@ -57,7 +53,7 @@ def test_where_that_one_is_not_there_or_damaged_nothing_is_put_aside(storage, it
     second = next(each for each in catalog.found(storage, TASK) if each.iteration == 2)
     alter(next(Path(second.address).glob("*.distcp")))
     assert catalog.rewind(storage, TASK, iteration).stored is None
-    assert not [each for each in catalog.found(storage, TASK) if each.rewound]
+    assert known(storage) == [(3, False), (2, False), (1, False)]
     assert newest(storage) == 3
 
 
@@ -72,7 +68,7 @@ def test_what_no_longer_counts_does_not_make_others_superfluous_and_is_removed_a
 
 def test_looking_for_a_checkpoint_does_not_wait_for_torch(tmp_path):
     code = (
-        "import sys; sys.modules['torch'] = None; from unicron.train.stored import __main__ as it; sys.exit(it.main())"
+        "import sys; sys.modules['torch'] = None\nfrom unicron.train.stored import __main__ as it; sys.exit(it.main())"
     )
     request = {"do": "find", "root": str(tmp_path), "task": "t", "since": 0.0, "before": -1, "iteration": -1}
     ended = subprocess.run([sys.executable, "-c", code, json.dumps(request)], capture_output=True, check=True)

@@ -8,7 +8,7 @@ import torch.distributed.checkpoint as dcp
 from helpers.buckets import BUCKET, client, refuse, served
 from helpers.cli import CLEAN, UNICRON, call
 from helpers.layouts import same, told
-from helpers.stored import TASK, save, save_trained, spread, trained
+from helpers.stored import TASK, of_model, save, save_trained, spread, trained
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import CheckpointError
@@ -61,8 +61,7 @@ def test_a_checkpoint_in_a_bucket_is_read_by_unicron_and_by_torch(s3):
 
 def test_parts_in_a_bucket_are_one_tensor_for_torch(s3):
     whole = torch.rand(64, 16)
-    states = [{"iteration": 0, "objects": {"model": {"w": each}}} for each in spread(whole, 2)]
-    stored = save(ROOT, 0, states)
+    stored = save(ROOT, 0, [of_model(0, w=each) for each in spread(whole, 2)])
     found = {"model": {"w": torch.zeros_like(whole)}}
     dcp.load(found, checkpoint_id=stored.address)
     assert torch.equal(found["model"]["w"], whole)
@@ -71,7 +70,7 @@ def test_parts_in_a_bucket_are_one_tensor_for_torch(s3):
 
 def test_what_takes_several_requests_comes_back(s3):
     whole = torch.arange(56 << 18, dtype=torch.int32)  # s3fs sends 50 MB at once
-    stored = save(ROOT, 0, [{"iteration": 0, "objects": {"model": {"w": whole}}}])
+    stored = save(ROOT, 0, [of_model(0, w=whole)])
     assert torch.equal(read(Storage(ROOT), stored, 0)["objects"]["model"]["w"], whole)
 
 

@@ -5,27 +5,22 @@ import socket
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 import torch
 from helpers.gate import gate
 from helpers.local_cluster import local_cluster
-from helpers.scripts import Run, ends, program
-from helpers.training import running_cluster
+from helpers.scripts import Run, program
+from helpers.training import running_cluster, shared
 from msgspec.structs import replace
 from unicron_agent.activity import children_of, start_time
 from unicron_agent.output import LOG_BYTES
 
 from unicron.contracts.events import FailureDetected
-from unicron.contracts.tasks import Healing, ParallelLayout, TaskState
+from unicron.contracts.tasks import Healing, ParallelLayout
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(tmp_path_factory):
-    """A cluster whose agent is a process of its own: what it leaves behind, and its memory, are to be seen."""
-    async with running_cluster(tmp_path_factory.mktemp("cluster"), nodes=1, slots=4) as scene:
-        yield scene
+scene = shared(running_cluster, nodes=1, slots=4)
+"""A cluster whose agent is a process of its own: what it leaves behind, and its memory, are to be seen."""
 
 
 FORKS = """
@@ -153,12 +148,6 @@ def forked(folder):
     return found
 
 
-async def fails(scene, name):
-    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
-    assert view.state is TaskState.FAILED
-    return view
-
-
 async def test_scripts_that_fork_are_healed_and_leave_nobody_behind(scene, tmp_path):
     async with gate() as held:
         for name, kind in (("in-place", replace), ("again", restarted)):
@@ -170,7 +159,7 @@ async def test_scripts_that_fork_are_healed_and_leave_nobody_behind(scene, tmp_p
             assert len(forked(tmp_path / name)) >= 8
             await Run(scene, name, 2, held).strike(1)
             held.open()
-            await ends(scene, name)
+            await scene.ends(name)
             await scene.until(lambda name=name: not forked(tmp_path / name))
     agent = scene.cluster.processes["node-1"].pid
     await scene.until(lambda: not zombies_of(agent))
@@ -196,21 +185,21 @@ async def test_what_is_wrong_with_a_script_is_told_and_what_never_comes_is_found
             ):
                 await scene.client.submit(spec)
             for name in ("twice", "twice-again"):
-                assert "trying to initialize the default process group twice" in (await fails(scene, name)).reason
-            view = await fails(scene, "port")
+                assert "trying to initialize the default process group twice" in (await scene.fails(name)).reason
+            view = await scene.fails("port")
             assert "EADDRINUSE" in view.reason
             assert f"in {tmp_path}/port/script.py:6: another program on that node has this port" in view.reason
             for name, environment in (("never", {}), ("early", {"EARLY": "1"})):
                 spec = program(tmp_path, name, NEVER, ranks=2, **environment)
                 await scene.client.submit(replace(spec, silence_s=1.5))
             for name in ("never", "early"):
-                await ends(scene, name)
+                await scene.ends(name)
             held.close(3)
             await scene.client.submit(program(tmp_path, "returns", RETURNS, ranks=2, **held.env))
             await held.held(2)
             await Run(scene, "returns", 2, held).strike(1)
             held.open()
-            assert "has ended before the loop that the other ranks are in" in (await fails(scene, "returns")).reason
+            assert "has ended before the loop that the other ranks are in" in (await scene.fails("returns")).reason
         for name in ("never", "early"):
             reasons = [each.reason for each in scene.of(FailureDetected, task=name)]
             assert len(reasons) == 1, reasons
@@ -227,7 +216,7 @@ async def test_one_that_floods_its_log_fills_no_disk_and_hides_no_failure(scene,
         await scene.until(lambda: [path for path in logs() if path.suffix == ".1"])
         await held.held(1)
         await Run(scene, "floods", 2, held).strike(1)
-        await ends(scene, "floods")
+        await scene.ends("floods")
     assert sum(path.stat().st_size for path in logs()) < 3 * LOG_BYTES
     assert memory_of(agent) - before < 64 << 20
 

@@ -12,9 +12,8 @@ import pytest
 import pytest_asyncio
 from helpers import training
 from helpers.cli import data, unicron
-from helpers.gate import gate
 from helpers.local_cluster import local_cluster
-from helpers.training import ITERATIONS, difference, running_cluster, task, write_script
+from helpers.training import ITERATIONS, difference, running_cluster, shared, task, write_script
 from unicron_agent.network import memory_dir
 
 from unicron.contracts.commands import Regroup
@@ -103,10 +102,7 @@ def eager(tmp_path_factory):
     return write_script(tmp_path_factory.mktemp("script"), TRAIN)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(tmp_path_factory):
-    async with local_cluster(tmp_path_factory.mktemp("cluster"), nodes=4) as scene:
-        yield scene
+scene = shared(local_cluster, nodes=4)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -117,12 +113,6 @@ async def mortal(tmp_path_factory):
         patch.setenv("UNICRON_HANG_S", "60")
         async with running_cluster(tmp_path_factory.mktemp("mortal")) as scene:
             yield scene
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def held():
-    async with gate() as found:
-        yield found
 
 
 class Run:
@@ -147,16 +137,14 @@ class Run:
     async def ends_as_undisturbed(self, plain, since=HELD_AT):
         """Hold that it ends as if nothing had happened, and computes again only what was done `since` its state."""
         self.held.open()
-        view = await self.scene.until_state(self.name, TaskState.FINISHED, TaskState.FAILED)
-        assert view.state is TaskState.FINISHED, view
+        await self.scene.ends(self.name)
         assert difference(await self.scene.saved(self.out), plain) <= 1e-5
         assert self.twice() <= {*range(since, HELD_AT)}
         assert {*map(int, self._done.read_text().split())} == {*range(ITERATIONS)}, "as the script wrote it down"
 
     def twice(self):
         """Return the iterations that were computed twice."""
-        told = Counter(message.iteration for message in self.scene.iterations if message.task == self.name)
-        return {iteration for iteration, count in told.items() if count > 1}
+        return {iteration for iteration, count in Counter(self.scene.told(self.name)).items() if count > 1}
 
     def begun(self):
         """Return the iterations in which memberships began, but the first one."""
@@ -175,7 +163,7 @@ async def test_the_only_worker_killed_while_it_writes_its_state_goes_on_from_the
         while not ((tmp_path / "died").exists() or there()):
             await asyncio.sleep(0.01)
     held.open()
-    await scene.until_state(run.name, TaskState.FINISHED)
+    await scene.ends(run.name)
     taken = [each.iteration for each in scene.of(Regrouped, task=run.name) if each.state_from]
     assert taken == [int((tmp_path / "wrote").read_text().split()[-1])]
     assert min(run.twice(), default=taken[0]) >= taken[0], "and computes no more again"
@@ -288,7 +276,7 @@ async def test_a_script_finds_its_own_checkpoints_again_when_it_is_started_again
     [only] = await run.until_held()
     await scene.client.inject(only.node, "kill-worker", only.worker)
     held.open()
-    await scene.until_state(run.name, TaskState.FINISHED)
+    await scene.ends(run.name)
     await scene.client.remove(run.name)
     await scene.client.submit(run.spec)  # under the same name
     await scene.until(lambda: len(list((tmp_path / f"{run.name}.own").iterdir())) == 3)

@@ -7,7 +7,7 @@ import time
 import grpc
 import grpc.aio
 import pytest
-from helpers.fabric import fabric
+from helpers.fabric import fabric, fetched
 from helpers.gate import gate
 from helpers.local_cluster import local_cluster
 from helpers.training import difference, plain_run, task, write_script
@@ -18,17 +18,14 @@ from unicron_deploy.keys import Keyring
 from unicron import proofs
 from unicron.contracts.commands import Regroup
 from unicron.contracts.events import FailureDetected, StateSecured
-from unicron.contracts.tasks import TaskState
 
 pytestmark = pytest.mark.slow
 
 
 async def fetch(own, ref):
     """Return what the node that holds `ref` hands out to who has this key."""
-    name, address = ref.location.name.encode(), ref.location.address
-    async with grpc.aio.insecure_channel(address) as channel:
-        call = channel.unary_stream(FETCH)(name, metadata=own.header(FETCH, address, name))
-        return b"".join([piece async for piece in call])
+    name, address = ref.location.name, ref.location.address
+    return await fetched(address, name, own.header(FETCH, address, name.encode()))
 
 
 async def test_it_is_replaced_while_a_task_trains_and_nobody_without_it_gets_a_state(tmp_path, monkeypatch, caplog):
@@ -47,11 +44,8 @@ async def test_it_is_replaced_while_a_task_trains_and_nobody_without_it_gets_a_s
             """Lose one of those who are held; they are held again, with another, when `until` is reached."""
             keys.rotate_fabric()
             note()
-            view = await scene.view(name)
-            victim = view.members[1]
-            await scene.client.inject(victim.node, "kill-worker", victim.worker)
-            later = lambda: [m for m in scene.of(Regroup, task=name, world_size=3) if m.epoch > view.epoch]  # noqa: E731
-            await scene.until(later)
+            epoch, victim = (await scene.view(name)).epoch, await scene.lose_worker(name, 1)
+            await scene.until(lambda: [m for m in scene.of(Regroup, task=name, world_size=3) if m.epoch > epoch])
             held.close(until)
             await held.held(3)
             return victim.worker
@@ -73,11 +67,9 @@ async def test_it_is_replaced_while_a_task_trains_and_nobody_without_it_gets_a_s
                 await fetch(stranger, state)
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
         held.open()
-        view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
-        assert view.state is TaskState.FINISHED, view
+        await scene.ends(name)
         assert {m.worker for m in scene.of(FailureDetected, task=name)} == victims, "nothing else failed"
-        computed = [each.iteration for each in scene.iterations]
-        assert len(set(computed)) == len(computed), "none is computed twice"
+        scene.assert_none_twice(name)
         healed = await scene.saved(out)
         every = {key for keys in known for key in keys}
         for order in scene.of(Regroup, task=name):

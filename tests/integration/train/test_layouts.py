@@ -8,11 +8,10 @@ import pytest_asyncio
 from helpers import standby
 from helpers.local_cluster import local_cluster
 from helpers.parallel import EXAMPLE, SMALL, differing, parameters, plain_parameters, struck_script
-from helpers.training import task
-from msgspec.structs import replace
+from helpers.training import shared, task
 
 from unicron.contracts.events import Regrouped, WorkerExited, WorkerRaised
-from unicron.contracts.tasks import ParallelLayout, TaskState
+from unicron.contracts.tasks import ParallelLayout
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -37,11 +36,7 @@ STRUCK = """
 
 ITERATIONS, MICROBATCHES = 4, 4
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(tmp_path_factory):
-    async with local_cluster(tmp_path_factory.mktemp("layouts"), nodes=2, slots=2) as found:
-        yield found
+scene = shared(local_cluster, nodes=2, slots=2)
 
 
 @pytest.fixture(scope="module")
@@ -58,19 +53,9 @@ async def expected(script, tmp_path_factory):
 async def trained(scene, script, out, name, layout, **env):
     """Train to the end; return the parameters, which are there by then."""
     size = layout.replica_workers
-    spec = task(
-        script,
-        name,
-        min_workers=size,
-        max_workers=2 * size,
-        microbatches=MICROBATCHES,
-        iterations=ITERATIONS,
-        layout=layout,
-        env=env,
-    )
-    await scene.client.submit(replace(spec, command=[*spec.command, *SMALL, "--out", str(out)]))
-    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
-    assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
+    fields = {"min_workers": size, "max_workers": 2 * size, "microbatches": MICROBATCHES, "iterations": ITERATIONS}
+    await scene.client.submit(task(script, name, *SMALL, "--out", str(out), layout=layout, env=env, **fields))
+    await scene.ends(name)
     return parameters(out)
 
 
@@ -79,8 +64,8 @@ async def test_a_model_whose_parts_are_to_be_sent_while_it_is_built_is_refused(s
     path = tmp_path / "sends.py"
     path.write_text(text)
     await scene.client.submit(task(path, "sends", min_workers=2, max_workers=2, layout=ParallelLayout(tensor=2)))
-    view = await scene.until_state("sends", TaskState.FAILED, TaskState.FINISHED)
-    assert "give src_data_rank=None to parallelize_module and distribute_tensor" in view.traceback
+    told = (await scene.fails("sends")).traceback
+    assert "give src_data_rank=None to parallelize_module and distribute_tensor" in told
 
 
 CASES = [

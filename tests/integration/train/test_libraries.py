@@ -1,11 +1,10 @@
 """Scripts whose loop is a library's, or that use one in their loop, are healed in place as any other."""
 
 import pytest
-import pytest_asyncio
 from helpers.gate import gate
 from helpers.local_cluster import local_cluster
-from helpers.scripts import ACCELERATED, LIGHTNING, MANUAL, TRAINER, Run, disturbed, ends
-from helpers.training import task, write_script
+from helpers.scripts import ACCELERATED, LIGHTNING, MANUAL, TRAINER, Run, disturbed
+from helpers.training import shared, task, write_script
 
 from unicron.contracts.tasks import UNCOUNTED, Healing
 
@@ -13,11 +12,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 MORE = pytest.mark.exhaustive("libraries are as healed as scripts are; one loop of each make is enough")
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(tmp_path_factory):
-    async with local_cluster(tmp_path_factory.mktemp("cluster"), nodes=2, slots=1) as scene:
-        yield scene
+scene = shared(local_cluster, nodes=2, slots=1)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +121,7 @@ async def test_a_trainer_that_is_watched_tells_its_iterations_and_goes_on_from_i
         before = len(told())
         await run.strike(1)
         held.open()
-        await ends(scene, library)
+        await scene.ends(library)
     await scene.reached(library, 59)
     again = [each.iteration for each in told()[before:]]
     assert max(again) == 59

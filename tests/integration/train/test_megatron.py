@@ -4,16 +4,14 @@ import asyncio
 import textwrap
 
 import pytest
-import pytest_asyncio
 import torch
 from helpers import ROOT, standby
 from helpers.local_cluster import local_cluster
 from helpers.parallel import struck_script
-from helpers.training import task
-from msgspec.structs import replace
+from helpers.training import shared, task
 
 from unicron.contracts.events import Regrouped
-from unicron.contracts.tasks import ParallelLayout, TaskState
+from unicron.contracts.tasks import ParallelLayout
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -89,11 +87,7 @@ ALIKE = """
         assert torch.allclose(each, theirs[name], rtol=1e-4, atol=1e-6), (name, (each - theirs[name]).abs().max())
 """
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(tmp_path_factory):
-    async with local_cluster(tmp_path_factory.mktemp("megatron"), nodes=2, slots=2) as found:
-        yield found
+scene = shared(local_cluster, nodes=2, slots=2)
 
 
 @pytest.fixture(scope="module")
@@ -111,11 +105,9 @@ async def trained(scene, script, out, name, degree, **env):
     """Train to the end in a layout of two parts; return the parameters of both places."""
     out.mkdir()
     fields = {"min_workers": 2, "max_workers": 4, "microbatches": 4, "iterations": 4}
-    spec = task(script, name, layout=ParallelLayout(**{degree: 2}), env=env, **fields)
-    options = ["--distributed-optimizer"] if degree == "shard" else []
-    await scene.client.submit(replace(spec, command=[*spec.command, *SMALL, "--out", str(out), *options]))
-    view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
-    assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
+    words = [*SMALL, "--out", str(out), *(["--distributed-optimizer"] if degree == "shard" else [])]
+    await scene.client.submit(task(script, name, *words, layout=ParallelLayout(**{degree: 2}), env=env, **fields))
+    await scene.ends(name)
     found = torch.load(out / "model.pt", weights_only=True)
     return {key: each for key, each in found.items() if each is not None}  # megatron-core's modules have extra states
 
@@ -166,5 +158,4 @@ async def test_what_can_not_be_kept_right_is_refused_by_name(tmp_path):
 async def test_a_shape_for_each_size_is_refused(scene):
     layouts = {4: ParallelLayout(tensor=2), 2: ParallelLayout(pipeline=2)}
     await scene.client.submit(task(EXAMPLE / "train.py", "table", min_workers=2, max_workers=4, layouts=layouts))
-    view = await scene.until_state("table", TaskState.FAILED, TaskState.FINISHED)
-    assert "give one shape for all sizes" in view.traceback
+    assert "give one shape for all sizes" in (await scene.fails("table")).traceback

@@ -5,12 +5,11 @@ import pytest_asyncio
 from helpers.gate import gate, write_gate
 from helpers.local_cluster import local_cluster
 from helpers.parallel import EXAMPLE, SMALL, differing, parameters, plain_parameters
-from helpers.training import task
-from msgspec.structs import replace
+from helpers.training import shared, task
 
 from unicron.contracts.commands import Regroup
 from unicron.contracts.events import Regrouped, StateKept, TaskRecovered
-from unicron.contracts.tasks import ParallelLayout, TaskState
+from unicron.contracts.tasks import ParallelLayout
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -34,11 +33,7 @@ torch.set_default_dtype(torch.float64)  # the order of summation then makes no v
 train.main()
 """
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(tmp_path_factory):
-    async with local_cluster(tmp_path_factory.mktemp("relayout"), nodes=2, slots=2) as found:
-        yield found
+scene = shared(local_cluster, nodes=2, slots=2)
 
 
 @pytest.fixture(scope="module")
@@ -71,32 +66,24 @@ async def changed(scene, held, name, *, drain):
     held.close(phase="2 workers") if drain else held.open()
 
 
-CASES = [
-    layouts(w4="211", w2="121"),
-    layouts(w4="221", w2="112"),
-]
-
-
-@pytest.mark.parametrize("shapes", CASES)
+@pytest.mark.parametrize("shapes", [layouts(w4="211", w2="121"), layouts(w4="221", w2="112")])
 async def test_a_drained_node_changes_the_layout_and_one_that_is_back_changes_it_again(
     expected, scene, script, tmp_path, shapes
 ):
     name = "a-" + "-".join(f"{each.tensor}{each.pipeline}{each.shard}" for each in shapes.values())
     fields = {"min_workers": 2, "max_workers": 4, "microbatches": MICROBATCHES, "iterations": ITERATIONS}
     async with gate() as held:
-        spec = task(script, name, layouts=shapes, throughput={2: 2e9, 4: 4e9}, env=held.env, **fields)
+        fields |= {"layouts": shapes, "throughput": {2: 2e9, 4: 4e9}, "env": held.env}
         held.close(2, MICROBATCHES // 2, phase="4 workers")
-        await scene.client.submit(replace(spec, command=[*spec.command, *SMALL, "--out", str(tmp_path)]))
+        await scene.client.submit(task(script, name, *SMALL, "--out", str(tmp_path), **fields))
         await held.held(4)
         await changed(scene, held, name, drain=True)
         await held.held(2)
         await scene.until(lambda: scene.of(TaskRecovered, task=name, workers=2))
         await changed(scene, held, name, drain=False)
-        view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
-    assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
+        await scene.ends(name)
     assert len(scene.of(TaskRecovered, task=name, workers=4)) == 2
     assert differing(parameters(tmp_path), expected) == []
-    done = [message.iteration for message in scene.iterations if message.task == name]
-    assert sorted(done) == sorted(set(done)), "no iteration is done again"
+    scene.assert_none_twice(name)
     assert len(scene.of(StateKept, task=name)) >= 4
     assert all(each.iteration > 0 for each in scene.of(Regrouped, task=name) if each.epoch > 0)

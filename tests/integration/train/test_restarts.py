@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.gate import gate
 from helpers.local_cluster import local_cluster
-from helpers.scripts import Run, ends
+from helpers.scripts import Run
 from helpers.training import plain_run, running_cluster, task, write_script
 from msgspec.structs import replace
 from unicron_agent import timings
@@ -111,7 +111,7 @@ async def test_a_rank_is_killed_and_another_raises_and_the_result_is_that_of_an_
             await scene.client.inject(victim.node, "slow-worker", victim.worker, "2")
         killed = await run.strike(2)
         held.open()
-        await ends(scene, "t")
+        await scene.ends("t")
 
     assert len(run.failures) == 2, run.failures
     raised = run.failures[1]  # whoever lost a peer is none: no echo is healed
@@ -158,7 +158,7 @@ async def test_an_agent_ends_and_nothing_begins_again_and_a_node_is_lost_and_it_
         assert {fact.epoch for fact in scene.of(Regrouped)} == {0}
         await asyncio.to_thread(scene.cluster.kill_node, "node-2")
         held.open()
-        await ends(scene, "t")
+        await scene.ends("t")
     again = [rank for rank, ranks, first, _ in begun(tmp_path) if ranks == 2 and first == 10]
     assert sorted(again) == [0, 1]
     assert done(tmp_path)[-1] == (ITERATIONS - 1, 2)
@@ -188,7 +188,7 @@ async def test_a_program_that_is_no_python_and_what_torch_wrote_of_one_before_it
         once = f"echo $$ > once-$RANK; if [ $RANK = 3 ]; then {others}; {fails}; fi; exit 0"
         words = f"if [ ! -e once-$RANK ]; then {once}; fi; echo $WORLD_SIZE > $RANK"
         await scene.client.submit(replace(program(tmp_path), command=["bash", "-c", words]))
-        await ends(scene, "t")
+        await scene.ends("t")
     assert [(tmp_path / str(rank)).read_text() for rank in range(4)] == ["4\n"] * 4  # none was done before all were
     [exited] = [fact for fact in scene.of(WorkerExited) if fact.exit_code == 7]
     assert exited.collectives == ["all_reduce #7 of default_pg, 1024 x Float, started, train.py:31"]
@@ -205,7 +205,7 @@ async def test_a_program_that_does_not_end_when_it_is_told_to_is_killed(tmp_path
     async with local_cluster(tmp_path, nodes=2, slots=1) as scene:
         spec = program(tmp_path, min_workers=2, max_workers=2)
         await scene.client.submit(replace(spec, command=["bash", "-c", words]))
-        await ends(scene, "t")
+        await scene.ends("t")
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["0\n", "1\n"]
     assert len(scene.of(FailureDetected)) == 1, "it was no failure of its own"
 
@@ -254,7 +254,7 @@ async def test_who_is_slow_is_named_where_the_loop_is_watched(tmp_path, monkeypa
         service = scene.cluster.services[DetectorSettings.process]
         statistics = asyncio.create_task(watch_statistics(DetectorSettings(), scene.cluster.world.connect(), service))
         await scene.client.submit(program(tmp_path, WATCHED, min_workers=2, max_workers=2))
-        await ends(scene, "t")
+        await scene.ends("t")
         [*_, done] = await scene.until(lambda: scene.of(TaskStateChanged, state=TaskState.FINISHED))
         slow = await scene.until(lambda: scene.of(SlowdownDetected))
         statistics.cancel()
@@ -294,7 +294,7 @@ async def test_a_program_of_which_nothing_is_heard_begins_again_and_is_told_why(
     (tmp_path / "begun").mkdir()
     async with local_cluster(tmp_path, nodes=2, slots=1) as scene:
         await scene.client.submit(program(tmp_path, HANGS, min_workers=2, max_workers=2, silence_s=1.5))
-        await ends(scene, "t")
+        await scene.ends("t")
     assert len(list((tmp_path / "begun").iterdir())) == 3
     [first, second] = scene.of(FailureDetected)
     assert (first.severity, second.severity) == (2, 3)

@@ -7,7 +7,6 @@ from helpers.training import ITERATIONS, difference, task
 
 from unicron.contracts.commands import Regroup, StoreState
 from unicron.contracts.events import CheckpointStored, NodeGone, Regrouped, StateKept
-from unicron.contracts.tasks import TaskState
 
 pytestmark = pytest.mark.slow
 
@@ -33,10 +32,8 @@ async def test_all_nodes_told_to_leave_hand_over_to_storage_first(script, plain,
         for node in ("node-1", "node-2"):
             scene.cluster.start_node(node)
         left = scene.of(StateKept)[-1].state
-        view = await scene.until_state("t", TaskState.FINISHED, TaskState.FAILED)
-        assert view.state is TaskState.FINISHED, view
+        await scene.ends("t")
         begun = await scene.until(lambda: [each for each in scene.of(Regrouped) if each.epoch > since])
         assert {each.iteration for each in begun if each.state_from.startswith("step-")} == {left.iteration}
-        computed = [each.iteration for each in scene.iterations]
-        assert len(set(computed)) == len(computed), "none is computed twice"
+        scene.assert_none_twice("t")
         assert difference(await scene.saved(tmp_path / "out.pt"), plain) <= 1e-5

@@ -4,14 +4,12 @@ import os
 import signal
 
 import pytest
-import pytest_asyncio
 import torch
-from helpers.gate import gate
 from helpers.local_cluster import local_cluster
-from helpers.training import difference, plain_run, task, write_script
+from helpers.training import difference, plain_run, shared, task, write_script
 
 from unicron.contracts.events import Alert, Regrouped, StateSecured, WorkerFinished, WorkerRaised, WorkerReady
-from unicron.contracts.tasks import ParallelLayout, TaskState
+from unicron.contracts.tasks import ParallelLayout
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -50,11 +48,7 @@ SCRIPT = """
         session.step()
 """
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(tmp_path_factory):
-    async with local_cluster(tmp_path_factory.mktemp("cluster"), nodes=2, slots=2) as scene:
-        yield scene
+scene = shared(local_cluster, nodes=2, slots=2)
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +67,7 @@ class Writers:
     def __init__(self, scene, script, tmp_path, name, held, layout=ParallelLayout(), **fields):  # noqa: B008
         self.scene, self.name, self.out = scene, name, tmp_path / "model.pt"
         self.held, self._struck = held, []
+        held.close(phase="writing")
         fields = {"max_workers": 4, "min_workers": layout.replica_workers, "env": {**held.env}, **fields}
         fields["env"]["OUT"] = str(self.out)
         self.spec = task(script, name, iterations=ITERATIONS, layout=layout, **fields)
@@ -89,18 +84,10 @@ class Writers:
 
     async def ends_as_undisturbed(self, plain):
         self.held.open()
-        view = await self.scene.until_state(self.name, TaskState.FINISHED, TaskState.FAILED)
-        assert view.state is TaskState.FINISHED, (view.reason, view.traceback)
+        await self.scene.ends(self.name)
         assert difference({"model": torch.load(self.out, weights_only=True)}, plain) <= 1e-5
         await self.scene.until(lambda: [each.name for each in self.out.parent.glob("model.pt*")] == ["model.pt"])
         assert not self.scene.of(Alert, task=self.name)
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def held():
-    async with gate() as found:
-        found.close(phase="writing")
-        yield found
 
 
 @pytest.mark.parametrize("layout", [ParallelLayout(), ParallelLayout(shard=2)], ids=["whole", "sharded"])
@@ -145,9 +132,7 @@ async def test_a_file_that_nobody_can_write_fails_the_task_with_the_reason(scene
     run.out.mkdir()
     held.open()
     await scene.client.submit(run.spec)
-    view = await scene.until_state(run.name, TaskState.FAILED, TaskState.FINISHED)
-    assert view.state is TaskState.FAILED
-    assert f"{run.out} can't be saved: Is a directory" in view.traceback
+    assert f"{run.out} can't be saved: Is a directory" in (await scene.fails(run.name)).traceback
     assert not list(tmp_path.glob("model.pt.*")), "and nothing is left"
 
 
@@ -155,6 +140,5 @@ async def test_a_folder_that_is_not_there_is_told_before_anything_is_computed(sc
     run = Writers(scene, script, tmp_path, "nowhere", held)
     run.spec.env["OUT"] = str(tmp_path / "nothing" / "model.pt")
     await scene.client.submit(run.spec)
-    view = await scene.until_state(run.name, TaskState.FAILED, TaskState.FINISHED)
-    assert "session.save() makes no folders" in view.traceback
+    assert "session.save() makes no folders" in (await scene.fails(run.name)).traceback
     assert scene.of(WorkerRaised, task=run.name)

@@ -4,24 +4,18 @@ import asyncio
 import itertools
 
 import pytest
-import pytest_asyncio
 from helpers.gate import gate
 from helpers.local_cluster import local_cluster
-from helpers.scripts import Run, ends
-from helpers.training import ITERATIONS, TRAIN, difference, plain_run, running_cluster, task, write_script
+from helpers.scripts import Run
+from helpers.training import ITERATIONS, TRAIN, difference, plain_run, running_cluster, shared, task, write_script
 
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import FailureDetected, NodeJoined, Regrouped, WorkerExited
 from unicron.contracts.failures import Severity
-from unicron.contracts.tasks import TaskState
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(tmp_path_factory):
-    async with local_cluster(tmp_path_factory.mktemp("cluster")) as scene:
-        yield scene
+scene = shared(local_cluster)
 
 
 names = (f"t{number}" for number in itertools.count())
@@ -43,9 +37,9 @@ async def trained(scene, script, faults=(), iterations=ITERATIONS, **environment
             await run.at(5 * number, 3)  # each has one of its two microbatches behind it
             found.append(await run.strike(rank, fault))
         held.open()
-        await ends(scene, name)
+        await scene.ends(name)
     await scene.until(lambda: scene.of(WorkerExited, task=name, finished=True))
-    assert len({*scene.told(name)}) == len(scene.told(name)), "no iteration is finished twice"
+    scene.assert_none_twice(name)
     assert run.failures == found
     return await scene.saved(out)
 
@@ -75,13 +69,13 @@ async def test_with_float32_the_difference_is_that_of_another_number_of_workers(
 async def test_what_fails_at_once_is_told_and_nothing_loops(scene, tmp_path):
     script, raises, absent = write_script(tmp_path, 'raise ValueError("no such data set")\n'), next(names), next(names)
     await scene.client.submit(task(script, raises))
-    view = await scene.until_state(raises, TaskState.FAILED)
+    view = await scene.fails(raises)
     assert "no such data set" in view.reason
     assert "script.py" in view.traceback
     assert "ValueError: no such data set" in view.traceback
     spec = task(script, absent)
     await scene.client.submit(type(spec)(name=absent, command=["no-such-program"], workdir=str(tmp_path)))
-    view = await scene.until_state(absent, TaskState.FAILED)
+    view = await scene.fails(absent)
     assert "no-such-program" in view.reason + view.traceback
     assert len(scene.of(StartWorker, task=raises)) <= 6
 
@@ -98,8 +92,8 @@ async def test_an_agent_that_crashes_finds_its_workers_again(tmp_path):
         assert {worker.worker for worker in back.workers} == {"t-1", "t-2", "t-3"}
         assert all(worker.ready for worker in back.workers)
         held.open()
-        await ends(scene, "t")
-        assert len({*scene.told("t")}) == len(scene.told("t")), "no iteration is finished twice"
+        await scene.ends("t")
+        scene.assert_none_twice("t")
         assert {each.epoch for each in scene.of(Regrouped)} == {0}
 
 
@@ -126,7 +120,7 @@ async def test_a_rank_that_missed_the_end_of_an_iteration_takes_the_state_of_one
     name, out = next(names), tmp_path / "out.pt"
     script = write_script(tmp_path, MISSES_THE_END + TRAIN)
     await scene.client.submit(task(script, name, iterations=ITERATIONS, env={"OUT": str(out)}))
-    await ends(scene, name)
+    await scene.ends(name)
     [failure] = scene.of(FailureDetected, task=name)
     assert (failure.severity, failure.status) == (Severity.SEV3, "connection_reset")
     took = [message for message in scene.of(Regrouped, task=name, epoch=1) if message.state_from]
@@ -167,6 +161,6 @@ async def test_a_bucket_that_was_summed_before_a_fault_is_not_begun_again_by_tho
         await scene.until(lambda: {at["rank"] for at in held.passed if at["phase"] == "summed"} == {0, 1})
         await Run(scene, name, 3, held).strike(2)
         held.open()
-        await ends(scene, name)
+        await scene.ends(name)
     plain = await asyncio.to_thread(plain_run, script, tmp_path / "plain.pt", ITERATIONS="12", UNICRON_MICROBATCHES="4")
     assert difference(await scene.saved(out), plain) <= 1e-5
