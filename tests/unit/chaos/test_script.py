@@ -84,16 +84,10 @@ def test_no_list_of_faults(text):
 
 
 def test_values_are_taken_as_they_are_written_or_have_their_default():
-    lines = {
-        "fault: exit-worker, value: 3": "3",
-        "fault: exit-worker": "1",
-        "fault: raise": "",
-        "fault: raise, value: cuda-oom": "cuda-oom",
-        "fault: slow-worker, value: 2.5": "2.5",
-        "fault: ecc, value: '94'": "94",
-    }
-    target = "target: {task: gpt, rank: 1}"
-    text = "\n".join(f"- {{at: {{task: gpt, iteration: 3}}, {line}, {target}}}" for line in lines)
+    lines = {"exit-worker, value: 3": "3", "exit-worker": "1", "raise": "", "raise, value: cuda-oom": "cuda-oom"}
+    lines |= {"slow-worker, value: 2.5": "2.5", "ecc, value: '94'": "94"}
+    where = "at: {task: gpt, iteration: 3}, target: {task: gpt, rank: 1}"
+    text = "\n".join(f"- {{{where}, fault: {line}}}" for line in lines)
     assert [fault.value for fault in parse(text, HERE)] == list(lines.values())
 
 

@@ -34,9 +34,8 @@ def test_every_fault_comes_up():
     assert not [name for name, kind in kinds.items() if kind.value and kind.value.default is None]
     for choice in found:
         assert (WORKER if isinstance(choice.target, Rank) else NODE) in kinds[choice.fault].strikes
-    assert {choice.target for choice in found if choice.fault == "raise"} == {
-        Rank(task="gpt", rank=i) for i in range(3)
-    }
+    ranks = {Rank(task="gpt", rank=rank) for rank in range(3)}
+    assert {choice.target for choice in found if choice.fault == "raise"} == ranks
 
 
 def test_one_node_at_a_time_and_it_comes_back():

@@ -30,20 +30,15 @@ SPEC = TaskSpec(name="gpt", command=["train.py"], max_workers=2, iterations=50)
 
 
 def script(*faults):
-    lines = [
-        f"- {{at: {{task: gpt, iteration: {at}}}, fault: {fault}, target: {target}}}" for at, fault, target in faults
-    ]
-    return parse("\n".join(lines), Path("faults.yaml"))
+    line = "- {{at: {{task: gpt, iteration: {}}}, fault: {}, target: {}}}"
+    return parse("\n".join(line.format(*fault) for fault in faults), Path("faults.yaml"))
 
 
 class ScriptedTask:
     """A task whose life the test tells."""
 
     def __init__(self, client):
-        self.client = client
-        self.asked = []
-        self.refusal = ""
-        self._count = 0
+        self.client, self.asked, self.refusal, self._count = client, [], "", 0
 
     async def changes(self, state, *workers):
         self._count += 1
@@ -52,6 +47,9 @@ class ScriptedTask:
         change = TaskStateChanged(**said, task="gpt", state=state, epoch=0, members=members)
         await self.client.bus.append(subjects.of(change), codec.encode(change), change.id)
         await self.shows(lambda view: view.state == state)
+
+    def plays(self, *faults, start_node=None, say=lambda _: None):
+        return asyncio.ensure_future(run_script(self.client, script(*faults), start_node, say))
 
     async def shows(self, holds):
         """Wait until what the registry tells of the task holds."""
@@ -106,14 +104,10 @@ async def test_each_fault_strikes_when_its_iteration_is_computed(scene):
     async def restart(node):
         restarted.append(node)
 
-    faults = script(
-        (4, "kill-worker", "{task: gpt, rank: 1}"),
-        (4, "kill-node", "{node: node-1}"),
-        (2, "raise", "{task: gpt, rank: 0}"),
-        (9, "restart-node", "{node: node-2}"),
-    )
+    faults = [(4, "kill-worker", "{task: gpt, rank: 1}"), (4, "kill-node", "{node: node-1}")]
+    faults += [(2, "raise", "{task: gpt, rank: 0}"), (9, "restart-node", "{node: node-2}")]
     await scene.changes(TaskState.RUNNING, "w0", "w1")
-    run = asyncio.ensure_future(run_script(scene.client, faults, restart, seen.append))
+    run = scene.plays(*faults, start_node=restart, say=seen.append)
     await scene.finishes(0)
     await elapse(strikes.TARGET_S / 2)
     assert scene.asked == []
@@ -140,8 +134,7 @@ async def test_progress_that_telemetry_did_not_tell_comes_from_the_registry(scen
     await scene.changes(TaskState.RUNNING, "w0")
     await scene.finishes(5)
     await scene.shows(lambda view: view.iteration == 5)
-    faults = script((6, "stop-worker", "{task: gpt, rank: 0}"))
-    await run_script(scene.client, faults, None, lambda _: None)
+    await scene.plays((6, "stop-worker", "{task: gpt, rank: 0}"))
     assert scene.asked == [("stop-worker", "w0")]
 
 
@@ -149,8 +142,7 @@ async def test_progress_that_telemetry_did_not_tell_comes_from_the_registry(scen
 async def test_a_fault_waits_for_a_rank_that_is_just_being_replaced(scene):
     await scene.changes(TaskState.RECOVERING, "w0")
     await scene.finishes(5)
-    faults = script((1, "kill-worker", "{task: gpt, rank: 1}"))
-    run = asyncio.ensure_future(run_script(scene.client, faults, None, lambda _: None))
+    run = scene.plays((1, "kill-worker", "{task: gpt, rank: 1}"))
     await elapse(strikes.TARGET_S / 2)
     assert scene.asked == []
     await scene.changes(TaskState.RUNNING, "w0", "w2")
@@ -161,9 +153,8 @@ async def test_a_fault_waits_for_a_rank_that_is_just_being_replaced(scene):
 @on_stage
 async def test_a_target_that_never_comes_is_named(scene):
     await scene.changes(TaskState.RUNNING, "w0")
-    faults = script((0, "kill-worker", "{task: gpt, rank: 7}"))
     with pytest.raises(InvalidInputError, match="no rank 7 in task gpt"):
-        await run_script(scene.client, faults, None, lambda _: None)
+        await scene.plays((0, "kill-worker", "{task: gpt, rank: 7}"))
 
 
 @on_stage
@@ -171,10 +162,9 @@ async def test_nobody_waits_for_a_target_whose_task_is_over(scene):
     await scene.changes(TaskState.RUNNING, "w0")
     await scene.finishes(5)
     await scene.changes(TaskState.FINISHED)
-    faults = script((1, "kill-worker", "{task: gpt, rank: 1}"))
     began = asyncio.get_running_loop().time()
     with pytest.raises(InvalidInputError, match="no rank 1 in task gpt, which is finished"):
-        await run_script(scene.client, faults, None, lambda _: None)
+        await scene.plays((1, "kill-worker", "{task: gpt, rank: 1}"))
     waited_s = asyncio.get_running_loop().time() - began  # in virtual time
     assert waited_s < strikes.TARGET_S
 
@@ -190,8 +180,7 @@ async def test_a_task_that_nobody_submits_is_named(scene):
 @on_stage
 async def test_nobody_waits_for_an_iteration_that_can_not_come(scene, end):
     await scene.changes(TaskState.RUNNING, "w0")
-    faults = script((70, "kill-worker", "{task: gpt, rank: 0}"))
-    run = asyncio.ensure_future(run_script(scene.client, faults, None, lambda _: None))
+    run = scene.plays((70, "kill-worker", "{task: gpt, rank: 0}"))
     await scene.changes(end)
     with pytest.raises(InvalidInputError, match=f"gpt is {end} and did not reach iteration 70 for kill-worker gpt:0"):
         await run
@@ -200,9 +189,8 @@ async def test_nobody_waits_for_an_iteration_that_can_not_come(scene, end):
 @on_stage
 async def test_a_script_that_nobody_can_finish_does_not_begin(scene):
     await scene.changes(TaskState.RUNNING, "w0")
-    faults = script((0, "kill-node", "{node: node-1}"), (0, "restart-node", "{node: node-1}"))
     with pytest.raises(InvalidInputError, match="--dir"):
-        await run_script(scene.client, faults, None, lambda _: None)
+        await scene.plays((0, "kill-node", "{node: node-1}"), (0, "restart-node", "{node: node-1}"))
     with pytest.raises(InvalidInputError, match="--dir"):
         await strike(scene.client, "restart-node", "node-1")
     assert scene.asked == []

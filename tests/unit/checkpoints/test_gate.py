@@ -49,9 +49,8 @@ class Node:
                 yield from self.for_(idle_s)
                 self.spans.busy(self.now)
                 self.forecast = Forecast(0.0, self.spans.iteration_s)
-                self.late |= {
-                    (began, size) for began, ended, size, due in self.under_way if ended > self.now and not due
-                }
+                still = [(began, size, due) for began, ended, size, due in self.under_way if ended > self.now]
+                self.late |= {(began, size) for began, size, due in still if not due}
                 yield from self.for_(busy_s)
                 if number == len(self.pattern):
                     self.spans.iterated(self.now)

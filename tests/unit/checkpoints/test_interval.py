@@ -19,10 +19,7 @@ def test_values_worked_out_by_hand():
 
 
 def best(save_s, mtbf_s):
-    found = minimize_scalar(
-        lambda interval: stretch(interval, save_s, mtbf_s), bounds=(1e-3, 20 * mtbf_s), method="bounded"
-    )
-    return found.x
+    return minimize_scalar(stretch, args=(save_s, mtbf_s), bounds=(1e-3, 20 * mtbf_s), method="bounded").x
 
 
 @pytest.mark.parametrize("save_s", [1, 60, 600, 2100, 3 * HOUR])

@@ -211,29 +211,20 @@ def test_lines_that_do_not_change_stay_as_they_are_written(tmp_path):
 
 
 def test_what_has_to_be_looked_at_is_told():
-    text = PLAIN.replace("torch.ones(2, 4)", "loading.batch(i)").replace(
-        "    if rank", "    seen = seen + 1\n    if rank"
-    )
-    text = text.replace("import torch\n", "import torch\nimport loading\n", 1)
-    text = text.replace("model = DDP", "if rank == 0:\n    print('begun')\nmodel = DDP").replace(
-        "optimizer.step()", "optimizer.step()\n    average.update(model)"
-    )
-    text = text.replace("for i", "average = ema(model)\nseen = 0\nfor i").replace(
-        "Linear(4, 1)", "Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))"
-    )
-    told = dict(unicron_convert.convert(text).remarks)
-    assert {line: text.split(" ")[0] for line, text in told.items() if line != 15} == {
-        9: "before",
-        11: "running",
-        16: "loading.batch",
-        21: "protect",
-        22: "seen",
-    }
+    text = PLAIN.replace("import torch\n", "import torch\nimport loading\n", 1)
+    text = text.replace("torch.ones(2, 4)", "loading.batch(i)")
+    text = put("if rank == 0:\n    print('begun')", "model = DDP", put("    seen = seen + 1", "    if rank", text))
+    text = text.replace("optimizer.step()", "optimizer.step()\n    average.update(model)")
+    text = put("average = ema(model)\nseen = 0", "for i", text)
+    text = text.replace("Linear(4, 1)", "Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))")
+    told = {line: why.split(" ")[0] for line, why in unicron_convert.convert(text).remarks if line != 15}
+    assert told == {9: "before", 11: "running", 16: "loading.batch", 21: "protect", 22: "seen"}
     every = [text for line, text in unicron_convert.convert(text).remarks if line == 15]
     assert any("--ranks" in each for each in every)
     assert any("task file" in each for each in every)
 
 
+WITHIN = PLAIN.replace("    loss.b", "    with torch.enable_grad():\n        (2 * loss).b")
 SHARED = LOADER.replace(
     "loader = torch.utils.data.DataLoader(list(range(8)), shuffle=True)",
     """data = [torch.full((4,), n) for n in (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]
@@ -247,12 +238,7 @@ loader = torch.utils.data.DataLoader(data, 2, sampler=sampler)""",
     [
         (PLAIN.replace("range(3)", "range(1, 4)").replace("loss.item()", "i"), ["1", "2", "3"]),
         (PLAIN.replace("range(3)", "range(2, 6)").replace("loss.item()", "i"), ["2", "3", "4", "5"]),
-        (
-            PLAIN.replace("    loss.b", "    with torch.enable_grad():\n        (2 * loss).b").replace(
-                "loss.item()", "i"
-            ),
-            ["0", "1", "2"],
-        ),
+        (WITHIN.replace("loss.item()", "i"), ["0", "1", "2"]),
         (SHARED.replace("loss.item()", "i"), ["0", "1"]),
         (SHARED.replace("i, x in enumerate(loader)", "x in loader").replace("loss.item()", "len(loader)"), ["2", "2"]),
     ],

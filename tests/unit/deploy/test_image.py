@@ -15,9 +15,7 @@ SPEC = importlib.util.spec_from_file_location("image", ROOT / "deploy" / "image.
 image = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(image)
 
-ENCODE = (
-    "import sys; sys.path.insert(0, sys.argv[1]); import msgspec; sys.stdout.buffer.write(msgspec.json.encode([1]))"
-)
+ENCODE = "import sys; sys.path.insert(0, sys.argv[1]); import msgspec; print(msgspec.json.encode([1]).decode())"
 
 
 def tables(path: Path) -> int:
@@ -41,7 +39,7 @@ def test_packages_work_without_what_is_cut_off(tmp_path):
     assert {"kept.py", "kept.json", "inner"} <= left
     assert not left & {"tests", "a.h", "b.c", "c.pyx", "d.pyi"}
     done = subprocess.run([sys.executable, "-I", "-c", ENCODE, tmp_path], capture_output=True, check=False)
-    assert done.stdout == b"[1]", done.stderr.decode()
+    assert done.stdout == b"[1]\n", done.stderr.decode()
     after = core.read_bytes()
     image.strip(core)
     assert core.read_bytes() == after

@@ -148,9 +148,8 @@ def test_a_stop_waits_for_the_start_that_is_under_way(tmp_path, monkeypatch):
 def test_a_journal_that_one_server_kept_is_not_forgotten_by_starting_several(tmp_path):
     (tmp_path / "nats" / "store").mkdir(parents=True)
     cluster = Cluster(tmp_path, servers=several(free_port()))
-    with pytest.raises(
-        InvalidInputError, match=r"kept by nats, which nats-1, nats-2, nats-3 would not.*--restore FILE"
-    ):
+    why = r"kept by nats, which nats-1, nats-2, nats-3 would not.*--restore FILE"
+    with pytest.raises(InvalidInputError, match=why):
         cluster.start()
     assert not cluster.processes
 

@@ -41,11 +41,10 @@ def test_each_message_has_its_subject_and_a_true_example(kind):
     assert set(json.loads(found[2])) == {*kind.__struct_encode_fields__, "type"}
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [kind for kind in [*ON_SUBJECTS, *records()] if not issubclass(kind, enum.Enum)],
-    ids=lambda kind: kind.__name__,
-)
+WITH_FIELDS = [kind for kind in [*ON_SUBJECTS, *records()] if not issubclass(kind, enum.Enum)]
+
+
+@pytest.mark.parametrize("kind", WITH_FIELDS, ids=lambda kind: kind.__name__)
 def test_each_field_is_explained(kind):
     assert [field.name for field in _fields(kind) if not field.text] == []
 

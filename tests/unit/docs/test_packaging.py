@@ -43,15 +43,9 @@ ROOMS = {
 }
 """Packages, and the extras with which they must work."""
 
+CONTROL = ("registry", "detector", "transition", "straggler", "notifier", "console")
 IMAGES = {
-    "control": [
-        "unicron_registry",
-        "unicron_detector",
-        "unicron_transition",
-        "unicron_straggler",
-        "unicron_notifier",
-        "unicron_console",
-    ],
+    "control": [f"unicron_{service}" for service in CONTROL],
     "planner": ["unicron_planner"],
     "node": ["unicron_agent"],
 }
@@ -159,12 +153,8 @@ def test_constraints_are_plain_versions_each_once():
 def test_constraints_pin_everything_that_setup_installs():
     needed = closure(["dev"]) - {"unicron"}
     assert needed - set(pins()) == set()
-    different = {
-        name: (importlib.metadata.version(name), pins()[name])
-        for name in needed
-        if importlib.metadata.version(name).partition("+")[0] != pins()[name]
-    }
-    assert different == {}
+    installed = {name: importlib.metadata.version(name).partition("+")[0] for name in needed}
+    assert installed == {name: pins()[name] for name in needed}
 
 
 def test_every_package_is_in_the_wheel_and_in_every_list():
@@ -174,12 +164,10 @@ def test_every_package_is_in_the_wheel_and_in_every_list():
         for path in ROOT.glob(f"{parent}/unicron_*/__init__.py")
     )
     roots = sorted({str(Path(folder).parent) for folder in folders})
-    build = PROJECT["tool"]["hatch"]["build"]
+    build, checked = PROJECT["tool"]["hatch"]["build"], PROJECT["tool"]["mypy"]["mypy_path"].split(":")
     assert sorted(build["targets"]["wheel"]["packages"]) == sorted(["unicron", *folders])
     assert sorted(build["dev-mode-dirs"]) == sorted([".", *roots])
-    assert sorted(PROJECT["tool"]["mypy"]["mypy_path"].split(":")) == sorted(
-        ["$MYPY_CONFIG_FILE_DIR", *(f"$MYPY_CONFIG_FILE_DIR/{root}" for root in roots)]
-    )
+    assert sorted(checked) == ["$MYPY_CONFIG_FILE_DIR", *(f"$MYPY_CONFIG_FILE_DIR/{root}" for root in roots)]
     names = {"unicron", *(Path(folder).name for folder in folders)}
     assert set(PROJECT["tool"]["importlinter"]["root_packages"]) == names
     assert set(ROOMS) >= names - {"unicron"}
@@ -189,7 +177,7 @@ def test_the_editable_install_is_one_pth():
     files = importlib.metadata.distribution("unicron").files or []
     (pth,) = [file for file in files if file.suffix == ".pth"]
     listed = {Path(line).resolve() for line in Path(str(pth.locate())).read_text().split()}
-    assert listed == {(ROOT / folder).resolve() for folder in PROJECT["tool"]["hatch"]["build"]["dev-mode-dirs"]}
+    assert listed == {folder.resolve() for folder in FOLDERS}
 
 
 def locked(image: str) -> dict[str, str]:
@@ -235,13 +223,9 @@ def test_each_service_runs_in_an_image_with_its_packages():
 
 def test_each_container_is_confined():
     for name, service in services().items():
-        confined = [
-            service["read_only"],
-            service["cap_drop"],
-            service["security_opt"],
-            set(service["logging"]["options"]),
-        ]
-        assert confined == [True, ["ALL"], ["no-new-privileges:true"], {"max-size", "max-file"}], name
+        assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"]), name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert set(service["logging"]["options"]) == {"max-size", "max-file"}, name
     more = {name: service["cap_add"] for name, service in services().items() if "cap_add" in service}
     assert more == {"keys": ["CHOWN", "DAC_OVERRIDE", "FOWNER"]}
     assert services()["keys"]["network_mode"] == "none"

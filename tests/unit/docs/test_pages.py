@@ -33,6 +33,12 @@ def name_of(page):
     return str(page.relative_to(ROOT))
 
 
+def blocks(page, language):
+    """Return what is in the blocks of a language, without what these are indented by."""
+    found = [match for match in FENCED.finditer(page.read_text()) if match[2] == language]
+    return [re.sub(rf"^{match[1]}", "", match[3], flags=re.MULTILINE) for match in found]
+
+
 def prose(page):
     """Return the page without its fenced blocks."""
     return FENCED.sub("", page.read_text())
@@ -189,9 +195,8 @@ def test_the_readme_is_short_and_explains_the_columns_of_the_report():
     assert len(text.splitlines()) <= 170
     screen = Console(width=160, file=io.StringIO())
     fault = FaultReport(kind="raise", target="gpt:1")
-    task = TaskReport(
-        name="gpt", weight=1, state="finished", iterations=1, first_loss=1, final_loss=1, max_rel_diff=0.0
-    )
+    losses = {"first_loss": 1, "final_loss": 1, "max_rel_diff": 0.0}
+    task = TaskReport(name="gpt", weight=1, state="finished", iterations=1, **losses)
     screen.print(report_view(Report(ok=True, faults=[fault], tasks=[task], seconds=1.0, machine="one")))
     columns = header(screen.file.getvalue())
     assert header(text) == columns, "the report in README.md is one of this version"
@@ -202,11 +207,8 @@ def test_the_readme_is_short_and_explains_the_columns_of_the_report():
 def test_the_page_on_training_names_each_field_and_each_call():
     text = TRAINING.read_text()
     assert [field for field in taskfile.FIELDS if f"| `{field}` |" not in text] == []
-    session = next(
-        node
-        for node in ast.parse((ROOT / "unicron" / "train" / "session.py").read_text()).body
-        if isinstance(node, ast.ClassDef) and node.name == "Session"
-    )
+    module = ast.parse((ROOT / "unicron" / "train" / "session.py").read_text())
+    [session] = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Session"]
     methods = [node for node in session.body if isinstance(node, ast.FunctionDef)]
     public = {node.name for node in methods if not node.name.startswith("_")}
     arguments = {each.arg for node in methods if node.name == "__init__" for each in node.args.kwonlyargs}
@@ -215,7 +217,7 @@ def test_the_page_on_training_names_each_field_and_each_call():
 
 
 def test_the_task_files_of_the_page_can_be_submitted():
-    texts = [match[3] for match in FENCED.finditer(TRAINING.read_text()) if match[2] == "yaml"]
+    texts = blocks(TRAINING, "yaml")
     assert len(texts) == 3
     for text in texts:
         assert taskfile.parse(text, Path("task.yaml")).warnings == []
@@ -223,16 +225,13 @@ def test_the_task_files_of_the_page_can_be_submitted():
 
 @pytest.mark.parametrize("page", OWN, ids=name_of)
 def test_python_on_the_pages_is_python(page):
-    for match in FENCED.finditer(page.read_text()):
-        if match[2] == "python":
-            compile(re.sub(rf"^{match[1]}", "", match[3], flags=re.MULTILINE), name_of(page), "exec")
+    for text in blocks(page, "python"):
+        compile(text, name_of(page), "exec")
 
 
 @pytest.mark.slow
 def test_the_script_after_the_change_trains(tmp_path):
-    [script] = [
-        match[3] for match in FENCED.finditer(TRAINING.read_text()) if match[2] == "python" and "Session(" in match[3]
-    ]
+    [script] = [text for text in blocks(TRAINING, "python") if "Session(" in text]
     path = tmp_path / "train.py"
     path.write_text(script.replace("ITERATIONS, MICROBATCHES, SIZE = 200", "ITERATIONS, MICROBATCHES, SIZE = 12"))
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)

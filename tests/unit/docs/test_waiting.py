@@ -42,20 +42,15 @@ class Looking(ast.NodeVisitor):
 
     def __init__(self, tree):
         self.found = []
-        names = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
-        self._numbers = {
-            node.targets[0].id: node.value.value
-            for node in names
-            if isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Constant)
-        }
-        self._read = {
-            each.id
-            for node in names
-            if reads_a_clock(node.value)
-            for target in node.targets
-            for each in ast.walk(target)
-            if isinstance(each, ast.Name)
-        }
+        assigned = [
+            (name.id, node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign)
+            for name in ast.walk(ast.Tuple(node.targets))
+            if isinstance(name, ast.Name)
+        ]
+        self._numbers = {name: value.value for name, value in assigned if isinstance(value, ast.Constant)}
+        self._read = {name for name, value in assigned if reads_a_clock(value)}
 
     def note(self, node, what):
         self.found.append((node.lineno, what))

@@ -43,12 +43,8 @@ def test_names_types_and_shapes_count_and_their_order_does_not():
     one, two = values(torch.float32, 60), values(torch.float32, 30)
     here = digest([("a", one), ("b", two)])
     assert here == digest([("b", two), ("a", one)])
-    others = [
-        [("b", one), ("a", two)],
-        [("a", one.view(6, 10)), ("b", two)],
-        [("a", one.view(torch.int32)), ("b", two)],
-        [("a", one), ("b", two), ("c", torch.empty(0))],
-    ]
+    others = [[("a", each), ("b", two)] for each in (one.view(6, 10), one.view(torch.int32))]
+    others += [[("b", one), ("a", two)], [("a", one), ("b", two), ("c", torch.empty(0))]]
     assert len({here, *(digest(each) for each in others)}) == 5
 
 

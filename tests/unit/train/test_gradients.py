@@ -54,11 +54,8 @@ def backward(model, found, group=None, inputs=None):
     """Run a backward pass, which may begin to reduce; return what was begun in it."""
     before = len(group.calls) if group else 0
     loss = model(torch.arange(12.0).reshape(2, 6) if inputs is None else inputs).square().mean()
-    if group is None:
+    with found.overlapping(group) if group else contextlib.nullcontext():
         loss.backward()
-    else:
-        with found.overlapping(group):
-            loss.backward()
     begun = len(group.calls) - before if group else 0
     found.accumulate(loss)
     return begun
@@ -79,7 +76,7 @@ def test_what_overlaps_is_bit_for_bit_what_does_not():
         backward(model, found, Twice() if overlaps else None)  # the first only looks
         found.clear()
         backward(model, found)
-        begun = backward(model, found, group) if overlaps else backward(model, found)
+        begun = backward(model, found, group if overlaps else None)
         assert begun == (found.buckets - 1 if overlaps else 0), "all but the last, which waits for the loss"
         results.append(reduced(model, found, group))
         assert group.calls.count("begin") == group.calls.count("finish") == found.buckets
@@ -128,7 +125,6 @@ def made_twice(layer):
 
 def test_a_gradient_that_is_made_twice_is_nothing_to_overlap_with():
     model, group = layers(), Twice()
-
     shared = made_twice(model[0])
     found = Gradients(model[0].parameters(), None)
     for _ in range(3):

@@ -78,9 +78,8 @@ def test_a_program_that_was_installed_has_the_files_of_its_own_package(tmp_path,
     folder = tmp_path / "lib/python3/site-packages"
     for name in ("trains/__init__.py", "trains/deep/main.py", "trains/engine.py", "library.py", "alone.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(
-            "import library\nfrom trains import engine\nraise ImportError('it is not to be run')"
-        )
+        text = "import library\nfrom trains import engine\nraise ImportError('it is not to be run')"
+        (folder / name).write_text(text)
     monkeypatch.syspath_prepend(folder)
     where = folder.resolve()
     assert found("trains.deep.main") == (where, where / "trains/deep/main.py")

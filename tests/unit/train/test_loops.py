@@ -107,26 +107,28 @@ for number in range(begin, 9):
 """
 
 
-def resumed(begin, there=None):
+def noted(text, there=None, **variables):
+    """Run a script that notes something in each of its loop's bodies; return what, and where it was each time."""
     torch.manual_seed(5)
-    loops, passed, kept = Loops(1, lambda: there and loops.load_state_dict(there)), [], []
-    program = {
-        "begin": begin,
-        "note": passed.append,
-        "torch": torch,
-        "backward": lambda: kept.append(loops.state_dict()),
-    }
-    run(RESUMED, {**program, NAME: loops})
+    passed, kept = [], []
+    loops = Loops(1, lambda: there and loops.load_state_dict(there))
+
+    def note(*values):
+        passed.append(values)
+        kept.append(loops.state_dict())
+
+    program = {"note": note, "backward": lambda: None, "torch": torch, "mark": loops.mark, "reduced": loops.reduced}
+    run(text, {**program, NAME: loops, **variables})
     return passed, kept
 
 
 def test_a_script_that_has_begun_from_a_checkpoint_is_where_the_others_are_though_they_began_before():
-    whole, there = resumed(2)
+    whole, there = noted(RESUMED, begin=2)
     for begin in (0, 2, 4):
-        again, _ = resumed(begin, there[3])
+        again, _ = noted(RESUMED, there[3], begin=begin)
         assert again == whole[3:]
     with pytest.raises(InvalidInputError, match=r"the others are at 5 of the loop at x\.py:2, which ends before"):
-        resumed(7, there[3])
+        noted(RESUMED, there[3], begin=7)
 
 
 ITERATES = """
@@ -144,22 +146,10 @@ for epoch in range(3):
 """
 
 
-def iterated(there=None):
-    torch.manual_seed(5)
-    loops, passed, kept = Loops(1, lambda: there and loops.load_state_dict(there)), [], []
-
-    def note(value):
-        passed.append(value)
-        kept.append(loops.state_dict())
-
-    run(ITERATES, {"note": note, NAME: loops})
-    return passed, kept
-
-
 def test_an_iterator_that_the_script_makes_is_as_far_as_that_of_the_others():
-    whole, there = iterated()
+    whole, there = noted(ITERATES)
     for begin in (0, 3, 7, 14):
-        again, _ = iterated(there[begin])
+        again, _ = noted(ITERATES, there[begin])
         assert again == whole[begin:]
 
 
@@ -173,29 +163,17 @@ for number in range(8):
 
 
 def test_a_rank_that_comes_within_an_iteration_begins_it():
-    passed, kept = [], []
-    loops = Loops(1, lambda: None)
-    program = {
-        "note": lambda number: (passed.append(number), kept.append(loops.state_dict())),
-        "backward": lambda: None,
-    }
-    run(SUMS, {**program, "mark": loops.mark, "reduced": loops.reduced, NAME: loops})
+    whole, there = noted(SUMS)
     for at, begin in ((2, 0), (4, 4), (7, 4)):
-        passed.clear()
-        later = Loops(2, lambda later=None, at=at: None)
-        later._begin = lambda later=later, at=at: later.load_state_dict(kept[at])
-        more = {**program, "note": passed.append, "mark": later.mark, "reduced": later.reduced, NAME: later}
-        run(SUMS, more)
-        assert passed == list(range(begin, 8))
+        again, _ = noted(SUMS, there[at])
+        assert again == whole[begin:]
 
 
 @pytest.mark.parametrize("body", ["mark(); mark()", "reduced() if number else None; mark()"])
 def test_an_iteration_that_begins_where_nobody_could_come_is_refused(body):
     """In the second the sum of one iteration ends, and the next begins, in one body."""
-    loops = Loops(1, lambda: None)
-    program = {"mark": loops.mark, "reduced": loops.reduced, "backward": lambda: None, NAME: loops}
     with pytest.raises(InvalidInputError, match=r"the loop at x\.py:2 makes more than one update"):
-        run(f"\nfor number in range(3):\n    {body}; backward()\n", program)
+        noted(f"\nfor number in range(3):\n    {body}; backward()\n")
 
 
 def test_lists_of_many_groups_of_tensors_are_data_and_all_else_that_is_plain_is_copied():
@@ -227,19 +205,10 @@ run(Batches())
 """
 
 
-def held(makes, there=None):
-    noted = []
-
-    def note(*values):
-        noted.append((values, loops.state_dict()))
-
-    loops = Loops(0, lambda: there and loops.load_state_dict(there))
-    run(HOLDS.replace("MAKES", makes), {"note": note, "backward": lambda: None, NAME: loops})
-    return noted
-
-
 def test_an_iterator_that_an_object_holds_is_as_far_as_that_of_the_others_or_is_refused():
-    whole = held("iter")
-    assert [values for values, _ in held("iter", whole[3][1])] == [(number, number) for number in range(3, 6)]
+    text = HOLDS.replace("MAKES", "iter")
+    _, there = noted(text)
+    again, _ = noted(text, there[3])
+    assert again == [(number, number) for number in range(3, 6)]
     with pytest.raises(InvalidInputError, match=r"uses `batches\.found`, an iterator \(map\)"):
-        held("(lambda them: map(int, them))")
+        noted(HOLDS.replace("MAKES", "(lambda them: map(int, them))"))

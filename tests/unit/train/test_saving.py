@@ -37,13 +37,13 @@ def test_a_state_is_read_as_it_was_written(tmp_path, value):
     found = unpack(tmp_path / "x", size)
 
     def same(a, b):
+        if type(a) is not type(b):
+            return False
         if isinstance(a, torch.Tensor):
             return a.dtype == b.dtype and torch.equal(a, b)
         if isinstance(a, dict):
             return a.keys() == b.keys() and all(same(each, b[key]) for key, each in a.items())
-        return type(a) is type(b) and (
-            all(map(same, a, b)) if isinstance(a, list | tuple) and len(a) == len(b) else a == b
-        )
+        return all(map(same, a, b)) if isinstance(a, list | tuple) and len(a) == len(b) else a == b
 
     assert same(value, found)
 
@@ -57,19 +57,11 @@ def test_tied_weights_are_written_once(tmp_path):
 def test_what_is_no_state_is_told_as_such(tmp_path, damage):
     path = tmp_path / "x"
     size = written(path, {"a": torch.arange(100)})
-    if damage == "empty":
-        path.write_bytes(b"")
-    elif damage == "short":
-        path.write_bytes(path.read_bytes()[:-3])
-    elif damage == "foreign":
-        path.write_bytes(b"x" * size)
-    else:
-        data = bytearray(path.read_bytes())
-        tensors = 100 * 8
-        path.write_bytes(data[tensors:])
-        size -= tensors
+    data, tensors = path.read_bytes(), 100 * 8
+    damaged = {"empty": b"", "short": data[:-3], "foreign": b"x" * size, "beyond": data[tensors:]}
+    path.write_bytes(damaged[damage])
     with pytest.raises(StateTransferError, match="x is no state"):
-        unpack(path, size)
+        unpack(path, size - tensors if damage == "beyond" else size)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 8, 20, -1])
@@ -109,8 +101,7 @@ def test_two_files_take_turns_and_each_says_what_it_holds(saver):
 def test_the_last_whole_state_stays_while_the_next_is_written(saver):
     for number in range(2):
         saver.through(state(number))
-    held = threading.Event()
-    begun = threading.Event()
+    held, begun = threading.Event(), threading.Event()
 
     class Slow(dict):
         def items(self):

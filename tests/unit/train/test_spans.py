@@ -34,12 +34,10 @@ class Training:
 
 
 lengths = st.floats(0.01, 10.0).map(lambda each: round(each, 3))
-iterations = st.integers(1, 6).flatmap(
-    lambda spans: st.lists(st.lists(lengths, min_size=spans, max_size=spans), min_size=3 * REMEMBERED, max_size=20)
-)
+rows = st.integers(1, 6).map(lambda spans: st.lists(lengths, min_size=spans, max_size=spans))
 
 
-@given(iterations)
+@given(rows.flatmap(lambda row: st.lists(row, min_size=3 * REMEMBERED, max_size=20)))
 def test_of_each_span_its_shortest_of_the_last_iterations_is_expected(done):
     training = Training()
     found = [training.iterate(each) for each in done]

@@ -40,9 +40,8 @@ def test_a_full_memory_is_told_as_such_and_nothing_is_left_there(memory):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (65536, limits[1]))
     try:
-        with pytest.raises(
-            StateTransferError, match=r"t-1 can't write its state to .* on node-1: .*File too large.*make room"
-        ):
+        why = r"t-1 can't write its state to .* on node-1: .*File too large.*make room"
+        with pytest.raises(StateTransferError, match=why):
             state.export(MEMBERSHIP, 0, snapshot())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -52,9 +51,8 @@ def test_a_full_memory_is_told_as_such_and_nothing_is_left_there(memory):
 def test_a_script_with_a_whole_model_is_refused_in_a_task_of_parts():
     shell = TorchShell(None, None, 1, PlannedCollection(0))
     sharded = msgspec.structs.replace(MEMBERSHIP, world_size=4, layout=ParallelLayout(tensor=2, replicas=2))
-    with pytest.raises(
-        InvalidInputError, match=r"layout of the task: 2 x 1 x 1 workers share .* session.mesh, or set tensor"
-    ):
+    why = r"layout of the task: 2 x 1 x 1 workers share .* session.mesh, or set tensor"
+    with pytest.raises(InvalidInputError, match=why):
         run(shell.form(sharded))
 
 
