@@ -70,13 +70,8 @@ TELL = "import sys; from unicron_simulator import storm; print([storm.run(int(s)
 @pytest.mark.slow
 def test_a_seed_has_one_history_byte_for_byte():
     def histories(hashing):
-        return subprocess.run(
-            [sys.executable, "-c", TELL, "3", "8", "22"],
-            env={**os.environ, "PYTHONHASHSEED": hashing},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        command, environment = [sys.executable, "-c", TELL, "3", "8", "22"], {**os.environ, "PYTHONHASHSEED": hashing}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
     first = histories("1")
     assert first == histories("2")

@@ -125,16 +125,8 @@ class Cluster:
         return [word for key, value in labels.items() for word in ("-f", f"label=com.docker.compose.{key}={value}")]
 
     def _run(self, command: list[str]) -> str:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+        ends = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = subprocess.run(command, cwd=ROOT, env=self._environment, text=True, check=False, **ends)
         if done.returncode:
             pytest.fail(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-8000:]}")
         return done.stdout

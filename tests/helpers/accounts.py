@@ -32,44 +32,31 @@ def plan(trigger, task="gpt", slots=()):
     return events.PlanDecided(plan=Plan(number=1, trigger=trigger, workers=4, shares=[share]))
 
 
+def place(worker, node, slot, task="gpt"):
+    return {"worker": worker, "node": node, "slot": slot, "task": task}
+
+
 def start(worker, node, slot, task="gpt"):
-    return commands.StartWorker(node=node, slot=slot, worker=worker, task=task, spec=SPEC)
+    return commands.StartWorker(**place(worker, node, slot, task), spec=SPEC)
 
 
 def ready(worker, node, slot, task="gpt"):
-    return events.WorkerReady(node=node, slot=slot, task=task, worker=worker, pid=1)
+    return events.WorkerReady(**place(worker, node, slot, task), pid=1)
 
 
 def regroup(epoch, workers, task="gpt"):
     """Return the order to each node."""
-    return [
-        commands.Regroup(
-            task=task,
-            epoch=epoch,
-            rendezvous="h:1",
-            node=node,
-            world_size=len(workers),
-            members=[Member(worker=name, node=at, slot=slot) for name, at, slot in workers if at == node],
-        )
-        for node in sorted({at for _, at, _ in workers})
-    ]
+    members, found = [Member(worker=name, node=at, slot=slot) for name, at, slot in workers], []
+    for node in sorted({each.node for each in members}):
+        here = [each for each in members if each.node == node]
+        to = {"task": task, "epoch": epoch, "rendezvous": "h:1", "node": node}
+        found.append(commands.Regroup(**to, world_size=len(workers), members=here))
+    return found
 
 
 def regrouped(epoch, workers, iteration, task="gpt", **more):
-    return [
-        events.Regrouped(
-            node=node,
-            slot=slot,
-            task=task,
-            worker=name,
-            epoch=epoch,
-            rank=rank,
-            world_size=len(workers),
-            iteration=iteration,
-            **more,
-        )
-        for rank, (name, node, slot) in enumerate(workers)
-    ]
+    more |= {"epoch": epoch, "world_size": len(workers), "iteration": iteration}
+    return [events.Regrouped(**place(*where, task), rank=rank, **more) for rank, where in enumerate(workers)]
 
 
 def finished(iteration, worker="w1", node="n1", slot=0, **more):
@@ -79,27 +66,17 @@ def finished(iteration, worker="w1", node="n1", slot=0, **more):
 
 
 def exited(worker, node, slot, iteration, task="gpt", **more):
-    return events.WorkerExited(node=node, slot=slot, task=task, worker=worker, iteration=iteration, **more)
+    return events.WorkerExited(**place(worker, node, slot, task), iteration=iteration, **more)
 
 
 def stalled(worker, node, slot, iteration, waited_s):
-    return events.WorkerStalled(
-        node=node, slot=slot, task="gpt", worker=worker, epoch=0, iteration=iteration,
-        phase=WorkerPhase.COMPUTE, waited_s=waited_s, limit_s=1.0, responsive=False,
-    )  # fmt: skip
+    told = {"epoch": 0, "iteration": iteration, "phase": WorkerPhase.COMPUTE, "responsive": False}
+    return events.WorkerStalled(**place(worker, node, slot), waited_s=waited_s, limit_s=1.0, **told)
 
 
 def failure(worker="w4", node="n2", slot=1, status=FailureStatus.EXITED_ABNORMALLY, sev=2, task="gpt", **more):
-    return events.FailureDetected(
-        severity=Severity(sev),
-        method=DetectionMethod.PROCESS_SUPERVISION,
-        status=status,
-        task=task,
-        node=node,
-        slot=slot,
-        worker=worker,
-        **more,
-    )
+    what = {"severity": Severity(sev), "method": DetectionMethod.PROCESS_SUPERVISION, "status": status}
+    return events.FailureDetected(**what, **place(worker, node, slot, task), **more)
 
 
 def began():

@@ -118,10 +118,8 @@ class DetectorHarness:
         return self.feed(WorkerExited(**self.places[worker], **how))
 
     def throw(self, worker, exception="ValueError", text="bad", iteration=3, traceback="Traceback ..."):
-        fact = WorkerRaised(
-            **self.places[worker], iteration=iteration, exception=exception, text=text, traceback=traceback
-        )
-        return self.feed(fact)
+        told = {"exception": exception, "text": text, "traceback": traceback}
+        return self.feed(WorkerRaised(**self.places[worker], iteration=iteration, **told))
 
     def collective(self, worker, epoch=0, error="Connection closed by peer", iteration=3):
         return self.feed(CollectiveFailed(**self.places[worker], epoch=epoch, iteration=iteration, error=error))
@@ -137,18 +135,9 @@ class DetectorHarness:
         return self.feed(StateDiverged(**self.places[worker], epoch=epoch, **told))
 
     def stall(self, worker, epoch=0, phase="compute", responsive=True, asleep=False, collectives=()):
-        fact = WorkerStalled(
-            **self.places[worker],
-            epoch=epoch,
-            iteration=3,
-            phase=phase,
-            waited_s=3.0,
-            limit_s=2.0,
-            responsive=responsive,
-            asleep=asleep,
-            collectives=list(collectives),
-        )
-        return self.feed(fact)
+        seen = {"phase": phase, "responsive": responsive, "asleep": asleep, "collectives": list(collectives)}
+        at = {**self.places[worker], "epoch": epoch, "iteration": 3}
+        return self.feed(WorkerStalled(**at, waited_s=3.0, limit_s=2.0, **seen))
 
     def sleep(self, worker, epoch=0):
         fact = WorkerAsleep(**self.places[worker], epoch=epoch, iteration=3, waited_s=1.8, limit_s=3.0)

@@ -145,26 +145,14 @@ def changed(task, state, reason=""):
 
 
 def lost(node, reason="its connection ended"):
-    return FailureDetected(
-        severity=Severity.SEV1,
-        method=DetectionMethod.NODE_HEALTH,
-        status=FailureStatus.LOST_CONNECTION,
-        node=node,
-        reason=reason,
-    )
+    what = {"severity": Severity.SEV1, "method": DetectionMethod.NODE_HEALTH, "status": FailureStatus.LOST_CONNECTION}
+    return FailureDetected(**what, node=node, reason=reason)
 
 
 def failed(worker="gpt-2", task="gpt", node="n2", severity=2, status="exited_abnormally"):
-    return FailureDetected(
-        severity=Severity(severity),
-        method=DetectionMethod.PROCESS_SUPERVISION,
-        status=FailureStatus(status),
-        task=task,
-        node=node,
-        worker=worker,
-        slot=0,
-        reason="killed by signal 9",
-    )
+    method, status = DetectionMethod.PROCESS_SUPERVISION, FailureStatus(status)
+    where = {"task": task, "node": node, "worker": worker, "slot": 0, "reason": "killed by signal 9"}
+    return FailureDetected(severity=Severity(severity), method=method, status=status, **where)
 
 
 def recovered(task, workers=2):

@@ -24,16 +24,9 @@ STEEPER = CONCAVE | {4: 2.8e9}
 
 
 def spec(name, weight=1.0, least=1, most=4, unit=1, throughput=CONCAVE, flops=1.0):
-    return TaskSpec(
-        name=name,
-        command=["python", "train.py"],
-        weight=weight,
-        min_workers=least,
-        max_workers=most,
-        unit=unit,
-        throughput=throughput,
-        flops_per_iteration=flops,
-    )
+    sizes = {"min_workers": least, "max_workers": most, "unit": unit}
+    speed = {"throughput": throughput, "flops_per_iteration": flops}
+    return TaskSpec(name=name, command=["python", "train.py"], weight=weight, **sizes, **speed)
 
 
 def refs(*texts):
@@ -67,17 +60,9 @@ def ended(task, state=TaskState.FINISHED):
 
 
 def iteration(task, workers, seconds, epoch=0, number=0, slot=FIRST):
-    return IterationFinished(
-        node=slot.node,
-        slot=slot.slot,
-        task=task,
-        worker="w",
-        epoch=epoch,
-        iteration=number,
-        world_size=workers,
-        seconds=seconds,
-        loss=1.0,
-    )
+    place = {"node": slot.node, "slot": slot.slot, "task": task, "worker": "w"}
+    told = {"epoch": epoch, "iteration": number, "world_size": workers, "seconds": seconds, "loss": 1.0}
+    return IterationFinished(**place, **told)
 
 
 def measure(planner, task, workers, seconds, count=25, epoch=0):

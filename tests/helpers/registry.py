@@ -1,4 +1,4 @@
-"""The registry as a process of its own, and what a test asks of it."""
+"""A service as a process of its own, the registry mostly, and what a test asks of it."""
 
 import contextlib
 import subprocess
@@ -11,10 +11,14 @@ from unicron.contracts.tasks import TaskSpec
 SPEC = TaskSpec(name="gpt", command=["train.py"], max_workers=2, microbatches=4, flops_per_iteration=3e9)
 
 
-@contextlib.contextmanager
 def registry(world, *flags):
+    return process_of("registry", world, *flags)
+
+
+@contextlib.contextmanager
+def process_of(name, world, *flags):
     where = ["--nats-url", world.settings.nats_url, "--lease-ttl-s", str(world.settings.lease_ttl_s)]
-    command = ["-m", "unicron_registry", *where]
+    command = ["-m", f"unicron_{name}", *where]
     process = subprocess.Popen([sys.executable, *command, *flags], stderr=subprocess.PIPE, text=True)
     try:
         yield process

@@ -48,14 +48,8 @@ def scene(nodes=3, slots=1, *, script=Trainer, worker=WorkerCore, **wirings):
     def made(story):
         @functools.wraps(story)
         def test(**given):
-            cluster = Scene(
-                seed=1,
-                slots={f"node-{number}": slots for number in range(1, nodes + 1)},
-                tasks=[],
-                standbys=[],
-                weather=CALM,
-                faults=[],
-            )
+            machines = {f"node-{number}": slots for number in range(1, nodes + 1)}
+            cluster = Scene(seed=1, slots=machines, tasks=[], standbys=[], weather=CALM, faults=[])
             clock = VirtualClock(START)
             world = World(cluster, clock, Parts(worker=worker))
             world._wirings |= wirings

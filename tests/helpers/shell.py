@@ -7,6 +7,7 @@ import time
 import msgspec
 
 from helpers import tally
+from helpers.buses import say
 from helpers.waiting import elapse, insist, until
 from helpers.worlds import LEASE_TTL_S
 from unicron import codec, subjects
@@ -37,8 +38,7 @@ SETTLE_S = 1.0
 
 async def feed(bus, message, number):
     """Put a fact of its node into the journal."""
-    fact = msgspec.structs.replace(message, id=f"fact-{number}", at=NOW + number, source=message.node)
-    await insist(lambda: bus.append(subjects.of(fact), codec.encode(fact), fact.id))
+    await say(bus, msgspec.structs.replace(message, id=f"fact-{number}", at=NOW + number, source=message.node))
 
 
 def exited(worker="w", **fields):

@@ -30,12 +30,8 @@ def ready():
 
 def _start():
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    process = subprocess.Popen(
-        [sys.executable, __file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**_plain(), **single_thread()},
-    )
+    ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, __file__], env={**_plain(), **single_thread()}, **ends)
     atexit.register(process.kill)
     assert json.loads(process.stdout.readline())["ready"]
     return process

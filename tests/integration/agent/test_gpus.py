@@ -28,41 +28,37 @@ def library(tmp_path_factory):
     return folder
 
 
-class Machine:
+class Gpus:
+    """The GPUs of a machine, to which something happens."""
+
+    def __init__(self, folder, library):
+        self._commands = folder / "commands"
+        self._commands.touch()
+        self.environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "NVML_COMMANDS": str(self._commands)}
+
+    def happen(self, command):
+        with self._commands.open("a") as file:
+            file.write(f"{command}\n")
+
+
+class Machine(Gpus):
     """A node with GPUs: its agent, and what it tells."""
 
     def __init__(self, bus, url, folder, library):
-        self.bus, self._url, self._folder = bus, url, folder
-        self._commands, self.kernel_log = folder / "commands", folder / "kern.log"
-        self._commands.touch()
+        super().__init__(folder, library)
+        self.bus, self.kernel_log = bus, folder / "kern.log"
         self.kernel_log.touch()
-        self._environment = {
-            **os.environ,
-            "LD_LIBRARY_PATH": str(library),
-            "NVML_COMMANDS": str(self._commands),
-        }
+        options = {"node": "n1", "run-dir": folder / "run", "nats-url": url, "kernel-log": self.kernel_log}
+        self._words = [f"--{name}={value}" for name, value in {**options, "leave-s": 0}.items()]
 
     async def start(self):
-        options = {
-            "node": "n1",
-            "run-dir": self._folder / "run",
-            "nats-url": self._url,
-            "kernel-log": self.kernel_log,
-            "leave-s": 0,
-        }
-        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        self.agent = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "unicron_agent", *words, env=self._environment
-        )
+        command = [sys.executable, "-m", "unicron_agent", *self._words]
+        self.agent = await asyncio.create_subprocess_exec(*command, env=self.environment)
 
     async def stop(self):
         with contextlib.suppress(ProcessLookupError):
             self.agent.terminate()
         await self.agent.wait()
-
-    def happen(self, command):
-        with self._commands.open("a") as file:
-            file.write(f"{command}\n")
 
     async def next_of(self, kind, after=0):
         entry = await anext(self.bus.follow(subjects.events(kind), after))
@@ -153,15 +149,13 @@ watch.stop()
 """
 
 
-class Watching:
+class Watching(Gpus):
     """The watch alone, which samples fifty times a second."""
 
-    def __init__(self, process, commands):
-        self.process, self._commands, self.lines = process, commands, []
-
-    def happen(self, command):
-        with self._commands.open("a") as file:
-            file.write(f"{command}\n")
+    async def start(self):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "limit": 1 << 20}
+        command = [sys.executable, "-c", WATCH]
+        self.process = await asyncio.create_subprocess_exec(*command, env=self.environment, **pipes)
 
     async def until(self, words):
         """Return the next line that has all these words."""
@@ -174,14 +168,11 @@ class Watching:
 
 @pytest.fixture
 async def watching(library, tmp_path):
-    commands = tmp_path / "commands"
-    commands.touch()
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "NVML_COMMANDS": str(commands)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "limit": 1 << 20}
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", WATCH, env=environment, **pipes)
-    yield Watching(process, commands)
-    process.stdin.close()
-    assert await process.wait() == 0
+    watching = Watching(tmp_path, library)
+    await watching.start()
+    yield watching
+    watching.process.stdin.close()
+    assert await watching.process.wait() == 0
 
 
 async def test_errors_of_links_that_grow_are_told_and_counters_that_begin_anew_do_not(watching):

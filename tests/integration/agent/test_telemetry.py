@@ -10,18 +10,8 @@ from unicron.contracts.events import NodeHeartbeat, NodeJoined
 
 async def test_an_agent_beats_on_while_the_journal_takes_nothing(private_server, private_world, tmp_path):
     bus = await private_world.connect()
-    command = [
-        sys.executable,
-        "-m",
-        "unicron_agent",
-        "--node",
-        "n1",
-        "--slots",
-        "1",
-        "--run-dir",
-        str(tmp_path / "run"),
-    ]
-    agent = await asyncio.create_subprocess_exec(*command, "--nats-url", private_server.url)
+    flags = ["--node", "n1", "--slots", "1", "--run-dir", str(tmp_path / "run"), "--nats-url", private_server.url]
+    agent = await asyncio.create_subprocess_exec(sys.executable, "-m", "unicron_agent", *flags)
     try:
         entry = await anext(bus.follow(subjects.events(NodeJoined), 0))
         first = codec.decode_message(entry.data).incarnation

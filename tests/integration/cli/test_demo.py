@@ -23,12 +23,8 @@ def running_in(folder):
 @pytest.mark.exhaustive("what is started is stopped by the same code as that of unicron up, which is")
 @pytest.mark.parametrize("started", [2, 4], ids=["while it starts", "with the bus and three agents"])
 def test_a_demo_that_is_told_to_end_leaves_no_process(started, tmp_path):
-    demo = subprocess.Popen(
-        [sys.executable, "-m", "unicron_cli", "demo"],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    command, environment = [sys.executable, "-m", "unicron_cli", "demo"], {**os.environ, "TMPDIR": str(tmp_path)}
+    demo = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         block_until(lambda: len(running_in(tmp_path)) >= started or demo.poll() is not None)
         assert demo.poll() is None

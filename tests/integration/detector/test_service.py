@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from helpers.buses import say
 from helpers.waiting import PATIENT_S
 from helpers.worlds import LEASE_TTL_S
 from msgspec.structs import replace
@@ -81,11 +82,10 @@ class Cluster:
     async def say(self, fact):
         self.count += 1
         fact = replace(fact, id=f"{self.count}", source=OF_SERVICES.get(type(fact)) or fact.node, at=time.time())
-        subject, data = subjects.of(fact), codec.encode(fact)
         if isinstance(fact, subjects.TELEMETRY):
-            await insist(lambda: self.bus.tell(subject, data), "telling")
+            await insist(lambda: self.bus.tell(subjects.of(fact), codec.encode(fact)), "telling")
         else:
-            await insist(lambda: self.bus.append(subject, data, fact.id), "saying a fact")
+            await say(self.bus, fact)
 
     async def join(self, node):
         await self.say(NodeAdmitted(node=node, incarnation=f"{proofs.boot(node)}.1", host="h", slots=[]))

@@ -5,9 +5,8 @@ import sys
 
 import pytest
 from helpers import ROOT
+from helpers.buses import say
 
-from unicron import codec, subjects
-from unicron.aio import insist
 from unicron.contracts.events import FailureDetected, NodeGone, PlanDecided
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
@@ -17,18 +16,9 @@ SCRIPT = ROOT / "examples" / "subscriber.py"
 
 
 def failure(number):
-    return FailureDetected(
-        id=f"f{number}",
-        at=1.0,
-        source="detector",
-        severity=Severity.SEV2,
-        method="process_supervision",
-        status="exited_abnormally",
-        task="gpt",
-        node="node-1",
-        worker=f"w{number}",
-        reason="killed by signal 9",
-    )
+    what = {"severity": Severity.SEV2, "method": "process_supervision", "status": "exited_abnormally"}
+    where = {"task": "gpt", "node": "node-1", "worker": f"w{number}", "reason": "killed by signal 9"}
+    return FailureDetected(id=f"f{number}", at=1.0, source="detector", **what, **where)
 
 
 def plan(number):
@@ -40,8 +30,7 @@ def plan(number):
 async def publish(world, *messages):
     bus = await world.connect()
     for message in messages:
-        subject, data = subjects.of(message), codec.encode(message)
-        await insist(lambda subject=subject, data=data, id_=message.id: bus.append(subject, data, id_), "publishing")
+        await say(bus, message)
 
 
 @contextlib.asynccontextmanager

@@ -5,12 +5,11 @@ import signal
 import time
 import urllib.request
 
-import msgspec
+from helpers.buses import say
 from helpers.ports import free_port
 from helpers.registry import SPEC, connected, eventually, registry
 from prometheus_client.parser import text_string_to_metric_families
 
-from unicron import codec, subjects
 from unicron.contracts.events import NodeJoined
 from unicron.contracts.tasks import Slot
 from unicron.errors import BusUnavailableError
@@ -41,11 +40,9 @@ async def test_who_is_active_tells_what_it_knows_and_who_takes_over_tells_the_sa
                 assert {name: value for name, value in waiting.items() if not name[0].startswith("process_")} == {
                     ("unicron_active", "registry"): 0
                 }
-                node = NodeJoined(
-                    node="n1", source="n1", incarnation="a", host="127.0.0.1", slots=[Slot(index=0)], id="j"
-                )
-                node = msgspec.structs.replace(node, at=time.time() - 2)
-                await client.bus.append(subjects.of(node), codec.encode(node), node.id)
+                fields = {"id": "j", "at": time.time() - 2, "source": "n1"}
+                node = NodeJoined(node="n1", incarnation="a", host="127.0.0.1", slots=[Slot(index=0)], **fields)
+                await say(client.bus, node)
                 await client.bus.append("unicron.v1.evt.n1.NodeJoined.n1", b"\xc1", "broken")
                 await client.submit(SPEC)
                 said = {("unicron_dead_letters_total", "registry"), ("unicron_alerts_total", "registry")}

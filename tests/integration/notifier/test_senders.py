@@ -129,16 +129,8 @@ def mail_server(tmp_path_factory):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server" / "tls.pem", folder / "server" / "tls.key")
     box, port = Box(), free_port()
-    controller = Controller(
-        box,
-        hostname="localhost",
-        port=port,
-        tls_context=context,
-        require_starttls=True,
-        auth_required=True,
-        authenticator=known,
-        ready_timeout=PATIENT_S,
-    )
+    asks = {"tls_context": context, "require_starttls": True, "auth_required": True, "authenticator": known}
+    controller = Controller(box, hostname="localhost", port=port, ready_timeout=PATIENT_S, **asks)
     controller.start()
     yield box, port, str(folder / "ca" / "ca.pem")
     controller.stop()

@@ -1,20 +1,15 @@
 """The notifier as a process on a real bus, with a real web server, and the commands of who is told."""
 
 import asyncio
-import subprocess
-import sys
 import time
 
 import pytest
+from helpers.buses import say
 from helpers.cli import unicron
 from helpers.notifier import changed, lost, running
 from helpers.receiver import Receiver
-from helpers.registry import connected, eventually
-from helpers.worlds import LEASE_TTL_S
+from helpers.registry import connected, eventually, process_of
 from msgspec.structs import replace
-
-from unicron import codec, subjects
-from unicron.aio import insist
 
 RULES = """
 [channel.ops]
@@ -31,22 +26,10 @@ wait_s = 0.3
 def receiver(private_world, tmp_path):
     """Whom a notifier tells."""
     file = tmp_path / "notify.toml"
-    where = ["--nats-url", private_world.settings.nats_url, "--lease-ttl-s", str(LEASE_TTL_S)]
     with Receiver() as receiver:
         file.write_text(RULES.format(url=receiver.url))
-        command = [sys.executable, "-m", "unicron_notifier", *where, "--notify", str(file)]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        yield receiver
-        process.kill()
-        sys.stdout.write(process.communicate()[1])  # pytest shows it where the test fails
-
-
-async def say(client, *facts):
-    for number, each in enumerate(facts):
-        named = {"id": f"n1.{number}", "source": each.source or "detector", "correlation": "n1"}
-        fact = replace(each, at=time.time(), **named)
-        subject, data = subjects.of(fact), codec.encode(fact)
-        await insist(lambda subject=subject, data=data, fact=fact: client.bus.append(subject, data, fact.id), "saying")
+        with process_of("notifier", private_world, "--notify", str(file)):
+            yield receiver
 
 
 async def test_a_lost_node_is_told_and_whoever_says_so_sees_to_it(private_world, receiver):
@@ -60,7 +43,9 @@ async def test_a_lost_node_is_told_and_whoever_says_so_sees_to_it(private_world,
 
     async with connected(private_world) as client:
         await eventually(client.notifications, lambda view: view.channels)
-        await say(client, running("gpt", "n1", "n1"), lost("n1"), changed("gpt", "recovering"))
+        for number, each in enumerate((running("gpt", "n1", "n1"), lost("n1"), changed("gpt", "recovering"))):
+            named = {"id": f"n1.{number}", "source": each.source or "detector", "correlation": "n1"}
+            await say(client.bus, replace(each, at=time.time(), **named))
         assert (await heard(1))["phase"] == "opened"
         text = await asyncio.to_thread(unicron, "notify", "ack", "n1", "--by", "ada", url=url)
         assert text.startswith("ada sees to n1: n1 is lost")

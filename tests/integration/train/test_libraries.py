@@ -102,16 +102,9 @@ async def test_a_trainer_that_is_watched_tells_its_iterations_and_goes_on_from_i
 ):
     (tmp_path / "saved").mkdir()
     async with gate() as held:
-        spec = task(
-            write_script(tmp_path, WATCHED[library]),
-            library,
-            heal=Healing.RESTART,
-            min_workers=2,
-            max_workers=2,
-            iterations=UNCOUNTED,
-            checkpoints=str(tmp_path / "saved"),
-            env=held.env,
-        )
+        fields = {"min_workers": 2, "max_workers": 2, "iterations": UNCOUNTED, "checkpoints": str(tmp_path / "saved")}
+        script = write_script(tmp_path, WATCHED[library])
+        spec = task(script, library, heal=Healing.RESTART, env=held.env, **fields)
         run = Run(scene, library, 2, held)
         held.close(25)
         await scene.client.submit(spec)
