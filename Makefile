@@ -63,7 +63,7 @@ test: $(STAMP)
 	$(REAL) -m 'real and not (compose or exhaustive)' $(ARGS)
 
 test-quick: $(STAMP)
-	$(PURE) -m 'not (compose or real or exhaustive or slow)' $(ARGS)
+	$(PURE) --ignore=tests/integration -m 'not (compose or real or exhaustive or slow)' $(ARGS)
 
 test-all: $(STAMP)
 	$(PURE) -m 'not (compose or real)' $(ARGS)

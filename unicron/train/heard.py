@@ -1,5 +1,6 @@
 """What collectives have given a script, for a new rank that comes to where the others have these behind them."""
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -10,7 +11,51 @@ MOST_BYTES = 1 << 20
 MOST = 10_000
 """Collectives that are kept of it."""
 
+RECENT = 16
+"""Collectives by which one rank may be ahead of another, as the first rank of broadcasts may be, and still help it."""
+
 Results = list[torch.Tensor]
+
+
+class Ended:
+    """The collectives of all ranks that have ended on this one since its loops began.
+
+    One may have ended here and broken on another rank, which then is given what it gave instead of waiting for it.
+
+    Attributes:
+        count: how many there were.
+        joined: this rank is where its count says, and not one that has just begun and has no state yet.
+        ahead: what those give that this rank is yet to come to, and others have behind them.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.joined = 0, False
+        self.ahead = deque[Results | None]()
+        self._recent = deque[Results | None](maxlen=RECENT)
+        self._fewest, self._most = 0, list[Results | None]()
+
+    def add(self, results: Results | None) -> None:
+        """Note that one has ended, with what it gave if that is known."""
+        self.count += 1
+        small = results is not None and sum(each.nbytes for each in results) <= MOST_BYTES
+        self._recent.append([each.detach().cpu().clone() for each in results or ()] if small else None)
+
+    def since(self, fewest: int) -> list[Results | None]:
+        """Return what all of them but the first `fewest` gave; None stands for what is not known."""
+        late = self.count - fewest
+        recent = list(self._recent)[-late:] if late else []
+        return [None] * (late - len(recent)) + recent
+
+    def know(self, fewest: int, most: Sequence[Results | None]) -> None:
+        """Note what those gave that came after the first `fewest` on the rank that has most of them."""
+        self._fewest, self._most = fewest, list(most)
+        if self.joined:
+            self.stand(self.count)
+
+    def stand(self, count: int) -> None:
+        """Be where `count` have ended."""
+        self.count, self.joined = count, True
+        self.ahead = deque(self._most[max(count - self._fewest, 0) :])
 
 
 class Heard:

@@ -208,6 +208,7 @@ class InPlace:
         self._shell.protect({"model": models, **own, **others})
         self._channel.interrupt = self._interrupt
         run(self._core.start())
+        self._inner.ended.joined = True
         if self._core.phase is Phase.TAKEN:
             self._core.enter()
 

@@ -4,6 +4,7 @@ It comes to where they are by running what they ran, and none of them runs a col
 """
 
 import io
+import pickle
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import GroupBrokenError, InvalidInputError
-from unicron.train.heard import MOST_BYTES, Heard, Results
+from unicron.train.heard import MOST_BYTES, Ended, Heard, Results
 from unicron.train.inner import InnerGroups, Switched, Work
 from unicron.train.loops import Loops
 from unicron.train.shards import local
@@ -43,6 +44,7 @@ class ScriptGroups(InnerGroups):
         heeded: what collectives give before the loops begin is kept, for a new rank.
         again: all ranks have just been started, and go on from what was saved.
         in_parts: each rank has a part of the model, which it gathers and whose gradient it scatters in its loops.
+        ended: the collectives of all ranks that its loops have behind them.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class ScriptGroups(InnerGroups):
         self._setup, self._late, self.heeded, self.in_parts = Heard(), False, True, False
         self.again = False
         self._large: Results = []
+        self.ended = Ended()
         super().__init__(layout, rank, device)
 
     @property
@@ -77,10 +80,11 @@ class ScriptGroups(InnerGroups):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what collectives have given before the loops began, to be saved with all else."""
-        return {"setup": self._setup.saved()}
+        return {"setup": self._setup.saved(), "ended": self.ended.count}
 
-    def load_state_dict(self, _: dict[str, Any]) -> None:
-        """Leave it: whoever begins had it before."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Be where the rank is whose state this is; what its set-up was given is known from before."""
+        self.ended.stand(state["ended"])
 
     def come_again(self, setup: bytes) -> None:
         """Have what collectives gave before the loops of those who saved began; what is not known is run anew by all.
@@ -97,11 +101,7 @@ class ScriptGroups(InnerGroups):
         Raises:
             InvalidInputError: that was not told so.
         """
-        results = torch.load(io.BytesIO(setup), weights_only=True)
-        lists = isinstance(results, list) and all(isinstance(each, list) for each in results)
-        if not lists or not all(isinstance(each, torch.Tensor) for given in results for each in given):
-            raise InvalidInputError("what other ranks tell of their set-up is no list of results")
-        self._setup, self._late = Heard(results), True
+        self._setup, self._late = Heard(unpacked(setup)), True
 
     def know(self, parameters: Iterable[torch.Tensor]) -> None:
         """See whether what was too large to be kept is part of a model, which a new rank has anyway."""
@@ -135,21 +135,30 @@ class ScriptGroups(InnerGroups):
             if begun or results != [] or _nbytes(outputs) <= LARGE_BYTES:  # else it is a parameter
                 _give(outputs, results, name)
             return Work()
-        collective = Collective(begin, outputs)
+        collective = Collective(partial(self._begin_or_have, begin, group, name, outputs), outputs)
         if self._under_way:  # which of them ends first is not told to whoever comes later
             for each in (*self._under_way, collective):
                 each.known = False
         collective.begin(self._go_on)
         self._under_way.append(collective)
-        return Work(lambda: self._finish_it(collective))
+        return Work(lambda: self._finish_it(collective, group))
 
-    def _finish_it(self, collective: "Collective") -> None:
+    def _begin_or_have(self, begin: Callable[[], Work], group: Switched, name: str, outputs: Results | None) -> Work:
+        """Begin a collective, or have what one of all ranks gave to those that have it behind them."""
+        if group is not self.world or not self.ended.ahead:
+            return begin()
+        _give(outputs, self.ended.ahead.popleft(), name)
+        return Work()
+
+    def _finish_it(self, collective: "Collective", group: Switched) -> None:
         try:
             collective.finish(self._go_on)
         finally:
             self._under_way.remove(collective)
         results = collective.outputs if collective.known else None
         if self._loops.begun:
+            if group is self.world:
+                self.ended.add(results)
             self._loops.hear(results)
         elif _nbytes(results) > LARGE_BYTES:
             self._large += results or ()
@@ -205,10 +214,26 @@ class Collective:
 
 
 def packed(results: list[Results | None]) -> bytes:
-    """Return what collectives gave as it is told to other ranks; those of whose results nothing is known gave none."""
+    """Return what collectives gave as other ranks unpack it; None: that is not known."""
     stream = io.BytesIO()
-    torch.save([[one.clone() for one in each or ()] for each in results], stream)
+    torch.save([None if each is None else [one.clone() for one in each] for each in results], stream)
     return stream.getvalue()
+
+
+def unpacked(data: bytes) -> list[Results | None]:
+    """Return what another rank has packed.
+
+    Raises:
+        InvalidInputError: it is something else.
+    """
+    try:
+        results: Any = torch.load(io.BytesIO(data), weights_only=True)
+    except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise InvalidInputError(f"what another rank sent of its collectives can't be read: {error}") from error
+    lists = isinstance(results, list) and all(isinstance(each, list | None) for each in results)
+    if not lists or not all(isinstance(each, torch.Tensor) for given in results for each in given or ()):
+        raise InvalidInputError("what another rank sent is no list of results of collectives")
+    return list(results)
 
 
 def _give(outputs: Results | None, results: Results | None, name: str) -> None:

@@ -20,7 +20,7 @@ from unicron.train.iteration import WorkerCore
 from unicron.train.phases import Due, Phase
 from unicron.train.redistribute import Resumption, Standing
 from unicron.train.rendezvous import Rendezvous
-from unicron.train.script_groups import ScriptGroups
+from unicron.train.script_groups import ScriptGroups, packed, unpacked
 from unicron.train.timing import PlannedCollection
 from unicron.train.torch_shell import TorchShell
 
@@ -127,6 +127,17 @@ class Shell(ScriptShell):
         if self._script_groups.epoch != membership.epoch:
             self._script_groups.form(membership.epoch, lambda: Rendezvous(membership, "-script"))
             self._script_groups.strict = True
+        await self._even_out()
+
+    async def _even_out(self) -> None:
+        """Have ranks know what those collectives gave that have ended on others, and broke or never began here."""
+        ended = self._script_groups.ended
+        counts = [count for count, joined in await self.tally(ended.count, ended.joined) if joined]
+        fewest, most = min(counts, default=0), max(counts, default=0)
+        ended.know(fewest, [])
+        if fewest < most:
+            told = await self.gather(packed(ended.since(fewest)) if ended.joined else b"")
+            ended.know(fewest, max(map(unpacked, filter(None, told)), key=len))
 
 
 class SpreadShell(ScriptShell):

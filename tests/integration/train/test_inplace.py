@@ -1,6 +1,7 @@
 """Scripts that know nothing of Unicron: those that live stay where they are, whoever is replaced goes on with them."""
 
 import re
+import textwrap
 
 import pytest
 from helpers.local_cluster import local_cluster
@@ -104,6 +105,26 @@ async def test_a_new_rank_sums_all_of_an_iteration_and_is_given_what_collectives
             await run.strike(rank)
     assert len(run.failures) == 3
     assert run.begun == [0, 0, 1, 1, 1], "nobody else begins again"
+
+
+LATE = """            gate.at(epoch, number, "late", rank)
+            while os.environ.get("GATE") and (rank, epoch, number) == (1, 0, 8) and dist.group.WORLD.groups.epoch >= 0:
+                pass  # until it is interrupted: nothing that was sent before reaches it
+            dist.broadcast(chosen, 0)
+            gate.at(epoch, number, "told", rank)
+"""
+
+
+async def test_a_rank_is_given_what_a_collective_gave_that_has_ended_elsewhere_when_it_breaks_here(scene):
+    batch = "            x, y, which = next(batches)\n"
+    script = "import os\n" + textwrap.dedent(GATHERS.replace(batch, batch + LATE))
+    async with disturbed(scene, script, (0, 8), ranks=3) as run:
+        run.gate.close(0, 8, phase="late", rank=1)
+        await run.gate.held()
+        told = {"iteration": 0, "microbatch": 8, "phase": "told", "rank": 2}
+        await scene.until(lambda: any(told.items() <= at.items() for at in run.gate.passed))
+        await run.strike(0)
+    assert run.begun == [0, 0, 1, 2], "nobody else begins again"
 
 
 async def test_where_a_new_rank_can_not_be_given_what_collectives_gave_all_begin_again(scene):

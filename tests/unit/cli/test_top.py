@@ -95,6 +95,7 @@ def drawn(watched, width, height):
     return out.getvalue().rstrip("\n").split("\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "height"), [*itertools.product((20, 40, 80, 132, 300), (5, 12, 24, 60))])
 @pytest.mark.parametrize("seen", [Watched, small, large, hostile], ids=lambda each: each.__name__)
 def test_it_fits_into_any_terminal_and_nothing_steers_it(seen, width, height):

@@ -64,6 +64,7 @@ LOST = """
 """
 
 
+@pytest.mark.slow
 def test_who_waits_for_a_machine_that_is_gone_is_told():
     script = ["unshare", "--net", sys.executable, "-c", textwrap.dedent(LOST)]
     if subprocess.run(

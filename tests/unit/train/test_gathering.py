@@ -49,6 +49,7 @@ def takes_all(protected, left):
         assert same(gather(protected, files)["objects"], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_rank_of_a_layout_gets_its_part_of_what_any_layout_left(layout, left):
     for place in range(layout.replica_workers):
@@ -61,6 +62,7 @@ def check_whole(protected, left):
         assert same(assembled(read(path)["objects"] for path in files), expected)
 
 
+@pytest.mark.slow
 def test_the_places_of_any_layout_make_up_the_whole_model_and_its_optimizer(left):
     assert as_rank(ParallelLayout(), 0, check_whole, left) == ""
 
@@ -69,6 +71,7 @@ def assembles(_, files):
     assembled(read(path)["objects"] for path in files)
 
 
+@pytest.mark.slow
 def test_what_a_place_lacks_is_named(left):
     assert "together lack model position elements" in as_rank(
         ParallelLayout(), 0, assembles, left[ParallelLayout(shard=3)][:2]
@@ -82,11 +85,13 @@ def test_a_tensor_that_one_place_has_whole_and_others_in_parts_is_whole():
         assert torch.equal(assembled(some)["model"]["w"], weight)
 
 
+@pytest.mark.slow
 def test_a_rank_of_the_same_place_is_enough(left):
     layout = ParallelLayout(shard=3)
     assert as_rank(layout, 1, gather, left[layout][1:2]) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "used", "expected"),
     [
@@ -103,6 +108,7 @@ def test_what_is_missing_is_named(before, after, used, expected, left):
     assert expected in told
 
 
+@pytest.mark.slow
 def test_other_shapes_and_groups_are_refused(left):
     [path] = left[ParallelLayout()]
     example = load_example()

@@ -3,7 +3,7 @@
 import torch
 
 from unicron.train import heard
-from unicron.train.heard import Heard
+from unicron.train.heard import Ended, Heard
 
 
 def test_results_are_given_once_each_in_their_order_as_they_were():
@@ -34,3 +34,21 @@ def test_of_too_many_nothing_is_known(monkeypatch):
     for _ in range(4):
         found.add([])
     assert found.saved() is None
+
+
+def test_a_rank_is_given_what_ended_elsewhere_from_where_it_is():
+    first, late, new = Ended(), Ended(), Ended()
+    for number in range(20):
+        first.add([torch.tensor([number])])
+        if number < 17:
+            late.add(None)
+    late.joined = True
+    told = first.since(17)
+    late.know(17, told)
+    assert [int(each[0]) for each in late.ahead] == [17, 18, 19]
+    new.know(17, told)
+    assert not new.ahead, "it has no state yet"
+    new.stand(19)
+    assert [int(each[0]) for each in new.ahead] == [19]
+    assert first.since(2)[:3] == [None] * 2 + [[torch.tensor([4])]], "only the last of them are kept"
+    assert first.since(20) == []
