@@ -382,10 +382,15 @@ class Put(ToRendezvous, kw_only=True, frozen=True):
 
 
 class Take(ToRendezvous, kw_only=True, frozen=True):
-    """Wait until somebody has put each of `keys`; the answer is a `Taken`."""
+    """Wait until somebody has put each of `keys`; the answer is a `Taken`.
+
+    Attributes:
+        now: wait for none; values that nobody has put are empty.
+    """
 
     rendezvous_id: str = msgspec.field(name="meeting")
     keys: list[str]
+    now: bool = False
 
 
 class Challenge(Record, kw_only=True, frozen=True):

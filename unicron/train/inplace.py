@@ -33,7 +33,8 @@ from unicron.train.instrument import NAME as LOOPS
 from unicron.train.instrument import Importing, Program, found
 from unicron.train.iteration import WorkerCore
 from unicron.train.launcher import Place, variables_of
-from unicron.train.loops import Loops
+from unicron.train.loops import Loops, Record
+from unicron.train.objects import LARGE_BYTES, NotCarriedError
 from unicron.train.phases import Phase
 from unicron.train.rendezvous import Rendezvous
 from unicron.train.running import RunningMeans
@@ -69,7 +70,7 @@ class InPlace:
         layout = msgspec.json.decode(os.environ["UNICRON_LAYOUT"], type=ParallelLayout)
         self.rank, self.size = int(os.environ["UNICRON_PLACE"]), layout.replica_workers
         self._channel, self._layout = channel, layout
-        self.loops = Loops(self.rank, self._begin)
+        self.loops = Loops(self.rank, self._begin, self._leave)
         self._inner: ScriptGroups | None = None
         self._models: list[torch.nn.Module] = []
         self._spread: list[torch.nn.Module] = []
@@ -185,8 +186,12 @@ class InPlace:
         """Note a scheduler, or a scaler of the loss."""
         self._others.append(other)
 
-    def _begin(self) -> None:
-        """Meet the others, as the first loop begins; have the state that they have."""
+    def _begin(self) -> list[Any]:
+        """Meet the others, as the first loop begins; have the state that they have.
+
+        Returns:
+            what of the script's objects goes with that state, and is not looked at any more.
+        """
         kinds = bool(self._models) + bool(self._spread)
         if not (kinds == 1 and self._optimizers and self._inner is not None):
             raise InvalidInputError(
@@ -201,6 +206,7 @@ class InPlace:
         if self._spread:
             self._inner.in_parts = True
             self._be(SpreadShell(self._channel, self._inner), SpreadCore)
+            own["record"] = self._shell.records
         else:
             self._means = own["means"] = RunningMeans(models, first=self.rank == 0, ranks=self.size)
             if self._means.carrier is not None:
@@ -208,9 +214,34 @@ class InPlace:
         self._shell.protect({"model": models, **own, **others})
         self._channel.interrupt = self._interrupt
         run(self._core.start())
-        self._inner.ended.joined = True
         if self._core.phase is Phase.TAKEN:
             self._core.enter()
+        if self.loops.chain:
+            self._become()
+        else:
+            self._shell.records.go_on(self._core.membership, ())
+        self._inner.ended.joined = True
+        trained = [each for each in models.parameters() if each.requires_grad]
+        large = [each for each in (*models.parameters(), *models.buffers()) if each.nbytes > LARGE_BYTES]
+        return [*trained, *large, *self._optimizers]
+
+    def _leave(self, record: Record | NotCarriedError) -> None:
+        self._shell.records.leave(record)
+        if isinstance(record, NotCarriedError) and self.loops.chain:
+            self._shell.records.refuse(str(record))
+
+    def _become(self) -> None:
+        """Become the rank that this one replaces.
+
+        Raises:
+            NotCarriedError: its script is not to be had; the others are told.
+        """
+        records = self._shell.records
+        try:
+            self.loops.become(records.begin(self._core.membership, self.loops.chain))
+        except NotCarriedError as error:
+            records.refuse(str(error))
+            raise
 
     # --- an iteration ------------------------------------------------------------------------------------------------
 

@@ -5,20 +5,21 @@ out what the loop goes over, and one at the head of its body.
 """
 
 import ast
-import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
-from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
+
+_Scope = TypeVar("_Scope", ast.Module, ast.FunctionDef)
 
 NAME = "__unicron__"
 """What these calls are methods of; it is a variable of each module that has some."""
 
 TRAINS = "backward"
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 FOREIGN = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
 FOREIGN.append(Path(__file__).resolve().parents[1])
 """Folders whose files are no program's, though a script may lie above them."""
@@ -35,18 +36,6 @@ LIBRARIES: dict[str, frozenset[str] | None] = {
     **{f"{each}.loops.{name}": trains for each in LIGHTNING for name, trains in LIGHTNING_TRAINS.items()},
 }
 """Modules whose loops train for a script; with the functions that do, where their own files don't show it."""
-
-LIGHTNING_HOLDS = (
-    *("trainer.trainer", "callbacks.callback", "loops.progress"),
-    *("loops.optimization.automatic", "loops.optimization.manual"),
-)
-STATEFUL = frozenset(
-    {
-        *("__main__", "accelerate.accelerator", "transformers.trainer_callback"),
-        *(f"{each}.{name}" for each in LIGHTNING for name in LIGHTNING_HOLDS),
-    }
-)
-"""Modules that hold where a program is, besides those that were instrumented."""
 
 
 class Program:
@@ -158,14 +147,53 @@ def called(body: Iterable[ast.AST]) -> set[str]:
     return {getattr(each, "attr", getattr(each, "id", "")) for each in calls}
 
 
+def read_within(scope: ast.AST) -> frozenset[str]:
+    """Return the names that functions inside of a module or a function read."""
+    inner = [each for each in ast.walk(scope) if isinstance(each, FUNCTIONS) and each is not scope]
+    return frozenset().union(*(_names(each, ast.Load) for each in inner))
+
+
+def set_first(body: Iterable[ast.stmt]) -> set[str]:
+    """Return the names that a loop's body sets before it reads them, whatever way it takes."""
+    found, read = set[str](), set[str]()
+    todo = list(body)[::-1]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, ast.With) and "suppress" not in called(each.items):
+            new = {name for item in each.items for name in _names(item, ast.Store)}
+            read |= {name for item in each.items for name in _names(item, ast.Load)}
+            todo += each.body[::-1]
+        else:
+            read |= _names(each, ast.Load) | _names(each, ast.Del)
+            sets = isinstance(each, ast.Assign) or (isinstance(each, ast.AnnAssign) and each.value is not None)
+            new = _names(each, ast.Store) if sets else {each.name} if isinstance(each, ast.FunctionDef) else set()
+        found |= new - read
+        if any(isinstance(inner, ast.Break | ast.Continue | ast.Return) for inner in ast.walk(each)):
+            break
+    return found
+
+
+def _names(node: ast.AST, how: type) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, how)}
+
+
 class _Instrument(ast.NodeTransformer):
     def __init__(self, name: str, training: frozenset[str]) -> None:
         self._name, self._training = name, training
+        self._shared: frozenset[str] = frozenset()
+
+    def visit_Module(self, node: ast.Module) -> ast.Module:
+        """Note which names functions read, which a loop's body may call before it sets them."""
+        return self._within(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """Leave functions alone that do not train."""
-        if node.name in self._training:
-            self.generic_visit(node)
+        return self._within(node) if node.name in self._training else node
+
+    def _within(self, node: _Scope) -> _Scope:
+        before, self._shared = self._shared, read_within(node)
+        self.generic_visit(node)
+        self._shared = before
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
@@ -182,8 +210,8 @@ class _Instrument(ast.NodeTransformer):
             if isinstance(over, ast.Call) and getattr(over.func, "id", "") == "enumerate" and len(over.args) == 1:
                 numbered, over = not over.keywords, over.args[0] if not over.keywords else over
             node.iter = self._call("over", node, over, ast.Constant(numbered))
-            names = [ast.Constant(each.id) for each in ast.walk(node.target) if isinstance(each, ast.Name)]
-            self._add_head(node, ast.Constant(None), *names)
+            names = {each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)}
+            self._add_head(node, ast.Constant(None), names)
         self.generic_visit(node)
         return node
 
@@ -192,12 +220,13 @@ class _Instrument(ast.NodeTransformer):
         if called(node.body) & self._training:
             still = self._call("still", node)
             node.test = ast.copy_location(ast.BoolOp(ast.And(), [still, node.test]), node.test)
-            self._add_head(node, ast.Constant(node.end_lineno))
+            self._add_head(node, ast.Constant(node.end_lineno), set())
         self.generic_visit(node)
         return node
 
-    def _add_head(self, node: ast.For | ast.While, *more: ast.expr) -> None:
-        node.body.insert(0, ast.copy_location(ast.Expr(self._call("head", node, *more)), node.body[0]))
+    def _add_head(self, node: ast.For | ast.While, last: ast.Constant, names: set[str]) -> None:
+        dead = [ast.Constant(each) for each in sorted(names | (set_first(node.body) - self._shared))]
+        node.body.insert(0, ast.copy_location(ast.Expr(self._call("head", node, last, *dead)), node.body[0]))
 
     def _call(self, name: str, loop: ast.For | ast.While, *arguments: ast.expr) -> ast.expr:
         function = ast.Attribute(ast.Name(NAME, ast.Load()), name, ast.Load())
@@ -248,10 +277,3 @@ class _Loader(SourceFileLoader):
         """Run it."""
         vars(module)[NAME] = self._loops
         super().exec_module(module)
-
-
-@cache
-def holds_state(kind: type) -> bool:
-    """Return whether objects of a class hold where a program is: it, or one that it builds on, is of such a module."""
-    modules = {each.__module__ for each in kind.__mro__}
-    return bool(modules & STATEFUL) or any(hasattr(sys.modules.get(each), NAME) for each in modules)

@@ -1,12 +1,12 @@
 """Where a script is in its training loops, so that a worker that is started later begins there, and not at the top.
 
-At the head of a loop's body the plain values of variables are copied, which is what a script holds besides models,
-optimizers and data.
+At the head of a loop's body each rank takes a snapshot of its own script, and leaves it where it outlives the rank.
 """
 
+import os
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from types import FrameType
 from typing import Any
@@ -16,10 +16,25 @@ import torch
 from unicron.errors import InvalidInputError
 from unicron.train.heard import Heard, Results
 from unicron.train.instrument import LIBRARIES, NAME
-from unicron.train.variables import Counted, Space, differing, unpacked
+from unicron.train.objects import NotCarriedError
+from unicron.train.positions import RUNNING, Counted
+from unicron.train.snapshots import Heap, Variables, spaces_of
 
-Values = dict[str, dict[str, Any]]
-"""Of variables by name, of a function under "" and of modules under their names."""
+Chain = list[list[Any]]
+"""Loops that are under way, the outermost first: place, how many began before it in the body around it, count."""
+
+
+class Record:
+    """A rank's own snapshot, of one head.
+
+    Attributes:
+        chain: of the loops.
+        positions: how far each of them is in what it goes over; None for a `while` loop.
+        snapshots: one for each of them, of the head of its body when that began last.
+    """
+
+    def __init__(self, chain: Chain, positions: list[Any], snapshots: list[bytes]) -> None:
+        self.chain, self.positions, self.snapshots = chain, positions, snapshots
 
 
 class At:
@@ -27,36 +42,33 @@ class At:
 
     Attributes:
         place: file and line at which it begins.
+        index: how many loops have begun before it in the body around it.
         frame: of what runs it.
-        spaces: whose variables are known, the function's first.
         last: line at which it ends; None of a loop that says by itself when it is left.
         count: of the times that its body has begun.
-        own: variables that it sets itself.
-        item: what it has just set them to, where that is a number.
-        before: copies of variables: a new rank comes to have these by itself.
-        copies: what they were at the head of its body when that began last.
-        values: those that were not what they were before.
+        own: variables that it sets itself, or its body before anything reads them.
+        position: in what it goes over.
+        item: what it has just handed out, where that is a number.
+        snapshot: of the head of its body when that began last.
         drawn, heard: what collectives have given, in what it goes over and since its body began last.
         draws: it is just finding what is next in what it goes over.
         inner, passed: another loop that trains has ended since its body began; an iteration has begun in it, or before.
+        begun: its body has, on this worker.
     """
 
-    def __init__(
-        self, place: str, frame: FrameType, spaces: dict[str, Space], before: Values, last: int | None
-    ) -> None:
-        self.place, self.frame, self.spaces, self.before, self.last = place, frame, spaces, before, last
+    def __init__(self, place: str, index: int, frame: FrameType, last: int | None) -> None:
+        self.place, self.index, self.frame, self.last = place, index, frame, last
         self.count = 0
-        self.copies = before
-        self.values: Values = {}
         self.own: tuple[str, ...] = ()
+        self.position: Counted | None = None
         self.item: int | None = None
+        self.snapshot = b""
         self.drawn, self.heard, self.draws = Heard(), Heard(), False
-        self.inner = self.passed = False
+        self.inner = self.passed = self.begun = False
 
     def saved(self) -> list[Any]:
         """Return where it is, as a new rank is told."""
-        values = {name: unpacked(each) for name, each in self.values.items()}
-        return [self.place, self.count, self.item, values, self.drawn.saved(), self.heard.saved()]
+        return [self.place, self.index, self.count, self.item, self.drawn.saved(), self.heard.saved()]
 
 
 class Loops:
@@ -64,126 +76,163 @@ class Loops:
 
     Args:
         rank: of the program; what is random differs by rank.
-        begin: called as the first of them begins.
+        begin: called as the first of them begins; it returns what of the script's objects goes another way.
+        leave: leaves this rank's own record, or the reason why there is none, where it outlives the rank.
 
     Attributes:
         behind: the others are waiting in this iteration for this rank, which began later.
     """
 
-    def __init__(self, rank: int, begin: Callable[[], None]) -> None:
-        self._rank, self._begin = rank, begin
-        self._seed: int | None = None
+    def __init__(
+        self, rank: int, begin: Callable[[], Iterable[Any]], leave: Callable[[Record | NotCarriedError], None]
+    ) -> None:
+        self._begin, self._leave_record = begin, leave
+        self._begun = False
         self._under_way: list[At] = []
-        self._modules: dict[str, Space] = {}
-        self._spaces: list[Space] = []
+        self._indices = [0]
+        self._nested: dict[str, bool] = {}
+        self._modules: dict[str, dict[str, Any]] = {}
+        self._heap: Heap | None = None
         self._to: list[list[Any]] = []
+        self._record: Record | None = None
         self._reached = 0
         self._outside, self._inner = Heard(), False
-        self._iterators: list[Counted] = []
         self._marked: dict[str, Any] | None = None
         self._within = False
         self._window, self._passed, self._between = Heard(), False, False
         self.behind = False
+        seed(rank)
 
     # --- what the script calls ---------------------------------------------------------------------------------------
 
     def over(self, place: str, iterable: Iterable[Any], numbered: bool) -> Iterator[Any]:
         """Hand out what a loop goes over, from where this worker is to begin."""
         caller = sys._getframe(1)  # noqa: SLF001 there is no other way to a script's variables
-        self._start(caller, place)
+        self._start(caller)
         self._leave_what_is_over(caller)
         at = self._enter(place, caller, None)
         depth = len(self._under_way) - 1
         try:
-            there, count, number = self._to[depth][:3] if self._to and depth == self._reached else (place, 1, None)
-            if there != place:
+            to = self._to[depth] if self._to and depth == self._reached else None
+            if to is not None and to[:2] != [place, at.index]:
                 return  # the others have it behind them
-            if self._to and depth == self._reached:
-                at.drawn = Heard(self._to[depth][4])
-            self._draw_for()
+            if to is not None:
+                at.drawn = Heard(to[4])
             at.draws = True
-            iterator = iter(iterable)
+            position = at.position = Counted(iterable, [])  # what it is given is noted as `drawn`
+            if to is not None:
+                yield from self._first(at, to, position, numbered)
             while True:
-                at.count += 1
                 at.draws = True
-                self._draw_for()
                 try:
-                    item = next(iterator)
+                    item = next(position)
                 except StopIteration:
-                    if count:
-                        break
-                    return
+                    break
                 finally:
                     at.draws = False
+                at.count += 1
                 at.item = item if type(item) is int else None
-                # a script that has begun from a checkpoint of its own counts from there
-                if count and (at.count < count if number is None else item != number):
-                    continue
-                count = 0
                 yield (at.count - 1, item) if numbered else item
-            if self._to:
-                where = f"item {count}" if number is None else number
-                raise InvalidInputError(f"the others are at {where} of the loop at {place}, which ends before that")
         finally:
             self._leave(depth)
+
+    def _first(self, at: At, to: list[Any], position: Counted, numbered: bool) -> Iterator[Any]:
+        """Hand out what the others' bodies are about."""
+        count, number = to[2:4]
+        if number is not None:  # a script that has begun from a checkpoint of its own counts from there
+            item = next((each for each in position if each == number), None)
+            if item is None:
+                raise InvalidInputError(f"the others are at {number} of the loop at {at.place}, which ends before that")
+        elif self._record is not None:
+            item = position.go_to(self._record.positions[self._reached])
+        at.draws = False
+        at.count, at.item = count, number
+        yield (count - 1, item) if numbered else item
 
     def still(self, place: str) -> bool:
         """Return whether a `while` loop is to be looked at; where the others have it behind them, it is not."""
         caller = sys._getframe(1)  # noqa: SLF001
-        self._start(caller, place)
+        self._start(caller)
         self._leave_what_is_over(caller, place)
         depth = len(self._under_way)
-        inside = depth > 0 and self._under_way[-1].place == place
-        return inside or not self._to or depth != self._reached or self._to[depth][0] == place
+        if depth > 0 and self._under_way[-1].place == place and self._under_way[-1].frame is caller:
+            return True
+        if not self._to or depth != self._reached or self._to[depth][:2] == [place, self._indices[depth]]:
+            return True
+        self._indices[depth] += 1
+        return False
 
     def head(self, place: str, last: int | None, *own: str) -> None:
-        """Note where the script is, or have its variables be what they are elsewhere."""
+        """Note where the script is, or have its variables be what they were on the rank that this one replaces."""
         caller = sys._getframe(1)  # noqa: SLF001
-        self._start(caller, place)
+        self._start(caller)
         self._leave_what_is_over(caller, place)
         if last is not None:
             if not self._under_way or self._under_way[-1].place != place:
                 self._enter(place, caller, last)
             self._under_way[-1].count += 1
         depth, at = len(self._under_way) - 1, self._under_way[-1]
+        if at.begun:
+            self._nested[place] = at.inner
+        at.begun = True
         at.heard, at.inner, at.passed = Heard(), False, self._within
-        if self._to and depth == self._reached:
-            there, count, _, values, _, heard = self._to[depth]
-            if there != place:
-                raise InvalidInputError(f"the others are in the loop at {there}, and that at {place} is first")
-            for name, each in values.items():
-                at.spaces[name].take(each)
-            at.count, at.heard, self._reached = count, Heard(heard), depth + 1
-            if at.item is not None:
-                self._draw_for()  # its count was another's, where the script has begun from a checkpoint
-            if self._reached == len(self._to):
-                self._to, self._reached = [], 0
         at.own = own
-        if not self._within:
-            self._copy(at)
-        if last is not None:
-            self._draw_for()
+        del self._indices[depth + 1 :]
+        self._indices.append(0)
+        if self._to and depth == self._reached:
+            self._become(at, depth, caller)
+        elif not self._within:
+            self._take(at, caller)
 
-    def _copy(self, at: At) -> None:
-        """Copy what variables are at the head of a body."""
-        at.copies = {name: space.copies(at.place) for name, space in at.spaces.items()}
-        sets = {
-            name: {its for each in self._under_way if space is next(iter(each.spaces.values())) for its in each.own}
-            for name, space in at.spaces.items()
-        }
-        at.values = {name: differing(each, at.before[name], sets[name]) for name, each in at.copies.items()}
+    def _become(self, at: At, depth: int, caller: FrameType) -> None:
+        """Be as the rank was that this one replaces, at the head of this body.
+
+        Raises:
+            InvalidInputError: this process has come elsewhere.
+            NotCarriedError: it has made something else on the way.
+        """
+        there, _, count, _, _, heard = self._to[depth]
+        if there != at.place:
+            raise InvalidInputError(f"the others are in the loop at {there}, and that at {at.place} is first")
+        if self._record is not None and self._heap is not None:
+            at.snapshot = self._record.snapshots[depth]
+            try:
+                self._heap.restore(self._spaces(caller), at.snapshot)
+            except NotCarriedError as error:
+                self._leave_record(error)
+                raise
+            self._heap.note(self._spaces(caller))
+        at.count, at.heard, self._reached = count, Heard(heard), depth + 1
+        if self._reached == len(self._to):
+            self._to, self._reached, self._record = [], 0, None
+
+    def _take(self, at: At, caller: FrameType) -> None:
+        """Take this rank's snapshot, and leave it where it outlives the rank."""
+        if self._heap is None:
+            return
+        try:
+            spaces = self._spaces(caller)
+            dead = {name: set(at.own) for name, space in spaces.items() if space.runs(caller)}
+            at.snapshot = self._heap.snapshot(spaces, dead)
+            if self._nested.get(at.place, True):  # it takes long
+                self._heap.note(spaces)
+            chain = [[each.place, each.index, each.count] for each in self._under_way]
+            positions = [each.position.saved() if each.position is not None else None for each in self._under_way]
+        except NotCarriedError as error:
+            self._leave_record(error)
+        else:
+            self._leave_record(Record(chain, positions, [each.snapshot for each in self._under_way]))
 
     def iterate(self, over: Iterable[Any]) -> Counted:
         """Return an iterator that knows how far it is."""
-        where = ",".join(f"{at.place}:{at.count}" for at in self._under_way)
-        return Counted(over, lambda count: self._seeded(f"{where}:{count}"), self._iterators)
+        return Counted(over)
 
     # --- what the others have behind them ----------------------------------------------------------------------------
 
     @property
     def begun(self) -> bool:
         """Whether the first loop has begun."""
-        return self._seed is not None
+        return self._begun
 
     @property
     def within(self) -> bool:
@@ -241,7 +290,7 @@ class Loops:
 
     def following(self) -> Results | None:
         """Return what the next collective has given to the others; None where that is not known."""
-        iterator = self._iterators[-1] if self._iterators else None
+        iterator = RUNNING[-1] if RUNNING else None
         if iterator is not None and iterator.goes:
             return iterator.heard.following()
         found = (self._window if self._passed else self._heard).following()
@@ -253,7 +302,7 @@ class Loops:
 
     def hear(self, results: Results | None) -> None:
         """Note what a collective has given; None: whoever comes later can't be given that."""
-        for each in (self._heard, self._window, *(iterator.heard for iterator in self._iterators)):
+        for each in (self._heard, self._window, *(iterator.heard for iterator in RUNNING)):
             each.add(results)
 
     @property
@@ -263,30 +312,45 @@ class Loops:
         at = self._under_way[-1]
         return at.drawn if at.draws else at.heard
 
-    def _start(self, caller: FrameType, place: str) -> None:
-        if self._seed is None:
-            self._seed = torch.initial_seed()
+    def _start(self, caller: FrameType) -> None:
+        if not self._begun:
+            self._begun = True
             modules = {name: getattr(each, "__dict__", {}) for name, each in sys.modules.copy().items()}
             modules |= {caller.f_globals["__name__"]: caller.f_globals}
-            own = {name: each for name, each in modules.items() if NAME in each and name not in LIBRARIES}
-            self._modules = {name: Space(each, place) for name, each in own.items()}
-            self._begin()
+            self._modules = {name: each for name, each in modules.items() if NAME in each and name not in LIBRARIES}
+            carried = self._begin()
+            heap = Heap(carried)
+            try:
+                heap.number(self._spaces(caller))
+            except NotCarriedError as error:
+                self._leave_record(error)
+            else:
+                self._heap = heap
+
+    def _spaces(self, caller: FrameType) -> Mapping[str, Variables]:
+        return spaces_of(caller, self._modules)
 
     def _enter(self, place: str, caller: FrameType, last: int | None) -> At:
-        """Begin a loop: what a new rank has by then, it has by itself, unless loops that it leaves out came before."""
-        spaces, above = self._spaces_of(caller, place), self._under_way[-1] if self._under_way else None
-        if above.inner if above is not None else self._inner:
-            known = {above.spaces[name]: each for name, each in above.copies.items()} if above is not None else {}
-            before = {name: known.get(space, space.before) for name, space in spaces.items()}
-        else:
-            before = {name: space.copies(place) for name, space in spaces.items()}
-        at = At(place, caller, spaces, before, last)
+        """Begin a loop; what was made on the way to it a new rank makes, too."""
+        depth = len(self._under_way)
+        at = At(place, self._indices[depth], caller, last)
+        self._indices[depth] += 1
+        if self._heap is not None and (depth or at.index):
+            self._heap.number(self._spaces(caller), f"{depth}.{at.index}")
         self._under_way.append(at)
+        del self._indices[depth + 1 :]
+        self._indices.append(0)
         return at
 
     def _leave(self, depth: int) -> None:
         """End loops."""
         if depth < len(self._under_way):
+            caller = self._under_way[depth].frame
+            if self._heap is not None:
+                levels = [f"{number}." for number in range(depth, len(self._under_way) + 1)]
+                self._heap.forget(levels)
+                if not self._to:
+                    self._heap.note(self._spaces(caller))
             del self._under_way[depth:]
             if depth:
                 self._under_way[-1].inner = True
@@ -307,33 +371,6 @@ class Loops:
                 self._leave(depth)
                 return
 
-    def _spaces_of(self, caller: FrameType, place: str) -> dict[str, Space]:
-        """Return whose variables a loop there sees: its function's, if it is in one, and the modules'."""
-        module = self._modules.get(caller.f_globals["__name__"])
-        if module is not None and caller.f_locals is caller.f_globals:
-            return {caller.f_globals["__name__"]: module, **self._modules}
-        frames, frame = set[int](), caller
-        while frame is not None:
-            frames.add(id(frame))
-            frame = frame.f_back  # type: ignore[assignment]
-        self._spaces = [each for each in self._spaces if id(each.scope) in frames]
-        known = next((each for each in self._spaces if each.scope is caller), None)
-        if known is None:
-            known = Space(caller, place)
-            self._spaces.append(known)
-        return {"": known, **self._modules}
-
-    def _draw_for(self) -> None:
-        """Have all that is random from here on depend on where this is, and not on what was random before."""
-        self._seeded(",".join(f"{at.place}:{at.count}" for at in self._under_way))
-
-    def _seeded(self, where: str) -> None:
-        number = int.from_bytes(blake2b(f"{self._seed}:{self._rank}:{where}".encode(), digest_size=7).digest())
-        torch.manual_seed(number)
-        random.seed(number)
-        if numpy := sys.modules.get("numpy"):  # it takes none so large
-            numpy.random.seed(number % 2**32)
-
     # --- the state ---------------------------------------------------------------------------------------------------
 
     def _where(self) -> dict[str, Any]:
@@ -349,6 +386,24 @@ class Loops:
         if not self._under_way:
             self._to, self._outside, self._window = state["loops"], Heard(state["outside"]), Heard(state["window"])
             self.behind, self._between = bool(self._to), state["between"]
+
+    @property
+    def chain(self) -> Chain:
+        """Of the loops at which this rank is to begin; empty where it begins at the top."""
+        return [each[:3] for each in self._to]
+
+    def become(self, record: Record) -> None:
+        """Be the rank that has left this, once this script comes to where that was."""
+        self._record = record
+
+
+def seed(rank: int) -> None:
+    """Have what is random in a script that seeds nothing be the same on a process that replaces this rank's."""
+    number = int.from_bytes(blake2b(f"{os.environ.get('UNICRON_TASK', '')}:{rank}".encode(), digest_size=7).digest())
+    torch.manual_seed(number)
+    random.seed(number)
+    if numpy := sys.modules.get("numpy"):  # it takes none so large
+        numpy.random.seed(number % 2**32)
 
 
 def _line(place: str) -> int:

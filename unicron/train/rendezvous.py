@@ -98,7 +98,18 @@ class Rendezvous(Store):
         Raises:
             GroupBrokenError: the connection broke.
         """
-        self._send(Take(rendezvous_id=self._name, keys=keys))
+        return self._asked(Take(rendezvous_id=self._name, keys=keys))
+
+    def look(self, keys: list[str]) -> list[bytes]:
+        """Return the values of those of `keys` that are there, and empty ones for all others.
+
+        Raises:
+            GroupBrokenError: the connection broke.
+        """
+        return self._asked(Take(rendezvous_id=self._name, keys=keys, now=True))
+
+    def _asked(self, message: Take) -> list[bytes]:
+        self._send(message)
         data = self._receive(length_of(self._receive(LENGTH.size)))
         try:
             return taken(data).values

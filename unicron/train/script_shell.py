@@ -6,18 +6,20 @@ saved, so all begin again from those.
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import torch
 
-from unicron.contracts.states import StateRef
+from unicron.contracts.states import Shelf, StateRef
 from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import Membership, Ready, ToAgent
 from unicron.train.channel import Channel
 from unicron.train.iteration import WorkerCore
 from unicron.train.phases import Due, Phase
+from unicron.train.records import Records
 from unicron.train.redistribute import Resumption, Standing
 from unicron.train.rendezvous import Rendezvous
 from unicron.train.script_groups import ScriptGroups, packed, unpacked
@@ -61,10 +63,12 @@ class ScriptShell(TorchShell):
     def __init__(self, channel: Channel, microbatches: int, groups: ScriptGroups) -> None:
         super().__init__(channel, None, microbatches, PlannedCollection(0))
         self._script_groups = groups
+        self.records = Records()
 
     def save(self, iteration: int) -> None:
         """Have a thread save the state, where somebody could come to where its script is."""
-        if self.protected["loops"].reachable and self._script_groups.state_dict()["setup"] is not None:
+        carried = not self.records.refused and self._script_groups.state_dict()["setup"] is not None
+        if carried and self.protected["loops"].reachable:
             super().save(iteration)
 
     def interrupted(self, membership: Membership) -> bool:
@@ -91,8 +95,9 @@ class Shell(ScriptShell):
 
     @property
     def own(self) -> dict[str, Any]:
-        """All of it, at the first rank: the others have the same."""
-        return self.protected if int(os.environ["UNICRON_PLACE"]) == 0 else {}
+        """All of it at the first rank, as the others have the same, and of each what only it has."""
+        whole = self.protected if int(os.environ["UNICRON_PLACE"]) == 0 else {}
+        return {**whole, "record": self.records}
 
     def announce(self, due: Due) -> None:
         """Say what is due as the first rank does, once its last state is safe: so all save in the same iterations."""
@@ -127,17 +132,38 @@ class Shell(ScriptShell):
         if self._script_groups.epoch != membership.epoch:
             self._script_groups.form(membership.epoch, lambda: Rendezvous(membership, "-script"))
             self._script_groups.strict = True
-        await self._even_out()
+        await self._even_out(membership)
 
-    async def _even_out(self) -> None:
-        """Have ranks know what those collectives gave that have ended on others, and broke or never began here."""
+    async def _even_out(self, membership: Membership) -> None:
+        """Have ranks know what those collectives gave that have ended on others, and broke or never began here.
+
+        Raises:
+            ConnectionAbortedError: a new rank could not become the one that it replaces.
+        """
         ended = self._script_groups.ended
-        counts = [count for count, joined in await self.tally(ended.count, ended.joined) if joined]
+        told = await self.tally(ended.count, ended.joined)
+        if ended.joined:
+            new = [rank for rank, (_, joined) in enumerate(told) if not joined]
+            if why := self.records.go_on(membership, new):
+                raise ConnectionAbortedError(
+                    f"all ranks begin again, as a new one could not take a lost one's place: {why}"
+                )
+        elif membership.shelf is not None and not any(joined for _, joined in told):
+            self.records.hand_out(membership, self._saved_records(membership, membership.shelf))
+        counts = [count for count, joined in told if joined]
         fewest, most = min(counts, default=0), max(counts, default=0)
         ended.know(fewest, [])
         if fewest < most:
-            told = await self.gather(packed(ended.since(fewest)) if ended.joined else b"")
-            ended.know(fewest, max(map(unpacked, filter(None, told)), key=len))
+            given = await self.gather(packed(ended.since(fewest)) if ended.joined else b"")
+            ended.know(fewest, max(map(unpacked, filter(None, given)), key=len))
+
+    def _saved_records(self, membership: Membership, shelf: Shelf) -> Iterator[dict[str, Any]]:
+        for place in range(membership.world_size):
+            refs = [ref for ref in shelf.states if ref.place == place]
+            try:
+                yield self._fetcher.fetch(refs, membership.epoch)["objects"]["record"]
+            finally:
+                self._fetcher.let_go()
 
 
 class SpreadShell(ScriptShell):

@@ -246,15 +246,12 @@ async def test_ranks_that_are_lost_while_others_build_and_one_after_the_other_ar
     ("line", "told"),
     [
         ("torch.nn.Linear(16, 1)", ("torch.nn.BatchNorm1d(16, dtype=torch.bfloat16)", "running means of BatchNorm")),
-        ("step < 30:", ("next(batches) < 30:", "uses `batches`, an iterator")),
         ("optimizer.zero_grad()", ("pass", "no_sync")),
         ("step, seen = step", ("model(last).sum().backward(); step, seen = step", "makes more than one update")),
     ],
 )
 async def test_what_can_not_be_healed_in_place_is_refused_at_the_start(scene, tmp_path, line, told):
     text = LOOSE.replace(line, told[0])
-    if "batches" in told[0]:
-        text = text.replace("seen = step = 0", "seen = step = 0; batches = (each for each in range(50))")
     name = f"refused-{abs(hash(line))}"
     await scene.client.submit(program(tmp_path, name, text, ranks=2))
     assert told[1] in (await scene.fails(name)).reason

@@ -1,11 +1,14 @@
 """A script that begins in the middle of its loops has what one has that came there."""
 
+import types
+
 import pytest
 import torch
 
 from unicron.errors import InvalidInputError
 from unicron.train.instrument import NAME, instrument
 from unicron.train.loops import Loops
+from unicron.train.objects import NotCarriedError
 
 SCRIPT = """
 import torch
@@ -48,45 +51,48 @@ for x in range(3):
 """
 
 
-def run(text, variables):
-    exec(compile(instrument(text, "x.py", "x.py"), "x.py", "exec"), {"__name__": "__main__", **variables})
+class Watched:
+    """A run of a script that says where it is; what it notes is no part of the script."""
+
+    __module__ = "unicron.tests"
+
+    def __init__(self, rank=0, there=None):
+        self.passed, self.there, self.records = [], [], [there and there[1]]
+        self.loops = Loops(rank, lambda: self._go_to(there) if there else [], self.records.append)
+        torch.manual_seed(5)
+
+    def _go_to(self, there):
+        self.loops.load_state_dict(there[0])
+        self.loops.become(there[1])
+        return []
+
+    def __call__(self, *values):
+        self.passed.append(values)
+        self.there.append((self.loops.state_dict(), self.records[-1]))
+
+    def run(self, text, **variables):
+        module = types.ModuleType("__main__")
+        vars(module).update(variables, note=self, at=self, torch=torch, **{NAME: self.loops, "__name__": "__main__"})
+        exec(compile(instrument(text, "x.py", "x.py"), "x.py", "exec"), vars(module))
+        return self
 
 
-def followed(rank, there=None, until=None):
-    """Return what a rank comes by, from where `there` says, and where it is when it comes by what begins so."""
-    torch.manual_seed(5)
-    passed, kept = [], {}
-
-    def at(*values):
-        passed.append(values)
-        if until is not None and values[: len(until)] == until:
-            kept.update(loops.state_dict())
-
-    loops = Loops(rank, lambda: there and loops.load_state_dict(there))
-    run(SCRIPT, {"rank": rank, "at": at, NAME: loops})
-    return passed, kept
+def followed(rank, there=None):
+    return Watched(rank, there).run(SCRIPT, rank=rank)
 
 
 @pytest.mark.parametrize(
     "where", [(0, 0), (0, 3), (2, 2), (3, 4), ("left", 5), ("left", 2), ("twice", 3), ("end", 0), ("end", 2)]
 )
-def test_a_rank_that_begins_later_is_where_another_is(where):
-    whole, _ = followed(1)
-    _, there = followed(0, until=where)
-    again, _ = followed(1, there)
-    begins = max(index for index, each in enumerate(whole) if each[: len(where)] == where)
-    ends = whole[begins:]
-    assert again[-len(ends) :] == ends
-    assert len(again) - len(ends) <= 1  # an outer loop's body begins once more, up to the inner loop
-
-
-def test_who_has_come_later_hands_on_what_was_before():
-    whole, _ = followed(2)
-    _, first = followed(0, until=(1, 2))
-    _, second = followed(1, first, until=(3, 1))
-    again, _ = followed(2, second)
-    assert again == whole[-len(again) :]
-    assert again[0][:2] == (3, 1)
+def test_a_new_rank_is_where_the_others_are_and_what_the_one_was_that_it_replaces(where):
+    whole, other = followed(1), followed(0)
+    begins = max(index for index, each in enumerate(whole.passed) if each[: len(where)] == where)
+    again = followed(1, (other.there[begins][0], whole.there[begins][1]))
+    ends = whole.passed[begins:]
+    assert again.passed[-len(ends) :] == ends
+    assert len(again.passed) - len(ends) <= 1  # an outer loop's body begins once more, up to the inner loop
+    later = followed(1, again.there[-1])
+    assert later.passed == whole.passed[-len(later.passed) :], "and can be replaced itself"
 
 
 def test_what_does_not_train_is_left_alone():
@@ -94,32 +100,19 @@ def test_what_does_not_train_is_left_alone():
     assert NAME not in tree.co_names
 
 
-def test_an_iterator_of_a_loop_is_refused():
-    text = "def run(data):\n    while True:\n        next(data)\n        loss.backward()\nrun(x for x in [1])\n"
-    with pytest.raises(InvalidInputError, match=r"the loop at x\.py:2 uses `data`, an iterator"):
-        run(text, {NAME: Loops(0, lambda: None)})
-
-
 RESUMED = """
 for number in range(begin, 9):
-    note((number, float(torch.rand(()))))
+    note(number, float(torch.rand(())))
     backward()
 """
 
 
 def noted(text, there=None, **variables):
     """Run a script that notes something in each of its loop's bodies; return what, and where it was each time."""
-    torch.manual_seed(5)
-    passed, kept = [], []
-    loops = Loops(1, lambda: there and loops.load_state_dict(there))
-
-    def note(*values):
-        passed.append(values)
-        kept.append(loops.state_dict())
-
-    program = {"note": note, "backward": lambda: None, "torch": torch, "mark": loops.mark, "reduced": loops.reduced}
-    run(text, {**program, NAME: loops, **variables})
-    return passed, kept
+    watched = Watched(1, there)
+    more = {"backward": int, "mark": watched.loops.mark, "reduced": watched.loops.reduced}
+    watched.run(text, **more, **variables)
+    return watched.passed, watched.there
 
 
 def test_a_script_that_has_begun_from_a_checkpoint_is_where_the_others_are_though_they_began_before():
@@ -132,25 +125,57 @@ def test_a_script_that_has_begun_from_a_checkpoint_is_where_the_others_are_thoug
 
 
 ITERATES = """
-import torch
-
 def backward():
     torch.zeros(1, requires_grad=True).sum().backward()
 
+def shuffled(count):
+    yield from torch.randperm(count).tolist()
+
+loader = torch.utils.data.DataLoader(range(40), batch_size=8, shuffle=True)
 for epoch in range(3):
-    items = iter(range(100 * epoch, 100 * epoch + 40))
-    for number in range(5):
+    items, batches = iter(range(100 * epoch, 100 * epoch + 40)), iter(loader)
+    for number in shuffled(5):
         batch = [next(items) for _ in range(4)]
-        note((epoch, number, batch, float(torch.rand(()))))
+        note(epoch, number, batch, next(batches).tolist(), float(torch.rand(())))
         backward()
 """
 
 
-def test_an_iterator_that_the_script_makes_is_as_far_as_that_of_the_others():
+def test_iterators_of_a_script_are_as_far_as_they_were_and_draw_what_they_drew():
     whole, there = noted(ITERATES)
     for begin in (0, 3, 7, 14):
         again, _ = noted(ITERATES, there[begin])
         assert again == whole[begin:]
+
+
+FOUND = """
+def mine():
+    for number in range(9):
+        yield number + float(torch.rand(()))
+
+class Batches:
+    pass
+
+batches = Batches()
+for number in range(6):
+    batches.found = MADE if number == 0 else batches.found
+    note(number, next(batches.found))
+    backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [("iter(range(9))", ""), ("map(str, zip(range(9), range(9)))", ""), ("mine()", "`batches.found` of __main__")],
+)
+def test_of_an_iterator_that_an_object_holds_the_position_is_known_or_no_record_is_left(made, reason):
+    whole, there = noted(FOUND.replace("MADE", made))
+    if reason:
+        assert isinstance(there[3][1], NotCarriedError)
+        assert reason in str(there[3][1])
+    else:
+        again, _ = noted(FOUND.replace("MADE", made), there[3])
+        assert again == whole[3:]
 
 
 SUMS = """
@@ -174,41 +199,3 @@ def test_an_iteration_that_begins_where_nobody_could_come_is_refused(body):
     """In the second the sum of one iteration ends, and the next begins, in one body."""
     with pytest.raises(InvalidInputError, match=r"the loop at x\.py:2 makes more than one update"):
         noted(f"\nfor number in range(3):\n    {body}; backward()\n")
-
-
-def test_lists_of_many_groups_of_tensors_are_data_and_all_else_that_is_plain_is_copied():
-    losses, log = [torch.ones(())] * 99, [{"loss": 0.5, "step": each} for each in range(999)]
-    batches, pairs = [{"x": torch.ones(3)}] * 65, [(each, 1.0) for each in range(99)]
-    program = {"losses": losses, "log": log, "batches": batches, "pairs": pairs, "new": [], "backward": lambda: None}
-    loops = Loops(1, lambda: None)
-    lines = "for each in (losses, log, batches, pairs, new): each.append(each[0] if each else 1)"
-    text = f"\nfor number in range(2):\n    {lines}\n    backward()\n    found.append(state())"
-    found = []
-    run(text, {**program, "found": found, "state": loops.state_dict, NAME: loops})
-    values = found[-1]["loops"][0][3]["__main__"]
-    assert "batches" not in values
-    assert [len(values[name]) for name in ("losses", "log", "pairs", "new")] == [100, 1000, 100, 1]
-    assert values["pairs"] == pairs[:-1]
-
-
-HOLDS = """
-class Batches:
-    pass
-
-def run(batches):
-    batches.found = MAKES(range(100))
-    for number in range(6):
-        note(number, next(batches.found))
-        backward()
-
-run(Batches())
-"""
-
-
-def test_an_iterator_that_an_object_holds_is_as_far_as_that_of_the_others_or_is_refused():
-    text = HOLDS.replace("MAKES", "iter")
-    _, there = noted(text)
-    again, _ = noted(text, there[3])
-    assert again == [(number, number) for number in range(3, 6)]
-    with pytest.raises(InvalidInputError, match=r"uses `batches\.found`, an iterator \(map\)"):
-        noted(HOLDS.replace("MAKES", "(lambda them: map(int, them))"))

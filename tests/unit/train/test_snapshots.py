@@ -1,0 +1,205 @@
+"""A process that takes a snapshot of a script is what the one was that left it, whatever the script keeps where."""
+
+import pickle
+import sys
+import types
+
+import pytest
+import torch
+
+from unicron.train.instrument import NAME, instrument
+from unicron.train.loops import Loops, Record
+from unicron.train.objects import NotCarriedError
+from unicron.train.snapshots import checked, signed
+
+MODULE = "script_of_a_test"
+
+
+@pytest.fixture(autouse=True)
+def _no_module_stays():
+    yield
+    sys.modules.pop(MODULE, None)
+
+
+class Watched:
+    """A script on one rank; what it notes is no part of it."""
+
+    __module__ = "unicron.tests"
+
+    def __init__(self, text, there=None):
+        self.passed, self.there, self.records = [], [], [there and there[1]]
+        self._from = there
+        self.loops = Loops(3, self._begin, self.records.append)
+        module = sys.modules[MODULE] = types.ModuleType(MODULE)
+        vars(module).update({NAME: self.loops, "note": self, "torch": torch, "backward": int})
+        exec(compile(instrument(text, "x.py", "x.py"), "x.py", "exec"), vars(module))
+
+    def _begin(self):
+        if self._from:
+            self.loops.load_state_dict(self._from[0])
+            self.loops.become(pickle.loads(pickle.dumps(self._from[1])))
+        return []
+
+    def __call__(self, *values):
+        self.passed.append(values)
+        self.there.append((self.loops.state_dict(), self.records[-1]))
+
+
+SCRIPT = """
+import collections, copy, functools, itertools, os, random
+import numpy as np
+
+class Meter:
+    best = None
+
+    def __init__(self):
+        self.values, self.counts, self.__hidden = [], collections.Counter(), 0
+
+    def add(self, value):
+        self.__hidden += 1
+        self.values.append((value, self.__hidden))
+        self.counts[int(value) % 3] += 1
+
+class Slotted:
+    __slots__ = ("step", "__dict__")
+
+class Once(torch.nn.Linear):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen += 1
+        return super().forward(x)
+
+def counting():
+    seen = 0
+
+    def count(more=[]):
+        nonlocal seen
+        seen += 1
+        more.append(seen)
+        count.last = seen
+        return seen, len(more), count.last
+
+    return count
+
+meter, slotted, count = Meter(), Slotted(), counting()
+alias = meter.values
+module = Once(2, 2)
+module.register_buffer("seen", torch.zeros((), dtype=torch.long))
+own, numbers, bits, twister = torch.Generator().manual_seed(7), np.random.default_rng(5), random.Random(3), np.zeros(3)
+recent, ordered, chosen = collections.deque(maxlen=3), collections.OrderedDict(a=1), {1, 2}
+best, patience, tensors, small = None, 0, {}, np.float64(9.5)
+state = functools.partial(dict, meter=meter)
+endless = itertools.cycle("abc")
+average = copy.deepcopy(module)
+
+def run():
+    global best, patience, small
+    for step in range(7):
+        if step == 2:
+            meter.other = slotted
+        value = float(torch.rand(())) + random.random() + np.random.rand() + bits.random() + numbers.random()
+        value += float(torch.rand((), generator=own)) + float(module(torch.ones(2)).sum().detach())
+        meter.add(value)
+        Meter.best = max(value, Meter.best or 0.0)
+        slotted.step, slotted.more = step, [slotted]
+        recent.append(value), ordered.update({str(step): value}), ordered.move_to_end("a"), chosen.add(step)
+        best, patience = (value, 0) if best is None or value < best else (best, patience + 1)
+        small = min(small, np.float64(value))
+        tensors[step % 2] = torch.full((3,), value, dtype=torch.bfloat16)
+        twister[step % 3] = value
+        with torch.no_grad():
+            for mine, its in zip(average.parameters(), module.parameters()):
+                mine.mul_(0.9).add_(its + step, alpha=0.1)
+        pair = [tensors.get(0), tensors.get(0)]
+        note(step, value, list(alias), alias is meter.values, dict(meter.counts), Meter.best, slotted.step,
+             slotted.more[0] is slotted, count(), module.calls, int(module.seen), list(recent),
+             list(ordered.items()), sorted(chosen), best, patience,
+             type(small), small, tensors[step % 2].tolist(), twister.tolist(), next(endless), state()["meter"] is meter,
+             [each.tolist() for each in average.parameters()],              getattr(meter, "other", None) is slotted)
+        backward()
+
+run()
+"""
+
+
+@pytest.mark.parametrize("step", [0, 1, 3, 6])
+def test_a_script_goes_on_as_it_would_have(step):
+    whole = Watched(SCRIPT)
+    again = Watched(SCRIPT, whole.there[step])
+    assert again.passed == whole.passed[step:]
+
+
+LOOP = """
+import functools, itertools, os, threading
+BEFORE
+for step in range(4):
+    note(step)
+    BODY
+    backward()
+"""
+
+
+def last(before, body):
+    return Watched(LOOP.replace("BEFORE", before).replace("BODY", body)).records[-1]
+
+
+@pytest.mark.parametrize(
+    ("before", "body", "named"),
+    [
+        ("log = []", "log.append(threading.Lock())", f"`log.0` of {MODULE}: _thread.lock"),
+        (
+            "def made():\n    yield from range(9)\nfound = made()",
+            "next(found)",
+            f"`found` of {MODULE} (generator) has changed",
+        ),
+        ("one, other = itertools.tee(range(9))", "next(one)", f"`one` of {MODULE} (_tee) has changed"),
+        (
+            "@functools.lru_cache\ndef half(x):\n    return x / 2",
+            "half(step)",
+            f"`half` of {MODULE} (_lru_cache_wrapper) has",
+        ),
+        ("mine = threading.local()", "mine.step = step", f"`mine` of {MODULE} (_local) has changed"),
+        ("", "os.environ['UNICRON_TEST_STEP'] = str(step)", "`environ` of os (_Environ) has changed"),
+        ("box = {}", "box['f'] = lambda: step", f"`box.f` of {MODULE}: the function <lambda>"),
+        ("box = []", "box.append(torch.zeros(3 << 20))", f"`box.0` of {MODULE}: a tensor of 12582912 bytes"),
+        (
+            "class No:\n    def __reduce__(self):\n        raise RuntimeError('no')\nbox = []",
+            "box.append(No())",
+            "`box.0` of",
+        ),
+    ],
+)
+def test_what_no_other_process_can_have_is_named(before, body, named, monkeypatch):
+    monkeypatch.setenv("UNICRON_TEST_STEP", "")
+    record = last(before, body)
+    assert isinstance(record, NotCarriedError)
+    assert str(record).startswith(named)
+
+
+def test_variables_that_are_set_before_they_are_read_or_can_not_be_carried_are_left_out():
+    record = last("keep = 1", "log = threading.Lock(); big = torch.zeros(3 << 20); keep += 1")
+    assert isinstance(record, Record)
+    later = LOOP.replace("BEFORE", "kept = 0").replace(
+        "BODY", "kept = lock if step > 1 else 0; lock = threading.Lock()"
+    )
+    whole = Watched(later)
+    with pytest.raises(NameError, match="lock"):
+        Watched(later, whole.there[2])
+
+
+def test_another_way_to_the_loop_is_noticed():
+    text = LOOP.replace("BODY", "seen.append(step)")
+    whole = Watched(text.replace("BEFORE", "seen = []"))
+    with pytest.raises(NotCarriedError, match=f"`seen` of {MODULE} is not here"):
+        Watched(text.replace("BEFORE", "other = []; seen = 0"), whole.there[2])
+
+
+def test_only_what_a_rank_of_the_same_membership_has_signed_is_unpickled():
+    secret, other = b"k" * 32, b"o" * 32
+    assert checked(signed(b"snapshot", [secret]), [other, secret]) == b"snapshot"
+    assert checked(signed(b"snapshot", []), []) == b"snapshot"
+    for forged in (signed(b"snapshot", [other]), b"snapshot", b""):
+        with pytest.raises(NotCarriedError, match="no rank of this task has made"):
+            checked(forged, [secret])

@@ -1,0 +1,532 @@
+"""What a script's variables lead to: which kinds of objects there are, and what the state of each kind is.
+
+An object's own state is what it holds by itself: of a list its items, of an instance its attributes. What these lead to
+is looked at by itself. So whether something has changed is seen by the identity of what it holds, exactly and fast.
+"""
+
+import builtins
+import collections
+import enum
+import functools
+import io
+import itertools
+import os
+import pickle
+import random
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+from inspect import GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
+from typing import Any
+
+import torch
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+from unicron.errors import InvalidInputError
+from unicron.train.instrument import NAME
+
+Parts = list[tuple[Any, Any]]
+"""What an object leads to, with the names of it: attributes, keys, places."""
+
+PLAIN: tuple[Any, ...] = (
+    *(type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range, slice, enum.Enum),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+    *(types.BuiltinFunctionType, types.CodeType),
+)
+"""What never changes."""
+
+_ITERATED: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), range(1), range(1 << 70), "", b"")
+ITERATORS: tuple[Any, ...] = (
+    *{type(iter(each)) for each in _ITERATED},
+    *(type(reversed([])), zip, map, filter, enumerate, reversed),
+    *(each for each in vars(itertools).values() if isinstance(each, type) and each.__name__ != "_tee"),
+)
+"""Which tell where they are as they are pickled."""
+
+BOUND = (
+    *(types.ModuleType, types.FrameType, io.IOBase, threading.Thread, threading.Event),
+    *(type(threading.Lock()), type(threading.RLock())),
+    *weakref.ProxyTypes,
+    *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
+)
+BOUND_MODULES = ("torch._C", "_thread", "_io", "socket", "multiprocessing", "logging", "concurrent", "queue", "unicron")
+"""Of this process alone: each has its own, and is left with it."""
+
+SMALL_BYTES = 64 << 10
+HASHED_BYTES = 256 << 10
+"""Of a tensor of more the version shows whether it has changed."""
+
+LARGE_BYTES = 4 << 20
+"""A tensor or an array of more is the script's data; whether it changes is seen less surely, and it is not carried."""
+
+
+class NotCarriedError(InvalidInputError):
+    """Something of a script can't be had by another process; its text names it."""
+
+
+class Kind:
+    """Objects of a kind, whose state can be looked at, taken, and put into another one of the kind.
+
+    Attributes:
+        exact: what `look` returns is compared by identity; else by value.
+    """
+
+    exact = True
+
+    def parts(self, thing: Any) -> Parts:
+        """Return what the object leads to, in an order that is the same in a process that did the same."""
+        return [*enumerate(self.look(thing))]
+
+    def look(self, thing: Any) -> tuple[Any, ...]:
+        """Return what shows whether the object's own state has changed."""
+        raise NotImplementedError
+
+    def state(self, thing: Any) -> Any:
+        """Return the object's own state."""
+        return self.look(thing)
+
+    def put(self, thing: Any, state: Any) -> None:
+        """Have the object be in a state."""
+        raise NotImplementedError
+
+
+class _Attributes(Kind):
+    """Instances of classes, by their attributes."""
+
+    def parts(self, thing: Any) -> Parts:
+        found = [*vars(thing).items()] if hasattr(thing, "__dict__") else []
+        return found + [(name, getattr(thing, name)) for name in slots_of(thing) if hasattr(thing, name)]
+
+    def look(self, thing: Any) -> tuple[Any, ...]:
+        return tuple(itertools.chain.from_iterable(self.parts(thing)))
+
+    def state(self, thing: Any) -> Any:
+        return self.parts(thing)
+
+    def put(self, thing: Any, state: Any) -> None:
+        own = slots_of(thing)
+        if hasattr(thing, "__dict__"):
+            attributes = {name: value for name, value in state if name not in own}
+            if list(vars(thing)) != list(attributes):
+                vars(thing).clear()
+            vars(thing).update(attributes)
+        for name, value in state:
+            if name in own:
+                object.__setattr__(thing, name, value)
+
+
+class _Module(_Attributes):
+    """Modules of torch. Hooks that are no script's are left alone: torch makes its own as a model is first used."""
+
+    def parts(self, thing: Any) -> Parts:
+        return [(name, value) for name, value in super().parts(thing) if not _is_hooks(name, value)]
+
+    def put(self, thing: Any, state: Any) -> None:
+        kept = dict(state)
+        for name, value in [*vars(thing).items()]:
+            if name not in kept and not _is_hooks(name, value):
+                del vars(thing)[name]
+        vars(thing).update(kept)
+
+
+def _is_hooks(name: str, value: Any) -> bool:
+    if "_hooks" not in name or not isinstance(value, dict):
+        return False
+    return not any(NAME in getattr(getattr(each, "hook", each), "__globals__", ()) for each in value.values())
+
+
+ATTRIBUTES, MODULE = _Attributes(), _Module()
+
+
+class _Holding(Kind):
+    """Containers, by what is in them; those of a script's own classes have attributes, too."""
+
+    def __init__(self, items: Callable[[Any], Parts], refill: Callable[[Any, list[Any]], None]) -> None:
+        self._items, self._refill = items, refill
+
+    def parts(self, thing: Any) -> Parts:
+        return self._items(thing) + (ATTRIBUTES.parts(thing) if type(thing) not in _BUILT_IN else [])
+
+    def look(self, thing: Any) -> tuple[Any, ...]:
+        return tuple(itertools.chain.from_iterable(self.parts(thing)))
+
+    def state(self, thing: Any) -> Any:
+        return self._items(thing), ATTRIBUTES.parts(thing) if type(thing) not in _BUILT_IN else None
+
+    def put(self, thing: Any, state: Any) -> None:
+        self._refill(thing, state[0])
+        if state[1] is not None:
+            ATTRIBUTES.put(thing, state[1])
+
+
+_BUILT_IN = {dict, list, set, collections.deque, collections.defaultdict, collections.OrderedDict, collections.Counter}
+
+
+def _refill_list(thing: Any, items: list[Any]) -> None:
+    thing.clear()
+    thing.extend(value for _, value in items)
+
+
+def _refill_dict(thing: Any, items: list[Any]) -> None:
+    set_item = collections.OrderedDict.__setitem__ if isinstance(thing, collections.OrderedDict) else dict.__setitem__
+    clear = collections.OrderedDict.clear if isinstance(thing, collections.OrderedDict) else dict.clear
+    clear(thing)  # a class of the script's may do more
+    for key, value in items:
+        set_item(thing, key, value)
+
+
+def _refill_set(thing: Any, items: list[Any]) -> None:
+    thing.clear()
+    thing.update(value for _, value in items)
+
+
+class _Cell(Kind):
+    def parts(self, thing: Any) -> Parts:
+        try:
+            return [("cell", thing.cell_contents)]
+        except ValueError:
+            return []
+
+    def look(self, thing: Any) -> tuple[Any, ...]:
+        return tuple(value for _, value in self.parts(thing))
+
+    def put(self, thing: Any, state: Any) -> None:
+        if state:
+            thing.cell_contents = state[0]
+
+
+class _Function(Kind):
+    """Functions, by their closures, defaults and attributes."""
+
+    def parts(self, thing: Any) -> Parts:
+        if NAME not in thing.__globals__ and not thing.__closure__:
+            return []
+        found: Parts = [*zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)]
+        found += [*enumerate(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).items()]
+        return [*found, *vars(thing).items()]
+
+    def look(self, thing: Any) -> tuple[Any, ...]:
+        return thing.__defaults__, thing.__kwdefaults__, *vars(thing).values()
+
+    def state(self, thing: Any) -> Any:
+        return thing.__defaults__, thing.__kwdefaults__, dict(vars(thing))
+
+    def put(self, thing: Any, state: Any) -> None:
+        thing.__defaults__, thing.__kwdefaults__ = state[:2]
+        vars(thing).update(state[2])
+
+
+class _Class(Kind):
+    """Classes of the script, by attributes that are no methods."""
+
+    def parts(self, thing: Any) -> Parts:
+        if getattr(sys.modules.get(thing.__module__), NAME, None) is None:
+            return []
+        return [
+            (name, value)
+            for name, value in vars(thing).items()
+            if not (name.startswith("__") or isinstance(value, types.FunctionType) or hasattr(type(value), "__get__"))
+        ]
+
+    def look(self, thing: Any) -> tuple[Any, ...]:
+        return tuple(itertools.chain.from_iterable(self.parts(thing)))
+
+    def state(self, thing: Any) -> Any:
+        return self.parts(thing)
+
+    def put(self, thing: Any, state: Any) -> None:
+        for name, value in state:
+            type.__setattr__(thing, name, value)
+
+
+class _ByValue(Kind):
+    """What has no parts, and is compared by its value."""
+
+    exact = False
+
+    def __init__(self, state: Callable[[Any], Any], put: Callable[[Any, Any], None], look: Any = None) -> None:
+        self._state, self._put, self._look = state, put, look
+
+    def parts(self, thing: Any) -> Parts:  # noqa: ARG002
+        return []
+
+    def look(self, thing: Any) -> tuple[Any, ...]:
+        """Return its value, or what tells it from others."""
+        return ((self._look or self._state)(thing),)
+
+    def state(self, thing: Any) -> Any:
+        """Return its value."""
+        return self._state(thing)
+
+    def put(self, thing: Any, state: Any) -> None:
+        """Set its value."""
+        self._put(thing, state)
+
+
+class Position:
+    """What knows how far it is, and can go to where another one is."""
+
+    count: int
+
+    def saved(self) -> Any:
+        """Return how far it is."""
+        raise NotImplementedError
+
+    def go_to(self, saved: Any) -> Any:
+        """Go there."""
+        raise NotImplementedError
+
+
+class _Tensor(Kind):
+    exact = False
+
+    def parts(self, thing: torch.Tensor) -> Parts:
+        return [("grad", thing.grad)] if thing.is_leaf and thing.grad is not None else []
+
+    def look(self, thing: torch.Tensor) -> tuple[Any, ...]:
+        # a fused optimizer, or BatchNorm, leaves the version as it is
+        value = (thing._version, thing.data_ptr()) if thing.nbytes > HASHED_BYTES else digest(raw(thing))  # noqa: SLF001
+        return value, thing.requires_grad, id(thing.grad) if thing.is_leaf else 0, thing.shape, thing.dtype
+
+    def state(self, thing: torch.Tensor) -> Any:
+        return raw(thing), thing.dtype, tuple(thing.shape), thing.requires_grad, thing.grad if thing.is_leaf else None
+
+    @torch.no_grad()
+    def put(self, thing: torch.Tensor, state: Any) -> None:
+        new = unraw(*state[:3])
+        if (thing.shape, thing.dtype) == (new.shape, new.dtype):
+            thing.detach().copy_(new)
+        else:
+            thing.data = new.to(thing.device)
+        if thing.is_leaf:
+            thing.requires_grad_(state[3])
+            thing.grad = state[4]
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of a tensor.
+
+    Raises:
+        NotCarriedError: it has none of its own, or too many.
+    """
+    if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.nbytes > LARGE_BYTES:
+        raise NotCarriedError(f"a tensor of {tensor.nbytes} bytes on {tensor.device} ({tensor.layout})")
+    there = tensor.detach().cpu().contiguous().reshape(-1)
+    return there.view(torch.uint8).numpy().tobytes() if there.numel() else b""
+
+
+def unraw(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor of these bytes."""
+    if not data:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+def digest(data: bytes) -> bytes:
+    """Return 16 bytes that tell others apart."""
+    return blake2b(data, digest_size=16).digest()
+
+
+class Opaque(Kind):
+    """What is left alone: of this process, or carried by other means."""
+
+    def parts(self, thing: Any) -> Parts:  # noqa: ARG002
+        """Return none."""
+        return []
+
+    def look(self, thing: Any) -> tuple[Any, ...]:  # noqa: ARG002
+        """Return nothing."""
+        return ()
+
+    exact = False
+
+
+class Hidden(Opaque):
+    """What a change can be seen of, though nobody else could be given it."""
+
+    def __init__(self, look: Callable[[Any], Any]) -> None:
+        self._look = look
+
+    def look(self, thing: Any) -> tuple[Any, ...]:
+        """Return what shows a change."""
+        return (self._look(thing),)
+
+
+class Inline(Kind):
+    """What is pickled where it is found, as it can't be changed or is made anew."""
+
+    def parts(self, thing: Any) -> Parts:
+        """Return what it is made of."""
+        if isinstance(thing, types.MethodType):
+            return [("__self__", thing.__self__), ("__func__", thing.__func__)]
+        if isinstance(thing, functools.partial):
+            return [("func", thing.func), ("args", thing.args), ("keywords", thing.keywords)]
+        if isinstance(thing, weakref.ref):
+            return [("()", thing())]
+        if isinstance(thing, tuple | frozenset):
+            return [*enumerate(thing)]
+        told = thing.__reduce__()
+        return [] if isinstance(told, str) else [*enumerate(told[1])]
+
+
+def _load_on(thing: Any, count: int) -> None:
+    """Have a loader's iterator be so far, unless what goes over it has brought it there."""
+    while thing._num_yielded < count:  # noqa: SLF001
+        next(thing._sampler_iter, None)  # noqa: SLF001 what was loaded need not be loaded again
+        thing._num_yielded += 1  # noqa: SLF001
+
+
+def _is_under_way(thing: Any) -> bool:
+    return getgeneratorstate(thing) in {GEN_RUNNING, GEN_SUSPENDED}
+
+
+def _set_state(thing: Any, state: Any) -> None:
+    thing.set_state(state)
+
+
+def _pickled(thing: Any) -> bytes:
+    """Return what tells objects apart of whose kind nothing is known."""
+    try:
+        data = pickle.dumps(thing)
+    except Exception:  # noqa: BLE001 it is as it is
+        return b""
+    return data if len(data) <= SMALL_BYTES else b""
+
+
+UNKNOWN = Hidden(_pickled)
+OPAQUE, INLINE = Opaque(), Inline()
+TENSOR = _Tensor()
+LIST = _Holding(lambda thing: [*enumerate(thing)], _refill_list)
+DICT = _Holding(lambda thing: [*thing.items()], _refill_dict)
+SET = _Holding(lambda thing: [("?", each) for each in thing], _refill_set)
+CELL, FUNCTION, CLASS = _Cell(), _Function(), _Class()
+TORCH_GENERATOR = _ByValue(lambda thing: thing.get_state(), _set_state, lambda thing: bytes(thing.get_state().numpy()))
+PYTHON_GENERATOR = _ByValue(random.Random.getstate, random.Random.setstate)
+BYTES = _ByValue(bytes, lambda thing, state: thing.__setitem__(slice(None), state))
+
+
+def _put_array(thing: Any, state: Any) -> None:
+    if thing.shape != state.shape:
+        thing.resize(state.shape, refcheck=False)
+    thing[...] = state
+
+
+def _look_array(thing: Any) -> Any:
+    if thing.dtype.hasobject:
+        raise NotCarriedError("an array of objects")
+    return digest(thing.tobytes()), thing.shape, str(thing.dtype)
+
+
+def _numpy_state(thing: Any) -> Any:
+    if hasattr(thing, "bit_generator"):
+        return thing.bit_generator.state
+    return thing.get_state(legacy=False) if hasattr(thing, "get_state") else thing.state
+
+
+def _put_numpy_state(thing: Any, state: Any) -> None:
+    if hasattr(thing, "bit_generator"):
+        thing.bit_generator.state = state
+    elif hasattr(thing, "set_state"):
+        thing.set_state(state)
+    else:
+        thing.state = state
+
+
+ARRAY = _ByValue(lambda thing: thing.copy(), _put_array, _look_array)
+NUMPY_GENERATOR = _ByValue(_numpy_state, _put_numpy_state, lambda thing: repr(_numpy_state(thing)))
+
+POSITION = _ByValue(lambda thing: thing.saved(), lambda thing, saved: thing.go_to(saved), lambda thing: thing.count)
+LOADING = _ByValue(lambda thing: thing._num_yielded, _load_on)  # noqa: SLF001
+
+_BY_CLASS: dict[Any, Kind] = {
+    Position: POSITION,
+    _SingleProcessDataLoaderIter: LOADING,
+    type(os.environ): Hidden(dict),
+    type(functools.lru_cache(len)): Hidden(lambda thing: thing.cache_info()),
+    threading.local: Hidden(lambda thing: list(map(id, vars(thing).values()))),
+    # these move where nobody sees it
+    type(itertools.tee(())[0]): Hidden(lambda _: object()),
+    types.GeneratorType: Hidden(lambda thing: object() if _is_under_way(thing) else getgeneratorstate(thing)),
+    torch.nn.Module: MODULE,
+    torch.Tensor: TENSOR,
+    torch.Generator: TORCH_GENERATOR,
+    random.Random: PYTHON_GENERATOR,
+    tuple: INLINE,
+    frozenset: INLINE,
+    weakref.ref: INLINE,
+    functools.partial: INLINE,
+    types.MethodType: INLINE,
+    dict: DICT,
+    list: LIST,
+    collections.deque: LIST,
+    set: SET,
+    bytearray: BYTES,
+    types.CellType: CELL,
+    types.FunctionType: FUNCTION,
+    type: CLASS,
+}
+
+
+def slots_of(thing: Any) -> tuple[str, ...]:
+    """Return the names of an object's slots."""
+    cls: Any = type(thing)
+    return _slots(cls)
+
+
+@functools.cache
+def _slots(kind: Any) -> tuple[str, ...]:
+    found: list[str] = []
+    for each in kind.__mro__:
+        own = vars(each).get("__slots__", ())
+        found += (own,) if isinstance(own, str) else own
+    return tuple(name for name in found if name not in {"__weakref__", "__dict__"})
+
+
+@functools.cache
+def _numpy() -> dict[Any, Kind | None]:
+    numpy = sys.modules["numpy"]
+    random_kinds = (numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
+    return {
+        (numpy.generic, numpy.dtype): None,
+        numpy.ndarray: ARRAY,
+        random_kinds: NUMPY_GENERATOR,
+    }
+
+
+def kind_of(thing: Any) -> Kind | None:
+    """Return the kind of an object, None for one that never changes."""
+    cls: Any = type(thing)
+    return _kind(cls)
+
+
+@functools.cache
+def _kind(cls: Any) -> Kind | None:
+    tables: list[dict[Any, Kind | None]] = [{PLAIN: None, ITERATORS: INLINE}, {**_BY_CLASS}]
+    if "numpy" in sys.modules:
+        tables.append(_numpy())
+    for each, kind in itertools.chain.from_iterable(table.items() for table in tables):
+        if issubclass(cls, each):
+            return kind
+    if issubclass(cls, BOUND) or (cls.__module__ or "").startswith(BOUND_MODULES):
+        return OPAQUE
+    return ATTRIBUTES if cls.__dictoffset__ or _slots(cls) else UNKNOWN
+
+
+def moves(thing: Any) -> bool:
+    """Return whether something changes where nobody sees it: an iterator, by itself or in a tuple."""
+    return isinstance(thing, ITERATORS) or (isinstance(thing, tuple) and any(map(moves, thing)))
+
+
+def is_same(look: Iterable[Any], before: Iterable[Any], *, exact: bool) -> bool:
+    """Return whether nothing has changed."""
+    one, other = tuple(look), tuple(before)
+    if not exact:
+        return one == other
+    return len(one) == len(other) and all(map(_is, one, other))
+
+
+def _is(one: Any, other: Any) -> builtins.bool:
+    return one is other

@@ -1,0 +1,116 @@
+"""Iterators of a script, which a new process brings to where they were: what they have handed out is found once more.
+
+What an iterator draws of the generators of random numbers is drawn between what the script draws, so it depends on all
+that the script has done. Their states before each item that drew are kept, and are there again as it is found anew.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+
+from unicron.train.heard import Heard
+from unicron.train.objects import NotCarriedError, Position
+from unicron.train.snapshots import Generators, are_same, generators, set_generators
+
+MOST_DRAWN = 16
+"""Items for which the generators' states are kept, 11 KiB each."""
+
+
+RUNNING: "list[Counted]" = []
+"""Those of the script that are just finding their next item."""
+
+
+class Counted(Position, Iterator[Any]):
+    """An iterator that knows how far it is.
+
+    Args:
+        over: what it goes over.
+        running: where it is noted while it is finding its next item; `RUNNING` by default.
+
+    Attributes:
+        within: what it goes over.
+        count: items that were asked for.
+        over: there are no more.
+        heard: what collectives have given in finding them.
+        goes: it is just going to where another one is.
+    """
+
+    def __init__(self, over: Iterable[Any], running: "list[Counted] | None" = None) -> None:
+        before = generators()
+        self.within, self._iterator, self._running = over, iter(over), RUNNING if running is None else running
+        self.count, self.over, self.heard, self.goes = 0, False, Heard(), False
+        self._drawn: dict[int, Generators] | None = {}
+        self._note(before)
+
+    def __reduce__(self) -> Any:
+        """Be made anew on another process, and go as far there."""
+        return _made_again, (self.within, self.saved())
+
+    def __next__(self) -> Any:
+        """Return the next item."""
+        before = generators()
+        self._running.append(self)
+        try:
+            self.count += 1
+            return next(self._iterator)
+        except StopIteration:
+            self.over = True
+            raise
+        finally:
+            self._running.pop()
+            if self._drawn is not None and not (self.count > 1 and _skips(self._iterator)):
+                self._note(before)
+
+    def _note(self, before: Generators) -> None:
+        if self._drawn is not None and not are_same(before, generators()):
+            self._drawn[self.count] = before
+            if len(self._drawn) > MOST_DRAWN:
+                self._drawn = None
+
+    def saved(self) -> dict[str, Any]:
+        """Return how far it is.
+
+        Raises:
+            NotCarriedError: nobody else could come there.
+        """
+        if self._drawn is None:
+            raise NotCarriedError(
+                f"what draws random numbers for more than {MOST_DRAWN} of its items ({type(self.within).__name__})"
+            )
+        if isinstance(self._iterator, _BaseDataLoaderIter) and getattr(self.within, "persistent_workers", False):
+            raise NotCarriedError("a DataLoader with persistent_workers, whose processes have a state of their own")
+        return {"count": self.count, "over": self.over, "drawn": dict(self._drawn), "heard": self.heard.saved()}
+
+    def go_to(self, saved: dict[str, Any]) -> Any:
+        """Be as far as another one is; return the last item that it has handed out, None where there is none."""
+        if saved["over"]:
+            self._iterator, self.count, self.over = iter(()), saved["count"], True
+        self.heard, self.goes, item = Heard(saved["heard"], self.heard), True, None
+        while self.count < saved["count"]:
+            left = saved["count"] - self.count
+            if (states := saved["drawn"].get(self.count + 1)) is not None:
+                set_generators(states)
+            if left > 1 and self.count and _skips(self._iterator):
+                loader: Any = self._iterator
+                next(loader._sampler_iter, None)  # noqa: SLF001 an item that is dropped need not be loaded
+                loader._num_yielded += 1  # noqa: SLF001
+                self.count += 1
+            else:
+                item = next(self, None)
+        self._drawn, self.goes = dict(saved["drawn"]), False
+        return item
+
+
+def _made_again(within: Iterable[Any], saved: dict[str, Any]) -> Counted:
+    if (states := saved["drawn"].get(0)) is not None:
+        set_generators(states)
+    made = Counted(within)
+    made.go_to(saved)
+    return made
+
+
+def _skips(iterator: Any) -> bool:
+    """Return whether an iterator's items are found by a sampler alone, whatever loading them draws."""
+    return isinstance(iterator, _SingleProcessDataLoaderIter) and not isinstance(iterator._dataset, IterableDataset)  # noqa: SLF001

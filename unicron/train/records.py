@@ -1,0 +1,133 @@
+"""Where ranks leave their own records, which outlive them: at their membership's rendezvous, which an agent keeps.
+
+A rank leaves two in turn, as others may be an iteration behind it when it is lost. Those that live take what a lost
+rank has left to the rendezvous of the next membership, for whoever replaces it.
+"""
+
+import contextlib
+import pickle
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from unicron.contracts.worker import NOWHERE, Membership
+from unicron.errors import GroupBrokenError
+from unicron.train.loops import Chain, Record
+from unicron.train.objects import NotCarriedError
+from unicron.train.rendezvous import Rendezvous
+from unicron.train.snapshots import checked, signed
+
+PART = "-records"
+REFUSED = "refused"
+
+
+class Records:
+    """This rank's, and those of ranks that are lost.
+
+    Attributes:
+        refused: why this script can't be had by another process; empty where it can.
+    """
+
+    def __init__(self) -> None:
+        self.refused, self._saved = "", b""
+        self._told = set[str]()
+        self._last = [b"", b""]
+        self._count = 0
+        self._lost: dict[int, list[bytes]] = {}
+        self._membership, self._store = NOWHERE, None
+
+    _membership: Membership
+    _store: Rendezvous | None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was left last, to be saved with the rest of this rank's state."""
+        return {"last": self._last[(self._count + 1) % 2]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Have what this rank had left when a state was saved from which all begin again."""
+        self._saved = bytes(state["last"])
+
+    def hand_out(self, membership: Membership, saved: Iterable[dict[str, Any]]) -> None:
+        """Leave for each rank what it had left when a state was saved from which all begin again."""
+        self._membership, self._store = membership, Rendezvous(membership, PART)
+        for rank, each in enumerate(saved):
+            self._put(rank, {0: bytes(each["last"]), 1: b""})
+
+    def leave(self, record: Record | NotCarriedError) -> None:
+        """Leave a record, or say once why there is none."""
+        if isinstance(record, NotCarriedError):
+            if str(record) not in self._told:
+                self._told.add(str(record))
+                print(f"unicron: {_REFUSAL.format(record)}", file=sys.stderr)  # noqa: T201 goes to the worker's log
+            self.refused, data = str(record), b""
+        else:
+            self.refused = ""
+            data = pickle.dumps([record.chain, record.positions, record.snapshots], pickle.HIGHEST_PROTOCOL)
+        number = self._count % 2
+        self._count, self._last[number] = self._count + 1, data
+        with contextlib.suppress(GroupBrokenError):  # whatever else goes there tells of it
+            self._put(self._membership.rank, {number: data})
+
+    def _put(self, rank: int, records: dict[int, bytes]) -> None:
+        if self._store is not None:
+            for number, data in records.items():
+                self._store.set(f"{rank}-{number}", signed(data, self._membership.secrets))
+
+    def go_on(self, membership: Membership, new: Iterable[int]) -> str:
+        """Go to the next membership's rendezvous, and take there what lost ranks have left.
+
+        Args:
+            membership: that is next.
+            new: its ranks that have just been started.
+
+        Returns:
+            why one of these could not become the one that it replaces, empty where none says so.
+        """
+        before, secrets = self._store, self._membership.secrets
+        wanted = list(new)
+        refusals = ""
+        if before is not None:
+            with contextlib.suppress(GroupBrokenError):  # its node is gone, too
+                keys = [(rank, f"{rank}-{number}") for rank in wanted for number in range(2)]
+                for (rank, _), data in zip(keys, before.look([key for _, key in keys]), strict=True):
+                    with contextlib.suppress(NotCarriedError):
+                        if data and (found := checked(data, secrets)):
+                            self._lost[rank] = [*self._lost.get(rank, []), found][-2:]
+                refusals = b"".join(before.look([f"{rank}-{REFUSED}" for rank in wanted])).decode(errors="replace")
+            before.close()
+        self._membership, self._store = membership, Rendezvous(membership, PART)
+        self._put(membership.rank, dict(enumerate(self._last)))
+        self._lost = {rank: self._lost.get(rank, []) for rank in wanted}
+        for rank, records in self._lost.items():
+            self._put(rank, dict(enumerate([*records, b"", b""][:2])))
+        return refusals
+
+    def begin(self, membership: Membership, chain: Chain) -> Record:
+        """Return what the rank that this one replaces has left of where the others are.
+
+        Raises:
+            NotCarriedError: it has left nothing of that.
+        """
+        self._membership, self._store = membership, Rendezvous(membership, PART)
+        if self._saved:
+            self._last = [self._saved, b""]
+        else:
+            left = self._store.take([f"{membership.rank}-{number}" for number in range(2)])
+            self._last = [checked(each, membership.secrets) for each in left]
+        for each in self._last:
+            found: Any = pickle.loads(each) if each else None  # noqa: S301 a rank of this task has made it
+            if found is not None and found[0] == chain:
+                self._last, self._count = [b"", each], 0
+                return Record(*found)
+        raise NotCarriedError("the rank that is lost has left no snapshot of the iteration that the others are in")
+
+    def refuse(self, why: str) -> None:
+        """Tell the others that this rank can't become the one that it replaces."""
+        if self._store is not None:
+            self._store.set(f"{self._membership.rank}-{REFUSED}", why.encode())
+
+
+_REFUSAL = (
+    "this script can't be carried to another process as it is: {}. If a rank is lost now, all ranks begin again from "
+    "a state that could be, or from the top: keep what changes in an object with a state_dict, or set `heal: restart`"
+)

@@ -1,0 +1,432 @@
+"""A rank's own snapshot of its script: all that has changed since its loops began, for the process that replaces it.
+
+A new process runs the script up to the loop by itself, so it has all that this makes. What is there then is numbered:
+each object has the path by which it is reached as its key, the same on both. A snapshot has the state of those objects
+that have changed, with references to numbered ones as their keys. The new process puts that into its own objects, so
+closures, aliases, and what libraries hold stay what they are.
+"""
+
+import ctypes
+import hmac
+import io
+import os
+import pickle
+import random
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from inspect import GEN_CLOSED, getgeneratorstate
+from types import FrameType, FunctionType, GeneratorType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+from unicron.train.instrument import NAME
+from unicron.train.objects import (
+    INLINE,
+    OPAQUE,
+    POSITION,
+    Kind,
+    NotCarriedError,
+    Opaque,
+    is_same,
+    kind_of,
+    moves,
+    raw,
+    unraw,
+)
+
+Key = tuple[Any, ...]
+"""Of an object: the loop before which it was made, whose variable leads to it, and the way from there."""
+
+MOST_OBJECTS = 200_000
+"""Numbered; a script with more holds data in many small objects, and looking at each in each iteration takes long."""
+
+LARGEST_BYTES = 32 << 20
+"""Of a snapshot."""
+
+Generators = tuple[Any, ...]
+
+
+def generators() -> Generators:
+    """Return the states of the generators of random numbers that everybody in this process draws from."""
+    numpy = sys.modules.get("numpy")
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    return torch.get_rng_state(), random.getstate(), numpy.random.get_state(legacy=False) if numpy else None, cuda
+
+
+def are_same(one: Generators, other: Generators) -> bool:
+    """Return whether nothing was drawn in between."""
+    numpy_same = one[2] is other[2] or (
+        one[2]["state"]["pos"] == other[2]["state"]["pos"]
+        and bool((one[2]["state"]["key"] == other[2]["state"]["key"]).all())
+    )
+    cuda_same = one[3] is other[3] or torch.equal(one[3], other[3])
+    return torch.equal(one[0], other[0]) and one[1] == other[1] and numpy_same and cuda_same
+
+
+def set_generators(states: Generators) -> None:
+    """Have them be in these states."""
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    if states[2] is not None:
+        sys.modules["numpy"].random.set_state(states[2])
+    if states[3] is not None:
+        torch.cuda.set_rng_state(states[3])
+
+
+class Variables:
+    """Those of a function that is running, or of a module.
+
+    Args:
+        scope: the function's frame, or the module's variables.
+    """
+
+    def __init__(self, scope: FrameType | dict[str, Any]) -> None:
+        self.scope = scope
+
+    def runs(self, frame: FrameType) -> bool:
+        """Return whether they are what a frame's code reads and sets."""
+        return self.scope is frame or self.scope is frame.f_locals
+
+    def all(self) -> dict[str, Any]:
+        """Return their values by name."""
+        variables = self.scope if isinstance(self.scope, dict) else self.scope.f_locals
+        return {name: value for name, value in variables.items() if not name.startswith("__")}
+
+    def put(self, values: Mapping[str, Any], names: Iterable[str]) -> None:
+        """Have these values, and no variables but `names`."""
+        kept = set(names)
+        if isinstance(self.scope, dict):
+            for name in self.all().keys() - kept:
+                del self.scope[name]
+            self.scope.update(values)
+            return
+        variables = self.scope.f_locals
+        kept |= {name for name in variables if name.startswith("__")}
+        variables.update(values)
+        # from 3.13 on they are written through (PEP 667), and none can be taken away
+        if sys.version_info < (3, 13):
+            for name in variables.keys() - kept:
+                del variables[name]
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(self.scope), ctypes.c_int(1))
+
+
+class _Numbered(NamedTuple):
+    """An object as it was when it was numbered; of one that a stretch between loops made, what it was is not kept."""
+
+    thing: Any
+    kind: Kind
+    look: tuple[Any, ...] | None
+    moves: bool
+
+
+def _looked_at(thing: Any, kind: Kind) -> _Numbered:
+    try:
+        return _Numbered(thing, kind, kind.look(thing), any(moves(each) for _, each in kind.parts(thing)))
+    except NotCarriedError:  # data
+        return _Numbered(thing, OPAQUE, (), False)
+
+
+class Heap:
+    """What a script's variables lead to, as far as a new process makes it by itself.
+
+    Args:
+        carried: objects that go another way, such as models and optimizers' moments: they are left alone.
+    """
+
+    def __init__(self, carried: Iterable[Any]) -> None:
+        self._carried = list(carried)
+        self._left = {id(each) for each in self._carried}
+        optimizers = [each for each in self._carried if isinstance(each, torch.optim.Optimizer)]
+        self._updated = {id(each) for one in optimizers for group in one.param_groups for each in group["params"]}
+        self._numbered: dict[Key, _Numbered] = {}
+        self._keys: dict[int, Key] = {}
+        self._first: dict[str, dict[str, Any]] = {}
+        self._seen: dict[int, Any] = {}
+        self._unbound: set[tuple[str, str]] = set()
+
+    # --- numbering ---------------------------------------------------------------------------------------------------
+
+    def number(self, spaces: Mapping[str, Variables], level: str = "") -> None:
+        """Number what is there and has no key yet: what the script has made before a loop begins.
+
+        Args:
+            spaces: the variables that lead to it.
+            level: which loop that is; empty for the first of all.
+        """
+        if not level:
+            self._first = {name: each.all() for name, each in spaces.items()}
+        for path, thing, kind in self._walk(spaces):
+            if id(thing) in self._keys or (level and id(thing) in self._seen and not isinstance(kind, Opaque)):
+                continue
+            key = (level, *path)
+            if key in self._numbered:  # keys that look alike, in a dictionary
+                key = (*key, len(self._numbered))
+            new = (
+                _Numbered(thing, kind, None, False) if level or id(thing) in self._updated else _looked_at(thing, kind)
+            )
+            self._numbered[key] = new if kind is not OPAQUE else _Numbered(thing, OPAQUE, (), False)
+            self._keys[id(thing)] = key
+
+    def note(self, spaces: Mapping[str, Variables]) -> None:
+        """Note what is there: what is numbered later and is there now is no new process's own work."""
+        self._seen = {id(thing): thing for _, thing, _ in self._walk(spaces)}
+
+    def forget(self, levels: Iterable[str]) -> None:
+        """Forget what was made before loops that are over; their levels begin so."""
+        over = tuple(levels)
+        for key in [key for key in self._numbered if key[0].startswith(over)]:
+            del self._keys[id(self._numbered.pop(key).thing)]
+
+    def _walk(self, spaces: Mapping[str, Variables]) -> Iterator[tuple[Key, Any, Kind]]:
+        seen, inline = set[int](), list[Any]()
+        todo: deque[tuple[Key, Any]] = deque(
+            ((name, each), value) for name, space in spaces.items() for each, value in space.all().items()
+        )
+        while todo:
+            path, thing = todo.popleft()
+            kind = kind_of(thing)
+            if kind is None or id(thing) in seen or isinstance(thing, Heap):
+                continue
+            seen.add(id(thing))
+            if id(thing) in self._left:
+                kind = OPAQUE
+            if kind is INLINE:
+                inline.append(thing)  # its parts may have no other owner, and their numbers would be given anew
+            else:
+                yield path, thing, kind
+            if len(seen) > MOST_OBJECTS:
+                raise NotCarriedError(f"the script's variables lead to more than {MOST_OBJECTS} objects")
+            todo.extend(((*path, name), each) for name, each in kind.parts(thing))
+
+    # --- a snapshot --------------------------------------------------------------------------------------------------
+
+    def _changed(self) -> list[Key]:
+        found = []
+        for key, (thing, kind, look, moving) in self._numbered.items():
+            if look is None or moving:
+                if not isinstance(kind, Opaque):
+                    found.append(key)
+            elif not is_same(kind.look(thing), look, exact=kind.exact):
+                if isinstance(kind, Opaque):
+                    raise NotCarriedError(
+                        f"{_named(key)} ({type(thing).__qualname__}) has changed, which nobody sees into"
+                    )
+                found.append(key)
+        return found
+
+    def snapshot(self, spaces: Mapping[str, Variables], dead: Mapping[str, set[str]]) -> bytes:
+        """Return what has changed.
+
+        Args:
+            spaces: the variables there are.
+            dead: those of them that are set before they are read.
+
+        Raises:
+            NotCarriedError: it can't be had by another process; the text names it.
+        """
+        changed = [(key, self._numbered[key]) for key in self._changed()]
+        entries = [(key, kind.state(thing)) for key, (thing, kind, *_) in changed]
+        variables = []
+        for name, space in spaces.items():
+            values, first = space.all(), self._first.get(name, {})
+            live = {each: value for each, value in values.items() if each not in dead.get(name, ())}
+            known = {
+                each: value
+                for each, value in live.items()
+                if (name, each) not in self._unbound and (each not in first or value is not first[each] or moves(value))
+            }
+            names = [each for each in values if (name, each) not in self._unbound or each not in live]
+            variables.append((name, known, names))
+        whole = variables, entries, generators()
+        try:
+            data = self._packed(whole)
+        except Exception as error:
+            if self._leave_out(variables):
+                return self.snapshot(spaces, dead)
+            raise NotCarriedError(self._blamed(entries) or str(error)) from error
+        if len(data) > LARGEST_BYTES:
+            raise NotCarriedError(f"what has changed since the loop began takes {len(data) >> 20} MiB")
+        return data
+
+    def _packed(self, value: Any) -> bytes:
+        stream = io.BytesIO()
+        _Pickler(stream, self._keys).dump(value)
+        return stream.getvalue()
+
+    def _fails(self, value: Any) -> str:
+        try:
+            self._packed(value)
+        except Exception as error:  # noqa: BLE001 whatever a script's objects raise
+            return str(error) or type(error).__name__
+        return ""
+
+    def _leave_out(self, variables: Sequence[tuple[str, dict[str, Any], Any]]) -> bool:
+        """Leave out variables that can't be carried: a script that reads one before it sets it is told so by Python."""
+        before = len(self._unbound)
+        for name, values, _ in variables:
+            self._unbound |= {(name, each) for each, value in values.items() if self._fails(value)}
+        return len(self._unbound) > before
+
+    def _blamed(self, entries: Iterable[tuple[Key, Any]]) -> str:
+        for key, state in entries:
+            if why := self._fails(state):
+                parts = self._numbered[key].kind.parts(self._numbered[key].thing)
+                worst = next(((name,) for name, each in parts if self._fails(each)), ())
+                return f"{_named((*key, *worst))}: {why}"
+        return ""
+
+    # --- becoming another rank ---------------------------------------------------------------------------------------
+
+    def restore(self, spaces: Mapping[str, Variables], data: bytes) -> None:
+        """Have all be as it was when the snapshot was taken, on another process that has numbered the same.
+
+        Raises:
+            NotCarriedError: this process has made something else before the loop.
+        """
+        try:
+            variables, entries, states = _Unpickler(io.BytesIO(data), self._numbered).load()
+        except NotCarriedError:
+            raise
+        except Exception as error:
+            raise NotCarriedError(f"a snapshot can't be read here: {error!r}") from error
+        known = {key for key, _ in entries}
+        made_before = [key for key in self._changed() if not (key[0] or self._numbered[key].moves)]
+        if more := [key for key in made_before if key not in known]:
+            raise NotCarriedError(
+                f"{_named(more[0])} has changed here on the way to the loop, and not on the other rank"
+            )
+        if missing := [key for key, _ in entries if key not in self._numbered]:
+            raise NotCarriedError(f"{_named(missing[0])} is not here")
+        # what is gone over first: that changes what it is made of, which then is put right
+        for key, state in sorted(entries, key=lambda entry: self._numbered[entry[0]].kind is not POSITION):
+            self._numbered[key].kind.put(self._numbered[key].thing, state)
+        for name, values, names in variables:
+            if name not in spaces:
+                raise NotCarriedError(f"the variables of {name} are not here")
+            spaces[name].put(values, names)
+        set_generators(states)
+
+
+def _named(key: Key) -> str:
+    _, space, *way = key
+    return f"`{'.'.join(map(str, way))}` of {space}"
+
+
+def _tensor(cls: type, data: bytes, dtype: torch.dtype, shape: tuple[int, ...], trained: bool, grad: Any) -> Any:
+    made = unraw(data, dtype, shape)
+    if cls is torch.nn.Parameter:
+        made = torch.nn.Parameter(made, trained)
+    elif trained:
+        made.requires_grad_()
+    made.grad = grad
+    return made
+
+
+def _reference(thing: Any) -> Any:
+    return weakref.ref(thing if thing is not None else type("Gone", (), {})())
+
+
+def _left_of(thing: Any) -> dict[str, Any]:
+    """Return what a loader's iterator is that is through.
+
+    Raises:
+        NotCarriedError: it is not.
+    """
+    sampler = thing._sampler_iter  # noqa: SLF001
+    if not (isinstance(sampler, GeneratorType) and getgeneratorstate(sampler) == GEN_CLOSED):
+        raise NotCarriedError("a DataLoader's iterator that was made since the loop began, and is under way")
+    return {name: value for name, value in vars(thing).items() if name != "_sampler_iter"}
+
+
+def _exhausted(cls: Any, attributes: dict[str, Any]) -> Any:
+    made = cls.__new__(cls)
+    vars(made).update(attributes, _sampler_iter=iter(()))
+    return made
+
+
+def _module(name: str) -> ModuleType:
+    return sys.modules[name]
+
+
+def _generator(state: torch.Tensor) -> torch.Generator:
+    made = torch.Generator()
+    made.set_state(state)
+    return made
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, stream: io.BytesIO, keys: Mapping[int, Key]) -> None:
+        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
+        self._keys = keys
+
+    def persistent_id(self, thing: Any) -> Any:
+        return self._keys.get(id(thing))
+
+    def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, torch.Tensor):  # of one that was computed the value is kept, and not from what
+            trained = thing.requires_grad and thing.is_leaf
+            grad = thing.grad if thing.is_leaf else None
+            return _tensor, (type(thing), raw(thing), thing.dtype, tuple(thing.shape), trained, grad)
+        if isinstance(thing, torch.Generator):
+            return _generator, (thing.get_state(),)
+        if isinstance(thing, weakref.ref):
+            return _reference, (thing(),)
+        if isinstance(thing, _SingleProcessDataLoaderIter):
+            return _exhausted, (type(thing), _left_of(thing))
+        if isinstance(thing, ModuleType):
+            return _module, (thing.__name__,)
+        if isinstance(kind_of(thing), Opaque):
+            raise NotCarriedError(f"{type(thing).__module__}.{type(thing).__qualname__}, which only this process has")
+        if isinstance(thing, FunctionType) and "<" in thing.__qualname__:
+            raise NotCarriedError(f"the function {thing.__qualname__}, which was made since the loop began")
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, stream: io.BytesIO, numbered: Mapping[Key, _Numbered]) -> None:
+        super().__init__(stream)
+        self._numbered = numbered
+
+    def persistent_load(self, key: Any) -> Any:
+        if key not in self._numbered:
+            raise NotCarriedError(f"{_named(key)} is not here")
+        return self._numbered[key].thing
+
+
+# --- records: snapshots on their way to whoever replaces a rank -------------------------------------------------------
+
+
+def signed(data: bytes, secrets: Sequence[bytes]) -> bytes:
+    """Return data that a rank of the membership with these secrets vouches for; unsigned where all is open."""
+    return b"".join(hmac.digest(secret, data, sha256) for secret in secrets[:1]) + data
+
+
+def checked(data: bytes, secrets: Sequence[bytes]) -> bytes:
+    """Return the data if a rank of the membership vouches for it.
+
+    Raises:
+        NotCarriedError: none does.
+    """
+    if not secrets:
+        return data
+    mark, rest = data[: sha256().digest_size], data[sha256().digest_size :]
+    if not any(hmac.compare_digest(mark, hmac.digest(secret, rest, sha256)) for secret in secrets):
+        raise NotCarriedError("a snapshot that no rank of this task has made")
+    return rest
+
+
+def spaces_of(frame: FrameType, modules: Mapping[str, dict[str, Any]]) -> dict[str, Variables]:
+    """Return the variables of the program's modules, and of its functions that are running, the outermost first."""
+    frames, each = list[FrameType](), frame
+    while each is not None:
+        if NAME in each.f_globals and each.f_locals is not each.f_globals:
+            frames.append(each)
+        each = each.f_back  # type: ignore[assignment]
+    found = {name: Variables(variables) for name, variables in sorted(modules.items())}
+    found["os"] = Variables({"environ": os.environ})
+    return found | {f"{number}:{each.f_code.co_name}": Variables(each) for number, each in enumerate(frames[::-1])}
