@@ -5,14 +5,14 @@
 
 Each script in `benchmarks/inplace_scripts` has one shape that people's scripts have, trains for seconds on two ranks
 (one of them on four), and keeps each rank's results. It is run three ways: by torchrun; by `unicron run --in-place`
-with nothing struck; and by that with one rank killed once, at a given iteration. It counts as struck only if the process
-has left a mark just before its SIGKILL, and no results since. Both runs in place are compared with torchrun's results,
-bit by bit; `inplace_verdicts` says what each verdict means. A script that fails by itself, or is refused, is not struck.
+with nothing struck; and by that with one rank killed once, at a given iteration. That counts only if the process has
+left a mark just before its SIGKILL, and no results since. What comes of both runs in place is compared with torchrun's
+results, bit by bit. A script that fails by itself, or does not end well in place, is not struck.
 
-The figures count scripts: `cases` are all; `right`, `refused`, `ended`, `hung`, `wrong_silently` and `not_measured` go
-by the worse of the two verdicts, `undisturbed_right` and `struck_right` by one of them. `struck_as_undisturbed` are those
-whose results when struck were what the same script had got in place with nothing struck, whatever torchrun's are.
-Seconds are medians from start to end; some of them are the start of the cluster.
+The figures count scripts: `cases` are all; `right`, `refused`, `not_measured`, `ended`, `hung` and `wrong_silently` go
+by the worse of the two verdicts (`inplace_verdicts` says what they mean), `undisturbed_right` and `struck_right` by one
+of them. `struck_as_undisturbed` are those whose results when struck were what the same script had got in place with
+nothing struck, whatever torchrun's are. Seconds are medians from start to end; a cluster takes some of them to start.
 """
 
 import argparse
@@ -31,19 +31,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.inplace_verdicts import (
-    ENDED,
-    HUNG,
-    NOT_MEASURED,
-    REFUSED,
-    RIGHT,
-    WRONG,
-    Run,
-    difference,
-    reason,
-    verdict,
-    worst,
-)
+from benchmarks.inplace_verdicts import Run, Verdict, difference, reason, verdict, worst
 from benchmarks.output import as_json
 from benchmarks.strikes import ROOT, say
 
@@ -151,7 +139,7 @@ def measure(name: str, strike: str, folder: Path, patience: float) -> dict[str, 
     return row
 
 
-def judged(run: Run, baseline: Run, verdict: str) -> dict[str, Any]:
+def judged(run: Run, baseline: Run, verdict: Verdict) -> dict[str, Any]:
     """Return what is reported of a run."""
     return {
         "verdict": verdict,
@@ -168,9 +156,9 @@ def figures(rows: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, 
     undisturbed = [row[UNDISTURBED] for row in rows.values()]
     own = {
         "cases": len(rows),
-        **{one: counted[one] for one in (RIGHT, REFUSED, ENDED, HUNG, WRONG, NOT_MEASURED)},
-        "undisturbed_right": sum(one["verdict"] == RIGHT for one in undisturbed),
-        "struck_right": sum(one["verdict"] == RIGHT for one in struck),
+        **{one.value: counted[one] for one in Verdict},
+        "undisturbed_right": sum(one["verdict"] == Verdict.RIGHT for one in undisturbed),
+        "struck_right": sum(one["verdict"] == Verdict.RIGHT for one in struck),
         "struck_as_undisturbed": sum(one["as_undisturbed"] for one in struck),
         "undisturbed_s": median(one["seconds"] for one in undisturbed),
         "struck_s": median(one["seconds"] for one in struck),

@@ -4,20 +4,9 @@ import pytest
 import torch
 
 from benchmarks import inplace
-from benchmarks.inplace_verdicts import (
-    ENDED,
-    HUNG,
-    NOT_MEASURED,
-    REFUSED,
-    RIGHT,
-    WRONG,
-    Run,
-    difference,
-    reason,
-    verdict,
-    worst,
-)
+from benchmarks.inplace_verdicts import Run, Verdict, difference, reason, verdict, worst
 
+RIGHT, REFUSED, NOT_MEASURED, ENDED, HUNG, WRONG = Verdict
 RESULTS = {0: {"weight": torch.ones(2)}, 1: {"weight": torch.ones(2)}}
 OTHERS = {0: {"weight": torch.ones(2)}, 1: {"weight": torch.ones(2) + 1e-7}}
 TORCHRUN, FAILS, HANGS = Run(0, RESULTS), Run(1, {1: {}}), Run(None)
@@ -61,7 +50,7 @@ def test_a_script_is_as_good_as_the_worse_of_its_runs():
 def test_the_reason_is_a_line_of_the_log_or_what_differs():
     assert reason(Run(1, {}, REFUSAL), TORCHRUN, REFUSED) == "InvalidInputError: leave register_comm_hook out"
     assert reason(Run(1, {}, REFUSAL), TORCHRUN, ENDED) == "unicron: plain failed: it ended with 1"
-    assert reason(Run(0, OTHERS), TORCHRUN, WRONG) == "results.1.weight differs by 1.2e-07"
+    assert reason(Run(0, OTHERS), TORCHRUN, WRONG) == "1.weight differs by 1.2e-07"
     assert reason(Run(0, {1: {}}), FAILS, WRONG) == "status 0 instead of 1"
     assert reason(TORCHRUN, TORCHRUN, RIGHT) == ""
 
@@ -73,13 +62,17 @@ NAN = float("nan")
     ("one", "other", "wanted"),
     [
         ({"a": [torch.tensor(0.5), (1, NAN)]}, {"a": [torch.tensor(0.5), (1, NAN)]}, ""),
-        (torch.tensor([NAN]), torch.tensor([NAN]), ""),
-        (torch.tensor(0.0), torch.tensor(-0.0), "results differs by 0"),
-        (torch.zeros(2), torch.zeros(2).double(), "results is torch.float32 of [2] instead of torch.float64 of [2]"),
-        (torch.zeros(1), None, "results is of type Tensor instead of NoneType"),
-        ({"a": 1}, {"a": 1, "b": 2}, "results has b on one side only"),
-        ([1, 2], [1], "results has 2 entries instead of 1"),
-        ({"a": [1, 2]}, {"a": [1, 3]}, "results.a.1 is 2 instead of 3"),
+        ({0: torch.tensor([NAN])}, {0: torch.tensor([NAN])}, ""),
+        ({0: torch.tensor(0.0)}, {0: torch.tensor(-0.0)}, "0 differs by 0"),
+        (
+            {0: torch.zeros(2)},
+            {0: torch.zeros(1).double()},
+            "0 is torch.float32 of [2] instead of torch.float64 of [1]",
+        ),
+        ({0: torch.zeros(1)}, {0: None}, "0 is of type Tensor instead of NoneType"),
+        ({"a": 1}, {"a": 1, "b": 2}, "b is missing"),
+        ({"a": [1, 2]}, {"a": [1]}, "a.1 is too much"),
+        ({"a": [1, 2]}, {"a": [1, 3]}, "a.1 is 2 instead of 3"),
     ],
 )
 def test_results_are_compared_bit_by_bit(one, other, wanted):
