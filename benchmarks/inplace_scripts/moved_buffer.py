@@ -36,8 +36,7 @@ for iteration in range(30):
     loss.backward()
     optimizer.step()
 parameters = dict(model.module.named_parameters())
-buffers = (
-    dict(model.module.named_buffers()) if rank == 0 else {}
-)  # the others' are replaced by the first's, when next used
+# the other ranks' buffers are those of the first from the next forward pass on
+buffers = dict(model.module.named_buffers()) if rank == 0 else {}
 keep(rank, parameters=parameters, buffers=buffers)
 dist.destroy_process_group()
