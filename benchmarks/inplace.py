@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in options.names or scripts():
             strike = options.strike or STRIKES.get(name, USUAL_STRIKE)
             rows[name] = measure(name, strike, root / name, options.patience)
-            say(f"{name}: {rows[name]}")
+            say(line(name, rows[name]))
     own, peer = figures(rows)
     if options.json:
         print(as_json("inplace", own, {TORCHRUN: peer}, rows))

@@ -35,7 +35,7 @@ class Verdict(StrEnum):
 
 
 REFUSAL = re.compile(r"InvalidInputError: .+|\b(?:can't be|is not) healed in place\b.*")
-ERROR = re.compile(r"\b\w+(?:Error|Exception): .+|\bunicron: .+")
+ERROR = re.compile(r"\b\w+(?:Error|Exception): .+|\bunicron: (?!logs and journal|\d+ ranks).+")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(1)
 model = DistributedDataParallel(torch.nn.Linear(8, 1))
-average = AveragedModel(model.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+average = AveragedModel(model.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for iteration in range(30):
     strike(rank, iteration)

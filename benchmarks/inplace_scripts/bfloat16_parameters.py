@@ -13,7 +13,7 @@ class Momentum(torch.optim.Optimizer):
     """Steps along a moving average of the gradient, which has more digits than the parameters."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # noqa: ARG002
+    def step(self, closure: Any = None) -> Any:  # noqa: ARG002
         """Make an update."""
         for parameter in self.param_groups[0]["params"]:
             state = self.state[parameter]

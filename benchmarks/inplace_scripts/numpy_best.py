@@ -1,5 +1,7 @@
 """The best loss so far is a number of NumPy's, as np.mean returns it."""
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -12,7 +14,7 @@ rank = dist.get_rank()
 torch.manual_seed(1)
 model = DistributedDataParallel(torch.nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-best = np.float64(np.inf)
+best: np.floating[Any] = np.float64(np.inf)
 for epoch in range(10):
     values = []
     for step in range(3):
