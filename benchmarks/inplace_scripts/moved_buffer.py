@@ -7,8 +7,8 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.inplace_scripts.case import batch, keep, loss_of, strike
 
 
-class Centred(torch.nn.Module):
-    """Takes a moving mean of its inputs off them."""
+class Scaled(torch.nn.Module):
+    """Scales its inputs by a moving mean of them, which batch normalization behind it does not undo."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -20,14 +20,14 @@ class Centred(torch.nn.Module):
         """Return the output, and move the mean."""
         with torch.no_grad():
             self.mean.mul_(0.9).add_(inputs.mean(0), alpha=0.1)
-        result: torch.Tensor = self.layers(inputs - self.mean)
+        result: torch.Tensor = self.layers(inputs * (1 + self.mean))
         return result
 
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(1)
-model = DistributedDataParallel(Centred())
+model = DistributedDataParallel(Scaled())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 for iteration in range(30):
     strike(rank, iteration)
