@@ -129,5 +129,5 @@ class Records:
 
 _REFUSAL = (
     "this script can't be carried to another process as it is: {}. If a rank is lost now, all ranks begin again from "
-    "a state that could be, or from the top: keep what changes in an object with a state_dict, or set `heal: restart`"
+    "a state that could be, or from the top: keep plain values instead, or set `heal: restart`"
 )

@@ -56,6 +56,12 @@ def test_the_evaluation_is_made_with_all_its_figures():
     assert found["messages_64_gpus"] > found["messages_16_gpus"]
 
 
+def test_a_plain_script_is_healed_in_place_as_torchrun_runs_it():
+    found = run("benchmarks.inplace", "plain_loop")
+    assert (found["cases"], found["right"], found["struck_as_undisturbed"]) == (1, 1, 1)
+    assert found["undisturbed_s"] > 0 < found["struck_s"]
+
+
 def test_the_simulator_is_timed():
     found = run("benchmarks.simulator", "--only", "trace_a")
     assert found["trace_a_s"] > 0 < found["peak_memory_mb"]

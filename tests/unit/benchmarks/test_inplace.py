@@ -1,0 +1,99 @@
+"""What came of a script that was healed in place is judged rightly, and what it got is compared bit by bit."""
+
+import pytest
+import torch
+
+from benchmarks import inplace
+from benchmarks.inplace_verdicts import Run, Verdict, difference, reason, verdict, worst
+
+RIGHT, REFUSED, NOT_MEASURED, ENDED, HUNG, WRONG = Verdict
+RESULTS = {0: {"weight": torch.ones(2)}, 1: {"weight": torch.ones(2)}}
+OTHERS = {0: {"weight": torch.ones(2)}, 1: {"weight": torch.ones(2) + 1e-7}}
+TORCHRUN, FAILS, HANGS = Run(0, RESULTS), Run(1, {1: {}}), Run(None)
+REFUSAL = "unicron.errors.InvalidInputError: leave register_comm_hook out\nunicron: plain failed: it ended with 1\n"
+
+
+@pytest.mark.parametrize(
+    ("run", "wanted"),
+    [
+        (Run(0, RESULTS), RIGHT),
+        (Run(0, OTHERS), WRONG),
+        (Run(0, {0: RESULTS[0]}), WRONG),
+        (Run(0, {}), WRONG),
+        (Run(1, {}, REFUSAL), REFUSED),
+        (Run(1, {}, "ValueError: what the script says\n"), ENDED),
+        (Run(1, {0: RESULTS[0]}, REFUSAL), ENDED),
+        (Run(1, {}, REFUSAL, struck=True), ENDED),
+        (Run(None, RESULTS), HUNG),
+    ],
+)
+def test_what_ends_well_is_right_only_with_all_results_and_what_does_not_has_to_say_why(run, wanted):
+    assert verdict(run, TORCHRUN) == wanted
+
+
+def test_a_rank_that_was_not_struck_shows_nothing():
+    assert verdict(Run(0, RESULTS), TORCHRUN, strike=True) == NOT_MEASURED
+    assert verdict(Run(0, RESULTS, struck=True), TORCHRUN, strike=True) == RIGHT
+    assert verdict(Run(1, {}, REFUSAL), TORCHRUN, strike=True) == REFUSED
+
+
+def test_a_script_that_fails_by_itself_is_to_fail():
+    assert [verdict(run, FAILS) for run in (Run(1), Run(0, {1: {}}), HANGS)] == [RIGHT, WRONG, HUNG]
+    assert verdict(TORCHRUN, HANGS) == NOT_MEASURED
+
+
+def test_a_script_is_as_good_as_the_worse_of_its_runs():
+    assert worst([RIGHT, REFUSED]) == REFUSED
+    assert worst([WRONG, RIGHT]) == worst([HUNG, WRONG]) == WRONG
+
+
+def test_the_reason_is_a_line_of_the_log_or_what_differs():
+    assert reason(Run(1, {}, REFUSAL), TORCHRUN, REFUSED) == "InvalidInputError: leave register_comm_hook out"
+    assert reason(Run(1, {}, REFUSAL), TORCHRUN, ENDED) == "unicron: plain failed: it ended with 1"
+    assert reason(Run(0, OTHERS), TORCHRUN, WRONG) == "1.weight differs by 1.2e-07"
+    assert reason(Run(0, {1: {}}), FAILS, WRONG) == "status 0 instead of 1"
+    assert reason(TORCHRUN, TORCHRUN, RIGHT) == ""
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "wanted"),
+    [
+        ({"a": [torch.tensor(0.5), (1, NAN)]}, {"a": [torch.tensor(0.5), (1, NAN)]}, ""),
+        ({0: torch.tensor([NAN])}, {0: torch.tensor([NAN])}, ""),
+        ({0: torch.tensor(0.0)}, {0: torch.tensor(-0.0)}, "0 differs by 0"),
+        (
+            {0: torch.zeros(2)},
+            {0: torch.zeros(1).double()},
+            "0 is torch.float32 of [2] instead of torch.float64 of [1]",
+        ),
+        ({0: torch.zeros(1)}, {0: None}, "0 is of type Tensor instead of NoneType"),
+        ({"a": 1}, {"a": 1, "b": 2}, "b is missing"),
+        ({"a": [1, 2]}, {"a": [1]}, "a.1 is too much"),
+        ({"a": [1, 2]}, {"a": [1, 3]}, "a.1 is 2 instead of 3"),
+    ],
+)
+def test_results_are_compared_bit_by_bit(one, other, wanted):
+    assert difference(one, other) == wanted
+
+
+def test_scripts_count_by_the_worse_verdict_and_seconds_are_medians():
+    def row(first, second, as_undisturbed, seconds):
+        runs = {"torchrun": {"status": 0, "seconds": 3.0}, "undisturbed": {"verdict": first, "seconds": seconds}}
+        struck = {"verdict": second, "seconds": 2 * seconds, "as_undisturbed": as_undisturbed}
+        return {"verdict": worst([first, second]), **runs, "struck": struck}
+
+    refused = {"verdict": REFUSED, "torchrun": {"status": 0, "seconds": 3.0}}
+    rows = {"a": row(RIGHT, RIGHT, True, 5.0), "b": row(WRONG, WRONG, True, 7.0)}
+    rows["c"] = refused | {"undisturbed": {"verdict": REFUSED, "seconds": 9.0}}
+    own, peer = inplace.figures(rows)
+    assert (own["cases"], own[RIGHT], own[REFUSED], own[WRONG]) == (3, 1, 1, 1)
+    assert (own["undisturbed_right"], own["struck_right"], own["struck_as_undisturbed"]) == (1, 1, 2)
+    assert (own["undisturbed_s"], own["struck_s"]) == (7.0, 12.0)
+    assert peer == {"failed": 0, "undisturbed_s": 3.0}
+
+
+def test_what_is_said_of_single_scripts_is_said_of_scripts_that_exist():
+    assert set(inplace.RANKS) | set(inplace.STRIKES) <= set(inplace.scripts())
