@@ -4,12 +4,12 @@ An object's own state is what it holds by itself: of a list its items, of an ins
 is looked at by itself. So whether something has changed is seen by the identity of what it holds, exactly and fast.
 """
 
-import builtins
 import collections
 import enum
 import functools
 import io
 import itertools
+import operator
 import os
 import pickle
 import random
@@ -17,7 +17,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from hashlib import blake2b
 from inspect import GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
 from typing import Any
@@ -101,7 +101,8 @@ class _Attributes(Kind):
         return found + [(name, getattr(thing, name)) for name in slots_of(thing) if hasattr(thing, name)]
 
     def look(self, thing: Any) -> tuple[Any, ...]:
-        return tuple(itertools.chain.from_iterable(self.parts(thing)))
+        attributes = getattr(thing, "__dict__", {})  # the many that there are of these are looked at in each iteration
+        return *attributes, *attributes.values(), *(getattr(thing, name, None) for name in slots_of(thing))
 
     def state(self, thing: Any) -> Any:
         return self.parts(thing)
@@ -144,14 +145,20 @@ ATTRIBUTES, MODULE = _Attributes(), _Module()
 class _Holding(Kind):
     """Containers, by what is in them; those of a script's own classes have attributes, too."""
 
-    def __init__(self, items: Callable[[Any], Parts], refill: Callable[[Any, list[Any]], None]) -> None:
-        self._items, self._refill = items, refill
+    def __init__(
+        self,
+        look: Callable[[Any], tuple[Any, ...]],
+        items: Callable[[Any], Parts],
+        refill: Callable[[Any, list[Any]], None],
+    ) -> None:
+        self._look, self._items, self._refill = look, items, refill
 
     def parts(self, thing: Any) -> Parts:
         return self._items(thing) + (ATTRIBUTES.parts(thing) if type(thing) not in _BUILT_IN else [])
 
     def look(self, thing: Any) -> tuple[Any, ...]:
-        return tuple(itertools.chain.from_iterable(self.parts(thing)))
+        own = self._look(thing)
+        return own if type(thing) in _BUILT_IN else (*own, *ATTRIBUTES.look(thing))
 
     def state(self, thing: Any) -> Any:
         return self._items(thing), ATTRIBUTES.parts(thing) if type(thing) not in _BUILT_IN else None
@@ -399,9 +406,9 @@ def _pickled(thing: Any) -> bytes:
 UNKNOWN = Hidden(_pickled)
 OPAQUE, INLINE = Opaque(), Inline()
 TENSOR = _Tensor()
-LIST = _Holding(lambda thing: [*enumerate(thing)], _refill_list)
-DICT = _Holding(lambda thing: [*thing.items()], _refill_dict)
-SET = _Holding(lambda thing: [("?", each) for each in thing], _refill_set)
+LIST = _Holding(tuple, lambda thing: [*enumerate(thing)], _refill_list)
+DICT = _Holding(lambda thing: (*thing, *thing.values()), lambda thing: [*thing.items()], _refill_dict)
+SET = _Holding(tuple, lambda thing: [("?", each) for each in thing], _refill_set)
 CELL, FUNCTION, CLASS = _Cell(), _Function(), _Class()
 TORCH_GENERATOR = _ByValue(lambda thing: thing.get_state(), _set_state, lambda thing: bytes(thing.get_state().numpy()))
 PYTHON_GENERATOR = _ByValue(random.Random.getstate, random.Random.setstate)
@@ -520,13 +527,8 @@ def moves(thing: Any) -> bool:
     return isinstance(thing, ITERATORS) or (isinstance(thing, tuple) and any(map(moves, thing)))
 
 
-def is_same(look: Iterable[Any], before: Iterable[Any], *, exact: bool) -> bool:
+def is_same(look: tuple[Any, ...], before: tuple[Any, ...], *, exact: bool) -> bool:
     """Return whether nothing has changed."""
-    one, other = tuple(look), tuple(before)
     if not exact:
-        return one == other
-    return len(one) == len(other) and all(map(_is, one, other))
-
-
-def _is(one: Any, other: Any) -> builtins.bool:
-    return one is other
+        return look == before
+    return len(look) == len(before) and all(map(operator.is_, look, before))
