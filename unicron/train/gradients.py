@@ -177,6 +177,10 @@ class Gradients:
         total, count, *_ = self._reduced[-LOSS:].tolist()
         return total / count if count else math.nan
 
+    def summed_of(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """Return what was reduced of a parameter's gradient: the sum over the microbatches."""
+        return next(each for own, each in zip(self._parameters, self._sums, strict=True) if own is parameter)
+
     @property
     def finite(self) -> bool:
         """Whether what was reduced is."""
