@@ -114,7 +114,7 @@ class Parallel(DistributedDataParallel):
         return self.__dict__.copy()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        torch.nn.Module.__setstate__(self, state)
+        torch.nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
 
 
 def parallel(rank: Rank) -> type[Parallel]:

@@ -16,6 +16,11 @@ WORDS = {torch.float64: torch.int32, torch.float32: torch.int16}
 """By the precision of the gradient, integers that it holds exactly; in any other it is those of one byte."""
 
 
+FOLLOWERS = 2
+"""Parameters without a gradient are kept as an iteration begins, if they are at most so many times as many bytes as
+those with one."""
+
+
 class Buffers:
     """The buffers of a model, as bytes.
 
@@ -58,7 +63,7 @@ class Buffers:
         if torch.equal(self.read(), data):
             return
         buffers = list(self.model.module.buffers())
-        for buffer, part in zip(buffers, data.split([each.nbytes for each in buffers]), strict=True):
+        for buffer, part in zip(buffers, torch.split(data, [each.nbytes for each in buffers]), strict=True):
             buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))  # a clone begins where its type may
 
     def compare(self) -> None:
@@ -67,7 +72,8 @@ class Buffers:
         if self.reduced is None or torch.equal(now, self.reduced):
             return
         sizes = [each.nbytes for each in self.model.module.buffers()]
-        for number, (one, other) in enumerate(zip(now.split(sizes), self.reduced.split(sizes), strict=True)):
+        pairs = zip(torch.split(now, sizes), torch.split(self.reduced, sizes), strict=True)
+        for number, (one, other) in enumerate(pairs):
             self.changed[number] |= not torch.equal(one, other)
 
 
@@ -93,6 +99,9 @@ class Piggyback:
             ]
             self._reduced |= {id(parameter): parameter for _, parameter in new}
             self._units += [[each] for each in new] if model.uses_vary else [new]
+        still = [each for model in models for each in model.module.parameters() if id(each) not in self._reduced]
+        small = sum(each.nbytes for each in still) <= FOLLOWERS * sum(each.nbytes for each in self._reduced.values())
+        self._followers = still if small else []  # as a key encoder, that follows in the forward pass
         self._buffers = [Buffers(each) for each in models if any(True for _ in each.module.buffers())]
         self._synced = [each for each in self._buffers if each.model.forward_sync_buffers]
         self._within = False
@@ -161,7 +170,7 @@ class Piggyback:
             InvalidInputError: buffers have changed in a way that can't be followed.
         """
         self._within, self.carrier.grad = False, None
-        parts = iter(summed.split(self._sizes))
+        parts = iter(torch.split(summed, self._sizes))
         for unit, count in zip(self._units, next(parts).tolist(), strict=True):
             for _, parameter in unit if not count else ():
                 parameter.grad = None
@@ -180,6 +189,7 @@ class Piggyback:
         return {
             "buffers": [each.read() for each in self._buffers],
             "reduced": [each.reduced for each in self._buffers],
+            "followers": [each.detach().clone() for each in self._followers],
             "requires_grad": [each.requires_grad for model in self._models for each in model.module.parameters()],
             "training": [each.training for each in modules],
         }
@@ -188,12 +198,15 @@ class Piggyback:
         """Return what all was as the iteration began."""
         return self._base if self._within else self._now()
 
+    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have it be so. What is to come to the other ranks from the first, the first has already."""
         for buffers, data, reduced in zip(self._buffers, state["buffers"], state["reduced"], strict=True):
             first = self._first and reduced is not None
             buffers.reduced = None if reduced is None else reduced.to(buffers.model.device)
             buffers.write((reduced if first else data).to(buffers.model.device))
+        for follower, value in zip(self._followers, state["followers"], strict=True):
+            follower.copy_(value)
         parameters = [each for model in self._models for each in model.module.parameters()]
         for parameter, required in zip(parameters, state["requires_grad"], strict=True):
             parameter.requires_grad_(required)

@@ -74,8 +74,8 @@ class ScriptShell(TorchShell):
         self.carriers: list[torch.nn.Parameter] = []
 
     def trained(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
-        """Return the parameters whose gradients are summed."""
-        return [*super().trained(model), *self.carriers]
+        """Return the parameters whose gradients are summed, in reverse: what goes along comes behind the model."""
+        return [*self.carriers, *super().trained(model)]
 
     def save(self, iteration: int) -> None:
         """Have a thread save the state, where somebody could come to where its script is."""

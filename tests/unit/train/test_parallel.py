@@ -189,7 +189,7 @@ def test_gradients_that_torch_would_miss_or_leave_alone_are_refused():
 @pytest.mark.parametrize("first", [True, False])
 def test_a_new_rank_begins_as_the_lost_one_had_begun(first):
     def make():
-        return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2).requires_grad_(False))
 
     def new():
         [found] = ranks(make, 1, find_unused_parameters=True)
@@ -209,9 +209,11 @@ def test_a_new_rank_begins_as_the_lost_one_had_begun(first):
         each.model(torch.randn(4, 2))
         assert bits(each.model) == bits(those[0].model)
     those[1].model.module[1].running_mean += 1  # in its forward pass
+    those[1].model.module[2].weight.data *= 2
     within = new()
     assert bits(within.model) == bits(those[0].model)
-    assert [each.requires_grad for each in within.model.parameters()] == [False, False, True, True]
+    assert torch.equal(within.model.module[2].weight, those[0].model.module[2].weight)
+    assert [each.requires_grad for each in within.model.parameters()] == [False, False, True, True, False, False]
     assert not within.model.module[1].training
 
 
