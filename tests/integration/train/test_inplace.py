@@ -320,6 +320,10 @@ async def test_unused_and_frozen_parameters_buffers_and_averages_are_what_torch_
     [
         ("torch.nn.Linear(16, 1)", ("torch.nn.Linear(16, 1), mixed_precision=1", "with mixed_precision=")),
         ("    *first", ("    DistributedDataParallel(model.module); *first", "made DistributedDataParallel after")),
+        (
+            "seen = step",
+            ("rank or torch.optim.swa_utils.AveragedModel(model); seen = step", "ranks have not made the same"),
+        ),
         ("optimizer.step()", ("optimizer = torch.optim.SGD(model.parameters())", "SGD is given parameters after")),
         ("step < 30:", ("next(batches) < 30:", "uses `batches`, an iterator")),
         ("optimizer.zero_grad()", ("pass", "no_sync")),
