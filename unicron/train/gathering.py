@@ -38,7 +38,10 @@ def loaded(found: dict[str, Any], protected: Protected) -> None:
     for name, thing in protected.items():
         like = _told(thing, names)
         whole = _joined(found["objects"][name], _as_parameters(thing, like, names))
-        thing.load_state_dict(_by_number(thing, whole) if isinstance(thing, torch.optim.Optimizer) else whole)
+        if isinstance(thing, torch.optim.Optimizer):
+            _load_optimizer(thing, _by_number(thing, whole))
+        else:
+            thing.load_state_dict(whole)
 
 
 class Gathering:
@@ -249,6 +252,25 @@ def _by_number(optimizer: torch.optim.Optimizer, told: dict[str, Any]) -> dict[s
             {**group, "params": own["params"]} for group, own in zip(told["param_groups"], packed, strict=True)
         ],
     }
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load an optimizer's state in the types that it has: torch casts moments to the type of their parameter."""
+    optimizer.load_state_dict(state)
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for number, parameter in enumerate(parameters):
+        _typed(optimizer.state.get(parameter), state["state"].get(number))
+
+
+def _typed(own: Any, saved: Any) -> Any:
+    """Return what was loaded; tensors whose type was changed by that are as they were saved."""
+    if isinstance(own, torch.Tensor) and isinstance(saved, torch.Tensor):
+        return own if own.dtype == saved.dtype else saved.to(own.device)
+    if isinstance(own, dict) and isinstance(saved, Mapping):
+        own.update({key: _typed(each, saved.get(key)) for key, each in own.items()})
+    elif type(own) in {list, tuple} and isinstance(saved, list | tuple):
+        return type(own)(map(_typed, own, saved))
+    return own
 
 
 def _listed(told: Mapping[str, Any]) -> list[str]:

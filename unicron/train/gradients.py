@@ -43,11 +43,11 @@ class Gradients:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad][::-1]
         if not self._parameters:
             raise ValueError("the model has no parameters that require a gradient")
-        first = local(self._parameters[0])
+        first = local(self._parameters[-1])
         sizes = [local(parameter).numel() for parameter in self._parameters]
         size = sum(sizes) + LOSS
         self.shapes = blake2b(str([local(each).shape for each in self._parameters]).encode(), digest_size=8).hexdigest()
-        made = _buffer(self._parameters[0])
+        made = _buffer(self._parameters[-1])
         dtype = dtype or (first if made is None else made).dtype
         self._accumulated = torch.zeros(size, dtype=dtype, device=first.device)
         self._reduced = torch.empty_like(self._accumulated)
@@ -176,6 +176,10 @@ class Gradients:
         """Return the mean loss over the global batch; NaN where this rank has none."""
         total, count, *_ = self._reduced[-LOSS:].tolist()
         return total / count if count else math.nan
+
+    def summed_of(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """Return what was reduced of a parameter's gradient: the sum over the microbatches."""
+        return next(each for own, each in zip(self._parameters, self._sums, strict=True) if own is parameter)
 
     @property
     def finite(self) -> bool:

@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.swa_utils import AveragedModel
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import Finished, Membership, Ready
@@ -35,24 +35,21 @@ from unicron.train.iteration import WorkerCore
 from unicron.train.launcher import Place, variables_of
 from unicron.train.loops import Loops, Record
 from unicron.train.objects import LARGE_BYTES, NotCarriedError
+from unicron.train.parallel import Parallel, parallel
 from unicron.train.phases import Phase
+from unicron.train.piggyback import Piggyback
 from unicron.train.rendezvous import Rendezvous
-from unicron.train.running import RunningMeans
 from unicron.train.script_groups import ScriptGroups, packed
 from unicron.train.script_shell import AGAIN, GOES_ON, NEW, STANDS, Core, ScriptShell, Shell, SpreadCore, SpreadShell
 from unicron.train.shards import local
 from unicron.train.shell import run
 from unicron.train.state import Fetcher
 
+CARRIED = (LRScheduler, SequentialLR, ChainedScheduler, ReduceLROnPlateau, torch.amp.GradScaler, AveragedModel)
+"""What goes along to a new rank wherever it is made; these schedulers do not call `LRScheduler.__init__`."""
+
 SPREADING = "torch.distributed.fsdp._fully_shard._fsdp_state"
 """Where torch keeps what `fully_shard` makes of a module."""
-
-
-def alike(module: torch.nn.Module) -> None:
-    """Have all ranks have the parameters of the first."""
-    with torch.no_grad():
-        for each in (*module.parameters(), *module.buffers()):
-            dist.broadcast(each, 0)
 
 
 class InPlace:
@@ -72,7 +69,8 @@ class InPlace:
         self._channel, self._layout = channel, layout
         self.loops = Loops(self.rank, self._begin, self._leave)
         self._inner: ScriptGroups | None = None
-        self._models: list[torch.nn.Module] = []
+        self._models: list[Parallel] = []
+        self._piggyback: Piggyback | None = None
         self._spread: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._others: list[Any] = []
@@ -160,16 +158,24 @@ class InPlace:
 
     # --- what the script makes ---------------------------------------------------------------------------------------
 
-    def made(self, model: DistributedDataParallel) -> None:
-        """Note a model, whose gradients are to be reduced; have all ranks have the parameters of the first."""
+    def made(self, model: Parallel, shared: Iterable[torch.Tensor]) -> None:
+        """Note a model, whose gradients are to be reduced; have all ranks have these tensors of the first."""
+        self._in_time("a model is made DistributedDataParallel")
         if self._inner is not None:  # who comes later gets them with the state
             self._inner.heeded = False
-            alike(model.module)
+            with torch.no_grad():
+                for each in shared:
+                    dist.broadcast(each, 0)
             self._inner.heeded = True
-        self._models.append(model.module)
+        self._models.append(model)
         for parameter in model.module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(lambda _: self._has_gradient(model))
+
+    def synchronise(self, model: Parallel) -> None:
+        """Have the buffers that the first rank had, as a forward pass of a model begins that is to have them alike."""
+        if self._piggyback is not None:
+            self._piggyback.synchronise(model)
 
     def spreads(self, modules: Iterable[torch.nn.Module]) -> None:
         """Note modules whose parameters were spread over the ranks; those that are within others come first."""
@@ -179,12 +185,39 @@ class InPlace:
             module.register_forward_pre_hook(lambda *_: self.forward(), prepend=True)
 
     def optimizes(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note an optimizer."""
+        """Note an optimizer.
+
+        Raises:
+            InvalidInputError: each rank has a part of its state, of which a new one would have nothing.
+        """
+        if "ZeroRedundancyOptimizer" in {kind.__name__ for kind in type(optimizer).__mro__}:
+            raise InvalidInputError(
+                "`heal: in-place` can't give a new rank its part of a ZeroRedundancyOptimizer: give each rank all of "
+                "the optimizer that it spreads, spread the model by fully_shard instead, or set `heal: restart`"
+            )
         self._optimizers.append(optimizer)
 
+    def extends(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have no optimizer get parameters later than a new rank would give it them."""
+        if any(each is optimizer for each in self._optimizers):
+            self._in_time(f"{type(optimizer).__name__} is given parameters")
+
     def schedules(self, other: Any) -> None:
-        """Note a scheduler, or a scaler of the loss."""
-        self._others.append(other)
+        """Note a scheduler, a scaler of the loss, or an average of a model's parameters."""
+        if not self.loops.begun:  # later ones are like all else in the script's variables
+            self._others.append(other)
+
+    def _in_time(self, what: str) -> None:
+        """Have nothing be made that a new rank, which goes to where the others are, would not make.
+
+        Raises:
+            InvalidInputError: the first training loop has begun.
+        """
+        if self.loops.begun:
+            raise InvalidInputError(
+                f"{what} after the first training loop has begun, and a rank that is replaced would not have it: do "
+                "that before the loop, or set `heal: restart`"
+            )
 
     def _begin(self) -> list[Any]:
         """Meet the others, as the first loop begins; have the state that they have.
@@ -200,7 +233,7 @@ class InPlace:
                 "and then begins its training loop"
             )
         others = {f"other{number}": each for number, each in enumerate([*self._optimizers[1:], *self._others])}
-        models = torch.nn.ModuleList(self._models or self._spread)
+        models = torch.nn.ModuleList([each.module for each in self._models] or self._spread)
         own = {"optimizer": self._optimizers[0], "loops": self.loops, "groups": self._inner}
         self._inner.know([*models.parameters(), *models.buffers()])
         if self._spread:
@@ -208,9 +241,8 @@ class InPlace:
             self._be(SpreadShell(self._channel, self._inner), SpreadCore)
             own["record"] = self._shell.records
         else:
-            self._means = own["means"] = RunningMeans(models, first=self.rank == 0, ranks=self.size)
-            if self._means.carrier is not None:
-                models.append(torch.nn.ParameterList([self._means.carrier]))
+            self._piggyback = own["piggyback"] = Piggyback(self._models, first=self.rank == 0)
+            self._shell.carriers.append(self._piggyback.carrier)
         self._shell.protect({"model": models, **own, **others})
         self._channel.interrupt = self._interrupt
         run(self._core.start())
@@ -260,8 +292,8 @@ class InPlace:
         self.loops.mark()
         self._empty = False
         self._channel.injected.begin()
-        if not self._spread:
-            self._means.begin()
+        if self._piggyback is not None:
+            self._piggyback.begin()
         while not self._computing:
             self._core.enter()
             self._computing = run(self._core.next_microbatch()) is not None
@@ -271,22 +303,23 @@ class InPlace:
     def _parameters(self) -> Iterator[torch.nn.Parameter]:
         return (each for model in (*self._models, *self._spread) for each in model.parameters())
 
-    def _has_gradient(self, model: DistributedDataParallel) -> None:
-        if model.require_backward_grad_sync and not self._queued:
+    def _has_gradient(self, model: Parallel) -> None:
+        if model.require_backward_grad_sync and not self._queued and (piggyback := self._piggyback) is not None:
             self._queued = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._reduce)  # noqa: SLF001 as FSDP2 does
+            engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 as FSDP2 does
+            engine.queue_callback(lambda: self._reduce(piggyback))
 
-    def _reduce(self) -> None:
+    def _reduce(self, piggyback: Piggyback) -> None:
         """Finish the backward pass: have the mean gradient of all ranks."""
         self._queued = self._computing = False
         self._channel.injected.end()
         self.loops.reduced()
-        self._means.give()
+        piggyback.give()
         self._shell.computed(self._loss)
         self._core.computed()
         if run(self._core.next_microbatch()) is not None:
             raise GroupBrokenError("what this rank computed was dropped, and can't be computed again in place")
-        self._means.take()
+        piggyback.take(self._shell.gradients.summed_of(piggyback.carrier))
 
     def _go_on(self, error: GroupBrokenError) -> bool:
         """Go to the next membership from a collective of the script; return whether a new rank comes there, too."""
@@ -384,7 +417,7 @@ def install(channel: Channel) -> InPlace:
             src = (mine.rank + 1) % mine.size
         hand_out(objects, src, *arguments, **named)
 
-    model = _parallel(mine)
+    model = parallel(mine)
     for place, name, mended in (
         (dist, "init_process_group", init_process_group),
         (dist.distributed_c10d, "init_process_group", init_process_group),
@@ -397,53 +430,13 @@ def install(channel: Channel) -> InPlace:
         (torch.nn.parallel, "DistributedDataParallel", model),
         (torch.nn.parallel.distributed, "DistributedDataParallel", model),
         (torch.optim.Optimizer, "__init__", _also(torch.optim.Optimizer, mine.optimizes)),
-        (LRScheduler, "__init__", _also(LRScheduler, mine.schedules)),
-        (torch.amp.GradScaler, "__init__", _also(torch.amp.GradScaler, mine.schedules)),
+        (torch.optim.Optimizer, "add_param_group", _also(torch.optim.Optimizer, mine.extends, "add_param_group")),
+        *((kind, "__init__", _also(kind, mine.schedules)) for kind in CARRIED),
     ):
         setattr(place, name, mended)
     register_optimizer_step_pre_hook(lambda optimizer, *_: mine.updates(optimizer))
     register_optimizer_step_post_hook(lambda optimizer, *_: mine.updated(optimizer))
     return mine
-
-
-class Reducer:
-    """What Lightning's manual optimization and Accelerate make ready for a backward pass, which needs nothing here."""
-
-    def prepare_for_backward(self, outputs: Any) -> None:
-        """Do nothing."""
-
-    def _rebuild_buckets(self) -> bool:
-        return False
-
-
-def _parallel(mine: InPlace) -> type[DistributedDataParallel]:
-    """Return what scripts make instead of torch's own."""
-
-    class InPlaceParallel(DistributedDataParallel):
-        """A model whose gradients are reduced as its backward pass ends."""
-
-        def __init__(self, module: torch.nn.Module, *_: Any, **__: Any) -> None:
-            torch.nn.Module.__init__(self)
-            self.module = module
-            self.require_backward_grad_sync, self.static_graph, self.find_unused_parameters = True, False, False
-            self.reducer = Reducer()  # type: ignore[assignment]
-            self.device = next(module.parameters()).device
-            mine.made(self)
-
-        def forward(self, *inputs: Any, **named: Any) -> Any:
-            """Run the model."""
-            mine.forward()
-            return self.module(*inputs, **named)
-
-        def _get_ddp_logging_data(self) -> dict[str, Any]:
-            """Return nothing; Lightning asks."""
-            return {}
-
-        def register_comm_hook(self, *_: Any) -> None:
-            """Refuse it."""
-            raise InvalidInputError("`heal: in-place` reduces gradients itself: leave register_comm_hook out")
-
-    return InPlaceParallel
 
 
 def _also(kind: type, note: Callable[[Any], Any], how: str = "__init__") -> Callable[..., None]:

@@ -16,6 +16,7 @@ import torch
 from unicron.contracts.states import Shelf, StateRef
 from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import Membership, Ready, ToAgent
+from unicron.errors import InvalidInputError
 from unicron.train.channel import Channel
 from unicron.train.iteration import WorkerCore
 from unicron.train.phases import Due, Phase
@@ -36,6 +37,12 @@ class Core(WorkerCore):
     """A worker whose microbatch is always its own: that which has the number of its rank."""
 
     def _plan(self, standings: list[Standing]) -> Resumption:
+        first = standings[0].shapes
+        if other := next((each.shapes for each in standings if each.shapes != first), None):
+            raise InvalidInputError(
+                f"ranks have not made the same things before their loop, and would have to replace each other: {first} "
+                f"and {other}; make models, optimizers, schedulers and averages on all ranks, or set `heal: restart`"
+            )
         plan = super()._plan(standings)
         missing = {microbatch for each in plan.todo for microbatch in each}
         todo = tuple((rank,) if rank in missing else () for rank in range(len(standings)))
@@ -58,12 +65,20 @@ class ScriptShell(TorchShell):
         channel: to the agent.
         microbatches: of an iteration.
         groups: of the script.
+
+    Attributes:
+        carriers: parameters whose gradients are what else ranks tell each other.
     """
 
     def __init__(self, channel: Channel, microbatches: int, groups: ScriptGroups) -> None:
         super().__init__(channel, None, microbatches, PlannedCollection(0))
         self._script_groups = groups
         self.records = Records()
+        self.carriers: list[torch.nn.Parameter] = []
+
+    def trained(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
+        """Return the parameters whose gradients are summed, in reverse: what goes along comes behind the model."""
+        return [*self.carriers, *super().trained(model)]
 
     def save(self, iteration: int) -> None:
         """Have a thread save the state, where somebody could come to where its script is."""
@@ -92,6 +107,11 @@ class Shell(ScriptShell):
     def place(self) -> int:
         """Each has the whole model."""
         return 0
+
+    @property
+    def shapes(self) -> str:
+        """What this rank has made, to be compared with what others have."""
+        return ", ".join([super().shapes, *(f"{type(each).__name__} {name}" for name, each in self.protected.items())])
 
     @property
     def own(self) -> dict[str, Any]:

@@ -5,10 +5,12 @@ import textwrap
 
 import pytest
 from helpers.local_cluster import local_cluster
-from helpers.scripts import GATHERS, disturbed, program
+from helpers.scripts import GATHERS, disturbed, program, same
 from helpers.training import kill_at_once, shared
+from msgspec.structs import replace
 
 from unicron.contracts.events import Regrouped
+from unicron.contracts.tasks import Healing, ParallelLayout
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -242,10 +244,90 @@ async def test_ranks_that_are_lost_while_others_build_and_one_after_the_other_ar
         await run.strike(1)  # while the replacement of the other builds
 
 
+VARIES = """
+    import gate
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    class Heads(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.trunk = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh())
+            self.heads = torch.nn.ModuleList(torch.nn.Linear(8, 1) for _ in range(3))
+            self.register_buffer("ring", torch.zeros(16, 8), persistent=False)
+            self.register_buffer("place", torch.tensor(0))
+
+        def forward(self, x, head):
+            y = self.trunk(x)
+            if self.training:
+                self.ring[self.place : self.place + len(x)] = y.detach()
+                self.place = (self.place + len(x)) % 16
+            return self.heads[head](y + self.ring.mean(0))
+
+    def data(number):
+        return torch.randn(4, 8, generator=torch.Generator().manual_seed(number))
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(1)
+    model = DistributedDataParallel(Heads(), find_unused_parameters=True)
+    average = AveragedModel(model.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.7, patience=0, threshold=0.5)
+    gate.at(-1, phase="begins", rank=rank)
+    for step in range(24):
+        if step == 8:
+            model.module.trunk[0].requires_grad_(False)
+        gate.at(step, rank=rank)
+        loss = (model(data(2 * step + rank), step % 2) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        average.update_parameters(model)
+        if step % 4 == 3:
+            with torch.no_grad():
+                loss = (model.eval()(data(1000), 0) - 1).square().mean()
+            model.train()
+            plateau.step(loss)
+    buffers = torch.cat([each.reshape(-1).double() for each in model.module.buffers()])
+    both = [torch.zeros_like(buffers) for _ in range(2)]
+    dist.all_gather(both, buffers)
+    if rank == 0:
+        state = {**average.state_dict(), **model.state_dict(), "first": both[0], "other": both[1]}
+        lr = optimizer.param_groups[0]["lr"]
+        torch.save({"model": state, "lr": lr, "seen": plateau.num_bad_epochs}, "out.pt")
+    dist.destroy_process_group()
+"""
+
+
+async def test_unused_and_frozen_parameters_buffers_and_averages_are_what_torch_itself_makes_of_them(scene, tmp_path):
+    spec = program(tmp_path, "torchs", VARIES, ranks=2)
+    await scene.client.submit(replace(spec, heal=Healing.RESTART, layout=ParallelLayout()))
+    await scene.ends("torchs")
+    async with disturbed(scene, VARIES, (6,)) as run:
+        for rank, step in ((1, 6), (0, 11), (1, 14)):
+            await run.at(step)
+            await run.strike(rank)
+    assert run.begun == [0, 0, 1, 1, 1]
+    (tmp_path / "ours").symlink_to(scene.cluster.root.parent / run.name)
+    same(tmp_path, "ours", "torchs")
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("torch.nn.Linear(16, 1)", ("torch.nn.BatchNorm1d(16, dtype=torch.bfloat16)", "running means of BatchNorm")),
+        ("torch.nn.Linear(16, 1)", ("torch.nn.Linear(16, 1), mixed_precision=1", "with mixed_precision=")),
+        ("    *first", ("    DistributedDataParallel(model.module); *first", "made DistributedDataParallel after")),
+        (
+            "seen = step",
+            ("rank or torch.optim.swa_utils.AveragedModel(model); seen = step", "ranks have not made the same"),
+        ),
+        (
+            "optimizer.step()",
+            ("optimizer.add_param_group({'params': [torch.nn.Parameter(last)]})", "SGD is given parameters after"),
+        ),
         ("optimizer.zero_grad()", ("pass", "no_sync")),
         ("step, seen = step", ("model(last).sum().backward(); step, seen = step", "makes more than one update")),
     ],

@@ -182,6 +182,30 @@ def test_what_a_module_keeps_beside_its_parameters_stays_of_its_kind():
     assert taker.count == ([1, (2, 3)], {"seen": 4})
 
 
+class Mixed(torch.optim.Optimizer):
+    """Keeps moments in float32 whatever its parameters are, one of them in a list."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            moments = torch.randn(2, *parameter.shape)
+            self.state[parameter] = {"step": torch.tensor(1.0), "first": moments[0], "others": [moments[1]]}
+
+
+def test_moments_keep_their_type_whatever_that_of_their_parameter_is():
+    models = [nn.Linear(4, 4).bfloat16() for _ in range(2)]
+    optimizers = [Mixed(model.parameters()) for model in models]
+    optimizers[0].step()
+    state = laid_out(3, {"model": models[0], "optimizer": optimizers[0]})
+    protected = {"model": models[1], "optimizer": optimizers[1]}
+    gathering = Gathering(protected)
+    gathering.add(state)
+    loaded(gathering.result(3), protected)
+    assert same(laid_out(3, protected)["objects"], state["objects"])
+
+
 def test_of_an_optimizer_a_rank_needs_all_settings_and_what_is_of_its_own_parameters():
     model = nn.Linear(3, 2)
     needs, box = Needs({"model": model, "optimizer": torch.optim.AdamW(model.parameters())}), Box.of(model.weight.data)

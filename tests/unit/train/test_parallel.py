@@ -1,0 +1,267 @@
+"""What scripts make that are healed in place instead of torch's DistributedDataParallel, each rank in this process."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.optim.swa_utils import AveragedModel
+
+from unicron.errors import InvalidInputError
+from unicron.train.parallel import parallel
+from unicron.train.piggyback import Piggyback
+
+
+class Rank:
+    """One rank of a script. What ranks say to each other is summed by `reduce`."""
+
+    size = 2
+
+    def __init__(self):
+        self.piggyback, self.shared = None, []
+        self.make = parallel(self)
+
+    def made(self, model, shared):
+        self.model, self.shared = model, list(shared)
+
+    def synchronise(self, model):
+        if self.piggyback:
+            self.piggyback.synchronise(model)
+
+    def forward(self):
+        if self.piggyback:
+            self.piggyback.begin()
+
+
+def ranks(make, count=2, **named):
+    """Return ranks that have made a model and are in their loops."""
+    found = [Rank() for _ in range(count)]
+    for number, each in enumerate(found):
+        torch.manual_seed(0)
+        each.make(make(), **named)
+        each.piggyback = Piggyback([each.model], first=number == 0)
+    return found
+
+
+def reduce(*those):
+    for each in those:
+        each.piggyback.give()
+        for parameter in each.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+    total = torch.stack([each.piggyback.carrier.grad for each in those]).sum(0)
+    for each in those:
+        each.piggyback.take(total.clone())
+
+
+class Counts(nn.Module):
+    """Has buffers of many types that its forward pass changes, each rank to something else."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, dtype=dtype))
+        for kind in (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool):
+            self.register_buffer(f"of_{kind}".replace("torch.", ""), torch.zeros(3, dtype=kind), persistent=False)
+        self.register_buffer("count", torch.tensor(0))
+        self.number = 0
+
+    def forward(self):
+        with torch.no_grad():
+            for number, each in enumerate(self.buffers()):
+                noise = torch.randn(each.shape, generator=torch.Generator().manual_seed(self.number + number)) * 1e6
+                each.copy_(noise.to(each.dtype))
+            self.of_float32[0] = torch.nan
+            self.count = self.count + 1  # another tensor
+        return self.weight.sum()
+
+
+def bits(model):
+    return [each.clone().reshape(-1).view(torch.uint8).tolist() for each in model.module.buffers()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_buffers_are_bitwise_those_of_the_first_rank_from_the_next_forward_pass_on(dtype):
+    first, *others = all_ranks = ranks(lambda: Counts(dtype), 3)
+    for number, each in enumerate(all_ranks):
+        each.model.module.number = 100 * number
+        each.model().backward()
+    sent, own = bits(first.model), [bits(each.model) for each in others]
+    reduce(*all_ranks)
+    assert [bits(each.model) for each in others] == own
+    assert sent not in own
+    for each in others:
+        each.model.module.forward = each.model.module.weight.sum
+        each.model()
+        assert bits(each.model) == sent
+
+
+@pytest.mark.parametrize("named", [{"broadcast_buffers": False}, {"forward_sync_buffers": False}])
+def test_buffers_that_are_not_to_be_synchronised_stay_each_rank_s_own(named):
+    first, other = ranks(lambda: nn.BatchNorm1d(2), **named)
+    for each, scale in ((first, 1), (other, 2)):
+        each.model(torch.randn(4, 2) * scale).sum().backward()
+    own = bits(other.model)
+    reduce(first, other)
+    other.model.eval()(torch.zeros(4, 2))
+    assert bits(other.model) == own
+    shared = [len(each.shared) for each in (first, other)]
+    assert shared == [2, 2] if "broadcast_buffers" in named else [5, 5]
+
+
+def test_only_a_forward_pass_after_one_whose_gradients_are_reduced_synchronises():
+    first, other = ranks(lambda: nn.BatchNorm1d(2))
+    for each, scale in ((first, 1), (other, 2)):
+        each.model(torch.randn(4, 2) * scale).sum().backward()
+    reduce(first, other)
+    with torch.no_grad():
+        other.model.eval()(torch.zeros(4, 2))
+    sent = bits(first.model)
+    assert bits(other.model) == sent
+    other.model.train()(torch.randn(4, 2))
+    other.model.eval()
+    with other.model.no_sync():
+        other.model(torch.zeros(4, 2))
+    assert bits(other.model) == sent, "as one comes in between whose gradients are"
+    other.model.train()(torch.randn(4, 2))
+    assert bits(other.model) != sent
+
+
+def test_what_the_first_rank_changes_where_others_would_not_have_it_is_refused_by_all():
+    first, other = those = ranks(lambda: nn.BatchNorm1d(2))
+    for step in range(2):
+        for each in those:
+            each.model(torch.randn(4, 2)).sum().backward()
+        if step == 0:
+            reduce(*those)
+            first.model.module.running_var += 1
+    first.piggyback.give()
+    other.piggyback.give()
+    total = first.piggyback.carrier.grad + other.piggyback.carrier.grad
+    for each in those:
+        with pytest.raises(InvalidInputError, match=r"buffer running_var of the first rank .*`heal: restart`"):
+            each.piggyback.take(total.clone())
+
+
+def test_a_buffer_of_another_shape_is_refused():
+    [one] = ranks(lambda: nn.BatchNorm1d(2), 1)
+    one.model.module.register_buffer("more", torch.zeros(1))
+    with pytest.raises(InvalidInputError, match=r"buffer more .*`heal: restart`"):
+        one.model(torch.randn(4, 2))
+
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(2, 1) for _ in range(3))
+
+    def forward(self, *heads):
+        return sum(self.heads[head](torch.ones(1, 2)).sum() for head in heads)
+
+
+@pytest.mark.parametrize("named", [{"find_unused_parameters": True}, {"static_graph": True}])
+def test_what_no_rank_has_used_has_no_gradient(named):
+    those = ranks(Heads, **named)
+    for each, head in zip(those, (0, 1), strict=True):
+        each.model(head).backward()
+    reduce(*those)
+    for each in those:
+        assert [parameter.grad is None for parameter in each.model.parameters()] == [False] * 4 + [True] * 2
+
+
+def test_gradients_that_torch_would_miss_or_leave_alone_are_refused():
+    [one] = ranks(Heads, 1)
+    one.model(0).backward()
+    with pytest.raises(InvalidInputError, match=r"4 of 6 parameters, such as heads.1.weight, .*find_unused_parameters"):
+        one.piggyback.give()
+
+    def frozen():
+        model = Heads()
+        model.heads[0].requires_grad_(False)
+        return model
+
+    [one] = ranks(frozen, 1)
+    one.model.module.requires_grad_()
+    one.model(0, 1, 2).backward()
+    with pytest.raises(InvalidInputError, match=r"parameter heads.0.weight has a gradient, and did not require one"):
+        one.piggyback.give()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_new_rank_begins_as_the_lost_one_had_begun(first):
+    def make():
+        return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2).requires_grad_(False))
+
+    def new():
+        [found] = ranks(make, 1, find_unused_parameters=True)
+        found.piggyback = Piggyback([found.model], first=first)
+        found.piggyback.load_state_dict(copy.deepcopy(those[1].piggyback.state_dict()))
+        return found
+
+    those = ranks(make, find_unused_parameters=True)
+    for each in those:
+        each.model(torch.randn(4, 2)).sum().backward()
+    reduce(*those)
+    between = new()
+    assert bits(between.model) == bits(those[0 if first else 1].model)
+    for each in (between, *those):
+        each.model.module[0].requires_grad_(False)
+        each.model.module[1].eval()
+        each.model(torch.randn(4, 2))
+        assert bits(each.model) == bits(those[0].model)
+    those[1].model.module[1].running_mean += 1  # in its forward pass
+    those[1].model.module[2].weight.data *= 2
+    within = new()
+    assert bits(within.model) == bits(those[0].model)
+    assert torch.equal(within.model.module[2].weight, those[0].model.module[2].weight)
+    assert [each.requires_grad for each in within.model.parameters()] == [False, False, True, True, False, False]
+    assert not within.model.module[1].training
+
+
+class Half:
+    def size(self):
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ({"process_group": Half()}, "process_group= of less than all 2 ranks"),
+        ({"mixed_precision": object()}, "mixed_precision="),
+        ({"delay_all_reduce_named_params": [], "param_to_hook_all_reduce": 1}, "delay_all_reduce_named_params="),
+    ],
+)
+def test_what_reduces_gradients_otherwise_is_refused(named, told, monkeypatch):
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda group: group.size())
+    with pytest.raises(InvalidInputError, match=rf"DistributedDataParallel with {told}.*, or set `heal: restart`"):
+        Rank().make(nn.Linear(1, 1), **named)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: model.register_comm_hook(None, print),
+        lambda model: model._register_builtin_comm_hook(None),
+        lambda model: model._register_fused_optim(torch.optim.SGD, 1),
+        lambda model: model.join(),
+        lambda model: Join([model]),
+    ],
+)
+def test_calls_that_change_how_gradients_are_reduced_are_refused(call):
+    with pytest.raises(InvalidInputError, match=r"or set `heal: restart`"):
+        call(Rank().make(nn.Linear(1, 1)))
+
+
+def test_names_to_ignore_and_models_that_do_not_train_are_refused():
+    model = nn.BatchNorm1d(2)
+    model._ddp_params_and_buffers_to_ignore = ["running_mean"]
+    with pytest.raises(InvalidInputError, match=r"_ddp_params_and_buffers_to_ignore \(running_mean\)"):
+        Rank().make(model)
+    with pytest.raises(RuntimeError, match="is not needed"):
+        Rank().make(nn.Linear(1, 1).requires_grad_(False))
+
+
+def test_it_can_be_copied_and_passes_for_torch_s_own():
+    [one] = ranks(Heads, 1)
+    assert isinstance(AveragedModel(one.model).module, torch.nn.parallel.DistributedDataParallel)
+    assert type(one.model).__name__ == "DistributedDataParallel"
+    assert all(map(torch.equal, *(each.parameters() for each in (one.model, copy.deepcopy(one.model)))))

@@ -1,0 +1,160 @@
+"""What a script that is healed in place makes instead of torch's DistributedDataParallel.
+
+It trains what that trains, to the last bit, or refuses by name what it can't do.
+"""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.utils import _to_kwargs
+from torch.nn.parallel import DistributedDataParallel
+
+from unicron.errors import InvalidInputError
+
+CURE = "or set `heal: restart`"
+
+ARGUMENTS = inspect.signature(DistributedDataParallel.__init__)
+
+REFUSED_ARGUMENTS = {
+    "mixed_precision": "use torch.autocast, or make the parameters in that precision",
+    "delay_all_reduce_named_params": "leave it and param_to_hook_all_reduce out",
+}
+"""By the name of an argument, what to do instead of giving it."""
+
+REFUSED_METHODS = {
+    "register_comm_hook": "leave it out: gradients are reduced in the precision that they have",
+    "_register_builtin_comm_hook": "leave it out: gradients are reduced in the precision that they have",
+    "_register_buffer_comm_hook": "leave it out: buffers are those of the first rank",
+    "_register_fused_optim": "step the optimizer behind the backward pass",
+    "join_hook": "leave model.join() and Join(...) out, and give all ranks as many batches, as DistributedSampler does",
+}
+"""By the name of a method, what to do instead of calling it."""
+
+
+class Rank(Protocol):
+    """What a model is told to: one rank of a script."""
+
+    size: int
+
+    def made(self, model: "Parallel", shared: Iterable[torch.Tensor]) -> None:
+        """Note a model, and have all ranks have these tensors of the first."""
+
+    def synchronise(self, model: "Parallel") -> None:
+        """Have the buffers of the first rank."""
+
+    def forward(self) -> None:
+        """Begin an iteration."""
+
+
+class Reducer:
+    """What Lightning's manual optimization and Accelerate make ready for a backward pass, which needs nothing here."""
+
+    def prepare_for_backward(self, outputs: Any) -> None:
+        """Do nothing."""
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+
+class Parallel(DistributedDataParallel):
+    """A model whose gradients are reduced as its backward pass ends, and whose buffers go along with them.
+
+    Attributes:
+        rank: of the script that makes it.
+    """
+
+    rank: Rank
+
+    def __init__(self, module: torch.nn.Module, *arguments: Any, **named: Any) -> None:
+        given = ARGUMENTS.bind(self, module, *arguments, **named).arguments
+        _check(module, given, self.rank.size)
+        torch.nn.Module.__init__(self)
+        self.module = module
+        self.require_backward_grad_sync = self.require_forward_param_sync = True
+        self.find_unused_parameters = bool(given.get("find_unused_parameters"))
+        self.static_graph = bool(given.get("static_graph"))
+        synced, older = given.get("forward_sync_buffers"), given.get("broadcast_buffers")
+        self.forward_sync_buffers = synced if synced is not None else older is not False
+        self.parameters_to_ignore: set[str] = set()
+        self.reducer = Reducer()  # type: ignore[assignment]
+        first = next(module.parameters())
+        self.device, self.device_type = first.device, first.device.type
+        self.device_ids = list(given.get("device_ids") or ()) if self.device_type != "cpu" else []
+        buffers = module.buffers() if synced is not None or older is not False else ()
+        self.rank.made(self, [*module.parameters(), *buffers] if given.get("init_sync", True) else [])
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Run the model."""
+        if self.require_forward_param_sync and self.forward_sync_buffers:
+            self.rank.synchronise(self)
+        self.rank.forward()
+        if self.device_ids:
+            (inputs,), (named,) = _to_kwargs(inputs, named, self.device, use_side_stream_for_tensor_copies=False)
+        output = self.module(*inputs, **named)
+        self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
+        return output
+
+    @property
+    def uses_vary(self) -> bool:
+        """Whether a backward pass may leave out some of its parameters."""
+        return self.find_unused_parameters or self.static_graph
+
+    def _set_static_graph(self) -> None:
+        self.static_graph = True
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        """Return nothing; Lightning asks."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__.copy()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
+
+
+def parallel(rank: Rank) -> type[Parallel]:
+    """Return what scripts make instead of torch's own, by whose name they may look for it."""
+    name, module = DistributedDataParallel.__name__, DistributedDataParallel.__module__
+    return type(name, (Parallel,), {"rank": rank, "__module__": module})
+
+
+def _check(module: torch.nn.Module, given: Mapping[str, Any], ranks: int) -> None:
+    """Refuse what gradients would be reduced otherwise for.
+
+    Raises:
+        InvalidInputError: it is one of the things that can't be had in place.
+        RuntimeError: there is nothing to train, as torch says.
+    """
+    for name, instead in REFUSED_ARGUMENTS.items():
+        if given.get(name) is not None:
+            _refuse(f"{name}=", instead)
+    for name, size in (("process_group", dist.get_world_size), ("device_mesh", DeviceMesh.size)):
+        if given.get(name) is not None and size(given[name]) != ranks:
+            _refuse(f"{name}= of less than all {ranks} ranks", "have all of them train one model")
+    if ignored := getattr(module, "_ddp_params_and_buffers_to_ignore", ()):
+        names = ", ".join(sorted(ignored)[:3])
+        _refuse(f"_ddp_params_and_buffers_to_ignore ({names})", "leave it out")
+    if not any(each.requires_grad for each in module.parameters()):
+        raise RuntimeError(
+            "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."
+        )
+
+
+def _refuse(what: str, instead: str) -> NoReturn:
+    raise InvalidInputError(f"`heal: in-place` can't have DistributedDataParallel with {what}: {instead}, {CURE}")
+
+
+def _refused(name: str, instead: str) -> Any:
+    def refused(*_: Any, **__: Any) -> NoReturn:
+        _refuse(name.removesuffix("_hook") if name == "join_hook" else name, instead)
+
+    return refused
+
+
+for _name, _instead in REFUSED_METHODS.items():
+    setattr(Parallel, _name, _refused(_name, _instead))
