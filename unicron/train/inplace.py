@@ -243,6 +243,9 @@ class InPlace:
         else:
             self._piggyback = own["piggyback"] = Piggyback(self._models, first=self.rank == 0)
             self._shell.carriers.append(self._piggyback.carrier)
+        # as they are before any is frozen, on a new rank as well
+        carried = [each for each in models.parameters() if each.requires_grad or each.nbytes > LARGE_BYTES]
+        carried += [each for each in models.buffers() if each.nbytes > LARGE_BYTES]
         self._shell.protect({"model": models, **own, **others})
         self._channel.interrupt = self._interrupt
         run(self._core.start())
@@ -253,9 +256,7 @@ class InPlace:
         else:
             self._shell.records.go_on(self._core.membership, ())
         self._inner.ended.joined = True
-        trained = [each for each in models.parameters() if each.requires_grad]
-        large = [each for each in (*models.parameters(), *models.buffers()) if each.nbytes > LARGE_BYTES]
-        return [*trained, *large, *self._optimizers]
+        return [*carried, *self._optimizers]
 
     def _leave(self, record: Record | NotCarriedError) -> None:
         self._shell.records.leave(record)
