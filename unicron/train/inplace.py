@@ -43,6 +43,9 @@ from unicron.train.shards import local
 from unicron.train.shell import run
 from unicron.train.state import Fetcher
 
+BESIDE = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
+"""What its agent tells a rank of those on its node: a script reads it before there is a membership."""
+
 SPREADING = "torch.distributed.fsdp._fully_shard._fsdp_state"
 """Where torch keeps what `fully_shard` makes of a module."""
 
@@ -86,7 +89,9 @@ class InPlace:
         """Form the script's group, where all ranks are new; else have a ghost of it until its loops begin."""
         if self._inner is not None:
             raise ValueError("trying to initialize the default process group twice!")
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = (
+            torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+        )
         self._channel.send(Ready())
         self._inner = ScriptGroups(self._layout, self.rank, device, self.loops, self._go_on)
         self._be(Shell(self._channel, self.size, self._inner), Core)
@@ -321,9 +326,9 @@ class InPlace:
 def install(channel: Channel) -> InPlace:
     """Exchange what scripts call; return what is behind it."""
     mine = InPlace(channel)
-    device = os.environ["CUDA_VISIBLE_DEVICES"]
-    places = [Place(str(rank), device, "127.0.0.1 0") for rank in range(mine.size)]  # a node each, and nobody to meet
-    os.environ.update(variables_of(mine.rank, places, os.environ["UNICRON_TASK"], 0))
+    places = [Place("", "", "127.0.0.1 0")] * mine.size  # nobody is to be met there
+    beside = {name: os.environ[name] for name in BESIDE}
+    os.environ.update(variables_of(mine.rank, places, os.environ["UNICRON_TASK"], 0) | beside)
     begin, hand_out, backward = dist.init_process_group, dist.broadcast_object_list, torch.autograd.backward
     ask, make = dist.get_backend, dist.new_group
 

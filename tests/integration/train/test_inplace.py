@@ -232,6 +232,28 @@ async def test_a_while_loop_that_accumulates_is_healed_and_what_its_other_collec
     assert run.begun == [0, 0, 1, 1, 1]
 
 
+BESIDE = """
+    import os
+
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    with open("beside", "a") as told:
+        print(*(os.environ[name] for name in names), file=told)
+"""
+
+
+async def test_ranks_are_told_who_is_beside_them_on_their_node_before_they_meet(scene):
+    async with disturbed(scene, textwrap.dedent(BESIDE) + textwrap.dedent(LOOSE), (10,), ranks=3) as run:
+        await run.at(10)
+        nodes = [member.node for member in (await scene.view(run.name)).members]
+        await run.strike(1)
+    by_rank = dict.fromkeys(nodes)
+    told = sorted(
+        f"{rank} {nodes[:rank].count(node)} {nodes.count(node)} {list(by_rank).index(node)} {len(by_rank)}"
+        for rank, node in [*enumerate(nodes), (1, nodes[1])]
+    )
+    assert sorted((scene.cluster.root.parent / run.name / "beside").read_text().splitlines()) == told
+
+
 async def test_ranks_that_are_lost_while_others_build_and_one_after_the_other_are_replaced(scene):
     async with disturbed(scene, LOOSE, (-1,)) as run:
         await run.at(-1, phase="begins")
