@@ -382,10 +382,15 @@ class Put(ToRendezvous, kw_only=True, frozen=True):
 
 
 class Take(ToRendezvous, kw_only=True, frozen=True):
-    """Wait until somebody has put each of `keys`; the answer is a `Taken`."""
+    """Wait until somebody has put each of `keys`; the answer is a `Taken`.
+
+    Attributes:
+        waits: else the answer comes at once, and has empty values where nobody has.
+    """
 
     rendezvous_id: str = msgspec.field(name="meeting")
     keys: list[str]
+    waits: bool = True
 
 
 class Challenge(Record, kw_only=True, frozen=True):

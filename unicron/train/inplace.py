@@ -12,6 +12,7 @@ import contextlib
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -24,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from unicron.contracts.tasks import ParallelLayout
-from unicron.contracts.worker import Finished, Membership, Ready
+from unicron.contracts.tasks import ParallelLayout, WorkerPhase
+from unicron.contracts.worker import Finished, Membership, Progress, Ready
 from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
 from unicron.train.channel import Channel
 from unicron.train.inner import NAME
@@ -34,8 +35,9 @@ from unicron.train.instrument import Importing, Program, found
 from unicron.train.iteration import WorkerCore
 from unicron.train.launcher import Place, variables_of
 from unicron.train.loops import Loops
+from unicron.train.peers import Peers, Position, Wait, Waiting, script_line
 from unicron.train.phases import Phase
-from unicron.train.rendezvous import Rendezvous
+from unicron.train.rendezvous import Rendezvous, done_everywhere
 from unicron.train.running import RunningMeans
 from unicron.train.script_groups import ScriptGroups, packed
 from unicron.train.script_shell import AGAIN, GOES_ON, NEW, STANDS, Core, ScriptShell, Shell, SpreadCore, SpreadShell
@@ -82,6 +84,8 @@ class InPlace:
         self._queued = self._computing = self._empty = False
         self._waits: Rendezvous | None = None
         self._waits_in = -1
+        self._peers = Peers(channel, self._membership, self._position)
+        self._pid = os.getpid()
 
     # --- the script's group ------------------------------------------------------------------------------------------
 
@@ -93,7 +97,7 @@ class InPlace:
             torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
         )
         self._channel.send(Ready())
-        self._inner = ScriptGroups(self._layout, self.rank, device, self.loops, self._go_on)
+        self._inner = ScriptGroups(self._layout, self.rank, device, self.loops, self._go_on, self._peers)
         self._be(Shell(self._channel, self.size, self._inner), Core)
         if spreading := sys.modules.get(SPREADING):  # takes a group, so that all of it comes later
             kind = spreading.FSDPState
@@ -108,6 +112,7 @@ class InPlace:
             except GroupBrokenError:  # somebody was lost, and there is a newer one soon
                 continue
             self._met = membership
+            self._peers.watch()
             return
 
     def _be(self, shell: ScriptShell, core: type[WorkerCore]) -> None:
@@ -147,6 +152,7 @@ class InPlace:
         store = self._waits = Rendezvous(membership, part)
         self._waits_in = membership.epoch
         try:
+            self._interrupt(self._channel.newest)  # one that came before there was anything to cut
             store.set(f"{membership.rank}", value)
             return store.take([f"{rank}" for rank in range(membership.world_size)])
         finally:
@@ -212,7 +218,8 @@ class InPlace:
                 models.append(torch.nn.ParameterList([self._means.carrier]))
         self._shell.protect({"model": models, **own, **others})
         self._channel.interrupt = self._interrupt
-        run(self._core.start())
+        with self._peers.waiting(Waiting(Wait.LOOP)):
+            run(self._core.start())
         self._inner.ended.joined = True
         if self._core.phase is Phase.TAKEN:
             self._core.enter()
@@ -238,9 +245,15 @@ class InPlace:
             self._means.begin()
         while not self._computing:
             self._core.enter()
-            self._computing = run(self._core.next_microbatch()) is not None
+            self._computing = self._next_microbatch() is not None
             if not self._computing and self._core.phase is not Phase.TAKEN:
                 raise GroupBrokenError("this iteration was finished without this rank")
+
+    def _next_microbatch(self) -> int | None:
+        """Return what to compute; None once there is the gradient, for which all ranks are waited for."""
+        self._peers.iteration = self._core.iteration
+        with self._peers.waiting(Waiting(Wait.GRADIENT, self._core.iteration)):
+            return run(self._core.next_microbatch())
 
     def _parameters(self) -> Iterator[torch.nn.Parameter]:
         return (each for model in (*self._models, *self._spread) for each in model.parameters())
@@ -258,7 +271,7 @@ class InPlace:
         self._means.give()
         self._shell.computed(self._loss)
         self._core.computed()
-        if run(self._core.next_microbatch()) is not None:
+        if self._next_microbatch() is not None:
             raise GroupBrokenError("what this rank computed was dropped, and can't be computed again in place")
         self._means.take()
 
@@ -280,7 +293,7 @@ class InPlace:
             self.loops.reduced()
             self._shell.computed(self._loss)
             self._core.computed()
-            run(self._core.next_microbatch())
+            self._next_microbatch()
 
     def computes(self, loss: torch.Tensor) -> None:
         """Note the loss of a backward pass.
@@ -302,25 +315,76 @@ class InPlace:
         if self._core.phase is Phase.REDUCED and optimizer in self._optimizers:
             run(self._core.step())
 
-    def finish(self) -> None:
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def to_its_end(self) -> Iterator[None]:
+        """Have a script run inside, whose end is the task's where it ended well: `sys.exit()` is an end like others."""
+        try:
+            yield
+        except SystemExit as ending:
+            if ending.code is None or ending.code == 0:
+                self._finish(f"by sys.exit() at {script_line(traceback.extract_tb(ending.__traceback__))}")
+            raise
+        self._finish(f"at the end of {Path(sys.argv[0]).name}")
+
+    def _finish(self, where: str) -> None:
         """Say that the script is done, once it is on all ranks: who ends closes connections that others may yet use.
+
+        Args:
+            where: it has ended, for people.
 
         Raises:
             InvalidInputError: the others are in a loop that this rank has not come to.
+            ConnectionAbortedError: a rank has failed, and what it was to do behind its loop is not done.
         """
-        if self._inner is not None:
-            begun = self._core.epoch >= 0
-            if not begun and self._inner.given and not self._inner.again:
-                raise InvalidInputError(
-                    "this script has ended before the loop that the other ranks are in: something is not as it was "
-                    "when they began, such as a file of theirs that it found; let it go on from that, or set "
-                    "`heal: restart`"
-                )
-            with contextlib.suppress(GroupBrokenError):
-                self._wait_for("-done", self._core.membership if begun else self._met, b"")
-            if begun:
-                self._shell.leave()
+        if os.getpid() != self._pid:  # a process that the script has forked ends
+            return
+        if self._inner is None:
+            self.meet()
+        if self._inner is not None and not self._begun and self._inner.given and not self._inner.again:
+            raise InvalidInputError(
+                "this script has ended before the loop that the other ranks are in: something is not as it was "
+                "when they began, such as a file of theirs that it found; let it go on from that, or set "
+                "`heal: restart`"
+            )
+        membership = self._membership()
+        self._channel.send(Progress(iteration=max(0, self._channel.iteration), phase=WorkerPhase.WAITING, done=0))
+        with contextlib.suppress(GroupBrokenError):
+            self._peers.tell(self._position(None, where))
+        if not done_everywhere(
+            lambda: self._wait_for("-done", membership, b""), lambda: self._channel.newest.epoch > membership.epoch
+        ):
+            raise ConnectionAbortedError(
+                "a rank has failed that had not come to the end of this script, as this one had: all begin again"
+            )
+        if self._begun:
+            self._shell.leave()
         self._channel.send(Finished(iterations=int(os.environ["UNICRON_ITERATIONS"])))
+
+    @property
+    def _begun(self) -> bool:
+        """Whether it has come to its first loop."""
+        return self._core.epoch >= 0
+
+    def _membership(self) -> Membership:
+        return self._core.membership if self._begun else self._met
+
+    def _position(self, waits: Waiting | None, where: str) -> Position:
+        """Return what this rank has begun, by now."""
+        setup, collectives = self._inner.began if self._inner is not None else (0, 0)
+        iterations = self._core.iteration + (self._core.phase is Phase.REDUCED) if self._begun else 0
+        if waits is not None and waits.wait is Wait.GRADIENT:
+            iterations = waits.number + 1
+        return Position(
+            rank=self.rank,
+            where=where,
+            waits=waits,
+            setup=setup,
+            begun=self._begun,
+            collectives=collectives,
+            iterations=iterations,
+        )
 
 
 def install(channel: Channel) -> InPlace:
@@ -439,8 +503,8 @@ def execute(channel: Channel, script: str) -> dict[str, Any]:
     main = ModuleType("__main__")
     main.__dict__.update({"__file__": str(path), LOOPS: mine.loops})
     sys.modules["__main__"] = main
-    exec(program.compiled(path.read_bytes(), path), main.__dict__)  # noqa: S102 the user's own script
-    mine.finish()
+    with mine.to_its_end():
+        exec(program.compiled(path.read_bytes(), path), main.__dict__)  # noqa: S102 the user's own script
     return main.__dict__
 
 
@@ -448,6 +512,5 @@ def execute_module(channel: Channel, name: str) -> dict[str, Any]:
     """Run a module as `python -m` would, likewise."""
     mine = install(channel)
     sys.meta_path.insert(0, Importing(Program(*found(name)), mine.loops))
-    variables = runpy.run_module(name, {LOOPS: mine.loops}, run_name="__main__", alter_sys=True)
-    mine.finish()
-    return variables
+    with mine.to_its_end():
+        return runpy.run_module(name, {LOOPS: mine.loops}, run_name="__main__", alter_sys=True)

@@ -185,6 +185,14 @@ async def test_where_all_ranks_are_lost_they_go_on_from_what_was_saved(scene):
     assert all(each.state_from and each.iteration > 0 for each in again)
 
 
+async def test_where_a_rank_is_lost_behind_the_loop_all_go_on_from_what_was_saved(scene):
+    saves = "    if rank == 0:\n        torch.save"
+    async with disturbed(scene, CHOOSES.replace(saves, f"    gate.at(30, rank=rank)\n{saves}"), (30,)) as run:
+        await run.at(30)
+        await run.strike(0)
+    assert run.begun == [0, 0, 1, 1]
+
+
 LOOSE = """
     import gate
     import torch
