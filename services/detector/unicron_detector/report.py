@@ -113,7 +113,7 @@ class Reporter:
         worker = self.state.workers.get(failure.worker)
         if worker is None:
             return ""
-        how = f"{failure.worker} on {failure.node}: {failure.reason.splitlines()[0][:160] if failure.reason else ''}"
+        how = f"{failure.worker} on {failure.node}: {failure.reason.splitlines()[0][:300] if failure.reason else ''}"
         # of a membership that is broken by what it could not hand over, nobody has told that it was formed
         epoch = max(worker.epoch if worker.epoch >= 0 else worker.ordered, failure.epoch)
         if epoch < 0:
