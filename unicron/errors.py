@@ -60,6 +60,10 @@ class StateLostError(RuntimeError, UnicronError):
     """A worker gave its state up and nobody has one for it: only a new process can begin without."""
 
 
+class RankEndedError(UnicronError):
+    """A rank of a script waits for another that never comes, as it has ended: no restart would change that."""
+
+
 class UnsoundStateError(StateTransferError):
     """A copy of a state is not what its checksum says."""
 

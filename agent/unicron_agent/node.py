@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 
 import msgspec
@@ -439,6 +439,7 @@ class Node:
             "UNICRON_PLACE": str(command.place),
             "CUDA_VISIBLE_DEVICES": slot.device,
             CAUSE: told_cause(command.cause),
+            **local_variables(command, self._slots),
         }
 
     # --- queries ------------------------------------------------------------------------------------------------------
@@ -469,6 +470,23 @@ class Node:
             case InjectFault():
                 raise InvalidInputError(f"{self._name} injects no faults: start its agent with UNICRON_CHAOS=true")
         raise InvalidInputError(f"an agent answers GetStates, GetLog and InjectFault, not {type(query).__name__}")
+
+
+def local_variables(command: StartWorker, slots: Sequence[Slot]) -> dict[str, str]:
+    """Return what torchrun's variables tell a rank of its node, where the order says who is on it.
+
+    All ranks of a node see the devices of all of them, and each takes the one that its local rank names.
+    """
+    if command.slot not in command.local_slots:
+        return {}
+    devices = {slot.index: slot.device for slot in slots}
+    return {
+        "LOCAL_RANK": str(command.local_slots.index(command.slot)),
+        "LOCAL_WORLD_SIZE": str(len(command.local_slots)),
+        "GROUP_RANK": str(command.group),
+        "GROUP_WORLD_SIZE": str(command.groups),
+        "CUDA_VISIBLE_DEVICES": ",".join(filter(None, map(devices.get, command.local_slots))),
+    }
 
 
 def own_checkpoints(spec: TaskSpec) -> dict[str, str]:

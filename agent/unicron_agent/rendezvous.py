@@ -135,9 +135,10 @@ class RendezvousServer:
         async with self._news:
             values = self._values(membership)
             wanted = [(message.rendezvous_id, key) for key in message.keys]
-            if not message.now:
-                await self._news.wait_for(lambda: all(each in values for each in wanted))
-            return [values.get(each, b"") for each in wanted]
+            if not message.waits:
+                return [values.get(each, b"") for each in wanted]
+            await self._news.wait_for(lambda: all(each in values for each in wanted))
+            return [values[each] for each in wanted]
 
 
 async def _read(reader: asyncio.StreamReader, limit: int = LIMIT) -> ToRendezvous:

@@ -36,6 +36,9 @@ class StartWorker(Command, kw_only=True, frozen=True):
         place: part of the model that it builds, for as long as it lives; in which replica, memberships say.
         layout: the shape of that replica.
         cause: why the task needs it; empty where it is one of its first.
+        local_slots: slots of the task's workers on this node, this one among them, in the order of their places; empty
+            where a worker is told by its memberships who is beside it.
+        group, groups: which of the task's nodes this is, in that order, of how many.
     """
 
     slot: Number
@@ -45,6 +48,9 @@ class StartWorker(Command, kw_only=True, frozen=True):
     place: Number = 0
     layout: ParallelLayout = ParallelLayout()
     cause: Text = ""
+    local_slots: Annotated[list[Number], Few] = []
+    group: Number = 0
+    groups: Number = 1
 
 
 class StopWorker(Command, kw_only=True, frozen=True):

@@ -44,6 +44,8 @@ class FailureStatus(Word):
     """A worker's state is not what other replicas have of it."""
     GRADIENT_NOT_FINITE = "gradient_not_finite"
     """A script was told to stop where that is so."""
+    RANK_ENDED = "rank_ended"
+    """A rank of a script waits for another that never comes: it has ended, or waits elsewhere for this one."""
     CONNECTION_REFUSED = "connection_refused"
     CONNECTION_RESET = "connection_reset"
     NCCL_TIMEOUT = "nccl_timeout"

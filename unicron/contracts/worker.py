@@ -385,12 +385,12 @@ class Take(ToRendezvous, kw_only=True, frozen=True):
     """Wait until somebody has put each of `keys`; the answer is a `Taken`.
 
     Attributes:
-        now: wait for none; values that nobody has put are empty.
+        waits: else the answer comes at once, and has empty values where nobody has.
     """
 
     rendezvous_id: str = msgspec.field(name="meeting")
     keys: list[str]
-    now: bool = False
+    waits: bool = True
 
 
 class Challenge(Record, kw_only=True, frozen=True):

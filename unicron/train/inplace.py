@@ -12,6 +12,7 @@ import contextlib
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -24,8 +25,8 @@ from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPl
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.optim.swa_utils import AveragedModel
 
-from unicron.contracts.tasks import ParallelLayout
-from unicron.contracts.worker import Finished, Membership, Ready
+from unicron.contracts.tasks import ParallelLayout, WorkerPhase
+from unicron.contracts.worker import Finished, Membership, Progress, Ready
 from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
 from unicron.train.channel import Channel
 from unicron.train.inner import NAME
@@ -36,9 +37,10 @@ from unicron.train.launcher import Place, variables_of
 from unicron.train.loops import Loops, Record
 from unicron.train.objects import LARGE_BYTES, NotCarriedError
 from unicron.train.parallel import Parallel, parallel
+from unicron.train.peers import Peers, Position, Wait, Waiting, script_line
 from unicron.train.phases import Phase
 from unicron.train.piggyback import Piggyback
-from unicron.train.rendezvous import Rendezvous
+from unicron.train.rendezvous import Rendezvous, done_everywhere
 from unicron.train.script_groups import ScriptGroups, packed
 from unicron.train.script_shell import AGAIN, GOES_ON, NEW, STANDS, Core, ScriptShell, Shell, SpreadCore, SpreadShell
 from unicron.train.shards import local
@@ -47,6 +49,9 @@ from unicron.train.state import Fetcher
 
 CARRIED = (LRScheduler, SequentialLR, ChainedScheduler, ReduceLROnPlateau, torch.amp.GradScaler, AveragedModel)
 """What goes along to a new rank wherever it is made; these schedulers do not call `LRScheduler.__init__`."""
+
+BESIDE = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
+"""What its agent tells a rank of those on its node: a script reads it before there is a membership."""
 
 SPREADING = "torch.distributed.fsdp._fully_shard._fsdp_state"
 """Where torch keeps what `fully_shard` makes of a module."""
@@ -78,6 +83,8 @@ class InPlace:
         self._queued = self._computing = self._empty = False
         self._waits: Rendezvous | None = None
         self._waits_in = -1
+        self._peers = Peers(channel, self._membership, self._position)
+        self._pid = os.getpid()
 
     # --- the script's group ------------------------------------------------------------------------------------------
 
@@ -85,9 +92,11 @@ class InPlace:
         """Form the script's group, where all ranks are new; else have a ghost of it until its loops begin."""
         if self._inner is not None:
             raise ValueError("trying to initialize the default process group twice!")
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = (
+            torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+        )
         self._channel.send(Ready())
-        self._inner = ScriptGroups(self._layout, self.rank, device, self.loops, self._go_on)
+        self._inner = ScriptGroups(self._layout, self.rank, device, self.loops, self._go_on, self._peers)
         self._be(Shell(self._channel, self.size, self._inner), Core)
         if spreading := sys.modules.get(SPREADING):  # takes a group, so that all of it comes later
             kind = spreading.FSDPState
@@ -102,6 +111,7 @@ class InPlace:
             except GroupBrokenError:  # somebody was lost, and there is a newer one soon
                 continue
             self._met = membership
+            self._peers.watch()
             return
 
     def _be(self, shell: ScriptShell, core: type[WorkerCore]) -> None:
@@ -141,6 +151,7 @@ class InPlace:
         store = self._waits = Rendezvous(membership, part)
         self._waits_in = membership.epoch
         try:
+            self._interrupt(self._channel.newest)  # one that came before there was anything to cut
             store.set(f"{membership.rank}", value)
             return store.take([f"{rank}" for rank in range(membership.world_size)])
         finally:
@@ -244,11 +255,14 @@ class InPlace:
             self._piggyback = own["piggyback"] = Piggyback(self._models, first=self.rank == 0)
             self._shell.carriers.append(self._piggyback.carrier)
         # as they are before any is frozen, on a new rank as well
-        carried = [each for each in models.parameters() if each.requires_grad or each.nbytes > LARGE_BYTES]
+        carried: list[torch.Tensor] = [
+            each for each in models.parameters() if each.requires_grad or each.nbytes > LARGE_BYTES
+        ]
         carried += [each for each in models.buffers() if each.nbytes > LARGE_BYTES]
         self._shell.protect({"model": models, **own, **others})
         self._channel.interrupt = self._interrupt
-        run(self._core.start())
+        with self._peers.waiting(Waiting(Wait.LOOP)):
+            run(self._core.start())
         if self._core.phase is Phase.TAKEN:
             self._core.enter()
         if self.loops.chain:
@@ -297,9 +311,15 @@ class InPlace:
             self._piggyback.begin()
         while not self._computing:
             self._core.enter()
-            self._computing = run(self._core.next_microbatch()) is not None
+            self._computing = self._next_microbatch() is not None
             if not self._computing and self._core.phase is not Phase.TAKEN:
                 raise GroupBrokenError("this iteration was finished without this rank")
+
+    def _next_microbatch(self) -> int | None:
+        """Return what to compute; None once there is the gradient, for which all ranks are waited for."""
+        self._peers.iteration = self._core.iteration
+        with self._peers.waiting(Waiting(Wait.GRADIENT, self._core.iteration)):
+            return run(self._core.next_microbatch())
 
     def _parameters(self) -> Iterator[torch.nn.Parameter]:
         return (each for model in (*self._models, *self._spread) for each in model.parameters())
@@ -318,7 +338,7 @@ class InPlace:
         piggyback.give()
         self._shell.computed(self._loss)
         self._core.computed()
-        if run(self._core.next_microbatch()) is not None:
+        if self._next_microbatch() is not None:
             raise GroupBrokenError("what this rank computed was dropped, and can't be computed again in place")
         piggyback.take(self._shell.gradients.summed_of(piggyback.carrier))
 
@@ -340,7 +360,7 @@ class InPlace:
             self.loops.reduced()
             self._shell.computed(self._loss)
             self._core.computed()
-            run(self._core.next_microbatch())
+            self._next_microbatch()
 
     def computes(self, loss: torch.Tensor) -> None:
         """Note the loss of a backward pass.
@@ -362,33 +382,84 @@ class InPlace:
         if self._core.phase is Phase.REDUCED and optimizer in self._optimizers:
             run(self._core.step())
 
-    def finish(self) -> None:
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def to_its_end(self) -> Iterator[None]:
+        """Have a script run inside, whose end is the task's where it ended well: `sys.exit()` is an end like others."""
+        try:
+            yield
+        except SystemExit as ending:
+            if ending.code is None or ending.code == 0:
+                self._finish(f"by sys.exit() at {script_line(traceback.extract_tb(ending.__traceback__))}")
+            raise
+        self._finish(f"at the end of {Path(sys.argv[0]).name}")
+
+    def _finish(self, where: str) -> None:
         """Say that the script is done, once it is on all ranks: who ends closes connections that others may yet use.
+
+        Args:
+            where: it has ended, for people.
 
         Raises:
             InvalidInputError: the others are in a loop that this rank has not come to.
+            ConnectionAbortedError: a rank has failed, and what it was to do behind its loop is not done.
         """
-        if self._inner is not None:
-            begun = self._core.epoch >= 0
-            if not begun and self._inner.given and not self._inner.again:
-                raise InvalidInputError(
-                    "this script has ended before the loop that the other ranks are in: something is not as it was "
-                    "when they began, such as a file of theirs that it found; let it go on from that, or set "
-                    "`heal: restart`"
-                )
-            with contextlib.suppress(GroupBrokenError):
-                self._wait_for("-done", self._core.membership if begun else self._met, b"")
-            if begun:
-                self._shell.leave()
+        if os.getpid() != self._pid:  # a process that the script has forked ends
+            return
+        if self._inner is None:
+            self.meet()
+        if self._inner is not None and not self._begun and self._inner.given and not self._inner.again:
+            raise InvalidInputError(
+                "this script has ended before the loop that the other ranks are in: something is not as it was "
+                "when they began, such as a file of theirs that it found; let it go on from that, or set "
+                "`heal: restart`"
+            )
+        membership = self._membership()
+        self._channel.send(Progress(iteration=max(0, self._channel.iteration), phase=WorkerPhase.WAITING, done=0))
+        with contextlib.suppress(GroupBrokenError):
+            self._peers.tell(self._position(None, where))
+        if not done_everywhere(
+            lambda: self._wait_for("-done", membership, b""), lambda: self._channel.newest.epoch > membership.epoch
+        ):
+            raise ConnectionAbortedError(
+                "a rank has failed that had not come to the end of this script, as this one had: all begin again"
+            )
+        if self._begun:
+            self._shell.leave()
         self._channel.send(Finished(iterations=int(os.environ["UNICRON_ITERATIONS"])))
+
+    @property
+    def _begun(self) -> bool:
+        """Whether it has come to its first loop."""
+        return self._core.epoch >= 0
+
+    def _membership(self) -> Membership:
+        return self._core.membership if self._begun else self._met
+
+    def _position(self, waits: Waiting | None, where: str) -> Position:
+        """Return what this rank has begun, by now."""
+        setup, collectives = self._inner.began if self._inner is not None else (0, 0)
+        iterations = self._core.iteration + (self._core.phase is Phase.REDUCED) if self._begun else 0
+        if waits is not None and waits.wait is Wait.GRADIENT:
+            iterations = waits.number + 1
+        return Position(
+            rank=self.rank,
+            where=where,
+            waits=waits,
+            setup=setup,
+            begun=self._begun,
+            collectives=collectives,
+            iterations=iterations,
+        )
 
 
 def install(channel: Channel) -> InPlace:
     """Exchange what scripts call; return what is behind it."""
     mine = InPlace(channel)
-    device = os.environ["CUDA_VISIBLE_DEVICES"]
-    places = [Place(str(rank), device, "127.0.0.1 0") for rank in range(mine.size)]  # a node each, and nobody to meet
-    os.environ.update(variables_of(mine.rank, places, os.environ["UNICRON_TASK"], 0))
+    places = [Place("", "", "127.0.0.1 0")] * mine.size  # nobody is to be met there
+    beside = {name: os.environ[name] for name in BESIDE}
+    os.environ.update(variables_of(mine.rank, places, os.environ["UNICRON_TASK"], 0) | beside)
     begin, hand_out, backward = dist.init_process_group, dist.broadcast_object_list, torch.autograd.backward
     ask, make = dist.get_backend, dist.new_group
 
@@ -459,8 +530,8 @@ def execute(channel: Channel, script: str) -> dict[str, Any]:
     main = ModuleType("__main__")
     main.__dict__.update({"__file__": str(path), LOOPS: mine.loops})
     sys.modules["__main__"] = main
-    exec(program.compiled(path.read_bytes(), path), main.__dict__)  # noqa: S102 the user's own script
-    mine.finish()
+    with mine.to_its_end():
+        exec(program.compiled(path.read_bytes(), path), main.__dict__)  # noqa: S102 the user's own script
     return main.__dict__
 
 
@@ -468,6 +539,5 @@ def execute_module(channel: Channel, name: str) -> dict[str, Any]:
     """Run a module as `python -m` would, likewise."""
     mine = install(channel)
     sys.meta_path.insert(0, Importing(Program(*found(name)), mine.loops))
-    variables = runpy.run_module(name, {LOOPS: mine.loops}, run_name="__main__", alter_sys=True)
-    mine.finish()
-    return variables
+    with mine.to_its_end():
+        return runpy.run_module(name, {LOOPS: mine.loops}, run_name="__main__", alter_sys=True)

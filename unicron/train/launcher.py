@@ -42,13 +42,10 @@ from unicron.contracts.worker import (
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train import channel as channels
 from unicron.train import ending
-from unicron.train.rendezvous import Rendezvous
+from unicron.train.rendezvous import Rendezvous, done_everywhere
 
 GRACE_S = 5.0
 """How long a program has, from SIGTERM on, before it is killed."""
-
-GONE_S = 2.0
-"""How long a rendezvous may be gone, before a program that has ended well is taken to have done so everywhere."""
 
 PR_SET_PDEATHSIG = 1
 
@@ -180,25 +177,12 @@ class Launcher:
         return {**told, CAUSE: told_cause(membership.cause)}
 
     def _all_are_done(self, membership: Membership) -> bool:
-        """Wait until the program has ended well on all ranks; False: on one it has not, and is to begin again on all.
-
-        Else a task would be done whose first rank fails while it saves the model, behind the others' end. Where the
-        rendezvous is gone, as its agent was started again, that is not known, and nobody waits for it.
-        """
+        """Wait until the program has ended well on all ranks; False: on one it has not, and all begin again."""
         iteration = max(0, self._channel.iteration)
         self._channel.send(Progress(iteration=iteration, phase=WorkerPhase.WAITING, done=0))
-        gone_at: float | None = None
-        while self._channel.newest.epoch == membership.epoch:
-            try:
-                self._exchange(membership, "done", b"")
-            except GroupBrokenError:
-                gone_at = gone_at or time.monotonic()
-                if time.monotonic() - gone_at > GONE_S:
-                    return True
-                time.sleep(GONE_S / 10)
-            else:
-                return True
-        return False
+        return done_everywhere(
+            lambda: self._exchange(membership, "done", b""), lambda: self._channel.newest.epoch > membership.epoch
+        )
 
     def _exchange(self, membership: Membership, what: str, mine: bytes) -> list[bytes]:
         """Return what each rank gives.

@@ -6,6 +6,8 @@ holds all of them up for 5 s. This one looks nothing up.
 
 import contextlib
 import socket
+import time
+from collections.abc import Callable
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
@@ -28,6 +30,33 @@ from unicron.errors import GroupBrokenError, InvalidInputError
 CONNECT_S = 5.0
 ASKED_BYTES = 1024
 """More than a challenge has."""
+
+GONE_S = 2.0
+"""How long a rendezvous may be gone, before a program that has ended well is taken to have done so everywhere."""
+
+
+def done_everywhere(meet: Callable[[], object], is_over: Callable[[], bool]) -> bool:
+    """Wait until a program has ended well on all ranks; return False where on one it has not.
+
+    Else a task would be done whose first rank fails while it saves the model, behind the others' end. Where the
+    rendezvous is gone, as its agent was started again, that is not known, and nobody waits for it.
+
+    Args:
+        meet: meets the others at their end; raises GroupBrokenError where that was broken off.
+        is_over: there is a newer membership.
+    """
+    gone_at: float | None = None
+    while not is_over():
+        try:
+            meet()
+        except GroupBrokenError:
+            gone_at = gone_at or time.monotonic()
+            if time.monotonic() - gone_at > GONE_S:
+                return True
+            time.sleep(GONE_S / 10)
+        else:
+            return True
+    return False
 
 
 class Rendezvous(Store):
@@ -101,15 +130,15 @@ class Rendezvous(Store):
         return self._asked(Take(rendezvous_id=self._name, keys=keys))
 
     def look(self, keys: list[str]) -> list[bytes]:
-        """Return the values of those of `keys` that are there, and empty ones for all others.
+        """Return the values that are there now, empty where there is none.
 
         Raises:
             GroupBrokenError: the connection broke.
         """
-        return self._asked(Take(rendezvous_id=self._name, keys=keys, now=True))
+        return self._asked(Take(rendezvous_id=self._name, keys=keys, waits=False))
 
-    def _asked(self, message: Take) -> list[bytes]:
-        self._send(message)
+    def _asked(self, question: Take) -> list[bytes]:
+        self._send(question)
         data = self._receive(length_of(self._receive(LENGTH.size)))
         try:
             return taken(data).values

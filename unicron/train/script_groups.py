@@ -14,8 +14,9 @@ import torch
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.heard import MOST_BYTES, Ended, Heard, Results
-from unicron.train.inner import InnerGroups, Switched, Work
+from unicron.train.inner import COLLECTIVES, InnerGroups, Switched, Work
 from unicron.train.loops import Loops
+from unicron.train.peers import Peers, Wait, Waiting
 from unicron.train.shards import local
 
 ALIKE = frozenset(
@@ -39,6 +40,7 @@ class ScriptGroups(InnerGroups):
         device: of the model.
         loops: of the script.
         go_on: goes to the next membership, and returns whether what broke may be begun again there.
+        peers: who are to come to its collectives, too.
 
     Attributes:
         heeded: what collectives give before the loops begin is kept, for a new rank.
@@ -54,8 +56,10 @@ class ScriptGroups(InnerGroups):
         device: torch.device,
         loops: Loops,
         go_on: Callable[[GroupBrokenError], bool],
+        peers: Peers,
     ) -> None:
-        self._loops, self._go_on = loops, go_on
+        self._loops, self._go_on, self._peers = loops, go_on, peers
+        self._set_up = 0
         self._under_way: list[Collective] = []
         self._setup, self._late, self.heeded, self.in_parts = Heard(), False, True, False
         self.again = False
@@ -117,8 +121,9 @@ class ScriptGroups(InnerGroups):
             GroupBrokenError: it can't be done, and that is to be told.
             InvalidInputError: the others have it behind them, and what it gave is not known.
         """
-        begin = partial(super().begin, group, name, arguments, named)
-        begun = self._loops.begun
+        begun, of_all = self._loops.begun, self._is_of_all(group, name)
+        self._set_up += of_all and not begun
+        begin = partial(self._begin, self._waits_of(group, name), group, name, arguments, named)
         if group.size() == 1 or not (begun or self.heeded) or (group.ghost and not (begun or self._late)):
             return begin()
         if self.in_parts and begun and name in OF_PARTS:
@@ -135,29 +140,55 @@ class ScriptGroups(InnerGroups):
             if begun or results != [] or _nbytes(outputs) <= LARGE_BYTES:  # else it is a parameter
                 _give(outputs, results, name)
             return Work()
-        collective = Collective(partial(self._begin_or_have, begin, group, name, outputs), outputs)
+        collective = Collective(partial(self._begin_or_have, begin, name, outputs, of_all), outputs, of_all)
         if self._under_way:  # which of them ends first is not told to whoever comes later
             for each in (*self._under_way, collective):
                 each.known = False
         collective.begin(self._go_on)
         self._under_way.append(collective)
-        return Work(lambda: self._finish_it(collective, group))
+        return Work(lambda: self._finish_it(collective))
 
-    def _begin_or_have(self, begin: Callable[[], Work], group: Switched, name: str, outputs: Results | None) -> Work:
+    @property
+    def began(self) -> tuple[int, int]:
+        """How many collectives of all ranks it has begun, before its loops begin and since."""
+        return self._set_up, self.ended.count + sum(each.of_all for each in self._under_way)
+
+    def _is_of_all(self, group: Switched, name: str) -> bool:
+        """Return whether each rank is to come to it; of those that were begun together that is not known."""
+        return group is self.world and name in COLLECTIVES
+
+    def _waits_of(self, group: Switched, name: str) -> Waiting | None:
+        """Return for what all ranks wait in the next collective; None where that is not known of it."""
+        set_up, since = self.began
+        if self.in_parts and self._loops.begun and name in OF_PARTS:
+            return Waiting(Wait.GRADIENT, self._peers.iteration) if self._loops.within else None
+        if not self._is_of_all(group, name):
+            return None
+        return Waiting(Wait.COLLECTIVE, since + 1) if self._loops.begun else Waiting(Wait.SETUP, set_up)
+
+    def _begin(self, waits: Waiting | None, *what: Any) -> Work:
+        work = super().begin(*what)
+        return work if waits is None else Work(partial(self._wait_for, work, waits))
+
+    def _wait_for(self, work: Work, waits: Waiting) -> None:
+        with self._peers.waiting(waits, stays=self.device.type == "cuda"):
+            work.wait()
+
+    def _begin_or_have(self, begin: Callable[[], Work], name: str, outputs: Results | None, of_all: bool) -> Work:
         """Begin a collective, or have what one of all ranks gave to those that have it behind them."""
-        if group is not self.world or not self.ended.ahead:
+        if not (of_all and self.ended.ahead):
             return begin()
         _give(outputs, self.ended.ahead.popleft(), name)
         return Work()
 
-    def _finish_it(self, collective: "Collective", group: Switched) -> None:
+    def _finish_it(self, collective: "Collective") -> None:
         try:
             collective.finish(self._go_on)
         finally:
             self._under_way.remove(collective)
         results = collective.outputs if collective.known else None
         if self._loops.begun:
-            if group is self.world:
+            if collective.of_all:
                 self.ended.add(results)
             self._loops.hear(results)
         elif _nbytes(results) > LARGE_BYTES:
@@ -173,12 +204,14 @@ class Collective:
     Args:
         begin: begins it.
         outputs: what it leaves the same on all ranks; None: it does not.
+        of_all: it is one of all ranks.
 
     Attributes:
         known: what it gives can be given to whoever comes later.
     """
 
-    def __init__(self, begin: Callable[[], Work], outputs: Results | None) -> None:
+    def __init__(self, begin: Callable[[], Work], outputs: Results | None, of_all: bool) -> None:
+        self.of_all = of_all
         self.outputs, self.known = outputs, outputs is not None
         self._begin = begin
         self._work: Work | None = None

@@ -48,14 +48,21 @@ class Ladder(msgspec.Struct, kw_only=True):
         self.climbs = {node: at for node, at in self.climbs.items() if now - at <= window_s}
 
 
+EARLIER = 64
+"""Iterations before the newest one that a task failed in of which it is remembered how often it did."""
+
+
 class Standstill(msgspec.Struct, kw_only=True, array_like=True):
     """The iteration in which a task fails, as long as nobody has heard that it went on behind it.
 
     Attributes:
-        epoch: the last membership that failed in it; what else fails in that one is of the same blow.
+        iteration: the last one that it failed in.
+        epoch: the last membership that failed; what else fails in that one is of the same blow.
         kept: microbatches that were done when workers met in it; more of them are progress.
         tried: what ended it each time.
         met_at: when workers met last.
+        earlier: likewise for iterations before it in which the task fails since it was set back.
+        starts: by slot, how workers ended there, one after the other, before the task had a place for them.
     """
 
     iteration: Number = -1
@@ -63,28 +70,42 @@ class Standstill(msgspec.Struct, kw_only=True, array_like=True):
     kept: Count = 0
     tried: list[Text] = []
     met_at: Moment = 0.0
+    earlier: dict[Number, list[Text]] = {}
+    starts: dict[Text, list[Text]] = {}
 
-    def failed(self, iteration: int, epoch: int, how: str, *, lasted: bool = False) -> int:
-        """Count a failure; return in how many memberships the task has failed in that iteration.
-
-        One in an earlier iteration tells nothing: the task was set back, and has not come here again yet.
+    def failed(self, iteration: int, epoch: int, how: str, *, lasted: bool = False) -> list[str]:
+        """Count a failure; return what ended the task in that iteration, once for each membership.
 
         Args:
-            iteration: in which it failed.
+            iteration: in which it failed; -1 where that is not known: in the one in which it failed before.
             epoch: of the membership.
             how: what ended it.
             lasted: it was so long in there that it has come further, though nobody tells of its iterations.
         """
-        if iteration < self.iteration or epoch <= self.epoch:
-            return 0
+        iteration = self.iteration if iteration < 0 else iteration
+        if epoch <= self.epoch:
+            return []
+        self.epoch = epoch
+        if iteration < self.iteration:  # it was set back, and has not come there again yet
+            found = self.earlier[iteration] = [*self.earlier.get(iteration, []), how]
+            if len(self.earlier) > EARLIER:
+                self.earlier.pop(min(self.earlier))
+            return found
         if iteration > self.iteration or lasted:
             self.kept, self.tried = 0, []
-        self.iteration, self.epoch = iteration, epoch
+        self.iteration = iteration
         self.tried = [*self.tried, how]
-        return len(self.tried)
+        return self.tried
+
+    def failed_to_start(self, slot: str, how: str) -> list[str]:
+        """Count the end of a worker that no membership had a place for yet; return how those there ended before."""
+        self.starts[slot] = [*self.starts.get(slot, []), how]
+        return self.starts[slot]
 
     def reached(self, iteration: int, kept: int = 0) -> None:
         """Note where the task goes on."""
+        self.starts = {}
+        self.earlier = {at: tried for at, tried in self.earlier.items() if at >= iteration}
         if iteration > self.iteration or (iteration == self.iteration and kept > self.kept):
             self.tried = []
         if iteration == self.iteration:

@@ -148,7 +148,7 @@ class Memberships:
             escalated=Severity.SEV3 if again else None,
             epoch=fact.epoch,
         )
-        return self._advance(task, fact.epoch) + self._reporter.fail(failure)
+        return self._advance(task, fact.epoch) + self._reporter.fail(failure, fact.iteration)
 
     def away(self, away: WorkerAway) -> list[Message]:
         """Note that who waits for this worker before that iteration hangs for no fault."""
@@ -188,10 +188,10 @@ class Memberships:
         pending = task.pending
         if pending is None:
             timer = self._held(out, failure.task)
-            counted = iteration if task.restarts else -1
-            task.pending = Pending(failure=failure, epoch=epoch, timer=timer, collective=collective, iteration=counted)
+            task.pending = pending = Pending(failure=failure, epoch=epoch, timer=timer, collective=collective)
         elif collective and (not pending.collective or pending.failure.node in self._books.suspects(failure.task)):
             pending.failure, pending.collective = failure, True
+        pending.iteration = max(pending.iteration, iteration)  # who is new is in none yet
         return out + self.settle(failure.task)
 
     def _held(self, out: list[Message], task: str) -> str:

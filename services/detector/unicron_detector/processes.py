@@ -33,6 +33,9 @@ SIGNATURES = 64
 OWN_ERRORS = {FailureStatus.OTHER_SOFTWARE_ERROR, FailureStatus.ADDRESS_IN_USE}
 """What may be the user's own."""
 
+CERTAIN = {FailureStatus.GRADIENT_NOT_FINITE, FailureStatus.RANK_ENDED}
+"""What all ranks have seen, or bring about together: again would be the same."""
+
 TAKE_ANOTHER = "another program on that node has this port; let the script take MASTER_PORT, which is free, or port 0"
 
 _FRAME = re.compile(r'^  File "([^"<]+)", line (\d+)', re.MULTILINE)
@@ -125,7 +128,7 @@ class Processes:
             return []
         verdict = self._rules.classify(raised.exception, raised.text)
         what = f"{raised.exception}: {raised.text}"
-        if verdict.status is FailureStatus.GRADIENT_NOT_FINITE:  # all ranks have seen it: again would be the same
+        if verdict.status in CERTAIN:
             closed = self._reporter.task(raised.task).closed
             told = f"{raised.worker} raised {what}"
             return [] if closed else self._reporter.break_task(raised.task, told, raised.traceback)

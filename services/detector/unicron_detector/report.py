@@ -111,15 +111,22 @@ class Reporter:
     def _no_progress(self, task: Task, failure: FailureDetected, iteration: int, idle_s: float) -> str:
         """Return that, and how, the task has failed in one iteration too often; empty where it has not."""
         worker = self.state.workers.get(failure.worker)
-        if worker is None or worker.epoch < 0:
+        if worker is None:
             return ""
-        how = f"{failure.worker} on {failure.node}: {failure.reason.splitlines()[0][:160] if failure.reason else ''}"
-        lasted = task.restarts and self.state.now - task.standstill.met_at - idle_s > LASTED_S
-        times = task.standstill.failed(iteration, worker.epoch, how, lasted=lasted)
-        if times < self.limits.no_progress:
+        how = f"{failure.worker} on {failure.node}: {failure.reason.splitlines()[0][:300] if failure.reason else ''}"
+        # of a membership that is broken by what it could not hand over, nobody has told that it was formed
+        epoch = max(worker.epoch if worker.epoch >= 0 else worker.ordered, failure.epoch)
+        if epoch < 0:
+            slot = f"{failure.node}:{failure.slot}"
+            tried, where = task.standstill.failed_to_start(slot, how), f"workers in a row failed to start on {slot}"
+        else:
+            lasted = task.restarts and self.state.now - task.standstill.met_at - idle_s > LASTED_S
+            tried = task.standstill.failed(iteration, epoch, how, lasted=lasted)
+            at = iteration if iteration >= 0 else task.standstill.iteration
+            where = f"memberships in a row failed in iteration {at}"
+        if len(tried) < self.limits.no_progress:
             return ""
-        tried = "; ".join(task.standstill.tried[-3:])
-        return f"no progress: {times} memberships in a row failed in iteration {iteration}, the last by {tried}"
+        return f"no progress: {len(tried)} {where}, the last by {'; '.join(tried[-3:])}"
 
     def _cause(self, name: str) -> Cause | None:
         """Return what has just failed of a task by itself."""

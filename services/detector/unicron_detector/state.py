@@ -128,7 +128,7 @@ class Pending(msgspec.Struct, kw_only=True):
         epoch: of the membership in which it happened.
         timer: name of the timer that ends the wait.
         collective: a collective broke, so a process on another node died or a link did; else somebody only waits.
-        iteration: in which it happened, where that counts: of a program that begins anew each time; else -1.
+        iteration: in which it happened.
     """
 
     failure: FailureDetected

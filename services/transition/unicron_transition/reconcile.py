@@ -14,7 +14,7 @@ from unicron_transition.deadlines import Wait
 from unicron_transition.evacuation import evacuate
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.orders import remove, stop_order
-from unicron_transition.replicas import choose, lacks_state, leavers, lost_places, next_place, surplus
+from unicron_transition.replicas import choose, lacks_state, leavers, lost_places, next_place, slots_by_place, surplus
 from unicron_transition.retiring import retire
 from unicron_transition.saves import drop_older, nothing_is_left, order_saves, search
 from unicron_transition.state import TaskRun, TransitionState
@@ -265,6 +265,7 @@ def _change_places(
 def _start_missing(state: TransitionState, run: TaskRun) -> list[Message]:
     usable = [] if run.state.ended else state.usable(run)
     out, there = _change_places(state, run, usable)
+    started = list[WorkerRun]()
     for slot in usable:
         if slot in state.occupied:
             continue
@@ -272,18 +273,36 @@ def _start_missing(state: TransitionState, run: TaskRun) -> list[Message]:
         place = next_place(run, there, slot, len(usable) // run.shape.replica_workers)
         worker = WorkerRun(worker=f"{run.spec.name}-{run.started}", slot=slot, place=place, layout=run.shape)
         there.append(worker)
+        started.append(worker)
         state.add(run, worker)
-        out.append(
-            StartWorker(
-                **state.to(slot.node),
-                slot=slot.slot,
-                worker=worker.worker,
-                task=run.spec.name,
-                spec=run.spec,
-                place=place,
-                layout=run.shape,
-                cause=run.cause,
-            )
-        )
+    slots = slots_by_place(run) if started and run.spec.heal is Healing.IN_PLACE else []
+    for worker in started:
+        out.append(_start_order(state, run, worker, slots))
         out += run.wait(Wait.START, worker.worker)
     return out
+
+
+def _start_order(state: TransitionState, run: TaskRun, worker: WorkerRun, slots: list[SlotRef]) -> StartWorker:
+    """Return the order for a worker.
+
+    Args:
+        state: of the service.
+        run: the task.
+        worker: of it.
+        slots: of each place, where its script reads who is beside it before there is a membership.
+    """
+    node = worker.slot.node
+    nodes = list(dict.fromkeys(slot.node for slot in slots)) or [node]
+    return StartWorker(
+        **state.to(worker.slot.node),
+        slot=worker.slot.slot,
+        worker=worker.worker,
+        task=run.spec.name,
+        spec=run.spec,
+        place=worker.place,
+        layout=run.shape,
+        cause=run.cause,
+        local_slots=[slot.slot for slot in slots if slot.node == node],
+        group=nodes.index(node),
+        groups=len(nodes),
+    )

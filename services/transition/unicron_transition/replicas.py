@@ -128,6 +128,14 @@ def next_place(run: TaskRun, workers: Iterable[WorkerRun], slot: SlotRef, replic
     return meant if counts[meant] < replicas else min(range(places), key=lambda place: counts[place])
 
 
+def slots_by_place(run: TaskRun) -> list[SlotRef]:
+    """Return where the worker of each place of the only replica is, or is to be, as far as there are slots."""
+    there = {worker.place: worker.slot for worker in run.workers.values()}
+    free = [slot for slot in run.target if slot not in there.values()]
+    meant = (there.get(place) or (free.pop(0) if free else None) for place in range(run.shape.replica_workers))
+    return [slot for slot in meant if slot is not None]
+
+
 def surplus(run: TaskRun, workers: list[WorkerRun]) -> list[WorkerRun]:
     """Return those of `workers` that no replica needs while it lacks others: their slots are for other places.
 

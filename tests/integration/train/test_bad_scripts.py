@@ -131,6 +131,44 @@ RETURNS = """
 """
 
 
+UNEVEN = """
+    import sys
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    def main():
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        BEFORE
+        model = DistributedDataParallel(torch.nn.Linear(16, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for step in range(6):
+            if step == 4:
+                WITHIN
+            model(torch.randn(2, 16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        BEHIND
+
+    sys.exit(main())
+"""
+ENDED = r"it has ended its script by sys.exit\(\) at script.py:"
+UNEVEN_RANKS = {
+    "fewer": ("if rank == 1: break", "pass", rf":16 for the gradient of iteration 4, and rank 1 .* {ENDED}21, after 4"),
+    "skips": ("if rank == 1: continue", "pass", rf":16 for the gradient of iteration 5, .* {ENDED}21, after 5"),
+    "exits": ("if rank == 1: sys.exit()", "pass", rf":16 for the gradient of iteration 4, .* {ENDED}15, after 4"),
+    "barrier": ("pass", "if rank == 0: dist.barrier()", rf":19 for collective 1 since the .* {ENDED}21, after 6"),
+    "crossed": ("if rank == 1: break", "dist.barrier()", "rank .* never comes there: it waits at script.py:1[69] for "),
+}
+"""Lines within and behind a loop by which ranks do not do the same, and what is told of that."""
+
+
+def uneven(within="pass", behind="pass", before="pass"):
+    """Return a script that has these lines."""
+    return UNEVEN.replace("WITHIN", within).replace("BEHIND", behind).replace("BEFORE", before)
+
+
 def restarted(spec):
     """Return a task as one that is run again after a failure."""
     return replace(spec, heal=Healing.RESTART, layout=ParallelLayout())
@@ -204,6 +242,37 @@ async def test_what_is_wrong_with_a_script_is_told_and_what_never_comes_is_found
             reasons = [each.reason for each in scene.of(FailureDetected, task=name)]
             assert len(reasons) == 1, reasons
             assert re.match(rf"{name}-\d is at MainThread: prepare \(script.py:10\)", reasons[0])
+
+
+async def test_who_waits_for_a_rank_that_never_comes_is_told_of_and_ends_the_task(tmp_path):
+    async with local_cluster(tmp_path, nodes=2, slots=6) as scene:
+        for name, (within, behind, _) in UNEVEN_RANKS.items():
+            await scene.client.submit(program(tmp_path, name, uneven(within, behind), ranks=2))
+        await scene.client.submit(program(tmp_path, "early", uneven(before="if rank == 1: return"), ranks=2))
+        for name, (*_, told) in {
+            **UNEVEN_RANKS,
+            "early": (f":11 for collective 1 before the training loop, .* {ENDED}21",),
+        }.items():
+            reason = (await scene.fails(name)).reason
+            assert re.search(told, reason), reason
+            assert not scene.of(FailureDetected, task=name), "nothing is begun again"
+
+
+async def test_a_script_ends_as_its_exit_status_says_and_not_well_where_a_rank_fails_behind_its_loop(tmp_path):
+    well = {"nothing": ("sys.exit()",), "zero": ("sys.exit(0)",), "returns": ()}
+    ill = {
+        "status": (uneven(behind="return 3"), "exited with code 3"),
+        "raises": (uneven(behind="if rank == 0: raise OSError('no room')"), "OSError: no room"),
+    }
+    async with local_cluster(tmp_path, nodes=2, slots=5) as scene:
+        texts = {name: uneven(*lines) for name, lines in well.items()} | {name: text for name, (text, _) in ill.items()}
+        for name, text in texts.items():
+            await scene.client.submit(program(tmp_path, name, text, ranks=2))
+        for name in well:
+            await scene.ends(name)
+            assert not scene.of(FailureDetected, task=name)
+        for name, (_, told) in ill.items():
+            assert told in (await scene.fails(name)).reason
 
 
 async def test_one_that_floods_its_log_fills_no_disk_and_hides_no_failure(scene, tmp_path):

@@ -187,6 +187,14 @@ async def test_where_all_ranks_are_lost_they_go_on_from_what_was_saved(scene):
     assert all(each.state_from and each.iteration > 0 for each in again)
 
 
+async def test_where_a_rank_is_lost_behind_the_loop_all_go_on_from_what_was_saved(scene):
+    saves = "    if rank == 0:\n        torch.save"
+    async with disturbed(scene, CHOOSES.replace(saves, f"    gate.at(30, rank=rank)\n{saves}"), (30,)) as run:
+        await run.at(30)
+        await run.strike(0)
+    assert run.begun == [0, 0, 1, 1]
+
+
 LOOSE = """
     import gate
     import torch
@@ -232,6 +240,28 @@ async def test_a_while_loop_that_accumulates_is_healed_and_what_its_other_collec
         run.gate.close(30, rank=0)  # the other waits for it in a collective of the script
         await run.strike(0)
     assert run.begun == [0, 0, 1, 1, 1]
+
+
+BESIDE = """
+    import os
+
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    with open("beside", "a") as told:
+        print(*(os.environ[name] for name in names), file=told)
+"""
+
+
+async def test_ranks_are_told_who_is_beside_them_on_their_node_before_they_meet(scene):
+    async with disturbed(scene, textwrap.dedent(BESIDE) + textwrap.dedent(LOOSE), (10,), ranks=3) as run:
+        await run.at(10)
+        nodes = [member.node for member in (await scene.view(run.name)).members]
+        await run.strike(1)
+    by_rank = dict.fromkeys(nodes)
+    told = sorted(
+        f"{rank} {nodes[:rank].count(node)} {nodes.count(node)} {list(by_rank).index(node)} {len(by_rank)}"
+        for rank, node in [*enumerate(nodes), (1, nodes[1])]
+    )
+    assert sorted((scene.cluster.root.parent / run.name / "beside").read_text().splitlines()) == told
 
 
 async def test_ranks_that_are_lost_while_others_build_and_one_after_the_other_are_replaced(scene):

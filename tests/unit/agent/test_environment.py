@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
-from unicron_agent.node import own_checkpoints
+from msgspec.structs import replace
+from unicron_agent.node import local_variables, own_checkpoints
 
-from unicron.contracts.tasks import TaskSpec
+from unicron.contracts.commands import StartWorker
+from unicron.contracts.tasks import Slot, TaskSpec
 
 
 def told(checkpoints, name="gpt"):
@@ -19,3 +21,17 @@ def test_a_script_is_told_where_to_keep_checkpoints_of_its_own():
 
 def test_where_no_storage_is_shared_no_place_is_named():
     assert told("") is None
+
+
+def test_ranks_of_a_node_see_the_devices_of_all_of_them_in_the_order_of_their_places():
+    slots = [Slot(index=index, device=f"GPU-{index}") for index in range(4)]
+    order = StartWorker(node="n1", slot=2, worker="w", task="t", spec=TaskSpec(name="t", command=["x"]))
+    assert local_variables(order, slots) == {}, "its memberships tell it"
+    local = replace(order, local_slots=[3, 0, 2], group=1, groups=2)
+    assert local_variables(local, slots) == {
+        "LOCAL_RANK": "2",
+        "LOCAL_WORLD_SIZE": "3",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "CUDA_VISIBLE_DEVICES": "GPU-3,GPU-0,GPU-2",
+    }

@@ -234,7 +234,7 @@ def test_ended_tasks_are_forgotten(scene):
 
 
 def test_possible_user_errors_are_remembered_in_bounded_number():
-    scene = scene_of("n1", limits=Limits(attempts=1000))
+    scene = scene_of("n1", limits=Limits(attempts=1000, no_progress=1000))
     scene.submit()
     for number in range(200):
         scene.start(f"x{number}", "n1")

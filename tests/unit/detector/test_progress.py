@@ -6,8 +6,9 @@ from unicron_detector import report
 from unicron_detector.memberships import NOT_FINITE
 from unicron_detector.state import Limits
 
+from unicron.contracts.commands import Regroup
 from unicron.contracts.events import IterationFinished, Regrouped, TaskBroken, TaskSubmitted
-from unicron.contracts.tasks import UNCOUNTED, Healing, TaskSpec
+from unicron.contracts.tasks import UNCOUNTED, Healing, Member, TaskSpec
 
 TIMES = 4
 NODES = [f"n{number}" for number in range(12)]
@@ -25,6 +26,14 @@ def fall(scene, epoch, iteration=3, kept=0):
     place = scene.places[name]
     scene.feed(Regrouped(**place, epoch=epoch, rank=0, world_size=1, iteration=iteration, kept=kept))
     return scene.exit(name, signal=9, iteration=iteration)
+
+
+def order_into(scene, epoch, worker):
+    """Order a worker into a membership."""
+    at = scene.places[worker]
+    member = Member(worker=worker, node=at["node"], slot=at["slot"])
+    where = {"rendezvous": "h:1", "rendezvous_id": worker, "world_size": 1, "members": [member], "ranks": [0]}
+    return scene.feed(Regroup(node=at["node"], task=at["task"], epoch=epoch, **where))
 
 
 def finish(scene, epoch, iteration, loss=1.0):
@@ -66,8 +75,50 @@ def test_failures_on_the_way_back_to_it_tell_nothing_of_it(scene):
     for epoch in range(3):
         fall(scene, epoch, iteration=9)
     for epoch in range(3, 8):  # it was set back to a checkpoint
-        assert brief(fall(scene, epoch, iteration=5))[0][0] == 2
+        assert brief(fall(scene, epoch, iteration=epoch))[0][0] == 2
     assert brief(fall(scene, 8, iteration=9)) == ["TaskBroken"]
+
+
+def test_one_that_was_set_back_and_never_passes_an_iteration_before_is_stopped(scene):
+    fall(scene, 0, iteration=9)
+    told = [brief(fall(scene, epoch, iteration=5))[0] for epoch in range(1, 1 + TIMES)]
+    assert told[-1] == "TaskBroken"
+    assert told[-2] != "TaskBroken"
+
+
+def test_a_state_that_can_never_be_handed_over_ends_the_task_whoever_says_so(scene):
+    scene.run(a="n0", b="n1")
+    told = []
+    for epoch in range(1, 1 + TIMES):
+        scene.start("new", "n2")
+        scene.stateless("new" if epoch % 2 else "b", epoch=epoch)
+        told += scene.wait(1.0)
+    assert brief(told) == [(3, "state_transfer_failed", each) for each in ("new", "b", "new")] + ["TaskBroken"]
+    assert told[-1].reason.startswith(
+        "no progress: 4 memberships in a row failed in iteration 3, the last by b on n1: "
+    )
+
+
+def test_states_that_are_never_the_same_end_the_task(scene):
+    told = []
+    for epoch in range(TIMES):
+        scene.run(epoch=epoch, a="n0", **{f"b{epoch}": "n1"})
+        told += scene.diverge(f"b{epoch}", epoch=epoch)
+    assert brief(told) == [(3, "state_diverged", f"b{epoch}") for epoch in range(TIMES - 1)] + ["TaskBroken"]
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["in their first membership", "before it"])
+def test_workers_that_end_one_after_the_other_before_they_have_joined_the_others_end_the_task(scene, ordered):
+    scene.run(a="n0")
+    told = []
+    for number in range(TIMES):
+        scene.start(f"w{number}", NODES[number if ordered else 1])
+        if ordered:
+            order_into(scene, number + 1, f"w{number}")
+        told += scene.exit(f"w{number}", signal=9)
+    assert brief(told) == [(2, "exited_abnormally", f"w{number}") for number in range(TIMES - 1)] + ["TaskBroken"]
+    what = "memberships in a row failed in iteration" if ordered else "workers in a row failed to start on n1:0"
+    assert f"no progress: 4 {what}" in told[-1].reason
 
 
 def test_a_loss_that_stays_no_number_ends_the_task(scene):

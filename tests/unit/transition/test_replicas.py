@@ -6,7 +6,7 @@ from unicron_transition.replicas import awaited
 
 from unicron.contracts.commands import Regroup, StartWorker, StopWorker
 from unicron.contracts.events import WorkerFinished, WorkerReady
-from unicron.contracts.tasks import ParallelLayout, TaskState
+from unicron.contracts.tasks import Healing, ParallelLayout, TaskState
 
 SLOTS = [slot(text) for text in ("n1:0", "n1:1", "n2:0", "n2:1")]
 
@@ -102,6 +102,18 @@ def test_a_task_that_moves_takes_its_replica_along_and_who_stays_keeps_its_place
     assert cluster.anew == set()
     assert sorted(cluster.places("a")) == to
     assert cluster.processes["a-2"].living is ("n1:1" in to)
+
+
+def test_workers_of_a_script_in_place_are_told_who_is_beside_them_on_their_node():
+    layout = ParallelLayout(shard=3)
+    task = spec("a", heal=Healing.IN_PLACE, min_workers=3, max_workers=3, layout=layout, layouts={3: layout})
+    cluster = Cluster({"n1": 2, "n2": 2}, [task])
+    beside = lambda out: [(o.place, o.local_slots, o.group, o.groups) for o in of(StartWorker, out)]  # noqa: E731
+    out = cluster.plan(a=[slot(text) for text in ("n2:1", "n1:0", "n2:0")])
+    assert beside(out) == [(0, [1, 0], 0, 2), (1, [0], 1, 2), (2, [1, 0], 0, 2)]
+    cluster.rest()
+    assert beside(cluster.kill("a-3")) == [(2, [1, 0], 0, 2)]
+    assert beside(cluster.kill("a-1")) == [(0, [1, 0], 0, 2)]
 
 
 def test_sizes_are_whole_replicas_in_multiples_of_the_unit():

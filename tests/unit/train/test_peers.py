@@ -1,0 +1,48 @@
+"""Which waits of a rank are in vain, as another never comes there."""
+
+import msgspec
+import pytest
+
+from unicron.train.peers import Position, Wait, Waiting
+
+SETUP, LOOP = Waiting(Wait.SETUP, 3), Waiting(Wait.LOOP)
+COLLECTIVE, GRADIENT = Waiting(Wait.COLLECTIVE, 5), Waiting(Wait.GRADIENT, 9)
+
+
+def at(waits=None, **begun):
+    """Return the position of a rank that has begun all that the others have, but for what is given."""
+    has = {"setup": 3, "begun": True, "collectives": 5, "iterations": 10}
+    return Position(rank=0, where="x.py:1", waits=waits, **{**has, **begun})
+
+
+LACKING = [
+    (SETUP, {"setup": 2, "begun": False}),
+    (LOOP, {"begun": False}),
+    (COLLECTIVE, {"collectives": 4}),
+    (GRADIENT, {"iterations": 9}),
+]
+
+
+@pytest.mark.parametrize(("waits", "lacking"), LACKING)
+def test_who_waits_for_one_that_has_ended_before_it_came_there_waits_in_vain(waits, lacking):
+    assert at(waits).is_in_vain(at(**lacking))
+    assert not at(waits).is_in_vain(at()), "it was there"
+
+
+@pytest.mark.parametrize(("waits", "lacking"), LACKING)
+@pytest.mark.parametrize(("other", "missing"), LACKING)
+def test_two_that_wait_for_each_other_do_so_where_neither_has_begun_what_the_other_waits_for(
+    waits, lacking, other, missing
+):
+    if waits.wait is other.wait:
+        return
+    assert at(waits, **missing).is_in_vain(at(other, **lacking))
+    assert not at(waits).is_in_vain(at(other, **lacking)), "it may come yet, or has long since gone on"
+
+
+def test_a_position_is_read_as_it_was_told():
+    position = at(COLLECTIVE)
+    assert msgspec.json.decode(msgspec.json.encode(position), type=Position) == position
+    assert f"{position.waits}, {GRADIENT}, {LOOP}" == (
+        "collective 5 since the training loop began, the gradient of iteration 9, the beginning of the training loop"
+    )
