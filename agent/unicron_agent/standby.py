@@ -173,9 +173,9 @@ def _run_script(request: dict[str, Any]) -> int:
         what, in_place = sys.argv[0], request["in_place"] and channel.connect()
         sys.path.insert(0, request["cwd"] if request["module"] else str(Path(what).resolve().parent))
         if in_place:
-            from unicron.train import inplace  # noqa: PLC0415 of the worker
+            from unicron.train import scripts  # noqa: PLC0415 of the worker
 
-            run = inplace.execute_module if request["module"] else inplace.execute
+            run = scripts.execute_module if request["module"] else scripts.execute
             _KEPT.append(run(in_place, what))
         elif request["module"]:
             _KEPT.append(runpy.run_module(what, run_name="__main__", alter_sys=True))
