@@ -52,7 +52,20 @@ BOUND = (
     *weakref.ProxyTypes,
     *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
 )
-BOUND_MODULES = ("torch._C", "_thread", "_io", "socket", "multiprocessing", "logging", "concurrent", "queue", "unicron")
+BOUND_MODULES = (
+    *(
+        "torch._C",
+        "torch.distributed.",
+        "_thread",
+        "_io",
+        "socket",
+        "multiprocessing",
+        "logging",
+        "concurrent",
+        "queue",
+    ),
+    "unicron",
+)
 """Of this process alone: each has its own, and is left with it."""
 
 SMALL_BYTES = 64 << 10
