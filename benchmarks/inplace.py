@@ -48,6 +48,9 @@ USUAL_RANKS, USUAL_STRIKE = 2, "1:12"
 PATIENCE_S, GRACE_S = 120.0, 30.0
 """Within which a run has to end, and then within which it has to end when asked to."""
 
+ABORTED = "terminate called without an active exception"
+"""What a rank writes that gloo's threads abort as its interpreter ends, which happens to plain scripts now and then."""
+
 TORCHRUN, UNDISTURBED, STRUCK = "torchrun", "undisturbed", "struck"
 
 
@@ -81,10 +84,13 @@ def run(name: str, way: str, strike: str, folder: Path, patience: float) -> Run:
         rank: torch.load(path, weights_only=False) for rank in range(ranks) if (path := result(folder, rank)).exists()
     }
     killed = int((folder / MARK).read_text()) if (folder / MARK).exists() else 0
+    log = (folder / "log").read_text(errors="replace")
+    if way == TORCHRUN and len(kept) == ranks and ABORTED in log:
+        status = 0
     return Run(
         status,
         {rank: one["results"] for rank, one in kept.items()},
-        (folder / "log").read_text(errors="replace"),
+        log,
         struck=killed > 0 and killed not in {one["pid"] for one in kept.values()},
         seconds=seconds,
     )

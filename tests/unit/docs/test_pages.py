@@ -18,6 +18,8 @@ from rich.console import Console
 from unicron_cli.main import app
 from unicron_cli.report import FaultReport, Report, TaskReport, report_view
 
+pytestmark = pytest.mark.slow
+
 README, ARCHITECTURE, TRAINING = ROOT / "README.md", ROOT / "docs" / "architecture.md", ROOT / "docs" / "training.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 OWN = [README, ARCHITECTURE, TRAINING, ROOT / "docs" / "operations.md", ROOT / "docs" / "straggler.md"]

@@ -6,6 +6,8 @@ from unicron_simulator import experiments, parameters, transitions
 
 from unicron.errors import InvalidInputError
 
+pytestmark = pytest.mark.slow
+
 
 def task(gpus):
     return replace(experiments.gpt3("7B", "7B", most=gpus, batch=1536), microbatches=128)

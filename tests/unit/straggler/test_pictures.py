@@ -16,6 +16,8 @@ from benchmarks import synthetic
 from benchmarks.planting import Shape, SlowWorker
 from unicron.errors import InvalidInputError
 
+pytestmark = pytest.mark.slow
+
 SHAPE = Shape(dp=4, pp=2, microbatches=4, steps=30)
 
 
