@@ -25,8 +25,9 @@ from unicron.contracts.worker import Finished, Membership, Progress, Ready
 from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
 from unicron.train.channel import Channel
 from unicron.train.iteration import WorkerCore
+from unicron.train.kinds import NotCarriedError
 from unicron.train.loops import Loops, Record
-from unicron.train.objects import LARGE_BYTES, NotCarriedError
+from unicron.train.objects import LARGE_BYTES
 from unicron.train.parallel import Parallel
 from unicron.train.peers import Peers, Position, Wait, Waiting, script_line
 from unicron.train.phases import Phase

@@ -16,7 +16,7 @@ import torch
 from unicron.errors import InvalidInputError
 from unicron.train.heard import Heard, Results
 from unicron.train.instrument import LIBRARIES, NAME
-from unicron.train.objects import NotCarriedError
+from unicron.train.kinds import NotCarriedError
 from unicron.train.positions import RUNNING, Counted
 from unicron.train.snapshots import Heap, Variables, spaces_of
 

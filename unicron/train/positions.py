@@ -11,7 +11,8 @@ from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from unicron.train.heard import Heard
-from unicron.train.objects import NotCarriedError, Position
+from unicron.train.kinds import NotCarriedError
+from unicron.train.objects import Position
 from unicron.train.snapshots import Generators, are_same, generators, set_generators
 
 MOST_DRAWN = 16

@@ -12,8 +12,8 @@ from typing import Any
 
 from unicron.contracts.worker import NOWHERE, Membership
 from unicron.errors import GroupBrokenError
+from unicron.train.kinds import NotCarriedError
 from unicron.train.loops import Chain, Record
-from unicron.train.objects import NotCarriedError
 from unicron.train.rendezvous import Rendezvous
 from unicron.train.snapshots import checked, signed
 

@@ -25,19 +25,8 @@ import torch
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from unicron.train.instrument import NAME
-from unicron.train.objects import (
-    INLINE,
-    OPAQUE,
-    POSITION,
-    Kind,
-    NotCarriedError,
-    Opaque,
-    is_same,
-    kind_of,
-    moves,
-    raw,
-    unraw,
-)
+from unicron.train.kinds import Kind, NotCarriedError
+from unicron.train.objects import INLINE, OPAQUE, POSITION, Opaque, is_same, kind_of, moves, raw, unraw
 
 Key = tuple[Any, ...]
 """Of an object: the loop before which it was made, whose variable leads to it, and the way from there."""

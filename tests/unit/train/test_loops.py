@@ -7,8 +7,8 @@ import torch
 
 from unicron.errors import InvalidInputError
 from unicron.train.instrument import NAME, instrument
+from unicron.train.kinds import NotCarriedError
 from unicron.train.loops import Loops
-from unicron.train.objects import NotCarriedError
 
 SCRIPT = """
 import torch

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from unicron.train.instrument import NAME, instrument
+from unicron.train.kinds import NotCarriedError
 from unicron.train.loops import Loops, Record
-from unicron.train.objects import NotCarriedError
 from unicron.train.snapshots import checked, signed
 
 MODULE = "script_of_a_test"
