@@ -13,6 +13,7 @@ import sys
 import threading
 import types
 import weakref
+import zlib
 from collections.abc import Callable
 from hashlib import blake2b
 from inspect import GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
@@ -67,8 +68,8 @@ SMALL_BYTES = 64 << 10
 HASHED_BYTES = 256 << 10
 """Of a tensor of more the version shows whether it has changed."""
 
-ARRAY_BYTES = 1 << 20
-"""An array of more, or of objects, is the script's data: nobody looks whether it changes."""
+ARRAY_BYTES, MOST_DATA_BYTES = 1 << 20, 1 << 30
+"""An array of more is data: whether it changes is seen late, and of one that is larger still, not at all."""
 
 LARGE_BYTES = 4 << 20
 """A tensor of more is not carried."""
@@ -187,6 +188,12 @@ class Hidden(Opaque):
         return (self._look(thing),)
 
 
+class _Data(Hidden):
+    """Large arrays, which a script may write to."""
+
+    slow = True
+
+
 class Inline(Kind):
     """What is pickled where it is found, as it can't be changed or is made anew."""
 
@@ -243,8 +250,8 @@ def _put_array(thing: Any, state: Any) -> None:
 
 
 def _look_array(thing: Any) -> Any:
-    if thing.dtype.hasobject or thing.nbytes > ARRAY_BYTES:
-        raise NotCarriedError(f"an array of {thing.nbytes} bytes of {thing.dtype}")
+    if thing.dtype.hasobject:
+        raise NotCarriedError("an array of objects")
     return digest(thing.tobytes()), thing.shape, str(thing.dtype)
 
 
@@ -263,6 +270,7 @@ def _put_numpy_state(thing: Any, state: Any) -> None:
         thing.state = state
 
 
+DATA = _Data(lambda thing: zlib.crc32(thing.tobytes()))
 ARRAY = _ByValue(lambda thing: thing.copy(), _put_array, _look_array)
 NUMPY_GENERATOR = _ByValue(_numpy_state, _put_numpy_state, lambda thing: repr(_numpy_state(thing)))
 
@@ -312,7 +320,10 @@ def _numpy() -> dict[Any, Kind | None]:
 def kind_of(thing: Any) -> Kind | None:
     """Return the kind of an object, None for one that never changes."""
     cls: Any = type(thing)
-    return _kind(cls)
+    kind = _kind(cls)
+    if kind is ARRAY and thing.nbytes > ARRAY_BYTES:
+        return DATA if thing.flags.writeable and thing.nbytes < MOST_DATA_BYTES else OPAQUE
+    return kind
 
 
 @functools.cache

@@ -137,6 +137,7 @@ class Heap:
         self._first: dict[str, dict[str, Any]] = {}
         self._seen: dict[int, Any] = {}
         self._unbound: set[tuple[str, str]] = set()
+        self._heads, self._written = 0, set[Key]()
 
     # --- numbering ---------------------------------------------------------------------------------------------------
 
@@ -195,13 +196,16 @@ class Heap:
     # --- a snapshot --------------------------------------------------------------------------------------------------
 
     def _changed(self) -> list[Key]:
-        found = []
+        found, thorough = [], self._heads & (self._heads - 1) == 0
         for key, (thing, kind, look, moving) in self._numbered.items():
+            if kind.slow and not (thorough or key in self._written):
+                continue
             if look is None or moving:
                 if not isinstance(kind, Opaque):
                     found.append(key)
             elif not is_same(kind.look(thing), look, exact=kind.exact):
                 if isinstance(kind, Opaque):
+                    self._written.add(key)
                     raise NotCarriedError(
                         f"{_named(key)} ({type(thing).__qualname__}) has changed, which nobody sees into"
                     )
@@ -218,6 +222,7 @@ class Heap:
         Raises:
             NotCarriedError: it can't be had by another process; the text names it.
         """
+        self._heads += 1
         changed = [(key, self._numbered[key]) for key in self._changed()]
         entries = [(key, kind.state(thing)) for key, (thing, kind, *_) in changed]
         variables = []

@@ -162,6 +162,7 @@ def last(before, body):
         ),
         ("mine = threading.local()", "mine.step = step", f"`mine` of {MODULE} (_local) has changed"),
         ("", "os.environ['UNICRON_TEST_STEP'] = str(step)", "`environ` of os (_Environ) has changed"),
+        ("import numpy; big = numpy.zeros(1 << 18)", "big[step] = 1", f"`big` of {MODULE} (ndarray) has changed"),
         ("box = {}", "box['f'] = lambda: step", f"`box.f` of {MODULE}: the function <lambda>"),
         ("box = []", "box.append(torch.zeros(3 << 20))", f"`box.0` of {MODULE}: a tensor of 12582912 bytes"),
         (
