@@ -260,8 +260,6 @@ class InPlace:
 
     def _leave(self, record: Record | NotCarriedError) -> None:
         self._shell.records.leave(record)
-        if isinstance(record, NotCarriedError) and self.loops.chain:
-            self._shell.records.refuse(str(record))
 
     def _become(self) -> None:
         """Become the rank that this one replaces.

@@ -59,9 +59,11 @@ class Records:
             if str(record) not in self._told:
                 self._told.add(str(record))
                 print(f"unicron: {_REFUSAL.format(record)}", file=sys.stderr)  # noqa: T201 goes to the worker's log
-            self.refused, data = str(record), b""
+            data = b""
+            self.refuse(str(record))
         else:
-            self.refused = ""
+            if self.refused:
+                self.refuse("")
             data = pickle.dumps([record.chain, record.positions, record.snapshots], pickle.HIGHEST_PROTOCOL)
         number = self._count % 2
         self._count, self._last[number] = self._count + 1, data
@@ -81,7 +83,7 @@ class Records:
             new: its ranks that have just been started.
 
         Returns:
-            why one of these could not become the one that it replaces, empty where none says so.
+            why nobody can be one of these, as it was told; empty where it was not.
         """
         before, secrets = self._store, self._membership.secrets
         wanted = list(new)
@@ -97,6 +99,8 @@ class Records:
             before.close()
         self._membership, self._store = membership, Rendezvous(membership, PART)
         self._put(membership.rank, dict(enumerate(self._last)))
+        if self.refused:
+            self.refuse(self.refused)
         self._lost = {rank: self._lost.get(rank, []) for rank in wanted}
         for rank, records in self._lost.items():
             self._put(rank, dict(enumerate([*records, b"", b""][:2])))
@@ -122,9 +126,15 @@ class Records:
         raise NotCarriedError("the rank that is lost has left no snapshot of the iteration that the others are in")
 
     def refuse(self, why: str) -> None:
-        """Tell the others that this rank can't become the one that it replaces."""
+        """Tell the others that nobody can become this rank now, or it can't become the one that it replaces.
+
+        Args:
+            why: that is; empty where it is over.
+        """
+        self.refused = why
         if self._store is not None:
-            self._store.set(f"{self._membership.rank}-{REFUSED}", why.encode())
+            with contextlib.suppress(GroupBrokenError):
+                self._store.set(f"{self._membership.rank}-{REFUSED}", why.encode())
 
 
 _REFUSAL = (
