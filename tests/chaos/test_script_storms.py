@@ -26,7 +26,7 @@ STORMS = int(os.environ.get("STORMS", "5"))
 SCRIPTS = [GATHERS, TRAINER, ACCELERATED, LIGHTNING, SPREAD]
 RANKS, STRIKES = 3, 6
 
-scene = shared(running_cluster, nodes=3, slots=2)
+scene = shared(running_cluster, nodes=4, slots=1)  # Lightning wants as many ranks on each node
 
 
 @pytest.mark.parametrize("seed", range(STORMS))
