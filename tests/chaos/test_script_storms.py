@@ -31,7 +31,7 @@ scene = shared(running_cluster, nodes=4, slots=1)  # Lightning wants as many ran
 
 @pytest.mark.parametrize("seed", range(STORMS))
 async def test_a_storm_leaves_no_trace_in_what_a_script_has_trained(scene, seed):
-    chance, storm, told = random.Random(seed), Storm(seed, nodes=True), []
+    chance, storm, told, struck = random.Random(seed), Storm(seed, nodes=True), [], []
 
     async def restart(node):
         await asyncio.to_thread(scene.cluster.start_process, node)
@@ -54,6 +54,7 @@ async def test_a_storm_leaves_no_trace_in_what_a_script_has_trained(scene, seed)
                     print(choice)  # noqa: T201
                     await strike(scene.client, choice.fault, choice.target, restart)
                     storm.struck(choice, status)
+                    struck.append(choice)
             except UnicronError as error:
                 print(error)  # noqa: T201 whom it was for is gone
         run.gate.open()
@@ -61,4 +62,6 @@ async def test_a_storm_leaves_no_trace_in_what_a_script_has_trained(scene, seed)
             await restart(node)
         await mend(scene)
         await scene.ends(run.name)
+    assert struck
+    assert run.failures, "no strike hit it"
     print(told, "began", run.begun)  # noqa: T201 whoever plays many wants to know

@@ -194,17 +194,23 @@ class Loops:
         there, _, count, _, _, heard = self._to[depth]
         if there != at.place:
             raise InvalidInputError(f"the others are in the loop at {there}, and that at {at.place} is first")
-        if self._record is not None and self._heap is not None:
-            at.snapshot = self._record.snapshots[depth]
-            try:
-                self._heap.restore(self._spaces(caller), at.snapshot)
-            except NotCarriedError as error:
-                self._leave_record(error)
-                raise
-            self._heap.note(self._spaces(caller))
+        try:
+            at.snapshot = self._restored(depth, caller)
+        except NotCarriedError as error:
+            self._leave_record(error)
+            raise
         at.count, at.heard, self._reached = count, Heard(heard), depth + 1
         if self._reached == len(self._to):
             self._to, self._reached, self._record = [], 0, None
+
+    def _restored(self, depth: int, caller: FrameType) -> bytes:
+        """Have the script be as a snapshot says, and return that."""
+        if self._record is None or self._heap is None:
+            raise NotCarriedError("there is no snapshot of the rank that is replaced, or none can be taken here")
+        snapshot = self._record.snapshots[depth]
+        self._heap.restore(self._spaces(caller), snapshot)
+        self._heap.note(self._spaces(caller))
+        return snapshot
 
     def _take(self, at: At, caller: FrameType) -> None:
         """Take this rank's snapshot, and leave it where it outlives the rank."""

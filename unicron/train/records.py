@@ -8,6 +8,7 @@ import contextlib
 import pickle
 import sys
 from collections.abc import Iterable
+from ipaddress import ip_address
 from typing import Any
 
 from unicron.contracts.worker import NOWHERE, Membership
@@ -55,6 +56,8 @@ class Records:
 
     def leave(self, record: Record | NotCarriedError) -> None:
         """Leave a record, or say once why there is none."""
+        if why := distrust(self._membership):
+            record = NotCarriedError(why)
         if isinstance(record, NotCarriedError):
             if str(record) not in self._told:
                 self._told.add(str(record))
@@ -112,6 +115,8 @@ class Records:
         Raises:
             NotCarriedError: it has left nothing of that.
         """
+        if why := distrust(membership):
+            raise NotCarriedError(why)
         self._membership, self._store = membership, Rendezvous(membership, PART)
         if self._saved:
             self._last = [self._saved, b""]
@@ -135,6 +140,14 @@ class Records:
         if self._store is not None:
             with contextlib.suppress(GroupBrokenError):
                 self._store.set(f"{self._membership.rank}-{REFUSED}", why.encode())
+
+
+def distrust(membership: Membership) -> str:
+    """Return why records at a membership's rendezvous may be anybody's, which unpickled would run; empty otherwise."""
+    host, _, _ = membership.rendezvous.rpartition(":")
+    if membership.secrets or not host or ip_address(host.strip("[]")).is_loopback:
+        return ""
+    return "its nodes have no fabric key, so that anybody could leave a snapshot: name one in UNICRON_FABRIC_KEY"
 
 
 _REFUSAL = (

@@ -298,7 +298,10 @@ class Heap:
             raise NotCarriedError(f"{_named(missing[0])} is not here")
         # what is gone over first: that changes what it is made of, which then is put right
         for key, state in sorted(entries, key=lambda entry: self._numbered[entry[0]].kind is not POSITION):
-            self._numbered[key].kind.put(self._numbered[key].thing, state)
+            try:
+                self._numbered[key].kind.put(self._numbered[key].thing, state)
+            except Exception as error:
+                raise NotCarriedError(f"{_named(key)} can't be made what it was: {error!r}") from error
         for name, values, names in variables:
             if name not in spaces:
                 raise NotCarriedError(f"the variables of {name} are not here")

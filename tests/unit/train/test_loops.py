@@ -95,6 +95,12 @@ def test_a_new_rank_is_where_the_others_are_and_what_the_one_was_that_it_replace
     assert later.passed == whole.passed[-len(later.passed) :], "and can be replaced itself"
 
 
+def test_nobody_goes_where_the_others_are_without_the_snapshot_of_the_rank_that_is_replaced():
+    _, there = noted(RESUMED, begin=2)
+    with pytest.raises(NotCarriedError, match="no snapshot of the rank that is replaced"):
+        noted(RESUMED, (there[3][0], None), begin=2)
+
+
 def test_what_does_not_train_is_left_alone():
     tree = compile(instrument("for x in [1]:\n    print(x)\nwhile False:\n    pass\n", "x.py", "x.py"), "x.py", "exec")
     assert NAME not in tree.co_names

@@ -1,0 +1,19 @@
+"""Which records of a script's ranks are unpickled."""
+
+import pytest
+from msgspec.structs import replace
+
+from unicron.contracts.worker import NOWHERE
+from unicron.train.kinds import NotCarriedError
+from unicron.train.records import Records, distrust
+
+OPEN = replace(NOWHERE, rendezvous="10.0.0.7:4000")
+
+
+def test_on_other_machines_nothing_is_unpickled_without_a_fabric_key():
+    assert "UNICRON_FABRIC_KEY" in distrust(OPEN)
+    with pytest.raises(NotCarriedError, match="no fabric key"):
+        Records().begin(OPEN, [])
+    assert not distrust(replace(OPEN, secrets=[b"k" * 32]))
+    assert not distrust(replace(OPEN, rendezvous="127.0.0.1:4000"))
+    assert not distrust(replace(OPEN, rendezvous="[::1]:4000"))
