@@ -40,7 +40,7 @@ class Gradients:
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], dtype: torch.dtype | None) -> None:
-        self._parameters = [parameter for parameter in parameters if parameter.requires_grad][::-1]
+        self._parameters = list(parameters)[::-1]
         if not self._parameters:
             raise ValueError("the model has no parameters that require a gradient")
         first = local(self._parameters[-1])
@@ -264,7 +264,10 @@ class Overlap:
             offset += local(parameter).numel()
             if self._fit:
                 hook = functools.partial(self._has_made, number)
+                required = parameter.requires_grad  # one that is frozen just now takes no hook
+                parameter.requires_grad_()
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                parameter.requires_grad_(required)
 
     @contextlib.contextmanager
     def during(self, begin: Callable[[int], Work | None]) -> Iterator[None]:

@@ -21,9 +21,10 @@ import torch
 import torch.distributed as dist
 
 from unicron.contracts.tasks import ParallelLayout, WorkerPhase
-from unicron.contracts.worker import Finished, Membership, Progress, Ready
+from unicron.contracts.worker import Finished, Membership, Progress, Ready, Unusable
 from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
 from unicron.train.channel import Channel
+from unicron.train.files import Files
 from unicron.train.iteration import WorkerCore
 from unicron.train.kinds import NotCarriedError
 from unicron.train.loops import Loops, Record
@@ -48,23 +49,23 @@ class InPlace:
 
     Args:
         channel: to the agent.
+        files: that the script opens.
     """
 
     _shell: ScriptShell
     _core: WorkerCore
     _met: Membership
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, files: Files) -> None:
         layout = msgspec.json.decode(os.environ["UNICRON_LAYOUT"], type=ParallelLayout)
         self.rank, self.size = int(os.environ["UNICRON_PLACE"]), layout.replica_workers
-        self._channel, self._layout = channel, layout
+        self._channel, self._layout, self._files = channel, layout, files
         self.loops = Loops(self.rank, self._begin, self._leave)
         self._inner: ScriptGroups | None = None
         self._models: list[Parallel] = []
         self._piggyback: Piggyback | None = None
         self._spread: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
-        self._others: list[Any] = []
         self._loss: torch.Tensor | None = None
         self._queued = self._computing = self._empty = False
         self._waits: Rendezvous | None = None
@@ -107,6 +108,7 @@ class InPlace:
     def _meet(self, membership: Membership, inner: ScriptGroups) -> None:
         told = self._wait_for(STANDS, membership, self._stands(membership))
         others = [each for each in told if each.startswith(GOES_ON)]
+        self._files.know(late=any(each != NEW for each in told))
         if others:
             inner.come_late(others[0].removeprefix(GOES_ON))
         else:
@@ -199,11 +201,6 @@ class InPlace:
         if any(each is optimizer for each in self._optimizers):
             self._in_time(f"{type(optimizer).__name__} is given parameters")
 
-    def schedules(self, other: Any) -> None:
-        """Note a scheduler, a scaler of the loss, or an average of a model's parameters."""
-        if not self.loops.begun:  # later ones are like all else in the script's variables
-            self._others.append(other)
-
     def _in_time(self, what: str) -> None:
         """Have nothing be made that a new rank, which goes to where the others are, would not make.
 
@@ -229,7 +226,7 @@ class InPlace:
                 "DistributedDataParallel or spreads them by fully_shard (imported before that), makes an optimizer, "
                 "and then begins its training loop"
             )
-        others = {f"other{number}": each for number, each in enumerate([*self._optimizers[1:], *self._others])}
+        others = {f"other{number}": each for number, each in enumerate(self._optimizers[1:])}
         models = torch.nn.ModuleList([each.module for each in self._models] or self._spread)
         own = {"optimizer": self._optimizers[0], "loops": self.loops, "groups": self._inner}
         self._inner.know([*models.parameters(), *models.buffers()])
@@ -240,9 +237,10 @@ class InPlace:
         else:
             self._piggyback = own["piggyback"] = Piggyback(self._models, first=self.rank == 0)
             self._shell.carriers.append(self._piggyback.carrier)
-        # as they are before any is frozen, on a new rank as well
+        self._shell.reduced = [each for model in self._models for each in model.reduced]
+        trained = {id(each) for each in self._shell.reduced}
         carried: list[torch.Tensor] = [
-            each for each in models.parameters() if each.requires_grad or each.nbytes > LARGE_BYTES
+            each for each in models.parameters() if self._spread or id(each) in trained or each.nbytes > LARGE_BYTES
         ]
         carried += [each for each in models.buffers() if each.nbytes > LARGE_BYTES]
         self._shell.protect({"model": models, **own, **others})
@@ -254,12 +252,21 @@ class InPlace:
         if self.loops.chain:
             self._become()
         else:
+            self._files.know(late=False)
             self._shell.records.go_on(self._core.membership, ())
         self._inner.ended.joined = True
         return [*carried, *self._optimizers]
 
     def _leave(self, record: Record | NotCarriedError) -> None:
         self._shell.records.leave(record)
+        if isinstance(record, NotCarriedError) and self.loops.chain:
+            self._give_up(record)
+
+    def _give_up(self, error: NotCarriedError) -> None:
+        """Say that this process can't come to where its script was; where all have begun again, nor would others."""
+        if self._core.membership.shelf is not None:
+            iteration, epoch = self._core.iteration, self._core.epoch
+            self._shell.say(Unusable(epoch=epoch, iteration=iteration, copies="copies", reason=str(error)))
 
     def _become(self) -> None:
         """Become the rank that this one replaces.
@@ -269,9 +276,10 @@ class InPlace:
         """
         records = self._shell.records
         try:
-            self.loops.become(records.begin(self._core.membership, self.loops.chain))
+            self.loops.become(records.begin(self._core.membership, self.loops.chain), self._files.arrive)
         except NotCarriedError as error:
             records.refuse(str(error))
+            self._give_up(error)
             raise
 
     # --- an iteration ------------------------------------------------------------------------------------------------
@@ -331,8 +339,6 @@ class InPlace:
         among = self.loops.begun and not self._spread and self._core.phase in {Phase.BETWEEN, Phase.OPEN}
         if not among or not (self._computing or self.loops.open):
             return False
-        if not self._computing:
-            self.loops.unmark()
         run(self._core.rejoin(error))
         return self._core.phase is Phase.OPEN or not self._computing
 
@@ -353,7 +359,9 @@ class InPlace:
             InvalidInputError: it is its iteration's first, and there are gradients: a new rank would not have them.
         """
         if self._computing and not self._empty:
-            if any(each.grad is not None and local(each.grad).any() for each in self._parameters()):
+            if not self.loops.accumulates and any(
+                each.grad is not None and local(each.grad).any() for each in self._parameters()
+            ):
                 raise InvalidInputError(
                     "this iteration begins with gradients, which nobody else has: call zero_grad() before the first "
                     "backward pass, and accumulate in no_sync(), or set `heal: restart`"
@@ -365,6 +373,7 @@ class InPlace:
         """End the iteration."""
         if self._core.phase is Phase.REDUCED and optimizer in self._optimizers:
             run(self._core.step())
+            self.loops.updated()
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -393,6 +402,7 @@ class InPlace:
             return
         if self._inner is None:
             self.meet()
+        self._files.know(late=False)
         if self._inner is not None and not self._begun and self._inner.given and not self._inner.again:
             raise InvalidInputError(
                 "this script has ended before the loop that the other ranks are in: something is not as it was "

@@ -1,17 +1,21 @@
 """Programs whose training loops tell where they are: what is compiled of their files, and of libraries that train.
 
-Nothing of their source is touched; what is compiled of it has two calls more in each loop that trains: one that hands
-out what the loop goes over, and one at the head of its body.
+Nothing of their source is touched; what is compiled of it has calls more in each loop that trains: one that hands out
+what the loop goes over, one at the head of its body, and one behind each statement that may have made an update. What
+comes before such a statement, a process leaves out that takes a lost one's place behind it.
 """
 
 import ast
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, TypeVar
+
+from unicron.train.liveness import FUNCTIONS, Liveness
 
 _Scope = TypeVar("_Scope", ast.Module, ast.FunctionDef)
 
@@ -19,7 +23,6 @@ NAME = "__unicron__"
 """What these calls are methods of; it is a variable of each module that has some."""
 
 TRAINS = "backward"
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 FOREIGN = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
 FOREIGN.append(Path(__file__).resolve().parents[1])
 """Folders whose files are no program's, though a script may lie above them."""
@@ -62,7 +65,7 @@ class Program:
                 except (SyntaxError, ValueError):
                     continue  # whoever imports it is told
                 new += self._imported(path, trees[path])
-        self._training = _training(trees.values())
+        self._training, self._gradients = _training(trees.values()), _reads_gradients(trees.values())
 
     def has(self, path: Path) -> bool:
         """Return whether a file is the program's own, and no library's."""
@@ -79,7 +82,7 @@ class Program:
         """
         where = path.resolve()
         name = str(where.relative_to(self._folder)) if where.is_relative_to(self._folder) else where.name
-        return compile(instrument(source, str(path), name, self._training), path, "exec")
+        return compile(instrument(source, str(path), name, self._training, self._gradients), path, "exec")
 
     def _imported(self, path: Path, tree: ast.Module) -> Iterable[Path]:
         """Yield the files of the program that one of it imports, be it as late as it may."""
@@ -114,7 +117,13 @@ def found(name: str) -> tuple[Path, Path]:
     return top.parent, path if path == top else path.with_suffix(".py")
 
 
-def instrument(source: bytes | str, path: str, name: str, training: frozenset[str] | None = None) -> ast.Module:
+def instrument(
+    source: bytes | str,
+    path: str,
+    name: str,
+    training: frozenset[str] | None = None,
+    gradients: frozenset[str] | None = None,
+) -> ast.Module:
     """Return what is to be run instead of a file.
 
     Args:
@@ -122,12 +131,14 @@ def instrument(source: bytes | str, path: str, name: str, training: frozenset[st
         path: of it.
         name: of it, for the names of its loops.
         training: names of functions that train, where not all of that is seen in this file.
+        gradients: names of functions that look at gradients, likewise.
 
     Raises:
         SyntaxError: it is no Python.
     """
     tree = ast.parse(source, path)
-    _Instrument(name, _training([tree]) if training is None else training).visit(tree)
+    trains = _training([tree]) if training is None else training
+    _Instrument(name, trains, _reads_gradients([tree]) if gradients is None else gradients).visit(tree)
     return ast.fix_missing_locations(tree)
 
 
@@ -147,53 +158,57 @@ def called(body: Iterable[ast.AST]) -> set[str]:
     return {getattr(each, "attr", getattr(each, "id", "")) for each in calls}
 
 
-def read_within(scope: ast.AST) -> frozenset[str]:
-    """Return the names that functions inside of a module or a function read."""
-    inner = [each for each in ast.walk(scope) if isinstance(each, FUNCTIONS) and each is not scope]
-    return frozenset().union(*(_names(each, ast.Load) for each in inner))
+def _hands_out(node: ast.FunctionDef) -> bool:
+    """Return whether a function is a generator that is only gone over."""
+    inner = {
+        id(one) for each in ast.walk(node) if isinstance(each, FUNCTIONS) and each is not node for one in ast.walk(each)
+    }
+    own = [each for each in ast.walk(node) if id(each) not in inner]
+    yields = {id(each) for each in own if isinstance(each, ast.Yield | ast.YieldFrom)}
+    alone = {id(each.value) for each in own if isinstance(each, ast.Expr)}
+    return bool(yields) and yields <= alone and not node.decorator_list and not node.name.startswith("__")
 
 
-def set_first(body: Iterable[ast.stmt]) -> set[str]:
-    """Return the names that a loop's body sets before it reads them, whatever way it takes."""
-    found, read = set[str](), set[str]()
-    todo = list(body)[::-1]
-    while todo:
-        each = todo.pop()
-        if isinstance(each, ast.With) and "suppress" not in called(each.items):
-            new = {name for item in each.items for name in _names(item, ast.Store)}
-            read |= {name for item in each.items for name in _names(item, ast.Load)}
-            todo += each.body[::-1]
-        else:
-            read |= _names(each, ast.Load) | _names(each, ast.Del)
-            sets = isinstance(each, ast.Assign) or (isinstance(each, ast.AnnAssign) and each.value is not None)
-            new = _names(each, ast.Store) if sets else {each.name} if isinstance(each, ast.FunctionDef) else set()
-        found |= new - read
-        if any(isinstance(inner, ast.Break | ast.Continue | ast.Return) for inner in ast.walk(each)):
-            break
-    return found
+def _reads_gradients(trees: Iterable[ast.AST]) -> frozenset[str]:
+    """Return the names of functions that look at gradients, or call one that does."""
+    functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    found = {"clip_grad_norm_", "clip_grad_value_", "get_total_norm"}
+    while more := {each.name for each in functions if each.name not in found and _looks(each, found)}:
+        found |= more
+    return frozenset(found)
 
 
-def _names(node: ast.AST, how: type) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, how)}
+def _names(body: Iterable[ast.AST]) -> Iterable[ast.Name]:
+    """Yield the names that are set in it."""
+    nodes = (node for each in body for node in ast.walk(each))
+    return (each for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store))
+
+
+def _looks(node: ast.AST, functions: AbstractSet[str]) -> bool:
+    looks = any(isinstance(each, ast.Attribute) and each.attr in {"grad", "main_grad"} for each in ast.walk(node))
+    return looks or bool(called([node]) & functions)
 
 
 class _Instrument(ast.NodeTransformer):
-    def __init__(self, name: str, training: frozenset[str]) -> None:
-        self._name, self._training = name, training
-        self._shared: frozenset[str] = frozenset()
+    def __init__(self, name: str, training: frozenset[str], gradients: frozenset[str]) -> None:
+        self._name, self._training, self._gradients = name, training, gradients
+        self._scopes: list[Liveness] = []
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
-        """Note which names functions read, which a loop's body may call before it sets them."""
+        """See which variables are read where."""
         return self._within(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        """Leave functions alone that do not train."""
+        """Leave functions alone that do not train, but have those that are generators know how far they are."""
+        if _hands_out(node):
+            node.decorator_list = [ast.Attribute(ast.Name(NAME, ast.Load()), "counted", ast.Load())]
+            return ast.copy_location(node, node)
         return self._within(node) if node.name in self._training else node
 
     def _within(self, node: _Scope) -> _Scope:
-        before, self._shared = self._shared, read_within(node)
+        self._scopes.append(Liveness(node))
         self.generic_visit(node)
-        self._shared = before
+        self._scopes.pop()
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
@@ -209,24 +224,60 @@ class _Instrument(ast.NodeTransformer):
             numbered, over = False, node.iter
             if isinstance(over, ast.Call) and getattr(over.func, "id", "") == "enumerate" and len(over.args) == 1:
                 numbered, over = not over.keywords, over.args[0] if not over.keywords else over
-            node.iter = self._call("over", node, over, ast.Constant(numbered))
             names = {each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)}
-            self._add_head(node, ast.Constant(None), names)
+            body = self._told(node, ast.Constant(None), names)
+            node.iter = self._call("over", node, over, ast.Constant(numbered))
+            self.generic_visit(node)
+            node.body = body(node.body)
+            return node
         self.generic_visit(node)
         return node
 
     def visit_While(self, node: ast.While) -> ast.While:
         """Have a loop say where it is."""
         if called(node.body) & self._training:
-            still = self._call("still", node)
-            node.test = ast.copy_location(ast.BoolOp(ast.And(), [still, node.test]), node.test)
-            self._add_head(node, ast.Constant(node.end_lineno), set())
+            body = self._told(node, ast.Constant(node.end_lineno), set())
+            self.generic_visit(node)
+            node.body = body(node.body)
+            entered = ast.BoolOp(ast.Or(), [self._call("enters", node), node.test])
+            node.test = ast.copy_location(ast.BoolOp(ast.And(), [self._call("still", node), entered]), node.test)
+            return node
         self.generic_visit(node)
         return node
 
-    def _add_head(self, node: ast.For | ast.While, last: ast.Constant, names: set[str]) -> None:
-        dead = [ast.Constant(each) for each in sorted(names | (set_first(node.body) - self._shared))]
-        node.body.insert(0, ast.copy_location(ast.Expr(self._call("head", node, last, *dead)), node.body[0]))
+    def _told(
+        self, node: ast.For | ast.While, last: ast.Constant, targets: set[str]
+    ) -> Callable[[list[ast.stmt]], list[ast.stmt]]:
+        """Return what makes of a loop's body one that tells where it is, and can be begun behind an update."""
+        begins = self._tells("head", node, last, targets | self._scopes[-1].dead(node, 0))
+        points = []
+        for count, each in enumerate(node.body, 1):
+            updates = called([each]) & (self._training | {"step"})
+            if updates and not any(_looks(rest, self._gradients) for rest in node.body[count:]):
+                again = targets - {one.id for one in _names(node.body[:count])}
+                points.append(
+                    (
+                        count,
+                        self._tells(
+                            "behind_update", node, ast.Constant(count), again | self._scopes[-1].dead(node, count)
+                        ),
+                    )
+                )
+
+        def body(statements: list[ast.stmt]) -> list[ast.stmt]:
+            found, done = [begins], 0
+            for count, tells in points:
+                due = self._call("due", node, ast.Constant(count))
+                found.append(ast.copy_location(ast.If(due, statements[done:count], []), statements[done]))
+                found.append(tells)
+                done = count
+            return found + statements[done:]
+
+        return body
+
+    def _tells(self, how: str, node: ast.For | ast.While, first: ast.Constant, dead: Iterable[str]) -> ast.stmt:
+        names = [ast.Constant(each) for each in sorted(dead)]
+        return ast.copy_location(ast.Expr(self._call(how, node, first, *names)), node.body[0])
 
     def _call(self, name: str, loop: ast.For | ast.While, *arguments: ast.expr) -> ast.expr:
         function = ast.Attribute(ast.Name(NAME, ast.Load()), name, ast.Load())

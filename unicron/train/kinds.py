@@ -96,7 +96,33 @@ def _is_hooks(name: str, value: Any) -> bool:
     return not any(NAME in getattr(getattr(each, "hook", each), "__globals__", ()) for each in value.values())
 
 
-ATTRIBUTES, MODULE = _Attributes(), _Module()
+class _Optimizer(_Attributes):
+    """Optimizers, by their own attributes and the options of their groups: moments go with the state that all have."""
+
+    def parts(self, thing: Any) -> Parts:
+        return [(name, value) for name, value in super().parts(thing) if name not in _CARRIED]
+
+    def look(self, thing: Any) -> tuple[Any, ...]:
+        return tuple(itertools.chain.from_iterable(self.parts(thing)))
+
+    def state(self, thing: Any) -> Any:
+        options = [{name: value for name, value in each.items() if name != "params"} for each in thing.param_groups]
+        return self.parts(thing), options
+
+    def put(self, thing: Any, state: Any) -> None:
+        own, options = dict(state[0]), state[1]
+        for name in vars(thing).keys() - own.keys() - _CARRIED:
+            del vars(thing)[name]
+        vars(thing).update(own)
+        for group, each in zip(thing.param_groups, options, strict=True):
+            for name in group.keys() - each.keys() - {"params"}:
+                del group[name]
+            group.update(each)
+
+
+_CARRIED = frozenset({"state", "param_groups", "defaults"})
+
+ATTRIBUTES, MODULE, OPTIMIZER = _Attributes(), _Module(), _Optimizer()
 
 
 class _Holding(Kind):

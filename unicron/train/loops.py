@@ -1,8 +1,10 @@
 """Where a script is in its training loops, so that a worker that is started later begins there, and not at the top.
 
-At the head of a loop's body each rank takes a snapshot of its own script, and leaves it where it outlives the rank.
+Behind each update each rank takes a snapshot of its own script, and leaves it where it outlives the rank. Whoever
+replaces it goes to where that was, by way of the heads of the loops around it.
 """
 
+import functools
 import os
 import random
 import sys
@@ -17,23 +19,27 @@ from unicron.errors import InvalidInputError
 from unicron.train.heard import Heard, Results
 from unicron.train.instrument import LIBRARIES, NAME
 from unicron.train.kinds import NotCarriedError
+from unicron.train.objects import Call
 from unicron.train.positions import RUNNING, Counted
 from unicron.train.snapshots import Heap, Variables, spaces_of
 
 Chain = list[list[Any]]
-"""Loops that are under way, the outermost first: place, how many began before it in the body around it, count."""
+"""Loops that are under way, the outermost first: place, how many began before it in the body around it, count, point.
+
+The point is how many statements of its body have been run: 0 at its head.
+"""
 
 
 class Record:
-    """A rank's own snapshot, of one head.
+    """A rank's own snapshot, of one point.
 
     Attributes:
         chain: of the loops.
-        positions: how far each of them is in what it goes over; None for a `while` loop.
-        snapshots: one for each of them, of the head of its body when that began last.
+        positions: how far each of them is in what it goes over; empty of a `while` loop.
+        snapshots: one for each of them, of the point in its body.
     """
 
-    def __init__(self, chain: Chain, positions: list[Any], snapshots: list[bytes]) -> None:
+    def __init__(self, chain: Chain, positions: list[bytes], snapshots: list[bytes]) -> None:
         self.chain, self.positions, self.snapshots = chain, positions, snapshots
 
 
@@ -42,33 +48,42 @@ class At:
 
     Attributes:
         place: file and line at which it begins.
-        index: how many loops have begun before it in the body around it.
+        index: how many loops have begun before it, since the last snapshot of the body around it.
         frame: of what runs it.
         last: line at which it ends; None of a loop that says by itself when it is left.
         count: of the times that its body has begun.
-        own: variables that it sets itself, or its body before anything reads them.
         position: in what it goes over.
         item: what it has just handed out, where that is a number.
-        snapshot: of the head of its body when that began last.
-        drawn, heard: what collectives have given, in what it goes over and since its body began last.
+        point, snapshot, saved: where in its body the last snapshot was taken, that, and how far the loop was.
+        refused: why there is none.
+        drawn, heard: what collectives have given, in what it goes over and since that snapshot.
         draws: it is just finding what is next in what it goes over.
-        inner, passed: another loop that trains has ended since its body began; an iteration has begun in it, or before.
+        inner: another loop that trains has ended since its body began.
         begun: its body has, on this worker.
     """
 
     def __init__(self, place: str, index: int, frame: FrameType, last: int | None) -> None:
         self.place, self.index, self.frame, self.last = place, index, frame, last
-        self.count = 0
-        self.own: tuple[str, ...] = ()
+        self.count = self.point = 0
         self.position: Counted | None = None
         self.item: int | None = None
-        self.snapshot = b""
+        self.snapshot, self.refused = b"", None
+        self.saved: tuple[int, int | None, list[Results | None] | None] = (0, None, [])
         self.drawn, self.heard, self.draws = Heard(), Heard(), False
-        self.inner = self.passed = self.begun = False
+        self.inner = self.begun = False
 
-    def saved(self) -> list[Any]:
-        """Return where it is, as a new rank is told."""
-        return [self.place, self.index, self.count, self.item, self.drawn.saved(), self.heard.saved()]
+    refused: NotCarriedError | None
+
+    def note(self, point: int) -> None:
+        """Note how far it is, as a snapshot is taken."""
+        self.point, self.heard = point, Heard()
+        self.saved = (self.count, self.item, self.drawn.saved())
+
+    @property
+    def where(self) -> list[Any]:
+        """Where it was when its last snapshot was taken, as a new rank is told."""
+        count, item, drawn = self.saved
+        return [self.place, self.index, count, self.point, item, drawn, self.heard.saved()]
 
 
 class Loops:
@@ -80,7 +95,8 @@ class Loops:
         leave: leaves this rank's own record, or the reason why there is none, where it outlives the rank.
 
     Attributes:
-        behind: the others are waiting in this iteration for this rank, which began later.
+        behind: the others have collectives behind them that this rank, which began later, is yet to come to.
+        accumulates: gradients were reduced before the last snapshot to which more is added before an update.
     """
 
     def __init__(
@@ -95,12 +111,13 @@ class Loops:
         self._heap: Heap | None = None
         self._to: list[list[Any]] = []
         self._record: Record | None = None
+        self._arrive: Callable[[], None] = lambda: None
         self._reached = 0
-        self._outside, self._inner = Heard(), False
-        self._marked: dict[str, Any] | None = None
-        self._within = False
-        self._window, self._passed, self._between = Heard(), False, False
-        self.behind = False
+        self._outside, self._since = Heard(), Heard()
+        self._then: dict[str, Any] = {"loops": [], "outside": []}
+        self._within = self._reduced = self._updated = False
+        self._taken, self._versions, self._changes = False, 0, set[str]()
+        self.behind = self.accumulates = False
         seed(rank)
 
     # --- what the script calls ---------------------------------------------------------------------------------------
@@ -117,7 +134,7 @@ class Loops:
             if to is not None and to[:2] != [place, at.index]:
                 return  # the others have it behind them
             if to is not None:
-                at.drawn = Heard(to[4])
+                at.drawn = Heard(to[5])
             at.draws = True
             position = at.position = Counted(iterable, [])  # what it is given is noted as `drawn`
             if to is not None:
@@ -138,16 +155,23 @@ class Loops:
 
     def _first(self, at: At, to: list[Any], position: Counted, numbered: bool) -> Iterator[Any]:
         """Hand out what the others' bodies are about."""
-        count, number = to[2:4]
+        count, number = to[2], to[4]
+        later: tuple[Any, ...] = ()
         if number is not None:  # a script that has begun from a checkpoint of its own counts from there
-            item = next((each for each in position if each == number), None)
+            item = first = next(position, None)
+            while item is not None and item != number and first != number + 1:
+                item = next(position, None)
             if item is None:
                 raise InvalidInputError(f"the others are at {number} of the loop at {at.place}, which ends before that")
+            item, later = number, (first,) * (item != number)  # its checkpoint is of the end of this one
         elif self._record is not None:
-            item = position.go_to(self._record.positions[self._reached])
+            item = position.go_to(self._heap.unpacked(self._record.positions[self._reached]) if self._heap else {})
         at.draws = False
         at.count, at.item = count, number
         yield (count - 1, item) if numbered else item
+        for item in later:
+            at.count, at.item = at.count + 1, item
+            yield (at.count - 1, item) if numbered else item
 
     def still(self, place: str) -> bool:
         """Return whether a `while` loop is to be looked at; where the others have it behind them, it is not."""
@@ -162,8 +186,19 @@ class Loops:
         self._indices[depth] += 1
         return False
 
-    def head(self, place: str, last: int | None, *own: str) -> None:
-        """Note where the script is, or have its variables be what they were on the rank that this one replaces."""
+    def enters(self, place: str) -> bool:
+        """Return whether a `while` loop's body begins whatever its test says: the others are in there."""
+        depth = len(self._under_way)
+        return bool(self._to) and depth == self._reached and self._to[depth][:2] == [place, self._indices[depth]]
+
+    def head(self, place: str, last: int | None, *dead: str) -> None:
+        """Note where the script is, or have its variables be what they were on the rank that this one replaces.
+
+        Args:
+            place: of the loop.
+            last: line at which it ends, if it does not say so by itself.
+            dead: variables that are set anew before anybody reads them.
+        """
         caller = sys._getframe(1)  # noqa: SLF001
         self._start(caller)
         self._leave_what_is_over(caller, place)
@@ -174,64 +209,131 @@ class Loops:
         depth, at = len(self._under_way) - 1, self._under_way[-1]
         if at.begun:
             self._nested[place] = at.inner
-        at.begun = True
-        at.heard, at.inner, at.passed = Heard(), False, self._within
-        at.own = own
-        del self._indices[depth + 1 :]
-        self._indices.append(0)
+        at.begun, at.inner = True, False
+        self._indices[depth + 1 :] = [0]
         if self._to and depth == self._reached:
-            self._become(at, depth, caller)
-        elif not self._within:
-            self._take(at, caller)
+            there, _, count, point, *_ = self._to[depth]
+            if there != place:
+                raise InvalidInputError(f"the others are in the loop at {there}, and that at {place} is first")
+            at.count = count
+            if point == 0:
+                self._become(at, caller)
+        elif (new := not self._within and (self._reduced or not self._taken)) or self._nested.get(place, True):
+            self._take(at, caller, 0, dead, leaves=new)
 
-    def _become(self, at: At, depth: int, caller: FrameType) -> None:
-        """Be as the rank was that this one replaces, at the head of this body.
+    def due(self, place: str, point: int) -> bool:
+        """Return whether the statements before a point of a body are to be run: a new rank may begin behind them."""
+        if not self._to or len(self._under_way) - 1 != self._reached or self._under_way[-1].place != place:
+            return True
+        return bool(self._to[self._reached][3] < point)
+
+    def behind_update(self, place: str, point: int, *dead: str) -> None:
+        """Note where the script is, if an update was made since its last snapshot, or be there in another's place."""
+        if not (self._updated or self._to):
+            return
+        caller = sys._getframe(1)  # noqa: SLF001
+        self._leave_what_is_over(caller, place)
+        at = self._under_way[-1] if self._under_way else None
+        if at is None or at.place != place:
+            return
+        if not self._to:
+            if not self._within and place not in self._changes:
+                self._take(at, caller, point, dead, leaves=True)
+        elif len(self._under_way) - 1 == self._reached and self._to[self._reached][3] == point:
+            self._become(at, caller)
+
+    def _become(self, at: At, caller: FrameType) -> None:
+        """Be as the rank was that this one replaces, at a point of this loop's body.
 
         Raises:
-            InvalidInputError: this process has come elsewhere.
-            NotCarriedError: it has made something else on the way.
+            NotCarriedError: this process has made something else on the way.
         """
-        there, _, count, _, _, heard = self._to[depth]
-        if there != at.place:
-            raise InvalidInputError(f"the others are in the loop at {there}, and that at {at.place} is first")
+        depth = self._reached
+        _, _, at.count, point, at.item, _, heard = self._to[depth]
+        if self._record is None or self._heap is None:
+            error = NotCarriedError("there is no snapshot of the rank that is replaced, or none can be taken here")
+            self._leave_record(error)
+            raise error
         try:
-            at.snapshot = self._restored(depth, caller)
+            self.accumulates = self._heap.restore(self._spaces(caller), self._record.snapshots[depth])
+            self._heap.note(self._spaces(caller))
         except NotCarriedError as error:
             self._leave_record(error)
             raise
-        at.count, at.heard, self._reached = count, Heard(heard), depth + 1
+        at.note(point)
+        at.snapshot, at.heard = self._record.snapshots[depth], Heard(heard)
+        self._reached = depth + 1
+        self._indices[depth + 1 :] = [0]
         if self._reached == len(self._to):
+            self._then, self._versions = {"loops": self._to, "outside": self._outside.saved()}, self._heap.versions
             self._to, self._reached, self._record = [], 0, None
+            self._taken, self._reduced, self._updated = True, False, False
+            self._arrive()
 
-    def _restored(self, depth: int, caller: FrameType) -> bytes:
-        """Have the script be as a snapshot says, and return that."""
-        if self._record is None or self._heap is None:
-            raise NotCarriedError("there is no snapshot of the rank that is replaced, or none can be taken here")
-        snapshot = self._record.snapshots[depth]
-        self._heap.restore(self._spaces(caller), snapshot)
-        self._heap.note(self._spaces(caller))
-        return snapshot
+    def _take(self, at: At, caller: FrameType, point: int, dead: Iterable[str], *, leaves: bool) -> None:
+        """Take this rank's snapshot at a point of a loop's body.
 
-    def _take(self, at: At, caller: FrameType) -> None:
-        """Take this rank's snapshot, and leave it where it outlives the rank."""
-        if self._heap is None:
-            return
+        Args:
+            at: the loop.
+            caller: what runs it.
+            point: in its body.
+            dead: variables that are set anew before anybody reads them.
+            leaves: it is left where it outlives the rank; else it is on the way to another, further inside.
+        """
+        at.note(point)
+        self._indices[len(self._under_way) :] = [0]
+        at.refused = None
+        if leaves:
+            self.accumulates = self._reduced and not self._updated
+        if self._heap is not None:
+            try:
+                spaces = self._spaces(caller)
+                never = {name: set(dead) for name, space in spaces.items() if space.runs(caller)}
+                at.snapshot = self._heap.snapshot(spaces, never, gradients=leaves and self.accumulates)
+                if self._nested.get(at.place, True):  # it takes long
+                    self._heap.note(spaces)
+            except NotCarriedError as error:
+                at.refused = error
+        if leaves:
+            self._versions = self._heap.versions if self._heap is not None else 0
+            self._then, self._since = self._where(), Heard()
+            self._taken, self._reduced, self._updated = True, False, False
+            if self._heap is not None:
+                self._leave_record(self._made())
+
+    def _made(self) -> Record | NotCarriedError:
+        """Return a record of where this rank is, or why there is none."""
+        if refused := next((each.refused for each in self._under_way if each.refused is not None), None):
+            return refused
+        chain = [each.where[:4] for each in self._under_way]
         try:
-            spaces = self._spaces(caller)
-            dead = {name: set(at.own) for name, space in spaces.items() if space.runs(caller)}
-            at.snapshot = self._heap.snapshot(spaces, dead)
-            if self._nested.get(at.place, True):  # it takes long
-                self._heap.note(spaces)
-            chain = [[each.place, each.index, each.count] for each in self._under_way]
-            positions = [each.position.saved() if each.position is not None else None for each in self._under_way]
+            positions = [self._packed(each.position) for each in self._under_way]
         except NotCarriedError as error:
-            self._leave_record(error)
-        else:
-            self._leave_record(Record(chain, positions, [each.snapshot for each in self._under_way]))
+            return error
+        return Record(chain, positions, [each.snapshot for each in self._under_way])
+
+    def _packed(self, position: Counted | None) -> bytes:
+        if position is None or self._heap is None:
+            return b""
+        try:
+            return self._heap.packed(position.saved())
+        except NotCarriedError:
+            raise
+        except Exception as error:
+            raise NotCarriedError(f"what {type(position.within).__name__} is made of: {error}") from error
 
     def iterate(self, over: Iterable[Any]) -> Counted:
         """Return an iterator that knows how far it is."""
         return Counted(over)
+
+    def counted(self, function: Callable[..., Iterator[Any]]) -> Callable[..., Counted]:
+        """Return what calls a generator function, and returns what knows how far the generator is."""
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **named: Any) -> Counted:
+            return Counted(Call(call, arguments, named))
+
+        return call
 
     # --- what the others have behind them ----------------------------------------------------------------------------
 
@@ -247,51 +349,49 @@ class Loops:
 
     @property
     def open(self) -> bool:
-        """Whether a new rank that begins at the heads of the loops' bodies comes here without another iteration."""
-        at = self._under_way[-1] if self._under_way else None
-        if at is None:
-            return not self._inner
-        return not (at.draws or at.inner or any(each.passed for each in self._under_way))
+        """Whether a new rank comes here from this one's last snapshot without another iteration."""
+        return not self._reduced
 
     @property
     def reachable(self) -> bool:
         """Whether all is known that a new rank has to be given."""
         state = self.state_dict()
-        places = [state["outside"], state["window"], *(heard for loop in state["loops"] for heard in loop[4:])]
+        places = [state["outside"], state["since"], *(heard for loop in state["loops"] for heard in loop[5:])]
         return all(each is not None and all(results is not None for results in each) for each in places)
 
-    def unmark(self) -> None:
-        """Have whoever comes later come to where this rank is now, in no iteration."""
-        self._marked = None
-
     def mark(self) -> None:
-        """Have whoever comes later begin where this rank is now: an iteration begins.
-
-        Raises:
-            InvalidInputError: nobody could come here, as the body of a loop trains more than once.
-        """
-        if self._under_way and not self.open:
-            raise InvalidInputError(
-                f"the body of the loop at {self._under_way[-1].place} makes more than one update, and a new rank "
-                "could not come in between: give each a loop of its own, or set `heal: restart`"
+        """Note that an iteration begins."""
+        place = self._under_way[-1].place if self._under_way else "the end"
+        if not self.open:
+            self._leave_record(
+                NotCarriedError(
+                    f"a statement in the body of the loop at {place} makes more than one update, and no process could "
+                    "come in between: give each a statement of its own"
+                )
             )
-        for at in self._under_way[-1:]:
-            at.passed = True
-        self._marked, self._within = self._where(), True
-        if self.behind:
-            self._passed = True
-        else:
-            self._window = Heard()
+        elif self._heap is not None and self._versions != self._heap.versions:
+            self._changes.add(place)  # from now on the snapshot is taken at the head
+            self._leave_record(
+                NotCarriedError(
+                    f"parameters are changed in the body of the loop at {place} before its forward pass, and not by an "
+                    "optimizer: a process that begins there would change them twice"
+                )
+            )
+        self._within = True
 
     def reduced(self) -> None:
         """Be where the others are, at the end of the iteration's last pass."""
-        self.behind = self._passed = self._within = False
+        self.behind, self._within, self._reduced = False, False, True
+
+    def updated(self) -> None:
+        """Note that an iteration has ended."""
+        self._updated = True
 
     @property
     def given(self) -> bool:
         """Whether the others have the next collective behind them."""
-        if self.behind and not self._to and (self._passed or self._between):
-            self.behind = not (self._window if self._passed else self._heard).over
+        if self.behind and not self._to:
+            self.behind = not self._since.over
         return self.behind
 
     def following(self) -> Results | None:
@@ -299,8 +399,8 @@ class Loops:
         iterator = RUNNING[-1] if RUNNING else None
         if iterator is not None and iterator.goes:
             return iterator.heard.following()
-        found = (self._window if self._passed else self._heard).following()
-        if self._passed:
+        found = (self._heard if self._to else self._since).following()
+        if not self._to:
             self._heard.add(found)
         if iterator is not None:
             iterator.heard.add(found)
@@ -308,7 +408,7 @@ class Loops:
 
     def hear(self, results: Results | None) -> None:
         """Note what a collective has given; None: whoever comes later can't be given that."""
-        for each in (self._heard, self._window, *(iterator.heard for iterator in RUNNING)):
+        for each in (self._heard, self._since, *(iterator.heard for iterator in RUNNING)):
             each.add(results)
 
     @property
@@ -360,8 +460,6 @@ class Loops:
             del self._under_way[depth:]
             if depth:
                 self._under_way[-1].inner = True
-            else:
-                self._inner = True
 
     def _leave_what_is_over(self, caller: FrameType, place: str = "") -> None:
         """Forget `while` loops that were left: `caller` is elsewhere, or what ran them is gone."""
@@ -380,27 +478,26 @@ class Loops:
     # --- the state ---------------------------------------------------------------------------------------------------
 
     def _where(self) -> dict[str, Any]:
-        return {"loops": [at.saved() for at in self._under_way], "outside": self._outside.saved()}
+        return {"loops": [at.where for at in self._under_way], "outside": self._outside.saved()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where this script's iteration began, and what it has been given since."""
-        between = self._marked is None
-        return {**(self._marked or self._where()), "window": self._window.saved(), "between": between}
+        """Return where this script's last snapshot was taken, and what it has been given since."""
+        return {**self._then, "since": self._since.saved()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go there, where this script is in no loop yet; one that is goes on, and comes there by itself."""
         if not self._under_way:
-            self._to, self._outside, self._window = state["loops"], Heard(state["outside"]), Heard(state["window"])
-            self.behind, self._between = bool(self._to), state["between"]
+            self._to, self._outside, self._since = state["loops"], Heard(state["outside"]), Heard(state["since"])
+            self.behind = bool(self._to)
 
     @property
     def chain(self) -> Chain:
         """Of the loops at which this rank is to begin; empty where it begins at the top."""
-        return [each[:3] for each in self._to]
+        return [each[:4] for each in self._to]
 
-    def become(self, record: Record) -> None:
-        """Be the rank that has left this, once this script comes to where that was."""
-        self._record = record
+    def become(self, record: Record, arrive: Callable[[], None] = lambda: None) -> None:
+        """Be the rank that has left this, once this script comes to where that was; then call `arrive`."""
+        self._record, self._arrive = record, arrive
 
 
 def seed(rank: int) -> None:

@@ -14,7 +14,7 @@ import threading
 import types
 import weakref
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from inspect import GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from unicron.train.files import FILE, is_file
 from unicron.train.kinds import (
     ATTRIBUTES,
     CELL,
@@ -30,6 +31,7 @@ from unicron.train.kinds import (
     FUNCTION,
     LIST,
     MODULE,
+    OPTIMIZER,
     SET,
     Kind,
     NotCarriedError,
@@ -111,6 +113,22 @@ class Position:
     def go_to(self, saved: Any) -> Any:
         """Go there."""
         raise NotImplementedError
+
+
+class Call:
+    """What a generator function hands out, called with these arguments.
+
+    Args:
+        function: that wraps it.
+    """
+
+    def __init__(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self._function, self._arguments, self._named = function, arguments, named
+
+    def __iter__(self) -> Iterator[Any]:
+        """Call it."""
+        found: Iterator[Any] = self._function.__wrapped__(*self._arguments, **self._named)
+        return found
 
 
 class _Tensor(Kind):
@@ -274,11 +292,25 @@ DATA = _Data(lambda thing: zlib.crc32(thing.tobytes()))
 ARRAY = _ByValue(lambda thing: thing.copy(), _put_array, _look_array)
 NUMPY_GENERATOR = _ByValue(_numpy_state, _put_numpy_state, lambda thing: repr(_numpy_state(thing)))
 
+
+def _fill(thing: Any, state: Any) -> None:
+    if state is None:
+        thing.close()
+        return
+    thing.seek(0)
+    thing.truncate()
+    thing.write(state[0])
+    thing.seek(state[1])
+
+
+IN_MEMORY = _ByValue(lambda thing: None if thing.closed else (thing.getvalue(), thing.tell()), _fill)
 POSITION = _ByValue(lambda thing: thing.saved(), lambda thing, saved: thing.go_to(saved), lambda thing: thing.count)
 LOADING = _ByValue(lambda thing: thing._num_yielded, _load_on)  # noqa: SLF001
 
 _BY_CLASS: dict[Any, Kind] = {
     Position: POSITION,
+    Call: ATTRIBUTES,
+    (io.BytesIO, io.StringIO): IN_MEMORY,
     _SingleProcessDataLoaderIter: LOADING,
     type(os.environ): Hidden(dict),
     type(functools.lru_cache(len)): Hidden(lambda thing: thing.cache_info()),
@@ -287,6 +319,7 @@ _BY_CLASS: dict[Any, Kind] = {
     type(itertools.tee(())[0]): Hidden(lambda _: object()),
     types.GeneratorType: Hidden(lambda thing: object() if _is_under_way(thing) else getgeneratorstate(thing)),
     torch.nn.Module: MODULE,
+    torch.optim.Optimizer: OPTIMIZER,
     torch.Tensor: TENSOR,
     torch.Generator: TORCH_GENERATOR,
     random.Random: PYTHON_GENERATOR,
@@ -321,6 +354,8 @@ def kind_of(thing: Any) -> Kind | None:
     """Return the kind of an object, None for one that never changes."""
     cls: Any = type(thing)
     kind = _kind(cls)
+    if kind is OPAQUE and isinstance(thing, io.IOBase) and is_file(thing):
+        return FILE
     if kind is ARRAY and thing.nbytes > ARRAY_BYTES:
         return DATA if thing.flags.writeable and thing.nbytes < MOST_DATA_BYTES else OPAQUE
     return kind

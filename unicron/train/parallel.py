@@ -65,6 +65,7 @@ class Parallel(DistributedDataParallel):
 
     Attributes:
         rank: of the script that makes it.
+        reduced: parameters whose gradients are: those that required one as it was made, though they be frozen later.
     """
 
     rank: Rank
@@ -74,6 +75,7 @@ class Parallel(DistributedDataParallel):
         _check(module, given, self.rank.size)
         torch.nn.Module.__init__(self)
         self.module = module
+        self.reduced = [each for each in module.parameters() if each.requires_grad]
         self.require_backward_grad_sync = self.require_forward_param_sync = True
         self.find_unused_parameters = bool(given.get("find_unused_parameters"))
         self.static_graph = bool(given.get("static_graph"))

@@ -92,11 +92,8 @@ class Piggyback:
         self._models, self._first = models, first
         self._reduced, self._units = dict[int, torch.nn.Parameter](), list[list[tuple[str, torch.nn.Parameter]]]()
         for model in models:
-            new = [
-                each
-                for each in model.module.named_parameters()
-                if each[1].requires_grad and id(each[1]) not in self._reduced
-            ]
+            own = {id(each) for each in model.reduced} - self._reduced.keys()
+            new = [each for each in model.module.named_parameters() if id(each[1]) in own]
             self._reduced |= {id(parameter): parameter for _, parameter in new}
             self._units += [[each] for each in new] if model.uses_vary else [new]
         still = [each for model in models for each in model.module.parameters() if id(each) not in self._reduced]

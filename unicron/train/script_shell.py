@@ -68,6 +68,7 @@ class ScriptShell(TorchShell):
 
     Attributes:
         carriers: parameters whose gradients are what else ranks tell each other.
+        reduced: those of the models whose gradients are summed, though they be frozen just now.
     """
 
     def __init__(self, channel: Channel, microbatches: int, groups: ScriptGroups) -> None:
@@ -75,10 +76,12 @@ class ScriptShell(TorchShell):
         self._script_groups = groups
         self.records = Records()
         self.carriers: list[torch.nn.Parameter] = []
+        self.reduced: list[torch.nn.Parameter] = []
 
     def trained(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
         """Return the parameters whose gradients are summed, in reverse: what goes along comes behind the model."""
-        return [*self.carriers, *super().trained(model)]
+        reduced = {id(each) for each in self.reduced}
+        return [*self.carriers, *(each for each in model.parameters() if id(each) in reduced)]
 
     def save(self, iteration: int) -> None:
         """Have a thread save the state, where somebody could come to where its script is."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.optim.swa_utils import AveragedModel
 
+from unicron.contracts.worker import CAUSE
 from unicron.train.channel import Channel
+from unicron.train.files import Files
 from unicron.train.inner import NAME
 from unicron.train.inplace import InPlace, also
 from unicron.train.instrument import NAME as LOOPS
@@ -21,16 +21,16 @@ from unicron.train.instrument import Importing, Program, found
 from unicron.train.launcher import Place, variables_of
 from unicron.train.parallel import parallel
 
-CARRIED = (LRScheduler, SequentialLR, ChainedScheduler, ReduceLROnPlateau, torch.amp.GradScaler, AveragedModel)
-"""What goes along to a new rank wherever it is made; these schedulers do not call `LRScheduler.__init__`."""
-
 BESIDE = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
 """What its agent tells a rank of those on its node: a script reads it before there is a membership."""
 
 
 def install(channel: Channel) -> InPlace:
     """Exchange what scripts call; return what is behind it."""
-    mine = InPlace(channel)
+    files = Files(first=not os.environ.get(CAUSE))
+    if files.apart:
+        files.install()
+    mine = InPlace(channel, files)
     places = [Place("", "", "127.0.0.1 0")] * mine.size  # nobody is to be met there
     beside = {name: os.environ[name] for name in BESIDE}
     os.environ.update(variables_of(mine.rank, places, os.environ["UNICRON_TASK"], 0) | beside)
@@ -77,7 +77,6 @@ def install(channel: Channel) -> InPlace:
         (torch.nn.parallel.distributed, "DistributedDataParallel", model),
         (torch.optim.Optimizer, "__init__", also(torch.optim.Optimizer, mine.optimizes)),
         (torch.optim.Optimizer, "add_param_group", also(torch.optim.Optimizer, mine.extends, "add_param_group")),
-        *((kind, "__init__", also(kind, mine.schedules)) for kind in CARRIED),
     ):
         setattr(place, name, mended)
     register_optimizer_step_pre_hook(lambda optimizer, *_: mine.updates(optimizer))

@@ -25,7 +25,7 @@ import torch
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from unicron.train.instrument import NAME
-from unicron.train.kinds import Kind, NotCarriedError
+from unicron.train.kinds import OPTIMIZER, Kind, NotCarriedError
 from unicron.train.objects import INLINE, OPAQUE, POSITION, Opaque, is_same, kind_of, moves, raw, unraw
 
 Key = tuple[Any, ...]
@@ -132,14 +132,21 @@ class Heap:
         self._left = {id(each) for each in self._carried}
         optimizers = [each for each in self._carried if isinstance(each, torch.optim.Optimizer)]
         self._updated = {id(each) for one in optimizers for group in one.param_groups for each in group["params"]}
+        self._parameters = [each for each in self._carried if isinstance(each, torch.nn.Parameter)]
         self._numbered: dict[Key, _Numbered] = {}
         self._keys: dict[int, Key] = {}
         self._first: dict[str, dict[str, Any]] = {}
         self._seen: dict[int, Any] = {}
         self._unbound: set[tuple[str, str]] = set()
         self._heads, self._written = 0, set[Key]()
+        self._put = dict[Key, Any]()
 
     # --- numbering ---------------------------------------------------------------------------------------------------
+
+    @property
+    def versions(self) -> int:
+        """What moves as a script changes parameters by itself, and not by an optimizer."""
+        return sum(each._version for each in self._parameters)  # noqa: SLF001 there is no other way to it
 
     def number(self, spaces: Mapping[str, Variables], level: str = "") -> None:
         """Number what is there and has no key yet: what the script has made before a loop begins.
@@ -156,9 +163,8 @@ class Heap:
             key = (level, *path)
             if key in self._numbered:  # keys that look alike, in a dictionary
                 key = (*key, len(self._numbered))
-            new = (
-                _Numbered(thing, kind, None, False) if level or id(thing) in self._updated else _looked_at(thing, kind)
-            )
+            always = level or kind is OPTIMIZER or id(thing) in self._updated
+            new = _Numbered(thing, kind, None, False) if always else _looked_at(thing, kind)
             self._numbered[key] = new if kind is not OPAQUE else _Numbered(thing, OPAQUE, (), False)
             self._keys[id(thing)] = key
 
@@ -183,7 +189,7 @@ class Heap:
             if kind is None or id(thing) in seen or isinstance(thing, Heap):
                 continue
             seen.add(id(thing))
-            if id(thing) in self._left:
+            if id(thing) in self._left and kind is not OPTIMIZER:
                 kind = OPAQUE
             if kind is INLINE:
                 inline.append(thing)  # its parts may have no other owner, and their numbers would be given anew
@@ -212,12 +218,15 @@ class Heap:
                 found.append(key)
         return found
 
-    def snapshot(self, spaces: Mapping[str, Variables], dead: Mapping[str, set[str]]) -> bytes:
+    def snapshot(
+        self, spaces: Mapping[str, Variables], dead: Mapping[str, set[str]], *, gradients: bool = False
+    ) -> bytes:
         """Return what has changed.
 
         Args:
             spaces: the variables there are.
             dead: those of them that are set before they are read.
+            gradients: those of the models are part of it: more is added to them before an update.
 
         Raises:
             NotCarriedError: it can't be had by another process; the text names it.
@@ -236,25 +245,27 @@ class Heap:
             }
             names = [each for each in values if (name, each) not in self._unbound or each not in live]
             variables.append((name, known, names))
-        whole = variables, entries, generators()
+        summed = [None if each.grad is None else _apart(each.grad) for each in self._parameters] if gradients else None
+        whole = variables, entries, generators(), summed
         try:
-            data = self._packed(whole)
+            data = self.packed(whole)
         except Exception as error:
             if self._leave_out(variables):
-                return self.snapshot(spaces, dead)
+                return self.snapshot(spaces, dead, gradients=gradients)
             raise NotCarriedError(self._blamed(entries) or str(error)) from error
         if len(data) > LARGEST_BYTES:
             raise NotCarriedError(f"what has changed since the loop began takes {len(data) >> 20} MiB")
         return data
 
-    def _packed(self, value: Any) -> bytes:
+    def packed(self, value: Any) -> bytes:
+        """Return a value as another process can have it, with references to what is numbered."""
         stream = io.BytesIO()
         _Pickler(stream, self._keys).dump(value)
         return stream.getvalue()
 
     def _fails(self, value: Any) -> str:
         try:
-            self._packed(value)
+            self.packed(value)
         except Exception as error:  # noqa: BLE001 whatever a script's objects raise
             return str(error) or type(error).__name__
         return ""
@@ -276,19 +287,28 @@ class Heap:
 
     # --- becoming another rank ---------------------------------------------------------------------------------------
 
-    def restore(self, spaces: Mapping[str, Variables], data: bytes) -> None:
+    def unpacked(self, data: bytes) -> Any:
+        """Return what another process has packed."""
+        return _Unpickler(io.BytesIO(data), self._numbered).load()
+
+    def restore(self, spaces: Mapping[str, Variables], data: bytes) -> bool:
         """Have all be as it was when the snapshot was taken, on another process that has numbered the same.
+
+        Returns:
+            whether that has gradients, to which more is added before an update.
 
         Raises:
             NotCarriedError: this process has made something else before the loop.
         """
         try:
-            variables, entries, states = _Unpickler(io.BytesIO(data), self._numbered).load()
+            variables, entries, states, summed = _Unpickler(io.BytesIO(data), self._numbered).load()
         except NotCarriedError:
             raise
         except Exception as error:
             raise NotCarriedError(f"a snapshot can't be read here: {error!r}") from error
         known = {key for key, _ in entries}
+        entries = [*((key, state) for key, state in self._put.items() if key not in known), *entries]
+        known |= {key for key, _ in entries}
         made_before = [key for key in self._changed() if not (key[0] or self._numbered[key].moves)]
         if more := [key for key in made_before if key not in known]:
             raise NotCarriedError(
@@ -296,17 +316,30 @@ class Heap:
             )
         if missing := [key for key, _ in entries if key not in self._numbered]:
             raise NotCarriedError(f"{_named(missing[0])} is not here")
-        # what is gone over first: that changes what it is made of, which then is put right
-        for key, state in sorted(entries, key=lambda entry: self._numbered[entry[0]].kind is not POSITION):
-            try:
-                self._numbered[key].kind.put(self._numbered[key].thing, state)
-            except Exception as error:
-                raise NotCarriedError(f"{_named(key)} can't be made what it was: {error!r}") from error
+        self._put_all(entries)
         for name, values, names in variables:
             if name not in spaces:
                 raise NotCarriedError(f"the variables of {name} are not here")
             spaces[name].put(values, names)
         set_generators(states)
+        for parameter, one in zip(self._parameters, summed or (), strict=False):
+            parameter.grad = None if one is None else unraw(*one).to(parameter.device)
+        return summed is not None
+
+    def _put_all(self, entries: Iterable[tuple[Key, Any]]) -> None:
+        # what is gone over first: that changes what it is made of, which then is put right
+        for key, state in sorted(entries, key=lambda entry: self._numbered[entry[0]].kind is not POSITION):
+            thing, kind, *_ = self._numbered[key]
+            try:
+                if key not in self._put and kind is not POSITION:
+                    self._put[key] = kind.state(thing)
+                kind.put(thing, state)
+            except Exception as error:
+                raise NotCarriedError(f"{_named(key)} can't be made what it was: {error!r}") from error
+
+
+def _apart(tensor: torch.Tensor) -> tuple[bytes, torch.dtype, tuple[int, ...]]:
+    return raw(tensor), tensor.dtype, tuple(tensor.shape)
 
 
 def _named(key: Key) -> str:

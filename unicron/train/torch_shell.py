@@ -83,7 +83,7 @@ class TorchShell:
 
     def trained(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
         """Return the parameters whose gradients are summed over the replicas."""
-        return list(model.parameters())
+        return [each for each in model.parameters() if each.requires_grad]
 
     def inner(self, layout: ParallelLayout) -> "InnerGroups":
         """Return the groups inside of the replica, which are made at the first call."""

@@ -262,9 +262,12 @@ def rule_out(run: TaskRun, fact: StateUnusable) -> None:
 
 
 def nothing_is_left(run: TaskRun) -> str:
-    """Return why a task can't go on whose states were all tried in vain; empty as long as it may."""
+    """Return why a task can't go on whose states were all tried in vain; empty as long as it may.
+
+    A script that is healed in place begins again from its top: as often as it is said of all memberships that fail.
+    """
     search = run.saves.search
-    if search is None or not search.over or not run.saves.tried:
+    if search is None or not search.over or not run.saves.tried or run.spec.heal is Healing.IN_PLACE:
         return ""
     return f"no copy of its state can be used: {'; '.join(run.saves.tried)}; nothing older is there"
 

@@ -95,7 +95,7 @@ async def test_ranks_are_killed_stopped_and_raise_and_the_result_is_bitwise_that
     assert re.search(waits, hang.reason), hang.reason
     assert hang.correlation in {fact.correlation for fact in scene.of(Regrouped)}, "in the chain of what came of it"
     done = [(at["iteration"], at["microbatch"]) for at in run.gate.passed if at["phase"] == "done" and at["rank"] == 0]
-    assert done == [(epoch, number) for epoch in range(4) for number in range(10)]
+    assert [*dict.fromkeys(done)] == [(epoch, number) for epoch in range(4) for number in range(10)]
     assert run.begun == sorted([0, 1, 2, 1, 0, 2, stopped]), "nobody else begins again"
     assert len(run.failures) == 4
 
@@ -231,23 +231,23 @@ LOOSE = """
 """
 
 
-async def test_a_while_loop_that_accumulates_is_healed_and_what_its_other_collectives_lose_begins_again(scene):
+async def test_a_while_loop_that_accumulates_is_healed_and_so_is_what_comes_behind_its_last_update(scene):
     async with disturbed(scene, LOOSE, (10,)) as run:
         await run.at(10)
         await run.strike(1)
         await run.at(30)
-        assert run.begun == [0, 1, 1]
         run.gate.close(30, rank=0)  # the other waits for it in a collective of the script
         await run.strike(0)
-    assert run.begun == [0, 0, 1, 1, 1]
+    assert run.begun == [0, 0, 1, 1]
 
 
 BESIDE = """
     import os
 
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-    with open("beside", "a") as told:
-        print(*(os.environ[name] for name in names), file=told)
+    told = os.open("beside", os.O_APPEND | os.O_CREAT | os.O_WRONLY)  # a file of a new rank's own would be left alone
+    os.write(told, (" ".join(os.environ[name] for name in names) + chr(10)).encode())
+    os.close(told)
 """
 
 
@@ -352,14 +352,13 @@ async def test_unused_and_frozen_parameters_buffers_and_averages_are_what_torch_
         ("    *first", ("    DistributedDataParallel(model.module); *first", "made DistributedDataParallel after")),
         (
             "seen = step",
-            ("rank or torch.optim.swa_utils.AveragedModel(model); seen = step", "ranks have not made the same"),
+            ("rank or torch.optim.SGD(model.parameters(), lr=0.1); seen = step", "ranks have not made the same"),
         ),
         (
             "optimizer.step()",
             ("optimizer.add_param_group({'params': [torch.nn.Parameter(last)]})", "SGD is given parameters after"),
         ),
         ("optimizer.zero_grad()", ("pass", "no_sync")),
-        ("step, seen = step", ("model(last).sum().backward(); step, seen = step", "makes more than one update")),
     ],
 )
 async def test_what_can_not_be_healed_in_place_is_refused_at_the_start(scene, tmp_path, line, told):

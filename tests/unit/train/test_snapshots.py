@@ -31,7 +31,7 @@ class Watched:
         self._from = there
         self.loops = Loops(3, self._begin, self.records.append)
         module = sys.modules[MODULE] = types.ModuleType(MODULE)
-        vars(module).update({NAME: self.loops, "note": self, "torch": torch, "backward": int})
+        vars(module).update({NAME: self.loops, "note": self, "torch": torch, "backward": self._update})
         exec(compile(instrument(text, "x.py", "x.py"), "x.py", "exec"), vars(module))
 
     def _begin(self):
@@ -39,6 +39,11 @@ class Watched:
             self.loops.load_state_dict(self._from[0])
             self.loops.become(pickle.loads(pickle.dumps(self._from[1])))
         return []
+
+    def _update(self):
+        self.loops.mark()
+        self.loops.reduced()
+        self.loops.updated()
 
     def __call__(self, *values):
         self.passed.append(values)
@@ -150,7 +155,7 @@ def last(before, body):
     [
         ("log = []", "log.append(threading.Lock())", f"`log.0` of {MODULE}: _thread.lock"),
         (
-            "def made():\n    yield from range(9)\nfound = made()",
+            "found = (each for each in range(9))",
             "next(found)",
             f"`found` of {MODULE} (generator) has changed",
         ),
