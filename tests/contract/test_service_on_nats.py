@@ -115,9 +115,3 @@ def test_a_service_without_a_server_says_address_and_cure_and_no_traceback():
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"tally: no NATS server answers at {url} within 0.2 s")
     assert "UNICRON_NATS_URL" in line
-
-
-def test_a_service_with_a_bad_setting_names_it():
-    ended = run("--log-level", "loud")
-    assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 1)
-    assert "UNICRON_LOG_LEVEL 'loud': use one of debug, info, warning, error" in ended.stderr

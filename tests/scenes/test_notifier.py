@@ -13,8 +13,8 @@ from unicron_simulator.links import CrashedError
 from unicron_simulator.world import LEASE_TTL_S
 
 from unicron.contracts.events import Alert, FailureDetected
-from unicron.contracts.notices import IncidentAcknowledged, NotificationDecided, NotificationFailed, NotificationSent
-from unicron.errors import BusUnavailableError, InvalidInputError
+from unicron.contracts.notices import NotificationDecided, NotificationFailed, NotificationSent
+from unicron.errors import BusUnavailableError
 from unicron.service import Service
 
 CHANNEL = '[channel.{name}]\nkind = "json"\nurl = "http://{name}"\ngive_up_s = 2.0\n'
@@ -162,28 +162,6 @@ async def test_wherever_it_is_killed_nothing_is_lost_and_what_is_doubled_has_the
     assert {each.chain for each in desk.got} == set(lost)
     assert {each.id for each in desk.got} == set(sent)
     assert len(desk.got) - len(sent) <= 1, "only what was under way is sent again"
-
-
-@scene(nodes=2)
-async def test_who_acknowledges_is_told_to_all_and_by_a_fact(stage, desk):
-    more = 'escalate = {after_min = 1, channels = ["boss"]}\nseverity = [1]\n'
-    desk.write("ops", "boss", told=["ops"], more=more)
-    await desk.open(stage)
-    await stage.running(task(min_workers=2, max_workers=2))
-    await stage.lose_power("node-1")
-    [call] = await stage.until(lambda: desk.at("boss"))
-    [page] = desk.at("ops")
-    assert (page.phase, call.phase) == ("opened", "escalated")
-    assert call.decided - page.decided == pytest.approx(60, abs=1)
-    text = await stage.client.acknowledge(page.incident[:6], "ada")
-    assert text.startswith(f"ada sees to {page.incident}: node-1 is lost")
-    for channel in ("ops", "boss"):
-        await stage.until(lambda channel=channel: desk.at(channel)[-1].by == "ada")
-    [acknowledged] = stage.of(IncidentAcknowledged)
-    assert (acknowledged.incident, acknowledged.by) == (page.incident, "ada")
-    with pytest.raises(InvalidInputError, match=f"there is no incident 'n7'; going on are {page.incident}"):
-        await stage.client.acknowledge("n7", "ada")
-    stage.boot("node-1")
 
 
 @scene(nodes=1)

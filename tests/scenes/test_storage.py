@@ -1,7 +1,6 @@
 """What is written to storage, at whose word, and what is taken up from there."""
 
 from helpers.scenes import scene, task
-from unicron_registry.switches import Switches
 from unicron_transition.main import TransitionSettings
 from unicron_transition.main import wiring as transition
 
@@ -86,22 +85,6 @@ async def test_a_task_is_saved_rewound_stopped_and_taken_up_by_order(stage):
 
 async def gone(stage):
     return await stage.view("t") is None
-
-
-@scene()
-async def test_files_are_orders_to_save_and_to_stop(stage, tmp_path):
-    switches = Switches(tmp_path, stage.client)
-    await stage.running(stored())
-    (tmp_path / "t.save").touch()
-    await switches.look()
-    [first] = await stage.until(lambda: stage.of(CheckpointStored))
-    await stage.reached("t", first.iteration + 1)
-    (tmp_path / "t.stop-save").touch()
-    await switches.look()
-    await stage.until(lambda: stage.of(TaskRemoved))
-    [_, last] = stage.of(CheckpointStored)
-    assert last.iteration > first.iteration
-    assert not any(tmp_path.iterdir())
 
 
 @scene(nodes=4)

@@ -14,7 +14,6 @@ from unicron.contracts.events import (
     WorkerFinished,
     WorkerStalled,
 )
-from unicron.contracts.hardware import FaultLogged
 from unicron.contracts.tasks import TaskState
 from unicron.train.iteration import WorkerCore
 
@@ -76,17 +75,3 @@ async def test_a_sick_node_is_given_up_and_its_worker_ended(stage):
     assert text in failure.reason
     await stage.regrouped(world_size=2)
     await stage.until(lambda: stage.of(WorkerExited, worker=victim.worker, expected=True))
-
-
-WARNING = "n1:17:99 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer with status=12"
-
-
-@scene()
-async def test_what_a_worker_wrote_before_its_end_is_told_with_it(stage):
-    [_, victim, _] = await stage.running(task())
-    stage.machine(victim.node).agent.handle(Logged(text=WARNING, status="x", author=victim.worker))
-    stage.kill(victim.worker)
-    [failure] = await stage.until(lambda: stage.of(FailureDetected))
-    assert f"{victim.node}'s {victim.worker} said: {WARNING}" in failure.reason
-    [logged] = stage.of(FaultLogged, printed=True)
-    assert (logged.worker, logged.text) == (victim.worker, WARNING)

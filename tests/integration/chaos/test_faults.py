@@ -173,12 +173,3 @@ async def test_an_agent_refuses_what_it_can_not_do(scene, name):
         await inject(member.node, "kill-worker")
     with pytest.raises(InvalidInputError, match="restart-node is for one that was killed"):
         await inject(member.node, "restart-node")
-
-
-async def test_a_sick_gpu_takes_its_node_out_of_use(scene, held, name):
-    node, epoch = (await scene.view(name)).members[2].node, (await scene.view(name)).epoch
-    await strike(scene.client, "ecc", node)
-    held.open()
-    [failure] = await scene.until(lambda: scene.of(FailureDetected, node=node, status="ecc_error"))
-    assert failure.severity is Severity.SEV1
-    await scene.until(lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == 2 and m.epoch > epoch])

@@ -382,19 +382,6 @@ def assert_its_cost_is_told(url, task, failure):
     assert "nothing of a task 'bert'" in unicron("goodput", "bert", url=url, code=1)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["kill-worker", "tiny:7"], "no rank 7"),
-        (["raise", "tiny:x"], "expected TASK:RANK"),
-        (["slow-worker", "tiny:0", "fast"], "FACTOR must be a number from 1 to 1000"),
-        (["kill-node", "node-9"], "is node-9 running"),
-    ],
-)
-def test_a_fault_without_a_target_says_so(url, task, words, says):
-    assert says in unicron("chaos", *words, url=url, code=1)
-
-
 @pytest.mark.exhaustive("scripts of faults are shown on the real bus with a stand-in of an agent")
 def test_a_script_takes_a_node_down_and_brings_it_back(url, task, folder):
     now = await_task(url, workers=2, beyond=0)["iteration"]

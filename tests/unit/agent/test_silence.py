@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from helpers.waiting import block_until
-from unicron_agent.activity import use_of
+from unicron_agent.activity import is_stopped, use_of
 from unicron_agent.silence import Silence, Use
 from unicron_agent.stimuli import TakeStacks, Tick
 from unicron_agent.watch import Watch
@@ -151,9 +151,11 @@ def test_what_a_process_and_its_children_have_used_and_that_one_is_stopped(waits
         use = used(lambda use: not use.awake and use.written >= 10_000)
         assert use.cpu_s >= 0.1
         assert not use.stopped
+        assert not is_stopped(process.pid)
         assert use_of(process.pid).written == use.written
         os.kill(process.pid, signal.SIGSTOP)
         assert not used(lambda use: use.stopped).awake
+        assert is_stopped(process.pid)
     finally:
         process.kill()
         process.communicate()

@@ -108,7 +108,7 @@ def test_targets_of_a_person():
     assert parse_target("gpt:12") == Rank(task="gpt", rank=12)
     assert parse_target("node-3") == "node-3"
     for wrong in ("gpt:", "gpt:-1", "gpt:x", ":1", "", "a b"):
-        with pytest.raises(InvalidInputError):
+        with pytest.raises(InvalidInputError, match="expected TASK:RANK" if "gpt:" in wrong else "use 1 to 64"):
             parse_target(wrong)
 
 

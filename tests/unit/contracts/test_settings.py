@@ -66,10 +66,3 @@ def test_certificate_and_key_belong_together(tmp_path):
     with pytest.raises(InvalidInputError, match="UNICRON_NATS_CERT and UNICRON_NATS_KEY belong together"):
         Settings(nats_cert=str(file))
     assert Settings(nats_cert=str(file), nats_key=str(file)).nats_key == str(file)
-
-
-def test_a_flag_that_does_not_exist_ends_with_the_usage(capsys):
-    with pytest.raises(SystemExit) as ended:
-        Settings.load(["--nats-ulr", "x"], {})
-    assert ended.value.code == 2
-    assert "--nats-url" in capsys.readouterr().err

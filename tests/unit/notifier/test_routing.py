@@ -155,6 +155,9 @@ def test_others_are_called_where_nobody_acknowledges():
     assert [phase for phase, _ in desk.told(1.0)] == ["escalated"]
     assert desk.sent[-1].channel == "boss"
     assert any("Nobody has acknowledged it for 15 min" in line for line in desk.sent[-1].lines)
+    desk.ack("c1")
+    desk.wait(0.0)
+    assert {(each.channel, each.by) for each in desk.deliver()} == {("ops", "ada"), ("boss", "ada")}
     desk.say(recovered("gpt"))
     desk.wait(0.0)
     assert {each.channel for each in desk.deliver()} == {"ops", "boss"}
