@@ -4,12 +4,11 @@ import base64
 import contextlib
 import json
 import os
-import shutil
-import subprocess
 
 import nkeys
 import pytest
 from helpers import worlds
+from unicron_deploy.certificates import Authority
 
 from unicron.bootstrap import connected
 from unicron.bus import nats
@@ -33,23 +32,13 @@ def serving(directory, monkeypatch, extra):
 # --- TLS -------------------------------------------------------------------------------------------------------------
 
 
-def openssl(directory, *words):
-    subprocess.run(["openssl", *words], cwd=directory, check=True, capture_output=True)
-
-
 @pytest.fixture
 def certificates(tmp_path):
     """A CA, and a certificate of it for 127.0.0.1 that serves both sides."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl on the PATH to make certificates with")
-    new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    openssl(tmp_path, *new, "-x509", "-days", "2", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test-ca",
-            "-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign")  # fmt: skip
-    openssl(tmp_path, *new, "-keyout", "key.pem", "-out", "request.pem", "-subj", "/CN=unicron")
-    (tmp_path / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-    openssl(tmp_path, "x509", "-req", "-days", "2", "-in", "request.pem", "-CA", "ca.pem", "-CAkey", "ca.key",
-            "-out", "cert.pem", "-extfile", "names", "-CAcreateserial")  # fmt: skip
-    return {name: str(tmp_path / f"{name}.pem") for name in ("ca", "cert", "key")}
+    authority = Authority(tmp_path)
+    authority.ensure()
+    authority.certify(tmp_path, ["127.0.0.1"])
+    return {"ca": str(tmp_path / "ca.pem"), "cert": str(tmp_path / "tls.pem"), "key": str(tmp_path / "tls.key")}
 
 
 async def test_tls_with_certificates_on_both_sides(tmp_path, certificates, monkeypatch):
