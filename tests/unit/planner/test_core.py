@@ -40,8 +40,13 @@ from unicron.errors import InvalidInputError
 # --- the example: three nodes of two slots, weights 1.0 and 2.0 ------------------------------------------------------
 
 
-def test_the_heavier_task_gets_more_and_each_task_spans_nodes():
-    planner = cluster(*TWO)
+@pytest.fixture
+def planner():
+    """Three nodes of two slots, with two tasks."""
+    return cluster(*TWO)
+
+
+def test_the_heavier_task_gets_more_and_each_task_spans_nodes(planner):
     plan = planner.state.plan
     assert (plan.trigger, plan.workers, sizes(plan)) == ("task_submitted:b", 6, {"a": 2, "b": 4})
     assert set(nodes(plan, "b")) == {"n1", "n2", "n3"}
@@ -51,8 +56,7 @@ def test_the_heavier_task_gets_more_and_each_task_spans_nodes():
 
 
 @pytest.mark.parametrize("node", ["n1", "n2", "n3"])
-def test_a_lost_node_is_answered_from_the_table_and_its_return_gives_the_same_plan_back(node):
-    planner = cluster(*TWO)
+def test_a_lost_node_is_answered_from_the_table_and_its_return_gives_the_same_plan_back(planner, node):
     whole = planner.state.plan
     (plan,) = feed(planner, lost(node))
     assert plan.prepared
@@ -96,8 +100,7 @@ def test_a_node_whose_loss_moves_nobody_else_comes_back_to_the_same_slots():
         (events.TaskBroken(task="b", reason="ValueError"), "task_failed:b"),
     ],
 )
-def test_however_a_task_ends_its_workers_are_free_once_and_its_name_can_be_used_again(end, trigger):
-    planner = cluster(*TWO)
+def test_however_a_task_ends_its_workers_are_free_once_and_its_name_can_be_used_again(planner, end, trigger):
     (plan,) = feed(planner, end)
     assert (plan.trigger, sizes(plan), plan.prepared) == (trigger, {"a": 4}, True)
     assert feed(planner, end, ended("b", TaskState.REMOVED)) == []
@@ -105,8 +108,7 @@ def test_however_a_task_ends_its_workers_are_free_once_and_its_name_can_be_used_
     assert sizes(again) == {"a": 2, "b": 4}
 
 
-def test_states_of_a_task_that_goes_on_change_nothing():
-    planner = cluster(*TWO)
+def test_states_of_a_task_that_goes_on_change_nothing(planner):
     before = state(planner)
     for going_on in TaskState:
         if not going_on.ended:
@@ -117,16 +119,14 @@ def test_states_of_a_task_that_goes_on_change_nothing():
 # --- nodes -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_agent_that_was_started_again_disturbs_nothing():
-    planner = cluster(*TWO)
+def test_an_agent_that_was_started_again_disturbs_nothing(planner):
     before = state(planner)
     assert planner.handle(admitted("n2", incarnation="2", returned=True)) == []
     assert planner.handle(admitted("n2", incarnation="3")) == []
     assert state(planner) == before
 
 
-def test_a_node_that_comes_back_smaller_is_planned_for_as_it_is():
-    planner = cluster(*TWO)
+def test_a_node_that_comes_back_smaller_is_planned_for_as_it_is(planner):
     (plan,) = feed(planner, admitted("n2", slots=1, incarnation="2"))
     assert (plan.workers, plan.prepared) == (5, False)
     assert "n2:1" not in [slot for taken in slots(plan).values() for slot in taken]
@@ -141,8 +141,7 @@ def test_a_node_of_unusual_size_is_computed_for():
     assert table(planner)["node_joined"].workers == 13
 
 
-def test_a_drained_node_is_emptied_and_used_again_after():
-    planner = cluster(*TWO)
+def test_a_drained_node_is_emptied_and_used_again_after(planner):
     (plan,) = feed(planner, events.NodeDrained(node="n1"))
     assert (plan.trigger, plan.prepared, sizes(plan)) == ("node_drained:n1", True, {"a": 1, "b": 3})
     assert "n1" not in nodes(plan, "a") + nodes(plan, "b")
@@ -151,8 +150,7 @@ def test_a_drained_node_is_emptied_and_used_again_after():
     assert (plan.trigger, plan.prepared, sizes(plan)) == ("node_undrained:n1", True, {"a": 2, "b": 4})
 
 
-def test_a_drained_node_stays_out_of_use_when_it_is_lost_and_comes_back():
-    planner = cluster(*TWO)
+def test_a_drained_node_stays_out_of_use_when_it_is_lost_and_comes_back(planner):
     (_, answer) = feed(planner, events.NodeDrained(node="n1"), lost("n1"))
     assert sizes(answer) == {"a": 1, "b": 3}
     assert feed(planner, admitted("n1", incarnation="2")) == []
@@ -160,16 +158,14 @@ def test_a_drained_node_stays_out_of_use_when_it_is_lost_and_comes_back():
     assert sizes(plan) == {"a": 2, "b": 4}
 
 
-def test_a_node_that_says_goodbye_is_not_a_failure():
-    planner = cluster(*TWO)
+def test_a_node_that_says_goodbye_is_not_a_failure(planner):
     (plan,) = feed(planner, events.NodeGone(node="n1"))
     assert (plan.trigger, plan.prepared, sizes(plan)) == ("node_left:n1", True, {"a": 1, "b": 3})
     assert planner.state.failures == 0
     assert feed(planner, events.NodeGone(node="n1")) == []
 
 
-def test_only_sev1_is_the_planners_business():
-    planner = cluster(*TWO)
+def test_only_sev1_is_the_planners_business(planner):
     for severity in (Severity.SEV2, Severity.SEV3):
         failure = events.FailureDetected(severity=severity, method="x", status="y", node="n1", task="a")
         assert planner.handle(failure) == []
@@ -275,8 +271,7 @@ def test_the_table_holds_every_next_event():
     assert rows["task_launched:big"].sizes == {"a": 0, "b": 0, "big": 6}
 
 
-def test_the_table_is_made_after_the_plan_has_gone_out():
-    planner = cluster(*TWO)
+def test_the_table_is_made_after_the_plan_has_gone_out(planner):
     out = planner.handle(lost("n1"))
     assert [type(message) for message in out] == [events.PlanDecided, SetTimer]
     assert out[1] == REFRESH
@@ -285,8 +280,7 @@ def test_the_table_is_made_after_the_plan_has_gone_out():
     assert (plan.prepared, plan.workers) == (False, 2)
 
 
-def test_the_table_is_there_for_whoever_asks_before_it_was_made():
-    planner = cluster(*TWO)
+def test_the_table_is_there_for_whoever_asks_before_it_was_made(planner):
     planner.handle(lost("n1"))
     assert set(table(planner)) >= {"node_lost:n2", "node_lost:n3", "node_joined"}
     assert planner.answer(GetPlan())[0].plan.plan.trigger == "node_lost:n1"
@@ -343,8 +337,7 @@ def check_rules(planner, plan):
         assert bool(share.reason) == (not share.slots)
 
 
-def test_the_state_survives_a_restart():
-    planner = cluster(*TWO)
+def test_the_state_survives_a_restart(planner):
     measure(planner, "a", 2, 0.5)
     feed(planner, lost("n1"))
     restored = PlannerCore(msgspec.msgpack.decode(state(planner), type=PlannerState))
@@ -384,8 +377,7 @@ def test_settings_reach_the_core():
 # --- layouts ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_layout_of_a_share_counts_its_replicas():
-    planner = cluster(*TWO)
+def test_the_layout_of_a_share_counts_its_replicas(planner):
     layouts = {share.task: share.layout for share in planner.state.plan.shares}
     assert layouts == {"a": ParallelLayout(replicas=2), "b": ParallelLayout(replicas=4)}
 
@@ -399,8 +391,7 @@ def test_a_task_of_a_declared_shape_gets_whole_replicas_of_it():
     assert [slot.node for slot in share.slots] == ["n1", "n1", "n2", "n2", "n3", "n3"]
 
 
-def test_a_paused_task_leaves_its_slots_to_others_and_gets_its_share_again():
-    planner = cluster(*TWO)
+def test_a_paused_task_leaves_its_slots_to_others_and_gets_its_share_again(planner):
     whole = sizes(planner.state.plan)
     (plan,) = feed(planner, events.TaskPaused(task="b"))
     assert (plan.trigger, sizes(plan)) == ("task_paused:b", {"a": 4})
@@ -421,8 +412,7 @@ def test_a_task_paused_alone_gets_the_same_slots_again_though_nothing_else_chang
     assert slots(plan) == before, "it is told anew: the task has given them up"
 
 
-def test_a_task_removed_while_it_is_paused_is_planned_for_no_more():
-    planner = cluster(*TWO)
+def test_a_task_removed_while_it_is_paused_is_planned_for_no_more(planner):
     feed(planner, events.TaskPaused(task="b"), events.TaskRemoved(task="b"))
     assert feed(planner, events.TaskPaused(task="b", paused=False)) == []
     assert sizes(planner.state.plan) == {"a": 4}

@@ -53,8 +53,12 @@ def test_who_computes_on_it_until_it_moves_still_has_copies_elsewhere():
     assert not cluster.run("a").saves.short
 
 
-def test_what_was_left_there_only_is_copied_and_the_task_goes_on_when_the_node_is_gone():
-    cluster = put_aside()
+@pytest.fixture
+def cluster():
+    return put_aside()
+
+
+def test_what_was_left_there_only_is_copied_and_the_task_goes_on_when_the_node_is_gone(cluster):
     assert lies(cluster) == ["n1"]
     [order] = of(CopyState, cluster.drain("n1"))
     assert order.node == "n1"
@@ -109,8 +113,7 @@ def test_what_was_saved_and_found_there_only_is_copied_too():
     assert (cluster.said["a"], cluster.anew) == (TaskState.RUNNING, set())
 
 
-def test_a_copy_that_fails_is_tried_on_the_next_node_and_then_when_another_comes():
-    cluster = put_aside()
+def test_a_copy_that_fails_is_tried_on_the_next_node_and_then_when_another_comes(cluster):
     cluster.drain("n1")
     tried = []
     while cluster.copying:
@@ -128,8 +131,7 @@ def test_where_no_node_stays_it_waits_for_one():
 
 
 @pytest.mark.parametrize("lost", ["n1", "keeper"])
-def test_a_node_that_comes_back_meanwhile_is_told_again(lost):
-    cluster = put_aside()
+def test_a_node_that_comes_back_meanwhile_is_told_again(cluster, lost):
     [order] = of(CopyState, cluster.drain("n1"))
     out = cluster.join("n1", "another") if lost == "n1" else cluster.lose(order.keeper.node)
     [again] = of(CopyState, out)
@@ -139,8 +141,7 @@ def test_a_node_that_comes_back_meanwhile_is_told_again(lost):
     assert lies(cluster) == sorted(["n1", again.keeper.node])
 
 
-def test_one_drained_stays_so_when_its_agent_comes_back():
-    cluster = put_aside()
+def test_one_drained_stays_so_when_its_agent_comes_back(cluster):
     cluster.drain("n2")
     cluster.join("n2")
     for node in ("n3", "n4"):
@@ -148,8 +149,7 @@ def test_one_drained_stays_so_when_its_agent_comes_back():
     assert not of(CopyState, cluster.drain("n1"))
 
 
-def test_a_copy_that_comes_when_the_task_has_gone_on_is_removed():
-    cluster = put_aside()
+def test_a_copy_that_comes_when_the_task_has_gone_on_is_removed(cluster):
     [order] = of(CopyState, cluster.drain("n1"))
     cluster.copying.clear()
     cluster.settle(a=[slot("n4:0")])
@@ -159,8 +159,7 @@ def test_a_copy_that_comes_when_the_task_has_gone_on_is_removed():
     assert (drop.node, drop.names) == (order.keeper.node, [order.state.location.name])
 
 
-def test_told_twice_it_stays():
-    cluster = put_aside()
+def test_told_twice_it_stays(cluster):
     [order] = of(CopyState, cluster.drain("n1"))
     cluster.rest()
     here = order.state.at(order.keeper.node, order.keeper.address)
@@ -211,14 +210,12 @@ def test_one_with_a_worker_may_go_when_that_has_moved():
     assert cluster.anew == set()
 
 
-def test_one_with_the_only_copy_may_go_when_another_has_one():
-    cluster = put_aside()
+def test_one_with_the_only_copy_may_go_when_another_has_one(cluster):
     assert not of(ReleaseNode, leaves(cluster))
     assert released(cluster, cluster.copy) == ["n1"]
 
 
-def test_one_that_is_back_or_is_to_stay_is_not_told_to_go():
-    cluster = put_aside()
+def test_one_that_is_back_or_is_to_stay_is_not_told_to_go(cluster):
     leaves(cluster)
     cluster.join("n1", "another")
     assert released(cluster, cluster.rest) == []

@@ -11,8 +11,9 @@ PAIRS, ALONE, TRIPLE = ParallelLayout(tensor=2), ParallelLayout(), ParallelLayou
 FOUR = [slot(text) for text in ("n1:0", "n1:1", "n2:0", "n2:1")]
 
 
-def changing():
-    """Return a cluster whose task computes on four workers in replicas of two, and may have three that share one."""
+@pytest.fixture
+def cluster():
+    """A cluster whose task computes on four workers in replicas of two, and may have three that share one."""
     task = spec("a", layouts={1: ALONE, 2: ALONE, 3: TRIPLE, 4: PAIRS})
     cluster = Cluster({"n1": 2, "n2": 2, "n3": 2}, [task])
     cluster.settle(a=FOUR)
@@ -38,8 +39,7 @@ def steps(cluster, count):
         cluster.step()
 
 
-def test_who_has_the_state_leaves_it_behind_and_then_others_start_in_the_same_slots():
-    cluster = changing()
+def test_who_has_the_state_leaves_it_behind_and_then_others_start_in_the_same_slots(cluster):
     out = leaving(cluster, FOUR[:3])
     assert {(order.leaving, order.layout) for order in of(Regroup, out)} == {(True, PAIRS.with_workers(4))}
     assert not of(StopWorker, out), "they are busy with an iteration"
@@ -59,8 +59,7 @@ def test_who_has_the_state_leaves_it_behind_and_then_others_start_in_the_same_sl
     assert (cluster.anew, cluster.kept) == (set(), {})
 
 
-def test_while_a_place_of_the_state_is_looked_for_nobody_leaves_the_rest_of_it_behind():
-    cluster = changing()
+def test_while_a_place_of_the_state_is_looked_for_nobody_leaves_the_rest_of_it_behind(cluster):
     cluster.kill("a-2", "a-4")  # place 1
     epoch = cluster.run("a").membership.epoch
     assert cluster.asked
@@ -70,8 +69,7 @@ def test_while_a_place_of_the_state_is_looked_for_nobody_leaves_the_rest_of_it_b
     assert (cluster.run("a").membership.layout, cluster.anew) == (TRIPLE, set())
 
 
-def test_the_shelf_is_told_to_rank_0_and_dropped_when_all_have_met():
-    cluster = changing()
+def test_the_shelf_is_told_to_rank_0_and_dropped_when_all_have_met(cluster):
     leaving(cluster, FOUR[:3])
     shelved(cluster)
     while not cluster.run("a").membership.layout.is_like(TRIPLE):
@@ -88,8 +86,7 @@ def test_the_shelf_is_told_to_rank_0_and_dropped_when_all_have_met():
     assert len(of(TaskRecovered, out)) == 1
 
 
-def test_a_task_that_grows_computes_on_until_who_starts_in_the_free_slots_is_ready():
-    cluster = changing()
+def test_a_task_that_grows_computes_on_until_who_starts_in_the_free_slots_is_ready(cluster):
     cluster.settle(a=FOUR[:3])
     epoch = cluster.run("a").membership.epoch
     out = cluster.plan(a=FOUR)
@@ -101,8 +98,7 @@ def test_a_task_that_grows_computes_on_until_who_starts_in_the_free_slots_is_rea
     assert cluster.run("a").membership.layout == PAIRS.with_workers(4)
 
 
-def test_one_copy_of_each_place_is_enough():
-    cluster = changing()
+def test_one_copy_of_each_place_is_enough(cluster):
     leaving(cluster, [FOUR[0], FOUR[1], slot("n3:0")])
     shelved(cluster)
     cluster.lose("n2")
@@ -111,8 +107,7 @@ def test_one_copy_of_each_place_is_enough():
     assert cluster.anew == set()
 
 
-def test_a_task_begins_anew_where_what_was_left_behind_is_gone():
-    cluster = changing()
+def test_a_task_begins_anew_where_what_was_left_behind_is_gone(cluster):
     leaving(cluster, [slot("n3:0"), slot("n3:1")])
     shelved(cluster)
     for node in ("n1", "n2"):
@@ -137,8 +132,7 @@ def test_what_is_of_no_use_without_a_part_that_is_gone_is_removed():
     assert cluster.kept == {}
 
 
-def test_who_dies_before_it_has_left_its_state_is_not_waited_for():
-    cluster = changing()
+def test_who_dies_before_it_has_left_its_state_is_not_waited_for(cluster):
     leaving(cluster, FOUR[:3])
     steps(cluster, 2)
     out = cluster.kill("a-4")
@@ -148,8 +142,7 @@ def test_who_dies_before_it_has_left_its_state_is_not_waited_for():
     assert cluster.anew == set()
 
 
-def test_what_is_left_behind_is_taken_though_a_node_has_yet_to_tell_what_older_states_it_has():
-    cluster = changing()
+def test_what_is_left_behind_is_taken_though_a_node_has_yet_to_tell_what_older_states_it_has(cluster):
     leaving(cluster, [slot("n1:0")])
     order, group = cluster.orders["a"][0], [cluster.processes[name] for name in cluster.group("a")]
     for _ in range(3):
@@ -185,8 +178,7 @@ def test_what_only_some_have_left_behind_is_removed_when_older_states_are_taken(
     assert (cluster.said["a"], cluster.anew) == (TaskState.RUNNING, set())
 
 
-def test_a_task_whose_old_layout_is_wanted_again_simply_goes_on():
-    cluster = changing()
+def test_a_task_whose_old_layout_is_wanted_again_simply_goes_on(cluster):
     leaving(cluster, FOUR[:3])
     steps(cluster, 2)
     out = cluster.plan(a=FOUR)
@@ -198,8 +190,7 @@ def test_a_task_whose_old_layout_is_wanted_again_simply_goes_on():
 
 
 @pytest.mark.parametrize(("slots", "layout"), [(FOUR[:2], ALONE), (FOUR, PAIRS)], ids=["another", "the first"])
-def test_a_third_layout_may_be_wanted_before_the_second_has_met(slots, layout):
-    cluster = changing()
+def test_a_third_layout_may_be_wanted_before_the_second_has_met(cluster, slots, layout):
     leaving(cluster, FOUR[:3])
     steps(cluster, 5)
     cluster.settle(a=slots)
@@ -207,8 +198,7 @@ def test_a_third_layout_may_be_wanted_before_the_second_has_met(slots, layout):
     assert (cluster.anew, cluster.kept) == (set(), {})
 
 
-def test_a_node_that_comes_back_without_a_state_is_not_counted_on_and_strays_are_removed():
-    cluster = changing()
+def test_a_node_that_comes_back_without_a_state_is_not_counted_on_and_strays_are_removed(cluster):
     leaving(cluster, [FOUR[0], FOUR[1], slot("n3:0")])
     shelved(cluster)
     cluster.kept = {key: task for key, task in cluster.kept.items() if key[0] != "n2"}
@@ -220,8 +210,7 @@ def test_a_node_that_comes_back_without_a_state_is_not_counted_on_and_strays_are
     assert cluster.anew == set()
 
 
-def test_what_was_left_behind_and_is_told_twice_stays():
-    cluster = changing()
+def test_what_was_left_behind_and_is_told_twice_stays(cluster):
     told = []
     tell = cluster.tell
     cluster.tell = lambda message: told.append(message) or tell(message)
@@ -236,8 +225,7 @@ def test_what_was_left_behind_and_is_told_twice_stays():
     assert of(DropStates, tell(kept)), "nobody is to take it any more"
 
 
-def test_a_task_that_waits_for_slots_keeps_what_it_left_behind():
-    cluster = changing()
+def test_a_task_that_waits_for_slots_keeps_what_it_left_behind(cluster):
     leaving(cluster, FOUR[:3])
     steps(cluster, 5)
     cluster.settle()
