@@ -242,16 +242,6 @@ async def test_a_copy_that_somebody_reads_stays_what_it_was_while_a_newer_one_co
     assert keeper.memory.saved() == [newer.at("n2", keeper.address)]
 
 
-async def test_a_copy_is_handed_out_like_any_state_and_checked_by_who_takes_it(keeper, tmp_path):
-    await keeper.send(keeper.save())
-    here = keeper.memory.saved()[0]
-    assert (await Peer(keeper.own_fabric).obtain(here, tmp_path / "taken")).read_bytes() == CONTENT
-    (keeper.folder / NAME).write_bytes(CONTENT[:-1])
-    with pytest.raises(UnsoundStateError, match="wrong checksum"):
-        await Peer(keeper.own_fabric).obtain(here, tmp_path / "taken-2")
-    assert not (tmp_path / "taken-2").exists()
-
-
 class Older(StateServer):
     """A keeper of before there were receipts."""
 

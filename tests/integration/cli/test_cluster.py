@@ -482,11 +482,6 @@ def test_prometheus_scrapes_every_process_and_tells_of_a_node_that_is_killed(url
     await_task(url, workers=2, beyond=0)
 
 
-def test_a_script_does_not_wait_for_what_can_not_come(url, task, folder):
-    (folder / "late.yaml").write_text("- {at: {task: tiny, iteration: 0}, fault: restart-node, target: {node: node-1}}")
-    assert "unicron up" in unicron("chaos", "run", str(folder / "late.yaml"), "--dir", str(folder), url=url, code=1)
-
-
 @pytest.mark.exhaustive("storms are shown on the real bus with a stand-in of an agent")
 def test_a_storm_that_is_over_says_whether_the_cluster_is_whole(url, task, folder):
     found = data("chaos", "storm", "--minutes", "0", "--seed", "1", url=url)

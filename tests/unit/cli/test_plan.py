@@ -342,26 +342,6 @@ def test_what_if_asks_for_all_that_was_given(client, tmp_path):
     assert found["plan"]["workers"] == 6
 
 
-def test_what_if_of_nothing_says_what_to_give(client):
-    assert "--lose NODE, --join N" in " ".join(run("what-if", code=2).split())
-    assert not client.asked
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["what-if", "--lose", "n9"], "node 'n9'"),
-        (["what-if", "--finish", "nobody"], "no task 'nobody'"),
-        (["curve", "nobody"], "no task 'nobody'"),
-    ],
-)
-def test_what_is_not_there_is_named_with_what_is(client, words, says):
-    error = CliRunner().invoke(app, ["plan", *words]).exception
-    assert isinstance(error, InvalidInputError)
-    assert says in str(error)
-    assert "n1, n2" in str(error) or "a, b" in str(error)
-
-
 def test_a_curve_goes_to_the_terminal_and_into_the_file(client, tmp_path):
     assert "▶" in run("curve", "b", "--plot", str(tmp_path / "a.svg"))
     assert (tmp_path / "a.svg").exists()

@@ -4,7 +4,7 @@ from unicron_cli.samples import sample
 from unicron_narration.story import chain_of, describe, find_chain, line, story
 
 from unicron import codec
-from unicron.contracts.events import Alert, FailureDetected, OrderTaken, WorkerExited, WorkerFinished, WorkerReady
+from unicron.contracts.events import Alert, FailureDetected, WorkerExited, WorkerFinished, WorkerReady
 from unicron.contracts.failures import Severity
 from unicron.contracts.stragglers import RecordingSwitched, StragglerDetected
 from unicron.errors import InvalidInputError
@@ -35,12 +35,6 @@ def test_a_straggler_says_who_it_is_and_what_to_do():
 def test_a_worker_that_is_ready_or_through_is_named_with_its_place():
     assert describe(sample(WorkerReady)) == "gpt-w3 on node-1:1 is ready"
     assert describe(sample(WorkerFinished)) == "gpt-w3 on node-1:1 has done all 50 iterations"
-
-
-def test_an_order_says_who_gave_it():
-    taken = OrderTaken(order="DrainNode", text="node-3 gets no more work", by="ada@laptop")
-    assert describe(taken) == "ada@laptop ordered DrainNode: node-3 gets no more work"
-    assert describe(msgspec.structs.replace(taken, by="")).startswith("somebody ordered ")
 
 
 def test_a_failure_says_what_a_person_wants_to_know():
