@@ -13,7 +13,7 @@ from unicron_simulator.links import CrashedError
 from unicron_simulator.world import LEASE_TTL_S
 
 from unicron.contracts.events import Alert, FailureDetected
-from unicron.contracts.notices import NotificationDecided, NotificationFailed, NotificationSent
+from unicron.contracts.notices import NotificationFailed, NotificationSent
 from unicron.errors import BusUnavailableError
 from unicron.service import Service
 
@@ -87,26 +87,6 @@ class Desk:
 
     def at(self, channel, incident=None):
         return [each for each in self.got if each.channel == channel and incident in {None, each.incident}]
-
-
-@scene(nodes=3, slots=2)
-async def test_a_node_that_dies_under_two_tasks_is_one_page_and_one_end(stage, desk):
-    desk.write("ops")
-    await desk.open(stage)
-    first, second = await stage.running(task("one")), await stage.running(task("two"))
-    [victim, *_] = {each.node for each in first} & {each.node for each in second}
-    await stage.lose_power(victim)
-    [over] = await stage.until(lambda: [each for each in desk.got if each.phase == "over"])
-    await stage.until(lambda: stage.of(NotificationSent))
-    assert {each.incident for each in desk.got} == {over.incident}, "one cause"
-    assert [each.phase for each in desk.got] == ["over"], "what is over before anybody was told is one message"
-    assert over.title == f"{victim} is lost: 2 workers of 2 tasks ({', '.join(over.tasks)})"
-    assert set(over.tasks) == {"one", "two"}
-    assert 0 < over.ended - over.began < 60
-    assert over.lost_worker_s > 0
-    of_chain = {type(each) for each in stage.journal if each.correlation == over.chain}
-    assert of_chain >= {FailureDetected, NotificationDecided, NotificationSent}
-    stage.boot(victim)
 
 
 @scene(nodes=2)

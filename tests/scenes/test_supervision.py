@@ -119,17 +119,6 @@ async def test_a_task_whose_nodes_were_all_given_up_goes_on_where_it_was_when_th
     none_twice(stage)
 
 
-@scene()
-async def test_a_task_that_needs_more_workers_than_there_are_waits_and_says_why(stage):
-    await stage.submit(task(min_workers=9, max_workers=9))
-
-    async def reason():
-        view = await stage.view("t")
-        return view and view.state is TaskState.WAITING and "needs" in view.reason and view.reason
-
-    assert await stage.until(reason) == "needs 9 workers, the cluster has 3 healthy slots"
-
-
 class RaisesAtOnce(Trainer):
     """A script that gets nowhere."""
 

@@ -273,14 +273,6 @@ def test_top_without_a_terminal_prints_once_and_as_json_every_second(url, task):
     assert len({each["at"] for each in seen}) == len(seen)
 
 
-def test_submitting_again_changes_nothing_and_another_spec_is_refused(url, task, folder):
-    again = data("submit", str(folder / "task.yaml"), url=url)
-    assert (again["ok"], again["task"]) == (True, task)
-    assert "nothing changed" in again["text"]
-    (folder / "other.yaml").write_text(TASK)
-    assert "weight 2.5 -> 1.0" in unicron("submit", str(folder / "other.yaml"), url=url, code=1)
-
-
 def test_watching_goes_on_until_it_is_interrupted(url, task):
     command = [*UNICRON, "status", "--watch", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=reaching(url)) as process:
