@@ -1,4 +1,4 @@
-"""`python -m unicron.health OWNER` tells a service that works from one that does not, on a real bus."""
+"""`python -m unicron.health OWNER` tells a service that works from one that does not; and how long nodes beat."""
 
 import asyncio
 import sys
@@ -7,8 +7,10 @@ import pytest
 from helpers.ports import free_port
 from helpers.waiting import until
 
+from unicron import codec, subjects
 from unicron.bootstrap import connected
 from unicron.bus import topology
+from unicron.contracts.events import NodeHeartbeat, NodeJoined
 from unicron.settings import Settings
 
 
@@ -71,3 +73,22 @@ async def test_without_a_bus_nothing_is_healthy(private_server):
     assert code == 1
     assert url in error
     assert error.count("\n") == 1
+
+
+async def test_an_agent_beats_on_while_the_journal_takes_nothing(private_server, private_world, tmp_path):
+    bus = await private_world.connect()
+    flags = ["--node", "n1", "--slots", "1", "--run-dir", str(tmp_path / "run"), "--nats-url", private_server.url]
+    agent = await asyncio.create_subprocess_exec(sys.executable, "-m", "unicron_agent", *flags)
+    try:
+        entry = await anext(bus.follow(subjects.events(NodeJoined), 0))
+        first = codec.decode_message(entry.data).incarnation
+        await bus.jetstream.delete_stream(topology.STREAM)
+        await asyncio.to_thread(private_server.stop)
+        await asyncio.to_thread(private_server.start)  # the agent joins again, and nobody takes that down
+        beats = bus.hear(subjects.events(NodeHeartbeat))
+        while (beat := codec.decode_message((await anext(beats)).data)).incarnation == first:
+            pass
+        assert beat.node == "n1"
+    finally:
+        agent.kill()
+        await agent.wait()
