@@ -3,8 +3,6 @@
 import asyncio
 import sys
 
-import pytest
-from helpers.ports import free_port
 from helpers.waiting import until
 
 from unicron import codec, subjects
@@ -30,25 +28,6 @@ async def healthy(*words):
 async def provision(server):
     async with connected(Settings(nats_url=server.url), "test") as bus:
         await topology.provision(bus.jetstream, lease_ttl_s=60)
-
-
-@pytest.mark.exhaustive("containers ask it in the compose test")
-async def test_a_console_is_healthy_while_it_answers_here(private_server):
-    port = str(free_port())
-    key = ("console", "--console-port", port)
-    code, error = await ask(private_server.url, *key)
-    assert (code, f"does not answer on port {port}" in error) == (1, True)
-    await provision(private_server)
-    words = ("-m", "unicron_console", "--console-port", port, "--nats-url", private_server.url)
-    console = await asyncio.create_subprocess_exec(sys.executable, *words)
-    try:
-        await until(lambda: healthy(private_server.url, *key))
-        taken = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.PIPE)
-        _, error = await taken.communicate()
-        assert (taken.returncode, b"UNICRON_CONSOLE_PORT" in error) == (1, True)
-    finally:
-        console.terminate()
-        assert await console.wait() == 0
 
 
 async def test_a_node_is_healthy_while_its_agent_reaches_the_bus(private_server, tmp_path):
