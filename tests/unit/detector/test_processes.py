@@ -4,6 +4,7 @@ import signal
 
 import pytest
 from helpers.detector import brief, scene_of
+from unicron_detector.books import Books
 from unicron_detector.processes import SIGNATURES, script_line
 from unicron_detector.state import Limits
 
@@ -231,6 +232,24 @@ def test_ended_tasks_are_forgotten(scene):
     scene.wait(scene.limits.window_s + 2)
     assert scene.detector.state.tasks == {}
     assert scene.detector.state.workers == {}
+
+
+def test_the_end_of_a_task_is_none_of_others(scene):
+    scene.run(task="other", o1="n1")
+    scene.feed(TaskStateChanged(task="gpt", state=TaskState.FINISHED))
+    assert scene.exit("w1", signal=9) == []
+    assert brief(scene.exit("o1", signal=9)) == [(2, "exited_abnormally", "o1")]
+
+
+def test_records_of_processes_that_are_gone_are_dropped_in_time_and_no_others():
+    scene = scene_of("n1", "n2", w1="n1", w2="n1", w3="n2")
+    scene.exit("w2", signal=9)
+    scene.wait(scene.limits.window_s / 2)
+    scene.exit("w1", signal=9)
+    scene.wait(scene.limits.window_s / 2 + 1)
+    assert list(scene.detector.state.workers) == ["w1", "w3"]
+    assert Books(scene.detector.state).watched_on("n1") == []
+    assert Books(scene.detector.state).watched_on("n2") == ["w3"]
 
 
 def test_possible_user_errors_are_remembered_in_bounded_number():
