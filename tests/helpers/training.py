@@ -50,6 +50,22 @@ TRAIN = """
         torch.save({"model": model.state_dict(), "lr": schedule.get_last_lr()}, os.environ["OUT"])
 """
 
+SMALL = """
+    import os, sys, time
+    import torch
+    from unicron.train import Session
+
+    model = torch.nn.Linear(4, 1)
+    session = Session()
+    session.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    for iteration in session.iterations():
+        for microbatch in session.microbatches():
+            time.sleep(0.02)
+            session.backward(model(torch.rand(2, 4)).square().mean())
+        session.step()
+"""
+"""The smallest, which nobody holds."""
+
 HELD = {"UNICRON_ASLEEP_S": "60", "UNICRON_HANG_S": "60"}
 """Settings with which a worker that is held at a gate for long does not count as one that hangs."""
 

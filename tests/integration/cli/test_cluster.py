@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import termios
+import textwrap
 import urllib.parse
 import urllib.request
 
@@ -17,6 +18,7 @@ import pytest
 from helpers import ROOT
 from helpers.cli import CLEAN, KEYS, UNICRON, call, data, reaching, unicron
 from helpers.ports import free_port
+from helpers.training import SMALL
 from helpers.waiting import block_until
 from unicron_deploy.embedded import Cluster
 
@@ -27,23 +29,8 @@ pytestmark = pytest.mark.slow
 
 PROMETHEUS = shutil.which("prometheus")
 
-TRAIN = """
-import sys
-import time
-import torch
-from unicron.train import Session
-
-sys.stdout.buffer.write(b"it begins\\n\\x1b]0;pwned\\x07\\xff\\n")
-sys.stdout.flush()
-model = torch.nn.Linear(4, 1)
-session = Session()
-session.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-for _ in session.iterations():
-    for _ in session.microbatches():
-        time.sleep(0.02)
-        session.backward(model(torch.rand(2, 4)).square().mean())
-    session.step()
-"""
+WORDS = 'sys.stdout.buffer.write(b"it begins\\n\\x1b]0;pwned\\x07\\xff\\n"); sys.stdout.flush()'
+TRAIN = textwrap.dedent(SMALL).replace("model =", f"{WORDS}\nmodel =")
 
 TASK = """
 name: tiny
@@ -378,9 +365,6 @@ def assert_its_cost_is_told(url, task, failure):
 def test_a_script_takes_a_node_down_and_brings_it_back(url, task, folder):
     now = await_task(url, workers=2, beyond=0)["iteration"]
     (folder / "faults.yaml").write_text(f"""
-- at: {{task: tiny, iteration: {now + 40}}}
-  fault: raise
-  target: {{task: tiny, rank: 0}}
 - at: {{task: tiny, iteration: {now + 100}}}
   fault: kill-node
   target: {{node: node-2}}
@@ -391,18 +375,14 @@ def test_a_script_takes_a_node_down_and_brings_it_back(url, task, folder):
     where = ["--dir", str(folder / "c")]
     out = unicron("chaos", "run", str(folder / "faults.yaml"), "--json", *where, url=url)
     strikes = [json.loads(line) for line in out.splitlines()]
-    assert [strike["fault"] for strike in strikes] == ["raise", "kill-node", "restart-node"]
+    assert [strike["fault"] for strike in strikes] == ["kill-node", "restart-node"]
     await_task(url, workers=2, beyond=now + 161)
     facts = journal(url)
-    raised = [fact for fact in facts if fact["type"] == "WorkerRaised"]
-    assert [fact["worker"] for fact in raised] == [strikes[0]["worker"]]
     taken = [(fact["source"], fact["by"], fact["text"]) for fact in facts if fact["type"] == "OrderTaken"]
     assert ("node-2", own_name(), "node-2 kills itself with all its workers") in taken
-    assert any(text.startswith(f"raise {strikes[0]['worker']} on ") for _, _, text in taken)
     assert any(
         fact["type"] == "FailureDetected" and (fact["node"], fact["severity"]) == ("node-2", 1) for fact in facts
     )
-    assert "runs already" in unicron("chaos", "restart-node", "node-1", *where, url=url, code=1)
 
 
 @contextlib.contextmanager
