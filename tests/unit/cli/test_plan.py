@@ -312,15 +312,6 @@ def test_every_command_speaks_to_people_and_to_programs(client, words):
     assert "b" in json.dumps(found)
 
 
-def test_the_plan_in_force_is_told_as_the_planner_has_it(client):
-    plan = client.planner.state.plan
-    assert f"plan {plan.number}, after node_lost:n3" in run("show")
-    words = json.loads(run("explain", "--json"))["words"]
-    assert words["what happened"] == "node n3 was lost; 4 healthy slots can be used"
-    assert "node_joined" in run("table")
-    assert json.loads(run("curve", "b", "--json"))["points"][1]["flops"] == 1.8e9
-
-
 def test_what_if_shows_both_plans_and_changes_nothing(client):
     before = json.loads(run("show", "--json"))
     found = json.loads(run("what-if", "--lose", "n1", "--json"))

@@ -53,7 +53,7 @@ def test_a_lease_that_would_expire_at_once_is_refused(text):
         Settings.load([], {"UNICRON_LEASE_TTL_S": text})
 
 
-@pytest.mark.parametrize("name", ["nats_creds", "nats_ca"])
+@pytest.mark.parametrize("name", ["nats_creds", "nats_ca", "nats_nkey"])
 def test_a_file_that_is_not_there_is_named(name, tmp_path):
     missing = str(tmp_path / "missing")
     with pytest.raises(InvalidInputError, match=rf"UNICRON_{name.upper()}: no file at '{missing}'"):
