@@ -11,6 +11,8 @@ from helpers.scenes import scene, task
 from helpers.waiting import elapse
 from unicron_agent.outbox import Outbox
 from unicron_agent.stimuli import Logged
+from unicron_console.pages import Pages
+from unicron_console.projection import Projection
 from unicron_simulator.invariants import SERVICES
 from unicron_simulator.training import Trainer
 from unicron_simulator.world import LEASE_TTL_S
@@ -22,6 +24,7 @@ from unicron.contracts.events import (
     NodeGone,
     NodeJoined,
     Regrouped,
+    TaskRecovered,
     TaskStateChanged,
     WorkerAsleep,
     WorkerAway,
@@ -267,3 +270,47 @@ async def test_a_node_is_healthy_while_its_agent_reaches_the_bus(stage, tmp_path
             health._check_agent(alive, clock.now())
     await stage.wait(1.0)
     health._check_agent(alive, clock.now())
+
+
+# --- the console's picture of a cluster in which much happens is what the registry knows ------------------------------
+
+
+@scene(nodes=3, slots=2)
+async def test_the_picture_is_what_the_registry_knows_whatever_happens(stage):
+    picture, now = Projection(), stage.world.clock.now
+
+    async def agrees():
+        for position in range(picture.position, len(stage.journal)):
+            picture.handle(position + 1, stage.journal[position])
+        page, status = Pages(picture).cluster(now()), await stage.status()
+        nodes = {node.node: str(node.state) for node in status.nodes}
+        tasks = {view.spec.name: (str(view.state), len(view.members), view.paused) for view in status.tasks}
+        shown = {line.name: (line.state, line.workers, line.paused) for line in page.tasks}
+        return {name: square.state for name, square in page.nodes.items()} == nodes and shown == tasks
+
+    await stage.running(task("one", max_workers=4))
+    await stage.running(task("two", max_workers=2))
+    await stage.until(agrees)
+    stage.kill("one-1", "two-1")
+    await stage.until(lambda: {each.task for each in stage.of(TaskRecovered) if each.epoch} == {"one", "two"})
+    await stage.until(agrees)
+    await stage.client.drain("node-2")
+    await stage.client.pause("two")
+    await stage.until(agrees)
+    await stage.lose_power("node-1")
+    await stage.until(lambda: stage.of(FailureDetected, node="node-1", severity=1))
+    await stage.until(agrees)
+    stage.boot("node-1")
+    await stage.client.drain("node-2", drain=False)
+    await stage.client.pause("two", pause=False)
+    await stage.rest()
+    await stage.until(agrees)
+    assert set(picture.failures) == {each.correlation for each in stage.of(FailureDetected)}
+
+    async def over():
+        return await agrees() and all(Pages(picture).failure(each, now()).line.over for each in picture.failures)
+
+    await stage.until(over)
+    for page in (Pages(picture).failure(chain, now()) for chain in picture.failures):
+        assert sum(page.seconds.values()) == pytest.approx(page.line.cost_s)
+        assert page.line.cost_s > 0

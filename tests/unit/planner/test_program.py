@@ -1,4 +1,4 @@
-"""The dynamic program and the lookup table against brute force, an integer program, and their invariants."""
+"""The dynamic program and its table against brute force, an integer program and invariants; the lines of the table."""
 
 import itertools
 import random
@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
-from unicron_planner import lookup
+from unicron_planner import lookup, nodes
+from unicron_planner.holdings import Holdings
 from unicron_planner.lookup import Event, Situation, Standing, effect
+from unicron_planner.state import Node, PlannerState
 
 from unicron.contracts.plans import Trigger, TriggerKind
+from unicron.contracts.tasks import SlotRef, TaskSpec
 
 NONE = Trigger(TriggerKind.WHAT_IF)
 
@@ -55,13 +58,13 @@ def random_situation(rng: random.Random, workers: int, *, ties=False, shapes=Fal
 def next_events(rng: random.Random, given: Situation, workers: int) -> list[Event]:
     """Return every kind of event; nodes of two slots hold workers of any tasks."""
     events = [Event(Trigger(TriggerKind.NODE_JOINED), workers + 2)]
-    for kind, nodes in ((TriggerKind.NODE_LOST, 1), (TriggerKind.NODE_LOST, 1), (TriggerKind.TWO_NODES_LOST, 2)):
-        lost, room = {}, min(2 * nodes, workers)
+    for kind, gone in ((TriggerKind.NODE_LOST, 1), (TriggerKind.NODE_LOST, 1), (TriggerKind.TWO_NODES_LOST, 2)):
+        lost, room = {}, min(2 * gone, workers)
         for task, one in given.tasks.items():
             taken = rng.randint(0, min(one.held, room))
             room -= taken
             lost |= {task: taken} if taken else {}
-        events.append(Event(Trigger(kind), max(0, workers - 2 * nodes), lost))
+        events.append(Event(Trigger(kind), max(0, workers - 2 * gone), lost))
     for task, one in given.tasks.items():
         if one.held:
             events.append(Event(Trigger.of(TriggerKind.WORKER_FAILED, [task]), workers, {task: 1}))
@@ -331,3 +334,42 @@ def test_what_a_change_of_layout_costs_is_nothing_to_tasks_without_one():
     events = [Event(NONE, 5), Event(NONE, 3, {"a": 1})]
     cheap, dear = (lookup.table(situation(tasks, 0.01, relayout_s=cost), events) for cost in (0.0, 1e9))
     assert cheap == dear
+
+
+# --- what may come next, and for how much of it there is a line -------------------------------------------------------
+
+
+def cluster(holders):
+    """Return nodes of two slots, each with workers of the two tasks named."""
+    state = PlannerState(nodes={name: Node(slots=[0, 1]) for name in holders})
+    held = {}
+    for name, tasks in holders.items():
+        for slot, task in enumerate(tasks):
+            held.setdefault(task, []).append(SlotRef(node=name, slot=slot))
+    state.tasks = {task: TaskSpec(name=task, command=["x"]) for task in sorted(held)}
+    return state, {name: [0, 1] for name in holders}, Holdings(held)
+
+
+def named(events, kind):
+    return [event.trigger.names for event in events if event.trigger.kind is kind]
+
+
+def test_every_kind_of_node_and_every_pair_has_a_line_where_they_are_few():
+    events = nodes.next_events(*cluster({"n1": "aa", "n2": "aa", "n3": "ab"}), 0, 256)
+    assert named(events, TriggerKind.NODE_LOST) == ["n1,n2", "n3"]
+    assert named(events, TriggerKind.TWO_NODES_LOST) == ["n1,n2", "n1,n2+n3"]
+    lost = [dict(event.lost) for event in events if event.trigger.kind is TriggerKind.TWO_NODES_LOST]
+    assert lost == [{"a": 4}, {"a": 3, "b": 1}]
+
+
+def test_of_many_mixed_kinds_the_most_frequent_have_a_line_and_of_pure_ones_all():
+    holders = {"n1": "ab", "n2": "bc", "n3": "bc", "n4": "cd", "n5": "ee", "n6": "ff"}
+    events = nodes.next_events(*cluster(holders), 0, 1)
+    assert named(events, TriggerKind.NODE_LOST) == ["n2,n3", "n5", "n6"]
+
+
+def test_spare_nodes_take_the_places_of_lost_ones():
+    state, there, held = cluster({"n1": "aa", "n2": "aa"})
+    state.nodes["spare"] = Node(slots=[0, 1])
+    by_name = {str(event.trigger): event.workers for event in nodes.next_events(state, there, held, 1, 256)}
+    assert (by_name["node_lost:n1,n2"], by_name["two_nodes_lost:n1,n2"]) == (4, 2)
