@@ -4,8 +4,18 @@ import msgspec
 from unicron_detector.core import DetectorCore
 from unicron_detector.state import Limits, State
 
+from helpers.unwalked import Unwalked
 from unicron import rules
-from unicron.contracts.base import CancelTimer, ConnectionLost, Message, SetTimer, Started, TimerFired
+from unicron.contracts.base import (
+    BusReconnected,
+    CancelTimer,
+    ConnectionLost,
+    Message,
+    SetTimer,
+    Started,
+    TelemetryDropped,
+    TimerFired,
+)
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import (
     AttemptFailed,
@@ -41,7 +51,7 @@ class DetectorHarness:
     def feed(self, *messages: Message) -> list[Message]:
         out = []
         for message in messages:
-            for outcome in self.detector.handle(message):
+            for outcome in self._handle(message):
                 match outcome:
                     case SetTimer(name=name, after_s=after_s):
                         self.timers[name] = self.now + after_s
@@ -50,6 +60,17 @@ class DetectorHarness:
                     case _:
                         out.append(outcome)
         return out
+
+    def _handle(self, message: Message) -> list[Message]:
+        """Hand a message to the core: only at a tick, or after it was deaf, it goes through all workers and nodes."""
+        state, name = self.detector.state, message.name if isinstance(message, TimerFired) else ""
+        held_up = self.now > self.timers.get(name, self.now)
+        if not (held_up or name == "tick" or isinstance(message, Started | BusReconnected | TelemetryDropped)):
+            state.workers, state.nodes = Unwalked(state.workers), Unwalked(state.nodes)
+        try:
+            return self.detector.handle(message)
+        finally:
+            state.workers, state.nodes = dict(dict.items(state.workers)), dict(dict.items(state.nodes))
 
     def wait(self, seconds: float) -> list[Message]:
         """Let time pass: nodes that are alive beat every half second, timers fire when they are due."""

@@ -16,9 +16,10 @@ from unicron_simulator.faults import CALM, FOREVER, Scene
 from unicron_simulator.training import Trainer
 from unicron_simulator.world import START, Parts, World
 
+from helpers.told import Told
 from unicron.client import Client
 from unicron.clock import VirtualClock
-from unicron.contracts.events import IterationFinished, Regrouped
+from unicron.contracts.events import Regrouped
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import BusUnavailableError
 from unicron.train.iteration import WorkerCore
@@ -87,7 +88,7 @@ def _quiet():
         logging.disable(before)
 
 
-class Stage:
+class Stage(Told):
     """A cluster in virtual time, a client, and all that it was told.
 
     Attributes:
@@ -104,33 +105,23 @@ class Stage:
 
     async def begin(self):
         await self.world.begin()
-        self._listening = asyncio.ensure_future(self._listen())
+        self._listening = asyncio.ensure_future(self.listen())
         await self.until(self._all_up)
 
     async def end(self):
         self._listening.cancel()
         await self.world.end()
 
-    async def _listen(self):
-        async for message in self.client.telemetry(IterationFinished):
-            self.iterations.append(message)
-
     async def _all_up(self):
         return len((await self.status()).nodes) == len(self.world.machines)
 
     # --- what is told ------------------------------------------------------------------------------------------------
 
+    done = Told.told
+
     @property
     def journal(self):
         return self.world.invariants.messages
-
-    def of(self, kind, **fields):
-        """Return the messages of a kind in the journal that say so."""
-        return [
-            message
-            for message in self.journal
-            if isinstance(message, kind) and all(getattr(message, name) == value for name, value in fields.items())
-        ]
 
     def check(self):
         assert not self.world.invariants.violation, self.world.invariants.violation
@@ -162,27 +153,6 @@ class Stage:
             with contextlib.suppress(BusUnavailableError):
                 return await self.client.status()
             await asyncio.sleep(0.1)
-
-    async def view(self, name):
-        """Return what the registry knows of a task, None where it knows none."""
-        return next((view for view in (await self.status()).tasks if view.spec.name == name), None)
-
-    async def until_state(self, name, *states):
-        """Wait until a task is in one of these states; return how the registry sees it."""
-
-        async def there():
-            view = await self.view(name)
-            return view if view is not None and view.state in states else None
-
-        return await self.until(there)
-
-    def done(self, name):
-        """Return the iterations that a task was told to have finished, in that order."""
-        return [message.iteration for message in self.iterations if message.task == name]
-
-    async def reached(self, name, iteration):
-        """Wait until a task has finished an iteration, or a later one."""
-        await self.until(lambda: max(self.done(name), default=-1) >= iteration)
 
     async def submit(self, spec):
         self.world.specs[spec.name] = spec

@@ -15,10 +15,11 @@ from helpers import nursery, standby
 from helpers.cli import KEYS
 from helpers.gate import write_gate
 from helpers.ports import free_port
+from helpers.told import Told
 from helpers.waiting import insist, until
 from helpers.worlds import PATIENT_PING_S
 from unicron.bootstrap import connected_client
-from unicron.contracts.events import FailureDetected, IterationFinished, WorkerReady
+from unicron.contracts.events import FailureDetected, WorkerReady
 from unicron.contracts.tasks import TaskSpec, TaskState
 
 TRAIN = """
@@ -49,6 +50,22 @@ TRAIN = """
     if session.rank == 0 and "OUT" in os.environ:
         torch.save({"model": model.state_dict(), "lr": schedule.get_last_lr()}, os.environ["OUT"])
 """
+
+SMALL = """
+    import os, sys, time
+    import torch
+    from unicron.train import Session
+
+    model = torch.nn.Linear(4, 1)
+    session = Session()
+    session.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    for iteration in session.iterations():
+        for microbatch in session.microbatches():
+            time.sleep(0.02)
+            session.backward(model(torch.rand(2, 4)).square().mean())
+        session.step()
+"""
+"""The smallest, which nobody holds."""
 
 HELD = {"UNICRON_ASLEEP_S": "60", "UNICRON_HANG_S": "60"}
 """Settings with which a worker that is held at a gate for long does not count as one that hangs."""
@@ -84,7 +101,7 @@ def difference(ours, theirs):
     )
 
 
-class RunningCluster:
+class RunningCluster(Told):
     """A running cluster, a client, and all that it was told."""
 
     def __init__(self, cluster, client):
@@ -109,10 +126,6 @@ class RunningCluster:
             self.journal.append(message)
             self._position = position
 
-    async def listen(self):
-        async for message in self.client.telemetry(IterationFinished):
-            self.iterations.append(message)
-
     async def until(self, condition):
         """Wait until `condition` returns something true; return it."""
         try:
@@ -120,16 +133,6 @@ class RunningCluster:
         except asyncio.CancelledError:  # the run's limit for a test is over
             print(f"it never came; the journal ends with {self.journal[-8:]}")  # noqa: T201 pytest shows it
             raise
-
-    def of(self, kind, **fields):
-        return [
-            message
-            for message in self.journal
-            if isinstance(message, kind) and all(getattr(message, name) == value for name, value in fields.items())
-        ]
-
-    async def reached(self, task, iteration):
-        await self.until(lambda: [m for m in self.iterations if m.task == task and m.iteration >= iteration])
 
     async def caught_up(self):
         """Wait until all that is in the journal now was told here as well: the registry may know of it sooner."""
@@ -141,21 +144,11 @@ class RunningCluster:
         await self.until(lambda: path.exists() and zipfile.is_zipfile(path))
         return torch.load(path, weights_only=True)
 
-    def told(self, task):
-        """Return the iterations that a task was told to have finished; one may be missing: telemetry can be lost."""
-        return [message.iteration for message in self.iterations if message.task == task]
-
-    async def view(self, name):
-        """Return what the registry knows of a task, None where it knows none."""
-        tasks = (await insist(self.client.status)).tasks
-        return next((view for view in tasks if view.spec.name == name), None)
+    async def status(self):
+        return await insist(self.client.status)
 
     async def until_state(self, name, *states):
-        async def reached():
-            view = await self.view(name)
-            return view if view is not None and view.state in states else None
-
-        view = await self.until(reached)
+        view = await super().until_state(name, *states)
         await self.caught_up()
         return view
 

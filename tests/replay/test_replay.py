@@ -1,12 +1,17 @@
-"""What the services decided about journals of real clusters is what they decide today, or somebody has accepted it."""
+"""What services decided about journals of real clusters is decided today, and what they once wrote is read."""
 
 import dataclasses
 import difflib
+import json
+from pathlib import Path
 
 import pytest
 from replay import replayer
 from replay.replayer import HERE, NAMES
+from unicron_simulator.world import wirings
 
+from unicron import codec
+from unicron.commit import Commit
 from unicron.contracts.commands import StopWorker
 
 
@@ -42,3 +47,16 @@ def test_a_decision_that_changes_is_seen(name, monkeypatch):
     changed = [line for line in difference(name) if not line.startswith(("---", "+++", "@@"))]
     assert changed
     assert all(line.startswith("-+") and ": StopWorker " in line for line in changed)
+
+
+OLD = json.loads(Path(__file__).with_name("commits_1.json").read_text())
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_a_service_goes_on_from_a_commit_of_the_first_version(name):
+    wiring = wirings()[name]
+    commit = codec.decode(bytes.fromhex(OLD[name]), Commit)
+    state = commit.restored(name, wiring.state, wiring.migrations)
+    assert wiring.core(state).state == state
+    assert {"node-1", "node-3"} <= set(state.nodes)
+    assert list(state.tasks) == ["task-a", "task-b"]

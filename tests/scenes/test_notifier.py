@@ -13,8 +13,8 @@ from unicron_simulator.links import CrashedError
 from unicron_simulator.world import LEASE_TTL_S
 
 from unicron.contracts.events import Alert, FailureDetected
-from unicron.contracts.notices import IncidentAcknowledged, NotificationDecided, NotificationFailed, NotificationSent
-from unicron.errors import BusUnavailableError, InvalidInputError
+from unicron.contracts.notices import NotificationFailed, NotificationSent
+from unicron.errors import BusUnavailableError
 from unicron.service import Service
 
 CHANNEL = '[channel.{name}]\nkind = "json"\nurl = "http://{name}"\ngive_up_s = 2.0\n'
@@ -89,26 +89,6 @@ class Desk:
         return [each for each in self.got if each.channel == channel and incident in {None, each.incident}]
 
 
-@scene(nodes=3, slots=2)
-async def test_a_node_that_dies_under_two_tasks_is_one_page_and_one_end(stage, desk):
-    desk.write("ops")
-    await desk.open(stage)
-    first, second = await stage.running(task("one")), await stage.running(task("two"))
-    [victim, *_] = {each.node for each in first} & {each.node for each in second}
-    await stage.lose_power(victim)
-    [over] = await stage.until(lambda: [each for each in desk.got if each.phase == "over"])
-    await stage.until(lambda: stage.of(NotificationSent))
-    assert {each.incident for each in desk.got} == {over.incident}, "one cause"
-    assert [each.phase for each in desk.got] == ["over"], "what is over before anybody was told is one message"
-    assert over.title == f"{victim} is lost: 2 workers of 2 tasks ({', '.join(over.tasks)})"
-    assert set(over.tasks) == {"one", "two"}
-    assert 0 < over.ended - over.began < 60
-    assert over.lost_worker_s > 0
-    of_chain = {type(each) for each in stage.journal if each.correlation == over.chain}
-    assert of_chain >= {FailureDetected, NotificationDecided, NotificationSent}
-    stage.boot(victim)
-
-
 @scene(nodes=2)
 async def test_bad_receivers_cost_no_other_one_its_deliveries_and_are_told_of_once(stage, desk):
     desk.manners = {
@@ -162,28 +142,6 @@ async def test_wherever_it_is_killed_nothing_is_lost_and_what_is_doubled_has_the
     assert {each.chain for each in desk.got} == set(lost)
     assert {each.id for each in desk.got} == set(sent)
     assert len(desk.got) - len(sent) <= 1, "only what was under way is sent again"
-
-
-@scene(nodes=2)
-async def test_who_acknowledges_is_told_to_all_and_by_a_fact(stage, desk):
-    more = 'escalate = {after_min = 1, channels = ["boss"]}\nseverity = [1]\n'
-    desk.write("ops", "boss", told=["ops"], more=more)
-    await desk.open(stage)
-    await stage.running(task(min_workers=2, max_workers=2))
-    await stage.lose_power("node-1")
-    [call] = await stage.until(lambda: desk.at("boss"))
-    [page] = desk.at("ops")
-    assert (page.phase, call.phase) == ("opened", "escalated")
-    assert call.decided - page.decided == pytest.approx(60, abs=1)
-    text = await stage.client.acknowledge(page.incident[:6], "ada")
-    assert text.startswith(f"ada sees to {page.incident}: node-1 is lost")
-    for channel in ("ops", "boss"):
-        await stage.until(lambda channel=channel: desk.at(channel)[-1].by == "ada")
-    [acknowledged] = stage.of(IncidentAcknowledged)
-    assert (acknowledged.incident, acknowledged.by) == (page.incident, "ada")
-    with pytest.raises(InvalidInputError, match=f"there is no incident 'n7'; going on are {page.incident}"):
-        await stage.client.acknowledge("n7", "ada")
-    stage.boot("node-1")
 
 
 @scene(nodes=1)

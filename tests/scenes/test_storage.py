@@ -1,4 +1,4 @@
-"""What is written to storage, at whose word, and what is taken up from there."""
+"""What is written to storage, at whose word, and what is taken up from there; and orders by files."""
 
 from helpers.scenes import scene, task
 from unicron_registry.switches import Switches
@@ -13,9 +13,11 @@ from unicron.contracts.events import (
     CheckpointStored,
     FailureDetected,
     NodeGone,
+    OrderTaken,
     Regrouped,
     StateDiverged,
     StateKept,
+    TaskPaused,
     TaskRemoved,
 )
 from unicron.contracts.tasks import TaskState
@@ -88,22 +90,6 @@ async def gone(stage):
     return await stage.view("t") is None
 
 
-@scene()
-async def test_files_are_orders_to_save_and_to_stop(stage, tmp_path):
-    switches = Switches(tmp_path, stage.client)
-    await stage.running(stored())
-    (tmp_path / "t.save").touch()
-    await switches.look()
-    [first] = await stage.until(lambda: stage.of(CheckpointStored))
-    await stage.reached("t", first.iteration + 1)
-    (tmp_path / "t.stop-save").touch()
-    await switches.look()
-    await stage.until(lambda: stage.of(TaskRemoved))
-    [_, last] = stage.of(CheckpointStored)
-    assert last.iteration > first.iteration
-    assert not any(tmp_path.iterdir())
-
-
 @scene(nodes=4)
 async def test_what_goes_to_storage_is_what_most_replicas_have(stage):
     [first, *_] = await stage.running(stored(max_workers=4))
@@ -168,3 +154,43 @@ async def test_a_storage_that_refuses_is_told_of_and_training_goes_on(stage):
     assert failed[0].reason == "/storage is no directory"
     await stage.reached("t", max(stage.done("t")) + 5)
     assert not stage.of(FailureDetected)
+
+
+# --- orders by files, to a registry that is there ---------------------------------------------------------------------
+
+
+@scene(nodes=1)
+async def test_files_are_orders_and_are_removed_when_obeyed(stage, tmp_path):
+    switches = Switches(tmp_path, stage.client)
+    await stage.running(task())
+    for order, kind in (("pause", TaskPaused), ("resume", TaskPaused), ("stop", TaskRemoved)):
+        before = len(stage.of(kind))
+        (tmp_path / f"t.{order}").touch()
+        await switches.look()
+        assert not any(tmp_path.iterdir())
+        await stage.until(lambda kind=kind, before=before: len(stage.of(kind)) > before)
+    assert [each.paused for each in stage.of(TaskPaused)] == [True, False], "once each"
+    assert [each.order for each in stage.of(OrderTaken)] == ["SubmitTask", "PauseTask", "PauseTask", "RemoveTask"]
+
+
+@scene(nodes=1)
+async def test_what_can_t_be_obeyed_says_why_and_what_is_no_order_stays(stage, tmp_path):
+    folder, outside = tmp_path / "switches", tmp_path / "outside"
+    folder.mkdir()
+    outside.write_text("mine")
+    await stage.running(task())
+    (folder / "README").write_text("orders go here")
+    (folder / "t.pause").mkdir()
+    (folder / "t.resume").symlink_to(outside)
+    (folder / "t.rewind-3.refused").symlink_to(outside)  # would be written through
+    (folder / "t.rewind-3").touch()
+    (folder / "zz.stop").touch()
+    switches = Switches(folder, stage.client)
+    await switches.look()
+    await switches.look()
+    assert "no task 'zz'; the known ones are t" in (folder / "zz.stop.refused").read_text()
+    assert "no storage" in (folder / "t.rewind-3.refused").read_text()
+    assert outside.read_text() == "mine"
+    left = {each.name for each in folder.iterdir()}
+    assert left == {"README", "t.pause", "t.resume", "zz.stop.refused", "t.rewind-3.refused"}
+    assert not stage.of(TaskPaused) + stage.of(TaskRemoved)

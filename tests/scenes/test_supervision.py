@@ -1,14 +1,41 @@
-"""What becomes of workers and nodes that fail, leave or come back, and what users are told of it."""
+"""What becomes of workers and nodes that fail, leave, come back or do nothing, who is told, and who is healthy."""
 
+import asyncio
+import contextlib
+import os
 from collections import Counter
+from functools import partial
 
+import pytest
 from helpers.scenes import scene, task
+from helpers.waiting import elapse
+from unicron_agent.outbox import Outbox
+from unicron_agent.stimuli import Logged
+from unicron_console.pages import Pages
+from unicron_console.projection import Projection
+from unicron_simulator.invariants import SERVICES
 from unicron_simulator.training import Trainer
+from unicron_simulator.world import LEASE_TTL_S
 
+from unicron import health
 from unicron.contracts.commands import StartWorker
-from unicron.contracts.events import FailureDetected, NodeGone, NodeJoined, Regrouped, TaskStateChanged, WorkerStalled
+from unicron.contracts.events import (
+    FailureDetected,
+    NodeGone,
+    NodeJoined,
+    Regrouped,
+    TaskRecovered,
+    TaskStateChanged,
+    WorkerAsleep,
+    WorkerAway,
+    WorkerExited,
+    WorkerFinished,
+    WorkerStalled,
+)
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import NodeState, TaskState
+from unicron.errors import BusUnavailableError
+from unicron.train.iteration import WorkerCore
 
 
 def none_twice(stage):
@@ -104,17 +131,6 @@ async def test_a_task_whose_nodes_were_all_given_up_goes_on_where_it_was_when_th
     none_twice(stage)
 
 
-@scene()
-async def test_a_task_that_needs_more_workers_than_there_are_waits_and_says_why(stage):
-    await stage.submit(task(min_workers=9, max_workers=9))
-
-    async def reason():
-        view = await stage.view("t")
-        return view and view.state is TaskState.WAITING and "needs" in view.reason and view.reason
-
-    assert await stage.until(reason) == "needs 9 workers, the cluster has 3 healthy slots"
-
-
 class RaisesAtOnce(Trainer):
     """A script that gets nowhere."""
 
@@ -143,3 +159,158 @@ async def test_the_only_worker_of_a_task_takes_its_state_along_when_its_node_is_
     assert not stage.of(FailureDetected)
     none_twice(stage)
     await stage.client.drain(only.node, drain=False)
+
+
+# --- scripts that are not computing, and machines that tell what is wrong with them -----------------------------------
+
+
+EVALUATION_S = 50.0
+"""More than who waits for others may wait for them: 20 s."""
+
+
+class Evaluating(WorkerCore):
+    """A script that, behind iteration 9, evaluates its model on one rank."""
+
+    async def step(self):
+        await super().step()
+        if (self.iteration, self.membership.rank) == (10, 0):
+            await elapse(EVALUATION_S)
+
+
+@scene(nodes=2, worker=Evaluating)
+async def test_an_evaluation_on_one_rank_is_no_failure_of_anybody(stage):
+    await stage.submit(task(iterations=16, min_workers=2, max_workers=2))
+    assert (await stage.until_state("t", TaskState.FINISHED, TaskState.FAILED)).state is TaskState.FINISHED
+    assert len(stage.of(WorkerFinished)) == 2
+    assert stage.of(FailureDetected) == []
+    [away] = stage.of(WorkerAway)
+    assert away.iteration == 10
+    [waits] = stage.of(WorkerStalled)
+    assert waits.worker != away.worker
+
+
+class Sleeping(WorkerCore):
+    """A script that sleeps in a microbatch for ever, where it is run by the second worker."""
+
+    async def next_microbatch(self):
+        microbatch = await super().next_microbatch()
+        if (self.iteration, self._shell.name) == (10, "t-2"):
+            self._shell.asleep = True
+            await asyncio.Event().wait()
+        return microbatch
+
+
+@scene(nodes=2, worker=Sleeping)
+async def test_a_script_that_sleeps_in_a_microbatch_is_found_long_before_one_that_may_be_busy(stage):
+    await stage.submit(task(iterations=16, min_workers=2, max_workers=2))
+    assert (await stage.until_state("t", TaskState.FINISHED, TaskState.FAILED)).state is TaskState.FINISHED
+    [asleep], [stalled] = stage.of(WorkerAsleep), stage.of(WorkerStalled)
+    [failure] = stage.of(FailureDetected)
+    assert (asleep.worker, stalled.worker, stalled.asleep) == ("t-2", "t-2", True)
+    assert stalled.limit_s < 10.0
+    assert (failure.worker, failure.status) == ("t-2", "task_hang")
+    assert "still answers while all its processes sleep" in failure.reason
+
+
+@scene()
+async def test_a_sick_node_is_given_up_and_its_worker_ended(stage):
+    [_, victim, _] = await stage.running(task())
+    text = "NVRM: Xid (PCI:0000:2b:00): 79, fallen off the bus"
+    stage.machine(victim.node).agent.handle(Logged(text=text, status="xid_79"))
+    [failure] = await stage.until(lambda: stage.of(FailureDetected))
+    assert (failure.severity, failure.node, failure.method) == (1, victim.node, "device_health")
+    assert text in failure.reason
+    await stage.regrouped(world_size=2)
+    await stage.until(lambda: stage.of(WorkerExited, worker=victim.worker, expected=True))
+
+
+# --- which services and nodes are healthy while something is wrong with them ------------------------------------------
+
+
+@scene(nodes=1)
+async def test_a_service_is_healthy_while_an_instance_of_it_lives(stage, monkeypatch):
+    @contextlib.asynccontextmanager
+    async def connected(settings, name):
+        yield stage.client.bus
+
+    monkeypatch.setattr(health, "connected", connected)
+    check = partial(health.check, health.HealthSettings())
+    for name in SERVICES:
+        await check(name)
+        [instance] = stage.world._instances[name]
+        await stage.world._kill(instance)
+        await stage.wait(2 * LEASE_TTL_S)
+        with pytest.raises(BusUnavailableError, match=f"no instance of {name} is active"):
+            await check(name)
+        stage.world._start(name)
+        await stage.wait(2 * LEASE_TTL_S)
+        await check(name)
+
+
+@scene(nodes=1)
+async def test_a_node_is_healthy_while_its_agent_reaches_the_bus(stage, tmp_path, monkeypatch):
+    alive, clock, machine = tmp_path / "alive", stage.world.clock, stage.machine("node-1")
+
+    def touch():
+        alive.touch()
+        os.utime(alive, (clock.now(), clock.now()))
+
+    async def broken(subject, data):
+        raise BusUnavailableError("the connection is down")
+
+    await machine.crash_agent()
+    machine.make_outbox = lambda *given: Outbox(*given, touch)
+    machine.boot()
+    await stage.until(alive.exists)
+    health._check_agent(alive, clock.now())
+    with monkeypatch.context() as away:
+        away.setattr(machine.agent.link, "tell", broken)
+        await stage.wait(1.5 * health.SILENT_S)
+        with pytest.raises(BusUnavailableError, match="its agent has told the bus nothing for 15 s"):
+            health._check_agent(alive, clock.now())
+    await stage.wait(1.0)
+    health._check_agent(alive, clock.now())
+
+
+# --- the console's picture of a cluster in which much happens is what the registry knows ------------------------------
+
+
+@scene(nodes=3, slots=2)
+async def test_the_picture_is_what_the_registry_knows_whatever_happens(stage):
+    picture, now = Projection(), stage.world.clock.now
+
+    async def agrees():
+        for position in range(picture.position, len(stage.journal)):
+            picture.handle(position + 1, stage.journal[position])
+        page, status = Pages(picture).cluster(now()), await stage.status()
+        nodes = {node.node: str(node.state) for node in status.nodes}
+        tasks = {view.spec.name: (str(view.state), len(view.members), view.paused) for view in status.tasks}
+        shown = {line.name: (line.state, line.workers, line.paused) for line in page.tasks}
+        return {name: square.state for name, square in page.nodes.items()} == nodes and shown == tasks
+
+    await stage.running(task("one", max_workers=4))
+    await stage.running(task("two", max_workers=2))
+    await stage.until(agrees)
+    stage.kill("one-1", "two-1")
+    await stage.until(lambda: {each.task for each in stage.of(TaskRecovered) if each.epoch} == {"one", "two"})
+    await stage.until(agrees)
+    await stage.client.drain("node-2")
+    await stage.client.pause("two")
+    await stage.until(agrees)
+    await stage.lose_power("node-1")
+    await stage.until(lambda: stage.of(FailureDetected, node="node-1", severity=1))
+    await stage.until(agrees)
+    stage.boot("node-1")
+    await stage.client.drain("node-2", drain=False)
+    await stage.client.pause("two", pause=False)
+    await stage.rest()
+    await stage.until(agrees)
+    assert set(picture.failures) == {each.correlation for each in stage.of(FailureDetected)}
+
+    async def over():
+        return await agrees() and all(Pages(picture).failure(each, now()).line.over for each in picture.failures)
+
+    await stage.until(over)
+    for page in (Pages(picture).failure(chain, now()) for chain in picture.failures):
+        assert sum(page.seconds.values()) == pytest.approx(page.line.cost_s)
+        assert page.line.cost_s > 0

@@ -13,8 +13,16 @@ from unicron_chaos.script import Rank
 from unicron_chaos.strikes import strike
 from unicron_deploy.nats_server import PING_S
 
-from unicron.contracts.events import FailureDetected, NodeJoined, Regrouped, StateSecured, StateUnprotected
+from unicron.contracts.events import (
+    FailureDetected,
+    NodeJoined,
+    Regrouped,
+    StateSecured,
+    StateUnprotected,
+    WorkerExited,
+)
 from unicron.contracts.failures import Severity
+from unicron.contracts.hardware import FaultLogged
 from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import RecordingSwitched
 from unicron.contracts.tasks import NodeState, TaskState
@@ -175,10 +183,27 @@ async def test_an_agent_refuses_what_it_can_not_do(scene, name):
         await inject(member.node, "restart-node")
 
 
-async def test_a_sick_gpu_takes_its_node_out_of_use(scene, held, name):
-    node, epoch = (await scene.view(name)).members[2].node, (await scene.view(name)).epoch
-    await strike(scene.client, "ecc", node)
-    held.open()
-    [failure] = await scene.until(lambda: scene.of(FailureDetected, node=node, status="ecc_error"))
-    assert failure.severity is Severity.SEV1
-    await scene.until(lambda: [m for m in scene.of(Regrouped, task=name) if m.world_size == 2 and m.epoch > epoch])
+WARNING = "n1:17:99 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer with status=12"
+WARNS = f"""
+        import pathlib
+        if iteration == 5 and session.rank == 1 and not pathlib.Path(os.environ["ONCE"]).exists():
+            pathlib.Path(os.environ["ONCE"]).touch()
+            print("{WARNING}", *["a frame of a stack"] * 50, sep="\\n", flush=True)
+            if os.environ["ENDS"] == "exits":
+                os._exit(3)
+            raise ConnectionResetError("connection reset by peer")
+"""
+SCRIPT = TRAIN.replace("\n        schedule.step()\n", f"\n        schedule.step()\n{WARNS}")
+
+
+@pytest.mark.parametrize("ends", ["exits", "raises"])
+async def test_what_a_worker_wrote_before_its_end_is_told_with_it(scene, tmp_path, ends):
+    env = {"ONCE": str(tmp_path / "once"), "ENDS": ends}
+    await scene.client.submit(task(write_script(tmp_path, SCRIPT), ends, iterations=400, env=env))
+    [failure] = await scene.until(lambda: scene.of(FailureDetected, task=ends))
+    [logged] = scene.of(FaultLogged, printed=True, task=ends)
+    assert (logged.worker, logged.text) == (failure.worker, WARNING)
+    [exited] = await scene.until(lambda: scene.of(WorkerExited, worker=failure.worker))
+    assert WARNING not in exited.stderr, "it is not of the last lines"
+    assert f"{failure.node}'s {failure.worker} said: {WARNING}" in failure.reason
+    await scene.client.remove(ends)

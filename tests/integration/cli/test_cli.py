@@ -66,11 +66,6 @@ def test_a_broken_task_file_is_refused_before_anything_is_asked(tmp_path):
     assert line == "unicron: task.yaml:3: wieght 2: no such field; did you mean 'weight'?\n"
 
 
-def test_commands_about_the_embedded_cluster_say_when_there_is_none(tmp_path):
-    for words in (["down"], ["chaos", "restart-node", "node-1"]):
-        assert "unicron up" in unicron(*words, "--dir", str(tmp_path), code=1)
-
-
 def test_up_refuses_a_port_that_is_taken_and_leaves_nothing_behind(tmp_path):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

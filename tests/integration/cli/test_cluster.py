@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import termios
+import textwrap
 import urllib.parse
 import urllib.request
 
@@ -17,6 +18,7 @@ import pytest
 from helpers import ROOT
 from helpers.cli import CLEAN, KEYS, UNICRON, call, data, reaching, unicron
 from helpers.ports import free_port
+from helpers.training import SMALL
 from helpers.waiting import block_until
 from unicron_deploy.embedded import Cluster
 
@@ -27,23 +29,8 @@ pytestmark = pytest.mark.slow
 
 PROMETHEUS = shutil.which("prometheus")
 
-TRAIN = """
-import sys
-import time
-import torch
-from unicron.train import Session
-
-sys.stdout.buffer.write(b"it begins\\n\\x1b]0;pwned\\x07\\xff\\n")
-sys.stdout.flush()
-model = torch.nn.Linear(4, 1)
-session = Session()
-session.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-for _ in session.iterations():
-    for _ in session.microbatches():
-        time.sleep(0.02)
-        session.backward(model(torch.rand(2, 4)).square().mean())
-    session.step()
-"""
+WORDS = 'sys.stdout.buffer.write(b"it begins\\n\\x1b]0;pwned\\x07\\xff\\n"); sys.stdout.flush()'
+TRAIN = textwrap.dedent(SMALL).replace("model =", f"{WORDS}\nmodel =")
 
 TASK = """
 name: tiny
@@ -273,14 +260,6 @@ def test_top_without_a_terminal_prints_once_and_as_json_every_second(url, task):
     assert len({each["at"] for each in seen}) == len(seen)
 
 
-def test_submitting_again_changes_nothing_and_another_spec_is_refused(url, task, folder):
-    again = data("submit", str(folder / "task.yaml"), url=url)
-    assert (again["ok"], again["task"]) == (True, task)
-    assert "nothing changed" in again["text"]
-    (folder / "other.yaml").write_text(TASK)
-    assert "weight 2.5 -> 1.0" in unicron("submit", str(folder / "other.yaml"), url=url, code=1)
-
-
 def test_watching_goes_on_until_it_is_interrupted(url, task):
     command = [*UNICRON, "status", "--watch", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=reaching(url)) as process:
@@ -382,26 +361,10 @@ def assert_its_cost_is_told(url, task, failure):
     assert "nothing of a task 'bert'" in unicron("goodput", "bert", url=url, code=1)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["kill-worker", "tiny:7"], "no rank 7"),
-        (["raise", "tiny:x"], "expected TASK:RANK"),
-        (["slow-worker", "tiny:0", "fast"], "FACTOR must be a number from 1 to 1000"),
-        (["kill-node", "node-9"], "is node-9 running"),
-    ],
-)
-def test_a_fault_without_a_target_says_so(url, task, words, says):
-    assert says in unicron("chaos", *words, url=url, code=1)
-
-
 @pytest.mark.exhaustive("scripts of faults are shown on the real bus with a stand-in of an agent")
 def test_a_script_takes_a_node_down_and_brings_it_back(url, task, folder):
     now = await_task(url, workers=2, beyond=0)["iteration"]
     (folder / "faults.yaml").write_text(f"""
-- at: {{task: tiny, iteration: {now + 40}}}
-  fault: raise
-  target: {{task: tiny, rank: 0}}
 - at: {{task: tiny, iteration: {now + 100}}}
   fault: kill-node
   target: {{node: node-2}}
@@ -412,18 +375,14 @@ def test_a_script_takes_a_node_down_and_brings_it_back(url, task, folder):
     where = ["--dir", str(folder / "c")]
     out = unicron("chaos", "run", str(folder / "faults.yaml"), "--json", *where, url=url)
     strikes = [json.loads(line) for line in out.splitlines()]
-    assert [strike["fault"] for strike in strikes] == ["raise", "kill-node", "restart-node"]
+    assert [strike["fault"] for strike in strikes] == ["kill-node", "restart-node"]
     await_task(url, workers=2, beyond=now + 161)
     facts = journal(url)
-    raised = [fact for fact in facts if fact["type"] == "WorkerRaised"]
-    assert [fact["worker"] for fact in raised] == [strikes[0]["worker"]]
     taken = [(fact["source"], fact["by"], fact["text"]) for fact in facts if fact["type"] == "OrderTaken"]
     assert ("node-2", own_name(), "node-2 kills itself with all its workers") in taken
-    assert any(text.startswith(f"raise {strikes[0]['worker']} on ") for _, _, text in taken)
     assert any(
         fact["type"] == "FailureDetected" and (fact["node"], fact["severity"]) == ("node-2", 1) for fact in facts
     )
-    assert "runs already" in unicron("chaos", "restart-node", "node-1", *where, url=url, code=1)
 
 
 @contextlib.contextmanager
@@ -493,11 +452,6 @@ def test_prometheus_scrapes_every_process_and_tells_of_a_node_that_is_killed(url
             value(f'sum(unicron_phase_seconds_count{{phase="{phase}"}})', lambda count: count >= 1)
         value('sum(up{job="unicron"})', lambda up: up == len(SERVICES) + 3)
     await_task(url, workers=2, beyond=0)
-
-
-def test_a_script_does_not_wait_for_what_can_not_come(url, task, folder):
-    (folder / "late.yaml").write_text("- {at: {task: tiny, iteration: 0}, fault: restart-node, target: {node: node-1}}")
-    assert "unicron up" in unicron("chaos", "run", str(folder / "late.yaml"), "--dir", str(folder), url=url, code=1)
 
 
 @pytest.mark.exhaustive("storms are shown on the real bus with a stand-in of an agent")

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from helpers.browser import CHROMIUM, Window, chromium
 from helpers.ports import free_port
-from helpers.training import running_cluster, task, write_script
+from helpers.training import SMALL, running_cluster, task, write_script
 from unicron_deploy.embedded import Cluster
 
 from unicron.contracts.events import FailureDetected, OrderTaken, WorkerReady
@@ -25,22 +25,10 @@ MARKUP = "<img src=x onerror=window.__pwned=1>"
 HOSTILE = f"{MARKUP}\x1b[31mred\x1b]0;title\x07"
 """What a program may write: markup, and what steers a terminal."""
 
-TRAIN = """
-    import os, time, torch
-    from unicron.train import Session
-
-    model = torch.nn.Linear(4, 1)
-    session = Session(seed=1, iterations=10**6, microbatches=4)
-    session.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    print(os.environ["HOSTILE"], flush=True)
-    for _ in session.iterations():
-        for _ in session.microbatches():
-            time.sleep(0.03)
-            session.backward(model(torch.rand(2, 4)).square().mean())
-        if "RAISES" in os.environ:
-            raise ValueError(os.environ["HOSTILE"])
-        session.step()
-"""
+TRAIN = SMALL.replace("    for iteration", "    print(os.environ['HOSTILE'], flush=True)\n    for iteration").replace(
+    "        session.step()",
+    "        if 'RAISES' in os.environ:\n            raise ValueError(os.environ['HOSTILE'])\n        session.step()",
+)
 
 FACTS = {"iterations": 10**6, "microbatches": 4}
 

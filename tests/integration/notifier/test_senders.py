@@ -1,19 +1,23 @@
-"""One delivery, by each kind of channel, to real servers and programs, some of them bad ones."""
+"""One delivery, by each kind of channel, to real servers and programs, some bad; and the notifier as a process."""
 
 import asyncio
 import email
 import json
 import ssl
 import sys
+import time
 from email import policy
 from pathlib import Path
 
 import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
-from helpers.notifier import NOTICE
+from helpers.buses import say
+from helpers.cli import unicron
+from helpers.notifier import NOTICE, changed, lost, running
 from helpers.ports import free_port
 from helpers.receiver import Receiver
+from helpers.registry import connected, eventually, process_of
 from helpers.waiting import PATIENT_S, until
 from msgspec.structs import replace
 from typer.testing import CliRunner
@@ -274,3 +278,50 @@ channels = ["ops"]
     code, told = call("check", str(file))
     assert code == 1
     assert "[channel.ops] url_file: " in told
+
+
+# --- the notifier as a process on a real bus, and the commands of who is told -----------------------------------------
+
+
+RULES = """
+[channel.ops]
+kind = "json"
+url = "{url}/ops"
+
+[rule.all]
+channels = ["ops"]
+wait_s = 0.3
+"""
+
+
+@pytest.fixture
+def listener(private_world, tmp_path):
+    """Whom a notifier tells."""
+    file = tmp_path / "notify.toml"
+    with Receiver() as listener:
+        file.write_text(RULES.format(url=listener.url))
+        with process_of("notifier", private_world, "--notify", str(file)):
+            yield listener
+
+
+async def test_a_lost_node_is_told_and_whoever_says_so_sees_to_it(private_world, listener):
+    url = private_world.settings.nats_url
+
+    async def heard(count):
+        async def got():
+            return listener.at("/ops")
+
+        return (await eventually(got, lambda requests: len(requests) >= count))[-1].body
+
+    async with connected(private_world) as client:
+        await eventually(client.notifications, lambda view: view.channels)
+        for number, each in enumerate((running("gpt", "n1", "n1"), lost("n1"), changed("gpt", "recovering"))):
+            named = {"id": f"n1.{number}", "source": each.source or "detector", "correlation": "n1"}
+            await say(client.bus, replace(each, at=time.time(), **named))
+        assert (await heard(1))["phase"] == "opened"
+        text = await asyncio.to_thread(unicron, "notify", "ack", "n1", "--by", "ada", url=url)
+        assert text.startswith("ada sees to n1: n1 is lost")
+        assert (await heard(2))["by"] == "ada"
+        shown = await asyncio.to_thread(unicron, "notify", "status", url=url)
+        assert "seen to by ada" in shown
+        assert "ops: nothing to deliver" in shown

@@ -1,14 +1,14 @@
-"""`python -m unicron.health OWNER` tells a service that works from one that does not, on a real bus."""
+"""`python -m unicron.health OWNER` tells a service that works from one that does not; and how long nodes beat."""
 
 import asyncio
 import sys
 
-import pytest
-from helpers.ports import free_port
 from helpers.waiting import until
 
+from unicron import codec, subjects
 from unicron.bootstrap import connected
 from unicron.bus import topology
+from unicron.contracts.events import NodeHeartbeat, NodeJoined
 from unicron.settings import Settings
 
 
@@ -28,25 +28,6 @@ async def healthy(*words):
 async def provision(server):
     async with connected(Settings(nats_url=server.url), "test") as bus:
         await topology.provision(bus.jetstream, lease_ttl_s=60)
-
-
-@pytest.mark.exhaustive("containers ask it in the compose test")
-async def test_a_console_is_healthy_while_it_answers_here(private_server):
-    port = str(free_port())
-    key = ("console", "--console-port", port)
-    code, error = await ask(private_server.url, *key)
-    assert (code, f"does not answer on port {port}" in error) == (1, True)
-    await provision(private_server)
-    words = ("-m", "unicron_console", "--console-port", port, "--nats-url", private_server.url)
-    console = await asyncio.create_subprocess_exec(sys.executable, *words)
-    try:
-        await until(lambda: healthy(private_server.url, *key))
-        taken = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.PIPE)
-        _, error = await taken.communicate()
-        assert (taken.returncode, b"UNICRON_CONSOLE_PORT" in error) == (1, True)
-    finally:
-        console.terminate()
-        assert await console.wait() == 0
 
 
 async def test_a_node_is_healthy_while_its_agent_reaches_the_bus(private_server, tmp_path):
@@ -71,3 +52,22 @@ async def test_without_a_bus_nothing_is_healthy(private_server):
     assert code == 1
     assert url in error
     assert error.count("\n") == 1
+
+
+async def test_an_agent_beats_on_while_the_journal_takes_nothing(private_server, private_world, tmp_path):
+    bus = await private_world.connect()
+    flags = ["--node", "n1", "--slots", "1", "--run-dir", str(tmp_path / "run"), "--nats-url", private_server.url]
+    agent = await asyncio.create_subprocess_exec(sys.executable, "-m", "unicron_agent", *flags)
+    try:
+        entry = await anext(bus.follow(subjects.events(NodeJoined), 0))
+        first = codec.decode_message(entry.data).incarnation
+        await bus.jetstream.delete_stream(topology.STREAM)
+        await asyncio.to_thread(private_server.stop)
+        await asyncio.to_thread(private_server.start)  # the agent joins again, and nobody takes that down
+        beats = bus.hear(subjects.events(NodeHeartbeat))
+        while (beat := codec.decode_message((await anext(beats)).data)).incarnation == first:
+            pass
+        assert beat.node == "n1"
+    finally:
+        agent.kill()
+        await agent.wait()

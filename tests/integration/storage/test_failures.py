@@ -1,5 +1,6 @@
-"""What goes wrong with a directory: the error names it, and the last good checkpoint is as it was."""
+"""What goes wrong with a directory, and going back: the error names it, and the last good checkpoint is as it was."""
 
+import json
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ from helpers.stored import TASK, alter, of_model, save_trained, spread
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import CheckpointError
 from unicron.storage import catalog, check
-from unicron.storage.manifest import MANIFEST
+from unicron.storage.manifest import MANIFEST, REWOUND
 from unicron.storage.root import MARKER, Storage, begin
 from unicron.train.stored.commit import abandon, commit
 from unicron.train.stored.parts import write_part
@@ -369,3 +370,65 @@ def test_the_newest_stay_and_so_does_the_newest_that_is_good(storage, tmp_path):
     assert catalog.newest(storage, TASK).stored.iteration == 2
     assert catalog.newest(storage, TASK, before=2) == catalog.Newest(stored=None, skipped=[])
     assert catalog.prune(storage, TASK, 2, time.time()).removed == []
+
+
+# --- going back to an earlier checkpoint: later ones count no more, and are removed after a day -----------------------
+
+
+@pytest.fixture
+def three(tmp_path):
+    for iteration in (1, 2, 3):
+        save_trained(tmp_path, iteration)
+    return Storage(str(tmp_path))
+
+
+def newest(three):
+    return catalog.newest(three, TASK).stored.iteration
+
+
+def known(three):
+    """Return the iteration of each checkpoint, and whether it was put aside."""
+    return [(each.iteration, each.rewound) for each in catalog.found(three, TASK)]
+
+
+def test_the_newest_is_then_the_one_that_was_gone_back_to(three):
+    assert newest(three) == 3
+    assert catalog.rewind(three, TASK, 1).stored.iteration == 1
+    assert newest(three) == 1
+    assert known(three) == [(3, True), (2, True), (1, False)]
+    for each in catalog.found(three, TASK):
+        assert check.strangers(three, (TASK, each.folder), each.manifest) == []
+
+
+def test_one_that_is_written_later_counts_even_where_it_is_of_an_earlier_iteration(three, tmp_path):
+    catalog.rewind(three, TASK, 1)
+    save_trained(tmp_path, 2)
+    assert newest(three) == 2
+    assert sorted(known(three)) == [(1, False), (2, False), (2, True), (3, True)]
+
+
+@pytest.mark.parametrize("iteration", [7, 2])
+def test_where_that_one_is_not_there_or_damaged_nothing_is_put_aside(three, iteration):
+    second = next(each for each in catalog.found(three, TASK) if each.iteration == 2)
+    alter(next(Path(second.address).glob("*.distcp")))
+    assert catalog.rewind(three, TASK, iteration).stored is None
+    assert known(three) == [(3, False), (2, False), (1, False)]
+    assert newest(three) == 3
+
+
+def test_what_no_longer_counts_does_not_make_others_superfluous_and_is_removed_after_a_day(three):
+    catalog.rewind(three, TASK, 1)
+    assert catalog.prune(three, TASK, 2, time.time()).removed == []
+    removed = catalog.prune(three, TASK, 2, time.time() + 2 * DAY).removed
+    assert len(removed) == 2
+    assert [each.iteration for each in catalog.found(three, TASK)] == [1]
+    assert not list(Path(three.address(TASK)).rglob(REWOUND))
+
+
+def test_looking_for_a_checkpoint_does_not_wait_for_torch(tmp_path):
+    code = (
+        "import sys; sys.modules['torch'] = None\nfrom unicron.train.stored import __main__ as it; sys.exit(it.main())"
+    )
+    request = {"do": "find", "root": str(tmp_path), "task": "t", "since": 0.0, "before": -1, "iteration": -1}
+    ended = subprocess.run([sys.executable, "-c", code, json.dumps(request)], capture_output=True, check=True)
+    assert json.loads(ended.stdout) == {"stored": None, "skipped": []}

@@ -4,30 +4,16 @@ import asyncio
 
 import pytest
 from helpers.cli import UNICRON, call, reaching
-from helpers.training import running_cluster, task, write_script
+from helpers.training import SMALL, running_cluster, task, write_script
 
 from unicron.contracts.events import IterationFinished, StepTimed
 from unicron.contracts.stragglers import RecordingSwitched, StragglerDetected
 from unicron.contracts.tasks import TaskState
 from unicron.contracts.timings import OPERATIONS
-from unicron.errors import InvalidInputError
 
 pytestmark = pytest.mark.slow
 
-SLOW = """
-    import time
-    import torch
-    from unicron.train import Session
-
-    model = torch.nn.Linear(4, 1)
-    session = Session(gc_every=2)
-    session.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    for iteration in session.iterations():
-        for microbatch in session.microbatches():
-            time.sleep(0.05 if session.rank == 1 else 0.02)
-            session.backward(model(torch.randn(2, 4)).square().mean())
-        session.step()
-"""
+SLOW = SMALL.replace("Session()", "Session(gc_every=2)").replace("0.02", "0.05 if session.rank == 1 else 0.02")
 
 
 async def unicron(scene, *words):
@@ -49,14 +35,10 @@ async def test_a_slow_rank_is_found_and_named_and_recording_stops_when_told(tmp_
 
         listening = asyncio.create_task(listen())
         spec = task(write_script(tmp_path, SLOW), "slow", min_workers=3, iterations=100_000)
-        with pytest.raises(InvalidInputError, match="no task 'slow'"):
-            await client.straggler("slow")
         await client.submit(spec)
         await scene.until_state("slow", TaskState.RUNNING)
         await scene.until(lambda: len(records) >= 3)
         assert {iteration % 10 for iteration, _ in records} == {0}, "a tenth is recorded without being asked for"
-        with pytest.raises(InvalidInputError, match="from 0"):
-            await client.record("slow", 1.5)
         assert "1 of the iterations" in await unicron(scene, "on", "slow", "--share", "1")
         [found] = await scene.until(lambda: scene.of(StragglerDetected))
         view = await scene.view("slow")
@@ -89,12 +71,6 @@ async def test_a_slow_rank_is_found_and_named_and_recording_stops_when_told(tmp_
         assert max(records)[0] == last
         assert isinstance(scene.iterations[-1], IterationFinished)
 
-        # a worker that starts now is told too
-        victim = (await scene.view("slow")).members[2]
-        await client.inject(victim.node, "kill-worker", victim.worker)
-        await scene.until(lambda: [m for m in scene.iterations if m.epoch > found.epoch and m.world_size == 3])
-        await scene.reached("slow", scene.iterations[-1].iteration + 12)
-        assert max(records)[0] == last
         assert len(scene.of(StragglerDetected)) == 1, "once an episode"
         await client.remove("slow")
         listening.cancel()

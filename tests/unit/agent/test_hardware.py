@@ -1,5 +1,7 @@
-"""What an agent tells of faults: once, and about whom."""
+"""What an agent tells of faults: once, and about whom; and of counters of GPUs."""
 
+import pytest
+from unicron_agent.counters import grew
 from unicron_agent.hardware import AGAIN_S, Hardware
 from unicron_agent.stimuli import Logged, Running, Sampled
 from unicron_agent.workers import Worker
@@ -36,6 +38,36 @@ def test_a_driver_that_repeats_itself_is_heard_once():
     assert len(told(hardware, slot=0, now=1.1 * AGAIN_S)) == 1
 
 
+def test_a_line_of_a_worker_is_told_as_its_own_once_in_a_while():
+    hardware = Hardware("n1")
+
+    def told(**fields):
+        return hardware.hear(Logged(text="CUDA", status="cuda_error", **fields), WORKERS, 0.0)
+
+    fact = FaultLogged(node="n1", text="CUDA", slot=1, task="gpt", worker="gpt-2", printed=True)
+    assert [told(author="gpt-2"), told(author="gpt-2")] == [[fact], []]
+    assert len(told(author="gpt-1")) == 1
+    assert told(author="gpt-9") == [], "it is gone"
+    assert told(pid=12)[0].printed is False, "what a worker wrote hides nothing of the kernel's"
+
+
 def test_what_gpus_count_is_passed_on():
     gpu = Gpu(slot=3, temperature_c=40)
     assert Hardware("n1").hear(Sampled((gpu,)), (), 0.0) == [GpusSampled(node="n1", gpus=[gpu])]
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "says"),
+    [
+        ((1, 2, 3), (1, 2, 3), False),
+        ((1, 3, 3), (1, 2, 3), True),
+        ((0, 0, 0), (1, 2, 3), False),
+        ((0, 3, 0), (1, 2, 3), True),
+        ((None, 3, None), (1, 2, 3), True),
+        ((None, 3, None), (1, None, 3), None),
+        ((1, 2, 3), (), None),
+        ((None, None, None), (None, None, None), None),
+    ],
+)
+def test_counters_grow_or_begin_anew(now, before, says):
+    assert grew(now, before) is says

@@ -4,12 +4,9 @@ import os
 
 import pytest
 from unicron_agent import output
-from unicron_agent.hardware import Hardware
 from unicron_agent.output import MOST, TAIL_BYTES, Outputs, last_lines, put_aside
-from unicron_agent.stimuli import Logged, Running
-from unicron_agent.workers import Worker
+from unicron_agent.stimuli import Logged
 
-from unicron.contracts.hardware import FaultLogged
 from unicron.errors import InvalidInputError
 from unicron.rules import LONGEST_LINE, load
 
@@ -91,24 +88,6 @@ def test_who_is_gone_is_not_followed(outputs, path):
     outputs.forget("gpt-1")
     write(path, f"{CUDA}\n")
     assert outputs.look() == []
-
-
-def worker(name, slot):
-    return Worker.adopted(Running(worker=name, task="gpt", slot=slot, pid=slot + 10), 0.0)
-
-
-def test_a_line_is_told_as_its_workers_once_in_a_while():
-    hardware, workers = Hardware("n1"), [worker("gpt-1", 0), worker("gpt-2", 1)]
-
-    def told(author, now=0.0):
-        return hardware.hear(Logged(text=CUDA, status="cuda_error", author=author), workers, now)
-
-    assert told("gpt-2") == [FaultLogged(node="n1", text=CUDA, slot=1, task="gpt", worker="gpt-2", printed=True)]
-    assert told("gpt-2") == []
-    assert len(told("gpt-1")) == 1
-    assert told("gpt-9") == [], "it is gone"
-    kernel = Logged(text="NVRM: Xid (PCI:0000:3b:00): 31", status="cuda_error", pid=11)
-    assert hardware.hear(kernel, workers, 0.0)[0].printed is False, "what a worker wrote hides nothing of the kernel's"
 
 
 def test_a_log_that_became_too_large_is_put_aside_and_followed_on(outputs, path, monkeypatch):

@@ -312,15 +312,6 @@ def test_every_command_speaks_to_people_and_to_programs(client, words):
     assert "b" in json.dumps(found)
 
 
-def test_the_plan_in_force_is_told_as_the_planner_has_it(client):
-    plan = client.planner.state.plan
-    assert f"plan {plan.number}, after node_lost:n3" in run("show")
-    words = json.loads(run("explain", "--json"))["words"]
-    assert words["what happened"] == "node n3 was lost; 4 healthy slots can be used"
-    assert "node_joined" in run("table")
-    assert json.loads(run("curve", "b", "--json"))["points"][1]["flops"] == 1.8e9
-
-
 def test_what_if_shows_both_plans_and_changes_nothing(client):
     before = json.loads(run("show", "--json"))
     found = json.loads(run("what-if", "--lose", "n1", "--json"))
@@ -340,26 +331,6 @@ def test_what_if_asks_for_all_that_was_given(client, tmp_path):
     assert (asked.lose, asked.join, asked.finish, asked.submit.name) == (["n1", "n2"], 3, ["a", "b"], "new")
     assert [share["task"] for share in found["plan"]["shares"]] == ["new"]
     assert found["plan"]["workers"] == 6
-
-
-def test_what_if_of_nothing_says_what_to_give(client):
-    assert "--lose NODE, --join N" in " ".join(run("what-if", code=2).split())
-    assert not client.asked
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["what-if", "--lose", "n9"], "node 'n9'"),
-        (["what-if", "--finish", "nobody"], "no task 'nobody'"),
-        (["curve", "nobody"], "no task 'nobody'"),
-    ],
-)
-def test_what_is_not_there_is_named_with_what_is(client, words, says):
-    error = CliRunner().invoke(app, ["plan", *words]).exception
-    assert isinstance(error, InvalidInputError)
-    assert says in str(error)
-    assert "n1, n2" in str(error) or "a, b" in str(error)
 
 
 def test_a_curve_goes_to_the_terminal_and_into_the_file(client, tmp_path):

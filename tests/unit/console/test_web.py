@@ -23,11 +23,11 @@ from unicron_simulator.bus import MemoryWorld
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from unicron import codec, subjects
+from unicron import codec, health, subjects
 from unicron.client import Client
 from unicron.contracts.plans import Plan
 from unicron.contracts.queries import DrainNode, InjectFault, PlanView, Reply, RewindTask, TableRow
-from unicron.errors import InvalidInputError
+from unicron.errors import BusUnavailableError, InvalidInputError
 
 TOKEN = "ada-has-a-long-enough-token"
 MINE = {"Authorization": f"Bearer {TOKEN}"}
@@ -179,6 +179,21 @@ def test_what_can_not_be_answered_says_why(site, path, status, says):
 def test_what_the_straggler_service_does_not_say_leaves_the_rest(site):
     page = site()[0].get("/api/tasks/gpt/stragglers").json()
     assert (page["view"], page["heat"]) == (None, [])
+
+
+def test_it_is_healthy_while_it_answers_here_and_has_read_the_journal_and_has_its_port_alone(site):
+    def check(port):
+        asyncio.run(health.check(health.HealthSettings(console_port=port), "console"))
+
+    client, _ = site()
+    check(client.port)
+    with pytest.raises(InvalidInputError, match="UNICRON_CONSOLE_PORT"):
+        asyncio.run(listen(ConsoleSettings(console_port=client.port), client._web))
+    client.hub.behind = 5
+    with pytest.raises(BusUnavailableError, match="the console is not ready"):
+        check(client.port)
+    with pytest.raises(BusUnavailableError, match=f"does not answer on port {(port := free_port())}"):
+        check(port)
 
 
 def test_another_host_name_is_another_site(site):

@@ -1,6 +1,9 @@
-"""What travels of a plan: the shares that say something new, and how the whole is made of them again."""
+"""What travels of a plan: the shares that say something new, and what it answers."""
 
-from unicron.contracts.plans import Plan, TaskShare
+import pytest
+
+from unicron.contracts.plans import Plan, TaskShare, Trigger, TriggerKind
+from unicron.contracts.queries import TableRow
 from unicron.contracts.tasks import ParallelLayout, SlotRef
 
 
@@ -41,3 +44,27 @@ def test_a_share_that_was_kept_has_what_it_had():
 def test_a_plan_from_before_there_were_left_out_shares_is_whole():
     old = Plan(number=2, trigger="node_lost:n1", workers=4, shares=[share("b", "n2")])
     assert old.whole(FIRST) == old
+
+
+# --- what it answers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trigger", "text"),
+    [
+        (Trigger(TriggerKind.NODE_JOINED), "node_joined"),
+        (Trigger.of(TriggerKind.NODE_LOST, ["node-3"]), "node_lost:node-3"),
+        (Trigger.of(TriggerKind.TASK_FINISHED, ["and_more"]), "task_finished:and_more"),
+        (Trigger.of(TriggerKind.NODE_LOST, [f"n{number}" for number in range(7)]), "node_lost:n0,n1,n2,n3 and 3 more"),
+        (Trigger.of(TriggerKind.TWO_NODES_LOST, list("abcde"), ["f", "g"]), "two_nodes_lost:a,b,c,d and 1 more+f,g"),
+    ],
+)
+def test_a_trigger_is_read_as_it_was_written(trigger, text):
+    assert str(trigger) == text
+    assert Trigger.parse(text) == trigger
+    assert Plan(number=1, trigger=text, workers=4).cause == trigger
+    assert TableRow(event=text, workers=4, reward=0.0).trigger == trigger
+
+
+def test_a_trigger_of_a_newer_planner_is_unknown_and_still_says_whom():
+    assert Trigger.parse("node_moved:n1") == Trigger.of(TriggerKind.UNKNOWN, ["n1"])

@@ -53,7 +53,7 @@ def test_a_lease_that_would_expire_at_once_is_refused(text):
         Settings.load([], {"UNICRON_LEASE_TTL_S": text})
 
 
-@pytest.mark.parametrize("name", ["nats_creds", "nats_ca"])
+@pytest.mark.parametrize("name", ["nats_creds", "nats_ca", "nats_nkey"])
 def test_a_file_that_is_not_there_is_named(name, tmp_path):
     missing = str(tmp_path / "missing")
     with pytest.raises(InvalidInputError, match=rf"UNICRON_{name.upper()}: no file at '{missing}'"):
@@ -66,10 +66,3 @@ def test_certificate_and_key_belong_together(tmp_path):
     with pytest.raises(InvalidInputError, match="UNICRON_NATS_CERT and UNICRON_NATS_KEY belong together"):
         Settings(nats_cert=str(file))
     assert Settings(nats_cert=str(file), nats_key=str(file)).nats_key == str(file)
-
-
-def test_a_flag_that_does_not_exist_ends_with_the_usage(capsys):
-    with pytest.raises(SystemExit) as ended:
-        Settings.load(["--nats-ulr", "x"], {})
-    assert ended.value.code == 2
-    assert "--nats-url" in capsys.readouterr().err

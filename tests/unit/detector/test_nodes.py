@@ -221,8 +221,10 @@ def test_a_worker_is_watched_again_after_the_loss_of_its_node_if_it_outlived_tha
 
 
 def test_a_broken_collective_condemns_a_suspect_at_once(scene):
+    scene.run(task="other", o1="n1", o2="n2")
     cut_off(scene)
     assert brief(scene.collective("w2")) == lost("n1")
+    assert scene.detector.state.tasks["other"].failed_epoch == 0, "it had a worker there"
     assert scene.wait(10) == []
 
 

@@ -1,9 +1,10 @@
-"""Process supervision, exception propagation, stalls, and the user's own errors."""
+"""Process supervision, exception propagation, stalls, the user's own errors, and echoes of others."""
 
 import signal
 
 import pytest
 from helpers.detector import brief, scene_of
+from unicron_detector.books import Books
 from unicron_detector.processes import SIGNATURES, script_line
 from unicron_detector.state import Limits
 
@@ -233,6 +234,24 @@ def test_ended_tasks_are_forgotten(scene):
     assert scene.detector.state.workers == {}
 
 
+def test_the_end_of_a_task_is_none_of_others(scene):
+    scene.run(task="other", o1="n1")
+    scene.feed(TaskStateChanged(task="gpt", state=TaskState.FINISHED))
+    assert scene.exit("w1", signal=9) == []
+    assert brief(scene.exit("o1", signal=9)) == [(2, "exited_abnormally", "o1")]
+
+
+def test_records_of_processes_that_are_gone_are_dropped_in_time_and_no_others():
+    scene = scene_of("n1", "n2", w1="n1", w2="n1", w3="n2")
+    scene.exit("w2", signal=9)
+    scene.wait(scene.limits.window_s / 2)
+    scene.exit("w1", signal=9)
+    scene.wait(scene.limits.window_s / 2 + 1)
+    assert list(scene.detector.state.workers) == ["w1", "w3"]
+    assert Books(scene.detector.state).watched_on("n1") == []
+    assert Books(scene.detector.state).watched_on("n2") == ["w3"]
+
+
 def test_possible_user_errors_are_remembered_in_bounded_number():
     scene = scene_of("n1", limits=Limits(attempts=1000, no_progress=1000))
     scene.submit()
@@ -387,3 +406,83 @@ def test_a_port_that_is_taken_is_told_with_its_line_and_the_second_time_ends_the
     assert brief([broken]) == ["TaskBroken"]
     assert "in /job/train.py:7" in broken.reason
     assert script_line("nothing") == "a line that is not known"
+
+
+# --- several ranks fail by one: the others are its echoes -------------------------------------------------------------
+
+
+CUDA = {"exception": "RuntimeError", "text": "CUDA error: unspecified launch failure"}
+RESET = {"exception": "ConnectionResetError", "text": "[Errno 104] Connection reset by peer"}
+TIMEOUT = ("[Rank 1] Watchdog caught collective operation timeout", "Fatal Python error: Aborted")
+
+
+@pytest.fixture
+def harness():
+    return scene_of("n1", "n2", "n3", **{"gpt-1": "n1", "gpt-2": "n2", "gpt-3": "n3"})
+
+
+def restarts(harness, node):
+    return len(harness.detector.state.tasks["gpt"].ladder.restarts.get(node, []))
+
+
+def test_what_follows_from_a_failure_names_it(harness):
+    [first] = harness.throw("gpt-1", **CUDA)
+    assert "echo" not in first.reason
+    echo = "; echo of gpt-1 on n1: cuda_error: RuntimeError: CUDA error: unspecified launch failure"
+    harness.restart()
+    [second] = harness.throw("gpt-2", **RESET)
+    assert brief([second]) == [(2, "connection_reset", "gpt-2")]
+    assert second.reason == f"ConnectionResetError: {RESET['text']}{echo}"
+    [third] = harness.exit("gpt-3", signal=6, stderr=TIMEOUT)
+    assert third.reason.endswith(echo)
+    assert brief([third]) == [(2, "exited_abnormally", "gpt-3")]
+    assert [restarts(harness, node) for node in ("n1", "n2", "n3")] == [1, 0, 0]
+
+
+def test_what_fails_by_itself_is_no_echo(harness):
+    harness.throw("gpt-1", **CUDA)
+    for [failure] in (harness.exit("gpt-2", signal=9), harness.exit("gpt-3", signal=11)):
+        assert "echo" not in failure.reason
+    assert [restarts(harness, node) for node in ("n1", "n2", "n3")] == [1, 1, 1]
+
+
+def test_without_a_cause_it_counts_as_ever(harness):
+    [first], [second] = harness.throw("gpt-2", **RESET), harness.throw("gpt-3", **RESET)
+    assert "echo" not in first.reason + second.reason, "one echo is not the cause of another"
+    assert restarts(harness, "n2") == restarts(harness, "n3") == 1
+
+
+def test_a_cause_is_one_for_a_few_seconds(harness):
+    harness.throw("gpt-1", **CUDA)
+    harness.wait(7)
+    [failure] = harness.throw("gpt-2", **RESET)
+    assert "echo" not in failure.reason
+    assert restarts(harness, "n2") == 1
+
+
+def test_the_first_cause_counts(harness):
+    harness.exit("gpt-1", signal=9)
+    harness.exit("gpt-2", signal=9)
+    [failure] = harness.throw("gpt-3", **RESET)
+    assert failure.reason.endswith("echo of gpt-1 on n1: exited_abnormally: gpt-1 was ended by SIGKILL")
+
+
+def test_a_lost_node_is_a_cause_for_the_tasks_that_it_breaks(harness):
+    harness.run(task="other", **{"other-1": "n3"})
+    harness.silence("n1")
+    assert brief(harness.wait(4)) == [(1, "lost_connection", "n1")]
+    [failure] = harness.throw("gpt-2", **RESET)
+    assert "; echo of n1: lost_connection" in failure.reason
+    [failure] = harness.throw("other-1", **RESET)
+    assert "echo" not in failure.reason
+
+
+def test_echoes_never_give_a_node_up(harness):
+    for number in range(10, 20):
+        culprit, victim = f"gpt-{number}", f"gpt-{number + 20}"
+        harness.join(f"m{number}")
+        harness.run(epoch=number, **{culprit: f"m{number}", victim: "n2"})
+        harness.wait(6)
+        harness.exit(culprit, signal=9)
+        assert brief(harness.throw(victim, **RESET)) == [(2, "connection_reset", victim)]
+    assert restarts(harness, "n2") == 0

@@ -1,12 +1,13 @@
-"""Whatever the order and however often facts are told, the detector keeps its promises."""
+"""Whatever the order and however often facts are told, the detector keeps its promises; and what does not is named."""
 
 import msgspec
-from helpers.detector import RULES
+import pytest
+from helpers.detector import RULES, scene_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from unicron_detector.books import Books
 from unicron_detector.core import DetectorCore
-from unicron_detector.state import State
+from unicron_detector.state import Lost, State
 
 from unicron.contracts import events
 from unicron.contracts.base import BusReconnected, CancelTimer, ConnectionLost, SetTimer, Started, TimerFired
@@ -165,3 +166,47 @@ def test_promises_hold_when_everything_is_told_twice(facts):
         world = World()
         for fact in order:
             world.take(fact)
+
+
+# --- what contradicts itself in the detector's state is named ---------------------------------------------------------
+
+
+@pytest.fixture
+def scene():
+    scene = scene_of("n1", "n2", w1="n1", w2="n2")
+    scene.disconnect("n1")
+    return scene
+
+
+def up_and_lost(state):
+    state.lost["n2"] = Lost(at=state.now)
+
+
+def ahead(state):
+    state.workers["w2"].epoch += 9
+
+
+def another_s_timer(state):
+    state.nodes["n1"].suspect = state.nodes["n1"].suspect.replace("n1", "n2")
+
+
+def timer_to_come(state):
+    state.timers = 0
+
+
+@pytest.mark.parametrize(
+    ("plant", "words"),
+    [
+        (up_and_lost, "n2 is up, and given up"),
+        (lambda state: state.workers.pop("w2"), "the books on workers"),
+        (lambda state: state.nodes.pop("n2"), "w2: it is watched on n2, which is not up"),
+        (lambda state: state.tasks.clear(), "which is not known"),
+        (ahead, "w2: it is in epoch 9"),
+        (another_s_timer, "ends the grace of n1"),
+        (timer_to_come, "ends the grace of n1"),
+    ],
+)
+def test_what_contradicts_itself_is_named(scene, plant, words):
+    assert scene.detector.validate() == []
+    plant(scene.detector.state)
+    assert any(words in problem for problem in scene.detector.validate()), scene.detector.validate()

@@ -1,7 +1,8 @@
-"""The pages for people name only what exists: files, functions, types, commands, links."""
+"""The pages for people name only what exists: files, functions, types, commands, links, settings."""
 
 import ast
 import builtins
+import importlib.util
 import io
 import re
 import shlex
@@ -240,3 +241,12 @@ def test_the_script_after_the_change_trains(tmp_path):
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
     assert len(losses) == 12
     assert losses[-1] < losses[0]
+
+
+def test_the_tables_of_settings_are_what_the_classes_say():
+    spec = importlib.util.spec_from_file_location("docs_settings", ROOT / "docs" / "settings.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = (ROOT / "docs" / "operations.md").read_text()
+    assert page == module.page(), "run: .venv/bin/python docs/settings.py"
+    assert "| `UNICRON_SLOTS` | `--slots` | `0` |" in page

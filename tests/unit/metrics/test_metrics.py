@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers import ROOT
-from helpers.detector import DetectorHarness
 from helpers.ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 from unicron_agent.core import AgentCore
@@ -80,16 +79,6 @@ def test_a_failure_counts_by_severity_and_cause_and_its_detection_by_the_first_f
     assert found["unicron_failures_total", "exited_abnormally", "n1", "2", "gpt"] == 1
     assert found["unicron_phase_seconds_sum", "detect", "gpt"] == pytest.approx(0.5)
     assert found["unicron_journal_lag_seconds", "detector"] == 0.25
-
-
-def test_what_the_real_detector_says_of_a_node_that_is_lost_counts_against_the_node():
-    harness, metrics = DetectorHarness(), Metrics("detector")
-    harness.join("n1")
-    harness.silence("n1")
-    said = harness.disconnect("n1") + harness.wait(3.0)
-    assert [type(each) for each in said].count(events.FailureDetected) == 1
-    take(metrics, Message(id="x", at=harness.now), said)
-    assert series(metrics)["unicron_failures_total", "lost_connection", "n1", "1", ""] == 1
 
 
 def test_a_decision_takes_from_the_failure_to_the_first_command_that_heals_and_is_told_once():

@@ -1,4 +1,4 @@
-"""The dynamic program and the lookup table against brute force, an integer program, and their invariants."""
+"""The dynamic program and its table against brute force, an integer program and invariants; the lines of the table."""
 
 import itertools
 import random
@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
-from unicron_planner import lookup
+from unicron_planner import lookup, nodes
+from unicron_planner.holdings import Holdings
 from unicron_planner.lookup import Event, Situation, Standing, effect
+from unicron_planner.state import Node, PlannerState
 
 from unicron.contracts.plans import Trigger, TriggerKind
+from unicron.contracts.tasks import SlotRef, TaskSpec
 
 NONE = Trigger(TriggerKind.WHAT_IF)
 
@@ -55,13 +58,13 @@ def random_situation(rng: random.Random, workers: int, *, ties=False, shapes=Fal
 def next_events(rng: random.Random, given: Situation, workers: int) -> list[Event]:
     """Return every kind of event; nodes of two slots hold workers of any tasks."""
     events = [Event(Trigger(TriggerKind.NODE_JOINED), workers + 2)]
-    for kind, nodes in ((TriggerKind.NODE_LOST, 1), (TriggerKind.NODE_LOST, 1), (TriggerKind.TWO_NODES_LOST, 2)):
-        lost, room = {}, min(2 * nodes, workers)
+    for kind, gone in ((TriggerKind.NODE_LOST, 1), (TriggerKind.NODE_LOST, 1), (TriggerKind.TWO_NODES_LOST, 2)):
+        lost, room = {}, min(2 * gone, workers)
         for task, one in given.tasks.items():
             taken = rng.randint(0, min(one.held, room))
             room -= taken
             lost |= {task: taken} if taken else {}
-        events.append(Event(Trigger(kind), max(0, workers - 2 * nodes), lost))
+        events.append(Event(Trigger(kind), max(0, workers - 2 * gone), lost))
     for task, one in given.tasks.items():
         if one.held:
             events.append(Event(Trigger.of(TriggerKind.WORKER_FAILED, [task]), workers, {task: 1}))
@@ -278,3 +281,95 @@ def test_a_table_that_is_made_again_is_that_of_a_new_planner_whatever_changed():
             held_waf = float(waf[task.sizes == task.held][0])
             changed = Standing(task.sizes, waf, task.held, held_waf)
             given = situation({**given.tasks, name: changed}, given.failure_rate, given.resize_s, given.failure_s)
+
+
+# --- what a change of layout costs ------------------------------------------------------------------------------------
+
+
+def test_table_answer_and_runner_up_are_optimal_where_layouts_change():
+    rng, kept, relaid = random.Random(11), {}, 0
+    for _ in range(250):
+        workers = rng.choice([3, 4, 6, 8])
+        given = random_situation(rng, workers, shapes=True, most=3, largest=7, count=5)
+        events = next_events(rng, given, workers)
+        table = lookup.table(given, events, kept)
+        assert table == lookup.table(given, events), "passes that were kept are still right"
+        for event in events:
+            row = table.get(effect(event))
+            check(given, event, row, exact=False)
+            if not event.launched:
+                check_answer(given, event, exact=False)
+                tasks = given.tasks
+                relaid += any(tasks[name].relaid[tasks[name].sizes == size] for name, size in row.sizes.items())
+    assert relaid > 50, "many of the best plans change a layout"
+
+
+def sizes(task, workers, lost=0, failure_s=5.0, relayout_s=50.0):
+    given = situation({"a": task}, 0.01, failure_s=failure_s, relayout_s=relayout_s)
+    (row,) = lookup.table(given, [Event(NONE, workers, {"a": lost} if lost else {})]).values()
+    return row.sizes["a"]
+
+
+def test_a_dear_change_of_layout_is_only_made_where_it_pays():
+    task = standing([2, 3], [2.0, 2.5], held=2, relaid=[3])
+    assert sizes(task, 3, relayout_s=5.0) == 3
+    assert sizes(task, 3, relayout_s=50.0) == 2
+    assert sizes(standing([2, 3], [2.0, 2.5], held=2, relaid=[]), 3, relayout_s=50.0) == 3, "of the same shape"
+
+
+def test_a_task_that_was_hit_pays_for_a_new_layout_instead():
+    task = standing([2, 3, 4], [2.0, 2.1, 3.0], held=4, relaid=[3])
+    assert sizes(task, 3, lost=1, failure_s=5.0, relayout_s=5.0) == 3
+    assert sizes(task, 3, lost=1, failure_s=5.0, relayout_s=50.0) == 2
+
+
+def test_a_size_that_needs_no_new_layout_stays_in_the_running_though_a_smaller_one_earns_more():
+    task = standing([2, 3, 4], [2.0, 3.0, 2.9], held=2, relaid=[3])
+    assert sizes(task, 4, relayout_s=50.0) == 4
+    assert sizes(task, 4, relayout_s=5.0) == 3
+
+
+def test_what_a_change_of_layout_costs_is_nothing_to_tasks_without_one():
+    tasks = {name: Standing(np.arange(4), np.array([0.0, 1.0, 1.7, 2.2]), 2, 1.7) for name in "ab"}
+    events = [Event(NONE, 5), Event(NONE, 3, {"a": 1})]
+    cheap, dear = (lookup.table(situation(tasks, 0.01, relayout_s=cost), events) for cost in (0.0, 1e9))
+    assert cheap == dear
+
+
+# --- what may come next, and for how much of it there is a line -------------------------------------------------------
+
+
+def cluster(holders):
+    """Return nodes of two slots, each with workers of the two tasks named."""
+    state = PlannerState(nodes={name: Node(slots=[0, 1]) for name in holders})
+    held = {}
+    for name, tasks in holders.items():
+        for slot, task in enumerate(tasks):
+            held.setdefault(task, []).append(SlotRef(node=name, slot=slot))
+    state.tasks = {task: TaskSpec(name=task, command=["x"]) for task in sorted(held)}
+    return state, {name: [0, 1] for name in holders}, Holdings(held)
+
+
+def named(events, kind):
+    return [event.trigger.names for event in events if event.trigger.kind is kind]
+
+
+def test_every_kind_of_node_and_every_pair_has_a_line_where_they_are_few():
+    events = nodes.next_events(*cluster({"n1": "aa", "n2": "aa", "n3": "ab"}), 0, 256)
+    assert named(events, TriggerKind.NODE_LOST) == ["n1,n2", "n3"]
+    assert named(events, TriggerKind.TWO_NODES_LOST) == ["n1,n2", "n1,n2+n3"]
+    lost = [dict(event.lost) for event in events if event.trigger.kind is TriggerKind.TWO_NODES_LOST]
+    assert lost == [{"a": 4}, {"a": 3, "b": 1}]
+
+
+def test_of_many_mixed_kinds_the_most_frequent_have_a_line_and_of_pure_ones_all():
+    holders = {"n1": "ab", "n2": "bc", "n3": "bc", "n4": "cd", "n5": "ee", "n6": "ff"}
+    events = nodes.next_events(*cluster(holders), 0, 1)
+    assert named(events, TriggerKind.NODE_LOST) == ["n2,n3", "n5", "n6"]
+
+
+def test_spare_nodes_take_the_places_of_lost_ones():
+    state, there, held = cluster({"n1": "aa", "n2": "aa"})
+    state.nodes["spare"] = Node(slots=[0, 1])
+    by_name = {str(event.trigger): event.workers for event in nodes.next_events(state, there, held, 1, 256)}
+    assert (by_name["node_lost:n1,n2"], by_name["two_nodes_lost:n1,n2"]) == (4, 2)

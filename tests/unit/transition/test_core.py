@@ -131,8 +131,13 @@ def test_a_node_that_a_plan_names_before_it_is_there_gets_its_worker_when_it_com
     assert [start.node for start in of(StartWorker, core.handle(scene.admitted("n9")))] == ["n9"]
 
 
-def test_a_failure_of_a_task_that_is_over_or_never_was_leads_to_nothing():
-    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
+@pytest.fixture
+def scene():
+    """A task that computes on two nodes."""
+    return TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
+
+
+def test_a_failure_of_a_task_that_is_over_or_never_was_leads_to_nothing(scene):
     scene.feed(events.TaskRemoved(task="a"))
     for task in "ab":
         assert scene.feed(failure(Severity.SEV2, task=task, node="n1", slot=0, worker=f"{task}-1")) == []
@@ -200,8 +205,7 @@ def test_what_is_healed_in_place_and_has_saved_nothing_yet_begins_again_and_says
     assert "its program begins again" in alert.text
 
 
-def test_severity_3_forms_the_same_membership_again_once():
-    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
+def test_severity_3_forms_the_same_membership_again_once(scene):
     broken = failure(Severity.SEV3, task="a", node="n2", slot=0, worker="a-2", epoch=0)
     out = scene.feed(broken)
     assert members(out) == ["a-1", "a-2"]
@@ -218,8 +222,7 @@ def test_a_lost_node_regroups_all_its_tasks_before_any_plan():
     assert {type(message) for message in out if getattr(message, "node", "") == "n2"} == {StopWorker}
 
 
-def test_a_node_that_comes_back_is_used_when_the_plan_says_so():
-    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
+def test_a_node_that_comes_back_is_used_when_the_plan_says_so(scene):
     scene.feed(failure(Severity.SEV1, node="n2"))
     scene.plan(a=["n1:0"])
     scene.join("a")
@@ -230,8 +233,7 @@ def test_a_node_that_comes_back_is_used_when_the_plan_says_so():
     assert members(scene.ready("a", "a-3")) == ["a-1", "a-3"]
 
 
-def test_workers_of_a_node_that_was_given_up_are_stopped_when_it_comes_back():
-    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
+def test_workers_of_a_node_that_was_given_up_are_stopped_when_it_comes_back(scene):
     scene.feed(failure(Severity.SEV1, node="n2"))
     stale = WorkerStatus(worker="a-2", task="a", slot=0, ready=True)
     out = scene.feed(scene.admitted("n2", [stale]))
@@ -268,8 +270,7 @@ def test_a_worker_that_comes_back_while_others_are_on_their_way_to_begin_anew_is
     assert [order.worker for order in of(StopWorker, out)] == ["a-2"], "one that has the state is enough"
 
 
-def test_a_worker_that_comes_back_before_the_plan_that_has_a_slot_for_it_is_kept():
-    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
+def test_a_worker_that_comes_back_before_the_plan_that_has_a_slot_for_it_is_kept(scene):
     for node in ("n1", "n2"):
         scene.feed(failure(Severity.SEV1, node=node))
     scene.plan(a=[])
@@ -301,8 +302,7 @@ def test_a_worker_that_failed_is_not_taken_back_though_its_agent_came_back_befor
     assert scene.core.state.tasks["a"].failed == {}
 
 
-def test_an_agent_that_comes_back_keeps_its_workers():
-    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
+def test_an_agent_that_comes_back_keeps_its_workers(scene):
     alive = WorkerStatus(worker="a-2", task="a", slot=0, ready=True, epoch=0)
     assert scene.feed(scene.admitted("n2", [alive])) == []
 
@@ -316,15 +316,13 @@ def test_an_agent_that_missed_a_regroup_is_told_a_new_one():
     assert of(Regroup, out)[0].epoch == 2
 
 
-def test_an_agent_that_comes_back_without_its_workers_gets_new_ones():
-    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
+def test_an_agent_that_comes_back_without_its_workers_gets_new_ones(scene):
     out = scene.feed(scene.admitted("n2"))
     assert members(out) == ["a-1"]
     assert [start.worker for start in of(StartWorker, out)] == ["a-3"]
 
 
-def test_what_was_ordered_before_a_node_joined_anew_is_ordered_again():
-    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
+def test_what_was_ordered_before_a_node_joined_anew_is_ordered_again(scene):
     # n2's agent has just come back without workers: the detector knows it from its NodeJoined, we do not yet
     out = scene.killed("a-2")
     assert {start.incarnation for start in of(StartWorker, out)} == {"first"}  # so the new agent lets it pass
@@ -356,8 +354,7 @@ def test_what_a_shrinking_task_gives_up_saves_its_state_when_those_that_stay_are
     assert [start.task for start in of(StartWorker, out)] == ["b"]
 
 
-def test_what_has_no_state_is_stopped_at_once_when_its_slot_is_given_up():
-    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
+def test_what_has_no_state_is_stopped_at_once_when_its_slot_is_given_up(scene):
     scene.plan(a=["n1:0", "n2:0", "n3:0"])
     assert [order.worker for order in of(StopWorker, scene.plan(a=["n1:0", "n2:0"]))] == ["a-3"]
 
@@ -375,8 +372,7 @@ def test_workers_come_in_units():
     assert members(out) == ["a-1", "a-2"]
 
 
-def test_a_broken_task_fails_with_its_traceback_and_nothing_starts_again():
-    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
+def test_a_broken_task_fails_with_its_traceback_and_nothing_starts_again(scene):
     out = scene.feed(events.TaskBroken(task="a", reason="twice", traceback="Traceback ..."))
     assert sorted(stop.worker for stop in of(StopWorker, out)) == ["a-1", "a-2"]
     [changed] = of(events.TaskStateChanged, out)
@@ -396,8 +392,7 @@ def through(number):
     return events.WorkerFinished(node=f"n{number}", slot=0, task="a", worker=f"a-{number}", iterations=9)
 
 
-def test_a_task_is_finished_when_all_its_members_are():
-    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
+def test_a_task_is_finished_when_all_its_members_are(scene):
     assert of(events.TaskStateChanged, scene.feed(through(1))) == []
     out = scene.feed(through(2))
     assert of(events.TaskStateChanged, out)[0].state is TaskState.FINISHED

@@ -1,18 +1,19 @@
-"""A task whose layout changes: its state is left behind in the old one, and taken in the new one."""
+"""Tasks that leave their state behind and take it later: in another layout, or when they get slots again."""
 
 import pytest
 from helpers.transition import Cluster, of, slot, spec
 
-from unicron.contracts.commands import DropStates, Regroup, StartWorker, StopWorker
-from unicron.contracts.events import StateKept, TaskRecovered
-from unicron.contracts.tasks import ParallelLayout, TaskState
+from unicron.contracts.commands import DropStates, FindStates, Regroup, StartWorker, StopWorker
+from unicron.contracts.events import NodeAdmitted, StateKept, TaskPaused, TaskRecovered, TaskRemoved
+from unicron.contracts.tasks import ParallelLayout, Slot, TaskState
 
 PAIRS, ALONE, TRIPLE = ParallelLayout(tensor=2), ParallelLayout(), ParallelLayout(shard=3)
 FOUR = [slot(text) for text in ("n1:0", "n1:1", "n2:0", "n2:1")]
 
 
-def changing():
-    """Return a cluster whose task computes on four workers in replicas of two, and may have three that share one."""
+@pytest.fixture
+def cluster():
+    """A cluster whose task computes on four workers in replicas of two, and may have three that share one."""
     task = spec("a", layouts={1: ALONE, 2: ALONE, 3: TRIPLE, 4: PAIRS})
     cluster = Cluster({"n1": 2, "n2": 2, "n3": 2}, [task])
     cluster.settle(a=FOUR)
@@ -38,8 +39,7 @@ def steps(cluster, count):
         cluster.step()
 
 
-def test_who_has_the_state_leaves_it_behind_and_then_others_start_in_the_same_slots():
-    cluster = changing()
+def test_who_has_the_state_leaves_it_behind_and_then_others_start_in_the_same_slots(cluster):
     out = leaving(cluster, FOUR[:3])
     assert {(order.leaving, order.layout) for order in of(Regroup, out)} == {(True, PAIRS.with_workers(4))}
     assert not of(StopWorker, out), "they are busy with an iteration"
@@ -59,8 +59,7 @@ def test_who_has_the_state_leaves_it_behind_and_then_others_start_in_the_same_sl
     assert (cluster.anew, cluster.kept) == (set(), {})
 
 
-def test_while_a_place_of_the_state_is_looked_for_nobody_leaves_the_rest_of_it_behind():
-    cluster = changing()
+def test_while_a_place_of_the_state_is_looked_for_nobody_leaves_the_rest_of_it_behind(cluster):
     cluster.kill("a-2", "a-4")  # place 1
     epoch = cluster.run("a").membership.epoch
     assert cluster.asked
@@ -70,8 +69,7 @@ def test_while_a_place_of_the_state_is_looked_for_nobody_leaves_the_rest_of_it_b
     assert (cluster.run("a").membership.layout, cluster.anew) == (TRIPLE, set())
 
 
-def test_the_shelf_is_told_to_rank_0_and_dropped_when_all_have_met():
-    cluster = changing()
+def test_the_shelf_is_told_to_rank_0_and_dropped_when_all_have_met(cluster):
     leaving(cluster, FOUR[:3])
     shelved(cluster)
     while not cluster.run("a").membership.layout.is_like(TRIPLE):
@@ -88,8 +86,7 @@ def test_the_shelf_is_told_to_rank_0_and_dropped_when_all_have_met():
     assert len(of(TaskRecovered, out)) == 1
 
 
-def test_a_task_that_grows_computes_on_until_who_starts_in_the_free_slots_is_ready():
-    cluster = changing()
+def test_a_task_that_grows_computes_on_until_who_starts_in_the_free_slots_is_ready(cluster):
     cluster.settle(a=FOUR[:3])
     epoch = cluster.run("a").membership.epoch
     out = cluster.plan(a=FOUR)
@@ -101,8 +98,7 @@ def test_a_task_that_grows_computes_on_until_who_starts_in_the_free_slots_is_rea
     assert cluster.run("a").membership.layout == PAIRS.with_workers(4)
 
 
-def test_one_copy_of_each_place_is_enough():
-    cluster = changing()
+def test_one_copy_of_each_place_is_enough(cluster):
     leaving(cluster, [FOUR[0], FOUR[1], slot("n3:0")])
     shelved(cluster)
     cluster.lose("n2")
@@ -111,8 +107,7 @@ def test_one_copy_of_each_place_is_enough():
     assert cluster.anew == set()
 
 
-def test_a_task_begins_anew_where_what_was_left_behind_is_gone():
-    cluster = changing()
+def test_a_task_begins_anew_where_what_was_left_behind_is_gone(cluster):
     leaving(cluster, [slot("n3:0"), slot("n3:1")])
     shelved(cluster)
     for node in ("n1", "n2"):
@@ -137,8 +132,7 @@ def test_what_is_of_no_use_without_a_part_that_is_gone_is_removed():
     assert cluster.kept == {}
 
 
-def test_who_dies_before_it_has_left_its_state_is_not_waited_for():
-    cluster = changing()
+def test_who_dies_before_it_has_left_its_state_is_not_waited_for(cluster):
     leaving(cluster, FOUR[:3])
     steps(cluster, 2)
     out = cluster.kill("a-4")
@@ -148,8 +142,7 @@ def test_who_dies_before_it_has_left_its_state_is_not_waited_for():
     assert cluster.anew == set()
 
 
-def test_what_is_left_behind_is_taken_though_a_node_has_yet_to_tell_what_older_states_it_has():
-    cluster = changing()
+def test_what_is_left_behind_is_taken_though_a_node_has_yet_to_tell_what_older_states_it_has(cluster):
     leaving(cluster, [slot("n1:0")])
     order, group = cluster.orders["a"][0], [cluster.processes[name] for name in cluster.group("a")]
     for _ in range(3):
@@ -185,8 +178,7 @@ def test_what_only_some_have_left_behind_is_removed_when_older_states_are_taken(
     assert (cluster.said["a"], cluster.anew) == (TaskState.RUNNING, set())
 
 
-def test_a_task_whose_old_layout_is_wanted_again_simply_goes_on():
-    cluster = changing()
+def test_a_task_whose_old_layout_is_wanted_again_simply_goes_on(cluster):
     leaving(cluster, FOUR[:3])
     steps(cluster, 2)
     out = cluster.plan(a=FOUR)
@@ -198,8 +190,7 @@ def test_a_task_whose_old_layout_is_wanted_again_simply_goes_on():
 
 
 @pytest.mark.parametrize(("slots", "layout"), [(FOUR[:2], ALONE), (FOUR, PAIRS)], ids=["another", "the first"])
-def test_a_third_layout_may_be_wanted_before_the_second_has_met(slots, layout):
-    cluster = changing()
+def test_a_third_layout_may_be_wanted_before_the_second_has_met(cluster, slots, layout):
     leaving(cluster, FOUR[:3])
     steps(cluster, 5)
     cluster.settle(a=slots)
@@ -207,8 +198,7 @@ def test_a_third_layout_may_be_wanted_before_the_second_has_met(slots, layout):
     assert (cluster.anew, cluster.kept) == (set(), {})
 
 
-def test_a_node_that_comes_back_without_a_state_is_not_counted_on_and_strays_are_removed():
-    cluster = changing()
+def test_a_node_that_comes_back_without_a_state_is_not_counted_on_and_strays_are_removed(cluster):
     leaving(cluster, [FOUR[0], FOUR[1], slot("n3:0")])
     shelved(cluster)
     cluster.kept = {key: task for key, task in cluster.kept.items() if key[0] != "n2"}
@@ -220,8 +210,7 @@ def test_a_node_that_comes_back_without_a_state_is_not_counted_on_and_strays_are
     assert cluster.anew == set()
 
 
-def test_what_was_left_behind_and_is_told_twice_stays():
-    cluster = changing()
+def test_what_was_left_behind_and_is_told_twice_stays(cluster):
     told = []
     tell = cluster.tell
     cluster.tell = lambda message: told.append(message) or tell(message)
@@ -236,11 +225,134 @@ def test_what_was_left_behind_and_is_told_twice_stays():
     assert of(DropStates, tell(kept)), "nobody is to take it any more"
 
 
-def test_a_task_that_waits_for_slots_keeps_what_it_left_behind():
-    cluster = changing()
+def test_a_task_that_waits_for_slots_keeps_what_it_left_behind(cluster):
     leaving(cluster, FOUR[:3])
     steps(cluster, 5)
     cluster.settle()
     assert len(cluster.kept) == 4
     cluster.settle(a=FOUR[:3])
     assert cluster.anew == set()
+
+
+# --- a task that a plan takes off all its slots finishes its iteration, and takes its state later --------------------
+
+
+TWO = [slot("n1:0"), slot("n2:0")]
+
+
+def running(*names, **fields):
+    cluster = Cluster({"n1": 1, "n2": 1}, [spec(name, **fields) for name in names])
+    cluster.settle(**{names[0]: TWO})
+    return cluster
+
+
+def put_aside():
+    cluster = running("a")
+    cluster.settle()
+    return cluster
+
+
+def test_its_workers_finish_the_iteration_and_leave_their_states_before_others_get_the_slots():
+    cluster = running("a", "b")
+    out = cluster.plan(b=TWO)
+    assert [order.leaving for order in of(Regroup, out)] == [True, True]
+    assert not of(StopWorker, out)
+    assert not of(StartWorker, out)
+    assert cluster.said["a"] is TaskState.WAITING
+    while cluster.run("a").shelf is None:
+        assert not cluster.run("b").workers, "its slots are in use"
+        assert cluster.step()
+    assert len(cluster.run("a").shelf.states) == 2, "two copies"
+    assert cluster.run("a").workers == {}
+    cluster.rest()
+    assert cluster.said["b"] is TaskState.RUNNING
+    assert len(cluster.kept) == 2, "they lie there until they are taken"
+
+
+def test_it_takes_that_state_when_it_gets_slots_again():
+    cluster = put_aside()
+    left = cluster.run("a").shelf
+    out = cluster.plan(a=TWO)
+    assert not of(FindStates, out)
+    cluster.rest()
+    assert cluster.said["a"] is TaskState.RUNNING
+    assert cluster.run("a").shelf is None
+    assert left.iteration >= 0
+    assert (cluster.anew, cluster.kept) == (set(), {})
+
+
+def test_slots_given_back_meanwhile_are_used_on_without_anybody_stopped():
+    cluster = running("a")
+    cluster.plan()
+    workers = list(cluster.group("a"))
+    out = cluster.settle(a=TWO)
+    assert not of(StopWorker, out)
+    assert cluster.group("a") == workers
+    assert cluster.said["a"] is TaskState.RUNNING
+    assert cluster.kept == {}
+
+
+def test_one_that_dies_while_it_leaves_is_not_waited_for():
+    cluster = running("a")
+    cluster.plan()
+    out = cluster.kill("a-1")
+    assert [order.world_size for order in of(Regroup, out)] == [1]
+    cluster.rest()
+    assert [ref.location.worker for ref in cluster.run("a").shelf.states] == ["a-2"]
+    assert cluster.run("a").workers == {}
+
+
+def test_where_a_part_of_the_state_is_lost_the_slots_are_given_up_at_once_and_what_was_saved_counts():
+    cluster = running("a", layout=ParallelLayout(tensor=2), min_workers=2)
+    cluster.kill("a-1")
+    out = cluster.plan()
+    assert {order.worker for order in of(StopWorker, out)} >= {"a-2"}
+    cluster.rest()
+    assert cluster.run("a").workers == {}
+    cluster.settle(a=TWO)
+    assert (cluster.said["a"], cluster.anew) == (TaskState.RUNNING, set())
+
+
+def test_what_it_left_is_removed_with_the_task():
+    cluster = put_aside()
+    out = cluster.tell(TaskRemoved(task="a"))
+    assert {order.node for order in of(DropStates, out)} == {"n1", "n2"}
+    assert (cluster.kept, cluster.saved) == ({}, {})
+
+
+def test_a_paused_task_gives_its_slots_up_by_itself_and_takes_no_plan_until_it_is_resumed():
+    cluster = running("a")
+    out = cluster.tell(TaskPaused(task="a"))
+    assert [order.leaving for order in of(Regroup, out)] == [True, True]
+    cluster.rest()
+    assert cluster.said["a"] is TaskState.WAITING
+    cluster.plan(a=TWO)  # made before the planner knew
+    assert cluster.run("a").workers == {}
+    cluster.tell(TaskPaused(task="a", paused=False))
+    cluster.settle(a=TWO)
+    assert (cluster.said["a"], cluster.anew) == (TaskState.RUNNING, set())
+
+
+def test_one_that_dies_before_it_takes_back_what_it_left_leaves_nothing():
+    cluster = running("a")
+    cluster.plan()
+    while not cluster.kept:
+        assert cluster.step()
+    [(_, name)] = cluster.kept
+    cluster.plan(a=TWO)
+    worker = cluster.processes[name.partition(".")[0]]
+    cluster.end(worker)
+    out = cluster.report(worker.name)
+    assert [order.names for order in of(DropStates, out)] == [[name]]
+    cluster.rest()
+    assert cluster.kept == {}
+
+
+def test_what_it_left_is_had_from_where_the_nodes_agent_is_now():
+    cluster = put_aside()
+    kept = [name for node, name in cluster.kept if node == "n1"]
+    fields = {"host": "n1", "slots": [Slot(index=0)], "rendezvous": "n1:1", "kept": kept}
+    cluster.tell(NodeAdmitted(node="n1", incarnation="y", state_server="n1:9", **fields))
+    there = {ref.location.node: ref.location.address for ref in cluster.run("a").shelf.states}
+    assert there["n1"] == "n1:9"
+    assert there["n2"] != "n1:9"
