@@ -60,7 +60,7 @@ class InPlace:
         layout = msgspec.json.decode(os.environ["UNICRON_LAYOUT"], type=ParallelLayout)
         self.rank, self.size = int(os.environ["UNICRON_PLACE"]), layout.replica_workers
         self._channel, self._layout, self._files = channel, layout, files
-        self.loops = Loops(self.rank, self._begin, self._leave)
+        self.loops = Loops(self.rank, self._prepare, self._join, self._leave)
         self._inner: ScriptGroups | None = None
         self._models: list[Parallel] = []
         self._piggyback: Piggyback | None = None
@@ -68,6 +68,7 @@ class InPlace:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._loss: torch.Tensor | None = None
         self._queued = self._computing = self._empty = False
+        self._used = set[int]()
         self._waits: Rendezvous | None = None
         self._waits_in = -1
         self._peers = Peers(channel, self._membership, self._position)
@@ -181,7 +182,7 @@ class InPlace:
         for module in modules:
             within = {id(each) for each in module.modules()}
             self._spread = [each for each in self._spread if id(each) not in within] + [module]
-            module.register_forward_pre_hook(lambda *_: self.forward(), prepend=True)
+            module.register_forward_pre_hook(lambda made, _: self.forward(made), prepend=True)
 
     def optimizes(self, optimizer: torch.optim.Optimizer) -> None:
         """Note an optimizer.
@@ -213,11 +214,11 @@ class InPlace:
                 "that before the loop, or set `heal: restart`"
             )
 
-    def _begin(self) -> list[Any]:
-        """Meet the others, as the first loop begins; have the state that they have.
+    def _prepare(self) -> tuple[list[Any], list[Any]]:
+        """See what the script has made, as its first loop begins.
 
         Returns:
-            what of the script's objects goes with that state, and is not looked at any more.
+            what of its objects goes to others with the state that all have; and all that is changed by having that.
         """
         kinds = bool(self._models) + bool(self._spread)
         if not (kinds == 1 and self._optimizers and self._inner is not None):
@@ -244,6 +245,10 @@ class InPlace:
         ]
         carried += [each for each in models.buffers() if each.nbytes > LARGE_BYTES]
         self._shell.protect({"model": models, **own, **others})
+        return [*carried, *self._optimizers], [*models.modules(), *models.parameters(), *models.buffers()]
+
+    def _join(self) -> None:
+        """Meet the others; have the state that they have."""
         self._channel.interrupt = self._interrupt
         with self._peers.waiting(Waiting(Wait.LOOP)):
             run(self._core.start())
@@ -254,8 +259,8 @@ class InPlace:
         else:
             self._files.know(late=False)
             self._shell.records.go_on(self._core.membership, ())
-        self._inner.ended.joined = True
-        return [*carried, *self._optimizers]
+        if self._inner is not None:
+            self._inner.ended.joined = True
 
     def _leave(self, record: Record | NotCarriedError) -> None:
         self._shell.records.leave(record)
@@ -284,8 +289,10 @@ class InPlace:
 
     # --- an iteration ------------------------------------------------------------------------------------------------
 
-    def forward(self) -> None:
-        """Begin an iteration, unless it has begun, or the model is evaluated."""
+    def forward(self, model: torch.nn.Module) -> None:
+        """Begin an iteration by way of a model, unless it has begun, or the model is evaluated."""
+        if torch.is_grad_enabled():
+            self._used |= {id(each) for each in model.parameters()}
         if self._computing or not torch.is_grad_enabled():
             return
         if not self.loops.begun:
@@ -327,12 +334,24 @@ class InPlace:
         self._queued = self._computing = False
         self._channel.injected.end()
         self.loops.reduced()
-        piggyback.give()
-        self._shell.computed(self._loss)
-        self._core.computed()
-        if self._next_microbatch() is not None:
-            raise GroupBrokenError("what this rank computed was dropped, and can't be computed again in place")
-        piggyback.take(self._shell.gradients.summed_of(piggyback.carrier))
+        with self._others_apart():
+            piggyback.give()
+            self._shell.computed(self._loss)
+            self._core.computed()
+            if self._next_microbatch() is not None:
+                raise GroupBrokenError("what this rank computed was dropped, and can't be computed again in place")
+            piggyback.take(self._shell.gradients.summed_of(piggyback.carrier))
+
+    @contextlib.contextmanager
+    def _others_apart(self) -> Iterator[None]:
+        """Leave alone what models have as gradients that were not used in this iteration."""
+        left = [(each, each.grad) for each in self._parameters() if id(each) not in self._used]
+        for parameter, _ in left:
+            parameter.grad = None
+        yield
+        for parameter, gradient in left:
+            parameter.grad = gradient
+        self._used = set()
 
     def _go_on(self, error: GroupBrokenError) -> bool:
         """Go to the next membership from a collective of the script; return whether a new rank comes there, too."""
@@ -353,19 +372,11 @@ class InPlace:
             self._next_microbatch()
 
     def computes(self, loss: torch.Tensor) -> None:
-        """Note the loss of a backward pass.
-
-        Raises:
-            InvalidInputError: it is its iteration's first, and there are gradients: a new rank would not have them.
-        """
+        """Note the loss of a backward pass; gradients to which its iteration's first adds are carried, too."""
         if self._computing and not self._empty:
-            if not self.loops.accumulates and any(
-                each.grad is not None and local(each.grad).any() for each in self._parameters()
-            ):
-                raise InvalidInputError(
-                    "this iteration begins with gradients, which nobody else has: call zero_grad() before the first "
-                    "backward pass, and accumulate in no_sync(), or set `heal: restart`"
-                )
+            used = (each for each in self._parameters() if id(each) in self._used and each.grad is not None)
+            if not self.loops.accumulates and any(local(each.grad).any() for each in used):
+                self.loops.adds()
             self._empty = True
         self._loss = loss.detach().mean()
 

@@ -6,6 +6,7 @@ comes before such a statement, a process leaves out that takes a lost one's plac
 """
 
 import ast
+import itertools
 import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
@@ -253,7 +254,7 @@ class _Instrument(ast.NodeTransformer):
         points = []
         for count, each in enumerate(node.body, 1):
             updates = called([each]) & (self._training | {"step"})
-            if updates and not any(_looks(rest, self._gradients) for rest in node.body[count:]):
+            if updates and not self._look_back(node.body[count:]):
                 again = targets - {one.id for one in _names(node.body[:count])}
                 points.append(
                     (
@@ -274,6 +275,11 @@ class _Instrument(ast.NodeTransformer):
             return found + statements[done:]
 
         return body
+
+    def _look_back(self, rest: Sequence[ast.stmt]) -> bool:
+        """Return whether statements look at gradients before they make others."""
+        looks = itertools.takewhile(lambda each: not called([each]) & self._training, rest)
+        return any(_looks(each, self._gradients) for each in looks)
 
     def _tells(self, how: str, node: ast.For | ast.While, first: ast.Constant, dead: Iterable[str]) -> ast.stmt:
         names = [ast.Constant(each) for each in sorted(dead)]

@@ -91,18 +91,24 @@ class Loops:
 
     Args:
         rank: of the program; what is random differs by rank.
-        begin: called as the first of them begins; it returns what of the script's objects goes another way.
+        prepare: called as the first of them begins; it returns what of the script's objects goes another way, and what
+            `meet` changes.
+        meet: called then, to meet the other ranks and to have the state that they have.
         leave: leaves this rank's own record, or the reason why there is none, where it outlives the rank.
 
     Attributes:
         behind: the others have collectives behind them that this rank, which began later, is yet to come to.
-        accumulates: gradients were reduced before the last snapshot to which more is added before an update.
+        accumulates: the last snapshot has gradients, to which more is added.
     """
 
     def __init__(
-        self, rank: int, begin: Callable[[], Iterable[Any]], leave: Callable[[Record | NotCarriedError], None]
+        self,
+        rank: int,
+        prepare: Callable[[], tuple[Iterable[Any], Iterable[Any]]],
+        meet: Callable[[], None],
+        leave: Callable[[Record | NotCarriedError], None],
     ) -> None:
-        self._begin, self._leave_record = begin, leave
+        self._prepare, self._meet, self._leave_record = prepare, meet, leave
         self._begun = False
         self._under_way: list[At] = []
         self._indices = [0]
@@ -117,7 +123,7 @@ class Loops:
         self._then: dict[str, Any] = {"loops": [], "outside": []}
         self._within = self._reduced = self._updated = False
         self._taken, self._versions, self._changes = False, 0, set[str]()
-        self.behind = self.accumulates = False
+        self.behind = self.accumulates = self._keeps = False
         seed(rank)
 
     # --- what the script calls ---------------------------------------------------------------------------------------
@@ -284,7 +290,7 @@ class Loops:
         self._indices[len(self._under_way) :] = [0]
         at.refused = None
         if leaves:
-            self.accumulates = self._reduced and not self._updated
+            self.accumulates = self._keeps or (self._reduced and not self._updated)
         if self._heap is not None:
             try:
                 spaces = self._spaces(caller)
@@ -379,6 +385,11 @@ class Loops:
             )
         self._within = True
 
+    def adds(self) -> None:
+        """Have snapshots have gradients from now on: more is added to those of an iteration before."""
+        self._keeps = True
+        self._leave_record(NotCarriedError("more is added to gradients of an iteration before, for the first time"))
+
     def reduced(self) -> None:
         """Be where the others are, at the end of the iteration's last pass."""
         self.behind, self._within, self._reduced = False, False, True
@@ -424,14 +435,16 @@ class Loops:
             modules = {name: getattr(each, "__dict__", {}) for name, each in sys.modules.copy().items()}
             modules |= {caller.f_globals["__name__"]: caller.f_globals}
             self._modules = {name: each for name, each in modules.items() if NAME in each and name not in LIBRARIES}
-            carried = self._begin()
+            carried, changes = self._prepare()
             heap = Heap(carried)
             try:
                 heap.number(self._spaces(caller))
+                heap.keep(changes)
             except NotCarriedError as error:
                 self._leave_record(error)
             else:
                 self._heap = heap
+            self._meet()
 
     def _spaces(self, caller: FrameType) -> Mapping[str, Variables]:
         return spaces_of(caller, self._modules)

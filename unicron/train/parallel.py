@@ -46,8 +46,8 @@ class Rank(Protocol):
     def synchronise(self, model: "Parallel") -> None:
         """Have the buffers of the first rank."""
 
-    def forward(self) -> None:
-        """Begin an iteration."""
+    def forward(self, model: "Parallel") -> None:
+        """Begin an iteration, or go on with it by way of this model."""
 
 
 class Reducer:
@@ -93,7 +93,7 @@ class Parallel(DistributedDataParallel):
         """Run the model."""
         if self.require_forward_param_sync and self.forward_sync_buffers:
             self.rank.synchronise(self)
-        self.rank.forward()
+        self.rank.forward(self)
         if self.device_ids:
             (inputs,), (named,) = _to_kwargs(inputs, named, self.device, use_side_stream_for_tensor_copies=False)
         output = self.module(*inputs, **named)

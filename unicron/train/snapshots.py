@@ -168,6 +168,16 @@ class Heap:
             self._numbered[key] = new if kind is not OPAQUE else _Numbered(thing, OPAQUE, (), False)
             self._keys[id(thing)] = key
 
+    def keep(self, things: Iterable[Any]) -> None:
+        """Keep what objects are like now: where a snapshot has nothing of them, they are to be so again.
+
+        Raises:
+            NotCarriedError: there is one that can't be kept.
+        """
+        for each in things:
+            if (key := self._keys.get(id(each))) is not None and not isinstance(self._numbered[key].kind, Opaque):
+                self._put[key] = self._numbered[key].kind.state(each)
+
     def note(self, spaces: Mapping[str, Variables]) -> None:
         """Note what is there: what is numbered later and is there now is no new process's own work."""
         self._seen = {id(thing): thing for _, thing, _ in self._walk(spaces)}

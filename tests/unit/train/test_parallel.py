@@ -29,7 +29,7 @@ class Rank:
         if self.piggyback:
             self.piggyback.synchronise(model)
 
-    def forward(self):
+    def forward(self, _):
         if self.piggyback:
             self.piggyback.begin()
 
