@@ -243,6 +243,7 @@ def plain_rank(script: str, folder: str, rank: int, port: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     sys.argv = [script, folder]
+    multiprocessing.set_start_method("fork", force=True)  # of loaders' workers, as everywhere else
     runpy.run_path(script, run_name="__main__")
 
 

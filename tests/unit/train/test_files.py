@@ -1,0 +1,94 @@
+"""A new rank makes and empties no file that the others have, and its own is where the lost rank's was."""
+
+import io
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from unicron.train.files import FILE, Files
+from unicron.train.instrument import NAME
+
+SCRIPT = """
+import os, shutil
+from pathlib import Path
+
+os.mkdir(folder / "made")
+log, more = open(folder / "log", "w"), open(folder / "more", "a")
+with (folder / "config").open("w") as out:
+    out.write("first" if fresh else "second")
+Path(folder / "gone").unlink(missing_ok=True)
+shutil.rmtree(folder / "old", ignore_errors=True)
+log.write("begins\\n")
+more.write("begins\\n")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _all_is_put_back(monkeypatch):
+    for module, names in (
+        (os, ("remove", "unlink", "rmdir", "rename", "replace", "mkdir")),
+        (shutil, ("rmtree", "move")),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr("builtins.open", open)
+    monkeypatch.setattr(io, "open", io.open)
+
+
+def run(folder, *, first, late=False):
+    files, variables = Files(first=first), {"folder": folder, "fresh": first, NAME: None, "__name__": "__main__"}
+    if files.apart:
+        files.install()
+        files.know(late=late) if late else None
+    exec(SCRIPT, variables)
+    return files, variables["log"], variables["more"]
+
+
+def first_rank(folder):
+    """Run the script as one of the first, up to its loop and some lines on; return the states of its files."""
+    for name in ("old", "more", "gone"):
+        (folder / name).mkdir() if name == "old" else (folder / name).write_text("")
+    _, log, more = run(folder, first=True)
+    (folder / "gone").write_text("kept")
+    (folder / "old").mkdir()
+    log.write("1\n2\n")
+    states = FILE.state(log), FILE.state(more)
+    log.write("3, and then it is lost")
+    log.close(), more.close()
+    return states
+
+
+def test_a_new_rank_goes_on_in_its_files_and_leaves_all_others_alone(tmp_path, capfd):
+    states = first_rank(tmp_path)
+    files, log, more = run(tmp_path, first=False, late=True)
+    log.write("of no interest")
+    FILE.put(log, (states[0][0], "w", 3, False))  # on the way, at the head of a loop around
+    for each, state in zip((log, more), states, strict=True):
+        FILE.put(each, state)
+    files.arrive()
+    log.write("3\n")
+    more.write("3\n")
+    log.close(), more.close()
+    assert (tmp_path / "log").read_text() == "begins\n1\n2\n3\n"
+    assert (tmp_path / "more").read_text() == "begins\n3\n"
+    assert ((tmp_path / "config").read_text(), (tmp_path / "gone").read_text()) == ("first", "kept")
+    assert (tmp_path / "old").is_dir()
+    assert f"unlink({str(tmp_path / 'gone')!r}) is left out" in capfd.readouterr().err
+    with Path(tmp_path / "log").open("w") as again:
+        again.write("anew")
+    assert (tmp_path / "log").read_text() == "anew", "from then on all is as ever"
+
+
+def test_where_nobody_is_in_a_loop_all_is_as_the_script_has_it(tmp_path):
+    first_rank(tmp_path)
+    shutil.rmtree(tmp_path / "made")
+    files, log, more = run(tmp_path, first=False)
+    files.know(late=False)
+    log.write("1\n")
+    log.close(), more.close()
+    assert (tmp_path / "log").read_text() == "begins\n1\n"
+    assert (tmp_path / "config").read_text() == "second"
+    assert not (tmp_path / "gone").exists()
+    assert not (tmp_path / "old").exists()
