@@ -269,7 +269,7 @@ class InPlace:
 
     def _give_up(self, error: NotCarriedError) -> None:
         """Say that this process can't come to where its script was; where all have begun again, nor would others."""
-        if self._core.membership.shelf is not None:
+        if self._inner is not None and self._inner.again:
             iteration, epoch = self._core.iteration, self._core.epoch
             self._shell.say(Unusable(epoch=epoch, iteration=iteration, copies="copies", reason=str(error)))
 

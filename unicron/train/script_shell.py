@@ -46,7 +46,12 @@ class Core(WorkerCore):
         plan = super()._plan(standings)
         missing = {microbatch for each in plan.todo for microbatch in each}
         todo = tuple((rank,) if rank in missing else () for rank in range(len(standings)))
-        return replace(plan, todo=todo)
+        return replace(plan, todo=todo, sources=tuple(map(self._best, plan.sources)))
+
+    def _best(self, sources: tuple[int, ...]) -> tuple[int, ...]:
+        """Return those that are in their loops: what others have taken and not begun with says less of collectives."""
+        joined = getattr(self._shell, "joined", ())
+        return tuple(each for each in sources if each in joined) or sources
 
 
 class SpreadCore(WorkerCore):
@@ -104,7 +109,14 @@ class ScriptShell(TorchShell):
 
 
 class Shell(ScriptShell):
-    """The shell of a rank with the whole model: to the core it is a replica, though it is a place to all others."""
+    """The shell of a rank with the whole model: to the core it is a replica, though it is a place to all others.
+
+    Attributes:
+        joined: ranks of the membership that were in their loops before it.
+    """
+
+    joined: frozenset[int] = frozenset()
+    _in_vain = ""
 
     @property
     def place(self) -> int:
@@ -165,13 +177,16 @@ class Shell(ScriptShell):
         """
         ended = self._script_groups.ended
         told = await self.tally(ended.count, ended.joined)
+        self.joined = frozenset(rank for rank, (_, joined) in enumerate(told) if joined)
         if ended.joined:
             new = [rank for rank, (_, joined) in enumerate(told) if not joined]
-            if why := self.records.go_on(membership, new):
-                raise ConnectionAbortedError(
-                    f"all ranks begin again, as a new one could not take a lost one's place: {why}"
-                )
-        elif membership.shelf is not None and not any(joined for _, joined in told):
+            self._in_vain = self._in_vain or self.records.go_on(membership, new)
+        if in_vain := next(filter(None, await self.gather(self._in_vain.encode())), b""):
+            self._in_vain = in_vain.decode()  # where others do not hear of it any more, they are told next time
+            raise ConnectionAbortedError(
+                f"all ranks begin again, as a new one could not take a lost one's place: {self._in_vain}"
+            )
+        if not ended.joined and membership.shelf is not None and not any(joined for _, joined in told):
             self.records.hand_out(membership, self._saved_records(membership, membership.shelf))
         counts = [count for count, joined in told if joined]
         fewest, most = min(counts, default=0), max(counts, default=0)

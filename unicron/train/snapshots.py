@@ -6,6 +6,7 @@ that have changed, with references to numbered ones as their keys. The new proce
 closures, aliases, and what libraries hold stay what they are.
 """
 
+import contextlib
 import ctypes
 import hmac
 import io
@@ -377,8 +378,10 @@ def _left_of(thing: Any) -> dict[str, Any]:
     Raises:
         NotCarriedError: it is not.
     """
-    sampler = thing._sampler_iter  # noqa: SLF001
-    if not (isinstance(sampler, GeneratorType) and getgeneratorstate(sampler) == GEN_CLOSED):
+    sampler, left = thing._sampler_iter, None  # noqa: SLF001
+    with contextlib.suppress(TypeError, NotImplementedError):  # it has no length
+        left = len(thing._index_sampler) - thing._num_yielded  # noqa: SLF001
+    if left != 0 and not (isinstance(sampler, GeneratorType) and getgeneratorstate(sampler) == GEN_CLOSED):
         raise NotCarriedError("a DataLoader's iterator that was made since the loop began, and is under way")
     return {name: value for name, value in vars(thing).items() if name != "_sampler_iter"}
 

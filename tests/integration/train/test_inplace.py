@@ -358,7 +358,6 @@ async def test_unused_and_frozen_parameters_buffers_and_averages_are_what_torch_
             "optimizer.step()",
             ("optimizer.add_param_group({'params': [torch.nn.Parameter(last)]})", "SGD is given parameters after"),
         ),
-        ("optimizer.zero_grad()", ("pass", "no_sync")),
     ],
 )
 async def test_what_can_not_be_healed_in_place_is_refused_at_the_start(scene, tmp_path, line, told):
