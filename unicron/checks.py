@@ -103,6 +103,8 @@ def _healing_problems(spec: TaskSpec) -> list[Problem]:
     if not (spec.silence_s == 0 or SHORTEST_SILENCE_S <= spec.silence_s <= MOST_SECONDS):  # not a number is none either
         must = f"must be {SHORTEST_SILENCE_S:g} s or more, or 0 for no limit"
         found.append(Problem("silence_s", spec.silence_s, must))
+    if not 0 <= spec.stop_grace_s <= MOST_SECONDS:  # not a number is none either
+        found.append(Problem("stop_grace_s", spec.stop_grace_s, f"must be 0 to {MOST_SECONDS:g} s"))
     if spec.resume:
         found.append(Problem("resume", spec.resume, f"its script resumes by itself {way}"))
     if spec.heal is Healing.IN_PLACE:

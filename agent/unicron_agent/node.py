@@ -20,7 +20,7 @@ from unicron.contracts.events import NodeJoined
 from unicron.contracts.queries import GetLog, GetStates, InjectFault, Query, Reply
 from unicron.contracts.states import Keeper, StateRef
 from unicron.contracts.tasks import Slot, TaskSpec
-from unicron.contracts.worker import CAUSE, Joined, Membership, Raised, StateFetched, ToAgent, told_cause
+from unicron.contracts.worker import CAUSE, STOP_GRACE, Joined, Membership, Raised, StateFetched, ToAgent, told_cause
 from unicron.core import order_taken
 from unicron.errors import (
     BusUnavailableError,
@@ -438,6 +438,7 @@ class Node:
             "UNICRON_LAYOUTS": str(len({each.degrees for each in command.spec.layouts.values()}) or 1),
             "UNICRON_PLACE": str(command.place),
             "CUDA_VISIBLE_DEVICES": slot.device,
+            STOP_GRACE: str(command.spec.stop_grace_s),
             CAUSE: told_cause(command.cause),
             **local_variables(command, self._slots),
         }

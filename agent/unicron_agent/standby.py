@@ -133,6 +133,9 @@ def _become(request: dict[str, Any]) -> None:
                 OSError
             ):  # whoever needs it is told; that above is not made: it may not be mounted
                 Path(own).mkdir()
+        from unicron.train.forked import seed_anew  # noqa: PLC0415 of the worker
+
+        seed_anew()
         code = _launch(request) if request["restarts"] else _run_script(request)
     finally:
         from unicron.train.ending import flush  # noqa: PLC0415 of the worker

@@ -260,4 +260,5 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "model": read_model,
     "heal": _heal,
     "silence_s": fields.number,
+    "stop_grace_s": fields.number,
 }

@@ -241,6 +241,9 @@ class Membership(ToWorker, kw_only=True, frozen=True):
 CAUSE = "UNICRON_RESTART_CAUSE"
 """The variable that tells a program why it begins again; empty where it does not."""
 
+STOP_GRACE = "UNICRON_STOP_GRACE_S"
+"""The variable that tells a launcher how many seconds its program has to end when it is asked to."""
+
 LONGEST_CAUSE = 500
 """Characters of it."""
 

@@ -23,6 +23,7 @@ from unicron.contracts.tasks import WorkerPhase
 from unicron.contracts.worker import (
     CAUSE,
     LENGTH,
+    STOP_GRACE,
     Broken,
     Finished,
     Iterated,
@@ -42,9 +43,9 @@ from unicron.contracts.worker import (
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train import channel as channels
 from unicron.train import ending
+from unicron.train.forked import seed_anew
 from unicron.train.rendezvous import Rendezvous, done_everywhere
 
-GRACE_S = 5.0
 """How long a program has, from SIGTERM on, before it is killed."""
 
 PR_SET_PDEATHSIG = 1
@@ -218,6 +219,7 @@ class Launcher:
         code = 1
         try:
             os.setpgid(0, 0)  # what it starts ends with it
+            seed_anew()
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != launcher:
                 os._exit(1)
@@ -242,7 +244,7 @@ class Launcher:
         try:
             while True:
                 if self._channel.newest.epoch > self._epoch and kill_at is None:
-                    kill_at = time.monotonic() + GRACE_S
+                    kill_at = time.monotonic() + float(os.environ[STOP_GRACE])
                     _signal(child, signal.SIGTERM)
                 elif kill_at is not None and time.monotonic() >= kill_at:
                     _signal(child, signal.SIGKILL)

@@ -92,10 +92,11 @@ class TaskRun(msgspec.Struct, kw_only=True):
         Between being started and joining its first membership, a worker that is healed in place runs all of its script
         before the loop. Who hangs there is found by its silence, so this is for who is busy for ever.
         """
-        in_place = self.spec.heal is Healing.IN_PLACE
-        if in_place and not self.spec.silence_s:
-            return []
-        return [Deadline(wait, self.spec.name, about).set(max(TIMEOUT_S[wait], 2 * self.spec.silence_s * in_place))]
+        spec, least = self.spec, TIMEOUT_S[wait]
+        if spec.heal is Healing.IN_PLACE:
+            return [Deadline(wait, spec.name, about).set(max(least, 2 * spec.silence_s))] if spec.silence_s else []
+        ends = spec.stop_grace_s if spec.heal is Healing.RESTART else 0.0  # its programs may take that long to
+        return [Deadline(wait, spec.name, about).set(least + ends)]
 
     @property
     def shape(self) -> ParallelLayout:

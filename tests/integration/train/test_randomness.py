@@ -7,6 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from helpers import standby
 from helpers.gate import gate
 from helpers.local_cluster import local_cluster
 from helpers.training import TRAIN, plain_run, task, write_script
@@ -68,3 +69,10 @@ async def test_whoever_computes_a_microbatch_draws_the_same_and_reads_the_same(t
     assert {where: {*by.values()} for where, by in healed.items()} == {
         where: {*by.values()} for where, by in plain.items()
     }
+
+
+def test_what_is_drawn_without_a_seed_differs_by_process(tmp_path):
+    script = write_script(tmp_path, "import random, numpy\nprint([random.random(), float(numpy.random.rand())])\n")
+    (code, first), (_, second) = standby.run(script), standby.run(script)
+    assert code == 0, first
+    assert not set(standby.printed(first)) & set(standby.printed(second))

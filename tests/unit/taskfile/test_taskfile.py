@@ -42,6 +42,7 @@ layout:
   tensor: 2
 heal: session
 silence_s: 90
+stop_grace_s: 7
 """
 
 HERE = Path("/jobs/gpt/task.yaml")
@@ -68,6 +69,7 @@ def test_every_field_arrives():
     assert (spec.checkpoints, spec.checkpoint_s, spec.resume) == ("s3://bucket/folder", 600, True)
     assert spec.layout == ParallelLayout(tensor=2)
     assert (spec.silence_s, spec.may_be_silent_s) == (90.0, 0.0), "a session says how far it is"
+    assert spec.stop_grace_s == 7
     assert (spec.model.layers, spec.model.batch, spec.model.accelerator) == (32, 1024, "A100")
     assert warnings == []
 
@@ -318,6 +320,7 @@ def test_all_ranks_of_a_script_that_is_healed_in_place_are_one_replica():
         (["heal: in-place", "layout:", "  tensor: 2"], "shares out its work by itself where `heal` is in-place"),
         (["heal: in-place", "max_workers: 4", "min_workers: 2"], "min_workers 2: must be max_workers, 4, where `heal`"),
         (["heal: restart", "silence_s: 0.5"], "silence_s 0.5: must be 1 s or more, or 0 for no limit"),
+        (["heal: restart", "stop_grace_s: -1"], "stop_grace_s -1.0: must be 0 to"),
         (["heal: in-place", "silence_s: -3"], "silence_s -3.0: must be 1 s or more"),
     ],
 )

@@ -601,11 +601,12 @@ def test_who_begins_again_is_told_why_and_who_begins_is_told_nothing():
     ("fields", "waits"),
     [
         ({}, {"start": 180.0, "regroup": 30.0}),
+        ({"heal": Healing.RESTART, "stop_grace_s": 20.0}, {"start": 200.0, "regroup": 50.0}),
         ({**IN_PLACE, "silence_s": 100.0}, {"start": 200.0, "regroup": 200.0}),
         ({**IN_PLACE, "silence_s": 0.0}, {}),
     ],
 )
-def test_a_script_in_place_may_take_long_before_its_loop_and_for_ever_where_nobody_asks(fields, waits):
+def test_a_script_may_take_as_long_as_it_says_to_end_and_in_place_before_its_loop(fields, waits):
     scene = TransitionHarness(a=fields)
     out = scene.plan(a=["n1:0", "n2:0"]) + scene.ready("a")
     assert {each.name.partition(".")[0]: each.after_s for each in of(SetTimer, out)} == waits
