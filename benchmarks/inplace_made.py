@@ -9,8 +9,8 @@ once, at an iteration and at a place of its body that are drawn, too. What comes
 
 The figures count scripts. `healed` are those whose results are the plain run's, where nobody but the rank that was
 killed has begun again; `began_again` those with the same results where all have, `said` those of them of which the log
-says why. `in_window` are those that began again since the rank was killed after a gradient was reduced and before the
-update was over, when nobody could take its place. `refused` ended with the reason why they can't be healed in place,
+says why. `in_window` are those that began again since the rank was killed between a reduced gradient and the end of the
+loop's body, when nobody could take its place. `refused` ended with the reason why they can't be healed in place,
 `ended` with another. `not_measured` fail by themselves, or were not struck. `wrong_silently` and `hung` are to be 0.
 """
 
@@ -52,7 +52,7 @@ EPOCHS, BATCHES = 4, 10
 PLACES = ("batch", "batch", "loss", "loss", "loss", "backward", "updated", "ended", "ended", "closing")
 """Of a body, as much as they take in real scripts: between the end of the reduce and of the update is little."""
 
-WINDOW = ("backward", "updated")
+WINDOW = ("backward", "updated", "ended")
 VERDICTS = ("healed", "began_again", "refused", "ended", "not_measured", "hung", "wrong_silently")
 PATIENCE_S = 60.0
 IMPORTS = """import collections, contextlib, copy, os, random, sys

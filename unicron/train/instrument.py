@@ -9,12 +9,11 @@ import ast
 import itertools
 import sysconfig
 from collections.abc import Callable, Iterable, Sequence
-from collections.abc import Set as AbstractSet
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from unicron.train.liveness import FUNCTIONS, Liveness
 
@@ -24,6 +23,19 @@ NAME = "__unicron__"
 """What these calls are methods of; it is a variable of each module that has some."""
 
 TRAINS = "backward"
+COLLECTIVES = frozenset(
+    {"all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "barrier", "monitored_barrier"}
+    | {
+        "broadcast",
+        "broadcast_object_list",
+        "gather",
+        "gather_object",
+        "reduce",
+        "reduce_scatter",
+        "gather_for_metrics",
+    }
+)
+LOOK_AT_GRADIENTS = frozenset({"clip_grad_norm_", "clip_grad_value_", "get_total_norm"})
 FOREIGN = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
 FOREIGN.append(Path(__file__).resolve().parents[1])
 """Folders whose files are no program's, though a script may lie above them."""
@@ -66,7 +78,7 @@ class Program:
                 except (SyntaxError, ValueError):
                     continue  # whoever imports it is told
                 new += self._imported(path, trees[path])
-        self._training, self._gradients = _training(trees.values()), _reads_gradients(trees.values())
+        self._functions = functions_of(trees.values())
 
     def has(self, path: Path) -> bool:
         """Return whether a file is the program's own, and no library's."""
@@ -83,7 +95,7 @@ class Program:
         """
         where = path.resolve()
         name = str(where.relative_to(self._folder)) if where.is_relative_to(self._folder) else where.name
-        return compile(instrument(source, str(path), name, self._training, self._gradients), path, "exec")
+        return compile(instrument(source, str(path), name, self._functions), path, "exec")
 
     def _imported(self, path: Path, tree: ast.Module) -> Iterable[Path]:
         """Yield the files of the program that one of it imports, be it as late as it may."""
@@ -122,8 +134,7 @@ def instrument(
     source: bytes | str,
     path: str,
     name: str,
-    training: frozenset[str] | None = None,
-    gradients: frozenset[str] | None = None,
+    functions: "Functions | None" = None,
 ) -> ast.Module:
     """Return what is to be run instead of a file.
 
@@ -131,24 +142,40 @@ def instrument(
         source: of it.
         path: of it.
         name: of it, for the names of its loops.
-        training: names of functions that train, where not all of that is seen in this file.
-        gradients: names of functions that look at gradients, likewise.
+        functions: what is known of functions, where not all of that is seen in this file.
 
     Raises:
         SyntaxError: it is no Python.
     """
     tree = ast.parse(source, path)
-    trains = _training([tree]) if training is None else training
-    _Instrument(name, trains, _reads_gradients([tree]) if gradients is None else gradients).visit(tree)
+    _Instrument(name, functions or functions_of([tree])).visit(tree)
     return ast.fix_missing_locations(tree)
 
 
-def _training(trees: Iterable[ast.Module]) -> frozenset[str]:
-    """Return the names of functions that run a backward pass, or call one that does."""
+class Functions(NamedTuple):
+    """Names of functions: that train, that look at gradients, and that may take long; or that call one which does."""
+
+    training: frozenset[str]
+    gradients: frozenset[str]
+    long: frozenset[str]
+
+
+def functions_of(trees: Iterable[ast.Module], trains: Iterable[str] = ()) -> Functions:
+    """Return what is known of the functions of a program.
+
+    Args:
+        trees: of its files.
+        trains: names of functions that train, where these files don't show it.
+    """
     functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    calls = {each: called(each.body) for each in functions}
-    found = {TRAINS}
-    while more := {each.name for each in functions if each.name not in found and calls[each] & found}:
+    loops = {each.name for each in functions if any(isinstance(one, ast.For | ast.While) for one in ast.walk(each))}
+    looking = {each.name for each in functions if _has_gradients(each)} | LOOK_AT_GRADIENTS
+    calls = [(each.name, called(each.body)) for each in functions]
+    return Functions(*(_closed(calls, found) for found in ({TRAINS, *trains}, looking, loops | COLLECTIVES)))
+
+
+def _closed(calls: Sequence[tuple[str, set[str]]], found: set[str]) -> frozenset[str]:
+    while more := {name for name, called in calls if name not in found and called & found}:
         found |= more
     return frozenset(found)
 
@@ -170,29 +197,19 @@ def _hands_out(node: ast.FunctionDef) -> bool:
     return bool(yields) and yields <= alone and not node.decorator_list and not node.name.startswith("__")
 
 
-def _reads_gradients(trees: Iterable[ast.AST]) -> frozenset[str]:
-    """Return the names of functions that look at gradients, or call one that does."""
-    functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    found = {"clip_grad_norm_", "clip_grad_value_", "get_total_norm"}
-    while more := {each.name for each in functions if each.name not in found and _looks(each, found)}:
-        found |= more
-    return frozenset(found)
-
-
 def _names(body: Iterable[ast.AST]) -> Iterable[ast.Name]:
     """Yield the names that are set in it."""
     nodes = (node for each in body for node in ast.walk(each))
     return (each for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store))
 
 
-def _looks(node: ast.AST, functions: AbstractSet[str]) -> bool:
-    looks = any(isinstance(each, ast.Attribute) and each.attr in {"grad", "main_grad"} for each in ast.walk(node))
-    return looks or bool(called([node]) & functions)
+def _has_gradients(node: ast.AST) -> bool:
+    return any(isinstance(each, ast.Attribute) and each.attr in {"grad", "main_grad"} for each in ast.walk(node))
 
 
 class _Instrument(ast.NodeTransformer):
-    def __init__(self, name: str, training: frozenset[str], gradients: frozenset[str]) -> None:
-        self._name, self._training, self._gradients = name, training, gradients
+    def __init__(self, name: str, found: "Functions") -> None:
+        self._name, self._training, self._gradients, self._long = name, *found
         self._scopes: list[Liveness] = []
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
@@ -250,20 +267,16 @@ class _Instrument(ast.NodeTransformer):
         self, node: ast.For | ast.While, last: ast.Constant, targets: set[str]
     ) -> Callable[[list[ast.stmt]], list[ast.stmt]]:
         """Return what makes of a loop's body one that tells where it is, and can be begun behind an update."""
-        begins = self._tells("head", node, last, targets | self._scopes[-1].dead(node, 0))
-        points = []
+        begins, dead = self._tells("head", node, last, targets | self._scopes[-1].dead(node, 0)), self._scopes[-1].dead
+        points = list[tuple[int, ast.stmt]]()
         for count, each in enumerate(node.body, 1):
+            ends = count == len(node.body)
+            rest = node.body[count:]
             updates = called([each]) & (self._training | {"step"})
-            if updates and not self._look_back(node.body[count:]):
-                again = targets - {one.id for one in _names(node.body[:count])}
-                points.append(
-                    (
-                        count,
-                        self._tells(
-                            "behind_update", node, ast.Constant(count), again | self._scopes[-1].dead(node, count)
-                        ),
-                    )
-                )
+            if ends or (updates and self._takes_long(rest) and not self._look_back(rest)):
+                same = targets - {one.id for one in _names(node.body[:count])}
+                how = "end" if ends else "behind_update"
+                points.append((count, self._tells(how, node, ast.Constant(count), same | dead(node, count))))
 
         def body(statements: list[ast.stmt]) -> list[ast.stmt]:
             found, done = [begins], 0
@@ -272,14 +285,19 @@ class _Instrument(ast.NodeTransformer):
                 found.append(ast.copy_location(ast.If(due, statements[done:count], []), statements[done]))
                 found.append(tells)
                 done = count
-            return found + statements[done:]
+            return found
 
         return body
+
+    def _takes_long(self, rest: Sequence[ast.stmt]) -> bool:
+        """Return whether statements may take long, or make another update: by a loop, a collective, or training."""
+        loops = any(isinstance(each, ast.For | ast.While) for one in rest for each in ast.walk(one))
+        return loops or bool(called(rest) & (self._training | self._long))
 
     def _look_back(self, rest: Sequence[ast.stmt]) -> bool:
         """Return whether statements look at gradients before they make others."""
         looks = itertools.takewhile(lambda each: not called([each]) & self._training, rest)
-        return any(_looks(each, self._gradients) for each in looks)
+        return any(_has_gradients(each) or called([each]) & self._gradients for each in looks)
 
     def _tells(self, how: str, node: ast.For | ast.While, first: ast.Constant, dead: Iterable[str]) -> ast.stmt:
         names = [ast.Constant(each) for each in sorted(dead)]
@@ -289,6 +307,12 @@ class _Instrument(ast.NodeTransformer):
         function = ast.Attribute(ast.Name(NAME, ast.Load()), name, ast.Load())
         place = ast.Constant(f"{self._name}:{loop.lineno}")
         return ast.copy_location(ast.Call(function, [place, *arguments], []), loop)
+
+
+def _of_library(source: bytes, name: str) -> Functions:
+    tree, trains = ast.parse(source), LIBRARIES[name]
+    found = functions_of([tree], trains or ())
+    return found if trains is None else found._replace(training=trains)
 
 
 class Importing(MetaPathFinder):
@@ -328,7 +352,7 @@ class _Loader(SourceFileLoader):
         source = self.get_data(self.path)
         if self._program is not None:
             return self._program.compiled(source, Path(self.path))
-        return compile(instrument(source, self.path, fullname, LIBRARIES[fullname]), self.path, "exec")
+        return compile(instrument(source, self.path, fullname, _of_library(source, fullname)), self.path, "exec")
 
     def exec_module(self, module: ModuleType) -> None:
         """Run it."""

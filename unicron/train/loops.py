@@ -121,7 +121,8 @@ class Loops:
         self._reached = 0
         self._outside, self._since = Heard(), Heard()
         self._then: dict[str, Any] = {"loops": [], "outside": []}
-        self._within = self._reduced = self._updated = False
+        self._within = self._reduced = self._pending = False
+        self._updates = self._seen = self._ended = 0
         self._taken, self._versions, self._changes = False, 0, set[str]()
         self.behind = self.accumulates = self._keeps = False
         seed(rank)
@@ -224,8 +225,8 @@ class Loops:
             at.count = count
             if point == 0:
                 self._become(at, caller)
-        elif (new := not self._within and (self._reduced or not self._taken)) or self._nested.get(place, True):
-            self._take(at, caller, 0, dead, leaves=new)
+        elif self._nested.get(place, True) or (not self._within and (self._reduced or not self._taken)):
+            self._take(at, caller, 0, dead, leaves=not self._within)
 
     def due(self, place: str, point: int) -> bool:
         """Return whether the statements before a point of a body are to be run: a new rank may begin behind them."""
@@ -235,9 +236,17 @@ class Loops:
 
     def behind_update(self, place: str, point: int, *dead: str) -> None:
         """Note where the script is, if an update was made since its last snapshot, or be there in another's place."""
-        if not (self._updated or self._to):
-            return
-        caller = sys._getframe(1)  # noqa: SLF001
+        if self._to or self._updates > self._seen:
+            self._seen = self._updates
+            self._stand(sys._getframe(1), place, point, dead)  # noqa: SLF001
+
+    def end(self, place: str, point: int, *dead: str) -> None:
+        """Do so at the end of a loop's body, if one was made since that of the last."""
+        if self._to or self._updates > self._ended:
+            self._ended = self._seen = self._updates
+            self._stand(sys._getframe(1), place, point, dead)  # noqa: SLF001
+
+    def _stand(self, caller: FrameType, place: str, point: int, dead: Iterable[str]) -> None:
         self._leave_what_is_over(caller, place)
         at = self._under_way[-1] if self._under_way else None
         if at is None or at.place != place:
@@ -273,7 +282,7 @@ class Loops:
         if self._reached == len(self._to):
             self._then, self._versions = {"loops": self._to, "outside": self._outside.saved()}, self._heap.versions
             self._to, self._reached, self._record = [], 0, None
-            self._taken, self._reduced, self._updated = True, False, False
+            self._taken, self._reduced, self._seen, self._ended = True, False, self._updates, self._updates
             self._arrive()
 
     def _take(self, at: At, caller: FrameType, point: int, dead: Iterable[str], *, leaves: bool) -> None:
@@ -290,7 +299,7 @@ class Loops:
         self._indices[len(self._under_way) :] = [0]
         at.refused = None
         if leaves:
-            self.accumulates = self._keeps or (self._reduced and not self._updated)
+            self.accumulates = self._keeps or self._pending
         if self._heap is not None:
             try:
                 spaces = self._spaces(caller)
@@ -303,7 +312,7 @@ class Loops:
         if leaves:
             self._versions = self._heap.versions if self._heap is not None else 0
             self._then, self._since = self._where(), Heard()
-            self._taken, self._reduced, self._updated = True, False, False
+            self._taken, self._reduced = True, False
             if self._heap is not None:
                 self._leave_record(self._made())
 
@@ -392,11 +401,11 @@ class Loops:
 
     def reduced(self) -> None:
         """Be where the others are, at the end of the iteration's last pass."""
-        self.behind, self._within, self._reduced = False, False, True
+        self.behind, self._within, self._reduced, self._pending = False, False, True, True
 
     def updated(self) -> None:
         """Note that an iteration has ended."""
-        self._updated = True
+        self._updates, self._pending = self._updates + 1, False
 
     @property
     def given(self) -> bool:

@@ -347,7 +347,8 @@ def test_nothing_is_told_while_another_rank_here_shows_life():
 
 PARENT = """
 import os, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "print('x' * 9999, flush=True); sum(range(10**7))"], stdout=2)
+BUSY = "import time; print('x' * 9999, flush=True)\\nwhile time.process_time() < 0.2: pass"
+child = subprocess.Popen([sys.executable, "-c", BUSY], stdout=2)
 if sys.argv[1] == "waits":
     child.wait()
 print("now", flush=True)

@@ -35,6 +35,8 @@ class Noting:
     def behind_update(self, *_):
         pass
 
+    end = behind_update
+
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
