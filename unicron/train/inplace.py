@@ -27,7 +27,7 @@ from unicron.train.channel import Channel
 from unicron.train.files import Files
 from unicron.train.iteration import WorkerCore
 from unicron.train.kinds import NotCarriedError
-from unicron.train.loops import Loops, Record
+from unicron.train.loops import Loops
 from unicron.train.objects import LARGE_BYTES
 from unicron.train.parallel import Parallel
 from unicron.train.peers import Peers, Position, Wait, Waiting, script_line
@@ -39,6 +39,7 @@ from unicron.train.script_shell import AGAIN, GOES_ON, NEW, STANDS, Core, Script
 from unicron.train.shards import local
 from unicron.train.shell import run
 from unicron.train.state import Fetcher
+from unicron.train.under_way import Record
 
 SPREADING = "torch.distributed.fsdp._fully_shard._fsdp_state"
 """Where torch keeps what `fully_shard` makes of a module."""
@@ -236,7 +237,7 @@ class InPlace:
             self._be(SpreadShell(self._channel, self._inner), SpreadCore)
             own["record"] = self._shell.records
         else:
-            self._piggyback = own["piggyback"] = Piggyback(self._models, first=self.rank == 0)
+            self._piggyback = own["piggyback"] = Piggyback(self._models, self._optimizers, first=self.rank == 0)
             self._shell.carriers.append(self._piggyback.carrier)
         self._shell.reduced = [each for model in self._models for each in model.reduced]
         trained = {id(each) for each in self._shell.reduced}
@@ -340,7 +341,8 @@ class InPlace:
             self._core.computed()
             if self._next_microbatch() is not None:
                 raise GroupBrokenError("what this rank computed was dropped, and can't be computed again in place")
-            piggyback.take(self._shell.gradients.summed_of(piggyback.carrier))
+            piggyback.take(self._shell.gradients.summed_of(piggyback.carrier), replaced=self._shell.watched > 0)
+            self._shell.watched = max(0, self._shell.watched - 1)
 
     @contextlib.contextmanager
     def _others_apart(self) -> Iterator[None]:

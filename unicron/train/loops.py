@@ -5,15 +5,10 @@ replaces it goes to where that was, by way of the heads of the loops around it.
 """
 
 import functools
-import os
-import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from hashlib import blake2b
 from types import FrameType
 from typing import Any
-
-import torch
 
 from unicron.errors import InvalidInputError
 from unicron.train.heard import Heard, Results
@@ -21,69 +16,9 @@ from unicron.train.instrument import LIBRARIES, NAME
 from unicron.train.kinds import NotCarriedError
 from unicron.train.objects import Call
 from unicron.train.positions import RUNNING, Counted
+from unicron.train.randomness import seed
 from unicron.train.snapshots import Heap, Variables, spaces_of
-
-Chain = list[list[Any]]
-"""Loops that are under way, the outermost first: place, how many began before it in the body around it, count, point.
-
-The point is how many statements of its body have been run: 0 at its head.
-"""
-
-
-class Record:
-    """A rank's own snapshot, of one point.
-
-    Attributes:
-        chain: of the loops.
-        positions: how far each of them is in what it goes over; empty of a `while` loop.
-        snapshots: one for each of them, of the point in its body.
-    """
-
-    def __init__(self, chain: Chain, positions: list[bytes], snapshots: list[bytes]) -> None:
-        self.chain, self.positions, self.snapshots = chain, positions, snapshots
-
-
-class At:
-    """A loop that is under way.
-
-    Attributes:
-        place: file and line at which it begins.
-        index: how many loops have begun before it, since the last snapshot of the body around it.
-        frame: of what runs it.
-        last: line at which it ends; None of a loop that says by itself when it is left.
-        count: of the times that its body has begun.
-        position: in what it goes over.
-        item: what it has just handed out, where that is a number.
-        point, snapshot, saved: where in its body the last snapshot was taken, that, and how far the loop was.
-        refused: why there is none.
-        drawn, heard: what collectives have given, in what it goes over and since that snapshot.
-        draws: it is just finding what is next in what it goes over.
-        inner: another loop that trains has ended since its body began.
-        begun: its body has, on this worker.
-    """
-
-    def __init__(self, place: str, index: int, frame: FrameType, last: int | None) -> None:
-        self.place, self.index, self.frame, self.last = place, index, frame, last
-        self.count = self.point = 0
-        self.position: Counted | None = None
-        self.item: int | None = None
-        self.snapshot, self.refused = b"", None
-        self.saved: tuple[int, int | None, list[Results | None] | None] = (0, None, [])
-        self.drawn, self.heard, self.draws = Heard(), Heard(), False
-        self.inner = self.begun = False
-
-    refused: NotCarriedError | None
-
-    def note(self, point: int) -> None:
-        """Note how far it is, as a snapshot is taken."""
-        self.point, self.heard = point, Heard()
-        self.saved = (self.count, self.item, self.drawn.saved())
-
-    @property
-    def where(self) -> list[Any]:
-        """Where it was when its last snapshot was taken, as a new rank is told."""
-        count, item, drawn = self.saved
-        return [self.place, self.index, count, self.point, item, drawn, self.heard.saved()]
+from unicron.train.under_way import At, Chain, Record
 
 
 class Loops:
@@ -520,15 +455,6 @@ class Loops:
     def become(self, record: Record, arrive: Callable[[], None] = lambda: None) -> None:
         """Be the rank that has left this, once this script comes to where that was; then call `arrive`."""
         self._record, self._arrive = record, arrive
-
-
-def seed(rank: int) -> None:
-    """Have what is random in a script that seeds nothing be the same on a process that replaces this rank's."""
-    number = int.from_bytes(blake2b(f"{os.environ.get('UNICRON_TASK', '')}:{rank}".encode(), digest_size=7).digest())
-    torch.manual_seed(number)
-    random.seed(number)
-    if numpy := sys.modules.get("numpy"):  # it takes none so large
-        numpy.random.seed(number % 2**32)
 
 
 def _line(place: str) -> int:

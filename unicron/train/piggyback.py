@@ -4,6 +4,8 @@ It is the gradient of one more parameter, so that it is whole on all ranks where
 """
 
 import functools
+import math
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +16,9 @@ from unicron.train.parallel import CURE, Parallel
 
 WORDS = {torch.float64: torch.int32, torch.float32: torch.int16}
 """By the precision of the gradient, integers that it holds exactly; in any other it is those of one byte."""
+
+EXACT_BITS = {torch.float64: 52, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+"""Of sums over ranks that it holds exactly."""
 
 
 FOLLOWERS = 2
@@ -82,14 +87,18 @@ class Piggyback:
 
     Args:
         models: alike on all ranks.
+        optimizers: whose options, such as learning rates, ranks tell each other in short.
         first: this rank is the first.
 
     Attributes:
         carrier: the parameter whose gradient it is.
     """
 
-    def __init__(self, models: Sequence[Parallel], *, first: bool) -> None:
-        self._models, self._first = models, first
+    def __init__(
+        self, models: Sequence[Parallel], optimizers: Sequence[torch.optim.Optimizer] = (), *, first: bool
+    ) -> None:
+        self._models, self._first, self._optimizers = models, first, optimizers
+        self._own, self._alike = 0, False
         self._reduced, self._units = dict[int, torch.nn.Parameter](), list[list[tuple[str, torch.nn.Parameter]]]()
         for model in models:
             own = {id(each) for each in model.reduced} - self._reduced.keys()
@@ -107,7 +116,8 @@ class Piggyback:
         dtype = functools.reduce(torch.promote_types, kinds)
         self._word = WORDS.get(dtype, torch.int8)
         words = {each: -(-each.size // self._word.itemsize) for each in self._synced}
-        self._sizes = [len(self._units), *(size for each in words for size in (len(each.names), words[each]))]
+        self._bits = max(0, EXACT_BITS.get(dtype, 0) - math.ceil(math.log2(models[0].rank.size)))
+        self._sizes = [1, len(self._units), *(size for each in words for size in (len(each.names), words[each]))]
         self.carrier = torch.nn.Parameter(torch.zeros(sum(self._sizes), dtype=dtype, device=models[0].device))
 
     def begin(self) -> None:
@@ -130,7 +140,11 @@ class Piggyback:
             InvalidInputError: a gradient is there that is reduced with no other, or one is missing.
         """
         self._check()
-        parts = [torch.tensor([any(each.grad is not None for _, each in unit) for unit in self._units])]
+        self._own = zlib.crc32(self._options().encode()) % (1 << self._bits)
+        parts = [
+            torch.tensor([self._own]),
+            torch.tensor([any(each.grad is not None for _, each in unit) for unit in self._units]),
+        ]
         for buffers in self._synced:
             parts += [torch.tensor(buffers.changed), self._words(buffers)]
         self.carrier.grad = torch.cat([each.to(self.carrier) for each in parts])
@@ -156,18 +170,33 @@ class Piggyback:
         data = buffers.read() if self._first else torch.zeros(buffers.size, dtype=torch.uint8)
         return torch.nn.functional.pad(data, (0, -buffers.size % self._word.itemsize)).view(self._word)
 
+    def _options(self) -> str:
+        """Return what all options of the optimizers are; ranks mostly have the same."""
+        kept = [each for optimizer in self._optimizers for each in optimizer.param_groups]
+        return repr([{name: each[name] for name in sorted(each) if name != "params"} for each in kept])
+
     @torch.no_grad()
-    def take(self, summed: torch.Tensor) -> None:
+    def take(self, summed: torch.Tensor, *, replaced: bool = False) -> None:
         """Have what came with the gradient.
 
         Args:
             summed: what all ranks have said.
+            replaced: a rank was, not long ago.
 
         Raises:
-            InvalidInputError: buffers have changed in a way that can't be followed.
+            InvalidInputError: buffers have changed in a way that can't be followed, or a rank that was replaced has
+                other options of its optimizers than the others.
         """
         self._within, self.carrier.grad = False, None
         parts = iter(torch.split(summed, self._sizes))
+        alike = int(next(parts)) == self._own * self._models[0].rank.size
+        if replaced and self._alike and not alike:
+            raise InvalidInputError(
+                "since a rank was replaced the options of optimizers, such as learning rates, differ between ranks, "
+                f"and did not before; here they are {self._options():.300}: keep what they depend on in variables of "
+                f"the script, {CURE}"
+            )
+        self._alike = alike
         for unit, count in zip(self._units, next(parts).tolist(), strict=True):
             for _, parameter in unit if not count else ():
                 parameter.grad = None

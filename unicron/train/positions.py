@@ -24,7 +24,7 @@ from unicron.train.objects import (
     kind_of,
     raw,
 )
-from unicron.train.snapshots import Generators, are_same, generators, set_generators
+from unicron.train.randomness import Generators, are_same, generators, set_generators
 
 MOST_DRAWN = 16
 """Items for which the generators' states are kept, 11 KiB each."""

@@ -5,18 +5,19 @@ rank has left to the rendezvous of the next membership, for whoever replaces it.
 """
 
 import contextlib
+import hmac
 import pickle
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from ipaddress import ip_address
 from typing import Any
 
 from unicron.contracts.worker import NOWHERE, Membership
 from unicron.errors import GroupBrokenError
 from unicron.train.kinds import NotCarriedError
-from unicron.train.loops import Chain, Record
 from unicron.train.rendezvous import Rendezvous
-from unicron.train.snapshots import checked, signed
+from unicron.train.under_way import Chain, Record
 
 PART = "-records"
 REFUSED = "refused"
@@ -148,6 +149,25 @@ def distrust(membership: Membership) -> str:
     if membership.secrets or not host or ip_address(host.strip("[]")).is_loopback:
         return ""
     return "its nodes have no fabric key, so that anybody could leave a snapshot: name one in UNICRON_FABRIC_KEY"
+
+
+def signed(data: bytes, secrets: Sequence[bytes]) -> bytes:
+    """Return data that a rank of the membership with these secrets vouches for; unsigned where all is open."""
+    return b"".join(hmac.digest(secret, data, sha256) for secret in secrets[:1]) + data
+
+
+def checked(data: bytes, secrets: Sequence[bytes]) -> bytes:
+    """Return the data if a rank of the membership vouches for it.
+
+    Raises:
+        NotCarriedError: none does.
+    """
+    if not secrets:
+        return data
+    mark, rest = data[: sha256().digest_size], data[sha256().digest_size :]
+    if not any(hmac.compare_digest(mark, hmac.digest(secret, rest, sha256)) for secret in secrets):
+        raise NotCarriedError("a snapshot that no rank of this task has made")
+    return rest
 
 
 _REFUSAL = (

@@ -30,6 +30,9 @@ from unicron.train.torch_shell import TorchShell
 STANDS, NEW, GOES_ON, AGAIN = "-stands", b"new", b"goes on", b"again"
 """What ranks of a membership tell those that have just been started."""
 
+WATCHED = 3
+"""Iterations; what a scheduler does behind an update shows in the next but one."""
+
 GONE = "a rank is gone, and with it its part of the model: all begin again, from what was saved last in memory"
 
 
@@ -74,6 +77,7 @@ class ScriptShell(TorchShell):
     Attributes:
         carriers: parameters whose gradients are what else ranks tell each other.
         reduced: those of the models whose gradients are summed, though they be frozen just now.
+        watched: in how many iterations more what ranks have alike is compared, as one was replaced.
     """
 
     def __init__(self, channel: Channel, microbatches: int, groups: ScriptGroups) -> None:
@@ -82,6 +86,7 @@ class ScriptShell(TorchShell):
         self.records = Records()
         self.carriers: list[torch.nn.Parameter] = []
         self.reduced: list[torch.nn.Parameter] = []
+        self.watched = 0
 
     def trained(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
         """Return the parameters whose gradients are summed, in reverse: what goes along comes behind the model."""
@@ -181,6 +186,7 @@ class Shell(ScriptShell):
         if ended.joined:
             new = [rank for rank, (_, joined) in enumerate(told) if not joined]
             self._in_vain = self._in_vain or self.records.go_on(membership, new)
+            self.watched = WATCHED if new else self.watched
         if in_vain := next(filter(None, await self.gather(self._in_vain.encode())), b""):
             self._in_vain = in_vain.decode()  # where others do not hear of it any more, they are told next time
             raise ConnectionAbortedError(

@@ -6,66 +6,28 @@ that have changed, with references to numbered ones as their keys. The new proce
 closures, aliases, and what libraries hold stay what they are.
 """
 
-import contextlib
 import ctypes
-import hmac
 import io
 import os
-import pickle
-import random
 import sys
-import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from hashlib import sha256
-from inspect import GEN_CLOSED, getgeneratorstate
-from types import FrameType, FunctionType, GeneratorType, ModuleType
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from unicron.train.instrument import NAME
 from unicron.train.kinds import OPTIMIZER, Kind, NotCarriedError
 from unicron.train.objects import INLINE, OPAQUE, POSITION, Opaque, is_same, kind_of, moves, raw, unraw
-
-Key = tuple[Any, ...]
-"""Of an object: the loop before which it was made, whose variable leads to it, and the way from there."""
+from unicron.train.pickling import Key, Pickler, Unpickler
+from unicron.train.randomness import generators, set_generators
 
 MOST_OBJECTS = 200_000
 """Numbered; a script with more holds data in many small objects, and looking at each in each iteration takes long."""
 
 LARGEST_BYTES = 32 << 20
 """Of a snapshot."""
-
-Generators = tuple[Any, ...]
-
-
-def generators() -> Generators:
-    """Return the states of the generators of random numbers that everybody in this process draws from."""
-    numpy = sys.modules.get("numpy")
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    return torch.get_rng_state(), random.getstate(), numpy.random.get_state(legacy=False) if numpy else None, cuda
-
-
-def are_same(one: Generators, other: Generators) -> bool:
-    """Return whether nothing was drawn in between."""
-    numpy_same = one[2] is other[2] or (
-        one[2]["state"]["pos"] == other[2]["state"]["pos"]
-        and bool((one[2]["state"]["key"] == other[2]["state"]["key"]).all())
-    )
-    cuda_same = one[3] is other[3] or torch.equal(one[3], other[3])
-    return torch.equal(one[0], other[0]) and one[1] == other[1] and numpy_same and cuda_same
-
-
-def set_generators(states: Generators) -> None:
-    """Have them be in these states."""
-    torch.set_rng_state(states[0])
-    random.setstate(states[1])
-    if states[2] is not None:
-        sys.modules["numpy"].random.set_state(states[2])
-    if states[3] is not None:
-        torch.cuda.set_rng_state(states[3])
 
 
 class Variables:
@@ -271,7 +233,7 @@ class Heap:
     def packed(self, value: Any) -> bytes:
         """Return a value as another process can have it, with references to what is numbered."""
         stream = io.BytesIO()
-        _Pickler(stream, self._keys).dump(value)
+        Pickler(stream, self._keys).dump(value)
         return stream.getvalue()
 
     def _fails(self, value: Any) -> str:
@@ -300,7 +262,12 @@ class Heap:
 
     def unpacked(self, data: bytes) -> Any:
         """Return what another process has packed."""
-        return _Unpickler(io.BytesIO(data), self._numbered).load()
+        return Unpickler(io.BytesIO(data), self._found).load()
+
+    def _found(self, key: Key) -> Any:
+        if key not in self._numbered:
+            raise NotCarriedError(f"{_named(key)} is not here")
+        return self._numbered[key].thing
 
     def restore(self, spaces: Mapping[str, Variables], data: bytes) -> bool:
         """Have all be as it was when the snapshot was taken, on another process that has numbered the same.
@@ -312,7 +279,7 @@ class Heap:
             NotCarriedError: this process has made something else before the loop.
         """
         try:
-            variables, entries, states, summed = _Unpickler(io.BytesIO(data), self._numbered).load()
+            variables, entries, states, summed = Unpickler(io.BytesIO(data), self._found).load()
         except NotCarriedError:
             raise
         except Exception as error:
@@ -356,111 +323,6 @@ def _apart(tensor: torch.Tensor) -> tuple[bytes, torch.dtype, tuple[int, ...]]:
 def _named(key: Key) -> str:
     _, space, *way = key
     return f"`{'.'.join(map(str, way))}` of {space}"
-
-
-def _tensor(cls: type, data: bytes, dtype: torch.dtype, shape: tuple[int, ...], trained: bool, grad: Any) -> Any:
-    made = unraw(data, dtype, shape)
-    if cls is torch.nn.Parameter:
-        made = torch.nn.Parameter(made, trained)
-    elif trained:
-        made.requires_grad_()
-    made.grad = grad
-    return made
-
-
-def _reference(thing: Any) -> Any:
-    return weakref.ref(thing if thing is not None else type("Gone", (), {})())
-
-
-def _left_of(thing: Any) -> dict[str, Any]:
-    """Return what a loader's iterator is that is through.
-
-    Raises:
-        NotCarriedError: it is not.
-    """
-    sampler, left = thing._sampler_iter, None  # noqa: SLF001
-    with contextlib.suppress(TypeError, NotImplementedError):  # it has no length
-        left = len(thing._index_sampler) - thing._num_yielded  # noqa: SLF001
-    if left != 0 and not (isinstance(sampler, GeneratorType) and getgeneratorstate(sampler) == GEN_CLOSED):
-        raise NotCarriedError("a DataLoader's iterator that was made since the loop began, and is under way")
-    return {name: value for name, value in vars(thing).items() if name != "_sampler_iter"}
-
-
-def _exhausted(cls: Any, attributes: dict[str, Any]) -> Any:
-    made = cls.__new__(cls)
-    vars(made).update(attributes, _sampler_iter=iter(()))
-    return made
-
-
-def _module(name: str) -> ModuleType:
-    return sys.modules[name]
-
-
-def _generator(state: torch.Tensor) -> torch.Generator:
-    made = torch.Generator()
-    made.set_state(state)
-    return made
-
-
-class _Pickler(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO, keys: Mapping[int, Key]) -> None:
-        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
-        self._keys = keys
-
-    def persistent_id(self, thing: Any) -> Any:
-        return self._keys.get(id(thing))
-
-    def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, torch.Tensor):  # of one that was computed the value is kept, and not from what
-            trained = thing.requires_grad and thing.is_leaf
-            grad = thing.grad if thing.is_leaf else None
-            return _tensor, (type(thing), raw(thing), thing.dtype, tuple(thing.shape), trained, grad)
-        if isinstance(thing, torch.Generator):
-            return _generator, (thing.get_state(),)
-        if isinstance(thing, weakref.ref):
-            return _reference, (thing(),)
-        if isinstance(thing, _SingleProcessDataLoaderIter):
-            return _exhausted, (type(thing), _left_of(thing))
-        if isinstance(thing, ModuleType):
-            return _module, (thing.__name__,)
-        if isinstance(kind_of(thing), Opaque):
-            raise NotCarriedError(f"{type(thing).__module__}.{type(thing).__qualname__}, which only this process has")
-        if isinstance(thing, FunctionType) and "<" in thing.__qualname__:
-            raise NotCarriedError(f"the function {thing.__qualname__}, which was made since the loop began")
-        return NotImplemented
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, numbered: Mapping[Key, _Numbered]) -> None:
-        super().__init__(stream)
-        self._numbered = numbered
-
-    def persistent_load(self, key: Any) -> Any:
-        if key not in self._numbered:
-            raise NotCarriedError(f"{_named(key)} is not here")
-        return self._numbered[key].thing
-
-
-# --- records: snapshots on their way to whoever replaces a rank -------------------------------------------------------
-
-
-def signed(data: bytes, secrets: Sequence[bytes]) -> bytes:
-    """Return data that a rank of the membership with these secrets vouches for; unsigned where all is open."""
-    return b"".join(hmac.digest(secret, data, sha256) for secret in secrets[:1]) + data
-
-
-def checked(data: bytes, secrets: Sequence[bytes]) -> bytes:
-    """Return the data if a rank of the membership vouches for it.
-
-    Raises:
-        NotCarriedError: none does.
-    """
-    if not secrets:
-        return data
-    mark, rest = data[: sha256().digest_size], data[sha256().digest_size :]
-    if not any(hmac.compare_digest(mark, hmac.digest(secret, rest, sha256)) for secret in secrets):
-        raise NotCarriedError("a snapshot that no rank of this task has made")
-    return rest
 
 
 def spaces_of(frame: FrameType, modules: Mapping[str, dict[str, Any]]) -> dict[str, Variables]:

@@ -8,7 +8,8 @@ import torch
 from unicron.errors import InvalidInputError
 from unicron.train.instrument import NAME, instrument
 from unicron.train.kinds import NotCarriedError
-from unicron.train.loops import Loops, Record
+from unicron.train.loops import Loops
+from unicron.train.under_way import Record
 
 SCRIPT = """
 import torch

@@ -142,6 +142,26 @@ def test_what_the_first_rank_changes_where_others_would_not_have_it_is_refused_b
             each.piggyback.take(total.clone())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_options_of_optimizers_that_differ_since_a_rank_was_replaced_are_named(dtype):
+    those = ranks(lambda: nn.Linear(2, 2).to(dtype), 2)
+    optimizers = [torch.optim.SGD(each.model.parameters(), lr=0.5) for each in those]
+    for each, optimizer in zip(those, optimizers, strict=True):
+        each.piggyback = Piggyback([each.model], [optimizer], first=each is those[0])
+    summed = []
+    for rate in (0.5, 0.25):
+        optimizers[1].param_groups[0]["lr"] = rate
+        for each in those:
+            each.piggyback.give()
+        summed.append(sum(each.piggyback.carrier.grad for each in those))
+        if rate == 0.5:
+            those[0].piggyback.take(summed[0])
+    with pytest.raises(InvalidInputError, match=r"learning rates, differ between ranks.*'lr': 0.5"):
+        those[0].piggyback.take(summed[1], replaced=True)
+    those[0].piggyback.take(summed[1])
+    those[0].piggyback.take(summed[1], replaced=True)  # they did before
+
+
 def test_a_buffer_of_another_shape_is_refused():
     [one] = ranks(lambda: nn.BatchNorm1d(2), 1)
     one.model.module.register_buffer("more", torch.zeros(1))

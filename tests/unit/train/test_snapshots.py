@@ -9,8 +9,9 @@ import torch
 
 from unicron.train.instrument import NAME, instrument
 from unicron.train.kinds import NotCarriedError
-from unicron.train.loops import Loops, Record
-from unicron.train.snapshots import checked, signed
+from unicron.train.loops import Loops
+from unicron.train.records import checked, signed
+from unicron.train.under_way import Record
 
 MODULE = "script_of_a_test"
 
