@@ -96,7 +96,9 @@ def task_problems(spec: TaskSpec) -> list[Problem]:
 
 
 def _healing_problems(spec: TaskSpec) -> list[Problem]:
-    """Return what only a session could do, asked of a script that has none."""
+    """Return what another way of healing could do, but not this one."""
+    if spec.drill and spec.heal is not Healing.IN_PLACE:
+        return [Problem("drill", True, f"is for `heal: {Healing.IN_PLACE.value}` alone")]
     if spec.heal not in WITHOUT_SESSION:
         return []
     found, way = [], f"where `heal` is {spec.heal.value}"

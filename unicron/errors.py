@@ -64,6 +64,14 @@ class RankEndedError(UnicronError):
     """A rank of a script waits for another that never comes, as it has ended: no restart would change that."""
 
 
+class DrillError(UnicronError):
+    """This rank of a script is replaced on purpose, to see whether another process can take its place."""
+
+
+class DrillFailedError(UnicronError):
+    """A process that has taken a rank's place in a drill computes something else than that rank: no restart helps."""
+
+
 class UnsoundStateError(StateTransferError):
     """A copy of a state is not what its checksum says."""
 

@@ -20,7 +20,17 @@ from unicron.contracts.events import NodeJoined
 from unicron.contracts.queries import GetLog, GetStates, InjectFault, Query, Reply
 from unicron.contracts.states import Keeper, StateRef
 from unicron.contracts.tasks import Slot, TaskSpec
-from unicron.contracts.worker import CAUSE, STOP_GRACE, Joined, Membership, Raised, StateFetched, ToAgent, told_cause
+from unicron.contracts.worker import (
+    CAUSE,
+    DRILL,
+    STOP_GRACE,
+    Joined,
+    Membership,
+    Raised,
+    StateFetched,
+    ToAgent,
+    told_cause,
+)
 from unicron.core import order_taken
 from unicron.errors import (
     BusUnavailableError,
@@ -439,6 +449,7 @@ class Node:
             "UNICRON_PLACE": str(command.place),
             "CUDA_VISIBLE_DEVICES": slot.device,
             STOP_GRACE: str(command.spec.stop_grace_s),
+            DRILL: "due" if command.spec.drill and not command.cause else "",
             CAUSE: told_cause(command.cause),
             **local_variables(command, self._slots),
         }

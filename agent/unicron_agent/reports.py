@@ -10,6 +10,7 @@ from unicron.contracts.events import (
     GradientNotFinite,
     IterationFinished,
     Regrouped,
+    ScriptDrilled,
     StateDiverged,
     StateKept,
     StateUnprotected,
@@ -22,6 +23,7 @@ from unicron.contracts.events import (
 from unicron.contracts.worker import (
     Broken,
     Diverged,
+    Drilled,
     Finished,
     Iterated,
     Joined,
@@ -49,6 +51,7 @@ REPORTS: dict[type[ToAgent], type[Message]] = {
     Diverged: StateDiverged,
     Unusable: StateUnusable,
     NotFinite: GradientNotFinite,
+    Drilled: ScriptDrilled,
     Finished: WorkerFinished,
 }
 """What a worker says, and the fact that the agent makes of it: the same fields, and where it came from."""

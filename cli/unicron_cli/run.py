@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from unicron_deploy.embedded import Cluster
 
     from unicron.client import Client
+    from unicron.contracts.events import ScriptDrilled
     from unicron.contracts.queries import TaskView
     from unicron.contracts.tasks import TaskSpec
 
@@ -60,6 +61,12 @@ def run(
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Ranks that live stay where they are: docs/training.md says of what.")
     ] = False,
+    drill: Annotated[
+        bool,
+        typer.Option(
+            "--drill", help="Only see whether another process can take a rank's place, in its first iterations."
+        ),
+    ] = False,
     task: Annotated[Path | None, typer.Option(metavar="FILE", help="Take all but COMMAND from a task file.")] = None,
     folder: Annotated[Path | None, typer.Option("--dir", help="Where logs and journal stay.")] = None,
     standalone: Annotated[bool, typer.Option("--standalone", hidden=True)] = False,  # noqa: ARG001 it always is
@@ -80,15 +87,15 @@ def run(
         spec = replace(load(task).spec, command=words)
     else:
         spec = spec_of(words, nodes * slots, least or nodes * slots, checkpoints)
-    if in_place:
-        spec = replace(spec, heal=Healing.IN_PLACE, layout=ParallelLayout(shard=spec.max_workers))
+    if in_place or drill:
+        spec = replace(spec, heal=Healing.IN_PLACE, layout=ParallelLayout(shard=spec.max_workers), drill=drill)
     if silence is not None:
         spec = replace(spec, silence_s=silence)
     # one machine's nodes are given up by nobody: what counts is whether it comes further
     os.environ |= {"UNICRON_ATTEMPTS": "1000", "UNICRON_NO_PROGRESS": str(restarts + 1)}
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: the cluster ends too
     root = folder or Path(tempfile.mkdtemp(prefix="unicron-run-"))
-    raise typer.Exit(_run(spec, root, nodes, slots, remove=folder is None))
+    raise typer.Exit(_run(spec, root, nodes, slots, remove=folder is None, drill=drill))
 
 
 def worded(command: Sequence[str], *, module: bool) -> list[str]:
@@ -116,7 +123,7 @@ def spec_of(command: list[str], workers: int, least: int, checkpoints: Path | No
     )
 
 
-def _run(spec: "TaskSpec", root: Path, nodes: int, slots: int, *, remove: bool) -> int:
+def _run(spec: "TaskSpec", root: Path, nodes: int, slots: int, *, remove: bool, drill: bool) -> int:
     """Run a task on a cluster of its own; return the exit status."""
     import shutil  # noqa: PLC0415
 
@@ -131,9 +138,11 @@ def _run(spec: "TaskSpec", root: Path, nodes: int, slots: int, *, remove: bool) 
             cluster.start(spinner.update)
             asyncio.run(cluster.wait_until_ready(READY_S, spinner.update))
         tell(f"unicron: {spec.max_workers} ranks; the cluster is at {cluster.url}, logs are in {root}")
-        view = asyncio.run(Program(cluster, spec, tell).run())
-        well = view.state == "finished"
-        tell(f"unicron: {spec.name} {view.state}: {view.reason}")
+        program = Program(cluster, spec, tell, drill=drill)
+        view = asyncio.run(program.run())
+        well = view.state == "finished" if not drill else program.drilled is not None and not program.drilled.problem
+        if program.drilled is None or not drill:
+            tell(f"unicron: {spec.name} {view.state}: {view.reason}{'; there was no drill' * drill}")
     finally:
         cluster.stop()
         if remove and well:
@@ -150,10 +159,17 @@ class Program:
         cluster: that runs.
         spec: of the program.
         tell: shows a line to a person.
+        drill: it is over with the drill.
+
+    Attributes:
+        drilled: how that came out.
     """
 
-    def __init__(self, cluster: "Cluster", spec: "TaskSpec", tell: Callable[[str], None]) -> None:
-        self._cluster, self._spec, self._tell = cluster, spec, tell
+    def __init__(
+        self, cluster: "Cluster", spec: "TaskSpec", tell: Callable[[str], None], *, drill: bool = False
+    ) -> None:
+        self._cluster, self._spec, self._tell, self._drill = cluster, spec, tell, drill
+        self.drilled: ScriptDrilled | None = None
         self._read: dict[Path, int] = {}
 
     async def run(self) -> "TaskView":
@@ -175,7 +191,7 @@ class Program:
             self._write()
             with suppress(UnicronError):  # a service may be down just now
                 view = next(view for view in (await client.status()).tasks if view.spec.name == self._spec.name)
-                if view.state.ended:
+                if view.state.ended or (self._drill and self.drilled is not None):
                     await asyncio.sleep(LOOK_S)
                     self._write()
                     return view
@@ -185,12 +201,15 @@ class Program:
         """Tell of failures and recoveries."""
         from unicron_narration.story import describe  # noqa: PLC0415
 
-        from unicron.contracts.events import FailureDetected, TaskRecovered  # noqa: PLC0415
+        from unicron.contracts.events import FailureDetected, ScriptDrilled, TaskRecovered  # noqa: PLC0415
 
         failed = False
         async for _, message in client.follow():
             if isinstance(message, FailureDetected):
                 failed = True
+                self._tell(f"unicron: {describe(message)}")
+            elif isinstance(message, ScriptDrilled):
+                self.drilled = message
                 self._tell(f"unicron: {describe(message)}")
             elif isinstance(message, TaskRecovered) and failed:
                 self._tell(f"unicron: {describe(message)}")

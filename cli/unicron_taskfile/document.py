@@ -260,5 +260,6 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "model": read_model,
     "heal": _heal,
     "silence_s": fields.number,
+    "drill": fields.truth,
     "stop_grace_s": fields.number,
 }

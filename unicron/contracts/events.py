@@ -287,6 +287,20 @@ class GradientNotFinite(WorkerFact, kw_only=True, frozen=True):
     suspect: bool = False
 
 
+class ScriptDrilled(WorkerFact, kw_only=True, frozen=True):
+    """A rank of a script that is healed in place was replaced on purpose, or could not be.
+
+    Attributes:
+        iteration: in which it was.
+        rank: of the worker.
+        problem: why another process can't take its place; empty where it has computed the same, bit by bit.
+    """
+
+    iteration: Number
+    rank: Number
+    problem: Text = ""
+
+
 class StateRejected(Message, kw_only=True, frozen=True):
     """A copy of a state is not what its checksum says, and must not be used by anybody.
 

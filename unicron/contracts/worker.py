@@ -167,6 +167,14 @@ class Unusable(ToAgent, kw_only=True, frozen=True):
     reason: str
 
 
+class Drilled(ToAgent, kw_only=True, frozen=True):
+    """A drill is over; fields as in `events.ScriptDrilled`."""
+
+    iteration: int
+    rank: int
+    problem: str = ""
+
+
 class NotFinite(ToAgent, kw_only=True, frozen=True):
     """A gradient is not finite; fields as in `events.GradientNotFinite`."""
 
@@ -240,6 +248,9 @@ class Membership(ToWorker, kw_only=True, frozen=True):
 
 CAUSE = "UNICRON_RESTART_CAUSE"
 """The variable that tells a program why it begins again; empty where it does not."""
+
+DRILL = "UNICRON_DRILL"
+"""The variable that tells a script in place that one of its ranks is to be replaced on purpose; empty: none is."""
 
 STOP_GRACE = "UNICRON_STOP_GRACE_S"
 """The variable that tells a launcher how many seconds its program has to end when it is asked to."""
@@ -350,6 +361,7 @@ _to_agent: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
     | Unprotected
     | Diverged
     | Unusable
+    | Drilled
     | NotFinite
     | FetchState
     | Pong

@@ -15,12 +15,13 @@ from typing import Any
 
 from unicron.contracts.worker import NOWHERE, Membership
 from unicron.errors import GroupBrokenError
+from unicron.train.drill import Prints
 from unicron.train.kinds import NotCarriedError
 from unicron.train.rendezvous import Rendezvous
 from unicron.train.under_way import Chain, Record
 
 PART = "-records"
-REFUSED = "refused"
+REFUSED, GRADIENT = "refused", "gradient"
 
 
 class Records:
@@ -28,10 +29,13 @@ class Records:
 
     Attributes:
         refused: why this script can't be had by another process; empty where it can.
+        gradient: iteration, and what tells apart the gradient that the rank had in it which this one replaces in a
+            drill; None outside of one.
     """
 
     def __init__(self) -> None:
         self.refused, self._saved = "", b""
+        self.gradient: tuple[int, Prints] | None = None
         self._told = set[str]()
         self._last = [b"", b""]
         self._count = 0
@@ -91,7 +95,7 @@ class Records:
         """
         before, secrets = self._store, self._membership.secrets
         wanted = list(new)
-        refusals = ""
+        refusals, gradients = "", dict[int, bytes]()
         if before is not None:
             with contextlib.suppress(GroupBrokenError):  # its node is gone, too
                 keys = [(rank, f"{rank}-{number}") for rank in wanted for number in range(2)]
@@ -99,6 +103,7 @@ class Records:
                     with contextlib.suppress(NotCarriedError):
                         if data and (found := checked(data, secrets)):
                             self._lost[rank] = [*self._lost.get(rank, []), found][-2:]
+                gradients = self._gradients(before, wanted)
                 refusals = b"".join(before.look([f"{rank}-{REFUSED}" for rank in wanted])).decode(errors="replace")
             before.close()
         self._membership, self._store = membership, Rendezvous(membership, PART)
@@ -108,7 +113,28 @@ class Records:
         self._lost = {rank: self._lost.get(rank, []) for rank in wanted}
         for rank, records in self._lost.items():
             self._put(rank, dict(enumerate([*records, b"", b""][:2])))
+        for rank, data in gradients.items():
+            self._leave(f"{rank}-{GRADIENT}", data)
         return refusals
+
+    def _gradients(self, store: Rendezvous, ranks: Iterable[int]) -> dict[int, bytes]:
+        """Return what ranks that ended in a drill have left."""
+        found = dict[int, bytes]()
+        for rank in ranks:
+            [data] = store.look([f"{rank}-{GRADIENT}"])
+            with contextlib.suppress(NotCarriedError):
+                if data:
+                    found[rank] = checked(data, self._membership.secrets)
+        return found
+
+    def leave_gradient(self, iteration: int, prints: Prints) -> None:
+        """Leave what tells this rank's gradient apart, for whoever replaces it in a drill."""
+        self._leave(f"{self._membership.rank}-{GRADIENT}", pickle.dumps((iteration, prints)))
+
+    def _leave(self, key: str, data: bytes) -> None:
+        if self._store is not None:
+            with contextlib.suppress(GroupBrokenError):
+                self._store.set(key, signed(data, self._membership.secrets))
 
     def begin(self, membership: Membership, chain: Chain) -> Record:
         """Return what the rank that this one replaces has left of where the others are.
@@ -119,11 +145,13 @@ class Records:
         if why := distrust(membership):
             raise NotCarriedError(why)
         self._membership, self._store = membership, Rendezvous(membership, PART)
+        left = self._gradients(self._store, [membership.rank]).get(membership.rank)
+        self.gradient = None if left is None else pickle.loads(left)  # noqa: S301 a rank of this task has made it
         if self._saved:
             self._last = [self._saved, b""]
         else:
-            left = self._store.take([f"{membership.rank}-{number}" for number in range(2)])
-            self._last = [checked(each, membership.secrets) for each in left]
+            found_there = self._store.take([f"{membership.rank}-{number}" for number in range(2)])
+            self._last = [checked(each, membership.secrets) for each in found_there]
         for each in self._last:
             found: Any = pickle.loads(each) if each else None  # noqa: S301 a rank of this task has made it
             if found is not None and found[0] == chain:

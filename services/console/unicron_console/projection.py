@@ -45,6 +45,7 @@ CHANGES: tuple[type[Message], ...] = (
     events.CheckpointFailed,
     events.StateDiverged,
     events.StateUnusable,
+    events.ScriptDrilled,
     events.OrderTaken,
     events.Alert,
     events.DeadLetter,

@@ -33,7 +33,7 @@ SIGNATURES = 64
 OWN_ERRORS = {FailureStatus.OTHER_SOFTWARE_ERROR, FailureStatus.ADDRESS_IN_USE}
 """What may be the user's own."""
 
-CERTAIN = {FailureStatus.GRADIENT_NOT_FINITE, FailureStatus.RANK_ENDED}
+CERTAIN = {FailureStatus.GRADIENT_NOT_FINITE, FailureStatus.RANK_ENDED, FailureStatus.DRILL_FAILED}
 """What all ranks have seen, or bring about together: again would be the same."""
 
 TAKE_ANOTHER = "another program on that node has this port; let the script take MASTER_PORT, which is free, or port 0"

@@ -9,7 +9,8 @@ from helpers.scripts import GATHERS, disturbed, program, same
 from helpers.training import kill_at_once, shared
 from msgspec.structs import replace
 
-from unicron.contracts.events import Regrouped
+from unicron.contracts.events import FailureDetected, Regrouped, ScriptDrilled
+from unicron.contracts.failures import FailureStatus
 from unicron.contracts.tasks import Healing, ParallelLayout
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -365,3 +366,30 @@ async def test_what_can_not_be_healed_in_place_is_refused_at_the_start(scene, tm
     name = f"refused-{abs(hash(line))}"
     await scene.client.submit(program(tmp_path, name, text, ranks=2))
     assert told[1] in (await scene.fails(name)).reason
+
+
+HIDES = (
+    LOOSE.replace(
+        "    seen = step = 0\n",
+        "    import ctypes\n    hidden = ctypes.addressof(kept := ctypes.c_double(1))\n    seen = step = 0\n",
+    )
+    .replace(
+        "        *first, last = microbatches(step)\n",
+        "        *first, last = microbatches(step) * ctypes.c_double.from_address(hidden + 0).value\n",
+    )
+    .replace(
+        "        step, seen = step",
+        "        ctypes.c_double.from_address(hidden + 0).value += 1\n        step, seen = step",
+    )
+)
+
+
+async def test_in_a_drill_a_rank_is_replaced_on_purpose_and_what_its_successor_computes_is_compared(scene, tmp_path):
+    for name, text in (("drilled", LOOSE), ("hides", HIDES)):
+        await scene.client.submit(replace(program(tmp_path, name, text, ranks=2), drill=True))
+    await scene.ends("drilled")
+    [told] = scene.of(ScriptDrilled, task="drilled")
+    assert (told.iteration, told.rank, told.problem) == (2, 1, "")
+    assert [each.status for each in scene.of(FailureDetected, task="drilled")] == [FailureStatus.DRILL]
+    reason = (await scene.fails("hides")).reason
+    assert "the gradient of weight differs from the one that the rank had whose place it has taken" in reason
