@@ -349,7 +349,7 @@ def test_a_planted_bug_is_found_within_100_storms(parts, words, seed):
         pytest.param(
             Parts(service=having(Service, "_intake", gullible)),
             "which nobody may say",
-            1,
+            0,
             id="anybody-speaks-for-anybody",
         ),
         pytest.param(Parts(agent=Unquestioning), "and nobody gave it", 5, id="tokens-not-asked-for"),

@@ -241,6 +241,7 @@ class InPlace:
         else:
             self._piggyback = own["piggyback"] = Piggyback(self._models, self._optimizers, first=self.rank == 0)
             self._shell.carriers.append(self._piggyback.carrier)
+            self._inner.share = self._piggyback.share
         self._shell.reduced = [each for model in self._models for each in model.reduced]
         trained = {id(each) for each in self._shell.reduced}
         carried: list[torch.Tensor] = [

@@ -38,6 +38,8 @@ class Buffers:
         size: bytes of all.
         reduced: what they were on the first rank as gradients were reduced last; None before that.
         changed: whether the first rank has seen each of them change before it was to send them again.
+        shared: those of them that the script has had all ranks have alike, by a collective of its own.
+        agreed: what tells apart what they were then, which all ranks are to have; 0 where they have shared none.
     """
 
     def __init__(self, model: Parallel) -> None:
@@ -46,6 +48,21 @@ class Buffers:
         self.size = len(self.read())
         self.reduced: torch.Tensor | None = None
         self.changed = [False] * len(self.names)
+        self.shared, self.agreed = set[int](), 0
+
+    def share(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Note which of them are among tensors that the script has all ranks have alike."""
+        theirs = {each.data_ptr() for each in tensors}
+        self.shared |= {number for number, each in enumerate(self.model.module.buffers()) if each.data_ptr() in theirs}
+
+    def agree(self, bits: int) -> None:
+        """Have as those of the first rank what they are now, of those that are alike."""
+        if self.shared and self.reduced is not None:
+            sizes = [each.nbytes for each in self.model.module.buffers()]
+            now, before = torch.split(self.read(), sizes), torch.split(self.reduced, sizes)
+            self.reduced = torch.cat([(now if one in self.shared else before)[one] for one in range(len(sizes))])
+            self.agreed = zlib.crc32(self.reduced.cpu().numpy().tobytes()) % (1 << bits)
+        self.shared = set()
 
     def read(self) -> torch.Tensor:
         """Return what they are.
@@ -117,8 +134,14 @@ class Piggyback:
         self._word = WORDS.get(dtype, torch.int8)
         words = {each: -(-each.size // self._word.itemsize) for each in self._synced}
         self._bits = max(0, EXACT_BITS.get(dtype, 0) - math.ceil(math.log2(models[0].rank.size)))
-        self._sizes = [1, len(self._units), *(size for each in words for size in (len(each.names), words[each]))]
+        sizes = (size for each in words for size in (1, len(each.names), words[each]))
+        self._sizes = [1, len(self._units), *sizes]
         self.carrier = torch.nn.Parameter(torch.zeros(sum(self._sizes), dtype=dtype, device=models[0].device))
+
+    def share(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Note that the script has all ranks have tensors alike: buffers may be among them."""
+        for buffers in self._synced:
+            buffers.share(tensors)
 
     def begin(self) -> None:
         """Keep what all is as an iteration begins: who comes later begins it, too."""
@@ -127,9 +150,12 @@ class Piggyback:
     def synchronise(self, model: Parallel) -> None:
         """Have the buffers that the first rank had as gradients were reduced, which torch would broadcast only now."""
         for buffers in self._synced:
-            if buffers.model is model and self._first:
+            if buffers.model is not model:
+                continue
+            buffers.agree(self._bits)
+            if self._first:
                 buffers.compare()
-            elif buffers.model is model and buffers.reduced is not None:
+            elif buffers.reduced is not None:
                 buffers.write(buffers.reduced)
 
     @torch.no_grad()
@@ -146,7 +172,7 @@ class Piggyback:
             torch.tensor([any(each.grad is not None for _, each in unit) for unit in self._units]),
         ]
         for buffers in self._synced:
-            parts += [torch.tensor(buffers.changed), self._words(buffers)]
+            parts += [torch.tensor([buffers.agreed]), torch.tensor(buffers.changed), self._words(buffers)]
         self.carrier.grad = torch.cat([each.to(self.carrier) for each in parts])
 
     def _check(self) -> None:
@@ -201,7 +227,13 @@ class Piggyback:
             for _, parameter in unit if not count else ():
                 parameter.grad = None
         for buffers in self._synced:
-            changed, words = next(parts), next(parts)
+            agreed, changed, words = next(parts), next(parts), next(parts)
+            if int(agreed) != buffers.agreed * self._models[0].rank.size:
+                raise InvalidInputError(
+                    "buffers of the model that ranks have had alike by a collective of the script are not alike in the "
+                    f"next forward pass: have all ranks have all of them alike, {CURE}"
+                )
+            buffers.agreed = 0
             if names := [name for name, count in zip(buffers.names, changed.tolist(), strict=True) if count]:
                 raise InvalidInputError(
                     f"buffer {names[0]} of the first rank was changed after the gradients were reduced and before a "

@@ -47,6 +47,7 @@ class ScriptGroups(InnerGroups):
         again: all ranks have just been started, and go on from what was saved.
         in_parts: each rank has a part of the model, which it gathers and whose gradient it scatters in its loops.
         ended: the collectives of all ranks that its loops have behind them.
+        share: called with the tensors that a collective leaves the same on all ranks.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class ScriptGroups(InnerGroups):
         self._under_way: list[Collective] = []
         self._setup, self._late, self.heeded, self.in_parts = Heard(), False, True, False
         self.again = False
+        self.share: Callable[[Results], None] = lambda _: None
         self._large: Results = []
         self.ended = Ended()
         super().__init__(layout, rank, device)
@@ -130,9 +132,7 @@ class ScriptGroups(InnerGroups):
             if not self._loops.within:
                 self._loops.hear(None)  # nobody who comes later is given a whole model
             return begin()
-        outputs: Results | None = [] if name == "barrier" else None
-        if name in ALIKE and group is self.world:
-            outputs = _tensors(arguments[0])
+        outputs = self._outputs(group, name, arguments)
         if self.given:
             results = self._loops.following() if begun else self._setup.following()
             if self.again and not (begun or results):
@@ -147,6 +147,14 @@ class ScriptGroups(InnerGroups):
         collective.begin(self._go_on)
         self._under_way.append(collective)
         return Work(lambda: self._finish_it(collective))
+
+    def _outputs(self, group: Switched, name: str, arguments: Sequence[Any]) -> Results | None:
+        """Return what a collective leaves the same on all ranks; None where it does not."""
+        if not (name in ALIKE and group is self.world):
+            return [] if name == "barrier" else None
+        outputs = _tensors(arguments[0])
+        self.share(outputs)
+        return outputs
 
     @property
     def began(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What a drill compares, and who is replaced in it."""
+"""What a drill compares."""
 
 import pytest
 import torch
@@ -29,12 +29,3 @@ def test_the_first_gradient_that_differs_is_named(theirs, exact, up_to_rounding)
     ours = with_gradients(1.0, None)
     assert drill.difference(ours, with_gradients(*theirs), exact=True) == exact
     assert drill.difference(ours, with_gradients(*theirs), exact=False) == up_to_rounding
-
-
-@pytest.mark.parametrize(
-    ("told", "rank", "size", "due"),
-    [("due", 1, 2, True), ("due", 0, 2, False), ("due", 0, 1, False), ("", 1, 2, False)],
-)
-def test_the_last_of_several_ranks_is_replaced_where_that_is_due(monkeypatch, told, rank, size, due):
-    monkeypatch.setenv("UNICRON_DRILL", told)
-    assert drill.is_due(rank, size) is due

@@ -48,8 +48,6 @@ def run(folder, *, first, late=False):
 
 def first_rank(folder):
     """Run the script as one of the first, up to its loop and some lines on; return the states of its files."""
-    for name in ("old", "more", "gone"):
-        (folder / name).mkdir() if name == "old" else (folder / name).write_text("")
     _, log, more = run(folder, first=True)
     (folder / "gone").write_text("kept")
     (folder / "old").mkdir()

@@ -29,13 +29,8 @@ class Noting:
     def head(self, place, *_):
         self.heads.append(place)
 
-    def due(self, *_):
-        return True
-
-    def behind_update(self, *_):
-        pass
-
-    end = behind_update
+    def __getattr__(self, name):
+        return lambda *_: True
 
 
 @pytest.fixture

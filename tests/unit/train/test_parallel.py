@@ -1,5 +1,6 @@
 """What scripts make that are healed in place instead of torch's DistributedDataParallel, each rank in this process."""
 
+import contextlib
 import copy
 
 import pytest
@@ -160,6 +161,24 @@ def test_options_of_optimizers_that_differ_since_a_rank_was_replaced_are_named(d
         those[0].piggyback.take(summed[1], replaced=True)
     those[0].piggyback.take(summed[1])
     those[0].piggyback.take(summed[1], replaced=True)  # they did before
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_buffers_that_the_script_has_had_all_ranks_have_alike_go_on_so(alike):
+    those = ranks(lambda: nn.BatchNorm1d(2))
+    for step in range(2):
+        for number, each in enumerate(those):
+            if step == 1:
+                each.model.module.running_var.fill_(3.0 + number * (not alike))
+                each.piggyback.share([each.model.module.running_var])
+            each.model(torch.randn(4, 2))
+            each.piggyback.give()
+        total = sum(each.piggyback.carrier.grad for each in those)
+        for each in those:
+            with (
+                contextlib.nullcontext() if alike or step == 0 else pytest.raises(InvalidInputError, match="not alike")
+            ):
+                each.piggyback.take(total.clone())
 
 
 def test_a_buffer_of_another_shape_is_refused():
