@@ -4,12 +4,12 @@ import os
 import sys
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import torch
 
-from unicron.contracts.worker import DRILL
-from unicron.errors import DrillError
+from unicron.contracts.worker import DRILL, Drilled
+from unicron.errors import DrillError, DrillFailedError
 from unicron.train import channel
 from unicron.train.shards import local
 
@@ -23,9 +23,59 @@ ROUNDING = 1e-3
 """By how much the norms of gradients may differ, in relation, on GPUs: some kernels add up in no certain order."""
 
 
-def is_due(rank: int, size: int) -> bool:
-    """Return whether this rank is to be replaced: the last one is, if there are others."""
-    return os.environ.get(DRILL) == "due" and rank == size - 1 > 0
+class Left(Protocol):
+    """What ranks leave for one another."""
+
+    refused: str
+    gradient: "tuple[int, Prints] | None"
+
+    def leave_gradient(self, iteration: int, prints: "Prints") -> None:
+        """Leave what tells this rank's gradient apart."""
+
+
+class Drill:
+    """One rank's part in the drill of a script: the last one is replaced, if there are others.
+
+    Args:
+        line: to the agent.
+        rank: of this process.
+        size: how many ranks there are.
+    """
+
+    def __init__(self, line: channel.Channel, rank: int, size: int) -> None:
+        self._line, self._rank = line, rank
+        self._due = os.environ.get(DRILL) == "due" and rank == size - 1 > 0
+
+    def look(self, left: Left, iteration: int, models: Iterable[torch.nn.Module]) -> None:
+        """End this process, if that is due; or see whether it computes what the rank had whose place it has taken.
+
+        Args:
+            left: by ranks for one another.
+            iteration: whose gradient the models have just now.
+            models: wrapped in DistributedDataParallel.
+
+        Raises:
+            DrillFailedError: it does not.
+        """
+        theirs = left.gradient
+        if not (self._due or theirs) or iteration < ITERATION:
+            return
+        ours = prints(each for model in models for each in model.module.named_parameters())  # type: ignore[union-attr]
+        if self._due and not left.refused:
+            left.leave_gradient(iteration, ours)
+            _end(self._rank)
+        problem = left.refused
+        if theirs is not None and theirs[0] == iteration:
+            found = difference(ours, theirs[1], exact=not torch.cuda.is_available())
+            problem = f"{found} differs from the one that the rank had whose place it has taken" if found else problem
+        self._line.send(Drilled(iteration=iteration, rank=self._rank, problem=problem))
+        self._due, left.gradient = False, None
+        if problem and theirs is not None:
+            raise DrillFailedError(
+                f"in a drill another process has taken the place of rank {self._rank}, and {problem}: something of "
+                "this script is not carried, and nobody has named it; set `heal: restart`, or keep what it depends on "
+                "in plain variables"
+            )
 
 
 def prints(parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> Prints:
@@ -58,7 +108,7 @@ def difference(ours: Prints, theirs: Prints, *, exact: bool) -> str:
     return ""
 
 
-def end(rank: int) -> NoReturn:
+def _end(rank: int) -> NoReturn:
     """End this process, and say why."""
     error = DrillError(f"rank {rank} is replaced on purpose, to see whether another process can take its place")
     channel.report_exception(DrillError, error, None)

@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 
 from unicron.contracts.tasks import ParallelLayout, WorkerPhase
-from unicron.contracts.worker import Drilled, Finished, Membership, Progress, Ready, Unusable
-from unicron.errors import DrillFailedError, GroupBrokenError, InvalidInputError, StateTransferError
-from unicron.train import drill
+from unicron.contracts.worker import Finished, Membership, Progress, Ready, Unusable
+from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
 from unicron.train.channel import Channel
+from unicron.train.drill import Drill
 from unicron.train.files import Files
 from unicron.train.iteration import WorkerCore
 from unicron.train.kinds import NotCarriedError
@@ -70,7 +70,7 @@ class InPlace:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._loss: torch.Tensor | None = None
         self._queued = self._computing = self._empty = False
-        self._drills = drill.is_due(self.rank, self.size)
+        self._drill = Drill(channel, self.rank, self.size)
         self._used = set[int]()
         self._waits: Rendezvous | None = None
         self._waits_in = -1
@@ -339,7 +339,7 @@ class InPlace:
         self._channel.injected.end()
         self.loops.reduced()
         with self._others_apart():
-            self._drill()
+            self._drill.look(self._shell.records, self._core.iteration, self._models)
             piggyback.give()
             self._shell.computed(self._loss)
             self._core.computed()
@@ -347,34 +347,6 @@ class InPlace:
                 raise GroupBrokenError("what this rank computed was dropped, and can't be computed again in place")
             piggyback.take(self._shell.gradients.summed_of(piggyback.carrier), replaced=self._shell.watched > 0)
             self._shell.watched = max(0, self._shell.watched - 1)
-
-    def _drill(self) -> None:
-        """End on purpose, if that is due; or see whether this process computes what the rank had that did.
-
-        Raises:
-            DrillFailedError: it does not.
-        """
-        records, iteration = self._shell.records, self._core.iteration
-        if not (self._drills or records.gradient) or iteration < drill.ITERATION:
-            return
-        named = (each for model in self._models for each in model.module.named_parameters())
-        ours = drill.prints(each for each in named if each[1].grad is not None or each[1].requires_grad)
-        if self._drills and not records.refused:
-            records.leave_gradient(iteration, ours)
-            drill.end(self.rank)
-        problem = records.refused
-        if records.gradient is not None and records.gradient[0] == iteration:
-            exact = not torch.cuda.is_available()
-            if found := drill.difference(ours, records.gradient[1], exact=exact):
-                problem = f"{found} differs from the one that the rank had whose place it has taken"
-        self._channel.send(Drilled(iteration=iteration, rank=self.rank, problem=problem))
-        drilled, self._drills, records.gradient = records.gradient is not None, False, None
-        if problem and drilled:
-            raise DrillFailedError(
-                f"in a drill another process has taken the place of rank {self.rank}, and {problem}: something of this "
-                "script is not carried, and nobody has named it; set `heal: restart`, or keep what it depends on in "
-                "plain variables"
-            )
 
     @contextlib.contextmanager
     def _others_apart(self) -> Iterator[None]:
