@@ -9,7 +9,7 @@ from helpers.local_cluster import local_cluster
 from helpers.scripts import Run
 from helpers.training import ITERATIONS, TRAIN, difference, plain_run, running_cluster, shared, task, write_script
 
-from unicron.contracts.commands import StartWorker
+from unicron.contracts.commands import Regroup, StartWorker
 from unicron.contracts.events import FailureDetected, NodeJoined, Regrouped, WorkerExited
 from unicron.contracts.failures import Severity
 
@@ -35,7 +35,9 @@ async def trained(scene, script, faults=(), iterations=ITERATIONS, **environment
         found = []
         for number, (rank, fault) in enumerate(faults, 1):
             await run.at(5 * number, 3)  # each has one of its two microbatches behind it
+            epoch = (await scene.view(name)).epoch
             found.append(await run.strike(rank, fault))
+            await scene.until(lambda: [one for one in scene.of(Regroup, task=name, world_size=3) if one.epoch > epoch])  # noqa: B023
         held.open()
         await scene.ends(name)
     await scene.until(lambda: scene.of(WorkerExited, task=name, finished=True))
