@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from unicron.train.instrument import NAME
-from unicron.train.kinds import OPTIMIZER, Kind, NotCarriedError
+from unicron.train.kinds import ATTRIBUTES, OPTIMIZER, Kind, NotCarriedError
 from unicron.train.objects import INLINE, OPAQUE, POSITION, Opaque, is_same, kind_of, moves, raw, unraw
 from unicron.train.pickling import Key, Pickler, Unpickler
 from unicron.train.randomness import generators, set_generators
@@ -162,8 +162,10 @@ class Heap:
             if kind is None or id(thing) in seen or isinstance(thing, Heap):
                 continue
             seen.add(id(thing))
-            if id(thing) in self._left and kind is not OPTIMIZER:
-                kind = OPAQUE
+            if id(thing) in self._left:
+                kind = OPTIMIZER if kind is OPTIMIZER else OPAQUE
+            elif kind is OPTIMIZER:  # one that was made later, whose moments go with nothing else
+                kind = ATTRIBUTES
             if kind is INLINE:
                 inline.append(thing)  # its parts may have no other owner, and their numbers would be given anew
             else:

@@ -97,7 +97,8 @@ recent, ordered, chosen = collections.deque(maxlen=3), collections.OrderedDict(a
 best, patience, tensors, small = None, 0, {}, np.float64(9.5)
 state = functools.partial(dict, meter=meter)
 endless = itertools.cycle("abc")
-average = copy.deepcopy(module)
+average, later = copy.deepcopy(module), torch.nn.Parameter(torch.ones(2))
+adam = torch.optim.Adam([later], lr=0.1)
 
 def run():
     global best, patience, small
@@ -117,12 +118,13 @@ def run():
         with torch.no_grad():
             for mine, its in zip(average.parameters(), module.parameters()):
                 mine.mul_(0.9).add_(its + step, alpha=0.1)
+        later.grad = adam.step() or torch.full((2,), value)
         pair = [tensors.get(0), tensors.get(0)]
         note(step, value, list(alias), alias is meter.values, dict(meter.counts), Meter.best, slotted.step,
              slotted.more[0] is slotted, count(), module.calls, int(module.seen), list(recent),
              list(ordered.items()), sorted(chosen), best, patience,
              type(small), small, tensors[step % 2].tolist(), twister.tolist(), next(endless), state()["meter"] is meter,
-             [each.tolist() for each in average.parameters()],              getattr(meter, "other", None) is slotted)
+             [each.tolist() for each in average.parameters()],              getattr(meter, "other", None) is slotted, later.tolist())
         backward()
 
 run()
