@@ -124,7 +124,7 @@ def run():
              slotted.more[0] is slotted, count(), module.calls, int(module.seen), list(recent),
              list(ordered.items()), sorted(chosen), best, patience,
              type(small), small, tensors[step % 2].tolist(), twister.tolist(), next(endless), state()["meter"] is meter,
-             [each.tolist() for each in average.parameters()],              getattr(meter, "other", None) is slotted, later.tolist())
+             [each.tolist() for each in average.parameters()], getattr(meter, "other", None) is slotted, later.tolist())
         backward()
 
 run()
