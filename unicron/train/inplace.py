@@ -71,7 +71,7 @@ class InPlace:
         self._loss: torch.Tensor | None = None
         self._queued = self._computing = self._empty = False
         self._drill = Drill(channel, self.rank, self.size)
-        self._used = set[int]()
+        self._ready, self._given = set[int](), set[int]()
         self._waits: Rendezvous | None = None
         self._waits_in = -1
         self._peers = Peers(channel, self._membership, self._position)
@@ -296,7 +296,7 @@ class InPlace:
     def forward(self, model: torch.nn.Module) -> None:
         """Begin an iteration by way of a model, unless it has begun, or the model is evaluated."""
         if torch.is_grad_enabled():
-            self._used |= {id(each) for each in model.parameters()}
+            self._ready |= {id(each) for each in model.parameters()}
         if self._computing or not torch.is_grad_enabled():
             return
         if not self.loops.begun:
@@ -328,6 +328,8 @@ class InPlace:
         return (each for model in (*self._models, *self._spread) for each in model.parameters())
 
     def _has_gradient(self, model: Parallel) -> None:
+        if id(model.reduced[0]) not in self._given:
+            self._given |= {id(each) for each in model.parameters()}
         if model.require_backward_grad_sync and not self._queued and (piggyback := self._piggyback) is not None:
             self._queued = True
             engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 as FSDP2 does
@@ -350,14 +352,14 @@ class InPlace:
 
     @contextlib.contextmanager
     def _others_apart(self) -> Iterator[None]:
-        """Leave alone what models have as gradients that were not used in this iteration."""
-        left = [(each, each.grad) for each in self._parameters() if id(each) not in self._used]
+        """Leave alone what models have as gradients that got none in this iteration."""
+        left = [(each, each.grad) for each in self._parameters() if id(each) not in self._given]
         for parameter, _ in left:
             parameter.grad = None
         yield
         for parameter, gradient in left:
             parameter.grad = gradient
-        self._used = set()
+        self._ready, self._given = self._ready - self._given, set()
 
     def _go_on(self, error: GroupBrokenError) -> bool:
         """Go to the next membership from a collective of the script; return whether a new rank comes there, too."""
@@ -380,7 +382,7 @@ class InPlace:
     def computes(self, loss: torch.Tensor) -> None:
         """Note the loss of a backward pass; gradients to which its iteration's first adds are carried, too."""
         if self._computing and not self._empty:
-            used = (each for each in self._parameters() if id(each) in self._used and each.grad is not None)
+            used = (each for each in self._parameters() if id(each) in self._ready and each.grad is not None)
             if not self.loops.accumulates and any(local(each.grad).any() for each in used):
                 self.loops.adds()
             self._empty = True
