@@ -328,7 +328,7 @@ class InPlace:
         return (each for model in (*self._models, *self._spread) for each in model.parameters())
 
     def _has_gradient(self, model: Parallel) -> None:
-        if id(model.reduced[0]) not in self._given:
+        if model.require_backward_grad_sync and id(model.reduced[0]) not in self._given:
             self._given |= {id(each) for each in model.parameters()}
         if model.require_backward_grad_sync and not self._queued and (piggyback := self._piggyback) is not None:
             self._queued = True
