@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import NoReturn, Protocol
 
@@ -57,25 +57,28 @@ class Drill:
         Raises:
             DrillFailedError: it does not.
         """
-        theirs = left.gradient
-        if not (self._due or theirs) or iteration < ITERATION:
+        theirs, left.gradient = left.gradient, None
+        if self._due and iteration >= ITERATION:
+            self._due = False
+            if not left.refused:
+                left.leave_gradient(iteration, prints(_named(models)))
+                _end(self._rank)
+            self._line.send(Drilled(iteration=iteration, rank=self._rank, problem=left.refused))
+        if theirs is None or theirs[0] != iteration:
             return
-        ours = prints(each for model in models for each in model.module.named_parameters())  # type: ignore[union-attr]
-        if self._due and not left.refused:
-            left.leave_gradient(iteration, ours)
-            _end(self._rank)
-        problem = left.refused
-        if theirs is not None and theirs[0] == iteration:
-            found = difference(ours, theirs[1], exact=not torch.cuda.is_available())
-            problem = f"{found} differs from the one that the rank had whose place it has taken" if found else problem
+        found = difference(prints(_named(models)), theirs[1], exact=not torch.cuda.is_available())
+        problem = f"{found} differs from the one that the rank had whose place it has taken" if found else ""
         self._line.send(Drilled(iteration=iteration, rank=self._rank, problem=problem))
-        self._due, left.gradient = False, None
-        if problem and theirs is not None:
+        if problem:
             raise DrillFailedError(
                 f"in a drill another process has taken the place of rank {self._rank}, and {problem}: something of "
                 "this script is not carried, and nobody has named it; set `heal: restart`, or keep what it depends on "
                 "in plain variables"
             )
+
+
+def _named(models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    return (each for model in models for each in model.module.named_parameters())  # type: ignore[union-attr]
 
 
 def prints(parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> Prints:

@@ -54,7 +54,8 @@ class Files:
     def open(self, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
         """Open a file as Python does, or another in its place."""
         path = os.fspath(file) if isinstance(file, str | bytes | os.PathLike) else None
-        writes = self.apart and path is not None and set(mode) & set("wax") and Path(os.fsdecode(path)).is_file()
+        how = set("wax") if self._late else set("wa")  # a file that is to be new is none where nobody else has made it
+        writes = self.apart and path is not None and set(mode) & how and Path(os.fsdecode(path)).is_file()
         if not writes or _caller().get("__name__", "").startswith("unicron"):
             return _open(file, mode, *arguments, **named)
         with tempfile.TemporaryFile() as scratch:

@@ -1,8 +1,8 @@
 """Programs whose training loops tell where they are: what is compiled of their files, and of libraries that train.
 
 Nothing of their source is touched; what is compiled of it has calls more in each loop that trains: one that hands out
-what the loop goes over, one at the head of its body, and one behind each statement that may have made an update. What
-comes before such a statement, a process leaves out that takes a lost one's place behind it.
+what the loop goes over, one at the head of its body, one at its end, and one behind a statement that may have made an
+update where what follows may take long. A process that takes a lost one's place there leaves out what comes before.
 """
 
 import ast
@@ -24,17 +24,9 @@ NAME = "__unicron__"
 
 TRAINS = "backward"
 COLLECTIVES = frozenset(
-    {"all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "barrier", "monitored_barrier"}
-    | {
-        "broadcast",
-        "broadcast_object_list",
-        "gather",
-        "gather_object",
-        "reduce",
-        "reduce_scatter",
-        "gather_for_metrics",
-    }
+    {"all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "barrier", "reduce"}
 )
+COLLECTIVES |= {"broadcast", "broadcast_object_list", "gather", "gather_object", "gather_for_metrics", "reduce"}
 LOOK_AT_GRADIENTS = frozenset({"clip_grad_norm_", "clip_grad_value_", "get_total_norm"})
 FOREIGN = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
 FOREIGN.append(Path(__file__).resolve().parents[1])
@@ -130,12 +122,7 @@ def found(name: str) -> tuple[Path, Path]:
     return top.parent, path if path == top else path.with_suffix(".py")
 
 
-def instrument(
-    source: bytes | str,
-    path: str,
-    name: str,
-    functions: "Functions | None" = None,
-) -> ast.Module:
+def instrument(source: bytes | str, path: str, name: str, functions: "Functions | None" = None) -> ast.Module:
     """Return what is to be run instead of a file.
 
     Args:

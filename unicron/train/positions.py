@@ -82,10 +82,11 @@ class Counted(Position, Iterator[Any]):
                 self._drawn.pop(self.count - 1, None)  # whoever comes later loads the last item alone
             self._note(before)
 
-    def close(self) -> None:
-        """End what hands out, if it is a generator."""
-        if isinstance(self._iterator, GeneratorType):
-            self._iterator.close()
+    def __getattr__(self, name: str) -> Any:
+        """Return what else a generator has, such as `close` and `throw`; what it then hands out is seen by `_seen`."""
+        if name == "_iterator":  # it is just being made
+            raise AttributeError(name)
+        return getattr(self._iterator, name)
 
     def _note(self, before: Generators) -> None:
         if self._drawn is not None and not are_same(before, generators()):

@@ -39,6 +39,8 @@ GONE = "a rank is gone, and with it its part of the model: all begin again, from
 class Core(WorkerCore):
     """A worker whose microbatch is always its own: that which has the number of its rank."""
 
+    _shell: "Shell"
+
     def _plan(self, standings: list[Standing]) -> Resumption:
         first = standings[0].shapes
         if other := next((each.shapes for each in standings if each.shapes != first), None):
@@ -53,8 +55,7 @@ class Core(WorkerCore):
 
     def _best(self, sources: tuple[int, ...]) -> tuple[int, ...]:
         """Return those that are in their loops: what others have taken and not begun with says less of collectives."""
-        joined = getattr(self._shell, "joined", ())
-        return tuple(each for each in sources if each in joined) or sources
+        return tuple(each for each in sources if each in self._shell.joined) or sources
 
 
 class SpreadCore(WorkerCore):
@@ -164,8 +165,8 @@ class Shell(ScriptShell):
         setup = self._script_groups.setup
         if setup is None or not self.protected["loops"].reachable:
             raise ConnectionAbortedError(
-                "what a collective of this script gave before its loop, or since the head of the loop's body, can't be "
-                "given to a new rank: it was more than 1 MiB, or not the same on all ranks"
+                "what a collective of this script gave before its loop, or since its last snapshot, can't be given to "
+                "a new rank: it was more than 1 MiB, or not the same on all ranks"
             )
         Rendezvous(membership, STANDS).set(f"{membership.rank}", GOES_ON + setup)
         await super().form(membership)

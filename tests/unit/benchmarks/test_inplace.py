@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks import inplace
+from benchmarks import inplace, inplace_made
 from benchmarks.inplace_verdicts import Run, Verdict, difference, reason, verdict, worst
 
 RIGHT, REFUSED, NOT_MEASURED, ENDED, HUNG, WRONG = Verdict
@@ -97,3 +97,11 @@ def test_scripts_count_by_the_worse_verdict_and_seconds_are_medians():
 
 def test_what_is_said_of_single_scripts_is_said_of_scripts_that_exist():
     assert set(inplace.RANKS) | set(inplace.STRIKES) <= set(inplace.scripts())
+
+
+def test_scripts_that_are_made_up_are_python_and_the_same_each_time():
+    for number in range(50):
+        text, chosen = inplace_made.made(3, number)
+        compile(text, "made.py", "exec")
+        assert (text, chosen) == inplace_made.made(3, number)
+        assert "strike(rank" in text

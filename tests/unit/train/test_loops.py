@@ -49,6 +49,11 @@ for x in range(3):
 """
 
 
+def update_of(loops):
+    """Return what makes a whole iteration."""
+    return lambda: (loops.mark(), loops.reduced(), loops.updated())
+
+
 class Watched:
     """A run of a script that says where it is; what it notes is no part of the script."""
 
@@ -68,14 +73,9 @@ class Watched:
         self.passed.append(values)
         self.there.append((self.loops.state_dict(), self.records[-1]))
 
-    def update(self):
-        self.loops.mark()
-        self.loops.reduced()
-        self.loops.updated()
-
     def run(self, text, **variables):
         module = types.ModuleType("__main__")
-        vars(module).update(backward=self.update)
+        vars(module).update(backward=update_of(self.loops))
         vars(module).update(variables, note=self, at=self, torch=torch, **{NAME: self.loops, "__name__": "__main__"})
         exec(compile(instrument(text, "x.py", "x.py"), "x.py", "exec"), vars(module))
         return self
@@ -120,8 +120,7 @@ for number in range(begin, 9):
 def noted(text, there=None, **variables):
     """Run a script that notes something in each of its loop's bodies; return what, and where it was each time."""
     watched = Watched(1, there)
-    loops = watched.loops
-    more = {"mark": loops.mark, "reduced": loops.reduced, "updated": loops.updated, "heard": loops.hear}
+    more = {name: getattr(watched.loops, name) for name in ("mark", "reduced", "updated")}
     watched.run(text, **more, **variables)
     return watched.passed, watched.there
 

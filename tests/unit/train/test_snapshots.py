@@ -31,19 +31,16 @@ class Watched:
         self.passed, self.there, self.records = [], [], [there and there[1]]
         self._from = there
         self.loops = Loops(3, lambda: ([], []), self._meet, self.records.append)
+        iteration = (self.loops.mark, self.loops.reduced, self.loops.updated)
         module = sys.modules[MODULE] = types.ModuleType(MODULE)
-        vars(module).update({NAME: self.loops, "note": self, "torch": torch, "backward": self._update})
+        vars(module).update({NAME: self.loops, "note": self, "torch": torch})
+        vars(module).update(backward=lambda: [each() for each in iteration])
         exec(compile(instrument(text, "x.py", "x.py"), "x.py", "exec"), vars(module))
 
     def _meet(self):
         if self._from:
             self.loops.load_state_dict(self._from[0])
             self.loops.become(pickle.loads(pickle.dumps(self._from[1])))
-
-    def _update(self):
-        self.loops.mark()
-        self.loops.reduced()
-        self.loops.updated()
 
     def __call__(self, *values):
         self.passed.append(values)
