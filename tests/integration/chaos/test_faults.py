@@ -69,9 +69,10 @@ async def struck(scene, held, name, node, fault, value=""):
     """Strike the worker on a node, and return the failure that came of it; all are held again when it is replaced."""
     view = await scene.view(name)
     epoch, rank = view.epoch, [member.node for member in view.members].index(node)
+    before = len(scene.of(FailureDetected, worker=view.members[rank].worker))  # it may have seen another end first
     made = await strike(scene.client, fault, Rank(task=name, rank=rank), value=value)
     held.open()
-    [failure] = await scene.until(lambda: scene.of(FailureDetected, worker=made.worker))
+    failure, *_ = await scene.until(lambda: scene.of(FailureDetected, worker=made.worker)[before:])
     await whole(scene, name, epoch)
     held.close_next()
     await held.held(WORKERS)
