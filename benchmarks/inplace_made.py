@@ -4,8 +4,9 @@
     python -m benchmarks.inplace_made --seed 1 --only 17 --keep /tmp/made
 
 Each script has one choice of each kind in `inplace_parts.toml`, a shape of its loops and a place for its variables,
-drawn at random. It is run by two plain processes, as torchrun would; then in place on one cluster, with one rank killed
-once, at an iteration and at a place of its body that are drawn, too. What comes of both is compared bit by bit.
+drawn at random. It is run by two plain processes, as torchrun would; then in place on one cluster, with its drill, and
+with one rank killed once, at an iteration and at a place of its body that are drawn, too. What comes of both is
+compared bit by bit.
 
 The figures count scripts. `healed` are those whose results are the plain run's, where nobody but the rank that was
 killed has begun again; `began_again` those with the same results where all have, `said` those of them of which the log
@@ -49,8 +50,8 @@ KINDS: dict[str, dict[str, dict[str, str]]] = tomllib.loads((ROOT / "benchmarks"
 SHAPES = ("epochs", "enumerated", "while", "iterator", "function", "nested_function", "generator")
 SCOPES = ("module", "main", "class", "state", "exit")
 EPOCHS, BATCHES = 4, 10
-PLACES = ("batch", "batch", "loss", "loss", "loss", "backward", "updated", "ended", "ended", "closing")
-"""Of a body, as much as they take in real scripts: between the end of the reduce and of the update is little."""
+PLACES = ["batch"] * 3 + ["loss"] * 10 + ["backward", "updated", "ended", "ended", "closing", "closing"]
+"""Of a body, about as much as they take in real scripts: between the end of the reduce and of the update is little."""
 
 WINDOW = ("backward", "updated", "ended")
 VERDICTS = ("healed", "began_again", "refused", "ended", "not_measured", "hung", "wrong_silently")
@@ -66,6 +67,7 @@ from benchmarks.inplace_scripts.case import FOLDER, keep, strike
 rank = int(os.environ["RANK"])
 os.write(os.open(FOLDER / "begun", os.O_WRONLY | os.O_CREAT | os.O_APPEND), f"{rank}\\n".encode())"""
 DRAWN = "[float(torch.rand(())), random.random(), float(np.random.rand())]"
+DRILLED = "is replaced on purpose"
 OWN_CARRIER = re.compile(r"can't be carried to another process as it is: (.+)")
 
 
@@ -309,8 +311,8 @@ async def judged(client: Client, cluster: Cluster, seed: int, number: int, root:
     logs = "".join(path.read_text(errors="replace") for path in sorted(cluster.root.glob(f"nodes/*/logs/{name}-*.log")))
     (folder / "log").write_text(logs)
     begun = (folder / "struck" / "begun").read_text().split() if (folder / "struck" / "begun").exists() else []
-    carried = OWN_CARRIER.search(logs)
-    row |= {"begun": len(begun), "named": carried[1] if carried else "", "ended": ended}
+    carried, drilled = OWN_CARRIER.search(logs), DRILLED in logs
+    row |= {"begun": len(begun), "drilled": drilled, "named": carried[1] if carried else "", "ended": ended}
     if not ended:
         return row | {"verdict": "hung"}
     if ended.startswith("finished"):
@@ -318,7 +320,7 @@ async def judged(client: Client, cluster: Cluster, seed: int, number: int, root:
             return row | {"verdict": "wrong_silently", "why": why}
         if not struck:
             return row | {"verdict": "not_measured", "why": "nobody was struck"}
-        return row | {"verdict": "healed" if len(begun) == 3 else "began_again"}
+        return row | {"verdict": "healed" if len(begun) == 3 + drilled else "began_again"}
     return row | {"verdict": "refused" if "heal: restart" in ended or carried else "ended", "why": ended}
 
 

@@ -83,6 +83,7 @@ async def on_cluster(heal: Healing, folder: Path, **more: str) -> AsyncIterator[
                 microbatches=WORLD,
                 heal=heal,
                 layout=ParallelLayout(shard=WORLD if heal is Healing.IN_PLACE else 1),
+                drill=False,
                 env=told(folder) | more,
             )
             await client.submit(spec)

@@ -97,8 +97,6 @@ def task_problems(spec: TaskSpec) -> list[Problem]:
 
 def _healing_problems(spec: TaskSpec) -> list[Problem]:
     """Return what another way of healing could do, but not this one."""
-    if spec.drill and spec.heal is not Healing.IN_PLACE:
-        return [Problem("drill", True, f"is for `heal: {Healing.IN_PLACE.value}` alone")]
     if spec.heal not in WITHOUT_SESSION:
         return []
     found, way = [], f"where `heal` is {spec.heal.value}"

@@ -69,7 +69,7 @@ class DrillError(UnicronError):
 
 
 class DrillFailedError(UnicronError):
-    """A process that has taken a rank's place in a drill computes something else than that rank: no restart helps."""
+    """A process that has taken a rank's place, in a drill or for good, computes something else: no restart helps."""
 
 
 class UnsoundStateError(StateTransferError):

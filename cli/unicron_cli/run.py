@@ -88,7 +88,7 @@ def run(
     else:
         spec = spec_of(words, nodes * slots, least or nodes * slots, checkpoints)
     if in_place or drill:
-        spec = replace(spec, heal=Healing.IN_PLACE, layout=ParallelLayout(shard=spec.max_workers), drill=drill)
+        spec = replace(spec, heal=Healing.IN_PLACE, layout=ParallelLayout(shard=spec.max_workers))
     if silence is not None:
         spec = replace(spec, silence_s=silence)
     # one machine's nodes are given up by nobody: what counts is whether it comes further
@@ -142,7 +142,8 @@ def _run(spec: "TaskSpec", root: Path, nodes: int, slots: int, *, remove: bool, 
         view = asyncio.run(program.run())
         well = view.state == "finished" if not drill else program.drilled is not None and not program.drilled.problem
         if program.drilled is None or not drill:
-            tell(f"unicron: {spec.name} {view.state}: {view.reason}{'; there was no drill' * drill}")
+            came = f"; in its drill {program.drilled.outcome}" if program.drilled else "; there was no drill" * drill
+            tell(f"unicron: {spec.name} {view.state}: {view.reason}{came}")
     finally:
         cluster.stop()
         if remove and well:

@@ -48,14 +48,7 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
         f"microbatch {', '.join(map(str, m.microbatches)) or 'none'} on rank {m.rank}, {_where(m)}; rule: {m.rule}"
         f"{'; computed again it is: suspect this device' * m.suspect}"
     ),
-    events.ScriptDrilled: lambda m: (
-        f"drill in iteration {m.iteration}: "
-        + (
-            f"another process can't take the place of rank {m.rank}: {m.problem}"
-            if m.problem
-            else f"another process has taken the place of rank {m.rank}, and computed the same, bit by bit"
-        )
-    ),
+    events.ScriptDrilled: lambda m: f"drill in iteration {m.iteration}: {m.outcome}",
     events.StateRejected: lambda m: f"{m.state.location.node} holds a bad copy, found out on {m.node}: {m.reason}",
     events.StateCopied: lambda m: (
         f"{m.state.location.node} keeps "

@@ -23,18 +23,7 @@ from unicron_agent.state_sources import Peer
 
 from unicron import proofs
 from unicron.contracts.states import Keeper
-from unicron.contracts.worker import (
-    LENGTH,
-    NOWHERE,
-    Enter,
-    Put,
-    Take,
-    challenge,
-    frame,
-    length_of,
-    taken,
-    to_worker,
-)
+from unicron.contracts.worker import LENGTH, NOWHERE, Enter, Put, Take, challenge, frame, length_of, taken, to_worker
 from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
 from unicron.train.rendezvous import Rendezvous
 

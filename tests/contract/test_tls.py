@@ -50,8 +50,7 @@ def served(directory, keys, monkeypatch, count=1, tls=True):
     """Run servers with the keyring's certificate; yield them."""
     folder = keys.accounts.parent if tls else None
     monkeypatch.setattr(
-        "unicron_deploy.nats_server.config_text",
-        lambda *words, **more: config_text(*words, **more, tls=folder),
+        "unicron_deploy.nats_server.config_text", lambda *words, **more: config_text(*words, **more, tls=folder)
     )
     routes = [free_port() for _ in range(count)]
     keys.route([f"127.0.0.1:{port}" for port in routes])
@@ -93,10 +92,7 @@ async def test_a_key_brings_the_authority_along_and_who_does_not_know_it_connect
 async def test_a_server_that_speaks_in_plain_is_not_the_one_that_a_key_with_an_authority_is_for(
     tmp_path, keys, monkeypatch
 ):
-    with (
-        served(tmp_path, keys, monkeypatch, tls=False) as [server],
-        pytest.raises(BusUnavailableError, match="no TLS"),
-    ):
+    with served(tmp_path, keys, monkeypatch, tls=False) as [server], pytest.raises(BusUnavailableError, match="no TLS"):
         await nats.connect(settings(server, keys.path("user"), connect_timeout_s=5.0), "user")
 
 

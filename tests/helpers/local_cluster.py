@@ -36,12 +36,7 @@ from unicron.service import Service
 LEASE_TTL_S = 60.0
 """Nobody else wants it."""
 
-DEFAULTS = {
-    "UNICRON_HEARTBEAT_TIMEOUT_S": "60",
-    "UNICRON_GRACE_S": "30",
-    **HELD,
-    "UNICRON_USE_MEASURED": "false",
-}
+DEFAULTS = {"UNICRON_HEARTBEAT_TIMEOUT_S": "60", "UNICRON_GRACE_S": "30", **HELD, "UNICRON_USE_MEASURED": "false"}
 """Where the environment has none: nobody is missed who only waits for a core, and workers share the cores there are."""
 
 SERVICES = [

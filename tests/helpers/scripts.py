@@ -263,7 +263,7 @@ SPREAD = """
 def program(folder, name, text, ranks=3, beside=None, **environment):
     """Return a task that runs `text`; where a file `engine.py` is beside it, as a module."""
     (folder / name).mkdir()
-    sizes = {"min_workers": ranks, "max_workers": ranks, "layout": ParallelLayout(shard=ranks)}
+    sizes = {"min_workers": ranks, "max_workers": ranks, "layout": ParallelLayout(shard=ranks), "drill": False}
     script = write_script(folder / name, text)
     spec = task(script, name, heal=Healing.IN_PLACE, env=environment, iterations=UNCOUNTED, **sizes)
     if beside is None:

@@ -300,6 +300,13 @@ class ScriptDrilled(WorkerFact, kw_only=True, frozen=True):
     rank: Number
     problem: Text = ""
 
+    @property
+    def outcome(self) -> str:
+        """What came of it, for people."""
+        if self.problem:
+            return f"another process can't take the place of rank {self.rank}: {self.problem}"
+        return f"another process has taken the place of rank {self.rank}, and computed the same, bit by bit"
+
 
 class StateRejected(Message, kw_only=True, frozen=True):
     """A copy of a state is not what its checksum says, and must not be used by anybody.

@@ -210,6 +210,7 @@ class TaskView(Record, kw_only=True, frozen=True):
         paused: a user took its slots off it.
         stops_after: it is to be stopped as soon as a later iteration than this is on storage; None where it isn't.
         slow: how slow it has got, and who is, for a person; empty where it has not.
+        drill: what came of the drill of its script, for a person; empty where there was none.
     """
 
     spec: TaskSpec
@@ -226,6 +227,7 @@ class TaskView(Record, kw_only=True, frozen=True):
     paused: bool = False
     stops_after: Number | None = None
     slow: Text = ""
+    drill: Text = ""
 
 
 class Status(Record, kw_only=True, frozen=True):

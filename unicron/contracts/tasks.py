@@ -186,7 +186,7 @@ class TaskSpec(Record, kw_only=True, frozen=True):
         heal: how the workers come back after a failure.
         silence_s: seconds after which a script without a session is taken to hang if none of its ranks shows any life;
             0: never.
-        drill: a rank of a script that is healed in place is replaced on purpose in one of its first iterations, and the
+        drill: of a script that is healed in place a rank is replaced on purpose in one of its first iterations, and the
             task ends if the process that takes its place computes something else.
         stop_grace_s: seconds from the SIGTERM that asks the others of a script without a session to end, where one has
             failed, to the SIGKILL.
@@ -212,7 +212,7 @@ class TaskSpec(Record, kw_only=True, frozen=True):
     layouts: dict[int, ParallelLayout] = {}
     heal: Healing = Healing.SESSION
     silence_s: float = SILENCE_S
-    drill: bool = False
+    drill: bool = True
     stop_grace_s: float = 30.0
 
     def shape(self, workers: int) -> ParallelLayout:

@@ -90,6 +90,11 @@ class Heard:
         """Whether all of them were taken."""
         return self._results is not None and self._next == len(self._results)
 
+    @property
+    def left(self) -> list[Results | None] | None:
+        """Those that were not taken."""
+        return None if self._results is None else self._results[self._next :]
+
     def knows(self, count: int) -> bool:
         """Return whether the next results are known, and not that there were none."""
         return self._results is not None and all(self._results[self._next :][:count])

@@ -258,7 +258,7 @@ class InPlace:
             run(self._core.start())
         if self._core.phase is Phase.TAKEN:
             self._core.enter()
-        if self.loops.chain:
+        if self.loops.chains:
             self._become()
         else:
             self._files.know(late=False)
@@ -268,7 +268,7 @@ class InPlace:
 
     def _leave(self, record: Record | NotCarriedError) -> None:
         self._shell.records.leave(record)
-        if isinstance(record, NotCarriedError) and self.loops.chain:
+        if isinstance(record, NotCarriedError) and self.loops.chains:
             self._give_up(record)
 
     def _give_up(self, error: NotCarriedError) -> None:
@@ -285,7 +285,7 @@ class InPlace:
         """
         records = self._shell.records
         try:
-            self.loops.become(records.begin(self._core.membership, self.loops.chain), self._files.arrive)
+            self.loops.become(records.begin(self._core.membership, self.loops.chains), self._files.arrive)
         except NotCarriedError as error:
             records.refuse(str(error))
             self._give_up(error)

@@ -1,8 +1,8 @@
 """Programs whose training loops tell where they are: what is compiled of their files, and of libraries that train.
 
 Nothing of their source is touched; what is compiled of it has calls more in each loop that trains: one that hands out
-what the loop goes over, one at the head of its body, one at its end, and one behind a statement that may have made an
-update where what follows may take long. A process that takes a lost one's place there leaves out what comes before.
+what the loop goes over, one at the head of its body, one at its end, and one behind each statement that may have made
+an update. A process that takes a lost one's place there leaves out what comes before.
 """
 
 import ast
@@ -254,16 +254,17 @@ class _Instrument(ast.NodeTransformer):
         self, node: ast.For | ast.While, last: ast.Constant, targets: set[str]
     ) -> Callable[[list[ast.stmt]], list[ast.stmt]]:
         """Return what makes of a loop's body one that tells where it is, and can be begun behind an update."""
-        begins, dead = self._tells("head", node, last, targets | self._scopes[-1].dead(node, 0)), self._scopes[-1].dead
+        dead = self._scopes[-1].dead
+        begins = self._tells("head", node, [last], targets | dead(node, 0))
         points = list[tuple[int, ast.stmt]]()
         for count, each in enumerate(node.body, 1):
             ends = count == len(node.body)
             rest = node.body[count:]
             updates = called([each]) & (self._training | {"step"})
-            if ends or (updates and self._takes_long(rest) and not self._look_back(rest)):
+            if ends or (updates and not self._look_back(rest)):
                 same = targets - {one.id for one in _names(node.body[:count])}
-                how = "end" if ends else "behind_update"
-                points.append((count, self._tells(how, node, ast.Constant(count), same | dead(node, count))))
+                how, long = ("end", []) if ends else ("behind_update", [ast.Constant(self._takes_long(rest))])
+                points.append((count, self._tells(how, node, [ast.Constant(count), *long], same | dead(node, count))))
 
         def body(statements: list[ast.stmt]) -> list[ast.stmt]:
             found, done = [begins], 0
@@ -286,9 +287,9 @@ class _Instrument(ast.NodeTransformer):
         looks = itertools.takewhile(lambda each: not called([each]) & self._training, rest)
         return any(_has_gradients(each) or called([each]) & self._gradients for each in looks)
 
-    def _tells(self, how: str, node: ast.For | ast.While, first: ast.Constant, dead: Iterable[str]) -> ast.stmt:
+    def _tells(self, how: str, node: ast.For | ast.While, first: list[ast.Constant], dead: Iterable[str]) -> ast.stmt:
         names = [ast.Constant(each) for each in sorted(dead)]
-        return ast.copy_location(ast.Expr(self._call(how, node, first, *names)), node.body[0])
+        return ast.copy_location(ast.Expr(self._call(how, node, *first, *names)), node.body[0])
 
     def _call(self, name: str, loop: ast.For | ast.While, *arguments: ast.expr) -> ast.expr:
         function = ast.Attribute(ast.Name(NAME, ast.Load()), name, ast.Load())

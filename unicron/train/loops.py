@@ -6,6 +6,7 @@ outlives the rank. Whoever replaces it goes to where that was, by way of the hea
 
 import functools
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
@@ -18,7 +19,7 @@ from unicron.train.objects import Call
 from unicron.train.positions import RUNNING, Counted
 from unicron.train.randomness import seed
 from unicron.train.snapshots import Heap, Variables, spaces_of
-from unicron.train.under_way import At, Chain, Record
+from unicron.train.under_way import KEPT, At, Chain, Record
 
 
 class Loops:
@@ -34,6 +35,7 @@ class Loops:
     Attributes:
         behind: the others have collectives behind them that this rank, which began later, is yet to come to.
         accumulates: the last snapshot has gradients, to which more is added.
+        closed: why no new rank can come to the last snapshot; empty where it can.
     """
 
     def __init__(
@@ -54,12 +56,14 @@ class Loops:
         self._record: Record | None = None
         self._arrive: Callable[[], None] = lambda: None
         self._reached = 0
-        self._outside, self._since = Heard(), Heard()
-        self._then: dict[str, Any] = {"loops": [], "outside": []}
+        self._outside = Heard()
+        self._points = deque[tuple[dict[str, Any], Heard]]([({"loops": [], "outside": []}, Heard())], maxlen=KEPT)
+        self._choices: list[dict[str, Any]] = []
         self._within = self._reduced = self._pending = False
         self._updates = self._seen = self._ended = 0
         self._taken, self._versions, self._changes = False, 0, set[str]()
         self.behind = self.accumulates = self._keeps = False
+        self.closed = ""
         seed(rank)
 
     # --- what the script calls ---------------------------------------------------------------------------------------
@@ -169,26 +173,34 @@ class Loops:
             return True
         return bool(self._to[self._reached][3] < point)
 
-    def behind_update(self, place: str, point: int, *dead: str) -> None:
-        """Note where the script is, if an update was made since its last snapshot, or be there in another's place."""
+    def behind_update(self, place: str, point: int, long: bool, *dead: str) -> None:
+        """Note where the script is, if an update was made since its last snapshot, or be there in another's place.
+
+        Args:
+            place: of the loop.
+            point: in its body.
+            long: what follows in it may take long; else the end of the body is soon, and will do where nobody could
+                begin here.
+            dead: variables that are set anew before anybody reads them.
+        """
         if self._to or self._updates > self._seen:
             self._seen = self._updates
-            self._stand(sys._getframe(1), place, point, dead)  # noqa: SLF001
+            self._stand(sys._getframe(1), place, point, dead, needed=long)  # noqa: SLF001
 
     def end(self, place: str, point: int, *dead: str) -> None:
         """Do so at the end of a loop's body, if one was made since that of the last."""
         if self._to or self._updates > self._ended:
             self._ended = self._seen = self._updates
-            self._stand(sys._getframe(1), place, point, dead)  # noqa: SLF001
+            self._stand(sys._getframe(1), place, point, dead, needed=True)  # noqa: SLF001
 
-    def _stand(self, caller: FrameType, place: str, point: int, dead: Iterable[str]) -> None:
+    def _stand(self, caller: FrameType, place: str, point: int, dead: Iterable[str], *, needed: bool) -> None:
         self._leave_what_is_over(caller, place)
         at = self._under_way[-1] if self._under_way else None
         if at is None or at.place != place:
             return
         if not self._to:
             if not self._within and place not in self._changes:
-                self._take(at, caller, point, dead, leaves=True)
+                self._take(at, caller, point, dead, leaves=True, needed=needed)
         elif len(self._under_way) - 1 == self._reached and self._to[self._reached][3] == point:
             self._become(at, caller)
 
@@ -215,12 +227,15 @@ class Loops:
         self._reached = depth + 1
         self._indices[depth + 1 :] = [0]
         if self._reached == len(self._to):
-            self._then, self._versions = {"loops": self._to, "outside": self._outside.saved()}, self._heap.versions
+            self._points = deque([({"loops": self._to, "outside": self._outside.saved()}, self._since)], maxlen=KEPT)
+            self._versions = self._heap.versions
             self._to, self._reached, self._record = [], 0, None
             self._taken, self._reduced, self._seen, self._ended = True, False, self._updates, self._updates
             self._arrive()
 
-    def _take(self, at: At, caller: FrameType, point: int, dead: Iterable[str], *, leaves: bool) -> None:
+    def _take(
+        self, at: At, caller: FrameType, point: int, dead: Iterable[str], *, leaves: bool, needed: bool = True
+    ) -> None:
         """Take this rank's snapshot at a point of a loop's body.
 
         Args:
@@ -229,27 +244,38 @@ class Loops:
             point: in its body.
             dead: variables that are set anew before anybody reads them.
             leaves: it is left where it outlives the rank; else it is on the way to another, further inside.
+            needed: where there can be none, that is said; else nothing is done.
         """
-        at.note(point)
-        self._indices[len(self._under_way) :] = [0]
-        at.refused = None
-        if leaves:
-            self.accumulates = self._keeps or self._pending
+        accumulates = (self._keeps or self._pending) if leaves else self.accumulates
+        snapshot, refused = at.snapshot, None
         if self._heap is not None:
             try:
                 spaces = self._spaces(caller)
                 never = {name: set(dead) for name, space in spaces.items() if space.runs(caller)}
-                at.snapshot = self._heap.snapshot(spaces, never, gradients=leaves and self.accumulates)
+                snapshot = self._heap.snapshot(spaces, never, gradients=leaves and accumulates)
                 if self._nested.get(at.place, True):  # it takes long
                     self._heap.note(spaces)
             except NotCarriedError as error:
-                at.refused = error
+                if not needed:
+                    return
+                refused = error
+        at.note(point)
+        at.snapshot, at.refused, self.accumulates = snapshot, refused, accumulates
+        self._indices[len(self._under_way) :] = [0]
         if leaves:
-            self._versions = self._heap.versions if self._heap is not None else 0
-            self._then, self._since = self._where(), Heard()
+            self._stand_here()
             self._taken, self._reduced = True, False
             if self._heap is not None:
                 self._leave_record(self._made())
+
+    def _stand_here(self) -> None:
+        """Note where the last snapshot was taken; of a rank that is lost the last may be one before it."""
+        versions = self._heap.versions if self._heap is not None else 0
+        left = Heard(self._since.left)
+        if self._reduced or versions != self._versions:
+            self._points.clear()  # nobody can go to where parameters were others
+        self._versions, self.closed = versions, ""
+        self._points.append((self._where(), left))
 
     def _made(self) -> Record | NotCarriedError:
         """Return a record of where this rank is, or why there is none."""
@@ -305,34 +331,33 @@ class Loops:
     @property
     def reachable(self) -> bool:
         """Whether all is known that a new rank has to be given."""
-        state = self.state_dict()
-        places = [state["outside"], state["since"], *(heard for loop in state["loops"] for heard in loop[5:])]
-        return all(each is not None and all(results is not None for results in each) for each in places)
+        return _known(self.state_dict()["points"][0])
 
     def mark(self) -> None:
         """Note that an iteration begins."""
         place = self._under_way[-1].place if self._under_way else "the end"
         if not self.open:
-            self._leave_record(
-                NotCarriedError(
-                    f"a statement in the body of the loop at {place} makes more than one update, and no process could "
-                    "come in between: give each a statement of its own"
-                )
+            self._close(
+                f"a statement in the body of the loop at {place} makes more than one update, and no process could come "
+                "in between: give each a statement of its own"
             )
         elif self._heap is not None and self._versions != self._heap.versions:
             self._changes.add(place)  # from now on the snapshot is taken at the head
-            self._leave_record(
-                NotCarriedError(
-                    f"parameters are changed in the body of the loop at {place} before its forward pass, and not by an "
-                    "optimizer: a process that begins there would change them twice"
-                )
+            self._close(
+                f"parameters are changed in the body of the loop at {place} before its forward pass, and not by an "
+                "optimizer: a process that begins there would change them twice"
             )
         self._within = True
 
     def adds(self) -> None:
         """Have snapshots have gradients from now on: more is added to those of an iteration before."""
         self._keeps = True
-        self._leave_record(NotCarriedError("more is added to gradients of an iteration before, for the first time"))
+        self._close("more is added to gradients of an iteration before, for the first time")
+
+    def _close(self, why: str) -> None:
+        """Say that nobody can go to the last snapshot, from which what all ranks have has changed since."""
+        self.closed = why
+        self._leave_record(NotCarriedError(why))
 
     def reduced(self) -> None:
         """Be where the others are, at the end of the iteration's last pass."""
@@ -363,7 +388,7 @@ class Loops:
 
     def hear(self, results: Results | None) -> None:
         """Note what a collective has given; None: whoever comes later can't be given that."""
-        for each in (self._heard, self._since, *(iterator.heard for iterator in RUNNING)):
+        for each in (self._heard, *(since for _, since in self._points), *(iterator.heard for iterator in RUNNING)):
             each.add(results)
 
     @property
@@ -437,24 +462,46 @@ class Loops:
     def _where(self) -> dict[str, Any]:
         return {"loops": [at.where for at in self._under_way], "outside": self._outside.saved()}
 
+    @property
+    def _since(self) -> Heard:
+        """What collectives have given since the last snapshot."""
+        return self._points[-1][1]
+
     def state_dict(self) -> dict[str, Any]:
-        """Return where this script's last snapshot was taken, and what it has been given since."""
-        return {**self._then, "since": self._since.saved()}
+        """Return where this script's last snapshots since an update were taken, and what it has been given since."""
+        last, *before = [{**where, "since": since.saved()} for where, since in reversed(self._points)]
+        return {"points": [last, *filter(_known, before)]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go there, where this script is in no loop yet; one that is goes on, and comes there by itself."""
         if not self._under_way:
-            self._to, self._outside, self._since = state["loops"], Heard(state["outside"]), Heard(state["since"])
-            self.behind = bool(self._to)
+            self._choices = state["points"]
+            self._go_to(self._choices[0])
+
+    def _go_to(self, point: dict[str, Any]) -> None:
+        self._to, self._outside = point["loops"], Heard(point["outside"])
+        self._points = deque([({}, Heard(point["since"]))], maxlen=KEPT)
+        self.behind = bool(self._to)
 
     @property
-    def chain(self) -> Chain:
-        """Of the loops at which this rank is to begin; empty where it begins at the top."""
-        return [each[:4] for each in self._to]
+    def chains(self) -> list[Chain]:
+        """Of the loops at which this rank can begin, the best first; none where it begins at the top."""
+        return [_chain(each) for each in self._choices if self._to]
 
     def become(self, record: Record, arrive: Callable[[], None] = lambda: None) -> None:
         """Be the rank that has left this, once this script comes to where that was; then call `arrive`."""
         self._record, self._arrive = record, arrive
+        self._go_to(next(each for each in self._choices if _chain(each) == record.chain))
+
+
+def _chain(point: dict[str, Any]) -> Chain:
+    return [each[:4] for each in point["loops"]]
+
+
+def _known(point: dict[str, Any]) -> bool:
+    """Return whether all is known that collectives have given on the way to a point, and since."""
+    places = [point["outside"], point["since"], *(heard for loop in point["loops"] for heard in loop[5:])]
+    return all(each is not None and all(results is not None for results in each) for each in places)
 
 
 def _line(place: str) -> int:

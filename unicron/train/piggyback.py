@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from unicron.errors import InvalidInputError
+from unicron.errors import DrillFailedError, InvalidInputError
 from unicron.train.parallel import CURE, Parallel
 
 WORDS = {torch.float64: torch.int32, torch.float32: torch.int16}
@@ -210,14 +210,14 @@ class Piggyback:
             replaced: a rank was, not long ago.
 
         Raises:
-            InvalidInputError: buffers have changed in a way that can't be followed, or a rank that was replaced has
-                other options of its optimizers than the others.
+            InvalidInputError: buffers have changed in a way that can't be followed.
+            DrillFailedError: a rank that was replaced has other options of its optimizers than the others.
         """
         self._within, self.carrier.grad = False, None
         parts = iter(torch.split(summed, self._sizes))
         alike = int(next(parts)) == self._own * self._models[0].rank.size
         if replaced and self._alike and not alike:
-            raise InvalidInputError(
+            raise DrillFailedError(
                 "since a rank was replaced the options of optimizers, such as learning rates, differ between ranks, "
                 f"and did not before; here they are {self._options():.300}: keep what they depend on in variables of "
                 f"the script, {CURE}"

@@ -1,6 +1,6 @@
 """Where ranks leave their own records, which outlive them: at their membership's rendezvous, which an agent keeps.
 
-A rank leaves two in turn, as others may be an iteration behind it when it is lost. Those that live take what a lost
+A rank leaves some in turn, as others may be an iteration behind it when it is lost. Those that live take what a lost
 rank has left to the rendezvous of the next membership, for whoever replaces it.
 """
 
@@ -18,7 +18,7 @@ from unicron.errors import GroupBrokenError
 from unicron.train.drill import Prints
 from unicron.train.kinds import NotCarriedError
 from unicron.train.rendezvous import Rendezvous
-from unicron.train.under_way import Chain, Record
+from unicron.train.under_way import KEPT, Chain, Record
 
 PART = "-records"
 REFUSED, GRADIENT = "refused", "gradient"
@@ -37,7 +37,7 @@ class Records:
         self.refused, self._saved = "", b""
         self.gradient: tuple[int, Prints] | None = None
         self._told = set[str]()
-        self._last = [b"", b""]
+        self._last = [b""] * KEPT
         self._count = 0
         self._lost: dict[int, list[bytes]] = {}
         self._membership, self._store = NOWHERE, None
@@ -47,7 +47,7 @@ class Records:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was left last, to be saved with the rest of this rank's state."""
-        return {"last": self._last[(self._count + 1) % 2]}
+        return {"last": self._last[(self._count - 1) % KEPT]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have what this rank had left when a state was saved from which all begin again."""
@@ -57,7 +57,7 @@ class Records:
         """Leave for each rank what it had left when a state was saved from which all begin again."""
         self._membership, self._store = membership, Rendezvous(membership, PART)
         for rank, each in enumerate(saved):
-            self._put(rank, {0: bytes(each["last"]), 1: b""})
+            self._put(rank, dict(enumerate([bytes(each["last"]), *[b""] * (KEPT - 1)])))
 
     def leave(self, record: Record | NotCarriedError) -> None:
         """Leave a record, or say once why there is none."""
@@ -73,7 +73,7 @@ class Records:
             if self.refused:
                 self.refuse("")
             data = pickle.dumps([record.chain, record.positions, record.snapshots], pickle.HIGHEST_PROTOCOL)
-        number = self._count % 2
+        number = self._count % KEPT
         self._count, self._last[number] = self._count + 1, data
         with contextlib.suppress(GroupBrokenError):  # whatever else goes there tells of it
             self._put(self._membership.rank, {number: data})
@@ -98,11 +98,11 @@ class Records:
         refusals, gradients = "", dict[int, bytes]()
         if before is not None:
             with contextlib.suppress(GroupBrokenError):  # its node is gone, too
-                keys = [(rank, f"{rank}-{number}") for rank in wanted for number in range(2)]
+                keys = [(rank, f"{rank}-{number}") for rank in wanted for number in range(KEPT)]
                 for (rank, _), data in zip(keys, before.look([key for _, key in keys]), strict=True):
                     with contextlib.suppress(NotCarriedError):
                         if data and (found := checked(data, secrets)):
-                            self._lost[rank] = [*self._lost.get(rank, []), found][-2:]
+                            self._lost[rank] = [*self._lost.get(rank, []), found][-KEPT:]
                 gradients = self._gradients(before, wanted)
                 refusals = b"".join(before.look([f"{rank}-{REFUSED}" for rank in wanted])).decode(errors="replace")
             before.close()
@@ -112,7 +112,7 @@ class Records:
             self.refuse(self.refused)
         self._lost = {rank: self._lost.get(rank, []) for rank in wanted}
         for rank, records in self._lost.items():
-            self._put(rank, dict(enumerate([*records, b"", b""][:2])))
+            self._put(rank, dict(enumerate([*records, *[b""] * KEPT][:KEPT])))
         for rank, data in gradients.items():
             self._leave(f"{rank}-{GRADIENT}", data)
         return refusals
@@ -136,8 +136,12 @@ class Records:
             with contextlib.suppress(GroupBrokenError):
                 self._store.set(key, signed(data, self._membership.secrets))
 
-    def begin(self, membership: Membership, chain: Chain) -> Record:
+    def begin(self, membership: Membership, chains: Iterable[Chain]) -> Record:
         """Return what the rank that this one replaces has left of where the others are.
+
+        Args:
+            membership: of this rank.
+            chains: of the loops at which it can begin, the best first.
 
         Raises:
             NotCarriedError: it has left nothing of that.
@@ -148,15 +152,16 @@ class Records:
         left = self._gradients(self._store, [membership.rank]).get(membership.rank)
         self.gradient = None if left is None else pickle.loads(left)  # noqa: S301 a rank of this task has made it
         if self._saved:
-            self._last = [self._saved, b""]
+            self._last = [self._saved, *[b""] * (KEPT - 1)]
         else:
-            found_there = self._store.take([f"{membership.rank}-{number}" for number in range(2)])
+            found_there = self._store.take([f"{membership.rank}-{number}" for number in range(KEPT)])
             self._last = [checked(each, membership.secrets) for each in found_there]
-        for each in self._last:
-            found: Any = pickle.loads(each) if each else None  # noqa: S301 a rank of this task has made it
-            if found is not None and found[0] == chain:
-                self._last, self._count = [b"", each], 0
-                return Record(*found)
+        left_there = {each: Record(*pickle.loads(each)) for each in self._last if each}  # noqa: S301 likewise
+        for chain in chains:
+            for data, record in left_there.items():
+                if record.chain == chain:
+                    self._last, self._count = [data, *[b""] * (KEPT - 1)], 1
+                    return record
         raise NotCarriedError("the rank that is lost has left no snapshot of the iteration that the others are in")
 
     def refuse(self, why: str) -> None:

@@ -186,7 +186,8 @@ class Shell(ScriptShell):
         self.joined = frozenset(rank for rank, (_, joined) in enumerate(told) if joined)
         if ended.joined:
             new = [rank for rank, (_, joined) in enumerate(told) if not joined]
-            self._in_vain = self._in_vain or self.records.go_on(membership, new)
+            refused, closed = self.records.go_on(membership, new), self.protected["loops"].closed if new else ""
+            self._in_vain = self._in_vain or refused or closed
             self.watched = WATCHED if new else self.watched
         if in_vain := next(filter(None, await self.gather(self._in_vain.encode())), b""):
             self._in_vain = in_vain.decode()  # where others do not hear of it any more, they are told next time

@@ -30,6 +30,24 @@ LARGEST_BYTES = 32 << 20
 """Of a snapshot."""
 
 
+class TooLargeError(Exception):
+    """What has changed is more than a snapshot may have."""
+
+
+class _Stream(io.BytesIO):
+    """Takes no more, so that no time is lost with what is not sent."""
+
+    def write(self, data: Any) -> int:
+        """Take data.
+
+        Raises:
+            TooLargeError: it is too much.
+        """
+        if self.tell() + len(data) > LARGEST_BYTES:
+            raise TooLargeError(f"what has changed since the loop began takes more than {LARGEST_BYTES >> 20} MiB")
+        return super().write(data)
+
+
 class Variables:
     """Those of a function that is running, or of a module.
 
@@ -223,18 +241,17 @@ class Heap:
         summed = [None if each.grad is None else _apart(each.grad) for each in self._parameters] if gradients else None
         whole = variables, entries, generators(), summed
         try:
-            data = self.packed(whole)
+            return self.packed(whole)
+        except TooLargeError as error:
+            raise NotCarriedError(str(error)) from None
         except Exception as error:
             if self._leave_out(variables):
                 return self.snapshot(spaces, dead, gradients=gradients)
             raise NotCarriedError(self._blamed(entries) or str(error)) from error
-        if len(data) > LARGEST_BYTES:
-            raise NotCarriedError(f"what has changed since the loop began takes {len(data) >> 20} MiB")
-        return data
 
     def packed(self, value: Any) -> bytes:
         """Return a value as another process can have it, with references to what is numbered."""
-        stream = io.BytesIO()
+        stream = _Stream()
         Pickler(stream, self._keys).dump(value)
         return stream.getvalue()
 

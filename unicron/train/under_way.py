@@ -14,6 +14,10 @@ The point is how many statements of its body have been run: 0 at its head.
 """
 
 
+KEPT = 3
+"""Snapshots of a rank: of the end of the iteration before, behind an update, and of the end of its iteration."""
+
+
 class Record:
     """A rank's own snapshot, of one point.
 

@@ -89,6 +89,7 @@ class Pages:
             planned_waf=planned if planned >= KNOWN_FLOPS else 0.0,
             goodput=row.goodput if row and row.total_s else None,
             slow=task.slow,
+            drill=task.drill,
             paused=task.paused,
         )
 

@@ -138,7 +138,7 @@ class Projection:
                 task.state, task.reason, task.traceback = found.state, found.reason, found.traceback
                 task.members, task.iteration, task.loss = found.members, found.iteration, found.loss
                 task.iteration_s, task.waf = found.iteration_s, found.waf
-                task.slow, task.paused = found.slow, found.paused
+                task.slow, task.paused, task.drill = found.slow, found.paused, found.drill
         plan = status.plan
         if plan is not None and (self.plan is None or len(self.nodes) + len(self.tasks) > known):
             newer = self.plan is not None and self.plan.number > plan.number
@@ -188,6 +188,9 @@ class Projection:
                 self._healed(message.task, message.at)
             case events.Regrouped():
                 self._regrouped(message)
+            case events.ScriptDrilled() if message.task in self.tasks:
+                self.tasks[message.task].drill = message.outcome
+                self.changed.add(("task", message.task))
             case slowdowns.SlowdownDetected() | slowdowns.SlowdownEnded() if message.task in self.tasks:
                 self.tasks[message.task].slow = message.text if isinstance(message, slowdowns.SlowdownDetected) else ""
                 self.changed.add(("task", message.task))

@@ -144,6 +144,7 @@ class Task:
     iteration_s: float = 0.0
     waf: float = 0.0
     slow: str = ""
+    drill: str = ""
     paused: bool = False
     kept: int = 0
     recomputed: int = 0

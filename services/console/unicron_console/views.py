@@ -85,6 +85,7 @@ class TaskLine(Record, kw_only=True, frozen=True):
         waf: weighted FLOP/s that it achieves; `planned_waf` what the plan expects.
         goodput: share of its GPU time that was training since it was submitted, None where nothing is known yet.
         slow: how slow it has got; empty where it has not.
+        drill: what came of the drill of its script; empty where there was none.
     """
 
     name: str
@@ -103,6 +104,7 @@ class TaskLine(Record, kw_only=True, frozen=True):
     planned_waf: float = 0.0
     goodput: float | None = None
     slow: str = ""
+    drill: str = ""
     paused: bool = False
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from unicron.contracts.base import CancelTimer, Message, SetTimer
 from unicron.contracts.events import FailureDetected, TaskBroken, WorkerFact
-from unicron.contracts.failures import Severity
+from unicron.contracts.failures import FailureStatus, Severity
 from unicron.contracts.hardware import FaultLogged
 from unicron_detector.books import Books
 from unicron_detector.state import ECHOES_S, Cause, Limits, Lost, State, Task, Worker
@@ -85,7 +85,9 @@ class Reporter:
         task = self.task(failure.task)
         if task.closed or failure.node in self.state.lost or self.books.gone(failure.worker):
             return []
-        if why := self._no_progress(task, failure, iteration, idle_s):
+        drilled = failure.status is FailureStatus.DRILL and not task.drilled
+        task.drilled |= drilled
+        if why := "" if drilled else self._no_progress(task, failure, iteration, idle_s):
             return self.break_task(failure.task, why)
         climbed, cause = False, self._cause(failure.task) if echo else None
         if failure.severity is Severity.SEV3:
@@ -95,7 +97,7 @@ class Reporter:
                 climbed = True
         if failure.severity is Severity.SEV2 and cause is not None:  # it is not this node's fault
             failure = replace(failure, reason=f"{failure.reason}; echo of {cause.text}")
-        elif failure.severity is Severity.SEV2:
+        elif failure.severity is Severity.SEV2 and not drilled:
             attempt = task.ladder.restart(failure.node, now, window_s)
             if attempt > attempts:
                 failure = replace(failure, severity=Severity.SEV1, escalated=Severity.SEV2, attempt=attempt)

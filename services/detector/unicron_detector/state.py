@@ -157,6 +157,7 @@ class Task(msgspec.Struct, kw_only=True):
         silent: workers of which was told that they show no sign of life.
         standstill: the iteration in which it fails again and again.
         not_finite: iterations in a row whose loss is no number.
+        drilled: a rank of its script was replaced on purpose, which is no failure of its node.
         last: the failure reported last, on which a failed attempt builds.
         cause: the first of the last few seconds that followed from no other.
     """
@@ -176,6 +177,7 @@ class Task(msgspec.Struct, kw_only=True):
     silent: dict[str, Silent] = {}
     standstill: Standstill = msgspec.field(default_factory=Standstill)
     not_finite: Count = 0
+    drilled: bool = False
     last: FailureDetected | None = None
     cause: Cause | None = None
     pending: Pending | None = None

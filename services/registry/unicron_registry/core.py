@@ -23,6 +23,7 @@ from unicron.contracts.events import (
     NodeLeft,
     NodePaced,
     PlanDecided,
+    ScriptDrilled,
     StateSecured,
     StateUnprotected,
     TaskBroken,
@@ -91,6 +92,7 @@ class RegistryCore(Core):
             StragglerDetected: self._straggler,
             SlowdownDetected: lambda fact: self._slow(fact.task, fact.text),
             SlowdownEnded: lambda fact: self._slow(fact.task, ""),
+            ScriptDrilled: self._drilled,
         }
         self.answers: Answers = {
             GetStatus: lambda _: (Reply(status=self._status()), []),
@@ -339,6 +341,12 @@ class RegistryCore(Core):
         view = self.state.tasks.get(task)
         if view is not None and not view.state.ended:
             self._update(task, slow=text)
+        return []
+
+    def _drilled(self, fact: ScriptDrilled) -> list[Message]:
+        view = self.state.tasks.get(fact.task)
+        if view is not None and not view.state.ended and any(each.node == fact.node for each in view.members):
+            self._update(fact.task, drill=fact.outcome)
         return []
 
     def _share(self, task: str) -> TaskShare:

@@ -15,13 +15,7 @@ from msgspec.structs import replace
 from unicron import codec, proofs, subjects
 from unicron.aio import insist
 from unicron.contracts.commands import Regroup, StartWorker
-from unicron.contracts.events import (
-    FailureDetected,
-    IterationFinished,
-    NodeAdmitted,
-    TaskSubmitted,
-    WorkerExited,
-)
+from unicron.contracts.events import FailureDetected, IterationFinished, NodeAdmitted, TaskSubmitted, WorkerExited
 from unicron.contracts.queries import GetLoad, Reply
 from unicron.contracts.slowdowns import Computed, ComputeTimed, SlowdownDetected
 from unicron.contracts.tasks import Member, TaskSpec

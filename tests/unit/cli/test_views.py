@@ -44,9 +44,11 @@ def test_status_shows_who_computes_where_and_why_a_task_waits():
     assert "no plan yet" in text
 
 
-def test_status_says_which_task_is_slow_and_why():
-    view = TaskView(spec=TaskSpec(name="gpt", command=["x"]), state=TaskState.RUNNING, slow="gpt-2 computes slowly")
-    assert "gpt is slow: gpt-2 computes slowly" in shown(status_view(Status(tasks=[view])))
+def test_status_says_which_task_is_slow_and_why_and_what_came_of_its_drill():
+    told = {"slow": "gpt-2 computes slowly", "drill": "computed the same"}
+    view = TaskView(spec=TaskSpec(name="gpt", command=["x"]), state=TaskState.RUNNING, **told)
+    shows = shown(status_view(Status(tasks=[view])))
+    assert "gpt is slow: gpt-2 computes slowly gpt in its drill: computed the same" in shows
 
 
 def test_status_shows_the_traceback_of_a_failed_task():

@@ -71,8 +71,7 @@ anything = st.one_of(
         *(tasks, st.floats(0.5, 5)),
     ),
     st.builds(
-        lambda worker, epoch, at, task: [finished(at, *worker, task=task, epoch=epoch)],
-        *(workers, small, small, tasks),
+        lambda worker, epoch, at, task: [finished(at, *worker, task=task, epoch=epoch)], *(workers, small, small, tasks)
     ),
 )
 

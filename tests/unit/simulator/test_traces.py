@@ -13,12 +13,7 @@ HEADER = "time_s,node,kind,repair_s\n"
 
 @pytest.mark.parametrize(
     ("name", "nodes", "days", "sev1", "others"),
-    [
-        ("trace-a", 16, 56, 10, 33),
-        ("trace-b", 16, 7, 26, 80),
-        ("llama3", 2048, 54, 321, 98),
-        ("opt", 128, 57, 90, 0),
-    ],
+    [("trace-a", 16, 56, 10, 33), ("trace-b", 16, 7, 26, 80), ("llama3", 2048, 54, 321, 98), ("opt", 128, 57, 90, 0)],
 )
 def test_generators_have_the_failures_of_their_source(name, nodes, days, sev1, others):
     trace = traces.generate(name, 3)

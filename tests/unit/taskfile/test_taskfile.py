@@ -322,7 +322,6 @@ def test_all_ranks_of_a_script_that_is_healed_in_place_are_one_replica():
         (["heal: in-place", "max_workers: 4", "min_workers: 2"], "min_workers 2: must be max_workers, 4, where `heal`"),
         (["heal: restart", "silence_s: 0.5"], "silence_s 0.5: must be 1 s or more, or 0 for no limit"),
         (["heal: restart", "stop_grace_s: -1"], "stop_grace_s -1.0: must be 0 to"),
-        (["heal: restart", "drill: true"], "drill True: is for `heal: in-place` alone"),
         (["heal: in-place", "silence_s: -3"], "silence_s -3.0: must be 1 s or more"),
     ],
 )

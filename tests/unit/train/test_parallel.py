@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.optim.swa_utils import AveragedModel
 
-from unicron.errors import InvalidInputError
+from unicron.errors import DrillFailedError, InvalidInputError
 from unicron.train.parallel import parallel
 from unicron.train.piggyback import Piggyback
 
@@ -157,7 +157,7 @@ def test_options_of_optimizers_that_differ_since_a_rank_was_replaced_are_named(d
         summed.append(sum(each.piggyback.carrier.grad for each in those))
         if rate == 0.5:
             those[0].piggyback.take(summed[0])
-    with pytest.raises(InvalidInputError, match=r"learning rates, differ between ranks.*'lr': 0.5"):
+    with pytest.raises(DrillFailedError, match=r"learning rates, differ between ranks.*'lr': 0.5"):
         those[0].piggyback.take(summed[1], replaced=True)
     those[0].piggyback.take(summed[1])
     those[0].piggyback.take(summed[1], replaced=True)  # they did before

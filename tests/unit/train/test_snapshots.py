@@ -153,11 +153,7 @@ def last(before, body):
     ("before", "body", "named"),
     [
         ("log = []", "log.append(threading.Lock())", f"`log.0` of {MODULE}: _thread.lock"),
-        (
-            "found = (each for each in range(9))",
-            "next(found)",
-            f"`found` of {MODULE} (generator) has changed",
-        ),
+        ("found = (each for each in range(9))", "next(found)", f"`found` of {MODULE} (generator) has changed"),
         ("one, other = itertools.tee(range(9))", "next(one)", f"`one` of {MODULE} (_tee) has changed"),
         (
             "@functools.lru_cache\ndef half(x):\n    return x / 2",
@@ -168,6 +164,9 @@ def last(before, body):
         ("", "os.environ['UNICRON_TEST_STEP'] = str(step)", "`environ` of os (_Environ) has changed"),
         ("import numpy; big = numpy.zeros(1 << 18)", "big[step] = 1", f"`big` of {MODULE} (ndarray) has changed"),
         ("box = {}", "box['f'] = lambda: step", f"`box.f` of {MODULE}: the function <lambda>"),
+        ("import socket; box = []", "box.append(socket.socket())", f"`box.0` of {MODULE}: socket.socket, which"),
+        ("box = []", "box.append(threading.Thread())", f"`box.0` of {MODULE}: threading.Thread"),
+        ("box = []", "box.append(bytes(1 << 30))", "what has changed since the loop began takes more than 32 MiB"),
         ("box = []", "box.append(torch.zeros(3 << 20))", f"`box.0` of {MODULE}: a tensor of 12582912 bytes"),
         (
             "class No:\n    def __reduce__(self):\n        raise RuntimeError('no')\nbox = []",

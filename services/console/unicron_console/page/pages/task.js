@@ -20,6 +20,7 @@ export default function taskPage(place) {
   const orders = buttons(() => offered(task));
   const list = facts();
   const slow = h("p", { class: "problem", hidden: true });
+  const drill = h("p", { class: "hint", hidden: true });
   const own = h("div");
   const loss = lineChart({ label: "marks are failures", show: number });
   const times = lineChart({ label: "marks are failures", show: duration, zero: true });
@@ -31,7 +32,7 @@ export default function taskPage(place) {
   const gone = bar(`what ${task} lost`, gpuTime);
   const phases = phaseTable("GPU time by phase");
   const curve = curvePart();
-  place.main.append(head.box, orders.box, slow, own, list.list,
+  place.main.append(head.box, orders.box, slow, drill, own, list.list,
     h("div", { class: "two" }, section("Loss over time", loss.box), section("Iteration time", times.box)),
     section("Workers", workers.box),
     section("Failures", failures.box),
@@ -47,6 +48,8 @@ export default function taskPage(place) {
     redo(head.state, `${line.state}${line.paused}${line.colour}`, () => [taskSwatch(task), badge(line.state), line.paused && badge("paused")]);
     slow.hidden = !line.slow;
     put(slow, line.slow ? `Slow: ${line.slow}` : "");
+    drill.hidden = !line.drill;
+    put(drill, line.drill ? `Drill: ${line.drill}` : "");
     redo(own, page.traceback, () => page.traceback && section("Its own error", pre([page.traceback], "traceback")));
     list.set(figures(page));
     const marks = page.failures.map((failure) => ({
