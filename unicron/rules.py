@@ -18,7 +18,8 @@ from unicron.errors import InvalidInputError
 LONGEST_LINE = 1000
 """Characters of a line of a log that are looked at, and told: a pattern may take the square of them."""
 
-_XID = re.compile(r"\bXid\b\s*(?:\([^)]*\))?\s*:?\s*(\d{1,3})\b")
+_XID = re.compile(r"\bXid\s*\((?:PCI:)?[0-9a-fA-F:.]+\)\s*:?\s*(\d{1,3})\b")
+"""What the driver tells by itself; behind that it may name an earlier one."""
 
 
 class Verdict(Record, kw_only=True, frozen=True):
@@ -26,11 +27,13 @@ class Verdict(Record, kw_only=True, frozen=True):
 
     Attributes:
         echo: by its nature it follows from another's failure, if there was one just before.
+        gpu: the severity, where the device that is named is the GPU of a slot; None: the same.
     """
 
     status: FailureStatus
     severity: Severity
     echo: bool = False
+    gpu: Severity | None = None
 
 
 class _Row(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -43,9 +46,14 @@ class _Row(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
 
 class _Kernel(_Row, kw_only=True, frozen=True, forbid_unknown_fields=True):
     match: str
+    gpu: Severity | None = None
+
+    def verdict(self, name: str) -> Verdict:
+        return Verdict(status=_status(self.status, name), severity=self.severity, gpu=self.gpu)
 
 
-class _Rule(_Kernel, kw_only=True, frozen=True, forbid_unknown_fields=True):
+class _Rule(_Row, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    match: str
     echo: bool = False
 
     def verdict(self, name: str) -> Verdict:
@@ -62,6 +70,7 @@ class _Worker(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
 
 class _Xid(_Row, kw_only=True, frozen=True, forbid_unknown_fields=True):
     codes: list[int]
+    unless: str = ""
 
 
 class _File(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -116,7 +125,14 @@ class Rules:
         self._kernel = [_ruling(rule, name, "kernel", re.MULTILINE) for rule in file.kernel]
         self.worker = [_ruling(rule, name, "worker", re.MULTILINE) for rule in file.worker]
         self.worker += otherwise.worker if otherwise else []
-        self._xids = {code: Ruling(xid.verdict(name), f"{name}: xid {code}") for xid in file.xid for code in xid.codes}
+        self._xids = {
+            code: (
+                _pattern(xid.unless or "(?!)", name, "xid", xid.status),
+                Ruling(xid.verdict(name), f"{name}: xid {code}"),
+            )
+            for xid in file.xid
+            for code in xid.codes
+        }
 
     def classify(self, exception: str, text: str) -> Verdict:
         """Return what an exception of class `exception` with the message `text` stands for."""
@@ -161,8 +177,12 @@ class Rules:
         return [found[begin] for begin in sorted(found)]
 
     def _of_xids(self, text: str) -> Ruling | None:
-        codes = [self._xids[int(code)] for code in _XID.findall(text) if int(code) in self._xids]
-        return min(codes, key=lambda ruling: ruling.verdict.severity, default=None)
+        found = []
+        for line in text.splitlines() if "Xid" in text else ():
+            known = self._xids.get(int(code[1])) if (code := _XID.search(line)) else None
+            if known is not None and not known[0].search(line):
+                found.append(known[1])
+        return min(found, key=lambda ruling: ruling.verdict.severity, default=None)
 
 
 def _cut(lines: str) -> list[str]:
@@ -181,12 +201,19 @@ def _first(rules: list[tuple[re.Pattern[str], Ruling]], text: str) -> Ruling | N
     return next((ruling for pattern, ruling in rules if pattern.search(text)), None)
 
 
-def _ruling(rule: _Kernel | _Worker, name: str, kind: str, flags: re.RegexFlag) -> tuple[re.Pattern[str], Ruling]:
+def _ruling(
+    rule: _Rule | _Kernel | _Worker, name: str, kind: str, flags: re.RegexFlag
+) -> tuple[re.Pattern[str], Ruling]:
+    pattern = _pattern(rule.match, name, kind, rule.status, flags)
+    return pattern, Ruling(rule.verdict(name), f"{name}: {kind} {rule.match!r}")
+
+
+def _pattern(text: str, name: str, kind: str, status: str, flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
     try:
-        return re.compile(rule.match, flags), Ruling(rule.verdict(name), f"{name}: {kind} {rule.match!r}")
+        return re.compile(text, flags)
     except (re.error, OverflowError, RecursionError) as error:  # a count, or a depth, beyond what re can take
         raise InvalidInputError(
-            f"{name}: {kind} {rule.status!r}: match {rule.match!r} is no regular expression: {error}"
+            f"{name}: {kind} {status!r}: match {text!r} is no regular expression: {error}"
         ) from error
 
 

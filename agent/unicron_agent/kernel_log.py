@@ -32,8 +32,10 @@ CHUNK = 1 << 20
 RECORD = 8192
 """Bytes of the largest record of the device."""
 
-_PID = re.compile(r"\bpid=(\d+)|Killed process (\d+)")
-_PCI = re.compile(r"PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})")
+_PID = re.compile(r"\bpid=(\d+)|Kill(?:ed)? process (\d+)")
+_PCI = re.compile(
+    r"(?:Xid \((?:PCI:)?|PCI:|[Dd]evice[= ]\[?|nvidia )((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b"
+)
 
 
 class KernelLog:
@@ -145,11 +147,14 @@ class KernelLog:
     def _tell(self, lines: str) -> None:
         for line, ruling in self._rules.telling(lines):
             pid, address = _PID.search(line), _PCI.search(line)
+            slot = self._slots.get(pci(address[1]), -1) if address else -1
+            if slot < 0 and address and self._slots and "NVRM: Xid" in line:
+                continue  # of a GPU that is no slot's, as that of a screen
             self._told(
                 Logged(
                     text=line.strip(),
                     status=ruling.verdict.status,
-                    slot=self._slots.get(pci(address[1]), -1) if address else -1,
+                    slot=slot,
                     pid=int(pid[1] or pid[2]) if pid else 0,
                 )
             )
@@ -182,5 +187,5 @@ def append(path: str, line: str, now: float) -> None:
 
 def pci(address: str) -> str:
     """Return domain, bus and device of a PCI address as all write it the same; NVML's domain has eight digits."""
-    domain, bus, device = address.partition(".")[0].lower().split(":")
-    return f"{int(domain, 16):04x}:{bus}:{device}"
+    *domain, bus, device = address.partition(".")[0].lower().split(":")
+    return f"{int(domain[0], 16) if domain else 0:04x}:{bus}:{device}"

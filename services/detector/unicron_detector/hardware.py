@@ -27,6 +27,8 @@ class Hardware:
         if ruling is None or fault.node not in self._state.nodes:
             return []
         verdict = ruling.verdict
+        if verdict.gpu is not None and fault.slot >= 0:
+            verdict = replace(verdict, severity=verdict.gpu)
         failure = FailureDetected(
             severity=verdict.severity,
             method=DetectionMethod.DEVICE_HEALTH,

@@ -43,7 +43,8 @@ _FRAME = re.compile(r'^  File "([^"<]+)", line (\d+)', re.MULTILINE)
 OWN_FAULTS = {signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV}
 """Signals that a program brings upon itself; others come from outside."""
 
-_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
+"""In the text of an exception they differ from rank to rank, as addresses and bytes do."""
 
 
 class Processes:
@@ -94,15 +95,17 @@ class Processes:
             return [Alert(text=f"{exited.worker} {how}, after its last iteration", node=exited.node, task=exited.task)]
         tail = "\n".join(exited.stderr)
         verdict = self._rules.classify("", tail) if own_fault(exited) else None
-        if verdict is not None and verdict.status in OWN_ERRORS:
+        own = verdict is not None and verdict.status in OWN_ERRORS
+        if own:
             code = f"signal {exited.signal}" if exited.signal else f"exit code {exited.exit_code}"
             broken = self._user_error(exited, code, f"{exited.worker} {how}", tail)
             if broken:
                 return broken
-        return self._abnormal(exited.worker, worker, how, exited.iteration, echo=verdict is not None and verdict.echo)
+        echo = verdict is not None and verdict.echo
+        return self._abnormal(exited.worker, worker, how, exited.iteration, echo=echo, own=own)
 
     def _abnormal(
-        self, name: str, worker: Worker, how: str, iteration: int = -1, *, echo: bool = False
+        self, name: str, worker: Worker, how: str, iteration: int = -1, *, echo: bool = False, own: bool = False
     ) -> list[Message]:
         return self._reporter.fail(
             FailureDetected(
@@ -117,6 +120,7 @@ class Processes:
             ),
             iteration,
             echo=echo,
+            own=own,
         )
 
     def raised(self, raised: WorkerRaised) -> list[Message]:
@@ -135,7 +139,8 @@ class Processes:
         if verdict.status is FailureStatus.ADDRESS_IN_USE:
             what = f"{what}; in {script_line(raised.traceback)}: {TAKE_ANOTHER}"
         if verdict.status in OWN_ERRORS:
-            broken = self._user_error(raised, what, f"{raised.worker} raised {what}", raised.traceback)
+            kind = _NUMBERS.sub("0", what)
+            broken = self._user_error(raised, kind, f"{raised.worker} raised {what}", raised.traceback)
             if broken:
                 return broken
         return self._reporter.fail(
@@ -152,11 +157,14 @@ class Processes:
             ),
             raised.iteration,
             echo=verdict.echo,
+            own=verdict.status in OWN_ERRORS,
         )
 
     def _user_error(self, fact: WorkerExited | WorkerRaised, what: str, told: str, traceback: str) -> list[Message]:
-        """Return TaskBroken if another worker ended in the same way at the same iteration, else remember it.
+        """Return TaskBroken if a worker elsewhere ended in the same way at the same iteration, else remember it.
 
+        Elsewhere is on another node; in another slot, where the task is on one node alone: what befalls one of several
+        nodes may be the node's own.
         Of a program that tells of no iterations the other must be of the same membership, but for what only one rank of
         each can do: listen where all others find it.
         """
@@ -164,10 +172,12 @@ class Processes:
         where = f"{fact.iteration}"
         if task.restarts and fact.iteration <= 0 and TAKE_ANOTHER not in what:
             where = f"{self._reporter.worker(fact.worker, fact.task, fact.node, fact.slot).epoch}."
-        signature = f"{where}:{_ADDRESS.sub('0x', what)}"
+        signature = f"{where}:{what}"
         digest = blake2b(signature.encode(errors="replace"), digest_size=16).hexdigest()
         first = task.seen.setdefault(digest, fact.worker)
-        if first != fact.worker:
+        other, nodes = self._state.workers.get(first), {fact.node, *self._reporter.books.nodes_of(fact.task)}
+        elsewhere = other is None or other.node != fact.node or (other.slot != fact.slot and len(nodes) == 1)
+        if first != fact.worker and (elsewhere or TAKE_ANOTHER in what):
             when = f"at iteration {fact.iteration}" if fact.iteration >= 0 else "before the first iteration"
             return self._reporter.break_task(fact.task, f"{told} ({when}, as {first} did before it)", traceback)
         if len(task.seen) > SIGNATURES:

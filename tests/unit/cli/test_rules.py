@@ -61,7 +61,7 @@ def test_a_line_of_a_workers_output_is_explained(folder):
 
 
 def test_ones_own_rules_come_first_and_ours_behind_them(folder):
-    told = json.loads(run("explain", "Xid 63", "--rules", str(folder), "--json"))
+    told = json.loads(run("explain", "NVRM: Xid (PCI:0000:3b:00): 63", "--rules", str(folder), "--json"))
     assert told["of the kernel"]["rule"] == f"{folder / '10-mine.toml'}: xid 63"
     assert "io_error, severity 3: nothing by itself" in run("explain", "weka: timeout", "--rules", str(folder))
     assert "nvlink_error" in run("explain", "RuntimeError: connection reset, Fabric Manager", "--rules", str(folder))

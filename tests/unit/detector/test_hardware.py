@@ -1,7 +1,7 @@
 """Device health: what kernels and drivers log becomes a failure where it is one."""
 
 import pytest
-from helpers.detector import RULES, scene_of
+from helpers.detector import scene_of
 
 from unicron.contracts.events import FailureDetected
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
@@ -9,49 +9,7 @@ from unicron.contracts.hardware import FaultLogged
 
 XID, LINK_DOWN = "NVRM: Xid (PCI:0000:3b:00):", "mlx5_core 0000:5e:00.0 ib0: Link down"
 NCCL = "n1:17:99 [0]"
-
-
-@pytest.mark.parametrize(
-    ("line", "status", "severity"),
-    [
-        (f"{XID} 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", "gpu_driver_error", 1),
-        (f"{XID} 48, pid=1, DBE (double bit error) ECC Error", "ecc_error", 1),
-        (f"{XID} 31, pid=1, MMU Fault", "illegal_memory_access", 2),
-        ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", "gpu_driver_error", 1),
-        ("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 32 sourcing", "nvlink_error", 1),
-        ("mce: [Hardware Error]: Machine check: Uncorrected error", "ecc_error", 1),
-        ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0", "ecc_error", 1),
-        ("DMAR: [DMA Read NO_PASID] Request device [3b:00.0] fault addr 0x0", "invalid_dma_mapping", 1),
-        ("Memory cgroup out of memory: Killed process 4711 (python) total-vm:1kB", "out_of_memory", 2),
-        ("Out of memory: Killed process 4711 (python)", "out_of_memory", 2),
-        (LINK_DOWN, "link_flapping", 3),
-        ("igb 0000:01:00.0 eth0: igb: eth0 NIC Link is Down", "link_flapping", 3),
-        ("blk_update_request: I/O error, dev nvme0n1, sector 5", "io_error", 3),
-    ],
-)
-def test_lines_that_say_something(line, status, severity):
-    verdict = RULES.of_hardware(line).verdict
-    assert (verdict.status, verdict.severity) == (status, severity)
-    assert [told for told, _ in RULES.telling(f"a line\n{line}\nanother")] == [line]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "NVRM: Xid (PCI:0000:3b:00): 63, pid=1, Row Remapper: New row marked for remapping",
-        "NVRM: Xid (PCI:0000:3b:00): 999, something new",
-        "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Non-fatal, Link 3 LTSSM Fault Up",
-        "mce: [Hardware Error]: Machine check: Corrected error, no action required.",
-        "EDAC MC0: 1 CE memory read error",
-        "TCP: request_sock_TCP: Possible SYN flooding; connection reset, connection refused, broken pipe",
-        "mlx5_core 0000:5e:00.0 ib0: Link up",
-        "python[4711]: segfault at 0 ip 00007f",
-    ],
-)
-def test_lines_that_say_nothing(line):
-    assert RULES.of_hardware(line) is None
-    assert RULES.telling(line) == []
+DMAR = "DMAR: [DMA Read NO_PASID] Request device [3b:00.0] fault addr 0x0"
 
 
 @pytest.fixture
@@ -70,6 +28,12 @@ def test_a_fault_of_the_machine_gives_the_node_up_once(harness):
     assert failure == FailureDetected(severity=Severity.SEV1, **what, node="n1", slot=3, reason=line)
     assert harness.feed(logged(line, slot=4)) == []
     assert harness.exit("gpt-1", signal=9) == [], "a consequence"
+
+
+def test_a_fault_that_other_devices_have_too_gives_the_node_up_where_it_is_a_slots(harness):
+    assert harness.feed(logged(DMAR)) == []
+    [failure] = harness.feed(logged(DMAR, slot=1))
+    assert (failure.severity, failure.status) == (1, "invalid_dma_mapping")
 
 
 def test_a_fault_of_a_process_restarts_that_worker(harness):
@@ -93,29 +57,6 @@ def test_what_is_no_failure_by_itself_explains_one(harness):
     assert failure.reason.endswith(f"; n2's kernel said: {LINK_DOWN}")
     [failure] = harness.exit("gpt-1", signal=9)
     assert "kernel" not in failure.reason, "it is of another node"
-
-
-@pytest.mark.parametrize(
-    ("line", "status"),
-    [
-        ("n1:17:99 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.0.0.2", "link_flapping"),
-        (f"{NCCL} misc/socket.cc:484 NCCL WARN Net : Connection closed by remote peer n2<4321>", "connection_reset"),
-        ("n1:17:99 [0] enqueue.cc:99 NCCL WARN Cuda failure 'unspecified launch failure'", "cuda_error"),
-        ("n1:17:99 [0] init.cc:99 NCCL WARN Duplicate GPU detected", "other_network_error"),
-        ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=41)", "nccl_timeout"),
-        ("RuntimeError: NCCL error in: x.cpp:1, unhandled system error", "other_network_error"),
-        ("CUDA error: an illegal memory access was encountered", "illegal_memory_access"),
-        ("Fatal Python error: Segmentation fault", "other_software_error"),
-    ],
-)
-def test_lines_of_workers_that_say_something(line, status):
-    assert RULES.of_output(line).verdict.status == status
-    assert [told for told, _ in RULES.telling_of_output(f"a line\n{line}\nanother")] == [line]
-
-
-@pytest.mark.parametrize("line", ["", "loss 2.3", "NCCL INFO Bootstrap : Using eth0", "NCCL version 2.21.5+cuda12.4"])
-def test_lines_of_workers_that_say_nothing(line):
-    assert RULES.telling_of_output(line) == []
 
 
 def printed(text, worker="gpt-1", node="n1", **fields):

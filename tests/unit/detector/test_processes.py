@@ -118,19 +118,32 @@ def test_hardware_and_network_errors_on_two_nodes_are_not_the_tasks_fault(scene,
 # --- the user's own error --------------------------------------------------------------------------------------------
 
 
-def test_the_same_exception_after_a_restart_breaks_the_task(scene):
-    scene.throw("w1", text="bad <Batch object at 0x7f11>")
+def test_the_same_exception_on_another_node_breaks_the_task_whatever_its_numbers(scene):
+    scene.throw("w1", text="bad <Batch object at 0x7f11> of 15.25 GiB")
     scene.run(epoch=1, w1b="n1", w2="n2")
-    (broken,) = scene.throw("w1b", text="bad <Batch object at 0x7e22>", traceback="Traceback: line 7")
-    assert broken.task == "gpt"
-    assert broken.traceback == "Traceback: line 7"
-    assert "ValueError: bad" in broken.reason
-    assert "iteration 3" in broken.reason
-    assert "w1b" in broken.reason
+    assert brief(scene.throw("w1b", text="bad <Batch object at 0x7f11> of 15.25 GiB")) == [
+        (2, "other_software_error", "w1b")
+    ], "it may be the node's"
+    (broken,) = scene.throw("w2", text="bad <Batch object at 0x7e22> of 9.5 GiB", traceback="Traceback: line 7")
+    assert (broken.task, broken.traceback) == ("gpt", "Traceback: line 7")
+    for part in ("ValueError: bad", "iteration 3", "w2", "w1"):
+        assert part in broken.reason
+
+
+@pytest.mark.parametrize("how", [{"text": "CUDA out of memory"}, {"exception": "RuntimeError", "text": "Error 802:"}])
+def test_what_a_program_does_by_itself_again_and_again_costs_it_and_no_node(how):
+    scene = scene_of("n1", limits=Limits(attempts=3, no_progress=9))
+    out = []
+    for number in range(4):
+        scene.run(epoch=number, **{f"v{number}": "n1"})
+        out += scene.throw(f"v{number}", iteration=number, **how)
+    own = "memory" in how["text"]
+    assert brief(out)[-1] == ("TaskBroken" if own else (1, "gpu_driver_error", "v0"))
+    assert set(scene.detector.state.lost) == (set() if own else {"n1"})
 
 
 def test_the_same_exception_in_other_workers_breaks_the_task_once_however_many_raise():
-    scene = scene_of("n1", **{f"v{n}": "n1" for n in range(8)})
+    scene = scene_of("n1", "n2", **{f"v{n}": f"n{1 + n % 2}" for n in range(8)})
     out = [outcome for n in range(8) for outcome in scene.throw(f"v{n}")]
     assert brief(out) == [(2, "other_software_error", "v0"), "TaskBroken"]
 
@@ -257,7 +270,7 @@ def test_possible_user_errors_are_remembered_in_bounded_number():
     scene.submit()
     for number in range(200):
         scene.start(f"x{number}", "n1")
-        scene.throw(f"x{number}", text=f"number {number}")
+        scene.throw(f"x{number}", text="number " + "i" * number)
     assert len(scene.detector.state.tasks["gpt"].seen) == SIGNATURES
 
 

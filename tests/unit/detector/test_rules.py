@@ -1,5 +1,7 @@
 """Table 1 of the paper, as data: what an exception says about its cause."""
 
+from pathlib import Path
+
 import pytest
 
 from unicron.errors import InvalidInputError
@@ -7,61 +9,20 @@ from unicron.rules import Rules, load
 
 DEFAULT = "default = { status = 'task_hang', severity = 2 }"
 RULES = load()
-BACKEND, GLOO = "torch.distributed.DistBackendError", "/pytorch/third_party/gloo/gloo/transport/tcp"
 
 
-@pytest.mark.parametrize(
-    ("exception", "text", "status", "severity"),
-    [
-        ("ConnectionRefusedError", "[Errno 111] Connection refused", "connection_refused", 3),
-        ("RuntimeError", "connect() failed: Connection refused", "connection_refused", 3),
-        ("ConnectionResetError", "[Errno 104] Connection reset by peer", "connection_reset", 3),
-        ("RuntimeError", f"[{GLOO}/pair.cc:534] Connection closed by peer [127.0.0.1]:2543", "connection_reset", 3),
-        ("BrokenPipeError", "[Errno 32] Broken pipe", "connection_reset", 3),
-        (BACKEND, "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=41)", "nccl_timeout", 3),
-        ("RuntimeError", "Timed out waiting 1800000ms for recv operation to complete", "nccl_timeout", 3),
-        (BACKEND, "NCCL error: ncclSystemError: socket", "other_network_error", 3),
-        ("socket.gaierror", "[Errno -2] Name or service not known", "other_network_error", 3),
-        ("OSError", "[Errno 113] No route to host", "other_network_error", 3),
-        ("RuntimeError", "mlx5: port down", "link_flapping", 3),
-        ("RuntimeError", "CUDA error: an illegal memory access was encountered", "illegal_memory_access", 2),
-        ("torch.AcceleratorError", "CUDA error: unspecified launch failure", "cuda_error", 2),
-        ("RuntimeError", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "cuda_error", 2),
-        ("RuntimeError", "CUDA error: uncorrectable ECC error encountered", "ecc_error", 1),
-        ("RuntimeError", "CUDA error: uncorrectable NVLink error detected during the execution", "nvlink_error", 1),
-        ("RuntimeError", "Invalid DMA mapping", "invalid_dma_mapping", 1),
-        ("pynvml.NVMLError_GpuIsLost", "GPU is lost", "gpu_driver_error", 1),
-        ("RuntimeError", "Unable to determine the device handle for GPU0", "gpu_driver_error", 1),
-        ("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 20 GiB", "other_software_error", 2),
-        ("RuntimeError", "CUDA error: device-side assert triggered", "other_software_error", 2),
-        ("ValueError", "shapes (3,4) and (5,6) do not fit", "other_software_error", 2),
-        ("builtins.KeyError", "'connection'", "other_software_error", 2),
-        ("ZeroDivisionError", "", "other_software_error", 2),
-    ],
-)
-def test_a_row_of_table_1(exception, text, status, severity):
-    verdict = RULES.classify(exception, text)
-    assert (verdict.status, int(verdict.severity)) == (status, severity)
+LINES = [line.split("\t") for line in Path(__file__).with_name("lines.tsv").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("code", "status", "severity"),
-    [
-        (13, "cuda_error", 2),
-        (31, "illegal_memory_access", 2),
-        (48, "ecc_error", 1),
-        (74, "nvlink_error", 1),
-        (79, "gpu_driver_error", 1),
-        (94, "cuda_error", 2),
-        (95, "ecc_error", 1),
-        (119, "gpu_driver_error", 1),
-        (145, "nvlink_error", 1),
-        (43, "other_software_error", 2),
-    ],
-)
-def test_an_xid(code, status, severity):
-    verdict = RULES.classify("KernelLog", f"NVRM: Xid (PCI:0000:3b:00): {code}, pid=1234, name=python")
-    assert (verdict.status, int(verdict.severity)) == (status, severity)
+@pytest.mark.parametrize(("kind", "severity", "status", "line"), LINES)
+def test_a_line_is_told_for_what_it_is(kind, severity, status, line):
+    of = {"kernel": RULES.of_hardware, "exception": RULES.of_exception, "output": RULES.of_output}
+    found = of[kind](line)
+    told = ("-", "-") if found is None else (f"{int(found.verdict.severity)}", found.verdict.status)
+    assert told == (severity, status)
+    telling = {"kernel": RULES.telling, "output": RULES.telling_of_output}.get(kind)
+    if telling is not None:
+        assert [each for each, _ in telling(f"a line\n{line}\nanother")] == [line] * (severity != "-")
 
 
 def test_of_several_xids_the_worst_counts():
