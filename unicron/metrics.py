@@ -68,7 +68,7 @@ class Metrics:
         try:
             import prometheus_client as client  # noqa: PLC0415 only who tells metrics needs it
         except ImportError as error:
-            raise InvalidInputError(f"{PREFIX}METRICS needs a package: pip install 'unicron[metrics]'") from error
+            raise InvalidInputError(f"{PREFIX}METRICS needs a package: pip install '.[metrics]'") from error
         client.disable_created_metrics()  # type: ignore[no-untyped-call] # a series more of each counter
         self.registry = client.CollectorRegistry()
         self._process, self._read = process, read

@@ -106,7 +106,7 @@ def _packages(extra: str, names: tuple[str, ...]) -> Check:
         name=f"packages of {wanted}",
         state="missing" if needed else "warning",
         found=f"no {', '.join(absent)}",
-        cure=f"pip install '{wanted}'{purpose}",
+        cure=f"pip install '{wanted.replace('unicron', '.')}' in the checkout{purpose}",
     )
 
 

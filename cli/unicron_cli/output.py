@@ -86,7 +86,7 @@ def needs(command: str, extras: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        cure = f"pip install 'unicron[{extras}]'"
+        cure = f"pip install '.[{extras}]'"
         raise UnicronError(f"{command} needs {error.name}, which is not installed: {cure}") from error
 
 

@@ -22,7 +22,7 @@ MARKS = {
 }
 """Marker and colour of each source of T(t, x)."""
 
-WITHOUT = "needs matplotlib, which is not installed: pip install 'unicron[plot]'"
+WITHOUT = "needs matplotlib, which is not installed: pip install '.[plot]'"
 
 
 def check_path(path: Path) -> None:

@@ -82,7 +82,7 @@ def _exporter(url: str) -> "SpanExporter":
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
     except ImportError as error:
-        raise InvalidInputError(f"{NAME} needs packages: pip install 'unicron[otel]'") from error
+        raise InvalidInputError(f"{NAME} needs packages: pip install '.[otel]'") from error
     return OTLPSpanExporter(endpoint=url)
 
 

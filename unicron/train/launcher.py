@@ -57,8 +57,8 @@ ECHOES = (
 )
 """Exceptions that tell of another rank's failure."""
 
-OWN_TEXTS = ("EADDRINUSE",)
-"""Texts of an exception that is this rank's own, though others of its class are echoes."""
+OWN_TEXTS = ("EADDRINUSE", "ECC error", "NVLink error", "Cuda failure", "CUDA error", "Cuda error", "shared memory")
+"""Texts of an exception that is this rank's own, or its device's, though others of its class are echoes."""
 
 ECHO_TEXTS = ("third_party/gloo/", "NCCL communicator was aborted")
 """Texts that do, of any exception: gloo raises plain RuntimeErrors, with the place in its source."""

@@ -264,7 +264,7 @@ def test_what_can_not_be_drawn_is_refused_with_the_cure(tmp_path, monkeypatch):
         with pytest.raises(InvalidInputError, match=why):
             draw_curve(curve, tmp_path / name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UnicronError, match=r"pip install 'unicron\[plot\]'"):
+    with pytest.raises(UnicronError, match=r"pip install '\.\[plot\]'"):
         draw_curve(CURVE, tmp_path / "a.png")
 
 

@@ -79,5 +79,5 @@ def test_a_missing_meta_says_what_to_do(folder, tmp_path):
 
 def test_without_pyarrow_the_extra_is_named(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UnicronError, match=r"needs pyarrow.*pip install 'unicron\[traces\]'"):
+    with pytest.raises(UnicronError, match=r"needs pyarrow.*pip install '\.\[traces\]'"):
         run("analyze", folder / "trace-after.parquet")

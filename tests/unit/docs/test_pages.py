@@ -250,3 +250,12 @@ def test_the_tables_of_settings_are_what_the_classes_say():
     page = (ROOT / "docs" / "operations.md").read_text()
     assert page == module.page(), "run: .venv/bin/python docs/settings.py"
     assert "| `UNICRON_SLOTS` | `--slots` | `0` |" in page
+
+
+def test_nobody_is_told_to_install_what_somebody_else_may_publish():
+    tools = (
+        ROOT / each for each in ("agent", "benchmarks", "chaos", "cli", "deploy", "services", "simulator", "unicron")
+    )
+    texts = [*PAGES, *(path for tool in tools for path in tool.rglob("*.py"))]
+    told = re.compile(r"pip install (-\S+ )*['\"]?unicron\b")
+    assert [name_of(path) for path in texts if told.search(path.read_text())] == []

@@ -88,8 +88,13 @@ def test_workdir_is_relative_to_the_files_folder(tmp_path):
 
 
 def test_a_command_may_be_a_list():
-    text = "name: gpt\ncommand: [python, train.py, --layers, 4]"
-    assert parse(text, HERE).spec.command == ["python", "train.py", "--layers", "4"]
+    text = (
+        "name: gpt\ncommand: [python, train.py, --layers, 4, --lr, 1e-10, --v, 3.10]\nenv: {MASK: 0022, AT: 12:30:45}"
+    )
+    spec = parse(text, HERE).spec
+    assert spec.command == ["python", "train.py", "--layers", "4", "--lr", "1e-10", "--v", "3.10"]
+    assert spec.env == {"MASK": "0022", "AT": "12:30:45"}
+    assert parse("name: gpt\ncommand: bash -c 'a && echo $B'", HERE).spec.command[2] == "a && echo $B"
 
 
 def test_a_field_left_empty_has_its_default():
@@ -169,6 +174,8 @@ def test_an_error_names_file_line_field_value_and_what_is_allowed(line, says):
         ('name: gpt\ncommand: "train \'open"', "No closing quotation"),
         ("name: gpt\ncommand: [train.py, yes]", "command.1 True: must be text"),
         ("name: gpt\ncommand: {a: b}", "text or a list"),
+        ("name: gpt\ncommand: cd x && train.py", "is run by no shell, to which && would mean more"),
+        ("name: gpt\ncommand: train.py --out $HOME/x", "is run by no shell, to which $HOME/x would mean more"),
         ("name: gpt\ncommand: a\nname: gpt2", ":3: name stands there twice; line 1"),
         ("", "expected 'field: value' lines"),
         ("- name", "expected 'field: value' lines"),

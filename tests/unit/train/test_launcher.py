@@ -47,6 +47,7 @@ def test_an_address_is_free():
         ("RuntimeError", "mat1 and mat2 shapes cannot be multiplied", False),
         ("ConnectionResetError", "a data loader's database went away", False),
         ("torch.distributed.DistNetworkError", "connection timed out", True),
+        ("torch.distributed.DistBackendError", "Last error: Cuda failure 'uncorrectable ECC error'", False),
         ("torch.distributed.DistNetworkError", "failed to listen on any address. port: 1, name: EADDRINUSE", False),
     ],
 )

@@ -66,7 +66,7 @@ def figures(trace: Trace, analysis: Analysis) -> "Iterator[tuple[str, Figure]]":
     try:
         import matplotlib as mpl  # noqa: PLC0415 - an extra, and slow to import
     except ImportError as error:
-        raise UnicronError("pictures need matplotlib, which is not installed: pip install 'unicron[plot]'") from error
+        raise UnicronError("pictures need matplotlib, which is not installed: pip install '.[plot]'") from error
     mpl.use("Agg")
     mpl.rcParams |= {"svg.hashsalt": "unicron", "svg.fonttype": "none"}
     yield "workers", workers(analysis)

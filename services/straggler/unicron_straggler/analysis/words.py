@@ -29,7 +29,7 @@ def analyzed(trace: Path, meta: Path | None) -> tuple[Trace, Analysis]:
         found = reader.read(trace, reader.read_meta(meta))
     except ImportError as error:
         raise UnicronError(
-            f"reading {trace} needs {error.name}, which is not installed: pip install 'unicron[traces]'"
+            f"reading {trace} needs {error.name}, which is not installed: pip install '.[traces]'"
         ) from error
     return found, measures.analyze(found)
 
