@@ -54,11 +54,13 @@ class Hub:
 
     Attributes:
         behind: entries of the journal that are still to be read.
+        away: Unix seconds of when the bus has answered last, where it does not now; else 0.
     """
 
     def __init__(self, picture: Projection, clock: Callable[[], float]) -> None:
         self.picture, self.pages, self.behind = picture, Pages(picture), 0
         self._clock = clock
+        self.away, self._there = 0.0, clock()
         self._readers: defaultdict[tuple[str, str], set[Reader]] = defaultdict(set)
         self._news = asyncio.Event()
         self._told = 0
@@ -69,8 +71,13 @@ class Hub:
         self._cluster = ""
 
     def now(self) -> float:
-        """Return the Unix seconds of what is answered now."""
-        return self._clock()
+        """Return the Unix seconds of what is answered now: while the bus is away, of when it was last there."""
+        return self.away or self._clock()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds for which the bus has not answered; 0 where it does."""
+        return self._clock() - self.away if self.away else 0.0
 
     def __len__(self) -> int:
         return sum(map(len, self._readers.values()))
@@ -78,6 +85,19 @@ class Hub:
     def wake(self) -> None:
         """Say that something may have changed."""
         self._news.set()
+
+    def look(self, *, answers: bool) -> None:
+        """Tell everybody when the bus ceases to answer, and when it does so again."""
+        self._there = self._clock() if answers else self._there
+        if answers == (not self.away):
+            return
+        self.away = 0.0 if answers else self._there
+        for topic in list(self._readers):
+            self._send(topic, self._told_away())
+        self.wake()
+
+    def _told_away(self) -> str:
+        return msgspec.json.encode({"away": self.away}).decode()
 
     # --- readers -----------------------------------------------------------------------------------------------------
 
@@ -89,6 +109,8 @@ class Hub:
         reader = Reader()
         self._readers[topic].add(reader)
         reader.send(frame)
+        if self.away:
+            reader.send(self._told_away())
         return reader
 
     def close(self, topic: tuple[str, str], reader: Reader) -> None:
@@ -101,7 +123,7 @@ class Hub:
     def page(self, topic: tuple[str, str]) -> Record | None:
         """Return a page as it is now; None where there is no such thing."""
         kind, name = topic
-        now = self._clock()
+        now = self.now()
         match kind:
             case "cluster":
                 return self.pages.cluster(now, self.behind)
@@ -134,7 +156,8 @@ class Hub:
             except TimeoutError:
                 pass
             self._news.clear()
-            self._tick()
+            if not self.away:
+                self._tick()
             await asyncio.sleep(TICK_S)
 
     def caught_up(self) -> None:
@@ -148,7 +171,7 @@ class Hub:
             self._send(topic, self._whole(topic))
 
     def _tick(self) -> None:
-        now = self._clock()
+        now = self.now()
         self._notice_suspects(now)
         if now - self._accounted >= self._account_s and not self.behind:
             self._account()
@@ -197,8 +220,8 @@ class Hub:
         self.picture.changed |= {("node", name) for name in over}
 
     def _account(self) -> None:
-        began = self._clock()
+        began = self.now()
         self.pages.account(began)
-        self._accounted = self._clock()
+        self._accounted = self.now()
         self._account_s = max(GROWS_S, SHARE * (self._accounted - began))
         self._cluster = ""

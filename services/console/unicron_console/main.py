@@ -12,6 +12,7 @@ from unicron_goodput.otel import Traces, endpoint
 
 from unicron.aio import insist, together
 from unicron.bootstrap import connected
+from unicron.bus.protocol import Bus
 from unicron.client import Client
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.families import Sample
@@ -33,6 +34,9 @@ TRACE_S = 1.0
 
 SEED_S = 10.0
 """How long the registry is waited for before the journal is read without it."""
+
+ANSWERS_S, LOOK_S = 3.0, 1.0
+"""What the bus has for an answer, and from one to the next question."""
 
 FILL_S = 5.0
 """Pause before the registry is asked again, where it did not answer."""
@@ -100,6 +104,7 @@ async def serve(settings: ConsoleSettings) -> None:
             _fill(client, hub),
             _trace(hub, traces),
             hub.run(),
+            _look(bus, hub),
         )
 
 
@@ -152,6 +157,19 @@ async def read(client: Client, hub: Hub) -> None:
         if not hub.behind or taken % TURN == 0:
             hub.wake()
             await asyncio.sleep(0)
+
+
+async def _look(bus: Bus, hub: Hub) -> None:
+    """See again and again whether the bus answers: what is shown of a cluster that is not heard of is old."""
+    while True:
+        try:
+            async with asyncio.timeout(ANSWERS_S):
+                await bus.flush()
+        except (UnicronError, TimeoutError):
+            hub.look(answers=False)
+        else:
+            hub.look(answers=True)
+        await asyncio.sleep(LOOK_S)
 
 
 async def _hear(client: Client, hub: Hub) -> None:

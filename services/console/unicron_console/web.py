@@ -274,11 +274,10 @@ class Web:
         return Response(describe(self.ways), media_type="application/json")
 
     async def _health(self, _: Request) -> Response:
-        behind = self._hub.behind
-        return _json(
-            Answer(error=f"{behind} entries of the journal are still to be read" if behind else ""),
-            503 if behind else 200,
-        )
+        behind, silent_s = self._hub.behind, self._hub.silent_s
+        why = f"{behind} entries of the journal are still to be read" if behind else ""
+        why = f"NATS has not answered for {silent_s:.0f} s" if silent_s else why
+        return _json(Answer(error=why), 503 if why else 200)
 
 
 WRONG_TOKEN = "this token is nobody's; look into the file that UNICRON_CONSOLE_TOKENS names"  # noqa: S105 it is none

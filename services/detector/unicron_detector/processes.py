@@ -102,10 +102,20 @@ class Processes:
             if broken:
                 return broken
         echo = verdict is not None and verdict.echo
-        return self._abnormal(exited.worker, worker, how, exited.iteration, echo=echo, own=own)
+        return self._abnormal(
+            exited.worker, worker, how, exited.iteration, echo=echo, own=own, traceback=tail if own else ""
+        )
 
     def _abnormal(
-        self, name: str, worker: Worker, how: str, iteration: int = -1, *, echo: bool = False, own: bool = False
+        self,
+        name: str,
+        worker: Worker,
+        how: str,
+        iteration: int = -1,
+        *,
+        echo: bool = False,
+        own: bool = False,
+        traceback: str = "",
     ) -> list[Message]:
         return self._reporter.fail(
             FailureDetected(
@@ -121,6 +131,7 @@ class Processes:
             iteration,
             echo=echo,
             own=own,
+            traceback=traceback,
         )
 
     def raised(self, raised: WorkerRaised) -> list[Message]:
@@ -158,6 +169,7 @@ class Processes:
             raised.iteration,
             echo=verdict.echo,
             own=verdict.status in OWN_ERRORS,
+            traceback=raised.traceback,
         )
 
     def _user_error(self, fact: WorkerExited | WorkerRaised, what: str, told: str, traceback: str) -> list[Message]:

@@ -77,6 +77,7 @@ class Reporter:
         *,
         echo: bool = False,
         own: bool = False,
+        traceback: str = "",
         idle_s: float = 0.0,
     ) -> list[Message]:
         """Report the failure of a worker, at the severity to which its predecessors have raised it.
@@ -86,6 +87,7 @@ class Reporter:
             iteration: in which the worker was, -1 where that is not known.
             echo: by its nature it follows from another one, if the task has had one just before.
             own: by all that is known it is the program's own, so that it costs the task in the end, and no node.
+            traceback: of its exception, if it is one.
             idle_s: for so long the task has not come further.
         """
         now, window_s, attempts = self.state.now, self.limits.window_s, self.limits.attempts
@@ -113,7 +115,7 @@ class Reporter:
         gives_up_node = failure.severity is Severity.SEV1 and failure.escalated is not None
         if gives_up_node and (own or task.ladder.climb(failure.node, now, window_s)):
             where = "by itself" if own else f"on several nodes ({', '.join(sorted(task.ladder.climbs))})"
-            return self.break_task(failure.task, f"fails again and again {where}: {failure.reason}")
+            return self.break_task(failure.task, f"fails again and again {where}: {failure.reason}", traceback)
         task.last = failure
         return self.report(failure, echo=echo)
 

@@ -11,7 +11,7 @@ import time
 import pytest
 from helpers.accounts import began, exited, failure, journal
 from helpers.ports import free_port
-from unicron_console.live import WAITING, Hub
+from unicron_console.live import CLUSTER, WAITING, Hub
 from unicron_console.main import ConsoleSettings, listen
 from unicron_console.orders import ORDERS
 from unicron_console.projection import Projection
@@ -217,6 +217,23 @@ def test_live_pages_begin_with_the_whole_or_say_that_there_is_none(site):
             assert found in json.loads(live.recv())["whole"]
     with client.live("tasks/bert") as live:
         assert "no task 'bert'" in json.loads(live.recv())["gone"]
+
+
+def test_while_the_bus_does_not_answer_pages_say_since_when_and_time_stands_still():
+    now = [100.0]
+    hub = Hub(Projection(), lambda: now[0])
+    hub.look(answers=True)
+    before = hub.open(CLUSTER)
+    now[0] = 110.0
+    hub.look(answers=False)
+    later = hub.open(CLUSTER)
+    assert (hub.now(), hub.silent_s) == (100.0, 10.0)
+    hub.look(answers=True)
+    assert (hub.now(), hub.silent_s) == (110.0, 0.0)
+    for reader in (before, later):
+        whole, *told = [json.loads(reader.frames.get_nowait()) for _ in range(3)]
+        assert "whole" in whole
+        assert told == [{"away": 100.0}, {"away": 0.0}]
 
 
 def test_a_browser_that_never_reads_is_let_go_and_another_reads_on(site):

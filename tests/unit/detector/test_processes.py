@@ -138,6 +138,7 @@ def test_what_a_program_does_by_itself_again_and_again_costs_it_and_no_node(how)
         scene.run(epoch=number, **{f"v{number}": "n1"})
         out += scene.throw(f"v{number}", iteration=number, **how)
     own = "memory" in how["text"]
+    assert not own or out[-1].traceback == "Traceback ..."
     assert brief(out)[-1] == ("TaskBroken" if own else (1, "gpu_driver_error", "v0"))
     assert set(scene.detector.state.lost) == (set() if own else {"n1"})
 

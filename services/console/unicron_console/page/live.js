@@ -32,6 +32,10 @@ export function connect(path, on) {
   function take(text) {
     heard = performance.now();
     const frame = JSON.parse(text);
+    if ("away" in frame) {
+      on.state(frame.away ? "lost" : "live", frame.away);
+      return;
+    }
     if ("gone" in frame) {
       close();
       on.state("live");

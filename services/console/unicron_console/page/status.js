@@ -6,13 +6,17 @@ import { time } from "./format.js";
 
 const states = new Map(); // of connections and of what is asked again and again, by name
 let current = 0; // Unix seconds at which all was as shown
+let away = false; // the console answers, and the cluster does not answer it
 
 /** Return a function that takes the state of the connection `name`: connecting, live, lost, or null when it is over. */
 export function follow(name) {
   const key = Symbol(name);
-  return (state) => {
+  return (state, since = 0) => {
     if (states.get(key) === state) return;
-    if (state === "lost" && ![...states.values()].includes("lost")) current = now();
+    if (state === "lost" && ![...states.values()].includes("lost")) {
+      away = since > 0;
+      current = since || now();
+    }
     if (state === null) states.delete(key);
     // What was lost stays so until it is live: trying is not having.
     else if (!(state === "connecting" && states.get(key) === "lost")) states.set(key, state);
@@ -27,7 +31,8 @@ function show() {
   document.body.dataset.live = state;
   const banner = document.getElementById("lost");
   banner.hidden = state !== "lost";
-  if (state === "lost") put(banner, `Connection lost. What you see is as of ${time(current)}. Connecting again \u2026`);
+  const what = away ? "NATS does not answer, so nothing is known of the cluster" : "Connection lost";
+  if (state === "lost") put(banner, `${what}. What you see is as of ${time(current)}. Trying again \u2026`);
   else put(banner, "");
 }
 

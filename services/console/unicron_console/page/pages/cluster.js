@@ -74,8 +74,9 @@ function bigFigures() {
   return { box, set(page, told) {
     const open = healing(page.failures);
     put(healed.value, count(open.length));
-    redo(healed.more, open.map((line) => line.chain).join(), () => openFailures(open));
-    attr(healed.box, "class", open.length ? "tile alarm" : "tile calm");
+    const waits = forSomebody(page);
+    redo(healed.more, [...open.map((line) => line.chain), waits].join(), () => openFailures(open, waits));
+    attr(healed.box, "class", open.length || waits ? "tile alarm" : "tile calm");
     const [amount, unit = ""] = flops(page.waf).split(" ");
     redo(waf.value, `${amount} ${unit}`, () => [h("span", null, amount), h("small", null, ` ${unit}`)]);
     put(waf.more, page.possible_waf ? `${percent(page.waf / page.possible_waf)} of ${flops(page.possible_waf)} possible` : "of tasks whose FLOP/s are known");
@@ -98,9 +99,19 @@ function bigFigures() {
   } };
 }
 
+/** What no service can mend: which nodes wait for somebody, and which tasks have less than they could use. */
+function forSomebody(page) {
+  const lost = [...page.nodes].filter(([, node]) => node.state === "lost").map(([name]) => name).sort();
+  const few = [...page.tasks.values()].filter((line) => line.state === "running" && line.workers < line.max_workers);
+  return [
+    lost.length && `${lost.slice(0, 3).join(", ")}${lost.length > 3 ? ` and ${count(lost.length - 3)} more` : ""} ${lost.length > 1 ? "wait" : "waits"} for you: see to the machine, then start its agent`,
+    lost.length && few.length && few.slice(0, 3).map((line) => `${line.name} has ${count(line.workers)} of ${count(line.max_workers)} workers`).join(", "),
+  ].filter(Boolean).join("; ");
+}
+
 /** What is being healed, and for how long already: the first thing that somebody wants to know. */
-function openFailures(open) {
-  if (!open.length) return "all is well";
+function openFailures(open, waits) {
+  if (!open.length) return waits || "all is well";
   const shown = open.slice(0, 3).map((line) => h("div", null,
     failureLink(line.chain, words(line.status)), ` ${line.worker || line.node} `,
     tick(h("span", { class: "clock" }), (node) => put(node, stopwatch(now() - line.at)))));
