@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
@@ -40,8 +41,21 @@ app = typer.Typer(
 )
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        import importlib.metadata  # noqa: PLC0415
+
+        say(f"unicron {importlib.metadata.version('unicron')}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_version, is_eager=True, help="Show which version this is.")
+]
+
+
 @app.callback()
-def _root(nats: Nats = None) -> None:
+def _root(nats: Nats = None, version: Version = False) -> None:  # noqa: ARG001 its callback has shown it
     """Train large models on machines that fail: see, order and break a Unicron cluster."""
     if nats:
         os.environ["UNICRON_NATS_URL"] = nats

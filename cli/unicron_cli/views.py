@@ -1,5 +1,6 @@
 """What rich shows of a cluster: nodes and tasks."""
 
+import re
 import time
 from collections import defaultdict
 
@@ -30,11 +31,16 @@ def nodes_table(status: Status, now: float | None = None) -> Table:
         for rank, member in enumerate(view.members):
             used[member.node][member.slot] = f"{view.spec.name}:{layout.seat_name(rank)}"
     table = plain_table("NODE", "STATE", "FOR", "HOST", "SLOTS")
-    for node in status.nodes:
+    for node in sorted(status.nodes, key=lambda node: _natural(node.node)):
         slots = " ".join(f"{slot.kind}{slot.index}={used[node.node].get(slot.index, 'free')}" for slot in _in_use(node))
         state = Text(node.state, NODE_STYLES[node.state])
         table.add_row(Text(node.node), state, ago(now - node.since), Text(node.host), Text(slots))
     return table
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Return a key by which node-2 comes before node-10."""
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in re.split(r"(\d+)", name)]
 
 
 def tasks_table(status: Status) -> Table:
@@ -83,6 +89,9 @@ def status_view(status: Status, now: float | None = None) -> Group:
     if waf >= KNOWN_FLOPS:
         lines.insert(0, f"WAF {si(waf, 'FLOP/s')} achieved by all tasks together")
     slow = [Text(f"{view.spec.name} is slow: {view.slow}", "yellow") for view in status.tasks if view.slow]
+    lost = [node.node for node in status.nodes if node.state is NodeState.LOST]
+    verb = "wait" if len(lost) > 1 else "waits"
+    slow += [Text(f"{', '.join(lost)} {verb} for you: see to the machine, then start its agent", "yellow")] * bool(lost)
     failed = [view for view in status.tasks if view.state == TaskState.FAILED and view.traceback]
     traces = [Text(f"\n{view.spec.name} failed:\n{view.traceback.rstrip()}", "red") for view in failed]
     slow += [Text(f"{view.spec.name} in its drill: {view.drill}") for view in status.tasks if view.drill]

@@ -1,5 +1,6 @@
 """Commands that show a cluster: status, tasks, nodes, events."""
 
+from collections import deque
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -92,6 +93,9 @@ def nodes(nats: Nats = None, as_json: Json = False) -> None:
 def events(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new ones, until Ctrl-C.")] = False,
     chain: Annotated[str, typer.Option(metavar="ID", help="Tell the story of one failure, from any id in it.")] = "",
+    last: Annotated[int | None, typer.Option("--last", "-n", min=0, help="Only so many of the last ones.")] = None,
+    task: Annotated[str, typer.Option(help="Only what concerns this task.")] = "",
+    node: Annotated[str, typer.Option(help="Only what concerns this node.")] = "",
     nats: Nats = None,
     as_json: Json = False,
 ) -> None:
@@ -99,18 +103,33 @@ def events(
     if follow and chain:
         raise typer.BadParameter("--chain tells what is over, --follow what comes: use one of them")
     try:
-        with_client(nats, lambda client: _story(client, chain, as_json) if chain else _list(client, follow, as_json))
+        if chain:
+            with_client(nats, lambda client: _story(client, chain, as_json))
+        else:
+            wanted = {name: value for name, value in (("task", task), ("node", node)) if value}
+            with_client(nats, lambda client: _list(client, follow, RECENT if follow else last, wanted, as_json))
     except KeyboardInterrupt:
         return
 
 
-async def _list(client: "Client", follow: bool, as_json: bool) -> None:
+async def _list(client: "Client", follow: bool, last: int | None, wanted: dict[str, str], as_json: bool) -> None:
     from unicron_narration.story import line  # noqa: PLC0415
 
     tail = await client.tail()
-    after, until = (max(0, tail - RECENT), None) if follow else (0, tail)
-    async for sequence, message in client.follow(after, until):
+    found = ((place, message) async for place, message in client.follow(0, tail) if _concerns(message, wanted))
+    recent: deque[tuple[int, Message]] = deque(maxlen=last)
+    async for pair in found:
+        recent.append(pair)
+    for sequence, message in recent:
         say(to_json(_with_place(sequence, message)) if as_json else line(message))
+    if follow:
+        async for sequence, message in client.follow(tail):
+            if _concerns(message, wanted):
+                say(to_json(_with_place(sequence, message)) if as_json else line(message))
+
+
+def _concerns(message: "Message", wanted: dict[str, str]) -> bool:
+    return all(getattr(message, name, "") == value for name, value in wanted.items())
 
 
 async def _story(client: "Client", wanted: str, as_json: bool) -> None:
@@ -131,14 +150,14 @@ async def _story(client: "Client", wanted: str, as_json: bool) -> None:
 
 
 def logs(
-    worker: Annotated[str, typer.Argument(metavar="WORKER", help="Name of a worker, such as gpt-2.")],
+    worker: Annotated[str, typer.Argument(metavar="WORKER", help="Name of a worker, such as gpt-2, or TASK:RANK.")],
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=MOST_LINES, help="How many.")] = 50,
     node: Annotated[str, typer.Option("--node", help="Where it runs, or ran; else the cluster is asked.")] = "",
     nats: Nats = None,
     as_json: Json = False,
 ) -> None:
     """Show the last lines that a worker wrote, living or ended."""
-    home, found = with_client(nats, lambda client: _log(client, node, worker, lines))
+    worker, home, found = with_client(nats, lambda client: _log(client, node, worker, lines))
     if as_json:
         print_json({"worker": worker, "node": home, "lines": found})
     else:
@@ -146,9 +165,23 @@ def logs(
             say(text)
 
 
-async def _log(client: "Client", node: str, worker: str, lines: int) -> tuple[str, list[str]]:
+async def _log(client: "Client", node: str, worker: str, lines: int) -> tuple[str, str, list[str]]:
+    if ":" in worker:
+        worker = await _of_rank(client, worker)
     node = node or await _home(client, worker)
-    return node, await client.log(node, worker, lines)
+    return worker, node, await client.log(node, worker, lines)
+
+
+async def _of_rank(client: "Client", wanted: str) -> str:
+    """Return the worker that is a rank of a task now, "TASK:RANK"."""
+    from unicron.errors import InvalidInputError  # noqa: PLC0415
+
+    task, _, rank = wanted.rpartition(":")
+    members = next((view.members for view in (await client.status()).tasks if view.spec.name == task), None)
+    if members is None or not rank.isdecimal() or int(rank) >= len(members):
+        ranks = f"has ranks 0 to {len(members) - 1} now" if members else "has no ranks now"
+        raise InvalidInputError(f"{wanted}: {f'there is no task {task!r}' if members is None else f'{task} {ranks}'}")
+    return members[int(rank)].worker
 
 
 async def _home(client: "Client", worker: str) -> str:

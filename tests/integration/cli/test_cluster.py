@@ -324,6 +324,8 @@ def test_a_killed_worker_makes_a_story(url, task):
     assert kinds[0] == "WorkerExited"
     assert {"FailureDetected", "StartWorker", "Regroup", "TaskRecovered"} <= set(kinds)
     assert [event["type"] for event in journal(url, "--chain", failure["id"])] == kinds
+    assert len(of_node := journal(url, "--node", strike["node"], "-n", "3")) == 3
+    assert {event["node"] for event in of_node} == {strike["node"]}
     assert "in no message" in unicron("events", "--chain", "nothing", url=url, code=1)
     assert_its_cost_is_told(url, task, failure)
     assert_their_logs_are_shown(url, strike)
@@ -335,6 +337,8 @@ def assert_their_logs_are_shown(url, strike):
     assert strike["worker"] not in living
     for worker in (*living, strike["worker"]):
         assert unicron("logs", worker, url=url) == "it begins\n\\u001b]0;pwned\\u0007\ufffd\n"
+    assert data("logs", "tiny:1", url=url)["worker"] == living[1]
+    assert "tiny:9: tiny has ranks 0 to 1 now" in unicron("logs", "tiny:9", url=url, code=1)
     found = data("logs", strike["worker"], "-n", "1", url=url)
     assert found == {"worker": strike["worker"], "node": strike["node"], "lines": ["\x1b]0;pwned\x07\ufffd"]}
     assert "no worker 'tiny-99' in the journal" in unicron("logs", "tiny-99", url=url, code=1)

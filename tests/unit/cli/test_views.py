@@ -44,6 +44,13 @@ def test_status_shows_who_computes_where_and_why_a_task_waits():
     assert "no plan yet" in text
 
 
+def test_nodes_come_in_the_order_of_their_numbers_and_a_lost_one_waits_for_somebody():
+    nodes = [NodeView(node=f"node-{n}", state=NodeState.LOST if n == 4 else NodeState.UP, slots=[]) for n in (10, 4, 2)]
+    shows = shown(status_view(Status(nodes=nodes)))
+    assert shows.index("node-2 ") < shows.index("node-4 ") < shows.index("node-10 ")
+    assert "node-4 waits for you: see to the machine, then start its agent" in shows
+
+
 def test_status_says_which_task_is_slow_and_why_and_what_came_of_its_drill():
     told = {"slow": "gpt-2 computes slowly", "drill": "computed the same"}
     view = TaskView(spec=TaskSpec(name="gpt", command=["x"]), state=TaskState.RUNNING, **told)
