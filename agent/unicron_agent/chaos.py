@@ -6,8 +6,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 from unicron.contracts.faults import NODE, WORKER, kind_of
 from unicron.contracts.queries import InjectFault
@@ -127,7 +128,7 @@ class Chaos:
         node = self._core.node
         match fault:
             case "kill-node":
-                self._soon(_die)
+                self._soon(partial(_die, f"UNICRON_STATE_DIR={self._memory.folder}"))
                 return f"{node} kills itself with all its workers"
             case "silence-node":
                 await asyncio.create_subprocess_exec(sys.executable, "-ISc", WAKE, value, str(os.getpid()))
@@ -177,8 +178,27 @@ class Chaos:
         return f": {line}"
 
 
-def _die() -> None:
-    """End like a machine that lost its power: the whole process group at once."""
+def _die(mark: str) -> None:
+    """End like a machine that lost its power, with all processes that have this in their environment.
+
+    Workers lead groups of their own, and so do the programs that they start.
+    """
+    for _ in range(100):  # what is just being started shows a little later
+        others = [pid for pid in _marked(mark.encode()) if pid != os.getpid()]
+        for pid in others:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not others:
+            break
+        time.sleep(SOON_S / 10)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(0, signal.SIGKILL)
     os._exit(137)  # the first process of a container is spared its own signals
+
+
+def _marked(mark: bytes) -> Iterator[int]:
+    """Yield the processes of this machine that live and have this in their environment."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in path.read_bytes().split(b"\0"):
+                yield int(path.parent.name)

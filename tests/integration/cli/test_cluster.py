@@ -384,9 +384,10 @@ def test_a_script_takes_a_node_down_and_brings_it_back(url, task, folder):
     facts = journal(url)
     taken = [(fact["source"], fact["by"], fact["text"]) for fact in facts if fact["type"] == "OrderTaken"]
     assert ("node-2", own_name(), "node-2 kills itself with all its workers") in taken
-    assert any(
-        fact["type"] == "FailureDetected" and (fact["node"], fact["severity"]) == ("node-2", 1) for fact in facts
-    )
+    lost = [fact["at"] for fact in facts if told_of(fact, "FailureDetected", node="node-2", severity=1)]
+    ready = [fact["pid"] for fact in facts if told_of(fact, "WorkerReady", node="node-2") and fact["at"] < lost[0]]
+    assert ready
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ready), "workers are lost with their node"
 
 
 @contextlib.contextmanager
