@@ -7,14 +7,16 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import smtplib
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.message import EmailMessage
-from email.utils import format_datetime
+from email.utils import format_datetime, parsedate_to_datetime
 from typing import Any
 
 import unicron
@@ -117,16 +119,30 @@ async def _http(method: str, given: Web | Heartbeat, secrets: Secrets, body: byt
         raise DeliveryError(_without(f"{type(error).__name__}: {error}", secrets)) from None
 
 
+_REFUSED = re.compile(r"delivery failed with error|returned HTTP error|\"ok\": ?false", re.IGNORECASE)
+"""In the answer of a service that says 200 though it has taken nothing, as Teams does."""
+
+
 def _judged(status: int, retry_after: str, said: str) -> str:
     answer = f"HTTP {status}{f': {said}' if said else ''}"
-    if 200 <= status < 300:
+    if 200 <= status < 300 and not _REFUSED.search(said):
         return answer
     if 300 <= status < 400:
         raise DeliveryError(
             f"HTTP {status}: a redirect, which is not followed; give the address it leads to", final=True
         )
-    pause = float(retry_after) if retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 9 else 0.0
-    raise DeliveryError(answer, final=status < 500 and status not in AGAIN, after_s=min(pause, LONGEST_PAUSE_S))
+    final = 300 <= status < 500 and status not in AGAIN
+    raise DeliveryError(answer, final=final, after_s=min(_seconds(retry_after), LONGEST_PAUSE_S))
+
+
+def _seconds(retry_after: str) -> float:
+    """Return how long to wait, which may be told as seconds or as the date at which that is over (RFC 9110, 10.2.3)."""
+    if retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 9:
+        return float(retry_after)
+    try:
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def _without(said: str, secrets: Secrets) -> str:

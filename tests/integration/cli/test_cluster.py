@@ -13,6 +13,7 @@ import termios
 import textwrap
 import urllib.parse
 import urllib.request
+from pathlib import Path
 
 import pytest
 from helpers import ROOT

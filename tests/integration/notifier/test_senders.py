@@ -6,7 +6,9 @@ import json
 import ssl
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from email import policy
+from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,7 @@ from unicron_cli.main import app
 from unicron_deploy.certificates import Authority
 from unicron_deploy.processes import Started
 from unicron_notifier.channels import Command, Heartbeat, Json, Mail, Secrets
-from unicron_notifier.senders import DeliveryError, beat, deliver
+from unicron_notifier.senders import DeliveryError, _judged, beat, deliver
 
 # --- HTTP ------------------------------------------------------------------------------------------------------------
 
@@ -66,6 +68,15 @@ async def test_what_is_not_taken_says_why_and_shows_no_secret(receiver, manner, 
     assert says in str(refused.value)
     assert "s3cret" not in str(refused.value)
     assert (refused.value.final, refused.value.after_s) == (final, after_s)
+
+
+def test_an_answer_counts_for_what_it_says_and_a_pause_may_be_a_date():
+    said = "Webhook message delivery failed with error: Microsoft Teams endpoint returned HTTP error 429"
+    with pytest.raises(DeliveryError, match="endpoint returned HTTP error 429"):
+        _judged(200, "", said)
+    with pytest.raises(DeliveryError) as caught:
+        _judged(503, format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True), "")
+    assert 0 < caught.value.after_s <= 90
 
 
 async def test_a_heartbeat_is_a_call_without_words(receiver):
