@@ -96,7 +96,8 @@ def secured(run: TaskRun, worker: str, node: str, nodes: list[str]) -> None:
 
 def drop_older(state: TransitionState, run: TaskRun) -> list[Message]:
     """Return the commands that remove what others saved, once the copies of all who save now are whole."""
-    savers = {saver.worker: (node, saver) for node, each in run.saves.ordered.items() for saver in each}
+    orders = [(node, saver) for node, each in run.saves.ordered.items() for saver in each]
+    savers = {saver.worker: (node, saver) for node, saver in orders if saver.worker}  # none: it is told when it is back
     if not savers or not run.saves.secured.keys() >= savers.keys() or not run.membership.has_met:
         return []
     run.saves.tried, run.saves.before = [], None

@@ -7,7 +7,7 @@ from tests.unit.transition.test_core import TransitionHarness
 from unicron.contracts import events
 from unicron.contracts.commands import DropStates, FindCheckpoint, FindStates, Regroup, SaveStates, StopWorker
 from unicron.contracts.failures import Severity
-from unicron.contracts.states import StateLocation, StateRef
+from unicron.contracts.states import Saver, StateLocation, StateRef
 from unicron.contracts.storage import StoredState
 from unicron.contracts.tasks import ParallelLayout, Slot, TaskState
 
@@ -182,6 +182,15 @@ def test_who_tells_of_copies_that_an_earlier_order_named_has_not_followed_the_ne
     assert not scene.run("a").saves.secured
     scene.feed(events.StateSecured(slot=0, worker="a-1", nodes=[keeper.node], **told))
     assert list(scene.run("a").saves.secured) == ["a-1"]
+
+
+def test_what_others_left_is_removed_though_a_node_is_away_that_may_save_something_else(scene):
+    saves = scene.run("a").saves
+    saves.held["a-9"], saves.ordered["away"] = {"n1": None}, [Saver(worker="")]
+    out = []
+    for worker, node in (("a-1", "n1"), ("a-3", "n2")):
+        out += scene.feed(events.StateSecured(node=node, slot=0, task="a", worker=worker, iteration=6, nodes=[]))
+    assert [(order.node, order.workers) for order in of(DropStates, out)] == [("n1", ["a-9"])]
 
 
 @pytest.mark.parametrize(
