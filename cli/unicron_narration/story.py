@@ -72,8 +72,8 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
         f"{_after(', and skips ', '; '.join(m.skipped))}"
     ),
     events.WorkerExited: lambda m: (
-        f"{_where(m)} ended by {f'signal {m.signal}' if m.signal else f'exit code {m.exit_code}'}"
-        f"{', as it was told' * m.expected}, in iteration {m.iteration}"
+        f"{_where(m)} {_end(m)}{', as it was told' * m.expected}"
+        f"{f', in iteration {m.iteration}' if m.iteration >= 0 else ', before its first iteration'}"
     ),
     events.WorkerRaised: lambda m: f"{_where(m)} raised {m.exception}: {m.text}",
     events.WorkerStalled: lambda m: (
@@ -183,6 +183,12 @@ def _saver(saver: Saver) -> str:
 def _share(share: TaskShare) -> str:
     in_parts = share.slots and share.layout.replica_workers > 1
     return f"{share.task}={len(share.slots)}{f' ({share.layout.degrees})' if in_parts else ''}"
+
+
+def _end(exited: events.WorkerExited) -> str:
+    if exited.signal:
+        return f"ended by signal {exited.signal}"
+    return "ended, nobody knows how" if exited.exit_code is None else f"ended by exit code {exited.exit_code}"
 
 
 def _where(message: Any) -> str:
