@@ -121,8 +121,12 @@ class NatsBus:
                     f": {self._last_error}" if self._last_error else ""
                 )
                 if "authorization violation" in str(self._last_error).lower():
-                    within += f"; it does not know the key in {key}" if key else "; it lets in nobody without a key"
-                    cure = f"set {PREFIX}NATS_NKEY to the path of one that it knows, see `unicron credentials`"
+                    known = f"it does not know the key in {key}" if key else "it lets in nobody without a key"
+                    raise BusUnavailableError(
+                        f"the NATS server at {settings.nats_url} turns us away ({self._last_error}): {known}; set "
+                        f"{PREFIX}NATS_NKEY to the path of one that it knows, see `unicron credentials`, or run "
+                        "this in the folder of `unicron up`"
+                    )
                 if "certificate verify failed" in str(self._last_error).lower():
                     cure = f"put the ca.pem of that server's authority beside your key, or name it in {PREFIX}NATS_CA"
                 raise BusUnavailableError(f"no NATS server answers at {settings.nats_url} {within}; {cure}")
