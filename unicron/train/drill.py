@@ -16,6 +16,9 @@ from unicron.train.shards import local
 ITERATION = 2
 """In which a rank is replaced: by then the script has made updates, and has begun an iteration with their results."""
 
+LATEST = 10
+"""In which it is given up, where the script could not be had by another process until then, nor since."""
+
 Prints = list[tuple[str, bytes, float]]
 """Of each parameter: name, digest of its gradient, empty where it has none, and the sum of its squares."""
 
@@ -58,7 +61,7 @@ class Drill:
             DrillFailedError: it does not.
         """
         theirs, left.gradient = left.gradient, None
-        if self._due and iteration >= ITERATION:
+        if self._due and iteration >= ITERATION and (not left.refused or iteration >= LATEST):
             self._due = False
             if not left.refused:
                 left.leave_gradient(iteration, prints(_named(models)))

@@ -32,6 +32,10 @@ FOREIGN = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "plat
 FOREIGN.append(Path(__file__).resolve().parents[1])
 """Folders whose files are no program's, though a script may lie above them."""
 
+SEVERAL = 2
+"""Statements of a function that train: from one call to the next it makes more than one update."""
+
+Told = ast.For | ast.While | ast.FunctionDef
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 LIGHTNING_TRAINS = {
@@ -140,11 +144,16 @@ def instrument(source: bytes | str, path: str, name: str, functions: "Functions 
 
 
 class Functions(NamedTuple):
-    """Names of functions: that train, that look at gradients, and that may take long; or that call one which does."""
+    """Names of functions: that train, that look at gradients, and that may take long; or that call one which does.
+
+    Attributes:
+        repeated: that are called in loops that train.
+    """
 
     training: frozenset[str]
     gradients: frozenset[str]
     long: frozenset[str]
+    repeated: frozenset[str]
 
 
 def functions_of(trees: Iterable[ast.Module], trains: Iterable[str] = ()) -> Functions:
@@ -154,11 +163,21 @@ def functions_of(trees: Iterable[ast.Module], trains: Iterable[str] = ()) -> Fun
         trees: of its files.
         trains: names of functions that train, where these files don't show it.
     """
-    functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
     loops = {each.name for each in functions if any(isinstance(one, ast.For | ast.While) for one in ast.walk(each))}
     looking = {each.name for each in functions if _has_gradients(each)} | LOOK_AT_GRADIENTS
     calls = [(each.name, called(each.body)) for each in functions]
-    return Functions(*(_closed(calls, found) for found in ({TRAINS, *trains}, looking, loops | COLLECTIVES)))
+    training = _closed(calls, {TRAINS, *trains})
+    repeated = {
+        name
+        for each in nodes
+        if isinstance(each, ast.For | ast.While) and (names := called(each.body)) & training
+        for name in names
+    }
+    while more := {name for caller, names in calls if caller in repeated for name in names} - repeated:
+        repeated |= more
+    return Functions(training, _closed(calls, looking), _closed(calls, loops | COLLECTIVES), frozenset(repeated))
 
 
 def _closed(calls: Sequence[tuple[str, set[str]]], found: set[str]) -> frozenset[str]:
@@ -194,9 +213,26 @@ def _has_gradients(node: ast.AST) -> bool:
     return any(isinstance(each, ast.Attribute) and each.attr in {"grad", "main_grad"} for each in ast.walk(node))
 
 
+def _yields(node: ast.FunctionDef) -> bool:
+    return any(isinstance(each, ast.Yield | ast.YieldFrom) for each in ast.walk(node))
+
+
+def _parts(node: ast.FunctionDef) -> tuple[list[ast.stmt], list[ast.stmt], list[ast.stmt]]:
+    """Return what a function begins with (its docstring, what is not its own), does, and returns."""
+    begins = itertools.takewhile(
+        lambda each: (
+            isinstance(each, ast.Global | ast.Nonlocal)
+            or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
+        ),
+        node.body,
+    )
+    first, last = len(list(begins)), len(node.body) - isinstance(node.body[-1], ast.Return)
+    return node.body[:first], node.body[first:last], node.body[last:]
+
+
 class _Instrument(ast.NodeTransformer):
     def __init__(self, name: str, found: "Functions") -> None:
-        self._name, self._training, self._gradients, self._long = name, *found
+        self._name, self._training, self._gradients, self._long, self._repeated = name, *found
         self._scopes: list[Liveness] = []
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
@@ -208,7 +244,20 @@ class _Instrument(ast.NodeTransformer):
         if _hands_out(node):
             node.decorator_list = [ast.Attribute(ast.Name(NAME, ast.Load()), "counted", ast.Load())]
             return ast.copy_location(node, node)
-        return self._within(node) if node.name in self._training else node
+        if node.name not in self._training:
+            return node
+        begins, body, ending = _parts(node)
+        trains = [
+            each for each in body if called([each]) & self._training and not isinstance(each, ast.For | ast.While)
+        ]
+        if len(trains) < SEVERAL or node.name not in self._repeated or _yields(node):
+            return self._within(node)
+        self._scopes.append(Liveness(node))
+        told = self._told(node, body, ast.Constant(node.end_lineno), set())
+        self.generic_visit(node)
+        node.body = [*begins, *told(body), *ending]
+        self._scopes.pop()
+        return node
 
     def _within(self, node: _Scope) -> _Scope:
         self._scopes.append(Liveness(node))
@@ -230,7 +279,7 @@ class _Instrument(ast.NodeTransformer):
             if isinstance(over, ast.Call) and getattr(over.func, "id", "") == "enumerate" and len(over.args) == 1:
                 numbered, over = not over.keywords, over.args[0] if not over.keywords else over
             names = {each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)}
-            body = self._told(node, ast.Constant(None), names)
+            body = self._told(node, node.body, ast.Constant(None), names)
             node.iter = self._call("over", node, over, ast.Constant(numbered))
             self.generic_visit(node)
             node.body = body(node.body)
@@ -241,7 +290,7 @@ class _Instrument(ast.NodeTransformer):
     def visit_While(self, node: ast.While) -> ast.While:
         """Have a loop say where it is."""
         if called(node.body) & self._training:
-            body = self._told(node, ast.Constant(node.end_lineno), set())
+            body = self._told(node, node.body, ast.Constant(node.end_lineno), set())
             self.generic_visit(node)
             node.body = body(node.body)
             entered = ast.BoolOp(ast.Or(), [self._call("enters", node), node.test])
@@ -251,18 +300,24 @@ class _Instrument(ast.NodeTransformer):
         return node
 
     def _told(
-        self, node: ast.For | ast.While, last: ast.Constant, targets: set[str]
+        self, node: Told, whole: list[ast.stmt], last: ast.Constant, targets: set[str]
     ) -> Callable[[list[ast.stmt]], list[ast.stmt]]:
-        """Return what makes of a loop's body one that tells where it is, and can be begun behind an update."""
+        """Return what makes of a body one that tells where it is, and can be begun behind an update.
+
+        Args:
+            node: the loop, or function.
+            whole: its body.
+            last: line at which it ends, if it does not say so by itself.
+            targets: variables that it sets as it begins.
+        """
         dead = self._scopes[-1].dead
         begins = self._tells("head", node, [last], targets | dead(node, 0))
         points = list[tuple[int, ast.stmt]]()
-        for count, each in enumerate(node.body, 1):
-            ends = count == len(node.body)
-            rest = node.body[count:]
+        for count, each in enumerate(whole, 1):
+            ends, rest = count == len(whole), whole[count:]
             updates = called([each]) & (self._training | {"step"})
             if ends or (updates and not self._look_back(rest)):
-                same = targets - {one.id for one in _names(node.body[:count])}
+                same = targets - {one.id for one in _names(whole[:count])}
                 how, long = ("end", []) if ends else ("behind_update", [ast.Constant(self._takes_long(rest))])
                 points.append((count, self._tells(how, node, [ast.Constant(count), *long], same | dead(node, count))))
 
@@ -287,11 +342,11 @@ class _Instrument(ast.NodeTransformer):
         looks = itertools.takewhile(lambda each: not called([each]) & self._training, rest)
         return any(_has_gradients(each) or called([each]) & self._gradients for each in looks)
 
-    def _tells(self, how: str, node: ast.For | ast.While, first: list[ast.Constant], dead: Iterable[str]) -> ast.stmt:
+    def _tells(self, how: str, node: Told, first: list[ast.Constant], dead: Iterable[str]) -> ast.stmt:
         names = [ast.Constant(each) for each in sorted(dead)]
-        return ast.copy_location(ast.Expr(self._call(how, node, *first, *names)), node.body[0])
+        return ast.copy_location(ast.Expr(self._call(how, node, *first, *names)), node)
 
-    def _call(self, name: str, loop: ast.For | ast.While, *arguments: ast.expr) -> ast.expr:
+    def _call(self, name: str, loop: Told, *arguments: ast.expr) -> ast.expr:
         function = ast.Attribute(ast.Name(NAME, ast.Load()), name, ast.Load())
         place = ast.Constant(f"{self._name}:{loop.lineno}")
         return ast.copy_location(ast.Call(function, [place, *arguments], []), loop)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 Names = frozenset[str]
 Loop = ast.For | ast.While
+Body = Loop | ast.Module | ast.FunctionDef
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 BY_NAME = frozenset({"globals", "locals", "vars", "eval", "exec", "dir"})
@@ -37,13 +38,13 @@ class Liveness:
         self._after = dict[tuple[int, int], Names]()
         self._loops: list[tuple[Names, Names]] = []
         self._caught = NONE
-        self._block(scope.body, self._always)
+        self._block(scope.body, self._always, scope)
 
-    def dead(self, loop: Loop, count: int) -> Names:
-        """Return what nobody reads before it is set, once `count` statements of a loop's body have been run."""
+    def dead(self, loop: Body, count: int) -> Names:
+        """Return what nobody reads before it is set, once `count` statements of a body have been run."""
         return self.names - self._after.get((id(loop), count - 1), self.names)
 
-    def _block(self, body: Sequence[ast.stmt], after: Names, loop: Loop | None = None) -> Names:
+    def _block(self, body: Sequence[ast.stmt], after: Names, loop: Body | None = None) -> Names:
         for number in reversed(range(len(body))):
             if loop is not None:
                 self._after[id(loop), number] = after | self._caught | self._always

@@ -6,7 +6,6 @@ outlives the rank. Whoever replaces it goes to where that was, by way of the hea
 
 import functools
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
@@ -16,10 +15,11 @@ from unicron.train.heard import Heard, Results
 from unicron.train.instrument import LIBRARIES, NAME
 from unicron.train.kinds import NotCarriedError
 from unicron.train.objects import Call
+from unicron.train.points import Point, Points, known
 from unicron.train.positions import RUNNING, Counted
 from unicron.train.randomness import seed
 from unicron.train.snapshots import Heap, Variables, spaces_of
-from unicron.train.under_way import KEPT, At, Chain, Record
+from unicron.train.under_way import At, Chain, Record
 
 
 class Loops:
@@ -57,8 +57,7 @@ class Loops:
         self._arrive: Callable[[], None] = lambda: None
         self._reached = 0
         self._outside = Heard()
-        self._points = deque[tuple[dict[str, Any], Heard]]([({"loops": [], "outside": []}, Heard())], maxlen=KEPT)
-        self._choices: list[dict[str, Any]] = []
+        self._points = Points()
         self._within = self._reduced = self._pending = False
         self._updates = self._seen = self._ended = 0
         self._taken, self._versions, self._changes = False, 0, set[str]()
@@ -158,9 +157,11 @@ class Loops:
         at.begun, at.inner = True, False
         self._indices[depth + 1 :] = [0]
         if self._to and depth == self._reached:
-            there, _, count, point, *_ = self._to[depth]
-            if there != place:
-                raise InvalidInputError(f"the others are in the loop at {there}, and that at {place} is first")
+            there, index, count, point, *_ = self._to[depth]
+            if [there, index] != [place, at.index]:
+                error = NotCarriedError(f"the others are at {there}, and this process comes to {place} before that")
+                self._leave_record(error)
+                raise error
             at.count = count
             if point == 0:
                 self._become(at, caller)
@@ -227,7 +228,7 @@ class Loops:
         self._reached = depth + 1
         self._indices[depth + 1 :] = [0]
         if self._reached == len(self._to):
-            self._points = deque([({"loops": self._to, "outside": self._outside.saved()}, self._since)], maxlen=KEPT)
+            self._points.begin_at({"loops": self._to, "outside": self._outside.saved()}, self._points.since)
             self._versions = self._heap.versions
             self._to, self._reached, self._record = [], 0, None
             self._taken, self._reduced, self._seen, self._ended = True, False, self._updates, self._updates
@@ -263,19 +264,12 @@ class Loops:
         at.snapshot, at.refused, self.accumulates = snapshot, refused, accumulates
         self._indices[len(self._under_way) :] = [0]
         if leaves:
-            self._stand_here()
+            versions = self._heap.versions if self._heap is not None else 0
+            self._points.add(self._where(), alone=self._reduced or versions != self._versions)
+            self._versions, self.closed = versions, ""
             self._taken, self._reduced = True, False
             if self._heap is not None:
                 self._leave_record(self._made())
-
-    def _stand_here(self) -> None:
-        """Note where the last snapshot was taken; of a rank that is lost the last may be one before it."""
-        versions = self._heap.versions if self._heap is not None else 0
-        left = Heard(self._since.left)
-        if self._reduced or versions != self._versions:
-            self._points.clear()  # nobody can go to where parameters were others
-        self._versions, self.closed = versions, ""
-        self._points.append((self._where(), left))
 
     def _made(self) -> Record | NotCarriedError:
         """Return a record of where this rank is, or why there is none."""
@@ -331,7 +325,7 @@ class Loops:
     @property
     def reachable(self) -> bool:
         """Whether all is known that a new rank has to be given."""
-        return _known(self.state_dict()["points"][0])
+        return known(self._points.saved()[0])
 
     def mark(self) -> None:
         """Note that an iteration begins."""
@@ -371,7 +365,7 @@ class Loops:
     def given(self) -> bool:
         """Whether the others have the next collective behind them."""
         if self.behind and not self._to:
-            self.behind = not self._since.over
+            self.behind = not self._points.since.over
         return self.behind
 
     def following(self) -> Results | None:
@@ -379,7 +373,7 @@ class Loops:
         iterator = RUNNING[-1] if RUNNING else None
         if iterator is not None and iterator.goes:
             return iterator.heard.following()
-        found = (self._heard if self._to else self._since).following()
+        found = (self._heard if self._to else self._points.since).following()
         if not self._to:
             self._heard.add(found)
         if iterator is not None:
@@ -388,7 +382,8 @@ class Loops:
 
     def hear(self, results: Results | None) -> None:
         """Note what a collective has given; None: whoever comes later can't be given that."""
-        for each in (self._heard, *(since for _, since in self._points), *(iterator.heard for iterator in RUNNING)):
+        self._points.hear(results)
+        for each in (self._heard, *(iterator.heard for iterator in RUNNING)):
             each.add(results)
 
     @property
@@ -462,46 +457,30 @@ class Loops:
     def _where(self) -> dict[str, Any]:
         return {"loops": [at.where for at in self._under_way], "outside": self._outside.saved()}
 
-    @property
-    def _since(self) -> Heard:
-        """What collectives have given since the last snapshot."""
-        return self._points[-1][1]
-
     def state_dict(self) -> dict[str, Any]:
-        """Return where this script's last snapshots since an update were taken, and what it has been given since."""
-        last, *before = [{**where, "since": since.saved()} for where, since in reversed(self._points)]
-        return {"points": [last, *filter(_known, before)]}
+        """Return where this script's last snapshots were taken, and what it has been given since."""
+        return {"points": self._points.saved()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go there, where this script is in no loop yet; one that is goes on, and comes there by itself."""
         if not self._under_way:
-            self._choices = state["points"]
-            self._go_to(self._choices[0])
+            self._points.choices = state["points"]
+            self._go_to(state["points"][0])
 
-    def _go_to(self, point: dict[str, Any]) -> None:
+    def _go_to(self, point: Point) -> None:
         self._to, self._outside = point["loops"], Heard(point["outside"])
-        self._points = deque([({}, Heard(point["since"]))], maxlen=KEPT)
+        self._points.begin_at({}, Heard(point["since"]))
         self.behind = bool(self._to)
 
     @property
     def chains(self) -> list[Chain]:
         """Of the loops at which this rank can begin, the best first; none where it begins at the top."""
-        return [_chain(each) for each in self._choices if self._to]
+        return list(self._points.chains()) if self._to else []
 
     def become(self, record: Record, arrive: Callable[[], None] = lambda: None) -> None:
         """Be the rank that has left this, once this script comes to where that was; then call `arrive`."""
         self._record, self._arrive = record, arrive
-        self._go_to(next(each for each in self._choices if _chain(each) == record.chain))
-
-
-def _chain(point: dict[str, Any]) -> Chain:
-    return [each[:4] for each in point["loops"]]
-
-
-def _known(point: dict[str, Any]) -> bool:
-    """Return whether all is known that collectives have given on the way to a point, and since."""
-    places = [point["outside"], point["since"], *(heard for loop in point["loops"] for heard in loop[5:])]
-    return all(each is not None and all(results is not None for results in each) for each in places)
+        self._go_to(self._points.choice(record.chain))
 
 
 def _line(place: str) -> int:

@@ -14,8 +14,8 @@ The point is how many statements of its body have been run: 0 at its head.
 """
 
 
-KEPT = 3
-"""Snapshots of a rank: of the end of the iteration before, behind an update, and of the end of its iteration."""
+KEPT = 6
+"""Snapshots of a rank: of the end of the iteration before, behind an update, at the ends and heads of bodies since."""
 
 
 class Record:

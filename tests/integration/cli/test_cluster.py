@@ -368,14 +368,15 @@ def assert_its_cost_is_told(url, task, failure):
 
 @pytest.mark.exhaustive("scripts of faults are shown on the real bus with a stand-in of an agent")
 def test_a_script_takes_a_node_down_and_brings_it_back(url, task, folder):
-    now = await_task(url, workers=2, beyond=0)["iteration"]
+    began = await_task(url, workers=2, beyond=0)
+    now, node = began["iteration"], began["members"][1]["node"]
     (folder / "faults.yaml").write_text(f"""
 - at: {{task: tiny, iteration: {now + 100}}}
   fault: kill-node
-  target: {{node: node-2}}
+  target: {{node: {node}}}
 - at: {{task: tiny, iteration: {now + 160}}}
   fault: restart-node
-  target: {{node: node-2}}
+  target: {{node: {node}}}
 """)
     where = ["--dir", str(folder / "c")]
     out = unicron("chaos", "run", str(folder / "faults.yaml"), "--json", *where, url=url)
@@ -384,9 +385,9 @@ def test_a_script_takes_a_node_down_and_brings_it_back(url, task, folder):
     await_task(url, workers=2, beyond=now + 161)
     facts = journal(url)
     taken = [(fact["source"], fact["by"], fact["text"]) for fact in facts if fact["type"] == "OrderTaken"]
-    assert ("node-2", own_name(), "node-2 kills itself with all its workers") in taken
-    lost = [fact["at"] for fact in facts if told_of(fact, "FailureDetected", node="node-2", severity=1)]
-    ready = [fact["pid"] for fact in facts if told_of(fact, "WorkerReady", node="node-2") and fact["at"] < lost[0]]
+    assert (node, own_name(), f"{node} kills itself with all its workers") in taken
+    lost = [fact["at"] for fact in facts if told_of(fact, "FailureDetected", node=node, severity=1)]
+    ready = [fact["pid"] for fact in facts if told_of(fact, "WorkerReady", node=node) and fact["at"] < lost[-1]]
     assert ready
     assert not any(Path(f"/proc/{pid}").exists() for pid in ready), "workers are lost with their node"
 
