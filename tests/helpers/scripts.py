@@ -53,7 +53,10 @@ GATHERS = """
                 loss.backward()
             gathered = [torch.zeros(1) for _ in range(dist.get_world_size())]
             dist.all_gather(gathered, loss.detach())
-            means.all[epoch].sum += float(sum(gathered))
+            total, parts = loss.detach().clone(), gathered if rank == 0 else None
+            dist.reduce(total, 0)
+            dist.gather(loss.detach() * 2, parts, 0)
+            means.all[epoch].sum += float(sum(gathered)) + (float(total) if rank == 0 else 0.0)
             means.all[epoch].count += 1
             if ends:
                 optimizer.step()

@@ -27,6 +27,11 @@ ALIKE = frozenset(
 OF_PARTS = frozenset({"_allgather_base", "_reduce_scatter_base", "allgather_into_tensor_coalesced"})
 """Collectives by which `fully_shard` has a model computed."""
 
+OPERANDS = {"reduce": 0, "gather": 1}
+"""Collectives that give to one rank what others do not get: which argument has what all ranks are told of each then."""
+
+Tell = Callable[[], Results | None]
+
 LARGE_BYTES = 64 << 10
 """What is larger, and given before the loops begin, has to be a parameter, as nobody can be given it otherwise."""
 
@@ -132,15 +137,20 @@ class ScriptGroups(InnerGroups):
             if not self._loops.within:
                 self._loops.hear(None)  # nobody who comes later is given a whole model
             return begin()
-        outputs = self._outputs(group, name, arguments)
+        outputs, own = self._outputs(group, name, arguments), _own(name, arguments, group.size())
+        give: Callable[[Results | None], None] = partial(_give, name, outputs)
+        tell: Tell = partial(_same, outputs)
+        if own is not None and of_all:
+            outputs, give = [own], partial(_give_own, name, arguments, group.rank())
+            tell = partial(self._gathered, self._waits_of(group, name), group, own)
         if self.given:
             results = self._loops.following() if begun else self._setup.following()
             if self.again and not (begun or results):
                 return begin()
             if begun or results != [] or _nbytes(outputs) <= LARGE_BYTES:  # else it is a parameter
-                _give(outputs, results, name)
+                give(results)
             return Work()
-        collective = Collective(partial(self._begin_or_have, begin, name, outputs, of_all), outputs, of_all)
+        collective = Collective(partial(self._begin_or_have, begin, give, tell, of_all), outputs, of_all)
         if self._under_way:  # which of them ends first is not told to whoever comes later
             for each in (*self._under_way, collective):
                 each.known = False
@@ -182,19 +192,28 @@ class ScriptGroups(InnerGroups):
         with self._peers.waiting(waits, stays=self.device.type == "cuda"):
             work.wait()
 
-    def _begin_or_have(self, begin: Callable[[], Work], name: str, outputs: Results | None, of_all: bool) -> Work:
+    def _gathered(self, waits: Waiting | None, group: Switched, own: torch.Tensor) -> Results:
+        """Return what each rank has by a collective that gives to one what others do not get."""
+        rows = [torch.empty_like(own) for _ in range(group.size())]
+        self._begin(waits, group, "allgather", ([rows], [own.detach().contiguous()]), {}).wait()
+        return [torch.stack(rows)]
+
+    def _begin_or_have(
+        self, begin: Callable[[], Work], give: Callable[[Results | None], None], tell: "Tell", of_all: bool
+    ) -> tuple[Work, "Tell"]:
         """Begin a collective, or have what one of all ranks gave to those that have it behind them."""
         if not (of_all and self.ended.ahead):
-            return begin()
-        _give(outputs, self.ended.ahead.popleft(), name)
-        return Work()
+            return begin(), tell
+        results = self.ended.ahead.popleft()
+        give(results)
+        return Work(), partial(_same, results)
 
     def _finish_it(self, collective: "Collective") -> None:
         try:
             collective.finish(self._go_on)
         finally:
             self._under_way.remove(collective)
-        results = collective.outputs if collective.known else None
+        results = collective.results if collective.known else None
         if self._loops.begun:
             if collective.of_all:
                 self.ended.add(results)
@@ -210,19 +229,22 @@ class Collective:
     """One that is under way.
 
     Args:
-        begin: begins it.
-        outputs: what it leaves the same on all ranks; None: it does not.
+        begin: begins it, and returns what then tells what it has given.
+        outputs: that it changes, where what it gives can be given to others; None: it can't.
         of_all: it is one of all ranks.
 
     Attributes:
         known: what it gives can be given to whoever comes later.
+        results: that, once it has ended.
     """
 
-    def __init__(self, begin: Callable[[], Work], outputs: Results | None, of_all: bool) -> None:
+    def __init__(self, begin: Callable[[], tuple[Work, "Tell"]], outputs: Results | None, of_all: bool) -> None:
         self.of_all = of_all
         self.outputs, self.known = outputs, outputs is not None
+        self.results: Results | None = None
         self._begin = begin
         self._work: Work | None = None
+        self._tell: Tell = partial(_same, None)
         small = outputs is not None and _nbytes(outputs) <= MOST_BYTES
         self._before = [each.clone() for each in outputs or ()] if small else None
 
@@ -230,7 +252,7 @@ class Collective:
         """Begin it, in as many memberships as it takes."""
         while self._work is None:
             try:
-                self._work = self._begin()
+                self._work, self._tell = self._begin()
             except GroupBrokenError as error:
                 self._begin_again(error, go_on)
 
@@ -241,6 +263,7 @@ class Collective:
             try:
                 if self._work is not None:
                     self._work.wait()
+                self.results = self._tell() if self.known else None
             except GroupBrokenError as error:
                 self._begin_again(error, go_on)
             else:
@@ -277,7 +300,35 @@ def unpacked(data: bytes) -> list[Results | None]:
     return list(results)
 
 
-def _give(outputs: Results | None, results: Results | None, name: str) -> None:
+def _own(name: str, arguments: Sequence[Any], size: int) -> torch.Tensor | None:
+    """Return the tensor of which all ranks are told what each of them has; None where they can't be.
+
+    They are not where a rank may begin it and never wait for it, nor where it is large.
+    """
+    options = next((each for each in arguments if hasattr(each, "asyncOp")), None)
+    if name not in OPERANDS or options is None or options.asyncOp:
+        return None
+    own: torch.Tensor = arguments[OPERANDS[name]][0]
+    return own if own.nbytes * size <= LARGE_BYTES else None
+
+
+def _same(results: Results | None) -> Results | None:
+    return results
+
+
+def _give_own(name: str, arguments: Sequence[Any], rank: int, results: Results | None) -> None:
+    """Have what a rank has had of a collective that gave to each something else."""
+    own: torch.Tensor = arguments[OPERANDS[name]][0]
+    if results is None or [(each.shape[1:], each.dtype) for each in results] != [(own.shape, own.dtype)]:
+        _give(name, None, None)
+    elif name == "reduce":
+        own.copy_(results[0][rank])
+    elif arguments[0]:
+        for output, row in zip(arguments[0][0], results[0], strict=True):
+            output.copy_(row)
+
+
+def _give(name: str, outputs: Results | None, results: Results | None) -> None:
     shapes = [[(each.shape, each.dtype) for each in tensors or ()] for tensors in (outputs, results)]
     if outputs is None or results is None or shapes[0] != shapes[1]:
         raise InvalidInputError(

@@ -131,7 +131,8 @@ async def test_a_rank_is_given_what_a_collective_gave_that_has_ended_elsewhere_w
 
 
 async def test_where_a_new_rank_can_not_be_given_what_collectives_gave_all_begin_again(scene):
-    unlike = GATHERS.replace("ends = number", "dist.reduce(count.clone(), 0); ends = number")
+    later = "dist.reduce(count.clone(), 0, async_op=True).wait(); ends = number"
+    unlike = GATHERS.replace("ends = number", later)  # who waits for that, and when, nobody knows
     async with disturbed(scene, unlike, (0, 5), calm=GATHERS) as run:
         await run.at(0, 5)
         await run.strike(1)
