@@ -44,6 +44,8 @@ from benchmarks.output import as_json
 from benchmarks.strikes import ROOT, say
 from unicron.bootstrap import connected_client
 from unicron.client import Client
+from unicron.contracts.events import FailureDetected
+from unicron.contracts.failures import FailureStatus
 from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskSpec
 
 KINDS: dict[str, dict[str, dict[str, str]]] = tomllib.loads((ROOT / "benchmarks" / "inplace_parts.toml").read_text())
@@ -67,7 +69,6 @@ from benchmarks.inplace_scripts.case import FOLDER, keep, strike
 rank = int(os.environ["RANK"])
 os.write(os.open(FOLDER / "begun", os.O_WRONLY | os.O_CREAT | os.O_APPEND), f"{rank}\\n".encode())"""
 DRAWN = "[float(torch.rand(())), random.random(), float(np.random.rand())]"
-DRILLED = "is replaced on purpose"
 OWN_CARRIER = re.compile(r"can't be carried to another process as it is: (.+)")
 
 
@@ -305,13 +306,19 @@ async def judged(client: Client, cluster: Cluster, seed: int, number: int, root:
     row: dict[str, Any] = {"number": number, "chosen": chosen}
     if len(theirs) < 2:
         return row | {"verdict": "not_measured", "why": (folder / "plain" / "log-0").read_text()[-300:]}
-    name = f"made-{seed}-{number}"
+    name, before = f"made-{seed}-{number}", await client.tail()
     ended = await in_place(client, name, folder / "script.py", folder / "struck", chosen["at"])
     ours, struck = kept(folder / "struck"), (folder / "struck" / MARK).exists()
     logs = "".join(path.read_text(errors="replace") for path in sorted(cluster.root.glob(f"nodes/*/logs/{name}-*.log")))
     (folder / "log").write_text(logs)
     begun = (folder / "struck" / "begun").read_text().split() if (folder / "struck" / "begun").exists() else []
-    carried, drilled = OWN_CARRIER.search(logs), DRILLED in logs
+    carried = OWN_CARRIER.search(logs)
+    drilled = any(
+        [
+            isinstance(each, FailureDetected) and (each.task, each.status) == (name, FailureStatus.DRILL)
+            async for _, each in client.follow(before, await client.tail())
+        ]
+    )
     row |= {"begun": len(begun), "drilled": drilled, "named": carried[1] if carried else "", "ended": ended}
     if not ended:
         return row | {"verdict": "hung"}
