@@ -88,7 +88,9 @@ def run(
     else:
         spec = spec_of(words, nodes * slots, least or nodes * slots, checkpoints)
     if in_place or drill:
-        spec = replace(spec, heal=Healing.IN_PLACE, layout=ParallelLayout(shard=spec.max_workers))
+        spec = replace(
+            spec, heal=Healing.IN_PLACE, layout=ParallelLayout(shard=spec.max_workers), drill=drill or spec.drill
+        )
     if silence is not None:
         spec = replace(spec, silence_s=silence)
     # one machine's nodes are given up by nobody: what counts is whether it comes further

@@ -107,7 +107,7 @@ def events(
             with_client(nats, lambda client: _story(client, chain, as_json))
         else:
             wanted = {name: value for name, value in (("task", task), ("node", node)) if value}
-            with_client(nats, lambda client: _list(client, follow, RECENT if follow else last, wanted, as_json))
+            with_client(nats, lambda client: _list(client, follow, last, wanted, as_json))
     except KeyboardInterrupt:
         return
 
@@ -115,8 +115,9 @@ def events(
 async def _list(client: "Client", follow: bool, last: int | None, wanted: dict[str, str], as_json: bool) -> None:
     from unicron_narration.story import line  # noqa: PLC0415
 
-    tail = await client.tail()
-    found = ((place, message) async for place, message in client.follow(0, tail) if _concerns(message, wanted))
+    tail, last = await client.tail(), RECENT if follow and last is None else last
+    after = max(0, tail - last) if last is not None and not wanted else 0
+    found = ((place, message) async for place, message in client.follow(after, tail) if _concerns(message, wanted))
     recent: deque[tuple[int, Message]] = deque(maxlen=last)
     async for pair in found:
         recent.append(pair)

@@ -23,10 +23,9 @@ NAME = "__unicron__"
 """What these calls are methods of; it is a variable of each module that has some."""
 
 TRAINS = "backward"
-COLLECTIVES = frozenset(
-    {"all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "barrier", "reduce"}
-)
-COLLECTIVES |= {"broadcast", "broadcast_object_list", "gather", "gather_object", "gather_for_metrics", "reduce"}
+COLLECTIVES = {"all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "barrier", "gather", "reduce"}
+COLLECTIVES |= {"broadcast", "broadcast_object_list", "gather_object", "gather_for_metrics", "monitored_barrier"}
+COLLECTIVES |= {"reduce_scatter"}
 LOOK_AT_GRADIENTS = frozenset({"clip_grad_norm_", "clip_grad_value_", "get_total_norm"})
 FOREIGN = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
 FOREIGN.append(Path(__file__).resolve().parents[1])
