@@ -61,6 +61,7 @@ GATHERS = """
             if ends:
                 optimizer.step()
                 optimizer.zero_grad()
+            gate.at(epoch, number, "updated", rank)
     if rank == 0:
         seen = [each.sum / each.count for each in means.all]
         torch.save({"model": model.module.state_dict(), "lr": 0, "seen": seen}, "out.pt")

@@ -249,7 +249,12 @@ class InPlace:
         ]
         carried += [each for each in models.buffers() if each.nbytes > LARGE_BYTES]
         self._shell.protect({"model": models, **own, **others})
-        return [*carried, *self._optimizers], [*models.modules(), *models.parameters(), *models.buffers()]
+        return [*carried, *self._optimizers], [
+            *self._models,
+            *models.modules(),
+            *models.parameters(),
+            *models.buffers(),
+        ]
 
     def _join(self) -> None:
         """Meet the others; have the state that they have."""
@@ -341,6 +346,8 @@ class InPlace:
         self._channel.injected.end()
         self.loops.reduced()
         with self._others_apart():
+            self._find_lacking(each for each in self._parameters() if id(each) in self._given)
+            self.loops.lacking.clear()
             self._drill.look(self._shell.records, self._core.iteration, self._models)
             piggyback.give()
             self._shell.computed(self._loss)
@@ -382,11 +389,29 @@ class InPlace:
     def computes(self, loss: torch.Tensor) -> None:
         """Note the loss of a backward pass; gradients to which its iteration's first adds are carried, too."""
         if self._computing and not self._empty:
-            used = (each for each in self._parameters() if id(each) in self._ready and each.grad is not None)
-            if not self.loops.accumulates and any(local(each.grad).any() for each in used):
-                self.loops.adds()
+            used = [each for each in self._parameters() if id(each) in self._ready and each.grad is not None]
+            self._find_lacking(used)
+            if used and not self.loops.accumulates:
+                self.loops.zeroed = not any(local(each.grad).any() for each in used)
+                if not self.loops.zeroed:
+                    self.loops.adds()
             self._empty = True
         self._loss = loss.detach().mean()
+
+    def _find_lacking(self, used: Iterable[torch.nn.Parameter]) -> None:
+        """See whether a gradient is added to one that this rank's snapshot did not have.
+
+        Raises:
+            NotCarriedError: it is; all are to begin again.
+        """
+        lacking = {id(each) for each in self.loops.lacking}
+        if any(id(each) in lacking and each.grad is not None and local(each.grad).isnan().any() for each in used):
+            error = NotCarriedError(
+                "more is added to gradients of an iteration before, which its snapshot does not have"
+            )
+            self._shell.records.refuse(str(error))
+            self._give_up(error)
+            raise error
 
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
         """End the iteration."""

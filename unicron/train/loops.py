@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
+import torch
+
 from unicron.errors import InvalidInputError
 from unicron.train.heard import Heard, Results
 from unicron.train.instrument import LIBRARIES, NAME
@@ -35,6 +37,7 @@ class Loops:
     Attributes:
         behind: the others have collectives behind them that this rank, which began later, is yet to come to.
         accumulates: the last snapshot has gradients, to which more is added.
+        zeroed: gradients that are there as an iteration begins are zero.
         closed: why no new rank can come to the last snapshot; empty where it can.
     """
 
@@ -61,7 +64,7 @@ class Loops:
         self._within = self._reduced = self._pending = False
         self._updates = self._seen = self._ended = 0
         self._taken, self._versions, self._changes = False, 0, set[str]()
-        self.behind = self.accumulates = self._keeps = False
+        self.behind = self.accumulates = self.zeroed = self._keeps = False
         self.closed = ""
         seed(rank)
 
@@ -253,7 +256,7 @@ class Loops:
             try:
                 spaces = self._spaces(caller)
                 never = {name: set(dead) for name, space in spaces.items() if space.runs(caller)}
-                snapshot = self._heap.snapshot(spaces, never, gradients=leaves and accumulates)
+                snapshot = self._heap.snapshot(spaces, never, gradients=leaves and accumulates, zeroed=self.zeroed)
                 if self._nested.get(at.place, True):  # it takes long
                     self._heap.note(spaces)
             except NotCarriedError as error:
@@ -342,6 +345,11 @@ class Loops:
                 "optimizer: a process that begins there would change them twice"
             )
         self._within = True
+
+    @property
+    def lacking(self) -> list[torch.nn.Parameter]:
+        """Parameters whose gradient was not in the snapshot where this rank began, though it had one."""
+        return self._heap.lacking if self._heap is not None else []
 
     def adds(self) -> None:
         """Have snapshots have gradients from now on: more is added to those of an iteration before."""

@@ -4,6 +4,7 @@ It trains what that trains, to the last bit, or refuses by name what it can't do
 """
 
 import inspect
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, Protocol
 
@@ -65,6 +66,7 @@ class Parallel(DistributedDataParallel):
 
     Attributes:
         rank: of the script that makes it.
+        buffers_were: what tells apart the buffers that this rank had when all had them alike last; None before that.
         reduced: parameters whose gradients are: those that required one as it was made, though they be frozen later.
     """
 
@@ -87,7 +89,9 @@ class Parallel(DistributedDataParallel):
         self.device, self.device_type = first.device, first.device.type
         self.device_ids = list(given.get("device_ids") or ()) if self.device_type != "cpu" else []
         buffers = module.buffers() if synced is not None or older is not False else ()
-        self.rank.made(self, [*module.parameters(), *buffers] if given.get("init_sync", True) else [])
+        shared = given.get("init_sync", True)
+        self.rank.made(self, [*module.parameters(), *buffers] if shared else [])
+        self.buffers_were = mark(module) if shared else None
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the model."""
@@ -117,6 +121,14 @@ class Parallel(DistributedDataParallel):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         torch.nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
+
+
+def mark(module: torch.nn.Module) -> int:
+    """Return what tells apart what the buffers of a model are."""
+    found = 0
+    for each in module.buffers():
+        found = zlib.crc32(each.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, found)
+    return found
 
 
 def parallel(rank: Rank) -> type[Parallel]:

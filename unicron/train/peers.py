@@ -182,7 +182,8 @@ class Peers:
         text = (
             f"rank {own.rank} waits at {own.where} for {own.waits}, and rank {other.rank} never comes there: it "
             f"{does}, after {other.iterations} iterations. Give all ranks the same number of batches; where one leaves "
-            "a batch out or ends early, let all do so (all_reduce the decision); let all run the same collectives"
+            "a batch out or ends early, let all do so (all_reduce the decision); let all run the same collectives, "
+            "and all of them change a model's buffers, or none"
         )
         name = f"{RankEndedError.__module__}.{RankEndedError.__qualname__}"
         lines = "".join(stack.format())[-8000:]

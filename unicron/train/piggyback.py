@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from unicron.errors import DrillFailedError, InvalidInputError
-from unicron.train.parallel import CURE, Parallel
+from unicron.train.objects import LARGE_BYTES
+from unicron.train.parallel import CURE, Parallel, mark
 
 WORDS = {torch.float64: torch.int32, torch.float32: torch.int16}
 """By the precision of the gradient, integers that it holds exactly; in any other it is those of one byte."""
@@ -34,35 +36,41 @@ class Buffers:
 
     Attributes:
         model: likewise.
-        names: of them.
         size: bytes of all.
-        reduced: what they were on the first rank as gradients were reduced last; None before that.
-        changed: whether the first rank has seen each of them change before it was to send them again.
-        shared: those of them that the script has had all ranks have alike, by a collective of its own.
-        agreed: what tells apart what they were then, which all ranks are to have; 0 where they have shared none.
+        reduced: what they were on the first rank when ranks had them alike last; None before that.
     """
 
     def __init__(self, model: Parallel) -> None:
         self.model, self._layout = model, _layout(model)
-        self.names = list(self._layout)
         self.size = len(self.read())
         self.reduced: torch.Tensor | None = None
-        self.changed = [False] * len(self.names)
-        self.shared, self.agreed = set[int](), 0
 
-    def share(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Note which of them are among tensors that the script has all ranks have alike."""
-        theirs = {each.data_ptr() for each in tensors}
-        self.shared |= {number for number, each in enumerate(self.model.module.buffers()) if each.data_ptr() in theirs}
+    @property
+    def moved(self) -> bool:
+        """Whether they have changed since gradients were reduced, so that what went along with these is old."""
+        return self.model.buffers_were != mark(self.model.module)
 
-    def agree(self, bits: int) -> None:
-        """Have as those of the first rank what they are now, of those that are alike."""
-        if self.shared and self.reduced is not None:
-            sizes = [each.nbytes for each in self.model.module.buffers()]
-            now, before = torch.split(self.read(), sizes), torch.split(self.reduced, sizes)
-            self.reduced = torch.cat([(now if one in self.shared else before)[one] for one in range(len(sizes))])
-            self.agreed = zlib.crc32(self.reduced.cpu().numpy().tobytes()) % (1 << bits)
-        self.shared = set()
+    def note(self) -> None:
+        """Note what they are on this rank: this goes with the script's snapshot."""
+        self.model.buffers_were = mark(self.model.module)
+
+    def broadcast(self) -> None:
+        """Have those that the first rank has now, as torch does in each forward pass.
+
+        Raises:
+            InvalidInputError: there is a large one, which no snapshot has, and a new rank would have it change twice.
+        """
+        if large := [name for name, each in self.model.module.named_buffers() if each.nbytes > LARGE_BYTES]:
+            raise InvalidInputError(
+                f"buffers were changed between a backward pass and a forward pass that is to have them on all ranks, "
+                f"and {large[0]} of the model has more than {LARGE_BYTES >> 20} MiB: change them in the only forward "
+                "pass of an iteration, give forward_sync_buffers=False to DistributedDataParallel if ranks need not "
+                f"share them, {CURE}"
+            )
+        data = self.read()
+        dist.broadcast(data, 0)
+        self.write(data)
+        self.reduced = data
 
     def read(self) -> torch.Tensor:
         """Return what they are.
@@ -87,16 +95,6 @@ class Buffers:
         buffers = list(self.model.module.buffers())
         for buffer, part in zip(buffers, torch.split(data, [each.nbytes for each in buffers]), strict=True):
             buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))  # a clone begins where its type may
-
-    def compare(self) -> None:
-        """Note which of them have changed since gradients were reduced."""
-        now = self.read()
-        if self.reduced is None or torch.equal(now, self.reduced):
-            return
-        sizes = [each.nbytes for each in self.model.module.buffers()]
-        pairs = zip(torch.split(now, sizes), torch.split(self.reduced, sizes), strict=True)
-        for number, (one, other) in enumerate(pairs):
-            self.changed[number] |= not torch.equal(one, other)
 
 
 class Piggyback:
@@ -132,31 +130,32 @@ class Piggyback:
         kinds = [each.dtype for each in self._reduced.values()]
         dtype = functools.reduce(torch.promote_types, kinds)
         self._word = WORDS.get(dtype, torch.int8)
-        words = {each: -(-each.size // self._word.itemsize) for each in self._synced}
         self._bits = max(0, EXACT_BITS.get(dtype, 0) - math.ceil(math.log2(models[0].rank.size)))
-        sizes = (size for each in words for size in (1, len(each.names), words[each]))
-        self._sizes = [1, len(self._units), *sizes]
+        words = [-(-each.size // self._word.itemsize) for each in self._synced]
+        self._sizes = [1, len(self._units), *words]
         self.carrier = torch.nn.Parameter(torch.zeros(sum(self._sizes), dtype=dtype, device=models[0].device))
 
     def share(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Note that the script has all ranks have tensors alike: buffers may be among them."""
+        """Note tensors that a collective of the script leaves alike: of buffers, some ranks have changed theirs."""
+        shared = {each.data_ptr() for each in tensors}
         for buffers in self._synced:
-            buffers.share(tensors)
+            if any(each.data_ptr() in shared for each in buffers.model.module.buffers()):
+                buffers.model.buffers_were = None
 
     def begin(self) -> None:
         """Keep what all is as an iteration begins: who comes later begins it, too."""
         self._base, self._within = self._now(), True
 
     def synchronise(self, model: Parallel) -> None:
-        """Have the buffers that the first rank had as gradients were reduced, which torch would broadcast only now."""
+        """Have the buffers of the first rank: those that came with the gradient, unless they have changed since."""
         for buffers in self._synced:
             if buffers.model is not model:
                 continue
-            buffers.agree(self._bits)
-            if self._first:
-                buffers.compare()
-            elif buffers.reduced is not None:
+            if buffers.moved:
+                buffers.broadcast()
+            elif buffers.reduced is not None and not self._first:
                 buffers.write(buffers.reduced)
+            buffers.note()
 
     @torch.no_grad()
     def give(self) -> None:
@@ -172,7 +171,8 @@ class Piggyback:
             torch.tensor([any(each.grad is not None for _, each in unit) for unit in self._units]),
         ]
         for buffers in self._synced:
-            parts += [torch.tensor([buffers.agreed]), torch.tensor(buffers.changed), self._words(buffers)]
+            parts.append(self._words(buffers))
+            buffers.note()
         self.carrier.grad = torch.cat([each.to(self.carrier) for each in parts])
 
     def _check(self) -> None:
@@ -210,7 +210,6 @@ class Piggyback:
             replaced: a rank was, not long ago.
 
         Raises:
-            InvalidInputError: buffers have changed in a way that can't be followed.
             DrillFailedError: a rank that was replaced has other options of its optimizers than the others.
         """
         self._within, self.carrier.grad = False, None
@@ -227,20 +226,7 @@ class Piggyback:
             for _, parameter in unit if not count else ():
                 parameter.grad = None
         for buffers in self._synced:
-            agreed, changed, words = next(parts), next(parts), next(parts)
-            if int(agreed) != buffers.agreed * self._models[0].rank.size:
-                raise InvalidInputError(
-                    "buffers of the model that ranks have had alike by a collective of the script are not alike in the "
-                    f"next forward pass: have all ranks have all of them alike, {CURE}"
-                )
-            buffers.agreed = 0
-            if names := [name for name, count in zip(buffers.names, changed.tolist(), strict=True) if count]:
-                raise InvalidInputError(
-                    f"buffer {names[0]} of the first rank was changed after the gradients were reduced and before a "
-                    "forward pass that is to have it on all ranks: change it in the only forward pass of an iteration, "
-                    f"give forward_sync_buffers=False to DistributedDataParallel if ranks need not share it, {CURE}"
-                )
-            buffers.reduced = words.to(self._word).view(torch.uint8)[: buffers.size].clone()
+            buffers.reduced = next(parts).to(self._word).view(torch.uint8)[: buffers.size].clone()
 
     def _now(self) -> dict[str, Any]:
         modules = [each for model in self._models for each in model.module.modules()]
@@ -263,6 +249,7 @@ class Piggyback:
             first = self._first and reduced is not None
             buffers.reduced = None if reduced is None else reduced.to(buffers.model.device)
             buffers.write((reduced if first else data).to(buffers.model.device))
+            buffers.note()
         for follower, value in zip(self._followers, state["followers"], strict=True):
             follower.copy_(value)
         parameters = [each for model in self._models for each in model.module.parameters()]

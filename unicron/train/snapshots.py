@@ -106,6 +106,10 @@ class Heap:
 
     Args:
         carried: objects that go another way, such as models and optimizers' moments: they are left alone.
+
+    Attributes:
+        lacking: parameters that had a gradient, which the snapshot does not have that was restored last. They have none
+            that is a number: whoever adds to it can be found out, and does not where it is made zero or left out.
     """
 
     def __init__(self, carried: Iterable[Any]) -> None:
@@ -121,6 +125,7 @@ class Heap:
         self._unbound: set[tuple[str, str]] = set()
         self._heads, self._written = 0, set[Key]()
         self._put = dict[Key, Any]()
+        self.lacking = list[torch.nn.Parameter]()
 
     # --- numbering ---------------------------------------------------------------------------------------------------
 
@@ -212,7 +217,12 @@ class Heap:
         return found
 
     def snapshot(
-        self, spaces: Mapping[str, Variables], dead: Mapping[str, set[str]], *, gradients: bool = False
+        self,
+        spaces: Mapping[str, Variables],
+        dead: Mapping[str, set[str]],
+        *,
+        gradients: bool = False,
+        zeroed: bool = False,
     ) -> bytes:
         """Return what has changed.
 
@@ -220,6 +230,7 @@ class Heap:
             spaces: the variables there are.
             dead: those of them that are set before they are read.
             gradients: those of the models are part of it: more is added to them before an update.
+            zeroed: the script makes them zero where they are, so those that are there may be nothing.
 
         Raises:
             NotCarriedError: it can't be had by another process; the text names it.
@@ -238,15 +249,19 @@ class Heap:
             }
             names = [each for each in values if (name, each) not in self._unbound or each not in live]
             variables.append((name, known, names))
-        summed = [None if each.grad is None else _apart(each.grad) for each in self._parameters] if gradients else None
-        whole = variables, entries, generators(), summed
+        there = [each.grad for each in self._parameters]
+        if gradients:
+            summed: list[Any] = [each if each is None else _apart(each) for each in there]
+        else:
+            summed = [each is not None and (not zeroed or bool(each.any())) for each in there]
+        whole = variables, entries, generators(), gradients, summed
         try:
             return self.packed(whole)
         except TooLargeError as error:
             raise NotCarriedError(str(error)) from None
         except Exception as error:
             if self._leave_out(variables):
-                return self.snapshot(spaces, dead, gradients=gradients)
+                return self.snapshot(spaces, dead, gradients=gradients, zeroed=zeroed)
             raise NotCarriedError(self._blamed(entries) or str(error)) from error
 
     def packed(self, value: Any) -> bytes:
@@ -298,7 +313,7 @@ class Heap:
             NotCarriedError: this process has made something else before the loop.
         """
         try:
-            variables, entries, states, summed = Unpickler(io.BytesIO(data), self._found).load()
+            variables, entries, states, gradients, summed = Unpickler(io.BytesIO(data), self._found).load()
         except NotCarriedError:
             raise
         except Exception as error:
@@ -319,9 +334,16 @@ class Heap:
                 raise NotCarriedError(f"the variables of {name} are not here")
             spaces[name].put(values, names)
         set_generators(states)
-        for parameter, one in zip(self._parameters, summed or (), strict=False):
-            parameter.grad = None if one is None else unraw(*one).to(parameter.device)
-        return summed is not None
+        self.lacking = []
+        for parameter, one in zip(self._parameters, summed, strict=False):
+            if gradients:
+                parameter.grad = None if one is None else unraw(*one).to(parameter.device)
+            elif one:
+                self.lacking.append(parameter)
+                parameter.grad = torch.full_like(parameter, torch.nan)
+            else:
+                parameter.grad = None
+        return bool(gradients)
 
     def _put_all(self, entries: Iterable[tuple[Key, Any]]) -> None:
         # what is gone over first: that changes what it is made of, which then is put right

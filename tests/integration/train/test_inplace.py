@@ -103,11 +103,16 @@ async def test_ranks_are_killed_stopped_and_raise_and_the_result_is_bitwise_that
 
 async def test_a_new_rank_sums_all_of_an_iteration_and_is_given_what_collectives_gave_before(scene):
     async with disturbed(scene, GATHERS, (0, 5)) as run:
-        for rank, *point in ((1, 0, 5), (0, 0, 12), (1, 1, 7)):  # in the second, first and last part of an iteration
+        for rank, *point in ((1, 0, 5), (1, 1, 7)):  # in the second and the last part of an iteration
             await run.at(*point)
             await run.strike(rank)
+        await run.at(1, 11, phase="updated", rank=0)  # behind an update, while the other goes on to a collective
+        await run.strike(0)
     assert len(run.failures) == 3
     assert run.begun == [0, 0, 1, 1, 1], "nobody else begins again"
+    last = next(at["worker"] for at in reversed(run.gate.passed) if at["rank"] == 0)
+    begun, first = [at for at in run.gate.passed if at["worker"] == last][:2]
+    assert (begun["phase"], first["microbatch"], first["phase"]) == ("begins", 11, "updated"), "not the body once more"
 
 
 LATE = """            gate.at(epoch, number, "late", rank)

@@ -1,8 +1,13 @@
 """What a drill compares."""
 
+import sys
+from contextlib import suppress
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from unicron.contracts.worker import DRILL, Drilled
 from unicron.train import drill
 
 
@@ -29,3 +34,18 @@ def test_the_first_gradient_that_differs_is_named(theirs, exact, up_to_rounding)
     ours = with_gradients(1.0, None)
     assert drill.difference(ours, with_gradients(*theirs), exact=True) == exact
     assert drill.difference(ours, with_gradients(*theirs), exact=False) == up_to_rounding
+
+
+@pytest.mark.parametrize(("carried", "given_up"), [(5, False), (11, True)])
+def test_a_drill_is_put_off_while_the_script_can_not_be_carried(monkeypatch, carried, given_up):
+    monkeypatch.setenv(DRILL, "due")
+    seen, sent = [], []
+    monkeypatch.setattr(drill, "_end", lambda rank: seen.append(rank) or sys.exit())
+    left = SimpleNamespace(refused="", gradient=None, leave_gradient=lambda iteration, _: seen.append(iteration))
+    one = drill.Drill(SimpleNamespace(send=sent.append), 1, 2)
+    with suppress(SystemExit):
+        for iteration in range(20):
+            left.refused = "a lock" if iteration < carried else ""
+            one.look(left, iteration, [])
+    assert seen == ([] if given_up else [carried, 1])
+    assert sent == ([Drilled(iteration=drill.LATEST, rank=1, problem="a lock")] if given_up else [])

@@ -71,7 +71,7 @@ class Watched:
 
     def __call__(self, *values):
         self.passed.append(values)
-        self.there.append((self.loops.state_dict(), self.records[-1]))
+        self.there.append((self.loops.state_dict(), self.records[-1], self.loops.closed))
 
     def run(self, text, **variables):
         module = types.ModuleType("__main__")
@@ -208,3 +208,4 @@ def test_while_a_rank_is_where_nobody_could_come_there_is_no_record():
     _, there = noted(text, backward=int)
     assert isinstance(there[0][1], Record)
     assert "a statement in the body of the loop at x.py:2 makes more than one update" in str(there[1][1])
+    assert [there[1][2] == str(there[1][1]), *(each[2] != "" for each in there)] == [True, *[False, True] * 3]

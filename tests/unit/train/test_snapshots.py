@@ -11,6 +11,7 @@ from unicron.train.instrument import NAME, instrument
 from unicron.train.kinds import NotCarriedError
 from unicron.train.loops import Loops
 from unicron.train.records import checked, signed
+from unicron.train.snapshots import Heap, Variables
 from unicron.train.under_way import Record
 
 MODULE = "script_of_a_test"
@@ -191,6 +192,28 @@ def test_variables_that_are_set_before_they_are_read_or_can_not_be_carried_are_l
     whole = Watched(later)
     with pytest.raises(NameError, match="lock"):
         Watched(later, whole.there[2])
+
+
+@pytest.mark.parametrize(
+    ("gradient", "options", "restored"),
+    [
+        (None, {}, None),
+        (2.0, {}, torch.nan),
+        (0.0, {}, torch.nan),
+        (0.0, {"zeroed": True}, None),
+        (2.0, {"zeroed": True}, torch.nan),
+        (2.0, {"gradients": True}, 2.0),
+    ],
+)
+def test_a_gradient_that_a_snapshot_does_not_have_is_no_number(gradient, options, restored):
+    weight = torch.nn.Parameter(torch.ones(2))
+    heap, spaces = Heap([weight]), {"x": Variables({"weight": weight})}
+    heap.number(spaces)
+    weight.grad = None if gradient is None else torch.full((2,), gradient)
+    data, weight.grad = heap.snapshot(spaces, {}, **options), None
+    assert heap.restore(spaces, data) == ("gradients" in options)
+    assert len(heap.lacking) == (restored is torch.nan)
+    assert str(weight.grad) == str(None if restored is None else torch.full((2,), restored))
 
 
 def test_another_way_to_the_loop_is_noticed():
