@@ -69,7 +69,7 @@ class DrillError(UnicronError):
 
 
 class DrillFailedError(UnicronError):
-    """A process that has taken a rank's place, in a drill or for good, computes something else: no restart helps."""
+    """Since a process has taken a rank's place, ranks have other options than before: no restart helps."""
 
 
 class UnsoundStateError(StateTransferError):

@@ -24,6 +24,7 @@ from unicron.contracts.worker import (
     CAUSE,
     DRILL,
     STOP_GRACE,
+    UNCARRIED,
     Joined,
     Membership,
     Raised,
@@ -450,6 +451,7 @@ class Node:
             "CUDA_VISIBLE_DEVICES": slot.device,
             STOP_GRACE: str(command.spec.stop_grace_s),
             DRILL: "due" if command.spec.drill and not command.cause else "",
+            UNCARRIED: told_cause(command.uncarried),
             CAUSE: told_cause(command.cause),
             **local_variables(command, self._slots),
         }

@@ -38,6 +38,7 @@ class StartWorker(Command, kw_only=True, frozen=True):
         cause: why the task needs it; empty where it is one of its first.
         local_slots: slots of the task's workers on this node, this one among them, in the order of their places; empty
             where a worker is told by its memberships who is beside it.
+        uncarried: why nobody can take the place of a rank of its script; empty where somebody can.
         group, groups: which of the task's nodes this is, in that order, of how many.
     """
 
@@ -48,6 +49,7 @@ class StartWorker(Command, kw_only=True, frozen=True):
     place: Number = 0
     layout: ParallelLayout = ParallelLayout()
     cause: Text = ""
+    uncarried: Text = ""
     local_slots: Annotated[list[Number], Few] = []
     group: Number = 0
     groups: Number = 1

@@ -255,18 +255,20 @@ class StateDiverged(WorkerFact, kw_only=True, frozen=True):
 
 
 class StateUnusable(WorkerFact, kw_only=True, frozen=True):
-    """The first gradient on a state that was had from copies is not finite: an older state is to be taken.
+    """The first gradient on a state that was had from copies is not finite, or is another: an older one is to be taken.
 
     Attributes:
         epoch: of the membership that took it.
         iteration: of the state.
         copies: where it was had from.
+        uncarried: nobody can go on with what ranks of this script leave: none is to be saved, nor taken.
     """
 
     epoch: Number
     iteration: Number
     copies: Text
     reason: Text
+    uncarried: bool = False
 
 
 class GradientNotFinite(WorkerFact, kw_only=True, frozen=True):

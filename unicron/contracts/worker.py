@@ -165,6 +165,7 @@ class Unusable(ToAgent, kw_only=True, frozen=True):
     iteration: int
     copies: str
     reason: str
+    uncarried: bool = False
 
 
 class Drilled(ToAgent, kw_only=True, frozen=True):
@@ -251,6 +252,9 @@ CAUSE = "UNICRON_RESTART_CAUSE"
 
 DRILL = "UNICRON_DRILL"
 """The variable that tells a script in place that one of its ranks is to be replaced on purpose; empty: none is."""
+
+UNCARRIED = "UNICRON_UNCARRIED"
+"""The variable that tells a script in place why no other process can take a rank's place; empty where one can."""
 
 STOP_GRACE = "UNICRON_STOP_GRACE_S"
 """The variable that tells a launcher how many seconds its program has to end when it is asked to."""

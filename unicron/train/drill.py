@@ -9,7 +9,7 @@ from typing import NoReturn, Protocol
 import torch
 
 from unicron.contracts.worker import DRILL, Drilled
-from unicron.errors import DrillError, DrillFailedError
+from unicron.errors import DrillError
 from unicron.train import channel
 from unicron.train.shards import local
 
@@ -49,7 +49,7 @@ class Drill:
         self._line, self._rank = line, rank
         self._due = os.environ.get(DRILL) == "due" and rank == size - 1 > 0
 
-    def look(self, left: Left, iteration: int, models: Iterable[torch.nn.Module]) -> None:
+    def look(self, left: Left, iteration: int, models: Iterable[torch.nn.Module]) -> str:
         """End this process, if that is due; or see whether it computes what the rank had whose place it has taken.
 
         Args:
@@ -57,8 +57,8 @@ class Drill:
             iteration: whose gradient the models have just now.
             models: wrapped in DistributedDataParallel.
 
-        Raises:
-            DrillFailedError: it does not.
+        Returns:
+            what differs; empty where nothing does, or there was no drill.
         """
         theirs, left.gradient = left.gradient, None
         if self._due and iteration >= ITERATION and (not left.refused or iteration >= LATEST):
@@ -68,16 +68,11 @@ class Drill:
                 _end(self._rank)
             self._line.send(Drilled(iteration=iteration, rank=self._rank, problem=left.refused))
         if theirs is None or theirs[0] != iteration:
-            return
+            return ""
         found = difference(prints(_named(models)), theirs[1], exact=not torch.cuda.is_available())
         problem = f"{found} differs from the one that the rank had whose place it has taken" if found else ""
         self._line.send(Drilled(iteration=iteration, rank=self._rank, problem=problem))
-        if problem:
-            raise DrillFailedError(
-                f"in a drill another process has taken the place of rank {self._rank}, and {problem}: something of "
-                "this script is not carried, and nobody has named it; set `heal: restart`, or keep what it depends on "
-                "in plain variables"
-            )
+        return problem
 
 
 def _named(models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:

@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import torch
@@ -276,11 +276,11 @@ class InPlace:
         if isinstance(record, NotCarriedError) and self.loops.chains:
             self._give_up(record)
 
-    def _give_up(self, error: NotCarriedError) -> None:
+    def _give_up(self, error: NotCarriedError, *, uncarried: bool = False) -> None:
         """Say that this process can't come to where its script was; where all have begun again, nor would others."""
-        if self._inner is not None and self._inner.again:
-            iteration, epoch = self._core.iteration, self._core.epoch
-            self._shell.say(Unusable(epoch=epoch, iteration=iteration, copies="copies", reason=str(error)))
+        if uncarried or (self._inner is not None and self._inner.again):
+            at = {"epoch": self._core.epoch, "iteration": self._core.iteration}
+            self._shell.say(Unusable(**at, copies="copies", reason=str(error), uncarried=uncarried))
 
     def _become(self) -> None:
         """Become the rank that this one replaces.
@@ -348,7 +348,9 @@ class InPlace:
         with self._others_apart():
             self._find_lacking(each for each in self._parameters() if id(each) in self._given)
             self.loops.lacking.clear()
-            self._drill.look(self._shell.records, self._core.iteration, self._models)
+            if problem := self._drill.look(self._shell.records, self._core.iteration, self._models):
+                problem = f"in a drill another process has taken the place of rank {self.rank}, and {problem}"
+                self._begin_again(problem, uncarried=True)
             piggyback.give()
             self._shell.computed(self._loss)
             self._core.computed()
@@ -406,12 +408,19 @@ class InPlace:
         """
         lacking = {id(each) for each in self.loops.lacking}
         if any(id(each) in lacking and each.grad is not None and local(each.grad).isnan().any() for each in used):
-            error = NotCarriedError(
-                "more is added to gradients of an iteration before, which its snapshot does not have"
-            )
-            self._shell.records.refuse(str(error))
-            self._give_up(error)
-            raise error
+            self._begin_again("more is added to gradients of an iteration before, which no snapshot has")
+
+    def _begin_again(self, why: str, *, uncarried: bool = False) -> NoReturn:
+        """Have all begin again, as this process does not go on as the rank would have whose place it has taken.
+
+        Args:
+            why: that is.
+            uncarried: nor would any other: nothing that ranks have left is to be taken any more.
+        """
+        error = NotCarriedError(why)
+        self._shell.records.refuse(why)
+        self._give_up(error, uncarried=uncarried)
+        raise error
 
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
         """End the iteration."""

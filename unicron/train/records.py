@@ -6,6 +6,7 @@ rank has left to the rendezvous of the next membership, for whoever replaces it.
 
 import contextlib
 import hmac
+import os
 import pickle
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,7 @@ from hashlib import sha256
 from ipaddress import ip_address
 from typing import Any
 
-from unicron.contracts.worker import NOWHERE, Membership
+from unicron.contracts.worker import NOWHERE, UNCARRIED, Membership
 from unicron.errors import GroupBrokenError
 from unicron.train.drill import Prints
 from unicron.train.kinds import NotCarriedError
@@ -61,7 +62,7 @@ class Records:
 
     def leave(self, record: Record | NotCarriedError) -> None:
         """Leave a record, or say once why there is none."""
-        if why := distrust(self._membership):
+        if why := distrust(self._membership) or os.environ.get(UNCARRIED):
             record = NotCarriedError(why)
         if isinstance(record, NotCarriedError):
             if str(record) not in self._told:

@@ -29,6 +29,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import Cure, Severity
 from unicron.contracts.states import StateRef
+from unicron.contracts.worker import LONGEST_CAUSE
 from unicron.core import Core, Handlers
 from unicron_transition.deadlines import TIMEOUT_S, Deadline, Wait
 from unicron_transition.doubts import doubt
@@ -298,7 +299,10 @@ class TransitionCore(Core):
         rule_out(run, fact)
         reason = f"iteration {fact.iteration} from {fact.copies} is no good: {fact.reason}"
         run.recovers(fact.at, reason)
-        return self._settle([fact.task]) + move(self.state, run, Cause.FAILURE, reason)
+        out = list[Message]()
+        if fact.uncarried:
+            run.uncarried, out = fact.reason[:LONGEST_CAUSE], drop_saved(self.state, run)
+        return out + self._settle([fact.task]) + move(self.state, run, Cause.FAILURE, reason)
 
     def _complete(self, run: TaskRun, at: float) -> list[Message]:
         """Say that the newest membership computes, and whether it is all that the plan wants."""

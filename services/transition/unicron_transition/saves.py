@@ -67,7 +67,7 @@ def _chosen(run: TaskRun) -> list[tuple[str, ...]]:
 def _wanted(state: TransitionState, run: TaskRun) -> dict[str, list[Saver]]:
     """Return who is to save on which node, and with copies where; note whether there are fewer than there should be."""
     run.saves.short = False
-    if not run.target or run.membership.leaving or run.spec.heal is Healing.RESTART:
+    if not run.target or run.membership.leaving or run.spec.heal is Healing.RESTART or run.uncarried:
         return {}
     chosen = _chosen(run)
     found: dict[str, list[Saver]] = {}

@@ -60,6 +60,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
         paused: a user took its slots off it; what plans say of it is out of date.
         failed_at: Unix seconds of the failure or plan being carried out; None while nothing is.
         cause: what that is, or was last; empty before the first membership. Programs that begin again are told.
+        uncarried: why nobody can take the place of a rank of its script; empty where somebody can.
     """
 
     spec: TaskSpec
@@ -80,6 +81,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
     paused: bool = False
     failed_at: Moment | None = None
     cause: str = ""
+    uncarried: str = ""
 
     def recovers(self, at: float, cause: str) -> None:
         """Note that a failure or a plan is being carried out, if nothing is yet, and what it is."""

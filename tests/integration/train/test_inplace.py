@@ -4,8 +4,9 @@ import re
 import textwrap
 
 import pytest
+from helpers.gate import gate
 from helpers.local_cluster import local_cluster
-from helpers.scripts import GATHERS, disturbed, program, same
+from helpers.scripts import GATHERS, Run, disturbed, program, same
 from helpers.training import kill_at_once, shared
 from msgspec.structs import replace
 
@@ -368,15 +369,24 @@ async def test_what_can_not_be_healed_in_place_is_refused_at_the_start(scene, tm
     assert told[1] in (await scene.fails(name)).reason
 
 
-HIDES = LOOSE.replace("[:, rank::2]", "[:, rank::2] * __import__('os').getpid()")
+HIDES = LOOSE.replace("[:, rank::2]", "[:, rank::2] + __import__('os').getpid() / 1e6")
 
 
 async def test_in_a_drill_a_rank_is_replaced_on_purpose_and_what_its_successor_computes_is_compared(scene, tmp_path):
-    for name, text in (("drilled", LOOSE), ("hides", HIDES)):
-        await scene.client.submit(replace(program(tmp_path, name, text, ranks=2), drill=True))
-    await scene.ends("drilled")
-    [told] = scene.of(ScriptDrilled, task="drilled")
-    assert (told.iteration, told.rank, told.problem) == (2, 1, "")
-    assert [each.status for each in scene.of(FailureDetected, task="drilled")] == [FailureStatus.DRILL]
-    reason = (await scene.fails("hides")).reason
-    assert "the gradient of weight differs from the one that the rank had whose place it has taken" in reason
+    async with gate() as held:
+        held.close(20)
+        for name, text, env in (("drilled", LOOSE, {}), ("hides", HIDES, held.env)):
+            await scene.client.submit(replace(program(tmp_path, name, text, ranks=2, **env), drill=True))
+        await scene.ends("drilled")
+        [told] = scene.of(ScriptDrilled, task="drilled")
+        assert (told.iteration, told.rank, told.problem) == (2, 1, "")
+        assert [each.status for each in scene.of(FailureDetected, task="drilled")] == [FailureStatus.DRILL]
+        differs = "the gradient of weight differs from the one that the rank had whose place it has taken"
+        await held.held(2)
+        assert [each.problem for each in scene.of(ScriptDrilled, task="hides")] == [differs]
+        run = Run(scene, "hides", 2, held)
+        assert run.begun.count(0) == 2, "all have begun again, and go on without a drill"
+        await run.strike(1)
+        held.open()
+        await scene.ends("hides")
+    assert run.begun.count(0) == 3, "nobody takes a place any more"

@@ -10,7 +10,7 @@ from unicron_transition.state import TransitionState
 
 from unicron.contracts import events
 from unicron.contracts.base import SetTimer, Started, TimerFired
-from unicron.contracts.commands import FindStates, Regroup, SaveStates, StartWorker, StopWorker
+from unicron.contracts.commands import DropStates, FindStates, Regroup, SaveStates, StartWorker, StopWorker
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.tasks import Healing, ParallelLayout, Slot, TaskSpec, TaskState, WorkerStatus
@@ -203,6 +203,19 @@ def test_what_is_healed_in_place_and_has_saved_nothing_yet_begins_again_and_says
     assert (of(events.Alert, out), of(FindStates, out)) == ([], [])
     [alert] = of(events.Alert, scene.ready("a", "a-3", "a-4"))
     assert "its program begins again" in alert.text
+
+
+def test_of_a_script_that_nobody_can_go_on_with_nothing_is_saved_or_taken_any_more():
+    scene = TransitionHarness(a=IN_PLACE).running(a=["n1:0", "n2:0"])
+    at = {"task": "a", "node": "n1", "slot": 0, "worker": "a-1"}
+    scene.feed(events.StateSecured(**at, iteration=3, nodes=["n2"]))
+    reason = "in a drill the gradient differs"
+    out = scene.feed(events.StateUnusable(**at, epoch=0, iteration=2, copies="copies", reason=reason, uncarried=True))
+    assert ("n1", ["a-1.0.saved", "a-1.1.saved"]) in [(order.node, order.names) for order in of(DropStates, out)]
+    out = scene.killed("a-1", "a-2")
+    assert [order.uncarried for order in of(StartWorker, out)] == [reason, reason]
+    out = scene.ready("a", "a-3", "a-4")
+    assert ([order.shelf for order in of(Regroup, out)], of(SaveStates, out)) == ([None, None], [])
 
 
 def test_severity_3_forms_the_same_membership_again_once(scene):
