@@ -16,6 +16,7 @@ from unicron.errors import InvalidInputError
 from unicron.train.heard import Heard, Results
 from unicron.train.instrument import LIBRARIES, NAME
 from unicron.train.kinds import NotCarriedError
+from unicron.train.limit import Limit
 from unicron.train.objects import Call
 from unicron.train.points import Point, Points, known
 from unicron.train.positions import RUNNING, Counted
@@ -66,7 +67,10 @@ class Loops:
         self._taken, self._versions, self._changes = False, 0, set[str]()
         self.behind = self.accumulates = self.zeroed = self._keeps = False
         self.closed = ""
+        self._limit, self._too_slow = Limit(), None
         seed(rank)
+
+    _too_slow: NotCarriedError | None
 
     # --- what the script calls ---------------------------------------------------------------------------------------
 
@@ -251,15 +255,18 @@ class Loops:
             needed: where there can be none, that is said; else nothing is done.
         """
         accumulates = (self._keeps or self._pending) if leaves else self.accumulates
-        snapshot, refused = at.snapshot, None
-        if self._heap is not None:
+        snapshot, refused = at.snapshot, self._too_slow
+        if self._heap is not None and not refused:
             try:
-                spaces = self._spaces(caller)
-                never = {name: set(dead) for name, space in spaces.items() if space.runs(caller)}
-                snapshot = self._heap.snapshot(spaces, never, gradients=leaves and accumulates, zeroed=self.zeroed)
-                if self._nested.get(at.place, True):  # it takes long
-                    self._heap.note(spaces)
+                with self._limit.inside():
+                    spaces = self._spaces(caller)
+                    never = {name: set(dead) for name, space in spaces.items() if space.runs(caller)}
+                    snapshot = self._heap.snapshot(spaces, never, gradients=leaves and accumulates, zeroed=self.zeroed)
+                    if self._nested.get(at.place, True):  # it takes long
+                        self._heap.note(spaces)
             except NotCarriedError as error:
+                if self._limit.exceeded:  # it would in each iteration
+                    self._too_slow = error
                 if not needed:
                     return
                 refused = error

@@ -7,6 +7,7 @@ import types
 import pytest
 import torch
 
+from unicron.train import limit
 from unicron.train.instrument import NAME, instrument
 from unicron.train.kinds import NotCarriedError
 from unicron.train.loops import Loops
@@ -181,6 +182,14 @@ def test_what_no_other_process_can_have_is_named(before, body, named, monkeypatc
     record = last(before, body)
     assert isinstance(record, NotCarriedError)
     assert str(record).startswith(named)
+
+
+def test_what_never_comes_to_an_end_is_named_once(monkeypatch):
+    monkeypatch.setattr(limit, "LIMIT_S", 0.02)
+    before = "class No:\n    def __reduce__(self):\n        while True:\n            pass\nbox = []"
+    watched = Watched(LOOP.replace("BEFORE", before).replace("BODY", "step or box.append(No())"))
+    assert {str(each) for each in watched.records[2:]} == {f"`box.0` of {MODULE}: copying it takes more than 0.02 s"}
+    assert not watched.loops._limit._began
 
 
 def test_variables_that_are_set_before_they_are_read_or_can_not_be_carried_are_left_out():

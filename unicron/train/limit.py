@@ -1,0 +1,65 @@
+"""A limit to what the main thread may take for code of others, which may never return."""
+
+import contextlib
+import ctypes
+import threading
+import time
+from collections.abc import Iterator
+
+LIMIT_S = 10.0
+"""For a snapshot of a script; the largest takes a tenth of a second."""
+
+
+class TooLongError(Exception):
+    """What the main thread was doing took too long."""
+
+    def __init__(self) -> None:
+        super().__init__(f"copying it takes more than {LIMIT_S:g} s")
+
+
+class Limit:
+    """Raises `TooLongError` in the main thread, every `LIMIT_S` for as long as it stays inside.
+
+    Attributes:
+        exceeded: it has done so.
+    """
+
+    def __init__(self) -> None:
+        self.exceeded = False
+        self._began: float | None = None
+        self._lock, self._watches = threading.Lock(), False
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Limit what is done inside."""
+        if not self._watches:
+            self._watches = True
+            threading.Thread(target=self._watch, daemon=True).start()
+        self._began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        while True:
+            try:
+                with self._lock:
+                    self._began = None
+                    _raise_in_main(None)  # what is pending is not for the script
+            except TooLongError:
+                continue
+            return
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(LIMIT_S / 10)
+            with self._lock:
+                if self._began is not None and time.monotonic() > self._began + LIMIT_S:
+                    self.exceeded, self._began = True, time.monotonic()
+                    _raise_in_main(TooLongError)
+
+
+def _raise_in_main(error: type[Exception] | None) -> None:
+    main = ctypes.c_ulong(threading.main_thread().ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(error) if error else None)
