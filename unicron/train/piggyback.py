@@ -93,8 +93,10 @@ class Buffers:
         if torch.equal(self.read(), data):
             return
         buffers = list(self.model.module.buffers())
-        for buffer, part in zip(buffers, torch.split(data, [each.nbytes for each in buffers]), strict=True):
-            buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))  # a clone begins where its type may
+        parts = torch.split(data, [each.nbytes for each in buffers])
+        with torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):  # noqa: SLF001 as torch's own broadcast
+            for buffer, part in zip(buffers, parts, strict=True):
+                buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))  # a clone begins where its type may
 
 
 class Piggyback:

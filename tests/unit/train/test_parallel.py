@@ -143,11 +143,12 @@ def test_buffers_that_some_rank_has_changed_since_the_reduce_are_broadcast(monke
             each.model.module.running_var += 1 + came
         if shared:  # by a collective of the script, which left the first rank's as they were
             each.piggyback.share([each.model.module.running_var])
-    kept = bits(those[0].model)
+    kept, versions = bits(those[0].model), [each.model.module.running_var._version for each in those]
     for came, each in enumerate(those):
         each.model.eval()(torch.zeros(4, 2))
         assert len(broadcast) == came + 1
         assert bits(each.model) == kept
+    assert [each.model.module.running_var._version for each in those] == versions, "as torch broadcasts"
     those[0].model(torch.zeros(4, 2))
     assert len(broadcast) == 2, "now all have them alike"
 
