@@ -12,8 +12,10 @@ from unicron import subjects
 from unicron.aio import insist, together
 from unicron.bus.lease import token_in_force
 from unicron.bus.protocol import Bus
+from unicron.clock import Clock
 from unicron.contracts.base import Message
 from unicron.contracts.events import CommandRefused, DeadLetter
+from unicron.errors import InvalidInputError
 from unicron.floods import LETTERS, Floods, more
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
@@ -65,12 +67,14 @@ class Agent:
         outbox: Outbox,
         carry_out: Callable[[Effect], None],
         look: Callable[[], Tick],
+        clock: Clock,
     ) -> None:
         self.core = core
         self._bus = bus
         self._outbox = outbox
         self._carry_out = carry_out
         self._look = look
+        self._clock = clock
         self._asked = asyncio.Event()
         self._floods = Floods(LETTERS)
         self.observe: Callable[[Message], None] = lambda _: None
@@ -118,12 +122,14 @@ class Agent:
 
     async def _read(self, position: int) -> None:
         async for entry in self._bus.follow(subjects.read_by(self.core.node), position):
-            self.handle(EntryRead(entry.sequence, entry.subject, entry.data))
+            self.handle(EntryRead(entry.sequence, entry.subject, entry.data, self._clock.now()))
 
     async def _tick(self) -> None:
         while True:
             self.handle(self._look())
             self._sum_up()
+            if self.core.fault and not self.core.workers and not self._outbox.unpublished:
+                raise InvalidInputError(self.core.fault)
             await asyncio.sleep(TICK_S)
 
     async def _reconnect(self) -> None:

@@ -48,6 +48,7 @@ from unicron.contracts.worker import (
 )
 from unicron.errors import InvalidInputError, StaleTokenError, UnicronError
 from unicron.said import received
+from unicron_agent.clocks import clock_off
 from unicron_agent.hardware import Hardware
 from unicron_agent.reports import report
 from unicron_agent.silence import Silence
@@ -106,6 +107,7 @@ class AgentCore:
         leave_s: within how many seconds it is to go, as it was told; None as long as it stays.
         released: nobody needs the node any more.
         left: it has said goodbye, and reads nothing more.
+        fault: why it has by itself; empty where somebody has told it to go.
         states: that lie in this node's memory.
         samples: by task, what its workers are to record, where somebody has switched that.
     """
@@ -146,6 +148,7 @@ class AgentCore:
         self._beats = 0
         self.leave_s: float | None = None
         self.released = self.left = False
+        self.fault, self._joined_at = "", 0.0
 
     def handle(self, stimulus: Stimulus, now: float) -> Out:
         """Take a stimulus in at `now`, in monotonic seconds; return facts and effects, each kind in its order."""
@@ -214,7 +217,7 @@ class AgentCore:
 
     def _published(self, fact: Message, sequence: int) -> Out:
         if isinstance(fact, NodeJoined) and fact.incarnation == self.incarnation:
-            self.joined = sequence
+            self.joined, self._joined_at = sequence, fact.at
         return self._rejoin_if_given_up()
 
     def _rejoin_if_given_up(self) -> Out:
@@ -230,9 +233,10 @@ class AgentCore:
             return []
         return [NodeLeaving(node=self.node, incarnation=self.incarnation, seconds=self.leave_s)]
 
-    def _leave(self) -> Out:
+    def _leave(self, fault: str = "") -> Out:
         """Say goodbye before any worker ends: whoever hears them end must know why."""
-        out: Out = [NodeLeft(node=self.node, incarnation=self.incarnation)]
+        self.fault = fault
+        out: Out = [NodeLeft(node=self.node, incarnation=self.incarnation, reason=fault)]
         for name in list(self.workers):
             out += self._stop(name)
         self.left = True
@@ -251,6 +255,8 @@ class AgentCore:
             return self._heed(message)
         if isinstance(message, NodeAdmitted | NodePaced) and message.incarnation == self.incarnation:
             self._paced_s = message.heartbeat_s
+            if isinstance(message, NodeAdmitted) and (off := clock_off(self._joined_at, message.at, entry.at)):
+                return self._leave(off)
         if isinstance(message, FailureDetected) and (message.node, message.method) == (
             self.node,
             DetectionMethod.NODE_HEALTH,

@@ -60,11 +60,12 @@ class Adopted:
 
 @dataclass(frozen=True)
 class EntryRead:
-    """The journal holds `data` on `subject`."""
+    """The journal holds `data` on `subject`, read at `at` in Unix seconds."""
 
     sequence: int
     subject: str
     data: bytes
+    at: float
 
 
 @dataclass(frozen=True)

@@ -102,3 +102,4 @@ class WarmStandby:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
+        await asyncio.gather(self._ready, return_exceptions=True)  # it may never have come so far

@@ -52,10 +52,15 @@ class NodeJoined(Message, kw_only=True, frozen=True):
 
 
 class NodeLeft(Message, kw_only=True, frozen=True):
-    """An agent said goodbye: its workers are stopped and it goes away on purpose."""
+    """An agent said goodbye: its workers are stopped and it goes away on purpose.
+
+    Attributes:
+        reason: why it does not stay, of what a person has to mend; empty where somebody has ended it.
+    """
 
     node: Name
     incarnation: Label
+    reason: Text = ""
 
 
 class NodeLeaving(Message, kw_only=True, frozen=True):

@@ -393,7 +393,7 @@ class InPlace:
         if self._computing and not self._empty:
             used = [each for each in self._parameters() if id(each) in self._ready and each.grad is not None]
             self._find_lacking(used)
-            if used and not self.loops.accumulates:
+            if used and self.loops.unsure:
                 self.loops.zeroed = not any(local(each.grad).any() for each in used)
                 if not self.loops.zeroed:
                     self.loops.adds()

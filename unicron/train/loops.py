@@ -24,6 +24,9 @@ from unicron.train.randomness import seed
 from unicron.train.snapshots import Heap, Variables, spaces_of
 from unicron.train.under_way import At, Chain, Record
 
+EARLY, SMALL_BYTES = 4, 8 << 20
+"""Updates before which snapshots have gradients of so many bytes: more may be added to them, which shows later."""
+
 
 class Loops:
     """The training loops of a script that are under way, the outermost first. It is protected as a model is.
@@ -254,7 +257,8 @@ class Loops:
             leaves: it is left where it outlives the rank; else it is on the way to another, further inside.
             needed: where there can be none, that is said; else nothing is done.
         """
-        accumulates = (self._keeps or self._pending) if leaves else self.accumulates
+        early = self._updates < EARLY and self._heap is not None and self._heap.gradient_bytes <= SMALL_BYTES
+        accumulates = (self._keeps or self._pending or early) if leaves else self.accumulates
         snapshot, refused = at.snapshot, self._too_slow
         if self._heap is not None and not refused:
             try:
@@ -358,10 +362,16 @@ class Loops:
         """Parameters whose gradient was not in the snapshot where this rank began, though it had one."""
         return self._heap.lacking if self._heap is not None else []
 
+    @property
+    def unsure(self) -> bool:
+        """Whether gradients may be there to be made zero, and are not known to be there to have more added to them."""
+        return not (self._keeps or self._pending)
+
     def adds(self) -> None:
         """Have snapshots have gradients from now on: more is added to those of an iteration before."""
         self._keeps = True
-        self._close("more is added to gradients of an iteration before, for the first time")
+        if not self.accumulates:
+            self._close("more is added to gradients of an iteration before, for the first time")
 
     def _close(self, why: str) -> None:
         """Say that nobody can go to the last snapshot, from which what all ranks have has changed since."""
@@ -474,10 +484,11 @@ class Loops:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this script's last snapshots were taken, and what it has been given since."""
-        return {"points": self._points.saved()}
+        return {"points": self._points.saved(), "keeps": self._keeps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go there, where this script is in no loop yet; one that is goes on, and comes there by itself."""
+        self._keeps |= state["keeps"]
         if not self._under_way:
             self._points.choices = state["points"]
             self._go_to(state["points"][0])

@@ -134,6 +134,11 @@ class Heap:
         """What moves as a script changes parameters by itself, and not by an optimizer."""
         return sum(each._version for each in self._parameters)  # noqa: SLF001 there is no other way to it
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients that there are."""
+        return sum(each.grad.nbytes for each in self._parameters if each.grad is not None)
+
     def number(self, spaces: Mapping[str, Variables], level: str = "") -> None:
         """Number what is there and has no key yet: what the script has made before a loop begins.
 

@@ -205,7 +205,8 @@ class RegistryCore(Core):
         if view is None or view.incarnation != left.incarnation or view.state == NodeState.LEFT:
             return []
         self._set_node(left.node, NodeState.LEFT, left.at)
-        return [NodeGone(node=left.node)]
+        why = [Alert(text=f"node {left.node} was not taken in: {left.reason}", node=left.node)] if left.reason else []
+        return [NodeGone(node=left.node), *why]
 
     def _set_node(self, node: str, state: NodeState, at: float) -> None:
         view = self.state.nodes.get(node)

@@ -262,7 +262,9 @@ def test_what_happens_to_a_node_costs_no_walk_through_all_nodes(registry):
     registry.handle(lost("node-1"))
     assert node(registry).state == NodeState.LOST
     assert registry.handle(joined(incarnation="b")) == [admitted(incarnation="b")]
-    assert registry.handle(events.NodeLeft(node="node-1", incarnation="b")) == [events.NodeGone(node="node-1")]
+    gone, alert = registry.handle(events.NodeLeft(node="node-1", incarnation="b", reason="its clock is off"))
+    assert gone == events.NodeGone(node="node-1")
+    assert alert == events.Alert(text="node node-1 was not taken in: its clock is off", node="node-1")
 
 
 def test_an_unknown_node_of_a_large_cluster_is_told_with_a_few_of_the_known_ones(registry):
