@@ -18,6 +18,12 @@ from unicron.errors import InvalidInputError
 LONGEST_LINE = 1000
 """Characters of a line of a log that are looked at, and told: a pattern may take the square of them."""
 
+OF_NETWORKS = {
+    FailureStatus.CONNECTION_REFUSED,
+    FailureStatus.CONNECTION_RESET,
+    FailureStatus.OTHER_NETWORK_ERROR,
+}
+
 _XID = re.compile(r"\bXid\s*\((?:PCI:)?[0-9a-fA-F:.]+\)\s*:?\s*(\d{1,3})\b")
 """What the driver tells by itself; behind that it may name an earlier one."""
 
@@ -28,12 +34,14 @@ class Verdict(Record, kw_only=True, frozen=True):
     Attributes:
         echo: by its nature it follows from another's failure, if there was one just before.
         gpu: the severity, where the device that is named is the GPU of a slot; None: the same.
+        outside: a server that is none of the cluster's refuses, or does not answer: it may later.
     """
 
     status: FailureStatus
     severity: Severity
     echo: bool = False
     gpu: Severity | None = None
+    outside: bool = False
 
 
 class _Row(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -75,6 +83,7 @@ class _Xid(_Row, kw_only=True, frozen=True, forbid_unknown_fields=True):
 
 class _File(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
     default: _Row | None = None
+    outside: str = ""
     rule: list[_Rule] = []
     xid: list[_Xid] = []
     kernel: list[_Kernel] = []
@@ -121,6 +130,7 @@ class Rules:
         else:
             raise InvalidInputError(f"{name}: there is no default: say what it is that no rule matches")
         self._otherwise = otherwise
+        self._outside = _pattern(file.outside or "(?!)", name, "outside", "", re.IGNORECASE)
         self._rules = [_ruling(rule, name, "rule", re.IGNORECASE) for rule in file.rule]
         self._kernel = [_ruling(rule, name, "kernel", re.MULTILINE) for rule in file.kernel]
         self.worker = [_ruling(rule, name, "worker", re.MULTILINE) for rule in file.worker]
@@ -136,7 +146,14 @@ class Rules:
 
     def classify(self, exception: str, text: str) -> Verdict:
         """Return what an exception of class `exception` with the message `text` stands for."""
-        return self.of_exception(f"{exception}: {text}").verdict
+        what = f"{exception}: {text}"
+        verdict = self.of_exception(what).verdict
+        outside = verdict.status in OF_NETWORKS and self.is_outside(what)
+        return msgspec.structs.replace(verdict, outside=outside) if outside else verdict
+
+    def is_outside(self, text: str) -> bool:
+        """Return whether an exception of the network is about a server that is none of the cluster's."""
+        return bool(self._outside.search(text)) or (self._otherwise is not None and self._otherwise.is_outside(text))
 
     def of_exception(self, text: str) -> Ruling:
         """Return the rule for an exception, "CLASS: MESSAGE"."""

@@ -12,7 +12,6 @@ from unicron import subjects
 from unicron.aio import insist, together
 from unicron.bus.lease import token_in_force
 from unicron.bus.protocol import Bus
-from unicron.clock import Clock
 from unicron.contracts.base import Message
 from unicron.contracts.events import CommandRefused, DeadLetter
 from unicron.errors import InvalidInputError
@@ -67,14 +66,12 @@ class Agent:
         outbox: Outbox,
         carry_out: Callable[[Effect], None],
         look: Callable[[], Tick],
-        clock: Clock,
     ) -> None:
         self.core = core
         self._bus = bus
         self._outbox = outbox
         self._carry_out = carry_out
         self._look = look
-        self._clock = clock
         self._asked = asyncio.Event()
         self._floods = Floods(LETTERS)
         self.observe: Callable[[Message], None] = lambda _: None
@@ -122,7 +119,7 @@ class Agent:
 
     async def _read(self, position: int) -> None:
         async for entry in self._bus.follow(subjects.read_by(self.core.node), position):
-            self.handle(EntryRead(entry.sequence, entry.subject, entry.data, self._clock.now()))
+            self.handle(EntryRead(entry.sequence, entry.subject, entry.data, self._outbox.clock.now()))
 
     async def _tick(self) -> None:
         while True:

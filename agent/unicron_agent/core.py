@@ -144,7 +144,7 @@ class AgentCore:
         self._card, self._boot, self._heartbeat_s = card, boot, heartbeat_s
         self._joins = 0
         self._awaited: set[str] = set()
-        self._join_by = self._beat_at = self._paced_s = 0.0
+        self._join_by = self._beat_at = self._paced_s = self._now = 0.0
         self._beats = 0
         self.leave_s: float | None = None
         self.released = self.left = False
@@ -152,6 +152,7 @@ class AgentCore:
 
     def handle(self, stimulus: Stimulus, now: float) -> Out:
         """Take a stimulus in at `now`, in monotonic seconds; return facts and effects, each kind in its order."""
+        self._now = now
         match stimulus:
             case WorkerSaid(name, message):
                 return self._said(name, message, now)
@@ -370,10 +371,11 @@ class AgentCore:
             place=command.place,
             layout=command.layout,
             correlation=command.correlation,
-            queued=command if others else None,
+            queued=command if others or command.wait_s else None,
+            due=self._now + command.wait_s,
             silence=Silence(command.spec.may_be_silent_s, spins=any(slot.device for slot in self._card.slots)),
         )
-        return [] if others else [StartProcess(command)]
+        return [] if others or command.wait_s else [StartProcess(command)]
 
     def _in_slot(self, slot: int) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.slot == slot]
@@ -419,7 +421,7 @@ class AgentCore:
 
     def _start_queued(self, slot: int) -> Out:
         match self._in_slot(slot):
-            case [Worker(queued=StartWorker() as command) as waiting]:
+            case [Worker(queued=StartWorker() as command) as waiting] if waiting.due <= self._now:
                 waiting.queued = None
                 return [StartProcess(command)]
         return []
@@ -499,6 +501,8 @@ class AgentCore:
     def _tick(self, now: float, tick: Tick) -> Out:
         """Say that this node lives, and look at its workers."""
         out = self.states.tick(now)
+        for slot in [worker.slot for worker in self.workers.values() if worker.queued is not None]:
+            out += self._start_queued(slot)
         if not self.incarnation and now >= self._join_by:
             out += self._join()
         if self.incarnation and now >= self._beat_at:

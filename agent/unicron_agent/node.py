@@ -279,7 +279,7 @@ class Node:
         )
         core = AgentCore(card, self._boot, token, limits, self._settings.heartbeat_s)
         self._outbox = Outbox(self._bus, self._clock, self._name, self._boot, self._alive.touch)
-        return Agent(core, self._bus, self._outbox, self._carry_out, self._look, self._clock)
+        return Agent(core, self._bus, self._outbox, self._carry_out, self._look)
 
     def _measure(self) -> None:
         """Answer Prometheus, where the settings want that."""

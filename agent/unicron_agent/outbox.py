@@ -24,11 +24,12 @@ class Outbox:
     While the bus is away they wait. Telemetry does not stand behind them, and may be lost.
 
     Attributes:
+        clock: of this node.
         unpublished: how many facts the bus has not taken yet.
     """
 
     def __init__(self, bus: Bus, clock: Clock, node: str, boot: str, told: Callable[[], None] = lambda: None) -> None:
-        self._bus, self._clock, self._node, self._boot = bus, clock, node, boot
+        self._bus, self.clock, self._node, self._boot = bus, clock, node, boot
         self._told = told
         self._facts: asyncio.Queue[Message] = asyncio.Queue()
         self._telemetry: asyncio.Queue[Message] = asyncio.Queue()
@@ -42,7 +43,7 @@ class Outbox:
         stamped = msgspec.structs.replace(
             fact,
             id=identity,
-            at=self._clock.now(),
+            at=self.clock.now(),
             source=self._node,
             correlation=fact.correlation or identity,
         )

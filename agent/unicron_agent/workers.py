@@ -75,7 +75,8 @@ class Worker:
 
     Attributes:
         correlation: chain of the command that the worker obeyed last.
-        queued: the command to start it, as long as the slot's last process is not gone.
+        queued: the command to start it, as long as the slot's last process is not gone, or it is to wait.
+        due: monotonic seconds before which it is not to start.
         membership: the newest that it was sent.
         interval_s: running mean of the time between two signs of progress while computing; None before the first.
         asleep: while all its processes sleep, since when.
@@ -95,6 +96,7 @@ class Worker:
     pid: int = 0
     correlation: str = ""
     queued: StartWorker | None = None
+    due: float = 0.0
     membership: Membership | None = None
     epoch: int = -1
     iteration: int = -1

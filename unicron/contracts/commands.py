@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from unicron.contracts.base import Message
-from unicron.contracts.ranges import Count, Few, Label, Many, Moment, Name, Number, Size, Text
+from unicron.contracts.ranges import Count, Few, Label, Many, Moment, Name, Number, Seconds, Size, Text
 from unicron.contracts.states import Keeper, Saver, Shelf, StateRef
 from unicron.contracts.storage import Saving, StoredPart
 from unicron.contracts.tasks import Member, ParallelLayout, TaskSpec
@@ -38,6 +38,7 @@ class StartWorker(Command, kw_only=True, frozen=True):
         cause: why the task needs it; empty where it is one of its first.
         local_slots: slots of the task's workers on this node, this one among them, in the order of their places; empty
             where a worker is told by its memberships who is beside it.
+        wait_s: seconds to wait before that.
         uncarried: why nobody can take the place of a rank of its script; empty where somebody can.
         group, groups: which of the task's nodes this is, in that order, of how many.
     """
@@ -49,6 +50,7 @@ class StartWorker(Command, kw_only=True, frozen=True):
     place: Number = 0
     layout: ParallelLayout = ParallelLayout()
     cause: Text = ""
+    wait_s: Seconds = 0.0
     uncarried: Text = ""
     local_slots: Annotated[list[Number], Few] = []
     group: Number = 0

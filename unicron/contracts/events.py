@@ -597,6 +597,7 @@ class FailureDetected(Message, kw_only=True, frozen=True):
         escalated: severity before it was raised, None where it was not.
         attempt: how many failures of this kind the window holds, this one included.
         epoch: membership that broke, where that is known; a later one is not concerned.
+        wait_s: seconds for which nothing is tried: a server outside of the cluster refuses, and would again.
     """
 
     severity: Severity
@@ -610,6 +611,7 @@ class FailureDetected(Message, kw_only=True, frozen=True):
     escalated: Severity | None = None
     attempt: Count = 1
     epoch: Number = -1
+    wait_s: Seconds = 0.0
 
 
 class TaskBroken(Message, kw_only=True, frozen=True):

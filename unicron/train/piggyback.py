@@ -94,7 +94,7 @@ class Buffers:
             return
         buffers = list(self.model.module.buffers())
         parts = torch.split(data, [each.nbytes for each in buffers])
-        with torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):  # noqa: SLF001 as torch's own broadcast
+        with torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):  # type: ignore[attr-defined]  # noqa: SLF001 as torch does
             for buffer, part in zip(buffers, parts, strict=True):
                 buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))  # a clone begins where its type may
 

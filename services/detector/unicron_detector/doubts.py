@@ -8,8 +8,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.events import WorkerFact, WorkerFinished
 from unicron.core import too_far
 from unicron.subjects import TELEMETRY
-from unicron_detector.processes import number_of
-from unicron_detector.state import State, Task, Worker
+from unicron_detector.state import State, Task, Worker, number_of
 
 
 def doubt(state: State, message: Message) -> str | None:

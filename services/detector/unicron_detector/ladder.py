@@ -48,6 +48,57 @@ class Ladder(msgspec.Struct, kw_only=True):
         self.climbs = {node: at for node, at in self.climbs.items() if now - at <= window_s}
 
 
+OUTAGE_S = 600.0
+"""For so long a server outside of the cluster may refuse before what fails for that counts as any other failure."""
+
+LONGEST_S, CALM_S, ECHO_S = 60.0, 300.0, 3.0
+"""The longest wait; after so long without such a failure the outage is over; so close behind one others may follow."""
+
+
+class Outage(msgspec.Struct, kw_only=True, array_like=True):
+    """That a server outside of the cluster refuses a task, or does not answer: to begin again at once is in vain.
+
+    Attributes:
+        since: when it began.
+        at: when the task failed for that last.
+        iteration: in which that was; 0 also where that is not known.
+        tries: how often it did, without coming further.
+        ordered: number of the newest worker then: what others up to that meet is the same try.
+    """
+
+    since: Moment = 0.0
+    at: Moment = 0.0
+    iteration: Number = 0
+    tries: Count = 0
+    ordered: Number = -1
+
+    def again(self, now: float, iteration: int, number: int, ordered: int) -> float | None:
+        """Count a failure; return for how many seconds to wait; None where it lasts for too long.
+
+        Args:
+            now: Unix seconds.
+            iteration: in which the worker was; -1 before the first.
+            number: of the worker.
+            ordered: number of the newest worker of the task.
+        """
+        iteration = max(iteration, 0)
+        if self.tries and number <= self.ordered and iteration <= self.iteration and now - self.at <= CALM_S:
+            return self.wait_s
+        if iteration > self.iteration or now - self.at > CALM_S + self.wait_s:
+            self.since, self.tries, self.iteration = now, 0, iteration
+        self.at, self.tries, self.ordered = now, self.tries + 1, ordered
+        return self.wait_s if now - self.since <= OUTAGE_S else None
+
+    def explains(self, now: float) -> bool:
+        """Return whether what follows from another failure just now may follow from one of these."""
+        return bool(self.tries) and now - self.at <= ECHO_S
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds to wait: none the first time, then twice as many as before each time."""
+        return min(LONGEST_S, 2.0 ** (self.tries - 2)) if self.tries > 1 else 0.0
+
+
 EARLIER = 64
 """Iterations before the newest one that a task failed in of which it is remembered how often it did."""
 

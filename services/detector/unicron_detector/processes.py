@@ -19,7 +19,7 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.rules import Rules
 from unicron_detector.report import Reporter
-from unicron_detector.state import Starting, Worker
+from unicron_detector.state import Starting, Worker, number_of
 
 SLEEPS_S = 5.0
 """At least so long a worker that was told to sleep counts as one that does; its time-out, where that is longer."""
@@ -103,7 +103,14 @@ class Processes:
                 return broken
         echo = verdict is not None and verdict.echo
         return self._abnormal(
-            exited.worker, worker, how, exited.iteration, echo=echo, own=own, traceback=tail if own else ""
+            exited.worker,
+            worker,
+            how,
+            exited.iteration,
+            echo=echo,
+            own=own,
+            traceback=tail if own else "",
+            outside=verdict is not None and verdict.outside,
         )
 
     def _abnormal(
@@ -115,6 +122,7 @@ class Processes:
         *,
         echo: bool = False,
         own: bool = False,
+        outside: bool = False,
         traceback: str = "",
     ) -> list[Message]:
         return self._reporter.fail(
@@ -131,6 +139,7 @@ class Processes:
             iteration,
             echo=echo,
             own=own,
+            outside=outside,
             traceback=traceback,
         )
 
@@ -169,6 +178,7 @@ class Processes:
             raised.iteration,
             echo=verdict.echo,
             own=verdict.status in OWN_ERRORS,
+            outside=verdict.outside,
             traceback=raised.traceback,
         )
 
@@ -245,12 +255,6 @@ def script_line(traceback: str) -> str:
     """Return the innermost line of a traceback that is in no installed package."""
     own = [f"{path}:{line}" for path, line in _FRAME.findall(traceback) if "/site-packages/" not in path]
     return own[-1] if own else "a line that is not known"
-
-
-def number_of(worker: str, task: str) -> int:
-    """Return the number that a worker of a task has in its name; -1 where it is no name of one."""
-    named, _, number = worker.rpartition("-")
-    return int(number) if named == task and number.isdecimal() else -1
 
 
 def own_fault(exited: WorkerExited) -> bool:

@@ -13,7 +13,7 @@ from unicron.contracts.events import FailureDetected, TaskBroken, WorkerFact
 from unicron.contracts.failures import FailureStatus, Severity
 from unicron.contracts.hardware import FaultLogged
 from unicron_detector.books import Books
-from unicron_detector.state import ECHOES_S, Cause, Limits, Lost, State, Task, Worker
+from unicron_detector.state import ECHOES_S, Cause, Limits, Lost, State, Task, Worker, number_of
 from unicron_detector.timers import Timer, TimerKind
 
 LASTED_S = 600.0
@@ -77,6 +77,7 @@ class Reporter:
         *,
         echo: bool = False,
         own: bool = False,
+        outside: bool = False,
         traceback: str = "",
         idle_s: float = 0.0,
     ) -> list[Message]:
@@ -87,37 +88,64 @@ class Reporter:
             iteration: in which the worker was, -1 where that is not known.
             echo: by its nature it follows from another one, if the task has had one just before.
             own: by all that is known it is the program's own, so that it costs the task in the end, and no node.
+            outside: a server that is none of the cluster's refuses, so that no node is at fault, and a wait may help.
             traceback: of its exception, if it is one.
             idle_s: for so long the task has not come further.
         """
-        now, window_s, attempts = self.state.now, self.limits.window_s, self.limits.attempts
+        now, window_s = self.state.now, self.limits.window_s
         task = self.task(failure.task)
         if task.closed or failure.node in self.state.lost or self.books.gone(failure.worker):
             return []
         drilled = failure.status is FailureStatus.DRILL and not task.drilled
         task.drilled |= drilled
-        if why := "" if drilled else self._no_progress(task, failure, iteration, idle_s):
+        if waits := self._wait(task, failure, iteration) if outside else []:
+            return waits
+        known = drilled or (echo and task.outage.explains(now))
+        if why := "" if known else self._no_progress(task, failure, iteration, idle_s):
             return self.break_task(failure.task, why)
-        climbed, cause = False, self._cause(failure.task) if echo else None
-        if failure.severity is Severity.SEV3:
-            failure = replace(failure, attempt=task.ladder.reattempt(now, window_s))
-            if failure.attempt > attempts:
-                failure = replace(failure, severity=Severity.SEV2, escalated=Severity.SEV3)
-                climbed = True
-        if failure.severity is Severity.SEV2 and cause is not None:  # it is not this node's fault
-            failure = replace(failure, reason=f"{failure.reason}; echo of {cause.text}")
-        elif failure.severity is Severity.SEV2 and not drilled:
-            attempt = task.ladder.restart(failure.node, now, window_s)
-            if attempt > attempts:
-                failure = replace(failure, severity=Severity.SEV1, escalated=Severity.SEV2, attempt=attempt)
-            elif not climbed:
-                failure = replace(failure, attempt=attempt)
+        failure = self._escalated(task, failure, self._cause(failure.task) if echo else None, counts=not drilled)
         gives_up_node = failure.severity is Severity.SEV1 and failure.escalated is not None
         if gives_up_node and (own or task.ladder.climb(failure.node, now, window_s)):
             where = "by itself" if own else f"on several nodes ({', '.join(sorted(task.ladder.climbs))})"
             return self.break_task(failure.task, f"fails again and again {where}: {failure.reason}", traceback)
         task.last = failure
         return self.report(failure, echo=echo)
+
+    def _escalated(self, task: Task, failure: FailureDetected, cause: Cause | None, *, counts: bool) -> FailureDetected:
+        """Return a failure at the severity to which its predecessors have raised it.
+
+        Args:
+            task: that it hit.
+            failure: as it would be met by itself.
+            cause: from which it follows, so that its node is not at fault.
+            counts: its node may be.
+        """
+        now, window_s, attempts, climbed = self.state.now, self.limits.window_s, self.limits.attempts, False
+        if failure.severity is Severity.SEV3:
+            failure = replace(failure, attempt=task.ladder.reattempt(now, window_s))
+            if failure.attempt > attempts:
+                failure = replace(failure, severity=Severity.SEV2, escalated=Severity.SEV3)
+                climbed = True
+        if failure.severity is not Severity.SEV2:
+            return failure
+        if cause is not None:
+            return replace(failure, reason=f"{failure.reason}; echo of {cause.text}")
+        if not counts:
+            return failure
+        attempt = task.ladder.restart(failure.node, now, window_s)
+        if attempt > attempts:
+            return replace(failure, severity=Severity.SEV1, escalated=Severity.SEV2, attempt=attempt)
+        return failure if climbed else replace(failure, attempt=attempt)
+
+    def _wait(self, task: Task, failure: FailureDetected, iteration: int) -> list[Message]:
+        """Report a failure for which a server outside of the cluster is to blame; nothing where it lasts too long."""
+        number = number_of(failure.worker, failure.task)
+        wait_s = task.outage.again(self.state.now, iteration, number, max(number, task.started or 0))
+        if wait_s is None:
+            return []
+        again = f"; tried again in {wait_s:g} s" if wait_s else ""
+        tries = task.outage.tries
+        return self.report(replace(failure, reason=failure.reason + again, attempt=tries, wait_s=wait_s))
 
     def _no_progress(self, task: Task, failure: FailureDetected, iteration: int, idle_s: float) -> str:
         """Return that, and how, the task has failed in one iteration too often; empty where it has not."""

@@ -4,7 +4,7 @@ import msgspec
 
 from unicron.contracts.events import FailureDetected
 from unicron.contracts.ranges import Count, Label, Moment, Number, Seconds, Text
-from unicron_detector.ladder import Ladder, Standstill
+from unicron_detector.ladder import Ladder, Outage, Standstill
 
 EXPLAINS_S = 10.0
 """So long what a kernel or a worker said explains what fails there."""
@@ -156,6 +156,7 @@ class Task(msgspec.Struct, kw_only=True):
         common: the last iteration in which several were told to.
         silent: workers of which was told that they show no sign of life.
         standstill: the iteration in which it fails again and again.
+        outage: of a server outside of the cluster.
         not_finite: iterations in a row whose loss is no number.
         drilled: a rank of its script was replaced on purpose, which is no failure of its node.
         last: the failure reported last, on which a failed attempt builds.
@@ -176,6 +177,7 @@ class Task(msgspec.Struct, kw_only=True):
     common: Number = -1
     silent: dict[str, Silent] = {}
     standstill: Standstill = msgspec.field(default_factory=Standstill)
+    outage: Outage = msgspec.field(default_factory=Outage)
     not_finite: Count = 0
     drilled: bool = False
     last: FailureDetected | None = None
@@ -235,3 +237,9 @@ class State(msgspec.Struct, kw_only=True):
 
 def _recent(said: dict[str, Said], now: float) -> dict[str, Said]:
     return {who: each for who, each in said.items() if each.at >= now - EXPLAINS_S}
+
+
+def number_of(worker: str, task: str) -> int:
+    """Return the number that a worker of a task has in its name; -1 where it is no name of one."""
+    named, _, number = worker.rpartition("-")
+    return int(number) if named == task and number.isdecimal() else -1

@@ -161,6 +161,7 @@ class TransitionCore(Core):
             run.recovers(failure.at, _cause(failure))
         elif failure.worker in run.workers:
             run.failed[failure.worker] = failure.node
+            run.wait_s = failure.wait_s
             run.recovers(failure.at, _cause(failure))
             out += stop(self.state, run, run.workers[failure.worker], failure.reason)
         elif failure.worker not in run.membership.group:
@@ -310,6 +311,7 @@ class TransitionCore(Core):
         out: list[Message] = [Deadline(Wait.REGROUP, task).cancel()]
         if run.membership.leaving:
             return out  # it computes for one iteration at most
+        run.wait_s = 0.0
         out += move(self.state, run, Cause.COMPLETE, f"{size} workers in epoch {epoch}{awaited(run)}")
         if run.failed_at is not None and size >= len(run.target):
             seconds = max(0.0, at - run.failed_at)

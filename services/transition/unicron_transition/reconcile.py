@@ -302,6 +302,7 @@ def _start_order(state: TransitionState, run: TaskRun, worker: WorkerRun, slots:
         place=worker.place,
         layout=run.shape,
         cause=run.cause,
+        wait_s=run.wait_s,
         uncarried=run.uncarried,
         local_slots=[slot.slot for slot in slots if slot.node == node],
         group=nodes.index(node),

@@ -61,6 +61,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
         failed_at: Unix seconds of the failure or plan being carried out; None while nothing is.
         cause: what that is, or was last; empty before the first membership. Programs that begin again are told.
         uncarried: why nobody can take the place of a rank of its script; empty where somebody can.
+        wait_s: seconds that workers wait before they start: what ended the last one would end them at once.
     """
 
     spec: TaskSpec
@@ -82,6 +83,7 @@ class TaskRun(msgspec.Struct, kw_only=True):
     failed_at: Moment | None = None
     cause: str = ""
     uncarried: str = ""
+    wait_s: float = 0.0
 
     def recovers(self, at: float, cause: str) -> None:
         """Note that a failure or a plan is being carried out, if nothing is yet, and what it is."""
@@ -96,9 +98,10 @@ class TaskRun(msgspec.Struct, kw_only=True):
         """
         spec, least = self.spec, TIMEOUT_S[wait]
         if spec.heal is Healing.IN_PLACE:
-            return [Deadline(wait, spec.name, about).set(max(least, 2 * spec.silence_s))] if spec.silence_s else []
+            least = max(least, 2 * spec.silence_s)
+            return [Deadline(wait, spec.name, about).set(least + self.wait_s)] if spec.silence_s else []
         ends = spec.stop_grace_s if spec.heal is Healing.RESTART else 0.0  # its programs may take that long to
-        return [Deadline(wait, spec.name, about).set(least + ends)]
+        return [Deadline(wait, spec.name, about).set(least + ends + self.wait_s)]
 
     @property
     def shape(self) -> ParallelLayout:

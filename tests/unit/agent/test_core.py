@@ -709,3 +709,14 @@ def test_a_node_whose_clock_is_off_leaves_as_it_is_admitted_and_says_why(joined,
     out = scene.feed(EntryRead(2, subjects.of(message), codec.encode(message), read))
     assert [told in fact.reason for fact in out] == [True] * bool(told)
     assert (bool(scene.core.fault), scene.core.left) == (bool(told), bool(told))
+
+
+def test_a_worker_that_is_to_wait_starts_later_or_never():
+    scene = AgentHarness()
+    assert scene.read(start("a", 0, wait_s=8.0)) == scene.read(start("b", 1, wait_s=8.0)) == []
+    [exited] = [fact for fact in scene.read(stop("b")) if isinstance(fact, events.WorkerExited)]
+    assert exited.worker == "b"
+    begun = []
+    for scene.now in (7.9, 8.0, 9.0):
+        begun.append([each.command.worker for each in scene.feed(Tick()) if isinstance(each, StartProcess)])
+    assert begun == [[], ["a"], []]

@@ -8,6 +8,7 @@ from unicron_detector.state import Limits
 
 from unicron.contracts.commands import Regroup
 from unicron.contracts.events import IterationFinished, Regrouped, TaskBroken, TaskSubmitted
+from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import UNCOUNTED, Healing, Member, TaskSpec
 
 TIMES = 4
@@ -190,3 +191,33 @@ def test_the_same_exception_later_is_no_error_of_the_program_where_nobody_knows_
     program.run(epoch=1, c="n0", b="n1")
     assert brief(program.throw("c", iteration=0)) == [(2, "other_software_error", "c")]
     assert brief(program.throw("b", iteration=0)) == ["TaskBroken"]  # of two ranks at once
+
+
+HUB = {"exception": "huggingface_hub.errors.HfHubHTTPError", "text": "429 Client Error: Too Many Requests for url: x"}
+
+
+def test_what_waits_for_a_server_outside_is_tried_again_after_longer_and_longer_waits_and_no_node_is_given_up(scene):
+    waits = []
+    for number in range(1, 15):
+        scene.start(f"gpt-{number}", "n0")
+        [failure] = scene.throw(f"gpt-{number}", **HUB, iteration=-1)
+        if isinstance(failure, TaskBroken) or failure.severity is Severity.SEV1:
+            break
+        waits.append(failure.wait_s)
+        assert (f"tried again in {failure.wait_s:g} s" in failure.reason) == (failure.wait_s > 0)
+        scene.wait(failure.wait_s + 5.0)
+    assert waits[:9] == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    scene.feed(Regrouped(**scene.places["gpt-1"], epoch=1, rank=0, world_size=1, iteration=3))
+    scene.start("gpt-20", "n0")
+    [failure] = scene.throw("gpt-20", **HUB, iteration=7)
+    assert failure.wait_s == 0, "it had come further"
+
+
+def test_all_ranks_that_a_server_refuses_at_once_count_once(scene):
+    scene.submit()
+    for wave in range(3):
+        for rank in range(4):
+            scene.start(f"gpt-{4 * wave + rank}", f"n{rank}")
+        told = [scene.throw(f"gpt-{4 * wave + rank}", **HUB, iteration=-1)[0] for rank in range(4)]
+        assert [(each.severity, each.wait_s) for each in told] == [(Severity.SEV2, (0, 1, 2)[wave])] * 4
+        scene.wait(2.0)

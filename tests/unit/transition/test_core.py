@@ -158,6 +158,16 @@ def test_severity_2_regroups_the_survivors_at_once_and_restarts_the_process_in_i
     assert (recovered.workers, recovered.seconds) == (3, 3.0)
 
 
+def test_what_is_to_wait_is_ordered_so_until_the_task_computes_again():
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
+    refused = failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2")
+    [order] = of(StartWorker, scene.feed(msgspec.structs.replace(refused, wait_s=8.0)))
+    assert order.wait_s == 8.0
+    scene.ready("a")
+    scene.join("a")
+    assert of(StartWorker, scene.feed(failure(Severity.SEV2, task="a", node="n1", slot=0, worker="a-1")))[0].wait_s == 0
+
+
 def test_what_heals_by_restarts_waits_for_the_new_process_and_begins_once():
     scene = TransitionHarness(a={"heal": Healing.RESTART}).running(a=["n1:0", "n2:0", "n3:0"])
     out = scene.feed(failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2", at=100.0))
