@@ -195,12 +195,18 @@ class AgentCore:
     # --- joining and leaving -----------------------------------------------------------------------------------------
 
     def _adopt(self, adopted: Adopted, now: float) -> Out:
-        """Take over the workers of an earlier agent; the node joins when they have said where they are."""
+        """Take over the workers of an earlier agent; the node joins when they have said where they are.
+
+        Those in slots that the node has no more, as a GPU of it is gone, are ended.
+        """
+        out: Out = []
         for each in adopted.found:
             self.workers[each.worker] = Worker.adopted(each, now)
+            if each.slot not in {slot.index for slot in self._card.slots}:
+                out += self._stop(each.worker)
         self.states.adopt(adopted.kept, adopted.saved)
         self._awaited, self._join_by = set(self.workers), now + ADOPTION_S
-        return [] if self._awaited else self._join()
+        return out if self._awaited else self._join()
 
     def _no_longer_awaited(self, name: str) -> Out:
         """Join for the first time once every adopted worker has spoken or is gone."""
@@ -258,12 +264,21 @@ class AgentCore:
             self._paced_s = message.heartbeat_s
             if isinstance(message, NodeAdmitted) and (off := clock_off(self._joined_at, message.at, entry.at)):
                 return self._leave(off)
+        if isinstance(message, NodeAdmitted) and self._is_replaced(message, entry.sequence):
+            return self._leave(
+                f"another agent has joined as {self.node}: give each node a name and an agent of its own"
+            )
         if isinstance(message, FailureDetected) and (message.node, message.method) == (
             self.node,
             DetectionMethod.NODE_HEALTH,
         ):
             self.given_up = entry.sequence  # for what happens on it, a node is not to come back by itself
         return self._rejoin_if_given_up()
+
+    def _is_replaced(self, admitted: NodeAdmitted, sequence: int) -> bool:
+        """Return whether another agent has joined as this node since this one did: nobody orders this one any more."""
+        own = admitted.incarnation.startswith(f"{self._boot}.")
+        return admitted.node == self.node and not own and self.joined is not None and sequence > self.joined
 
     def _switch(self, switched: RecordingSwitched) -> Out:
         """Have the workers of a task record another share of their iterations."""

@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -26,11 +27,17 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.2
 """How often it is looked at though nobody has told of anything new: it may have been moved away."""
 
+SLACK_S = 1.0
+"""By which the kernel's clock may differ from ours."""
+
 CHUNK = 1 << 20
 """Bytes that are read at once."""
 
 RECORD = 8192
 """Bytes of the largest record of the device."""
+
+_AT = re.compile(r"\[ *(\d+\.\d{3,9})\]")
+"""When a line was made, in monotonic seconds: what a log daemon writes once more is old, or of an earlier start."""
 
 _PID = re.compile(r"\bpid=(\d+)|Kill(?:ed)? process (\d+)")
 _PCI = re.compile(
@@ -50,6 +57,7 @@ class KernelLog:
 
     def __init__(self, path: str, rules: Rules, slots: dict[str, int], told: Callable[[Logged], None]) -> None:
         self._path, self._rules, self._slots, self._told = path, rules, slots, told
+        self._began = time.monotonic()
         self._ended = threading.Event()
         self._lines = Lines()
         self._file: int | None = None
@@ -146,6 +154,8 @@ class KernelLog:
 
     def _tell(self, lines: str) -> None:
         for line, ruling in self._rules.telling(lines):
+            if (at := _AT.search(line)) and not self._began - SLACK_S <= float(at[1]) <= time.monotonic() + SLACK_S:
+                continue
             pid, address = _PID.search(line), _PCI.search(line)
             slot = self._slots.get(pci(address[1]), -1) if address else -1
             if slot < 0 and address and self._slots and "NVRM: Xid" in line:

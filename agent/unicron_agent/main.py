@@ -1,5 +1,7 @@
 """Wires the agent up."""
 
+import fcntl
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -7,6 +9,7 @@ from secrets import token_hex
 
 from unicron.bus.nats import connect
 from unicron.clock import SystemClock
+from unicron.errors import InvalidInputError
 from unicron.proofs import boot
 from unicron.runner import run_process
 from unicron_agent.node import Node
@@ -17,6 +20,7 @@ from unicron_agent.warm import Standby, WarmStandby
 
 
 async def _run(make_standby: Callable[[Path], Standby], settings: AgentSettings) -> None:
+    lock(Path(settings.run_dir))
     slots = find_slots(settings.slots)
     secret = token_hex()  # whoever could name a connection like ours could have this node given up
     bus = await connect(settings, f"agent.{settings.node}", secret)
@@ -26,6 +30,26 @@ async def _run(make_standby: Callable[[Path], Standby], settings: AgentSettings)
         await Node(settings, bus, clock, slots, boot(secret), standby, leaving, bus.cut).run()
     finally:
         await bus.close()
+
+
+def lock(folder: Path) -> None:
+    """Have a run folder for this process alone, for as long as it lives.
+
+    Raises:
+        InvalidInputError: another agent has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    held = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        number = os.pread(held, 20, 0).decode(errors="replace").strip()
+        os.close(held)
+        raise InvalidInputError(
+            f"another agent (process {number}) works in {folder}: end that first, or give this one another --run-dir"
+        ) from None
+    os.ftruncate(held, 0)
+    os.pwrite(held, f"{os.getpid()}\n".encode(), 0)
 
 
 def main(make_standby: Callable[[Path], Standby] = WarmStandby) -> int:

@@ -22,7 +22,7 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
     events.NodeJoined: lambda m: f"{m.node} joined with {len(m.slots)} slots, {len(m.workers)} workers alive",
     events.NodeAdmitted: lambda m: f"{m.node} admitted with {len(m.slots)} slots" + " again" * m.returned,
     events.NodeDrained: lambda m: f"{m.node} {'gets no more work' if m.drain else 'is in use again'}",
-    events.NodeLeft: lambda m: f"{m.node} says goodbye",
+    events.NodeLeft: lambda m: f"{m.node} says goodbye" + f": {m.reason}" * bool(m.reason),
     events.NodeGone: lambda m: f"{m.node} is gone",
     events.NodePaced: lambda m: f"{m.node} is to beat every {m.heartbeat_s:g} s",
     events.NodeLeaving: lambda m: f"{m.node} is to go, and hands over what it has for up to {m.seconds:g} s",

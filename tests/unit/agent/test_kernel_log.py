@@ -175,11 +175,19 @@ def test_addresses_are_the_same_however_they_are_written(address):
     assert pci(address) == "0000:3b:00"
 
 
-def test_a_line_that_is_written_on_purpose_is_heard_like_any_other(heard, path):
-    append(str(path), "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus.", 12.5)
-    [text] = heard.until(1)
-    assert text.startswith("[   12.500000] NVRM: Xid (PCI:0000:3b:00): 79, pid=4711")
+def test_a_line_that_is_written_on_purpose_is_heard_like_any_other_and_none_that_is_old_is(heard, path):
+    now, text = time.monotonic(), "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus."
+    for at in (now - 60, now + 3600, now):  # written once more by a daemon; of an earlier start of the machine
+        append(str(path), text, at)
+    [told] = heard.until(1)
+    assert told.startswith(f"[{now:12.6f}] NVRM: Xid (PCI:0000:3b:00): 79, pid=4711")
     assert (heard.told[0].pid, heard.told[0].slot, heard.told[0].status) == (4711, 5, "gpu_driver_error")
+
+
+def test_the_xid_of_a_gpu_that_is_no_slot_s_is_left_out(heard, path):
+    write(path, XID.format(79).replace("3b", "4c") + XID.format(79))
+    [told] = heard.until(1)
+    assert "3b:00" in told
 
 
 def test_nothing_is_written_where_no_log_is(tmp_path):
