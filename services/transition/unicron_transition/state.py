@@ -25,6 +25,7 @@ class NodeRun(msgspec.Struct, kw_only=True):
 
     Attributes:
         drained: it is to go, and nothing more is to lie there.
+        slots: that it has; none where an earlier version took it in.
     """
 
     incarnation: str = ""
@@ -33,6 +34,11 @@ class NodeRun(msgspec.Struct, kw_only=True):
     rack: str = ""
     alive: bool = True
     drained: bool = False
+    slots: list[int] = []
+
+    def has(self, slot: int) -> bool:
+        """Whether it has this slot."""
+        return not self.slots or slot in self.slots
 
     @property
     def stays(self) -> bool:
@@ -320,8 +326,8 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
         self.__dict__.pop("_keepers", None)
 
     def usable(self, run: TaskRun) -> list[SlotRef]:
-        """Return the slots of the task's target whose nodes are there."""
-        return [slot for slot in run.target if self.is_there(slot.node)]
+        """Return the slots of the task's target that are there: a node may have lost some, and a plan is to follow."""
+        return [slot for slot in run.target if self.is_there(slot.node) and self.nodes[slot.node].has(slot.slot)]
 
     def members(self, run: TaskRun) -> list[Member]:
         """Return the newest membership in rank order, without members that are gone."""

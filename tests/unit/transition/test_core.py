@@ -245,6 +245,13 @@ def test_a_lost_node_regroups_all_its_tasks_before_any_plan():
     assert {type(message) for message in out if getattr(message, "node", "") == "n2"} == {StopWorker}
 
 
+def test_in_a_slot_that_a_node_has_lost_nothing_is_started_until_the_plan_has_left_it():
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0", "n2:1"])
+    back = msgspec.structs.replace(scene.admitted("n2"), slots=[Slot(index=0)], returned=True)
+    assert [order.slot for order in of(StartWorker, scene.feed(back))] == [0]
+    assert of(StartWorker, scene.plan(a=["n1:0", "n2:0"])) == []
+
+
 def test_a_node_that_comes_back_is_used_when_the_plan_says_so(scene):
     scene.feed(failure(Severity.SEV1, node="n2"))
     scene.plan(a=["n1:0"])
