@@ -33,11 +33,21 @@ def up(
     folder: Folder = FOLDER,
     as_json: Json = False,
 ) -> None:
-    """Start an embedded cluster on this machine, in the background; return when it is ready."""
+    """Start an embedded cluster on this machine, in the background; return when it is ready.
+
+    Of one that runs, what has ended is started again, as it was.
+    """
     import asyncio  # noqa: PLC0415
 
     from unicron_deploy.embedded import PORT, Cluster, several  # noqa: PLC0415
 
+    with _progress("looking at the cluster") as on_step:
+        if mended := Cluster.mend(folder, on_step):
+            asyncio.run(mended[0].wait_until_ready(READY_S, on_step))
+    if mended:
+        names = ", ".join(mended[1])
+        done(f"started {names} again; the rest of the cluster ran on", as_json, started=mended[1])
+        return
     if insecure:
         warn(
             "INSECURE: there are no keys and no rights: whoever reaches the bus may order anything and speak for "

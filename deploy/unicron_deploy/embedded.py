@@ -55,6 +55,10 @@ CONSOLE_PORT = 8080
 MODULES = {name: f"unicron_{name}" for name in (*SERVICES, CONSOLE)}
 
 
+LAYOUT = "cluster.json"
+"""In the folder of a cluster: what it is made of, and its processes."""
+
+
 class Server(msgspec.Struct, frozen=True):
     """One of several NATS servers: its name, its ports for clients and for the other servers, and its address."""
 
@@ -151,7 +155,7 @@ class Cluster:
         self._ping_s, self._spawn = ping_s, spawn
         self.root = root.resolve()
         self.logs = self.root / "logs"
-        self._file = self.root / "cluster.json"
+        self._file = self.root / LAYOUT
         self._layout = Layout(
             nodes=nodes, slots=slots, port=port, insecure=insecure, servers=list(servers), console=console
         )
@@ -181,7 +185,7 @@ class Cluster:
         Raises:
             InvalidInputError: none was, or its record can't be read.
         """
-        path = root / "cluster.json"
+        path = root / LAYOUT
         try:
             layout = msgspec.json.decode(path.read_bytes(), type=Layout)
         except FileNotFoundError as error:
@@ -243,6 +247,21 @@ class Cluster:
             except BaseException:
                 self.stop()
                 raise
+
+    @classmethod
+    def mend(cls, root: Path, on_step: Step = _silent) -> "tuple[Self, list[str]] | None":
+        """Start again what has ended of the cluster in a folder, if some of it runs; return it, and their names."""
+        if not (root / LAYOUT).exists():
+            return None
+        cluster = cls.load(root)
+        alive = cluster.alive()
+        missing = [name for name in cluster.names if name not in alive]
+        if not alive or not missing:
+            return None
+        for name in missing:
+            on_step(f"starting {name} again")
+            cluster.start_process(name)
+        return cluster, missing
 
     def start_process(self, name: str) -> None:
         """Start the process `name`, the first time or again.

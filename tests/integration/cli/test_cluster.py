@@ -388,6 +388,17 @@ def test_a_script_takes_a_node_down_and_brings_it_back(url, task, folder):
     assert any(told_of(fact, "FailureDetected", node=node, severity=1) for fact in facts)
 
 
+def test_up_starts_again_what_has_ended_of_a_cluster_that_runs(url, task, folder):
+    cluster = Cluster.load(folder / "c")
+    for name in ("nats", "planner"):
+        cluster.kill(name)
+    before = {name: cluster.processes[name].pid for name in cluster.alive()}
+    assert data("up", "--dir", str(folder / "c"))["started"] == ["nats", "planner"]
+    after = Cluster.load(folder / "c")
+    assert {name: after.processes[name].pid for name in before} == before, "the others ran on"
+    await_task(url, workers=2, beyond=await_task(url, workers=2, beyond=0)["iteration"])
+
+
 @contextlib.contextmanager
 def prometheus(folder, targets):
     """A real Prometheus that scrapes those targets every second, with our rules; yields what asks it."""
