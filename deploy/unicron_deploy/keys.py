@@ -80,6 +80,11 @@ class Keyring:
         Raises:
             InvalidInputError: a node can't be called so, or a key that is there can't be used.
         """
+        if not self.authority.exists and (foreign := sorted(self.folder.glob("*/ca.pem"))):
+            raise InvalidInputError(
+                f"{foreign[0]} is of another cluster, whose servers speak TLS, as that in containers: remove "
+                f"{self.folder}, so that keys of this one are made, or begin it in another folder (--dir)"
+            )
         wanted = [*rights.PEOPLE, *SERVICES, *(_node(name) for name in nodes)]
         fabric = self._fabric()
         for name in wanted:

@@ -94,3 +94,9 @@ def test_one_that_others_may_read_is_not_handed_on(ring):
         ring.admit("n4")
     assert not ring.path("n4").exists()
     assert "n4" not in files(ring)
+
+
+def test_keys_of_a_cluster_whose_servers_speak_tls_are_not_taken_for_those_of_one_whose_do_not(ring):
+    (ring.folder / "operator" / "ca.pem").write_text("another's")
+    with pytest.raises(InvalidInputError, match=r"operator/ca\.pem is of another cluster.*remove .*keys"):
+        ring.ensure(["node-1"])
