@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME, LONGEST_NAME = 15, 15
 PR_SET_PTRACER = 0x59616D61
 """Who may look at a process where Linux lets only those do so that it descends from (its Yama): all of this user."""
 FORKED_AHEAD = (
@@ -127,6 +128,8 @@ def _become(request: dict[str, Any]) -> None:
         os.dup2(log, 2)
         sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
         os.environ.update(request["env"])
+        named = f"unicron {os.environ.get('UNICRON_WORKER', '')}"[-LONGEST_NAME:]
+        ctypes.CDLL(None).prctl(PR_SET_NAME, named.encode())  # as ps and top show it
         own = os.environ.get("UNICRON_CHECKPOINT_DIR", "")
         if own and "://" not in own:
             with contextlib.suppress(

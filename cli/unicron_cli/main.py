@@ -35,7 +35,6 @@ from unicron_cli.output import Nats, say
 app = typer.Typer(
     name="unicron",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

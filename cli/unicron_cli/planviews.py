@@ -122,6 +122,8 @@ def curve_view(curve: Curve) -> Group:
         head.append(f"{len(shown)} of them are shown; --json has all")
     if not worth(curve):
         head.append("nothing is known of its FLOP/s; give flops_per_iteration, throughput or model in the task file")
+    if not curve.measures:
+        head.append("what iterations take is not looked at, as workers share processors (UNICRON_USE_MEASURED=false)")
     return Group(Text("\n".join(head), "bold"), Text(), _bars(curve, shown))
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
-from unicron_narration.units import KNOWN_FLOPS, ago, expected, si
+from unicron_narration.units import KNOWN_FLOPS, ago, expected, si, span
 
 from unicron.contracts.queries import NodeView, SaverView, Status, TaskView
 from unicron.contracts.tasks import UNCOUNTED, NodeState, Slot, TaskState
@@ -45,7 +45,8 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 def tasks_table(status: Status) -> Table:
     """Return the tasks with their progress."""
-    table = plain_table("TASK", "STATE", "WEIGHT", "WORKERS", "ITERATION", "LOSS", "SECONDS", "WAF", "SAVED", "REASON")
+    figures = ("WEIGHT", "WORKERS", "ITERATION", "LOSS", "SECONDS", "LEFT", "WAF")
+    table = plain_table("TASK", "STATE", *figures, "SAVED", "REASON")
     for view in status.tasks:
         spec = view.spec
         table.add_row(
@@ -56,11 +57,18 @@ def tasks_table(status: Status) -> Table:
             f"{view.iteration + 1}" + (f"/{spec.iterations}" if spec.iterations < UNCOUNTED else ""),
             "" if view.loss is None else f"{view.loss:.4f}",
             f"{view.iteration_s:.3f}" if view.iteration_s else "",
+            left(view),
             si(view.waf, "FLOP/s") if view.waf >= KNOWN_FLOPS else "",
             _saved(view, status),
             Text(_reason(view)),
         )
     return table
+
+
+def left(view: TaskView) -> str:
+    """Return how long a task that runs still takes, if its iterations go on as the last one; empty where none tells."""
+    counted = view.spec.iterations < UNCOUNTED and view.state is TaskState.RUNNING
+    return span((view.spec.iterations - view.iteration - 1) * view.iteration_s) if counted and view.iteration_s else ""
 
 
 def _saved(view: TaskView, status: Status) -> Text:

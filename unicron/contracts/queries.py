@@ -305,11 +305,13 @@ class Curve(Record, kw_only=True, frozen=True):
 
     Attributes:
         held: workers that the task has now.
+        measures: whether measured iteration times are believed, where there are any.
     """
 
     task: Label
     held: Count
     points: Annotated[list[CurvePoint], Many]
+    measures: bool = True
 
 
 class StragglerWindow(Record, kw_only=True, frozen=True):

@@ -117,7 +117,7 @@ class PlannerCore(Core):
         self.answers: Answers = {
             GetPlan: lambda _: (Reply(plan=self._in_force()), []),
             WhatIf: lambda query: (Reply(plan=self._what_if(query)), []),
-            GetCurve: lambda query: (Reply(curve=situation.curve(self.state, *self._known(query.task))), []),
+            GetCurve: self._curve,
         }
 
     def handle(self, message: Message) -> list[Message]:
@@ -129,6 +129,10 @@ class PlannerCore(Core):
         if not isinstance(message, UNTIMED):
             self._count_time(message.at)
         return super().handle(message)
+
+    def _curve(self, query: GetCurve) -> tuple[Reply, list[Message]]:
+        believed = situation.curve(self.state, *self._known(query.task))
+        return Reply(curve=structs.replace(believed, measures=self._options.use_measured)), []
 
     def _begin(self, started: Started) -> list[Message]:
         """Make a table; count the exposure to failure anew where the newest fact is said to lie in times to come."""

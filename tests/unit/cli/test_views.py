@@ -39,7 +39,7 @@ def test_status_shows_who_computes_where_and_why_a_task_waits():
     text = shown(status_view(Status(nodes=nodes, tasks=[running, waiting]), now=100.0))
     assert "node-1 up 10 s 10.0.0.1 cpu0=free cpu1=gpt:0" in text
     assert "node-2 lost 1 min gpt" not in text
-    assert "gpt running 2 1 (1-4) 5/10 2.5000 0.250 2 GFLOP/s" in text
+    assert "gpt running 2 1 (1-4) 5/10 2.5000 0.250 1.25 s 2 GFLOP/s" in text
     assert "gpt waiting 2 0 (1-4) 0/10 needs [4] workers" in text
     assert "no plan yet" in text
 

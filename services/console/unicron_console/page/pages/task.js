@@ -75,6 +75,7 @@ function figures({ line, layout: shape, kept, recomputed, whole_s: whole, worker
     iterations: line.iteration < 0 ? "none finished yet" : `${count(line.iteration + 1)}${all}`,
     loss: number(line.loss),
     "an iteration": line.iteration_s ? duration(line.iteration_s) : "\u2013",
+    "time left": line.state === "running" && line.iterations && line.iteration_s ? duration((line.iterations - line.iteration - 1) * line.iteration_s) : "",
     workers: `${count(line.workers)} (${line.min_workers} to ${line.max_workers})`,
     layout: shape,
     weight: String(line.weight),
