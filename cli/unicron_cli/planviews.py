@@ -92,7 +92,7 @@ def lookup_view(view: PlanView) -> Group:
     if view.plan is None:
         return Group(Text(NO_PLAN))
     held = {share.task: len(share.slots) for share in view.plan.shares}
-    table = plain_table("IF NEXT", "SLOTS", "WORKERS", "REWARD")
+    table = plain_table("IF NEXT", "SLOTS", "WORKERS", "EXPECTED")
     for column in (table.columns[1], table.columns[3]):
         column.justify = "right"
     kinds: dict[str, list[TableRow]] = {}
@@ -104,7 +104,7 @@ def lookup_view(view: PlanView) -> Group:
                 Text(names),
                 str(row.workers),
                 Text(changes(held, held | row.changes) or "no task changes"),
-                si(row.reward, "FLOP") if known(view.plan) else "",
+                si(row.waf, "FLOP/s") if known(view.plan) else "",
             )
         table.add_section()
     made = f"; making it took {span(view.plan.refresh_s)}" if view.plan.refresh_s else ""
@@ -202,10 +202,8 @@ def _figures(view: PlanView, plan: Plan) -> Text:
     took = f" in {span(plan.lookup_s)}" if plan.lookup_s else ""
     table = f"; making the table took {span(plan.refresh_s)}" if plan.refresh_s else ""
     lines = [f"{how}{took}{table}", f"{expected(plan)} on {plan.workers} slots"]
-    if known(plan):
-        lines[1] += f", reward {si(plan.reward, 'FLOP')}"
-        if view.runner_up is not None:
-            lines[1] += f", {si(plan.reward - view.runner_up.reward, 'FLOP')} above the runner-up"
+    if known(plan) and view.runner_up is not None:
+        lines[1] += f", {si(view.runner_up.waf, 'FLOP/s')} by the runner-up"
     lines.append(f"D_running {span(plan.running_s)}, D_transition {span(plan.transition_s)}")
     return Text("\n".join(lines))
 

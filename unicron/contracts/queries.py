@@ -245,13 +245,15 @@ class TableRow(Record, kw_only=True, frozen=True):
         event: its `TriggerKind`, and after a colon whom it hits: "node_lost:node-3,node-4" stands for either.
         workers: n' after the event.
         changes: workers of each task whose number changes, ended tasks left out.
-        reward: sum of G (equation 3), in weighted FLOP.
+        reward: sum of G (equation 3), in weighted FLOP until the next failure: the fewer workers, the later it comes.
+        waf: expected sum of F over all tasks.
     """
 
     event: Label
     workers: Count
     changes: dict[str, int] = {}
     reward: float
+    waf: Amount = 0.0
 
     @property
     def trigger(self) -> Trigger:

@@ -297,7 +297,12 @@ def plan_page(view: PlanView, now: float) -> PlanPage:
     plan = view.plan
     before = {share.task: len(share.slots) for share in plan.shares} if plan else {}
     table = [
-        PlanRow(event=comes(row.trigger), workers=row.workers, changes=changes(before, row.changes), reward=row.reward)
+        PlanRow(
+            event=comes(row.trigger),
+            workers=row.workers,
+            changes=changes(before, row.changes),
+            waf=row.waf if row.waf >= KNOWN_FLOPS else 0.0,
+        )
         for row in view.table
     ]
     return PlanPage(

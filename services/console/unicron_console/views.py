@@ -292,13 +292,13 @@ class PlanRow(Record, kw_only=True, frozen=True):
     Attributes:
         event: in words.
         changes: whose number of workers changes, in words; empty: nobody's.
-        waf: reward of it, in weighted FLOP until the next failure.
+        waf: weighted FLOP/s of all tasks that are expected then; 0 where their FLOP/s are not known.
     """
 
     event: str
     workers: int
     changes: str
-    reward: float
+    waf: float
 
 
 class PlanPage(Record, kw_only=True, frozen=True):

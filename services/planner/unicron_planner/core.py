@@ -334,16 +334,14 @@ class PlannerCore(Core):
     def _in_force(self) -> PlanView:
         if self._situation is None:
             self._refresh()
-        held = {task: len(slots) for task, slots in self._held.slots.items()}
-        return structs.replace(self._view(), table=[_line(row, held) for row in self._table.values()])
+        return structs.replace(self._view(), table=[self._line(row) for row in self._table.values()])
 
     def _view(self) -> PlanView:
         """Return the plan, what else it could have been, and what it rests on."""
-        held = {task: len(slots) for task, slots in self._held.slots.items()}
         other = None if self._decided is None else lookup.runner_up(*self._decided)
         return PlanView(
             plan=self.state.plan,
-            runner_up=None if other is None else _line(other, held),
+            runner_up=None if other is None else self._line(other),
             failures=self.state.failures,
             failure_rate=estimates.failure_rate(self.state, self._options),
             transitions={kind: estimates.transition_s(self.state, self._options, kind) for kind in KINDS},
@@ -378,6 +376,12 @@ class PlannerCore(Core):
         copy._decide(Trigger(TriggerKind.WHAT_IF), lost=lost, owed=True)
         return copy._view()
 
+    def _line(self, row: Row) -> TableRow:
+        changes = {task: size for task, size in row.sizes.items() if size != len(self._held.of(task))}
+        tasks = self._situation.tasks if self._situation else {}
+        waf = sum(tasks[task].waf_of(size) for task, size in row.sizes.items() if task in tasks)
+        return TableRow(event=str(row.trigger), workers=row.workers, changes=changes, reward=row.reward, waf=waf)
+
     def _known(self, task: str) -> tuple[str, int]:
         """Return the task and how many workers it has.
 
@@ -394,8 +398,3 @@ class PlannerCore(Core):
 
 def _slots(plan: Plan | None) -> dict[str, list[SlotRef]]:
     return {share.task: share.slots for share in plan.shares} if plan else {}
-
-
-def _line(row: Row, held: Mapping[str, int]) -> TableRow:
-    changes = {task: size for task, size in row.sizes.items() if size != held.get(task, 0)}
-    return TableRow(event=str(row.trigger), workers=row.workers, changes=changes, reward=row.reward)

@@ -55,6 +55,10 @@ class Standing:
     tensor: Ints | None = None
     relaid: Truths | None = None
 
+    def waf_of(self, size: int) -> float:
+        """Return F(t, x') for one of its sizes."""
+        return float(self.waf[np.searchsorted(self.sizes, size)])
+
 
 @dataclass(frozen=True)
 class Situation:

@@ -42,7 +42,7 @@ def make_plan(
             TaskShare(
                 task=task,
                 slots=placed[task],
-                waf=float(standing.waf[np.searchsorted(standing.sizes, size)]),
+                waf=standing.waf_of(size),
                 before=len(held.of(task)),
                 waf_before=standing.held_waf,
                 reason="" if size else waiting_reason(spec, tasks, row),

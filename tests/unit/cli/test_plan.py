@@ -40,14 +40,14 @@ PLAN = Plan(
     number=7, trigger="node_lost:node-3", workers=9, shares=SHARES, waf=8.5e14, reward=1e21, prepared=True, **TIMES
 )
 TABLE = [
-    TableRow(event="node_lost:node-1", workers=5, changes={"gpt-a": 3}, reward=6e20),
-    TableRow(event="node_lost:node-2", workers=5, changes={"gpt-a": 3}, reward=6e20),
-    TableRow(event="node_joined", workers=13, changes={"gpt-a": 9, "bert": 2}, reward=2e21),
-    TableRow(event="task_finished:gpt-c", workers=9, changes={}, reward=9e20),
+    TableRow(event="node_lost:node-1", workers=5, changes={"gpt-a": 3}, reward=6e20, waf=6e14),
+    TableRow(event="node_lost:node-2", workers=5, changes={"gpt-a": 3}, reward=6e20, waf=6e14),
+    TableRow(event="node_joined", workers=13, changes={"gpt-a": 9, "bert": 2}, reward=2e21, waf=9e14),
+    TableRow(event="task_finished:gpt-c", workers=9, changes={}, reward=9e20, waf=8e14),
 ]
 VIEW = PlanView(
     plan=PLAN,
-    runner_up=TableRow(event="node_lost:node-3", workers=9, changes={"gpt-a": 6, "bert": 2}, reward=9.8e20),
+    runner_up=TableRow(event="node_lost:node-3", workers=9, changes={"gpt-a": 6, "bert": 2}, reward=9.8e20, waf=8.4e14),
     table=TABLE,
     failures=3,
     failure_rate=1 / (86400 * 12 * 9),
@@ -78,7 +78,7 @@ def shown(view):
 def test_a_plan_shows_who_has_what_against_before_and_its_figures():
     text = shown(plan_view(VIEW))
     assert "plan 7, after node_lost:node-3 from the lookup table in 21 us; making the table took 2.1 ms" in text
-    assert "850 TFLOP/s expected on 9 slots, reward 1 ZFLOP, 20 EFLOP above the runner-up" in text
+    assert "850 TFLOP/s expected on 9 slots, 840 TFLOP/s by the runner-up" in text
     assert "D_running 13.9 days, D_transition 4 s" in text
     assert "gpt-a 7 9 600 TFLOP/s -200 TFLOP/s (-25 %) node-1:0-3 node-2:0,2-3" in text
     assert "gpt-b 1 0 150 TFLOP/s +150 TFLOP/s node-2:1" in text
@@ -114,9 +114,9 @@ def test_without_a_plan_there_is_a_sentence_with_the_cure():
 def test_the_lookup_table_joins_events_with_the_same_answer():
     found = lines(lookup_view(VIEW))
     assert found[0] == "what comes after plan 7: 4 events foreseen; making it took 2.1 ms"
-    assert "node_lost: node-1, node-2 5 gpt-a 7 -> 3 600 EFLOP" in found
-    assert "node_joined 13 gpt-a 7 -> 9, bert 0 -> 2 2 ZFLOP" in found
-    assert "task_finished:gpt-c 9 no task changes 900 EFLOP" in found
+    assert "node_lost: node-1, node-2 5 gpt-a 7 -> 3 600 TFLOP/s" in found
+    assert "node_joined 13 gpt-a 7 -> 9, bert 0 -> 2 900 TFLOP/s" in found
+    assert "task_finished:gpt-c 9 no task changes 800 TFLOP/s" in found
 
 
 def test_a_long_lookup_table_stays_short():

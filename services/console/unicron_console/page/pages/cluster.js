@@ -61,7 +61,7 @@ function bigFigures() {
   const waf = tile("WAF", "waf");
   waf.box.title = "weighted achieved aggregate FLOP/s of all tasks";
   const meter = h("i");
-  const gauge = h("div", { class: "gauge", role: "meter", "aria-label": "share of the possible WAF", "aria-valuemin": "0", "aria-valuemax": "100" }, meter);
+  const gauge = h("div", { class: "gauge", role: "meter", "aria-label": "share of the expected WAF", "aria-valuemin": "0", "aria-valuemax": "100" }, meter);
   waf.box.append(gauge);
   const goodput = tile("Goodput", "goodput");
   const nodes = tile("Nodes", "nodes");
@@ -79,7 +79,7 @@ function bigFigures() {
     attr(healed.box, "class", open.length || waits ? "tile alarm" : "tile calm");
     const [amount, unit = ""] = flops(page.waf).split(" ");
     redo(waf.value, `${amount} ${unit}`, () => [h("span", null, amount), h("small", null, ` ${unit}`)]);
-    put(waf.more, page.possible_waf ? `${percent(page.waf / page.possible_waf)} of ${flops(page.possible_waf)} possible` : "of tasks whose FLOP/s are known");
+    put(waf.more, page.possible_waf ? `${percent(page.waf / page.possible_waf)} of ${flops(page.possible_waf)} expected` : "of tasks whose FLOP/s are known");
     const share = page.possible_waf ? Math.min(1, page.waf / page.possible_waf) : 0;
     meter.style.width = `${100 * share}%`;
     attr(gauge, "aria-valuenow", Math.round(share * 100));

@@ -2,7 +2,7 @@
 
 import { post } from "../api.js";
 import { attr, h, keyed, put } from "../dom.js";
-import { byNumber, count, scaled } from "../format.js";
+import { byNumber, count, flops } from "../format.js";
 import { heading, linked, section, taskLink } from "../parts.js";
 import { problem } from "../status.js";
 import { cluster } from "../store.js";
@@ -40,7 +40,7 @@ function planView(label) {
       part("event", (row) => linked(row.event), (row) => row.event, { rowHead: true, wide: true }),
       figure("workers", (row) => count(row.workers)),
       part("what changes", (row) => linked(row.changes || "nothing"), (row) => row.changes, { wide: true }),
-      figure("reward", (row) => `${scaled(row.reward)}FLOP`),
+      figure("expected", (row) => flops(row.waf)),
     ],
   });
   return { words: list, shares, next: grid.box, set(page) {
