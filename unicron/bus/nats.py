@@ -183,16 +183,19 @@ class NatsBus:
 
     async def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[Entry]:
         """Read the journal in order; see `Bus.follow`."""
-        positions = dict.fromkeys(patterns(filters), after)
+        positions, told = dict.fromkeys(patterns(filters), after), ""
         while not self._closing:
             reader = Reader(self._nc, self.tail, self._call, filters, positions)
             self._readers.add(reader)
             try:
                 await self._call(reader.open(), "reading the journal", *map(subjects.stored, filters))
+                told = ""
                 async for entry in reader.entries():
                     yield entry
             except BusUnavailableError as error:
-                log.info("%s: the journal is out of reach: %s", self._name, error)
+                if told != str(error):  # once, and not ten times a second for as long as the server is away
+                    told = str(error)
+                    log.info("%s: the journal is out of reach: %s", self._name, told)
                 await asyncio.sleep(RECONNECT_S)
             finally:
                 self._readers.discard(reader)

@@ -162,7 +162,7 @@ class Reporter:
             lasted = task.restarts and self.state.now - task.standstill.met_at - idle_s > LASTED_S
             tried = task.standstill.failed(iteration, epoch, how, lasted=lasted)
             at = iteration if iteration >= 0 else task.standstill.iteration
-            where = f"memberships in a row failed in iteration {at}"
+            where = "memberships in a row failed " + (f"in iteration {at}" if at >= 0 else "before the first iteration")
         if len(tried) < self.limits.no_progress:
             return ""
         return f"no progress: {len(tried)} {where}, the last by {'; '.join(tried[-3:])}"
