@@ -235,7 +235,7 @@ async def _service(client: Client, name: str) -> Check:
         found = await _load(client, name) if active else "no instance holds its lease"
     except UnicronError as error:
         active, found = False, str(error)
-    cure = f"start it: python -m unicron_{name}; its log says why it ended"
+    cure = f"start it: python -m unicron_{name}; where it runs, its log says what it lacks, as room on the servers' disk"
     return Check(name=name, state="ok" if active else "missing", found=found, cure="" if active else cure)
 
 
@@ -243,7 +243,7 @@ async def _nodes(client: Client) -> Check:
     try:
         status = await client.status()
     except UnicronError as error:
-        return Check(name="nodes", state="missing", found=str(error), cure="start the registry")
+        return Check(name="nodes", state="missing", found=str(error), cure="see to the registry")
     up = [view.node for view in status.nodes if view.state in {NodeState.UP, NodeState.DRAINING}]
     lost = [view.node for view in status.nodes if view.state == NodeState.LOST]
     if not up:

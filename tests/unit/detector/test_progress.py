@@ -118,8 +118,8 @@ def test_workers_that_end_one_after_the_other_before_they_have_joined_the_others
             order_into(scene, number + 1, f"w{number}")
         told += scene.exit(f"w{number}", signal=9)
     assert brief(told) == [(2, "exited_abnormally", f"w{number}") for number in range(TIMES - 1)] + ["TaskBroken"]
-    what = "memberships in a row failed before the first iteration" if ordered else "workers in a row failed to start on n1:0"
-    assert f"no progress: 4 {what}" in told[-1].reason
+    what = "memberships in a row failed before the first iteration"
+    assert f"no progress: 4 {what if ordered else 'workers in a row failed to start on n1:0'}" in told[-1].reason
 
 
 def test_a_loss_that_stays_no_number_ends_the_task(scene):
