@@ -235,7 +235,7 @@ async def _service(client: Client, name: str) -> Check:
         found = await _load(client, name) if active else "no instance holds its lease"
     except UnicronError as error:
         active, found = False, str(error)
-    cure = f"start it: python -m unicron_{name}; where it runs, its log says what it lacks, as room on the servers' disk"
+    cure = f"start it: python -m unicron_{name}; where it runs, its log says what it lacks, as room on a disk"
     return Check(name=name, state="ok" if active else "missing", found=found, cure="" if active else cure)
 
 

@@ -76,6 +76,7 @@ def up(
     key = cluster.settings().nats_nkey
     if key and folder != FOLDER:
         text += f"\nexport UNICRON_NATS_NKEY={key}   # likewise: the operator's key"
+    text += "\nnext: `unicron submit TASK.yaml` (examples/gpt/task.yaml is one), then `unicron top`"
     targets = str(cluster.targets) if metrics else ""
     done(
         text,
