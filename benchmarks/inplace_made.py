@@ -12,7 +12,8 @@ The figures count scripts. `healed` are those whose results are the plain run's,
 killed has begun again; `began_again` those with the same results where all have, `said` those of them of which the log
 says why. `in_window` are those that began again since the rank was killed between a reduced gradient and the end of the
 loop's body, when nobody could take its place. `refused` ended with the reason why they can't be healed in place,
-`ended` with another. `not_measured` fail by themselves, or were not struck. `wrong_silently` and `hung` are to be 0.
+`ended` with another. `drill_s` is the median time from a drill's end of a rank to its being made up. `not_measured`
+fail by themselves, or were not struck. `wrong_silently` and `hung` are to be 0.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import re
 import runpy
 import signal
 import socket
+import statistics
 import sys
 import tempfile
 import time
@@ -44,7 +46,7 @@ from benchmarks.output import as_json
 from benchmarks.strikes import ROOT, say
 from unicron.bootstrap import connected_client
 from unicron.client import Client
-from unicron.contracts.events import FailureDetected
+from unicron.contracts.events import TaskRecovered
 from unicron.contracts.failures import FailureStatus
 from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskSpec
 
@@ -313,13 +315,12 @@ async def judged(client: Client, cluster: Cluster, seed: int, number: int, root:
     (folder / "log").write_text(logs)
     begun = (folder / "struck" / "begun").read_text().split() if (folder / "struck" / "begun").exists() else []
     carried = OWN_CARRIER.search(logs)
-    drilled = any(
-        [
-            isinstance(each, FailureDetected) and (each.task, each.status) == (name, FailureStatus.DRILL)
-            async for _, each in client.follow(before, await client.tail())
-        ]
-    )
+    facts = [each async for _, each in client.follow(before, await client.tail()) if getattr(each, "task", "") == name]
+    drills = [at for at, each in enumerate(facts) if getattr(each, "status", None) is FailureStatus.DRILL]
+    back = [each.seconds for each in facts[drills[0] :] if isinstance(each, TaskRecovered)] if drills else []
+    drilled, drill_s = bool(drills), back[0] if back else None
     row |= {"begun": len(begun), "drilled": drilled, "named": carried[1] if carried else "", "ended": ended}
+    row |= {"drill_s": drill_s}
     if not ended:
         return row | {"verdict": "hung"}
     if ended.startswith("finished"):
@@ -358,16 +359,18 @@ def _on_cluster(root: Path) -> Iterator[Cluster]:
         cluster.stop()
 
 
-def figures(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
+def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Return how many scripts came to what."""
     counted = Counter(row["verdict"] for row in rows)
     again = [row for row in rows if row["verdict"] == "began_again"]
     unsaid = [row for row in again if not row["named"]]
+    drills = [row["drill_s"] for row in rows if row.get("drill_s")]
     return {
         "cases": len(rows),
         **{name: counted[name] for name in VERDICTS},
         "said": len(again) - len(unsaid),
         "in_window": sum(row["chosen"]["strike"] in WINDOW for row in unsaid),
+        "drill_s": round(statistics.median(drills), 3) if drills else 0.0,
     }
 
 

@@ -27,7 +27,7 @@ class Limit:
     def __init__(self) -> None:
         self.exceeded = False
         self._began: float | None = None
-        self._lock, self._watches = threading.Lock(), False
+        self._lock, self._watches, self._raised = threading.Lock(), False, False
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
@@ -45,21 +45,30 @@ class Limit:
         while True:
             try:
                 with self._lock:
-                    self._began = None
-                    _raise_in_main(None)  # what is pending is not for the script
+                    self._began, raised = None, self._raised
+                    self._raised = False
+                break
             except TooLongError:
                 continue
+        if not raised:
             return
+        try:  # it may be on its way yet, and is not for the script: this one takes its place, and is the last
+            _raise_in_main()
+            while True:
+                time.sleep(0)
+        except TooLongError:
+            pass
 
     def _watch(self) -> None:
         while True:
             time.sleep(LIMIT_S / 10)
             with self._lock:
                 if self._began is not None and time.monotonic() > self._began + LIMIT_S:
-                    self.exceeded, self._began = True, time.monotonic()
-                    _raise_in_main(TooLongError)
+                    self.exceeded = self._raised = True
+                    self._began = time.monotonic()
+                    _raise_in_main()
 
 
-def _raise_in_main(error: type[Exception] | None) -> None:
+def _raise_in_main() -> None:
     main = ctypes.c_ulong(threading.main_thread().ident or 0)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(error) if error else None)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(TooLongError))
