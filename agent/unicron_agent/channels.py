@@ -2,6 +2,10 @@
 
 import asyncio
 import logging
+import os
+import signal
+import socket
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,7 +58,7 @@ class Channels:
         try:
             hello = await _read(reader)
             if not isinstance(hello, Hello) or not self._known(hello.worker):
-                log.warning("an unknown worker knocked: %s", hello)
+                _end(writer, hello)
                 return
             name = hello.worker
             self._writers[name] = writer
@@ -69,6 +73,15 @@ class Channels:
             if self._writers.get(name) is writer:
                 del self._writers[name]
             writer.close()
+
+
+def _end(writer: asyncio.StreamWriter, said: ToAgent) -> None:
+    """End a worker that is none of this agent's: an agent that was ended as it forked it has left no record of it."""
+    peer: socket.socket = writer.get_extra_info("socket")
+    pid, user, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    log.warning("an unknown worker knocked (process %d), and nobody can order it any more: %s", pid, said)
+    if isinstance(said, Hello) and user == os.getuid() and pid != os.getpid():
+        os.kill(pid, signal.SIGKILL)
 
 
 async def _read(reader: asyncio.StreamReader) -> ToAgent:

@@ -1,5 +1,6 @@
 """Wires the agent up."""
 
+import asyncio
 import fcntl
 import os
 from collections.abc import Callable
@@ -18,9 +19,12 @@ from unicron_agent.settings import AgentSettings
 from unicron_agent.slots import find_slots
 from unicron_agent.warm import Standby, WarmStandby
 
+DYING_S = 5.0
+"""How long an agent that was killed may take to be gone."""
+
 
 async def _run(make_standby: Callable[[Path], Standby], settings: AgentSettings) -> None:
-    lock(Path(settings.run_dir))
+    await lock(Path(settings.run_dir))
     slots = find_slots(settings.slots)
     secret = token_hex()  # whoever could name a connection like ours could have this node given up
     bus = await connect(settings, f"agent.{settings.node}", secret)
@@ -32,17 +36,19 @@ async def _run(make_standby: Callable[[Path], Standby], settings: AgentSettings)
         await bus.close()
 
 
-def lock(folder: Path) -> None:
+async def lock(folder: Path) -> None:
     """Have a run folder for this process alone, for as long as it lives.
 
     Raises:
-        InvalidInputError: another agent has it.
+        InvalidInputError: another agent has it, and does not end.
     """
     folder.mkdir(parents=True, exist_ok=True)
     held = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        async with asyncio.timeout(DYING_S):  # one that was killed is not gone at once
+            while not _taken(held):
+                await asyncio.sleep(DYING_S / 50)
+    except TimeoutError:
         number = os.pread(held, 20, 0).decode(errors="replace").strip()
         os.close(held)
         raise InvalidInputError(
@@ -50,6 +56,14 @@ def lock(folder: Path) -> None:
         ) from None
     os.ftruncate(held, 0)
     os.pwrite(held, f"{os.getpid()}\n".encode(), 0)
+
+
+def _taken(held: int) -> bool:
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def main(make_standby: Callable[[Path], Standby] = WarmStandby) -> int:

@@ -1,7 +1,9 @@
 """What workers say to their agent."""
 
 import asyncio
+import signal
 import socket
+import sys
 
 from unicron_agent.channels import Channels
 
@@ -31,3 +33,12 @@ async def test_all_that_a_worker_said_is_heard_before_its_end_also_where_a_child
 
 async def test_one_that_never_connected_has_said_nothing(tmp_path):
     await Channels(lambda _: True, lambda *_: None).heard("t-1")
+
+
+async def test_a_worker_that_is_none_of_this_agent_s_is_ended(tmp_path):
+    server = await Channels(lambda _: False, lambda *_: None).serve(tmp_path / "s")
+    knocks = "import socket, sys\none = socket.socket(socket.AF_UNIX)\none.connect(sys.argv[1])\n"
+    knocks += f"one.sendall({frame(Hello(worker='t-1', pid=1))!r})\nwhile True:\n    one.recv(1)\n"
+    stray = await asyncio.create_subprocess_exec(sys.executable, "-c", knocks, str(tmp_path / "s"))
+    assert await stray.wait() == -signal.SIGKILL
+    server.close()
