@@ -348,6 +348,9 @@ class RegistryCore(Core):
         view = self.state.tasks.get(fact.task)
         if view is not None and not view.state.ended and any(each.node == fact.node for each in view.members):
             self._update(fact.task, drill=fact.outcome)
+            if fact.problem:
+                text = f"whenever task {fact.task} loses a rank, all its ranks begin again: in its drill {fact.outcome}"
+                return [Alert(text=text, task=fact.task)]
         return []
 
     def _share(self, task: str) -> TaskShare:

@@ -500,11 +500,12 @@ def test_who_saves_and_where_copies_are_is_told_until_it_is_no_longer_so(running
 
 
 def test_what_came_of_a_drill_is_told_as_a_node_of_the_task_says(running):
+    at = {"slot": 0, "task": "gpt", "worker": "w", "iteration": 2, "rank": 1}
     for node, problem in (("node-1", ""), ("elsewhere", "a lie")):
-        running.handle(
-            events.ScriptDrilled(node=node, slot=0, task="gpt", worker="w", iteration=2, rank=1, problem=problem)
-        )
+        assert running.handle(events.ScriptDrilled(node=node, **at, problem=problem)) == []
     assert task(running).drill.startswith("another process has taken the place of rank 1")
+    [alert] = running.handle(events.ScriptDrilled(node="node-1", **at, problem="it has a lock"))
+    assert alert.text.startswith("whenever task gpt loses a rank, all its ranks begin again: in its drill another")
 
 
 def test_news_of_unknown_tasks_and_other_facts_change_nothing(registry):
