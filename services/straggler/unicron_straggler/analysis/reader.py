@@ -111,8 +111,9 @@ def read_chrome(path: Path, meta: Meta) -> Trace:
     except OSError as error:
         raise InvalidInputError(f"{path} can't be read: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        why = f"an event has no {error.args[0]}" if isinstance(error, KeyError) else shown(error)
         raise InvalidInputError(
-            f"{path} is no chrome trace of NDTimeline ({shown(error)}): each complete event needs name, ts, dur, "
+            f"{path} is no chrome trace of NDTimeline ({why}): each complete event needs name, ts, dur, "
             "pid, and rank, step and pp in args"
         ) from error
     names: dict[str, int] = {}
