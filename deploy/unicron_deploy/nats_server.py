@@ -20,6 +20,9 @@ from unicron_deploy import rights
 START_S = 10.0
 """How long a starting server may take to answer."""
 
+DYING_S = 1.0
+"""How long the port of one that was killed may be taken still."""
+
 
 GREETING_BYTES = 64 * 1024
 """A server tells a client first what it is, in one line."""
@@ -259,15 +262,21 @@ class NatsServer:
         self._process = None
 
     def _check_port(self) -> None:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((self.host, self.port))
-            except OSError as error:
-                raise InvalidInputError(
-                    f"port {self.port} on {self.host} can't be used for NATS: {error.strerror}; "
-                    "stop what listens there or choose another port"
-                ) from error
+        deadline = time.monotonic() + DYING_S
+        while True:
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((self.host, self.port))
+                except OSError as error:
+                    if time.monotonic() < deadline:  # of a server that was killed some threads may be about to end
+                        time.sleep(DYING_S / 20)
+                        continue
+                    raise InvalidInputError(
+                        f"port {self.port} on {self.host} can't be used for NATS: {error.strerror}; "
+                        "stop what listens there or choose another port"
+                    ) from error
+            return
 
     def _answers(self, name: str) -> bool:
         """Whether the server called `name` greets whoever connects."""
