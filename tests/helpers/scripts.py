@@ -245,6 +245,8 @@ SPREAD = """
         for number, (x, y) in enumerate(loader):
             gate.at(epoch, number, rank=rank)
             ends = number % 2 == 1
+            if not ends:
+                optimizer.zero_grad()  # here, so that snapshots come while there are gradients
             model.set_requires_gradient_sync(ends)
             loss = (model(x) - y).square().mean()
             loss.backward()
@@ -253,7 +255,6 @@ SPREAD = """
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 schedule.step()
-                optimizer.zero_grad()
                 open("begun", "w").close()
     whole = {name: each.full_tensor() for name, each in model.state_dict().items()}
     total = torch.tensor(seen)

@@ -14,6 +14,7 @@ import torch
 
 from unicron.errors import InvalidInputError
 from unicron.train.heard import Heard, Results
+from unicron.train.injected import InjectedFault
 from unicron.train.instrument import LIBRARIES, NAME
 from unicron.train.kinds import NotCarriedError
 from unicron.train.limit import Limit
@@ -268,7 +269,10 @@ class Loops:
                     snapshot = self._heap.snapshot(spaces, never, gradients=leaves and accumulates, zeroed=self.zeroed)
                     if self._nested.get(at.place, True):  # it takes long
                         self._heap.note(spaces)
-            except NotCarriedError as error:
+            except InjectedFault:
+                raise
+            except Exception as raised:  # noqa: BLE001 whatever a script's objects raise, it goes on without a snapshot
+                error = raised if isinstance(raised, NotCarriedError) else NotCarriedError(repr(raised))
                 if self._limit.exceeded:  # it would in each iteration
                     self._too_slow = error
                 if not needed:

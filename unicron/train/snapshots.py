@@ -22,6 +22,7 @@ from unicron.train.kinds import ATTRIBUTES, OPTIMIZER, Kind, NotCarriedError
 from unicron.train.objects import INLINE, OPAQUE, POSITION, Opaque, is_same, kind_of, moves, raw, unraw
 from unicron.train.pickling import Key, Pickler, Unpickler
 from unicron.train.randomness import generators, set_generators
+from unicron.train.shards import as_shard_of, local
 
 MOST_OBJECTS = 200_000
 """Numbered; a script with more holds data in many small objects, and looking at each in each iteration takes long."""
@@ -137,7 +138,7 @@ class Heap:
     @property
     def gradient_bytes(self) -> int:
         """Bytes of the gradients that there are."""
-        return sum(each.grad.nbytes for each in self._parameters if each.grad is not None)
+        return sum(local(each.grad).nbytes for each in self._parameters if each.grad is not None)
 
     def number(self, spaces: Mapping[str, Variables], level: str = "") -> None:
         """Number what is there and has no key yet: what the script has made before a loop begins.
@@ -256,9 +257,9 @@ class Heap:
             variables.append((name, known, names))
         there = [each.grad for each in self._parameters]
         if gradients:
-            summed: list[Any] = [each if each is None else _apart(each) for each in there]
+            summed: list[Any] = [each if each is None else _apart(local(each)) for each in there]
         else:
-            summed = [each is not None and (not zeroed or bool(each.any())) for each in there]
+            summed = [each is not None and (not zeroed or bool(local(each).any())) for each in there]
         whole = variables, entries, generators(), gradients, summed
         try:
             return self.packed(whole)
@@ -342,7 +343,8 @@ class Heap:
         self.lacking = []
         for parameter, one in zip(self._parameters, summed, strict=False):
             if gradients:
-                parameter.grad = None if one is None else unraw(*one).to(parameter.device)
+                whole = None if one is None else unraw(*one).to(parameter.device)
+                parameter.grad = None if whole is None else as_shard_of(whole, parameter)
             elif one:
                 self.lacking.append(parameter)
                 parameter.grad = torch.full_like(parameter, torch.nan)

@@ -192,6 +192,11 @@ def test_what_never_comes_to_an_end_is_named_once(monkeypatch):
     assert not watched.loops._limit._began
 
 
+def test_whatever_goes_wrong_in_a_snapshot_the_script_goes_on(monkeypatch):
+    monkeypatch.setattr(Heap, "snapshot", lambda *_, **__: {}["a"])
+    assert str(last("", "pass")) == "KeyError('a')"
+
+
 def test_variables_that_are_set_before_they_are_read_or_can_not_be_carried_are_left_out():
     record = last("keep = 1", "log = threading.Lock(); big = torch.zeros(3 << 20); keep += 1")
     assert isinstance(record, Record)
