@@ -264,21 +264,12 @@ class AgentCore:
             self._paced_s = message.heartbeat_s
             if isinstance(message, NodeAdmitted) and (off := clock_off(self._joined_at, message.at, entry.at)):
                 return self._leave(off)
-        if isinstance(message, NodeAdmitted) and self._is_replaced(message, entry.sequence):
-            return self._leave(
-                f"another agent has joined as {self.node}: give each node a name and an agent of its own"
-            )
         if isinstance(message, FailureDetected) and (message.node, message.method) == (
             self.node,
             DetectionMethod.NODE_HEALTH,
         ):
             self.given_up = entry.sequence  # for what happens on it, a node is not to come back by itself
         return self._rejoin_if_given_up()
-
-    def _is_replaced(self, admitted: NodeAdmitted, sequence: int) -> bool:
-        """Return whether another agent has joined as this node since this one did: nobody orders this one any more."""
-        own = admitted.incarnation.startswith(f"{self._boot}.")
-        return admitted.node == self.node and not own and self.joined is not None and sequence > self.joined
 
     def _switch(self, switched: RecordingSwitched) -> Out:
         """Have the workers of a task record another share of their iterations."""

@@ -722,17 +722,6 @@ def test_a_worker_that_is_to_wait_starts_later_or_never():
     assert begun == [[], ["a"], []]
 
 
-@pytest.mark.parametrize(("boot", "sequence", "left"), [("other", 9, True), ("other", 1, False), ("b", 9, False)])
-def test_an_agent_ends_where_another_has_joined_as_its_node_since(boot, sequence, left):
-    scene = AgentHarness()
-    scene.feed(Published(msgspec.structs.replace(CARD, incarnation="b.1", at=1.0), 5))
-    message = events.NodeAdmitted(node="n1", incarnation=f"{boot}.1", host="h", slots=CARD.slots, id="m1")
-    message = msgspec.structs.replace(message, source="registry")
-    scene.feed(EntryRead(sequence, subjects.of(message), codec.encode(message), 1.0))
-    assert scene.core.left == left
-    assert ("another agent has joined as n1" in scene.core.fault) == left
-
-
 def test_of_the_workers_that_outlived_an_agent_those_in_slots_that_are_gone_are_ended():
     scene = AgentHarness()
     assert scene.feed(Adopted([running("a", 0), running("b", 2)])) == [Kill("b")]
