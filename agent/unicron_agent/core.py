@@ -262,7 +262,9 @@ class AgentCore:
             return self._heed(message)
         if isinstance(message, NodeAdmitted | NodePaced) and message.incarnation == self.incarnation:
             self._paced_s = message.heartbeat_s
-            if isinstance(message, NodeAdmitted) and (off := clock_off(self._joined_at, message.at, entry.at)):
+            # only a node that is new and idle: where the registry's clock is wrong, all would end their workers
+            fresh = isinstance(message, NodeAdmitted) and self._joins == 1 and not self.workers
+            if fresh and (off := clock_off(self._joined_at, message.at, entry.at)):
                 return self._leave(off)
         if isinstance(message, FailureDetected) and (message.node, message.method) == (
             self.node,

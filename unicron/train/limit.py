@@ -17,7 +17,7 @@ class TooLongError(Exception):
         super().__init__(f"copying it takes more than {LIMIT_S:g} s")
 
 
-class Limit:
+class TimeLimit:
     """Raises `TooLongError` in the main thread, every `LIMIT_S` for as long as it stays inside.
 
     Attributes:
@@ -31,7 +31,7 @@ class Limit:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Limit what is done inside."""
+        """TimeLimit what is done inside."""
         if not self._watches:
             self._watches = True
             threading.Thread(target=self._watch, daemon=True).start()

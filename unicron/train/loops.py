@@ -17,7 +17,7 @@ from unicron.train.heard import Heard, Results
 from unicron.train.injected import InjectedFault
 from unicron.train.instrument import LIBRARIES, NAME
 from unicron.train.kinds import NotCarriedError
-from unicron.train.limit import Limit
+from unicron.train.limit import TimeLimit
 from unicron.train.objects import Call
 from unicron.train.points import Point, Points, known
 from unicron.train.positions import RUNNING, Counted
@@ -71,7 +71,7 @@ class Loops:
         self._taken, self._versions, self._changes = False, 0, set[str]()
         self.behind = self.accumulates = self.zeroed = self._keeps = False
         self.closed = ""
-        self._limit, self._too_slow = Limit(), None
+        self._limit, self._too_slow = TimeLimit(), None
         seed(rank)
 
     _too_slow: NotCarriedError | None

@@ -66,7 +66,7 @@ class Parallel(DistributedDataParallel):
 
     Attributes:
         rank: of the script that makes it.
-        buffers_were: what tells apart the buffers that this rank had when all had them alike last; None before that.
+        buffers_digest: digest of the buffers that this rank had when all ranks were given them last; None before that.
         reduced: parameters whose gradients are: those that required one as it was made, though they be frozen later.
     """
 
@@ -91,7 +91,7 @@ class Parallel(DistributedDataParallel):
         buffers = module.buffers() if synced is not None or older is not False else ()
         shared = given.get("init_sync", True)
         self.rank.made(self, [*module.parameters(), *buffers] if shared else [])
-        self.buffers_were = mark(module) if shared else None
+        self.buffers_digest = digest_of_buffers(module) if shared else None
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the model."""
@@ -123,8 +123,8 @@ class Parallel(DistributedDataParallel):
         torch.nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
 
 
-def mark(module: torch.nn.Module) -> int:
-    """Return what tells apart what the buffers of a model are."""
+def digest_of_buffers(module: torch.nn.Module) -> int:
+    """Return a digest of the buffers of a model."""
     found = 0
     for each in module.buffers():
         found = zlib.crc32(each.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, found)

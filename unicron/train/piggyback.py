@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from unicron.errors import DrillFailedError, InvalidInputError
 from unicron.train.objects import LARGE_BYTES
-from unicron.train.parallel import CURE, Parallel, mark
+from unicron.train.parallel import CURE, Parallel, digest_of_buffers
 
 WORDS = {torch.float64: torch.int32, torch.float32: torch.int16}
 """By the precision of the gradient, integers that it holds exactly; in any other it is those of one byte."""
@@ -48,11 +48,11 @@ class Buffers:
     @property
     def moved(self) -> bool:
         """Whether they have changed since gradients were reduced, so that what went along with these is old."""
-        return self.model.buffers_were != mark(self.model.module)
+        return self.model.buffers_digest != digest_of_buffers(self.model.module)
 
     def note(self) -> None:
         """Note what they are on this rank: this goes with the script's snapshot."""
-        self.model.buffers_were = mark(self.model.module)
+        self.model.buffers_digest = digest_of_buffers(self.model.module)
 
     def broadcast(self) -> None:
         """Have those that the first rank has now, as torch does in each forward pass.
@@ -142,7 +142,7 @@ class Piggyback:
         shared = {each.data_ptr() for each in tensors}
         for buffers in self._synced:
             if any(each.data_ptr() in shared for each in buffers.model.module.buffers()):
-                buffers.model.buffers_were = None
+                buffers.model.buffers_digest = None
 
     def begin(self) -> None:
         """Keep what all is as an iteration begins: who comes later begins it, too."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from unicron.train.injected import InjectedFault
 from unicron.train.instrument import NAME
 from unicron.train.kinds import ATTRIBUTES, OPTIMIZER, Kind, NotCarriedError
 from unicron.train.objects import INLINE, OPAQUE, POSITION, Opaque, is_same, kind_of, moves, raw, unraw
@@ -263,6 +264,8 @@ class Heap:
         whole = variables, entries, generators(), gradients, summed
         try:
             return self.packed(whole)
+        except InjectedFault:
+            raise
         except TooLargeError as error:
             raise NotCarriedError(str(error)) from None
         except Exception as error:

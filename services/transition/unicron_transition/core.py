@@ -301,7 +301,7 @@ class TransitionCore(Core):
         reason = f"iteration {fact.iteration} from {fact.copies} is no good: {fact.reason}"
         run.recovers(fact.at, reason)
         out = list[Message]()
-        if fact.uncarried:
+        if fact.uncarried and run.restarts:
             run.uncarried, out = fact.reason[:LONGEST_CAUSE], drop_saved(self.state, run)
         return out + self._settle([fact.task]) + move(self.state, run, Cause.FAILURE, reason)
 

@@ -700,8 +700,12 @@ def test_what_a_worker_saved_that_gives_its_state_up_is_removed_and_nothing_save
         (0.0, 880.0, 1000.2, "120 s ahead of the registry's"),
     ],
 )
-def test_a_node_whose_clock_is_off_leaves_as_it_is_admitted_and_says_why(joined, admitted, read, told):
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_new_node_whose_clock_is_off_leaves_as_it_is_admitted_and_says_why(busy, joined, admitted, read, told):
     scene = AgentHarness()
+    if busy:
+        scene.run()
+    told = "" if busy else told
     if joined:
         scene.feed(Published(msgspec.structs.replace(CARD, incarnation="b.1", at=joined), 1))
     card = {"node": "n1", "incarnation": "b.1", "host": "h", "slots": CARD.slots}
