@@ -22,6 +22,11 @@ def single_thread() -> dict[str, str]:
     return {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 
 
+WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Variables with which torch, asked whether there is a GPU, says no and leaves CUDA alone. Where a process has so much
+as counted GPUs by it, none that it forks can use one. Workers have `CUDA_VISIBLE_DEVICES` of their own."""
+
+
 class Standby(Protocol):
     """What forks processes for a node."""
 
@@ -73,7 +78,7 @@ class WarmStandby:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            env={**os.environ, **single_thread()},
+            env={**os.environ, **single_thread(), **WITHOUT_GPU},
         )
 
     async def fork(self, request: dict[str, Any]) -> int:

@@ -2,7 +2,7 @@
 
 gloo has no abort. What wakes every call that is blocked, whether its peer died or only stopped, is shutting down the
 group's own TCP connections from another thread. There is no interface that names them, so they are found as the
-sockets that appeared while the groups were formed. NCCL has an abort of its own.
+sockets that appeared while the groups were formed. Of NCCL see `unicron.train.nccl`.
 """
 
 import atexit
@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,13 @@ import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Store, Work
 
 from unicron.errors import GroupBrokenError
-
-FOREVER = timedelta(minutes=30)
-"""Nobody waits for a timeout: blocked calls are woken."""
+from unicron.train import nccl
 
 CONNECT = timedelta(seconds=10)
 """For gloo's mesh, once all ranks have met."""
 
 TCP = frozenset({socket.AF_INET, socket.AF_INET6})
 POLL = timedelta(seconds=0.05)
-GPU_POLL_S = 0.0002
 GIVE_UP_S = 0.15
 """How long an interrupted call may take to come back, before it is abandoned."""
 
@@ -50,6 +47,7 @@ class Connections:
     Attributes:
         epoch: of the membership that they were formed for; -1 before the first.
         cut_at: monotonic seconds when they were cut; None while they are in order.
+        error: of NCCL, for which they were; empty where there was none.
     """
 
     def __init__(self) -> None:
@@ -58,22 +56,48 @@ class Connections:
         self._own: frozenset[str] | None = frozenset()
         self._backends: list[Any] = []
         self._dropping: threading.Thread | None = None
-        self._on_gpu = False
+        self._communicators: list[nccl.Communicator] = []
+        self._left: list[nccl.Communicator] = []
+        self._watching: threading.Thread | None = None
         atexit.register(self._close)
         self.epoch = -1
         self.cut_at: float | None = None
+        self.error = ""
 
     @contextlib.contextmanager
     def forming(self, epoch: int) -> Iterator[None]:
         """Count what is connected in this context to them; older ones are forgotten."""
         with self._lock:
             self.epoch = epoch
-            self._older, self._own, self.cut_at = frozenset(_sockets()), None, None
+            self._older, self._own, self.cut_at, self.error = frozenset(_sockets()), None, None, ""
             # gloo takes 20 ms to take a group down, which nobody needs to wait for
             self._drop(self._backends)
             self._backends = []
+            self._left += self._communicators
+            self._communicators = []
+            for each in self._left:
+                each.revoke()
+        if self._left:
+            nccl.end_groups()
         with self.more():
             yield
+
+    @contextlib.contextmanager
+    def met(self) -> Iterator[None]:
+        """Connect in this context, in which no rank is within a collective of older groups any more: these are freed.
+
+        Where NCCL does not free them this process ends, and another takes its place.
+        """
+        left, self._left = self._left, []
+        if left:
+            nccl.await_stream(lambda: False)  # kernels that were not interrupted end first, however long they take
+        aborts = nccl.aborting(left)
+        try:
+            yield
+        finally:
+            if not nccl.all_ended(aborts):
+                print(f"unicron: NCCL did not abort in {nccl.ABORT_S:.0f} s, so this worker ends", flush=True)  # noqa: T201
+                os._exit(1)
 
     @contextlib.contextmanager
     def more(self) -> Iterator[None]:
@@ -95,28 +119,76 @@ class Connections:
             self._dropping.start()
 
     def _close(self) -> None:
-        """See the groups off before the interpreter ends: gloo's threads free Python's objects."""
+        """See the groups off before the interpreter ends: gloo's threads free Python's objects, NCCL's would warn."""
+        with self._lock:
+            aborts = nccl.aborting([*self._left, *self._communicators])
+            self._left, self._communicators = [], []
+        nccl.all_ended(aborts)
         for backends in ([], self._backends):  # those that are on their way, then the last
             self._drop(backends)
             if self._dropping is not None:
                 self._dropping.join(CONNECT.total_seconds())
 
-    def connect(self, device: torch.device, store: Store, rank: int, size: int) -> Any:
-        """Make a process group's backend, in a thread that can be left behind.
-
-        Who waits for a peer to connect has no connection yet that could be shut down: an interrupted rank goes on
-        without it, and the thread ends with its timeout.
+    def connect(self, store: Store, rank: int, size: int) -> Any:
+        """Make a backend of gloo's, which sends what is in this machine's own memory.
 
         Raises:
             GroupBrokenError: interrupted by `cut_below`, or a peer was lost.
         """
-        self._on_gpu = device.type == "cuda"
+        made = self._connected(lambda: backend(store, rank, size))
+        self._backends.append(made)
+        return made
+
+    def connect_streams(self, device: torch.device, store: Store, rank: int, size: int) -> Any:
+        """Make a backend of NCCL's, and watch over it.
+
+        Raises:
+            GroupBrokenError: interrupted by `cut_below`, or a peer was lost.
+        """
+        nccl.prepare()
+        made = self._connected(lambda: nccl.Communicator(store, rank, size, device))
+        with self._lock:
+            self._communicators.append(made)
+            if self.cut_at is not None:
+                made.revoke()
+        if self._watching is None:
+            self._watching = threading.Thread(target=self._watch, name="unicron-nccl", daemon=True)
+            self._watching.start()
+        return made.group
+
+    def _watch(self) -> None:
+        """Interrupt all of them where one of NCCL's meets an error: kernels would wait for ever, and nobody be told."""
+        while True:
+            time.sleep(nccl.WATCH_S)
+            with self._lock:
+                errors = [each.error for each in self._communicators if self.cut_at is None]
+            if error := next(filter(None, errors), ""):
+                self.error = error
+                self.cut_below(self.epoch + 1)
+
+    def settle(self) -> None:
+        """Wait until the GPU is through with all that was enqueued.
+
+        Raises:
+            GroupBrokenError: they were interrupted meanwhile, so it may not be what it should.
+        """
+        try:
+            nccl.await_stream(lambda: self.cut_at is not None)
+        except GroupBrokenError as error:
+            raise GroupBrokenError(self.error or str(error)) from error
+
+    def _connected(self, connect: Callable[[], Any]) -> Any:
+        """Return what connects, in a thread that can be left behind.
+
+        Who waits for a peer to connect has no connection yet that could be shut down: an interrupted rank goes on
+        without it, and the thread ends with its timeout.
+        """
         made: list[Any] = []
         failed: list[RuntimeError] = []
 
         def make() -> None:
             try:
-                made.append(backend(device, store, rank, size))
+                made.append(connect())
             except RuntimeError as error:
                 failed.append(error)
 
@@ -128,7 +200,6 @@ class Connections:
                 raise GroupBrokenError("interrupted while the group was being formed")
         if failed:
             raise GroupBrokenError(str(failed[0])) from failed[0]
-        self._backends += made
         return made[0]
 
     def cut_below(self, epoch: int) -> bool:
@@ -137,10 +208,8 @@ class Connections:
             if self.epoch < 0 or self.epoch >= epoch:
                 return False
             self.cut_at = self.cut_at or time.monotonic()
-            for each in self._backends:
-                if hasattr(each, "abort") and not isinstance(each, ProcessGroupGloo):
-                    with contextlib.suppress(RuntimeError):
-                        each.abort()
+            for each in self._communicators:
+                each.revoke()
             for inode, descriptor in _sockets().items():
                 # while they form nobody can tell which are theirs; later the program may have opened others
                 if inode in self._own if self._own is not None else inode not in self._older:
@@ -157,9 +226,6 @@ class Connections:
         Raises:
             GroupBrokenError: it failed.
         """
-        if self._on_gpu:
-            self._finish_on_gpu(work)
-            return
         try:
             while not self._has_ended(work):
                 pass
@@ -169,23 +235,6 @@ class Connections:
             if isinstance(error, RuntimeError):
                 raise GroupBrokenError(str(error)) from error
             raise
-
-    def _finish_on_gpu(self, work: Work) -> None:
-        """Wait until the GPU is through with a collective.
-
-        A time limit on NCCL's `wait` would abort the group when it is over; without one `wait` only puts what comes
-        later behind the collective. One that was aborted ends as if it had gone well, with anything in its tensors.
-        """
-        try:
-            work.wait()
-            ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ended.record()
-            while not ended.query():  # type: ignore[no-untyped-call]
-                time.sleep(GPU_POLL_S)
-        except RuntimeError as error:
-            raise GroupBrokenError(str(error)) from error
-        if self.cut_at is not None:
-            raise GroupBrokenError("a collective was interrupted")
 
     def _has_ended(self, work: Work) -> bool:
         try:
@@ -227,20 +276,14 @@ class Connections:
         return self.cut_at is not None and time.monotonic() - self.cut_at >= GIVE_UP_S
 
 
-def backend(device: torch.device, store: Store, rank: int, size: int) -> Any:
-    """Return a backend of torch for a group that meets at `store`: NCCL for GPUs, else gloo.
+def backend(store: Store, rank: int, size: int) -> ProcessGroupGloo:
+    """Return a backend of gloo for a group that meets at `store`.
 
     Raises:
         RuntimeError: a peer did not come, or left.
     """
-    if device.type == "cuda":
-        from torch._C._distributed_c10d import ProcessGroupNCCL  # noqa: PLC0415 only builds with CUDA have it
-
-        options = ProcessGroupNCCL.Options()
-        options._timeout = FOREVER  # noqa: SLF001 torch has no other name for it
-        return ProcessGroupNCCL(store, rank, size, options)
     group = ProcessGroupGloo(store, rank, size, timeout=CONNECT)
-    group._set_default_timeout(FOREVER)  # noqa: SLF001 likewise
+    group._set_default_timeout(nccl.FOREVER)  # noqa: SLF001 torch has no other name for it
     return group
 
 

@@ -1,4 +1,7 @@
-"""The process groups of the current membership, over which replicas sum their gradients."""
+"""The process groups of the current membership, over which replicas sum their gradients.
+
+What ranks tell each other goes by way of their processors: nothing on a GPU has to be waited for to know it.
+"""
 
 import atexit
 import sys
@@ -6,11 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import Work
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Work
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import Membership
 from unicron.errors import GroupBrokenError
+from unicron.train import nccl
 from unicron.train.connections import Connections
 from unicron.train.rendezvous import Rendezvous
 from unicron.train.traffic import Traffic
@@ -25,12 +30,18 @@ class Group:
     Args:
         device: of what is reduced.
         traffic: of this worker, to note what is sent.
+
+    Attributes:
+        on_streams: a collective of gradients is only enqueued when it returns. What it gives is right once all ranks
+            have confirmed so.
     """
 
     def __init__(self, device: torch.device, traffic: Traffic | None = None) -> None:
         self._device, self._traffic = device, traffic or Traffic()
+        self.on_streams = nccl.on_streams(device)
         self._connections = Connections()
         self._everybody: Any = None
+        self._peers: Any = None
         self._replicas: Any = None
         self._stores: list[Rendezvous] = []  # torch does not keep them
         self._layout, self._size = ParallelLayout(), 1
@@ -55,11 +66,18 @@ class Group:
             store.set(f"here-{rank}", "")
             store.wait([f"here-{other}" for other in range(membership.world_size)])
             connect = self._connections.connect
-            self._everybody = self._replicas = connect(self._device, store, rank, membership.world_size)
+            self._everybody = self._peers = connect(store, rank, membership.world_size)
             seat = membership.seat
+            place = (rank, membership.world_size) if seat is None else (seat.replica, self._layout.replicas)
             if self._layout.replica_workers > 1 and seat is not None:
                 store = self._meet(membership, f"-place-{seat.place}")
-                self._replicas = connect(self._device, store, seat.replica, self._layout.replicas)
+                self._peers = connect(store, *place)
+            self._replicas = self._peers
+            if self.on_streams:
+                with self._connections.met():
+                    if seat is not None and self._layout.replicas > 1:
+                        streams = PrefixStore("streams", store)
+                        self._replicas = self._connections.connect_streams(self._device, streams, *place)
 
     def _meet(self, membership: Membership, part: str = "") -> Rendezvous:
         store = Rendezvous(membership, part)
@@ -68,7 +86,7 @@ class Group:
 
     def leave(self) -> None:
         """Give up the groups, whatever state they are in."""
-        self._everybody = self._replicas = None
+        self._everybody = self._peers = self._replicas = None
         self._stores = []
 
     def _close(self) -> None:
@@ -91,12 +109,30 @@ class Group:
         )
 
     def finish(self, work: Work) -> None:
-        """Wait for what was begun in the group of replicas.
+        """Wait for what was begun in the group of replicas; on streams, have what is enqueued later wait for it.
 
         Raises:
             GroupBrokenError: the group broke.
         """
-        self._finish(work, self._replicas)
+        if not self.on_streams:
+            self._finish(work, self._replicas)
+            return
+        try:
+            nccl.enqueued(work)
+        finally:
+            self._traffic.ends()
+
+    def confirm(self) -> None:
+        """Wait until all ranks with this rank's place say that what they have enqueued came to its end.
+
+        Only then is what collectives on streams gave what it should be, here and there.
+
+        Raises:
+            GroupBrokenError: the group broke, and it may not be.
+        """
+        if self.on_streams:
+            self._connections.settle()
+            self.meet()
 
     def meet(self) -> None:
         """Wait until all ranks with this rank's place are here.
@@ -104,8 +140,8 @@ class Group:
         Raises:
             GroupBrokenError: the group broke.
         """
-        if (work := self.begin_all_reduce(torch.zeros(1, device=self._device))) is not None:
-            self.finish(work)
+        if self._layout.replicas > 1:
+            self._wait(self._peers, lambda group: group.allreduce([torch.zeros(1)]))
 
     def broadcast(self, tensor: torch.Tensor, replica: int) -> None:
         """Fill `tensor` with what the rank of `replica` with this rank's place has in it.
@@ -114,7 +150,7 @@ class Group:
             GroupBrokenError: the group broke.
         """
         if self._layout.replicas > 1:
-            self._wait(self._replicas, lambda group: group.broadcast(tensor, replica))
+            self.finish(self._begin(self._replicas, lambda group: group.broadcast(tensor, replica)))
 
     def tally(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
         """Return the numbers of every replica's rank with this rank's place, 64 bits each.
@@ -122,9 +158,9 @@ class Group:
         Raises:
             GroupBrokenError: the group broke.
         """
-        row = torch.tensor([*numbers], dtype=torch.int64, device=self._device)
+        row = torch.tensor([*numbers], dtype=torch.int64)
         rows = [torch.empty_like(row) for _ in range(self._layout.replicas)]
-        self._wait(self._replicas, lambda group: group.allgather(rows, row))
+        self._wait(self._peers, lambda group: group.allgather(rows, row))
         return [tuple(each.tolist()) for each in rows]
 
     def gather(self, data: bytes) -> list[bytes]:
@@ -138,10 +174,9 @@ class Group:
         return [bytes(row[:size].tolist()) for row, size in zip(self._all_gather(row), sizes, strict=True)]
 
     def _all_gather(self, row: torch.Tensor) -> list[torch.Tensor]:
-        row = row.to(self._device)
         rows = [torch.empty_like(row) for _ in range(self._size)]
         self._wait(self._everybody, lambda group: group.allgather(rows, row))
-        return [other.cpu() for other in rows]
+        return rows
 
     def _wait(self, group: Any, begin: Callable[[Any], Work]) -> None:
         """Do a collective."""
@@ -161,4 +196,6 @@ class Group:
             return begin(group)
         except RuntimeError as error:
             self._traffic.ends()
+            if self.on_streams and not isinstance(error, dist.DistError | GroupBrokenError):
+                raise  # of the GPU
             raise GroupBrokenError(str(error)) from error

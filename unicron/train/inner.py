@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import GroupBrokenError, InvalidInputError
+from unicron.train import nccl
 from unicron.train.connections import Connections, backend
 from unicron.train.traffic import Traffic
 
@@ -218,12 +219,15 @@ class InnerGroups:
         self.device, self._traffic = device, traffic or Traffic()
         self.broken = self.muted = self.strict = False
         self.place, self._size = place, layout.replica_workers
+        self.on_streams = nccl.on_streams(device)
         self._connections = Connections()
+        self._processors: dict[tuple[int, ...], Any] = {}
         self._groups: list[Switched] = []
         self._stores: list[Store] = []  # torch does not keep them
         dist.Backend.register_backend(NAME, self._create, extended_api=True, devices=["cpu", "cuda"])
         dist.init_process_group(NAME, rank=place, world_size=self._size, store=HashStore())
-        if device.type == "cuda":
+        if self.on_streams:
+            nccl.prepare()
             dist.batch_isend_irecv = c10d.batch_isend_irecv = functools.partial(_batch, c10d.batch_isend_irecv)
         shape = (layout.pipeline, layout.shard, layout.tensor)
         self.mesh: DeviceMesh = init_device_mesh(device.type, shape, mesh_dim_names=DIMENSIONS)
@@ -232,7 +236,7 @@ class InnerGroups:
         rank, size = options.group_rank, options.group_size
         group = Switched(self, tuple(options.global_ranks_in_group) or tuple(range(size)), rank, size)
         if size == 1:  # nobody can break it
-            group.fill(_container(self.device, backend(self.device, HashStore(), rank, size), rank, size))
+            group.fill(_container(self.device, self._alone(), rank, size))
         elif self.strict and self.epoch >= 0:  # these ranks meet no other time
             with self._connections.more():
                 twin = next((each.inside for each in self._groups if each.places == group.places), None)
@@ -240,9 +244,16 @@ class InnerGroups:
         self._groups.append(group)
         return group
 
+    def _alone(self) -> Any:
+        where = HashStore(), 0, 1
+        return nccl.Communicator(*where, self.device).group if self.on_streams else backend(*where)
+
     def _made(self, group: Switched, store: Store) -> ProcessGroup:
-        where = PrefixStore("-".join(map(str, group.places)), store), group.rank(), group.size()
-        return _container(self.device, self._connections.connect(self.device, *where), *where[1:])
+        where, seat = PrefixStore("-".join(map(str, group.places)), store), (group.rank(), group.size())
+        made = self._processors[group.places] = self._connections.connect(where, *seat)
+        if self.on_streams:
+            made = self._connections.connect_streams(self.device, PrefixStore("streams", where), *seat)
+        return _container(self.device, made, *seat)
 
     def has(self, inside: ProcessGroup) -> bool:
         """Return whether this is inside of a group."""
@@ -277,10 +288,11 @@ class InnerGroups:
             store.set(f"here-{self.place}", "")
             store.wait([f"here-{other}" for other in range(self._size)])
             made: dict[tuple[int, ...], ProcessGroup] = {}  # groups of the same ranks share what is inside of them
-            for group in (each for each in self._groups if each.size() > 1):
-                if group.places not in made:
-                    made[group.places] = self._made(group, store)
-                group.fill(made[group.places])
+            with self._connections.met():
+                for group in (each for each in self._groups if each.size() > 1):
+                    if group.places not in made:
+                        made[group.places] = self._made(group, store)
+                    group.fill(made[group.places])
         # a list of operations that an interrupted batch left behind would swallow later collectives
         c10d._world.pg_coalesce_state.clear()  # noqa: SLF001 torch has no finally there
 
@@ -310,13 +322,15 @@ class InnerGroups:
             work = getattr(inside, name)(*arguments, **named)
         except RuntimeError as error:
             self._traffic.ends()
+            if self.on_streams and not isinstance(error, dist.DistError):
+                raise  # of the GPU, or of what the script has given
             self._break(error)
             return Work()
         if work is None:
             self._traffic.ends()
             return Work()
         finish: Callable[[Any, Any], None] = self._connections.finish
-        if self.device.type == "cuda":  # waiting only orders streams, and must not hold the processor up
+        if self.on_streams:
             finish = _enqueued
         elif name in TRANSFERS:
             finish = self._connections.finish_transfer
@@ -344,19 +358,53 @@ class InnerGroups:
                 group.empty()
 
     def gather(self, numbers: Sequence[float]) -> list[tuple[float, ...]]:
-        """Return what every rank of the replica gives, by place.
+        """Return what every rank of the replica gives, by place. Their processors tell each other, no GPU takes part.
 
         Raises:
             GroupBrokenError: the replica's groups are not formed, or broke.
         """
         # one more than given: for an empty tensor gloo waits for nobody, and to have waited is what this is for
-        own = torch.tensor([*numbers, 0.0], dtype=torch.float64, device=self.device)
+        own = torch.tensor([*numbers, 0.0], dtype=torch.float64)
         told = [torch.empty_like(own) for _ in range(self._size)]
+        self._do(lambda: self._tell(self.world, lambda peers: peers.allgather([told], [own])))
+        return [tuple(row.tolist()[:-1]) for row in (told if self._size > 1 else [own])]
+
+    def settle(self) -> None:
+        """Wait until what was enqueued on a GPU came to its end.
+
+        Raises:
+            GroupBrokenError: groups broke, so that what was computed may be noise.
+        """
+        if self.on_streams:
+            self._do(self._connections.settle)
+
+    def confirm(self, group: Switched) -> None:
+        """Wait until all ranks of a group say that what they enqueued came to its end, so that it gave what it should.
+
+        Raises:
+            GroupBrokenError: it did not, on some rank.
+        """
+        self.settle()
+        self._do(lambda: self._tell(group, lambda peers: peers.allreduce([torch.zeros(1)])))
+
+    def _tell(self, group: Switched, begin: Callable[[Any], Any]) -> None:
+        if group.size() > 1:
+            peers = self._processors[group.places]
+            self._connections.finish(begin(peers), peers)
+
+    def _do(self, what: Callable[[], None]) -> None:
+        """Do what takes other ranks.
+
+        Raises:
+            GroupBrokenError: the groups are not formed, or broke.
+        """
         if self.epoch >= 0:
-            dist.all_gather(told, own)
+            try:
+                what()
+            except RuntimeError as error:
+                self._break(error)
         if self.epoch < 0:
             raise GroupBrokenError("a rank of this replica is gone")
-        return [tuple(row.tolist()[:-1]) for row in told]
 
 
 def _batch(otherwise: Callable[..., Any], operations: Sequence[dist.P2POp]) -> Any:
@@ -372,15 +420,11 @@ def _batch(otherwise: Callable[..., Any], operations: Sequence[dist.P2POp]) -> A
 
 
 def _enqueued(work: Any, _: Any) -> None:
-    """Have later work on the GPU wait for a collective; whether it went well shows when the ranks next confer."""
-    try:
-        work.wait()
-    except RuntimeError as error:
-        raise GroupBrokenError(str(error)) from error
+    nccl.enqueued(work)
 
 
 def _container(device: torch.device, inside: Any, rank: int, size: int) -> ProcessGroup:
-    kind = ProcessGroup.BackendType.NCCL if device.type == "cuda" else ProcessGroup.BackendType.GLOO
+    kind = ProcessGroup.BackendType.NCCL if nccl.on_streams(device) else ProcessGroup.BackendType.GLOO
     group = ProcessGroup(HashStore(), rank, size)
     group._set_default_backend(kind)  # noqa: SLF001 torch's own way, see torch.distributed.distributed_c10d
     group._register_backend(device, kind, inside)  # noqa: SLF001

@@ -244,10 +244,7 @@ class WorkerCore:
         failure, saved, self._void = None, self._saved == self.iteration, False
         self._duties.announce(saved=saved)
         try:
-            for bucket in range(self._shell.buckets):
-                if not self._reduced[bucket] and not self._over:
-                    await self._shell.reduce(self.iteration, bucket)
-                    self._reduced[bucket] = True
+            await self._sum()
             await self._duties.compare(self.membership, self.iteration)
             if self._over:
                 await self._save_model()
@@ -276,6 +273,23 @@ class WorkerCore:
             self.loss = agreed.loss
             self._shell.publish(void=self._void)
         self._move(Move.REDUCE)
+
+    async def _sum(self) -> None:
+        """Sum the gradient over the replicas, bucket by bucket; those that are known to be whole stay.
+
+        Raises:
+            GroupBrokenError: some could not be summed, or may be wrong.
+        """
+        try:
+            for bucket in range(self._shell.buckets):
+                if not self._reduced[bucket] and not self._over:
+                    await self._shell.reduce(self.iteration, bucket)
+                    self._reduced[bucket] = True
+            await self._shell.confirm()
+        except GroupBrokenError:
+            if self._shell.doubtful:
+                self._reduced = [False] * self._shell.buckets
+            raise
 
     async def _decide(self) -> list[list[int]]:
         return await self._finite.decide(self.membership, self.iteration, self.done, self._microbatches)
@@ -356,6 +370,8 @@ class WorkerCore:
 
     async def _join(self) -> Joined:
         """Form the group, tell each other what everybody has, and take over what is missing."""
+        if self._replica.broken and self._shell.doubtful:
+            self._drop()  # what this rank computed last may have come of noise, though it took no notice
         await self._shell.form(self.membership)
         standings = await self._shell.gather(self._standing())
         plan = self._plan(standings)

@@ -74,6 +74,7 @@ class Replica:
             GroupBrokenError: something did.
         """
         if self.in_parts:
+            await self._shell.settle()
             await self._shell.confer()
 
     async def newest(self) -> int:
@@ -99,6 +100,7 @@ class Replica:
         """
         loss, announced = self._shell.loss(), self._shell.announced
         if self.in_parts:
+            await self._shell.settle()
             failed = TRIED if isinstance(failure, UnusableStateError) else float(failure is not None)
             mine = (failed, loss, float(holds), float(self._shell.secured))
             told = await self._shell.confer(*mine, *(float(due in announced) for due in ANNOUNCED))

@@ -14,7 +14,7 @@ import torch
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.heard import MOST_BYTES, Ended, Heard, Results
-from unicron.train.inner import COLLECTIVES, InnerGroups, Switched, Work
+from unicron.train.inner import COLLECTIVES, TRANSFERS, InnerGroups, Switched, Work
 from unicron.train.loops import Loops
 from unicron.train.peers import Peers, Wait, Waiting
 from unicron.train.shards import local
@@ -184,9 +184,25 @@ class ScriptGroups(InnerGroups):
             return None
         return Waiting(Wait.COLLECTIVE, since + 1) if self._loops.begun else Waiting(Wait.SETUP, set_up)
 
-    def _begin(self, waits: Waiting | None, *what: Any) -> Work:
-        work = super().begin(*what)
-        return work if waits is None else Work(partial(self._wait_for, work, waits))
+    def _begin(self, waits: Waiting | None, group: Switched, name: str, *what: Any) -> Work:
+        if self.on_streams and name in TRANSFERS:
+            raise InvalidInputError(
+                f"`heal: in-place` can't have `{name}` between two GPUs, as nobody knows whether it came whole: use "
+                "collectives, Session, or set `heal: restart`"
+            )
+        work = super().begin(group, name, *what)
+        sure = not self.on_streams or group.size() == 1 or (self.in_parts and self._loops.begun and name in OF_PARTS)
+        if not sure:
+            work = Work(partial(self._confirmed, work, group))
+        work = work if waits is None else Work(partial(self._wait_for, work, waits))
+        if not sure:  # now: ranks may wait for what they begin in different orders, or not at all
+            work.wait()
+        return work
+
+    def _confirmed(self, work: Work, group: Switched) -> None:
+        """Wait for a collective of GPUs; that it ended says nothing (see `unicron.train.nccl`)."""
+        work.wait()
+        self.confirm(group)
 
     def _wait_for(self, work: Work, waits: Waiting) -> None:
         with self._peers.waiting(waits, stays=self.device.type == "cuda"):

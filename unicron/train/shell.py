@@ -114,6 +114,16 @@ class Shell(Protocol):
     async def meet(self) -> None:
         """Wait until the ranks with this place in all replicas are here."""
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether collectives that ended may have given noise, as one of their ranks was interrupted."""
+
+    async def confirm(self) -> None:
+        """Wait until no rank with this place has such doubts about what was reduced."""
+
+    async def settle(self) -> None:
+        """Wait until this rank has none about what was computed within its replica."""
+
     def store(self) -> None:
         """Have what was saved last written to storage."""
 

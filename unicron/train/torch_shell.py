@@ -287,6 +287,19 @@ class TorchShell:
         """Wait for those with this place."""
         self.group.meet()
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether a GPU does them."""
+        return self.group.on_streams
+
+    async def confirm(self) -> None:
+        """Wait for the GPU, and for what others say of theirs."""
+        self.group.confirm()
+
+    async def settle(self) -> None:
+        """Wait for the GPU."""
+        self._replica().settle()
+
     def store(self) -> None:
         """Tell the agent once more what was saved last, unless that failed."""
         if self._saver is not None and self._saved is not None and not self._saver.failed:

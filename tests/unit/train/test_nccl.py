@@ -17,7 +17,7 @@ CYCLES = 2_000_000_000
 def connections():
     found = Connections()
     with found.forming(1):
-        group = found.connect(torch.device("cuda"), HashStore(), 0, 1)
+        group = found.connect_streams(torch.device("cuda"), HashStore(), 0, 1)
     return found, group
 
 
