@@ -127,6 +127,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Train on a language that a few rules make up."""
     args = arguments()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(args.seed)
     model = Decoder(args.width, args.layers, args.heads, args.context)
     session = Session(
@@ -137,8 +138,10 @@ def main() -> None:
         raise SystemExit(
             f"--batch {args.batch}: must be a multiple of the {shards} shards, which count alike in the mean"
         )
+    model.to(device)
     spread(model, mesh, args.heads)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    # one by one: torch does not update parameters that are spread together with those that are whole
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
     session.protect(model=model, optimizer=optimizer, rates=rates)
     if args.out:
@@ -148,16 +151,14 @@ def main() -> None:
     if pipeline.size() > 1:
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B  # noqa: PLC0415 likewise
 
-        stage = PipelineStage(
-            model, pipeline.get_local_rank(), pipeline.size(), torch.device("cpu"), group=pipeline.get_group()
-        )
+        stage = PipelineStage(model, pipeline.get_local_rank(), pipeline.size(), device, group=pipeline.get_group())
         schedule = Schedule1F1B(stage, args.chunks, loss_fn=loss_of)
     shard = mesh["shard"].get_local_rank()
     for iteration in session.iterations():
         for _ in session.microbatches():
             text = torch.randint(VOCABULARY, (args.batch, args.context + 1))
-            text = (text.cumsum(1) + text[:, :1]) % VOCABULARY  # the same on all ranks of the replica
-            inputs, targets = text[shard::shards, :-1], text[shard::shards, 1:]
+            text = ((text.cumsum(1) + text[:, :1]) % VOCABULARY).to(device)  # the same on all ranks of the replica
+            inputs, targets = text[shard::shards, :-1].contiguous(), text[shard::shards, 1:]
             if schedule is None:
                 session.backward(loss_of(model(inputs), targets))
             else:

@@ -164,6 +164,9 @@ class Rank:
         """Wait for the ranks with this rank's place in other replicas."""
         await self._over_replicas(None, "meet")
 
+    async def keep_pace(self, behind: int) -> None:
+        """Do nothing: what is computed here is done."""
+
     doubtful = False
 
     async def confirm(self) -> None:

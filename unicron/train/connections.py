@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import select
 import socket
 import threading
 import time
@@ -59,6 +60,7 @@ class Connections:
         self._communicators: list[nccl.Communicator] = []
         self._left: list[nccl.Communicator] = []
         self._watching: threading.Thread | None = None
+        self._lifelines: dict[int, str] = {}
         atexit.register(self._close)
         self.epoch = -1
         self.cut_at: float | None = None
@@ -66,7 +68,10 @@ class Connections:
 
     @contextlib.contextmanager
     def forming(self, epoch: int) -> Iterator[None]:
-        """Count what is connected in this context to them; older ones are forgotten."""
+        """Count what is connected in this context to them; older ones are forgotten.
+
+        Where that fails they are cut: ranks that are through already would wait for this one.
+        """
         with self._lock:
             self.epoch = epoch
             self._older, self._own, self.cut_at, self.error = frozenset(_sockets()), None, None, ""
@@ -74,13 +79,18 @@ class Connections:
             self._drop(self._backends)
             self._backends = []
             self._left += self._communicators
-            self._communicators = []
+            self._communicators, self._lifelines = [], {}
             for each in self._left:
                 each.revoke()
         if self._left:
             nccl.end_groups()
-        with self.more():
-            yield
+            nccl.idle()  # peers free what kernels of this rank may still use, once it says that it is here
+        try:
+            with self.more():
+                yield
+        except Exception:
+            self.cut_below(epoch + 1)
+            raise
 
     @contextlib.contextmanager
     def met(self) -> Iterator[None]:
@@ -89,8 +99,6 @@ class Connections:
         Where NCCL does not free them this process ends, and another takes its place.
         """
         left, self._left = self._left, []
-        if left:
-            nccl.await_stream(lambda: False)  # kernels that were not interrupted end first, however long they take
         aborts = nccl.aborting(left)
         try:
             yield
@@ -119,11 +127,10 @@ class Connections:
             self._dropping.start()
 
     def _close(self) -> None:
-        """See the groups off before the interpreter ends: gloo's threads free Python's objects, NCCL's would warn."""
-        with self._lock:
-            aborts = nccl.aborting([*self._left, *self._communicators])
-            self._left, self._communicators = [], []
-        nccl.all_ended(aborts)
+        """See the groups off before the interpreter ends: gloo's threads free Python's objects.
+
+        NCCL's are left to the end of the process: peers may still be within a collective, and use memory of theirs.
+        """
         for backends in ([], self._backends):  # those that are on their way, then the last
             self._drop(backends)
             if self._dropping is not None:
@@ -135,8 +142,10 @@ class Connections:
         Raises:
             GroupBrokenError: interrupted by `cut_below`, or a peer was lost.
         """
+        older = _sockets()
         made = self._connected(lambda: backend(store, rank, size))
         self._backends.append(made)
+        self._lifelines |= {descriptor: inode for inode, descriptor in _sockets().items() if inode not in older}
         return made
 
     def connect_streams(self, device: torch.device, store: Store, rank: int, size: int) -> Any:
@@ -157,14 +166,21 @@ class Connections:
         return made.group
 
     def _watch(self) -> None:
-        """Interrupt all of them where one of NCCL's meets an error: kernels would wait for ever, and nobody be told."""
+        """Interrupt all of them where a peer has left, or NCCL meets an error.
+
+        gloo's calls break then by themselves, while kernels would wait for ever.
+        """
         while True:
             time.sleep(nccl.WATCH_S)
             with self._lock:
+                epoch, lifelines = self.epoch, dict(self._lifelines)
                 errors = [each.error for each in self._communicators if self.cut_at is None]
-            if error := next(filter(None, errors), ""):
-                self.error = error
-                self.cut_below(self.epoch + 1)
+            error = next(filter(None, errors), "")
+            if not error and self._communicators and not self.is_cut and _has_ended(lifelines):
+                error = "a peer has left"
+            if error:
+                self.error = self.error or error
+                self.cut_below(epoch + 1)
 
     def settle(self) -> None:
         """Wait until the GPU is through with all that was enqueued.
@@ -172,10 +188,14 @@ class Connections:
         Raises:
             GroupBrokenError: they were interrupted meanwhile, so it may not be what it should.
         """
-        try:
-            nccl.await_stream(lambda: self.cut_at is not None)
-        except GroupBrokenError as error:
-            raise GroupBrokenError(self.error or str(error)) from error
+        nccl.await_event(nccl.mark(), lambda: self.is_cut)
+        if self.is_cut:
+            raise GroupBrokenError(self.error or "a collective was interrupted")
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether they were interrupted."""
+        return self.cut_at is not None
 
     def _connected(self, connect: Callable[[], Any]) -> Any:
         """Return what connects, in a thread that can be left behind.
@@ -296,6 +316,16 @@ def _sockets() -> dict[str, int]:
             if target.startswith("socket:"):
                 found[target] = int(entry.name)
     return found
+
+
+def _has_ended(connections: dict[int, str]) -> bool:
+    """Return whether the other end of some connection was closed; by descriptor, which socket it was."""
+    looking = select.poll()
+    for descriptor in connections:
+        looking.register(descriptor, select.POLLRDHUP)
+    ended = [descriptor for descriptor, found in looking.poll(0) if not found & select.POLLNVAL]
+    there = _sockets() if ended else {}  # a descriptor may have become another's meanwhile
+    return any(there.get(connections[descriptor]) == descriptor for descriptor in ended)
 
 
 def _keep_alive(descriptor: int) -> None:

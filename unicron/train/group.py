@@ -94,6 +94,11 @@ class Group:
         self.abort_below(sys.maxsize)
         self.leave()
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether it was left by `abort_below`, or broke by itself."""
+        return self._connections.is_cut
+
     def abort_below(self, epoch: int) -> bool:
         """Wake whoever is blocked in a group older than `epoch`; return whether there is one. From any thread."""
         return self._connections.cut_below(epoch)

@@ -270,6 +270,11 @@ class InnerGroups:
         whole = not self.broken and self._connections.cut_at is None
         return self._connections.epoch if whole else -1
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether they were interrupted, or broke by themselves."""
+        return self._connections.is_cut
+
     def form(self, epoch: int, meet: Callable[[], Store]) -> None:
         """Meet the other ranks of the replica.
 

@@ -22,6 +22,9 @@ from unicron.train.redistribute import Resumption, Standing
 from unicron.train.replica import Replica
 from unicron.train.shell import Shell
 
+AHEAD = 2
+"""Microbatches that may be under way on a GPU when the next is handed out: it never waits for one."""
+
 
 class WorkerCore:
     """One worker of a task. A script enters an iteration, computes microbatches as long as there are any, and steps.
@@ -124,8 +127,9 @@ class WorkerCore:
                 await self._regroup(self._shell.now())
             else:
                 self._save()
+                self._given = self._shell.now()
+                await self._shell.keep_pace(AHEAD if self.todo else 0)
                 if self.todo:
-                    self._given = self._shell.now()
                     return self.todo[0]
                 await self._reduce()
         return None

@@ -35,11 +35,14 @@ ENVIRONMENT = {
     "TORCH_NCCL_NONBLOCKING_TIMEOUT": "60",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
+    "NCCL_CUMEM_ENABLE": "0",
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_RAS_ENABLE": "0",
 }
 """What torch and NCCL are told, where nobody says otherwise: torch's own watchdog and monitor would end processes whose
-groups are interrupted; buffers that are shared through NVLink's switches are not freed by an abort (NVRx)."""
+groups are interrupted; buffers that are shared through NVLink's switches are not freed by an abort (NVRx). Of memory
+that cuMem shares nothing is left to the kernels of peers when a process is killed: each of them ends by an illegal
+access."""
 
 FOREVER = timedelta(minutes=30)
 SUCCESS, INVALID_USAGE, IN_PROGRESS = 0, 5, 7
@@ -61,6 +64,11 @@ def library() -> Any:
 def event() -> Any:
     """Return a new event of the GPU's."""
     return torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
+def idle() -> None:
+    """Wait until the GPU has nothing more to do for this process."""
+    torch.cuda.synchronize()
 
 
 def prepare() -> None:
@@ -111,7 +119,7 @@ class Communicator:
         self.group = made
         self.group.eager_connect_single_device(device)
         # this waits for NCCL without the interpreter's lock, which _comm_ptr would keep; and it has all connected
-        self.group.allreduce([torch.zeros(1, device=device)])
+        self.group.allreduce([torch.zeros(1, device=device)]).wait()
         self._pointer = ctypes.c_void_p(self.group._comm_ptr())  # noqa: SLF001 likewise
         self._revoked = False
 
@@ -173,18 +181,14 @@ def enqueued(work: Any) -> None:
         raise GroupBrokenError(str(error)) from error
 
 
-def await_stream(is_cut: Callable[[], bool]) -> None:
-    """Wait until the GPU is through with what was enqueued on the current stream.
+def mark() -> Any:
+    """Return an event that ends when the GPU is through with what was enqueued on the current stream."""
+    made = event()
+    made.record()
+    return made
 
-    Args:
-        is_cut: whether a communicator was interrupted.
 
-    Raises:
-        GroupBrokenError: one was; what was enqueued may not be what it should be.
-    """
-    ended = event()
-    ended.record()
+def await_event(ended: Any, is_cut: Callable[[], bool]) -> None:
+    """Wait until an event has ended, or a communicator was interrupted."""
     while not (ended.query() or is_cut()):
         time.sleep(POLL_S)
-    if is_cut():
-        raise GroupBrokenError("a collective was interrupted")

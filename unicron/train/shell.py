@@ -114,6 +114,9 @@ class Shell(Protocol):
     async def meet(self) -> None:
         """Wait until the ranks with this place in all replicas are here."""
 
+    async def keep_pace(self, behind: int) -> None:
+        """Wait until no more than `behind` of the microbatches that were computed are still under way on a GPU."""
+
     @property
     def doubtful(self) -> bool:
         """Whether collectives that ended may have given noise, as one of their ranks was interrupted."""

@@ -5,6 +5,7 @@ import copy
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.traffic import forecast_name
 from unicron.contracts.worker import NOWHERE, Iterated, Membership, Saved, ToAgent, Unprotected
 from unicron.errors import GroupBrokenError, InvalidInputError
-from unicron.train import saving, state, whole
+from unicron.train import nccl, saving, state, whole
 from unicron.train.channel import Channel
 from unicron.train.digest import digest, of_state
 from unicron.train.gathering import Gathering, assembled, laid_out, loaded
@@ -68,6 +69,7 @@ class TorchShell:
         self._saved: Saved | None = None
         self._unprotected = ""
         self._rates: list[dict[str, Any]] = []
+        self._under_way: deque[Any] = deque()
         self.protected: dict[str, Any] = {}
         self.model_file: Path | None = None
 
@@ -287,6 +289,14 @@ class TorchShell:
         """Wait for those with this place."""
         self.group.meet()
 
+    async def keep_pace(self, behind: int) -> None:
+        """Wait for the oldest: a GPU that is far behind would look like a rank that hangs in what comes then."""
+        while len(self._under_way) > behind:
+            nccl.await_event(self._under_way.popleft(), self._is_cut)
+
+    def _is_cut(self) -> bool:
+        return self.group.is_cut or (self._inner is not None and self._inner.is_cut)
+
     @property
     def doubtful(self) -> bool:
         """Whether a GPU does them."""
@@ -387,6 +397,8 @@ class TorchShell:
     def accumulate(self) -> None:
         """Add the gradient of that microbatch."""
         self.gradients.accumulate(self._loss)
+        if self.group.on_streams:
+            self._under_way.append(nccl.mark())
 
     def discard(self) -> None:
         """Drop it."""
