@@ -124,8 +124,8 @@ class NatsBus:
                     known = f"it does not know the key in {key}" if key else "it lets in nobody without a key"
                     raise BusUnavailableError(
                         f"the NATS server at {settings.nats_url} turns us away ({self._last_error}): {known}; set "
-                        f"{PREFIX}NATS_NKEY to the path of one that it knows, see `unicron credentials`, or run "
-                        "this in the folder of `unicron up`"
+                        f"{PREFIX}NATS_NKEY to the path of one that it knows, see `unicron credentials`; the "
+                        "commands find it by themselves in the folder where `unicron up` was run"
                     )
                 if "certificate verify failed" in str(self._last_error).lower():
                     cure = f"put the ca.pem of that server's authority beside your key, or name it in {PREFIX}NATS_CA"
