@@ -90,7 +90,7 @@ class NatsBus:
     async def connect(self, settings: Settings, name: str, secret: str = "") -> None:
         """Connect, or raise as the function `connect` does."""
         self._name = name
-        cure = f"start the server there, or set {PREFIX}NATS_URL or --nats-url"
+        cure = f"start the server there (`unicron up` does on this machine), or set {PREFIX}NATS_URL or --nats-url"
         key = Path(settings.nats_nkey) if settings.nats_nkey else None
         if key:
             access.public_key(key)
