@@ -9,10 +9,7 @@ from helpers.cli import CLEAN, HASTY, UNICRON, call, data, unicron
 from unicron_deploy.embedded import Cluster
 
 
-@pytest.mark.parametrize(
-    "words",
-    [[], ["chaos"], ["plan"], *([name] for name in ("up", "down", "submit", "status", "events", "goodput", "doctor"))],
-)
+@pytest.mark.parametrize("words", [[], ["up"]])  # all commands' modules are loaded by either
 def test_help_needs_neither_torch_nor_a_bus(words):
     blocked = "import sys; sys.modules.update(torch=None, nats=None, numpy=None, faust=None, grpc=None); "
     run = f"sys.argv = ['unicron', *{words!r}, '--help']; from unicron_cli.main import main; main()"

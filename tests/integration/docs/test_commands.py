@@ -46,10 +46,6 @@ def reader(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shared" / "checkpoints").mkdir(parents=True)
     (tmp_path / "own").mkdir()
-    for iteration in (100, 200):
-        save_trained(tmp_path / "shared" / "checkpoints", iteration)
-    for name in ("AR", "before", "after"):
-        write_trace(tmp_path, name)
     texts = {"small.py": textwrap.dedent(SMALL), "train.py": plain_scripts.EPOCHS, "faults.yaml": FAULTS}
     tasks = {
         file: TASK.format(name=name, storage=tmp_path / "own")
@@ -60,6 +56,11 @@ def reader(tmp_path, monkeypatch):
     ports = ["--port", free_port(), "--console-port", free_port()]
     try:
         monkeypatch.setenv("UNICRON_NATS_URL", json.loads(invoke("up", "--slots", 1, *ports, "--json"))["url"])
+        invoke("submit", "task.yaml")
+        for iteration in (100, 200):
+            save_trained(tmp_path / "shared" / "checkpoints", iteration)
+        for name in ("AR", "before", "after"):
+            write_trace(tmp_path, name)
         yield
     finally:
         with contextlib.suppress(Exception):
@@ -81,17 +82,20 @@ def await_its_turn(words):
     block_until(reached)
 
 
-def failure():
-    """Return the id of a failure."""
-    events = map(json.loads, invoke("events", "--json").splitlines())
-    return next(event["id"] for event in events if event["type"] == "FailureDetected")
+def failures():
+    """Return the ids of all failures so far."""
+    events = map(json.loads, invoke("events", "--json", "-n", 10000).splitlines())
+    return [event["id"] for event in events if event["type"] == "FailureDetected"]
 
 
 def carry_out(words, monkeypatch):
     match words:
         case ["unicron", *rest] if not ENDLESS & set(rest):
             await_its_turn(rest)
-            invoke(*[failure() if word == "ID" else word for word in rest])
+            before = failures() if rest[0] == "chaos" or "ID" in rest else []
+            invoke(*[before[0] if word == "ID" else word for word in rest])
+            if rest[0] == "chaos" and rest[1] != "storm":
+                block_until(lambda: len(failures()) > len(before))
         case ["unicron", *_]:
             pass
         case ["python", *rest]:
@@ -103,7 +107,6 @@ def carry_out(words, monkeypatch):
 
 
 def test_what_is_to_be_typed_does_what_it_should(reader, monkeypatch):
-    invoke("submit", "task.yaml")
     lines = [line for page in PAGES for line in typed(page) if not line.why_not]
     wrong = []
     for line in lines:
