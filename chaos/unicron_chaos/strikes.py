@@ -67,8 +67,20 @@ async def strike(
         await restart(node)
         text = f"{node} was started again"
     else:
-        text = await client.inject(node, fault, worker, value)
+        text = await _inject(client, node, fault, worker, value)
     return Strike(fault=fault, target=str(target), value=value, node=node, worker=worker, at=at, text=text)
+
+
+async def _inject(client: Client, node: str, fault: str, worker: str, value: str) -> str:
+    """Have a node's agent carry out a fault; where nobody answers, say whether there is such a node at all."""
+    try:
+        return await client.inject(node, fault, worker, value)
+    except BusUnavailableError as error:
+        views = {view.node: view.state for view in (await client.status()).nodes}
+        if node not in views:
+            known = ", ".join(views) or "none"
+            raise InvalidInputError(f"no node {node!r}; the known ones are {known}") from error
+        raise BusUnavailableError(f"the agent of {node}, which is {views[node]}, does not answer") from error
 
 
 def find_member(status: Status, target: Rank) -> Member:

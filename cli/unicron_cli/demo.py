@@ -185,9 +185,9 @@ class Demo:
         return len(self._status.tasks) == len(self._specs) and all(view.state.ended for view in self._status.tasks)
 
     def _say(self, text: str) -> None:
-        self._doing = text
-        if not sys.stdout.isatty():
+        if text != self._doing and not sys.stdout.isatty():
             console(err=True).print(text)
+        self._doing = text
 
     def _on_strike(self, strike: Strike) -> None:
         self._strikes.append(strike)

@@ -90,7 +90,7 @@ class NatsBus:
     async def connect(self, settings: Settings, name: str, secret: str = "") -> None:
         """Connect, or raise as the function `connect` does."""
         self._name = name
-        cure = f"start the server there, or set {PREFIX}NATS_URL or --nats-url"
+        cure = f"start the server there (`unicron up` does on this machine), or set {PREFIX}NATS_URL or --nats-url"
         key = Path(settings.nats_nkey) if settings.nats_nkey else None
         if key:
             access.public_key(key)
@@ -124,8 +124,8 @@ class NatsBus:
                     known = f"it does not know the key in {key}" if key else "it lets in nobody without a key"
                     raise BusUnavailableError(
                         f"the NATS server at {settings.nats_url} turns us away ({self._last_error}): {known}; set "
-                        f"{PREFIX}NATS_NKEY to the path of one that it knows, see `unicron credentials`, or run "
-                        "this in the folder of `unicron up`"
+                        f"{PREFIX}NATS_NKEY to the path of one that it knows, see `unicron credentials`; the "
+                        "commands find it by themselves in the folder where `unicron up` was run"
                     )
                 if "certificate verify failed" in str(self._last_error).lower():
                     cure = f"put the ca.pem of that server's authority beside your key, or name it in {PREFIX}NATS_CA"

@@ -51,7 +51,7 @@ class Notice(Record, kw_only=True, frozen=True):
         id: of this delivery; a repeated one has it again.
         channel: that says it.
         incident: that it is about; the same for all notices of one cause.
-        chain: of that incident, as `unicron events --chain` takes it.
+        chain: of that incident, as `unicron events --chain ID` takes it.
         kind: of the incident, as it is now.
         label: its kind when it was first told of; it does not change any more.
         severity: 1 (a node or a task is lost) to 3.

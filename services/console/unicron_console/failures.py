@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from unicron_narration.explain import explain
 from unicron_narration.headline import ENDS
+from unicron_narration.signs import sign
 from unicron_narration.story import chain_of
 
 from unicron.contracts import events, hardware
@@ -44,21 +45,23 @@ class Failures:
         self.known: OrderedDict[str, Failure] = OrderedDict()
         self.stories: OrderedDict[str, Story] = OrderedDict()
         self.healed: deque[str] = deque(maxlen=FAILURES)
-        self._begun: OrderedDict[str, tuple[float, list[Told]]] = OrderedDict()
+        self._begun: OrderedDict[str, Story] = OrderedDict()
         self._open: set[str] = set()
 
-    def tell(self, message: Message, told: Told) -> bool:
-        """Note what is said in a chain; return whether that of a failure has changed by it."""
+    def tell(self, message: Message, told: Told, rank: int | None = None) -> bool:
+        """Note what is said in a chain, of a worker of this rank; return whether a failure's has changed by it."""
         story = self.stories.get(told.chain)
         if story is None:
-            _, heard = self._begun.setdefault(told.chain, (message.at, []))
-            heard.append(told)
-            del heard[BEFORE:]
+            begun = self._begun.setdefault(told.chain, Story())
+            if len(begun.told) < BEFORE:
+                begun.told.append(told)
+                begun.signs.append(sign(message, rank))
             if len(self._begun) > CHAINS:
                 self._begun.popitem(last=False)
             return False
         if len(story.told) < STORY:
             story.told.append(told)
+            story.signs.append(sign(message, rank))
         else:
             story.unheard += 1
         if len(story.messages) < TRACED and told.chain in self._open:
@@ -74,9 +77,9 @@ class Failures:
     def detect(self, message: events.FailureDetected, tasks: Iterable[str]) -> str:
         """Note a failure that hit these tasks; return its chain. A later one of the same chain adds to it."""
         chain = chain_of(message)
-        begun, heard = self._begun.pop(chain, (message.at, []))
+        story = self._begun.pop(chain, None) or Story()
         if chain not in self.known:
-            self._begin(chain, begun, message, heard)
+            self._begin(chain, message, story)
         failure = self.known[chain]
         failure.severity = min(failure.severity, int(message.severity))
         for name in tasks:
@@ -88,10 +91,10 @@ class Failures:
             self._open.add(chain)
         return chain
 
-    def _begin(self, chain: str, begun: float, message: events.FailureDetected, heard: list[Told]) -> None:
+    def _begin(self, chain: str, message: events.FailureDetected, story: Story) -> None:
         self.known[chain] = Failure(
             chain=chain,
-            begun=begun,
+            begun=story.told[0].at if story.told else message.at,
             at=message.at,
             severity=int(message.severity),
             status=str(message.status),
@@ -99,8 +102,9 @@ class Failures:
             worker=message.worker,
             text=message.reason,
         )
-        evidence = [told for told in heard if told.kind in _SEEN_NAMES][:EVIDENCE]
-        self.stories[chain] = Story(told=heard, ends=[message], evidence=evidence)
+        story.ends = [message]
+        story.evidence = [told for told in story.told if told.kind in _SEEN_NAMES][:EVIDENCE]
+        self.stories[chain] = story
         while len(self.known) > FAILURES:
             old, _ = self.known.popitem(last=False)
             self._open.discard(old)

@@ -7,18 +7,20 @@ from unicron_goodput.chains import ChainCost
 from unicron_goodput.report import Report
 from unicron_narration.explain import changes, comes, explain
 from unicron_narration.headline import headline
+from unicron_narration.signs import Sign, words
 from unicron_narration.units import KNOWN_FLOPS
 
 from unicron.contracts.hardware import Gpu
 from unicron.contracts.queries import PlanView, StragglerView
 from unicron.contracts.tasks import UNCOUNTED, NodeState, TaskState
 from unicron_console.projection import Projection
-from unicron_console.state import Failure, Node, Task
+from unicron_console.state import Failure, Node, Story, Task
 from unicron_console.views import (
     ClusterPage,
     FailureLine,
     FailurePage,
     GpuLine,
+    Mark,
     NodePage,
     NodeSquare,
     PlanPage,
@@ -38,6 +40,9 @@ LAST_EVENTS = 200
 
 HISTORY = 200
 """Changes that a node's page shows."""
+
+SAID = 6
+"""Messages of one mark that are told with it."""
 
 
 class Pages:
@@ -250,6 +255,7 @@ class Pages:
             seconds=_nonzero(cost.seconds) if cost else {},
             bars=cost.spans if cost else [],
             more=cost.more if cost else 0,
+            marks=_marks(story) if story else [],
             messages=messages,
             unheard=story.unheard if story else 0,
             evidence=story.evidence if story else [],
@@ -279,6 +285,26 @@ class Pages:
             cost_s=row.total_s if row else 0.0,
             history=history[: -HISTORY - 1 : -1],
         )
+
+
+def _marks(story: Story) -> list[Mark]:
+    """Return what is marked of a story: once what several did, in the order in which it began."""
+    groups: dict[str, list[tuple[Told, Sign]]] = {}
+    for told, sign in zip(story.told, story.signs, strict=True):
+        if sign is not None:
+            groups.setdefault(sign.group or str(told.position), []).append((told, sign))
+    named = len({sign.task for sign in story.signs if sign is not None and sign.task}) > 1
+    return [
+        Mark(
+            at=max(told.at for told, _ in group),
+            position=group[0][0].position,
+            kind=group[0][0].kind,
+            text=words([sign for _, sign in group], named=named),
+            said=[f"{told.source}: {told.text}" for told, _ in group[:SAID]],
+            more=len(group[SAID:]),
+        )
+        for group in groups.values()
+    ]
 
 
 def _nonzero(seconds: dict[str, float]) -> dict[str, float]:

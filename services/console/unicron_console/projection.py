@@ -21,6 +21,9 @@ from unicron_console.failures import Failures
 from unicron_console.state import EVENTS, Course, Node, Task
 from unicron_console.views import Attempt, Told
 
+RANKED = (events.WorkerExited, events.WorkerRaised, events.WorkerStalled, events.FailureDetected)
+"""What is said of a worker that has failed, so that its rank is told."""
+
 TELEMETRY: tuple[type[Message], ...] = (events.IterationFinished, hardware.GpusSampled, slowdowns.ComputeTimed)
 """What is listened to beside the journal."""
 
@@ -175,8 +178,14 @@ class Projection:
             whose = str(getattr(message, "node", "")), str(getattr(message, "task", ""))
             self.events.append((told if not told.lines else replace(told, lines=[]), *whose))
             self.changed.add(("event", ""))
-        if self._book.tell(message, told):
+        if self._book.tell(message, told, self._rank(message)):
             self.changed.add(("failure", told.chain))
+
+    def _rank(self, message: Message) -> int | None:
+        """Return the rank of the worker that something is said of to have failed; None where it has none."""
+        if not isinstance(message, RANKED) or (task := self.tasks.get(message.task)) is None:
+            return None
+        return next((rank for rank, each in enumerate(task.members) if each.worker == message.worker), None)
 
     def _change(self, message: Message) -> None:
         match message:
@@ -325,7 +334,7 @@ class Projection:
         task = self.tasks.get(message.task)
         if task is None or (task.attempts and task.attempts[-1].epoch >= message.epoch):
             return
-        self._close(task, message.at, chain_of(message), f"regrouped with {message.world_size} workers")
+        self._close(task, message.at, chain_of(message), f"{message.world_size} workers regrouped and went on")
         task.attempts.append(
             Attempt(
                 epoch=message.epoch,

@@ -5,6 +5,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from unicron_narration.signs import Sign
+
 from unicron.contracts.base import Message
 from unicron.contracts.hardware import GpusSampled
 from unicron.contracts.plans import TaskShare
@@ -159,11 +161,13 @@ class Story:
 
     Attributes:
         told: its first messages; `unheard` how many came after `STORY`.
+        signs: of each of these, what is marked of it on the timeline.
         ends: what says in one line what it is about and how it ended, the first `TRACED` of that.
         messages: the first `TRACED` of them as they are, until it is healed and that was told on.
     """
 
     told: list[Told] = field(default_factory=list)
+    signs: list[Sign | None] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     ends: list[Message] = field(default_factory=list)
     unheard: int = 0

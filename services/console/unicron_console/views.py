@@ -220,6 +220,25 @@ class CurvePage(Record, kw_only=True, frozen=True):
 # --- failure --------------------------------------------------------------------------------------------------------
 
 
+class Mark(Record, kw_only=True, frozen=True):
+    """What stands above a failure's timeline: who did what.
+
+    Attributes:
+        at: Unix seconds; where several did the same, when the last of them did.
+        position: of the first message.
+        kind: of the messages.
+        text: in two or three words: "rank 3 lost", "ranks 0-2 regrouped, iteration 41 resumed".
+        said: what the first of these messages say; `more` of them are not told.
+    """
+
+    at: float
+    position: int
+    kind: str
+    text: str
+    said: list[str]
+    more: int = 0
+
+
 class FailurePage(Record, kw_only=True, frozen=True):
     """A failure, from its first sign to the last worker's return.
 
@@ -230,6 +249,7 @@ class FailurePage(Record, kw_only=True, frozen=True):
             without some.
         seconds: slot-seconds by phase; they add up to `line.cost_s`.
         bars: what slots did instead of training; `more` so many were left out.
+        marks: of the timeline, in the order of their first messages.
         messages: of the chain, in their order; `unheard` so many were left out.
         evidence: lines of output, of the kernel's log, exits.
         plan: in words: pairs of a label and a sentence, with the runner-up; empty where no plan followed.
@@ -243,6 +263,7 @@ class FailurePage(Record, kw_only=True, frozen=True):
     seconds: dict[str, float] = {}
     bars: list[PhaseSpan] = []
     more: int = 0
+    marks: list[Mark] = []
     messages: list[Told] = []
     unheard: int = 0
     evidence: list[Told] = []

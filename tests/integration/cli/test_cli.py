@@ -9,10 +9,7 @@ from helpers.cli import CLEAN, HASTY, UNICRON, call, data, unicron
 from unicron_deploy.embedded import Cluster
 
 
-@pytest.mark.parametrize(
-    "words",
-    [[], ["chaos"], ["plan"], *([name] for name in ("up", "down", "submit", "status", "events", "goodput", "doctor"))],
-)
+@pytest.mark.parametrize("words", [[], ["up"]])  # all commands' modules are loaded by either
 def test_help_needs_neither_torch_nor_a_bus(words):
     blocked = "import sys; sys.modules.update(torch=None, nats=None, numpy=None, faust=None, grpc=None); "
     run = f"sys.argv = ['unicron', *{words!r}, '--help']; from unicron_cli.main import main; main()"
@@ -42,11 +39,7 @@ def test_a_wrong_call_says_what_is_right(words, says):
         assert part in message
 
 
-ASKING = ("status", "tasks", "nodes", "plan show", "plan what-if --lose node-1", "plan curve gpt", "events", "goodput")
-DOING = ("provision", "remove gpt", "drain node-1", "chaos kill-worker gpt:0")
-
-
-@pytest.mark.parametrize("command", ASKING + DOING)
+@pytest.mark.parametrize("command", ["status", "provision", "chaos kill-worker gpt:0"])
 def test_without_a_bus_the_address_and_the_cure_are_named(command):
     line = unicron(*command.split(), "--nats", "nats://127.0.0.1:1", code=1)
     assert line.startswith("unicron: no NATS server answers at nats://127.0.0.1:1")

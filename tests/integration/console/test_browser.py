@@ -83,6 +83,7 @@ async def test_a_killed_worker_is_seen_by_whoever_looks_and_its_page_says_where_
     )
     assert {"detection", "decision", "transition"} <= set(phases)
     assert sum(phases.values()) == pytest.approx(100, abs=1)
+    await page.get_by_text("ranks 0-1 regrouped, iteration").wait_for()
 
 
 async def test_what_a_program_writes_is_text_on_every_page_that_shows_it(scene, window):
@@ -110,6 +111,10 @@ async def test_every_page_is_reached_by_its_link_and_can_be_loaded_and_is_for_ev
         "/": None,
         "/tasks/gpt": "tbody a[data-task=gpt]",
         "/stragglers/gpt": "a[href='/stragglers/gpt']",
+        "/tasks": "nav a[href='/tasks']",
+        "/nodes": "nav a[href='/nodes']",
+        "/events": "nav a[href='/events']",
+        "/stragglers": "nav a[href='/stragglers']",
         "/failures": "nav a[href='/failures']",
         f"/failures/{chain}": f"tr[data-failure='{chain}'] th a",
         "/nodes/node-1": "a[data-node=node-1]",

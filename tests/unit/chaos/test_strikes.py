@@ -234,5 +234,7 @@ async def test_a_refusal_of_the_agent_is_told(scene):
         await scene.client.inject("node-2", "flood")
     with pytest.raises(InvalidInputError, match="takes TASK:RANK"):
         await strike(scene.client, "raise", "node-1")
+    with pytest.raises(InvalidInputError, match=r"no node .node2.; the known ones are none"):
+        await strike(scene.client, "kill-node", "node2")
     with pytest.raises(InvalidInputError, match="takes NODE"):
         await strike(scene.client, "kill-node", Rank(task="gpt", rank=0))

@@ -3,31 +3,20 @@
 import json
 import sys
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from helpers.cli import invoke
-from unicron_straggler.analysis.trace import OPTYPES
+from helpers.traces import write_trace
 
-from benchmarks import synthetic
-from benchmarks.planting import Shape, SlowWorker
+from benchmarks.planting import SlowWorker
 from unicron.errors import InvalidInputError, UnicronError
-
-SHAPE = Shape(dp=3, pp=2, microbatches=4, steps=6)
-COLUMNS = ("dp_rank", "stage", "rank", "step", "duration", "seq_id", "mc", "mb_id", "gmc")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with two runs of a job: before.parquet is healthy, after.parquet has a slow worker."""
     folder = tmp_path_factory.mktemp("traces")
-    for name, plants in (("before", []), ("after", [SlowWorker(1, 1, 1.8)])):
-        trace = synthetic.make(SHAPE, seed=5, plants=plants, name=name)
-        columns = {column: getattr(trace, column) for column in COLUMNS}
-        columns |= {"start_ts": trace.start, "optype": np.array(OPTYPES)[trace.optype]}
-        pq.write_table(pa.table(columns), folder / f"trace-{name}.parquet")
-        (folder / f"meta-{name}.yaml").write_text(f"trial_name: {name}\ndp_size: 3\npp_size: 2\n")
+    write_trace(folder, "before")
+    write_trace(folder, "after", SlowWorker(1, 1, 1.8))
     return folder
 
 

@@ -165,6 +165,29 @@ def test_attempts_say_what_they_began_with_and_what_ended_them():
     assert new.until is None
 
 
+def test_marks_say_who_did_what_once_for_all_who_did_the_same():
+    picture = read(replayer.read("demo"))
+    pages = Pages(picture)
+    found = {line.status: [mark.text for mark in pages.failure(line.chain, NOW).marks] for line in pages.failures()}
+    assert found["exited_abnormally"] == [
+        "rank 1 lost",
+        "detector: rank 1 failed",
+        "rank 0 told to regroup",
+        "gpt-a-5 to be started",
+        "rank 0 regrouped, iteration 12 resumed",
+        "gpt-a-5 ready",
+        "ranks 0-1 told to regroup",
+        "ranks 0-1 regrouped, iteration 12 resumed",
+        "gpt-a back at 2 workers",
+    ]
+    assert found["task_hang"][:2] == ["rank 2 stalled", "detector: rank 2 failed"]
+    of_node = found["lost_connection"]
+    assert of_node[0] == "detector: node-3 failed"
+    assert {"gpt-a rank 0 regrouped, iteration 21 resumed", "gpt-b ranks 0-2 regrouped, iteration 26 resumed"} <= set(
+        of_node
+    )
+
+
 def test_telemetry_of_what_nobody_knows_changes_nothing():
     picture = Projection()
     for message in (

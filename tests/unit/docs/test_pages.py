@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 import typer.main
 import unicron_taskfile as taskfile
+import yaml
 from helpers import ROOT
+from helpers.pages import FENCED, MARK, PAGES, Line, prose, typed
 from rich.console import Console
 from unicron_cli.main import app
 from unicron_cli.report import FaultReport, Report, TaskReport, report_view
@@ -22,10 +24,8 @@ from unicron_cli.report import FaultReport, Report, TaskReport, report_view
 pytestmark = pytest.mark.slow
 
 README, ARCHITECTURE, TRAINING = ROOT / "README.md", ROOT / "docs" / "architecture.md", ROOT / "docs" / "training.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 OWN = [README, ARCHITECTURE, TRAINING, ROOT / "docs" / "operations.md", ROOT / "docs" / "straggler.md"]
 
-FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(py|md|toml|yaml|yml|conf|json))")
 FUNCTION = re.compile(r"((?:\w+\.)*\w+)\(\)")
@@ -40,11 +40,6 @@ def blocks(page, language):
     """Return what is in the blocks of a language, without what these are indented by."""
     found = [match for match in FENCED.finditer(page.read_text()) if match[2] == language]
     return [re.sub(rf"^{match[1]}", "", match[3], flags=re.MULTILINE) for match in found]
-
-
-def prose(page):
-    """Return the page without its fenced blocks."""
-    return FENCED.sub("", page.read_text())
 
 
 def sections(text):
@@ -104,23 +99,14 @@ def test_each_type_that_the_architecture_names_exists():
 # --- commands --------------------------------------------------------------------------------------------------------
 
 
-def calls(lines, program):
-    """Return the words behind each call of `program` in `lines`."""
-    found = [re.match(rf"\s*(?:\.venv/bin/)?{program}( .*)?$", line) for line in lines]
-    return [shlex.split(match[1] or "", comments=True) for match in found if match]
+def calls(page):
+    """Return each command that the page has in a block or in a sentence, where that is, and whether it is a mention.
 
-
-def commands(page, program):
-    """Return the calls of `program` in code blocks."""
-    text = page.read_text()
-    blocks = [match[3] for match in FENCED.finditer(text) if match[2] not in {"python", "json", "yaml"}]
-    lines = [line for block in blocks for line in block.splitlines()]
-    return calls(lines + [line for line in prose(page).splitlines() if line.startswith("    ")], program)
-
-
-def mentions(page, program):
-    """Return the calls of `program` in code spans; where a sentence needs no arguments, it names none."""
-    return calls(SPAN.findall(prose(page)), program)
+    A mention is of the command, and may leave out its arguments.
+    """
+    found = [(line.where, words, False) for line in typed(page) for words in line.commands()]
+    spans = [span for span in SPAN.findall(prose(page)) if re.match(r"(unicron|make|python) (?!-m MODULE)", span)]
+    return found + [(page.name, shlex.split(span), True) for span in spans]
 
 
 def check_command(words, *, mentioned=False):
@@ -138,29 +124,90 @@ def check_command(words, *, mentioned=False):
         command.make_context(name, list(words), parent=context)
 
 
-@pytest.mark.parametrize("page", OWN, ids=name_of)
-def test_each_unicron_command_exists_with_its_options(page):
-    found = [(words, False) for words in commands(page, "unicron")]
-    found += [(words, True) for words in mentions(page, "unicron")]
-    assert found
-    for words, mentioned in found:
+def check_make(words):
+    targets = set(re.findall(r"^([\w./-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {word for word in words if "=" not in word} <= targets, "no such target"
+
+
+def check_python(words):
+    """Raise where the module or script is none, or where an option stands nowhere in it."""
+    if words[0] == "-m":
+        spec = importlib.util.find_spec(words[1])
+        assert spec is not None, "no such module"
+        words, source = words[2:], Path(spec.origin)
+    elif words[0].endswith(".py"):
+        words, source = words[1:], ROOT / words[0]
+    else:
+        return
+    missing = {word for word in words if word.startswith("--") and f'"{word}"' not in source.read_text()}
+    assert missing == set(), f"{source.name} has no such option"
+
+
+def check_compose(words):
+    """Raise where something is done with services that there are not."""
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    while words[0].startswith("-"):
+        words = words[2:]
+    if words[0] in {"up", "ps", "restart"}:
+        named = {word for word in words[1:] if not word.startswith("-")}
+        assert named <= services.keys(), "no such service"
+
+
+TOOLS = {"docker", "mkdir", "rm", "touch", "ln", "export", ".", "grep", "tail", "prometheus"}
+"""What needs no check: of these only files of ours are looked for."""
+
+
+def check(words, *, mentioned=False):
+    """Raise if a command is none, has an option that there is not, or names a file of this repository that is none."""
+    words = words[1:] if words[0] == "docker" and words[1] == "compose" else words
+    program, rest = words[0].removeprefix(".venv/bin/"), list(words[1:])
+    match program:
+        case "unicron":
+            check_command(rest, mentioned=mentioned)
+        case "make":
+            check_make(rest)
+        case "python":
+            check_python(rest)
+        case "docker-compose" | "compose":
+            check_compose(rest)
+        case _:
+            assert program in TOOLS, "no such program"
+    tops = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    files = [word for word in rest if "/" in word and word.partition("/")[0] in tops]
+    assert [name for name in files if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_each_command_exists_with_its_options_and_files(page, monkeypatch):
+    monkeypatch.setenv("UNICRON_CHECKPOINTS", "/where/the/page/says")
+    for where, words, mentioned in calls(page):
         try:
-            check_command(words, mentioned=mentioned)
+            check(words, mentioned=mentioned)
         except Exception as error:  # noqa: BLE001 - whatever is wrong, name the command
-            pytest.fail(f"{page.name}: unicron {' '.join(words)}: {error}")
+            pytest.fail(f"{where}: {shlex.join(words)}: {error}")
 
 
-@pytest.mark.parametrize("words", ["nosuch", "submit", "events --nosuch", "up --nodes many", "chaos nosuch gpt:1"])
-def test_the_check_of_commands_finds_what_is_wrong(words):
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("unicron nosuch", "unicron submit", "unicron events --nosuch", "unicron up --nodes many"),
+        *("unicron chaos nosuch gpt:1", "uniron status", "make nosuch", "python -m benchmarks.nosuch"),
+        *("python -m benchmarks.evaluation --nosuch", "unicron submit examples/nosuch/task.yaml"),
+        *("docker-compose up -d nosuch", "docker compose --env-file deploy/nosuch up", "true && unicron status"),
+        *('docker kill "$(docker-compose ps -q nosuch)"', "for node in a b; do unicron chaos nosuch $node; done"),
+        *("UNICRON_DIR=/x unicron nosuch", "unicron events | uniq"),
+    ],
+)
+def test_the_check_of_commands_finds_what_is_wrong(text):
     with pytest.raises(Exception, match=r"\w"):
-        check_command(words.split())
+        [check(words) for words in Line("", text, "").commands()]
 
 
-@pytest.mark.parametrize("page", OWN, ids=name_of)
-def test_each_make_target_exists(page):
-    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {words[0] for words in commands(page, "make") + mentions(page, "make") if words}
-    assert named - targets == set()
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_what_is_not_run_is_a_block_that_says_why(page):
+    text = prose(page)
+    reasons = [line.why_not for line in typed(page) if line.why_not]
+    assert sorted(set(MARK.findall(text)) - {"REASON"}) == sorted(set(reasons)), "a mark stands right above its block"
 
 
 # --- links -----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,10 @@ import { ask } from "./dialog.js";
 import { go } from "./router.js";
 
 const OFF = "unicron.keys";
-const PAGES = { c: ["/", "cluster"], f: ["/failures", "failures"], g: ["/goodput", "goodput"], p: ["/plan", "plan"] };
+const PAGES = {
+  c: ["/", "cluster"], t: ["/tasks", "tasks"], n: ["/nodes", "nodes"], f: ["/failures", "failures"], e: ["/events", "events"],
+  s: ["/stragglers", "stragglers"], g: ["/goodput", "goodput"], p: ["/plan", "plan"],
+};
 
 const LIST = [
   ["/", "find a node, a task or a failure"],

@@ -89,10 +89,10 @@ export const spaced = (nodes) => nodes.flatMap((node, index) => (index ? [", ", 
 
 /**
  * What the journal tells, one message an entry. `begun`: show seconds since then instead of times; `open`: show the
- * lines at once; `chain`: of the page, to which nothing needs to link.
+ * lines at once; `chain`: of the page, to which nothing needs to link; `whole`: it is the page, and needs no bar of its own.
  */
-export function feed(label, { begun, open = false, chain = "" } = {}) {
-  const list = h("ol", { class: "feed", "aria-label": label });
+export function feed(label, { begun, open = false, chain = "", whole = false } = {}) {
+  const list = h("ol", { class: whole ? "feed whole" : "feed", "aria-label": label });
   const none = h("p", { class: "none" }, "Nothing yet.");
   const build = (told) => h("li", { "data-kind": told.kind, "data-position": told.position },
     h("span", { class: "at" }, begun == null ? moment(told.at) : `+${duration(Math.max(0, told.at - begun))}`),

@@ -9,21 +9,28 @@ import { follow, problem } from "./status.js";
 import { cluster, known, listen } from "./store.js";
 import { healing } from "./merge.js";
 import clusterPage from "./pages/cluster.js";
+import eventsPage from "./pages/events.js";
 import failurePage from "./pages/failure.js";
 import failuresPage from "./pages/failures.js";
 import goodputPage from "./pages/goodput.js";
 import nodePage from "./pages/node.js";
+import nodesPage from "./pages/nodes.js";
 import planPage from "./pages/plan.js";
-import stragglersPage from "./pages/stragglers.js";
+import stragglersPage, { overview } from "./pages/stragglers.js";
 import taskPage from "./pages/task.js";
+import tasksPage from "./pages/tasks.js";
 
 const ROUTES = [
   [/^\/$/, "cluster", clusterPage],
+  [/^\/tasks$/, "tasks", tasksPage],
   [/^\/tasks\/([^/]+)$/, "task", taskPage],
   [/^\/failures$/, "failures", failuresPage],
   [/^\/failures\/([^/]+)$/, "failure", failurePage],
+  [/^\/nodes$/, "nodes", nodesPage],
   [/^\/nodes\/([^/]+)$/, "node", nodePage],
+  [/^\/events$/, "events", eventsPage],
   [/^\/plan$/, "plan", planPage],
+  [/^\/stragglers$/, "stragglers", overview],
   [/^\/stragglers\/([^/]+)$/, "stragglers", stragglersPage],
   [/^\/goodput$/, "goodput", goodputPage],
 ];
@@ -127,7 +134,9 @@ function show(focus) {
   build(place(page, argument));
   title();
   for (const link of document.querySelectorAll("nav a")) {
-    if (new URL(link.href).pathname === location.pathname) link.setAttribute("aria-current", "page");
+    const to = new URL(link.href).pathname;
+    if (to === location.pathname) link.setAttribute("aria-current", "page");
+    else if (to !== "/" && location.pathname.startsWith(`${to}/`)) link.setAttribute("aria-current", "true");
     else link.removeAttribute("aria-current");
   }
   if (focus) {

@@ -7,13 +7,9 @@ import { ticks } from "./chart.js";
 import { figure, table, text } from "./table.js";
 
 const OPEN_S = 1.5; // a bar that ended so short before the answer was made is still going on
-const LANES = 3; // of words above the bars
+const LANES = 4; // of words above the bars
 const LETTER = 6.5; // pixels of a letter of theirs, about
 const STOOD = new Set(["detection", "decision", "transition", "checkpoint", "recomputed"]); // what all workers go through
-const SIGNS = { // messages that are marked, and their signs
-  FailureDetected: "detected", PlanDecided: "plan", Regroup: "regroup", Regrouped: "regrouped", StartWorker: "start",
-  WorkerReady: "ready", TaskRecovered: "recovered", NodeSuspected: "suspected", WorkerExited: "exited", WorkerRaised: "raised",
-};
 
 export function timeline() {
   const axis = h("div", { class: "axis", "aria-hidden": "true" });
@@ -66,11 +62,12 @@ export function timeline() {
     measure();
     keyed(rows, held, (held) => `${held.node}:${held.slot}`, row, fill);
     for (const node of rows.querySelectorAll("[data-phase]")) place(node, node.unicronBar);
-    keyed(marks, marked(), ({ told }) => told.position, ({ told }) => h("span", { class: "mark", "data-kind": told.kind }, h("i"), h("small", null, SIGNS[told.kind])),
-      (node, { told, lane, left }) => {
-        node.style.left = at(told.at);
+    keyed(marks, marked(), ({ mark }) => mark.position, ({ mark }) => h("span", { class: "mark", "data-kind": mark.kind }, h("i"), h("small")),
+      (node, { mark, lane, left }) => {
+        node.style.left = at(mark.at);
+        put(node.lastChild, mark.text);
         attr(node, "class", `mark lane-${lane}${left ? " left" : ""}`);
-        attr(node, "title", `+${duration(told.at - page.begun)} ${told.source}: ${told.text}`);
+        attr(node, "title", [`+${duration(mark.at - page.begun)} ${mark.text}`, ...mark.said, mark.more && `and ${mark.more} more`].filter(Boolean).join("\n"));
       });
     const steps = ticks(0, span, 6);
     keyed(axis, steps, (step) => step, (step) => h("span", null, step ? duration(step) : "0"));
@@ -84,14 +81,15 @@ export function timeline() {
     const ends = Array(LANES).fill(-Infinity);
     const last = new Map();
     const found = [];
-    for (const told of page.messages) {
-      const x = ((told.at - page.begun) / span) * width;
-      if (!SIGNS[told.kind] || x < 0 || x > width || x - (last.get(told.kind) ?? -9) < 6) continue;
-      last.set(told.kind, x);
-      const long = SIGNS[told.kind].length * LETTER + 10;
-      const lane = ends.findIndex((end) => end < x);
-      if (lane >= 0) ends[lane] = x + long;
-      found.push({ told, lane, left: x + long > width });
+    for (const mark of [...page.marks].sort((one, other) => one.at - other.at)) {
+      const x = ((mark.at - page.begun) / span) * width;
+      if (x < 0 || x > width || x - (last.get(mark.kind) ?? -9) < 6) continue;
+      last.set(mark.kind, x);
+      const long = mark.text.length * LETTER + 10;
+      const left = x + long > width;
+      const lane = ends.findIndex((end) => end < (left ? x - long : x));
+      if (lane >= 0) ends[lane] = left ? x : x + long;
+      found.push({ mark, lane, left });
     }
     return found;
   }

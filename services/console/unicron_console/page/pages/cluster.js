@@ -24,10 +24,10 @@ export default function clusterPage(place) {
   const events = feed("what changed, newest first");
   const empty = emptyCluster();
   place.main.append(head.box, empty, figures.box, seen.box,
-    section("Nodes", nodes.box, key.box),
+    section("Nodes", nodes.box, key.box, h("p", null, h("a", { href: "/nodes" }, "All nodes"))),
     section("Tasks", tasks.box),
     section("Last failures", failures.box, h("p", null, h("a", { href: "/failures" }, "All failures"))),
-    section("What changed", events.box));
+    section("What changed", events.box, h("p", null, h("a", { href: "/events" }, "All events"))));
 
   place.cluster((page, told) => {
     figures.set(page, told);
@@ -128,7 +128,7 @@ const said = (states, names) =>
   names.filter((name) => states[name]).map((name) => `, ${count(states[name])} ${name}`).join("");
 
 /** Which colour is which task, and what the squares' shapes mean. A click lets one task stand out. */
-function taskLegend(choose) {
+export function taskLegend(choose) {
   const list = h("ul", { class: "legend tasks" });
   const more = h("p", { class: "hint" });
   const shapes = h("ul", { class: "legend shapes", "aria-label": "shapes of nodes" },

@@ -4,10 +4,38 @@ import { path } from "../api.js";
 import { h, put } from "../dom.js";
 import { count, duration, percent, words } from "../format.js";
 import { heatMap, median } from "../heat.js";
-import { facts, heading, linked, moment, section, taskLink } from "../parts.js";
+import { badge, facts, heading, linked, moment, section, taskLink, taskSwatch } from "../parts.js";
 import { figure, part, table, text } from "../table.js";
 
 const EXTREMES = 12;
+
+/** All tasks, and whether one has got slow. */
+export function overview(place) {
+  place.title("stragglers");
+  const head = heading("Stragglers");
+  const tasks = slowTable();
+  place.main.append(head.box, h("p", { class: "hint" }, "Who slows a task down, by worker and iteration, is on the page of each."), tasks.box);
+  place.cluster((page) => {
+    const lines = [...page.tasks.values()].sort((one, other) => !!other.slow - !!one.slow);
+    tasks.set(lines);
+    const slow = lines.filter((line) => line.slow).length;
+    put(head.state, slow ? `${count(slow)} slow` : "none is slow");
+  });
+}
+
+const slowTable = () => table({
+  label: "tasks, slow ones first",
+  key: (line) => line.name,
+  empty: "No task.",
+  columns: [
+    part("task", (line) => [taskSwatch(line.name), taskLink(line.name)], (line) => `${line.name} ${line.colour}`, { rowHead: true }),
+    part("state", (line) => [badge(line.state), line.slow && badge("slow")], (line) => `${line.state}${!!line.slow}`),
+    figure("workers", (line) => count(line.workers)),
+    figure("an iteration", (line) => (line.iteration_s ? duration(line.iteration_s) : "\u2013")),
+    part("who", (line) => h("a", { href: path("stragglers", line.name) }, `stragglers of ${line.name}`), (line) => line.name),
+    text("how slow", (line) => line.slow, { wide: true }),
+  ],
+});
 
 export default function stragglers(place) {
   const task = place.argument;
