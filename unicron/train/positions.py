@@ -24,7 +24,7 @@ from unicron.train.objects import (
     kind_of,
     raw,
 )
-from unicron.train.randomness import Generators, are_same, generators, set_generators
+from unicron.train.randomness import generators, set_generators
 
 MOST_DRAWN = 16
 """Items for which the generators' states are kept, 11 KiB each."""
@@ -58,7 +58,7 @@ class Counted(Position, Iterator[Any]):
         self._first = self._last = _own(over)
         self.within, self._iterator, self._running = over, iter(over), RUNNING if running is None else running
         self.count, self.over, self.heard, self.goes = 0, False, Heard(), False
-        self._drawn: dict[int, Generators] | None = {}
+        self._drawn: dict[int, bytes] | None = {}
         self._note(before)
 
     def __reduce__(self) -> Any:
@@ -88,8 +88,8 @@ class Counted(Position, Iterator[Any]):
             raise AttributeError(name)
         return getattr(self._iterator, name)
 
-    def _note(self, before: Generators) -> None:
-        if self._drawn is not None and not are_same(before, generators()):
+    def _note(self, before: bytes) -> None:
+        if self._drawn is not None and generators() != before:
             self._drawn[self.count] = before
             if len(self._drawn) > MOST_DRAWN:
                 self._drawn = None

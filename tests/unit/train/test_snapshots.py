@@ -137,6 +137,29 @@ def test_a_script_goes_on_as_it_would_have(step):
     assert again.passed == whole.passed[step:]
 
 
+PAIRS = """
+import numpy as np
+np.random.randn()
+
+def walk():
+    where = 0.0
+    for _ in range(5):
+        where += np.random.randn()
+        yield where
+
+for where in walk():
+    note(where, np.random.randn())
+    backward()
+"""
+
+
+@pytest.mark.parametrize("step", [1, 4])
+def test_a_number_that_was_drawn_along_with_another_is_drawn_again(step):
+    whole = Watched(PAIRS)
+    again = Watched(PAIRS, whole.there[step])
+    assert again.passed == whole.passed[step:]
+
+
 LOOP = """
 import functools, itertools, os, threading
 BEFORE
