@@ -9,7 +9,7 @@ import functools
 import itertools
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from unicron.errors import InvalidInputError
@@ -41,6 +41,10 @@ class Kind:
         """Return what shows whether the object's own state has changed."""
         raise NotImplementedError
 
+    def views(self, thing: Any) -> tuple[Collection[Any], ...]:  # noqa: ARG002
+        """Return what holds all that `look` returns, in its order, now and later; nothing where there is no such."""
+        return ()
+
     def state(self, thing: Any) -> Any:
         """Return the object's own state."""
         return self.look(thing)
@@ -60,6 +64,10 @@ class _Attributes(Kind):
     def look(self, thing: Any) -> tuple[Any, ...]:
         attributes = getattr(thing, "__dict__", {})  # the many that there are of these are looked at in each iteration
         return *attributes, *attributes.values(), *(getattr(thing, name, None) for name in slots_of(thing))
+
+    def views(self, thing: Any) -> tuple[Collection[Any], ...]:
+        attributes = getattr(thing, "__dict__", None)
+        return (attributes, attributes.values()) if type(attributes) is dict and not slots_of(thing) else ()
 
     def state(self, thing: Any) -> Any:
         return self.parts(thing)
@@ -105,6 +113,9 @@ class _Optimizer(_Attributes):
     def look(self, thing: Any) -> tuple[Any, ...]:
         return tuple(itertools.chain.from_iterable(self.parts(thing)))
 
+    def views(self, thing: Any) -> tuple[Collection[Any], ...]:  # noqa: ARG002
+        return ()
+
     def state(self, thing: Any) -> Any:
         options = [{name: value for name, value in each.items() if name != "params"} for each in thing.param_groups]
         return self.parts(thing), options
@@ -142,6 +153,11 @@ class _Holding(Kind):
     def look(self, thing: Any) -> tuple[Any, ...]:
         own = self._look(thing)
         return own if type(thing) in _BUILT_IN else (*own, *ATTRIBUTES.look(thing))
+
+    def views(self, thing: Any) -> tuple[Collection[Any], ...]:
+        if type(thing) not in _BUILT_IN:
+            return ()
+        return (thing, thing.values()) if isinstance(thing, dict) else (thing,)
 
     def state(self, thing: Any) -> Any:
         return self._items(thing), ATTRIBUTES.parts(thing) if type(thing) not in _BUILT_IN else None

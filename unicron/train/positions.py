@@ -5,6 +5,7 @@ that the script has done. Their states before each item that drew are kept, and 
 """
 
 from collections.abc import Iterable, Iterator
+from hashlib import blake2b
 from types import GeneratorType
 from typing import Any
 
@@ -15,12 +16,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 from unicron.train.heard import Heard
 from unicron.train.kinds import ATTRIBUTES, LIST, NotCarriedError
 from unicron.train.objects import (
-    HASHED_BYTES,
+    COMPARED_BYTES,
     NUMPY_GENERATOR,
     PYTHON_GENERATOR,
     TORCH_GENERATOR,
     Position,
-    digest,
     kind_of,
     raw,
 )
@@ -166,12 +166,16 @@ def _seen(iterator: Any) -> bytes:
     while todo and len(found) < LONGEST:
         name, each = todo.pop()
         if isinstance(each, torch.Tensor):
-            found.append((name, digest(raw(each)) if each.nbytes <= HASHED_BYTES else each.shape))
+            found.append((name, _digest(raw(each)) if each.nbytes <= COMPARED_BYTES else each.shape))
         elif isinstance(each, tuple | list):
             todo += [(name, one) for one in each[:LONGEST]]
         elif isinstance(each, int | float | str | bytes | None):
             found.append((name, each))
-    return digest(repr(found).encode())
+    return _digest(repr(found).encode())
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()
 
 
 def _own(over: Any) -> list[tuple[Any, Any]]:

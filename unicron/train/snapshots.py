@@ -12,21 +12,26 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from unicron.train.injected import InjectedFault
 from unicron.train.instrument import NAME
 from unicron.train.kinds import ATTRIBUTES, OPTIMIZER, Kind, NotCarriedError
-from unicron.train.objects import INLINE, OPAQUE, POSITION, Opaque, is_same, kind_of, moves, raw, unraw
+from unicron.train.objects import INLINE, OPAQUE, POSITION, Opaque, kind_of, moves, raw, unraw
 from unicron.train.pickling import Key, Pickler, Unpickler
 from unicron.train.randomness import generators, set_generators
 from unicron.train.shards import as_shard_of, local
+from unicron.train.unchanged import Numbered, Unchanged, looked_at
 
 MOST_OBJECTS = 200_000
 """Numbered; a script with more holds data in many small objects, and looking at each in each iteration takes long."""
+
+TOGETHER = 256
+"""Objects that are compared in one go: if one of them has changed, each of these is looked at once more."""
 
 LARGEST_BYTES = 32 << 20
 """Of a snapshot."""
@@ -87,22 +92,6 @@ class Variables:
             ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(self.scope), ctypes.c_int(1))
 
 
-class _Numbered(NamedTuple):
-    """An object as it was when it was numbered; of one that a stretch between loops made, what it was is not kept."""
-
-    thing: Any
-    kind: Kind
-    look: tuple[Any, ...] | None
-    moves: bool
-
-
-def _looked_at(thing: Any, kind: Kind) -> _Numbered:
-    try:
-        return _Numbered(thing, kind, kind.look(thing), any(moves(each) for _, each in kind.parts(thing)))
-    except NotCarriedError:  # data
-        return _Numbered(thing, OPAQUE, (), False)
-
-
 class Heap:
     """What a script's variables lead to, as far as a new process makes it by itself.
 
@@ -120,7 +109,8 @@ class Heap:
         optimizers = [each for each in self._carried if isinstance(each, torch.optim.Optimizer)]
         self._updated = {id(each) for one in optimizers for group in one.param_groups for each in group["params"]}
         self._parameters = [each for each in self._carried if isinstance(each, torch.nn.Parameter)]
-        self._numbered: dict[Key, _Numbered] = {}
+        self._numbered, self._counted = dict[Key, Numbered](), 0
+        self._each, self._unchanged = dict[Key, Numbered](), list[Unchanged]()
         self._keys: dict[int, Key] = {}
         self._first: dict[str, dict[str, Any]] = {}
         self._seen: dict[int, Any] = {}
@@ -157,9 +147,17 @@ class Heap:
             if key in self._numbered:  # keys that look alike, in a dictionary
                 key = (*key, len(self._numbered))
             always = level or kind is OPTIMIZER or id(thing) in self._updated
-            new = _Numbered(thing, kind, None, False) if always else _looked_at(thing, kind)
-            self._numbered[key] = new if kind is not OPAQUE else _Numbered(thing, OPAQUE, (), False)
-            self._keys[id(thing)] = key
+            self._counted += 1
+            one = (Numbered if always else looked_at)(self._counted, thing, kind)
+            if not one.hidden:
+                self._each[key] = one
+            self._numbered[key], self._keys[id(thing)] = one, key
+        if not level:
+            those = iter([*self._each.items()])
+            while some := dict(islice(those, TOGETHER)):
+                self._unchanged.append(group := Unchanged(some))
+                for key in group.objects:
+                    del self._each[key]
 
     def keep(self, things: Iterable[Any]) -> None:
         """Keep what objects are like now: where a snapshot has nothing of them, they are to be so again.
@@ -180,6 +178,7 @@ class Heap:
         over = tuple(levels)
         for key in [key for key in self._numbered if key[0].startswith(over)]:
             del self._keys[id(self._numbered.pop(key).thing)]
+            self._each.pop(key, None)
 
     def _walk(self, spaces: Mapping[str, Variables]) -> Iterator[tuple[Key, Any, Kind]]:
         seen, inline = set[int](), list[Any]()
@@ -208,20 +207,22 @@ class Heap:
 
     def _changed(self) -> list[Key]:
         found, thorough = [], self._heads & (self._heads - 1) == 0
-        for key, (thing, kind, look, moving) in self._numbered.items():
-            if kind.slow and not (thorough or key in self._written):
+        for place, group in enumerate(self._unchanged):
+            if not group.are_same():
+                left = Unchanged(group.objects)
+                self._each |= left.others  # from now on; whatever is raised in between, none is lost
+                self._unchanged[place] = left
+        for key, one in self._each.items():
+            if one.kind.slow and not (thorough or key in self._written):
                 continue
-            if look is None or moving:
-                if not isinstance(kind, Opaque):
-                    found.append(key)
-            elif not is_same(kind.look(thing), look, exact=kind.exact):
-                if isinstance(kind, Opaque):
+            if one.look is None or one.moves or not one.is_same():
+                if isinstance(one.kind, Opaque):
                     self._written.add(key)
                     raise NotCarriedError(
-                        f"{_named(key)} ({type(thing).__qualname__}) has changed, which nobody sees into"
+                        f"{_named(key)} ({type(one.thing).__qualname__}) has changed, which nobody sees into"
                     )
                 found.append(key)
-        return found
+        return sorted(found, key=lambda key: self._numbered[key].number)
 
     def snapshot(
         self,
@@ -244,7 +245,7 @@ class Heap:
         """
         self._heads += 1
         changed = [(key, self._numbered[key]) for key in self._changed()]
-        entries = [(key, kind.state(thing)) for key, (thing, kind, *_) in changed]
+        entries = [(key, one.kind.state(one.thing)) for key, one in changed]
         variables = []
         for name, space in spaces.items():
             values, first = space.all(), self._first.get(name, {})
@@ -358,7 +359,7 @@ class Heap:
     def _put_all(self, entries: Iterable[tuple[Key, Any]]) -> None:
         # what is gone over first: that changes what it is made of, which then is put right
         for key, state in sorted(entries, key=lambda entry: self._numbered[entry[0]].kind is not POSITION):
-            thing, kind, *_ = self._numbered[key]
+            _, thing, kind, *_ = self._numbered[key]
             try:
                 if key not in self._put and kind is not POSITION:
                     self._put[key] = kind.state(thing)
