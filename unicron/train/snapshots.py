@@ -259,9 +259,9 @@ class Heap:
             variables.append((name, known, names))
         there = [each.grad for each in self._parameters]
         if gradients:
-            summed: list[Any] = [each if each is None else _apart(local(each)) for each in there]
+            summed: Any = [each if each is None else _apart(local(each)) for each in there]
         else:
-            summed = [each is not None and (not zeroed or bool(local(each).any())) for each in there]
+            summed = bytes(each is not None and (not zeroed or bool(local(each).any())) for each in there)
         whole = variables, entries, generators(), gradients, summed
         try:
             return self.packed(whole)

@@ -75,10 +75,11 @@ class Unchanged:
                 self.others[key] = each
                 continue
             self.objects[key] = each
-            self._views += views
             self._whole.append(views[0])
             self._sizes.append(len(views[0]))
-            self._held += each.look or ()
+            if each.look:  # of an empty one the size says all
+                self._views += views
+                self._held += each.look
             if views[0] is not each.thing:
                 self._owners.append(each.thing)
                 self._attributes.append(views[0])
