@@ -45,8 +45,11 @@ PLAIN: tuple[Any, ...] = (
 """What never changes."""
 
 _ITERATED: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), range(1), range(1 << 70), "", b"")
+BARE_ITERATORS = frozenset({type(iter(each)) for each in _ITERATED})
+"""Which run no line of Python as they hand out an item."""
+
 ITERATORS: tuple[Any, ...] = (
-    *{type(iter(each)) for each in _ITERATED},
+    *BARE_ITERATORS,
     *(type(reversed([])), zip, map, filter, enumerate, reversed),
     *(each for each in vars(itertools).values() if isinstance(each, type) and each.__name__ != "_tee"),
 )

@@ -16,6 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 from unicron.train.heard import Heard
 from unicron.train.kinds import ATTRIBUTES, LIST, NotCarriedError
 from unicron.train.objects import (
+    BARE_ITERATORS,
     COMPARED_BYTES,
     NUMPY_GENERATOR,
     PYTHON_GENERATOR,
@@ -67,7 +68,8 @@ class Counted(Position, Iterator[Any]):
 
     def __next__(self) -> Any:
         """Return the next item."""
-        before = generators()
+        draws = type(self._iterator) not in BARE_ITERATORS
+        before = generators() if draws else b""
         self._last = _own(self.within)
         self._running.append(self)
         try:
@@ -80,7 +82,8 @@ class Counted(Position, Iterator[Any]):
             self._running.pop()
             if self._drawn is not None and self.count > 2 and _skips(self._iterator):
                 self._drawn.pop(self.count - 1, None)  # whoever comes later loads the last item alone
-            self._note(before)
+            if draws:
+                self._note(before)
 
     def __getattr__(self, name: str) -> Any:
         """Return what else a generator has, such as `close` and `throw`; what it then hands out is seen by `_seen`."""
