@@ -88,20 +88,36 @@ class _Module(_Attributes):
     """Modules of torch. Hooks that are no script's are left alone: torch makes its own as a model is first used."""
 
     def parts(self, thing: Any) -> Parts:
-        return [(name, value) for name, value in super().parts(thing) if not _is_hooks(name, value)]
+        own = own_hooks(thing)
+        return [(name, value) for name, value in super().parts(thing) if name in own or not _are_hooks(name, value)]
 
     def put(self, thing: Any, state: Any) -> None:
         kept = dict(state)
         for name, value in [*vars(thing).items()]:
-            if name not in kept and not _is_hooks(name, value):
+            if name not in kept and not _are_hooks(name, value):
                 del vars(thing)[name]
         vars(thing).update(kept)
 
 
-def _is_hooks(name: str, value: Any) -> bool:
-    if "_hooks" not in name or not isinstance(value, dict):
-        return False
-    return not any(NAME in getattr(getattr(each, "hook", each), "__globals__", ()) for each in value.values())
+def _are_hooks(name: str, value: Any) -> bool:
+    return "_hooks" in name and isinstance(value, dict)
+
+
+def own_hooks(thing: Any) -> dict[str, Any]:
+    """Return those of the dictionaries of a module's hooks that have any of the script's, by name.
+
+    Where there are such, those that are empty are among them: handles of hooks refer to them.
+    """
+    there = {name: hooks for name, hooks in vars(thing).items() if isinstance(hooks, dict) and "_hooks" in name}
+    if not any(there.values()):
+        return {}
+    own = {number for hooks in there.values() for number, each in hooks.items() if is_of_script(each)}
+    return {name: hooks for name, hooks in there.items() if own and (own & hooks.keys() or not hooks)}
+
+
+def is_of_script(hook: Any) -> bool:
+    """Return whether a hook is a function of the script."""
+    return NAME in getattr(getattr(hook, "hook", hook), "__globals__", ())
 
 
 class _Optimizer(_Attributes):

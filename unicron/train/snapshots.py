@@ -17,10 +17,11 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from unicron.train.injected import InjectedFault
 from unicron.train.instrument import NAME
-from unicron.train.kinds import ATTRIBUTES, OPTIMIZER, Kind, NotCarriedError
+from unicron.train.kinds import ATTRIBUTES, OPTIMIZER, Kind, NotCarriedError, is_of_script, own_hooks
 from unicron.train.objects import INLINE, OPAQUE, POSITION, Opaque, kind_of, moves, raw, unraw
 from unicron.train.pickling import Key, Pickler, Unpickler
 from unicron.train.randomness import generators, set_generators
@@ -117,6 +118,8 @@ class Heap:
         self._unbound: set[tuple[str, str]] = set()
         self._heads, self._written = 0, set[Key]()
         self._put = dict[Key, Any]()
+        self._hooks, self._hooked = 0, set[int]()
+        self._modules, self._tensors = list[tuple[Key, Any]](), list[tuple[Key, Any]]()
         self.lacking = list[torch.nn.Parameter]()
 
     # --- numbering ---------------------------------------------------------------------------------------------------
@@ -153,6 +156,10 @@ class Heap:
                 self._each[key] = one
             self._numbered[key], self._keys[id(thing)] = one, key
         if not level:
+            things = [(key, one.thing) for key, one in self._numbered.items()]
+            self._modules = [(key, thing) for key, thing in things if isinstance(thing, torch.nn.Module)]
+            self._tensors = [(key, thing) for key, thing in things if isinstance(thing, torch.Tensor)]
+            self._hooks, self._hooked = RemovableHandle.next_id, {number for _, number in self._tensor_hooks()}
             those = iter([*self._each.items()])
             while some := dict(islice(those, TOGETHER)):
                 self._unchanged.append(group := Unchanged(some))
@@ -222,7 +229,28 @@ class Heap:
                         f"{_named(key)} ({type(one.thing).__qualname__}) has changed, which nobody sees into"
                     )
                 found.append(key)
+        if self._hooks != RemovableHandle.next_id:
+            found = [*{*found, *self._with_hooks()}]
         return sorted(found, key=lambda key: self._numbered[key].number)
+
+    def _with_hooks(self) -> Iterator[Key]:
+        """Find modules that have got hooks since they were numbered, which shows in none of their attributes.
+
+        Raises:
+            NotCarriedError: a parameter has got one.
+        """
+        for key, number in self._tensor_hooks():
+            if number not in self._hooked:
+                raise NotCarriedError(f"{_named(key)} has got a hook, which no other process would have")
+        for key, module in self._modules:
+            if any(id(hooks) not in self._keys for hooks in own_hooks(module).values()):
+                yield key
+
+    def _tensor_hooks(self) -> Iterator[tuple[Key, int]]:
+        for key, tensor in self._tensors:
+            for hooks in (tensor._backward_hooks, tensor._post_accumulate_grad_hooks):  # noqa: SLF001
+                if hooks:
+                    yield from ((key, number) for number, each in hooks.items() if is_of_script(each))
 
     def snapshot(
         self,
@@ -262,7 +290,8 @@ class Heap:
             summed: Any = [each if each is None else _apart(local(each)) for each in there]
         else:
             summed = bytes(each is not None and (not zeroed or bool(local(each).any())) for each in there)
-        whole = variables, entries, generators(), gradients, summed
+        hooks = RemovableHandle.next_id if self._hooks != RemovableHandle.next_id else 0
+        whole = variables, entries, generators(), gradients, summed, hooks
         try:
             return self.packed(whole)
         except InjectedFault:
@@ -323,7 +352,7 @@ class Heap:
             NotCarriedError: this process has made something else before the loop.
         """
         try:
-            variables, entries, states, gradients, summed = Unpickler(io.BytesIO(data), self._found).load()
+            variables, entries, states, gradients, summed, hooks = Unpickler(io.BytesIO(data), self._found).load()
         except NotCarriedError:
             raise
         except Exception as error:
@@ -344,17 +373,22 @@ class Heap:
                 raise NotCarriedError(f"the variables of {name} are not here")
             spaces[name].put(values, names)
         set_generators(states)
+        if hooks:  # those that are registered from now on get other numbers
+            self._hooks, RemovableHandle.next_id = -1, max(hooks, RemovableHandle.next_id)
+        self._put_gradients(summed, whole=gradients)
+        return bool(gradients)
+
+    def _put_gradients(self, summed: Iterable[Any], *, whole: bool) -> None:
         self.lacking = []
         for parameter, one in zip(self._parameters, summed, strict=False):
-            if gradients:
-                whole = None if one is None else unraw(*one).to(parameter.device)
-                parameter.grad = None if whole is None else as_shard_of(whole, parameter)
+            if whole:
+                gradient = None if one is None else unraw(*one).to(parameter.device)
+                parameter.grad = None if gradient is None else as_shard_of(gradient, parameter)
             elif one:
                 self.lacking.append(parameter)
                 parameter.grad = torch.full_like(parameter, torch.nan)
             else:
                 parameter.grad = None
-        return bool(gradients)
 
     def _put_all(self, entries: Iterable[tuple[Key, Any]]) -> None:
         # what is gone over first: that changes what it is made of, which then is put right
