@@ -6,27 +6,23 @@ that have changed, with references to numbered ones as their keys. The new proce
 closures, aliases, and what libraries hold stay what they are.
 """
 
-import ctypes
 import io
-import os
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from types import FrameType
 from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from unicron.train.injected import InjectedFault
-from unicron.train.instrument import NAME
 from unicron.train.kinds import ATTRIBUTES, OPTIMIZER, Kind, NotCarriedError, is_of_script, own_hooks
 from unicron.train.objects import INLINE, OPAQUE, POSITION, Opaque, kind_of, moves, raw, unraw
 from unicron.train.pickling import Key, Pickler, Unpickler
 from unicron.train.randomness import generators, set_generators
 from unicron.train.shards import as_shard_of, local
 from unicron.train.unchanged import Numbered, Unchanged, looked_at
+from unicron.train.variables import Variables
 
 MOST_OBJECTS = 200_000
 """Numbered; a script with more holds data in many small objects, and looking at each in each iteration takes long."""
@@ -54,43 +50,6 @@ class _Stream(io.BytesIO):
         if self.tell() + len(data) > LARGEST_BYTES:
             raise TooLargeError(f"what has changed since the loop began takes more than {LARGEST_BYTES >> 20} MiB")
         return super().write(data)
-
-
-class Variables:
-    """Those of a function that is running, or of a module.
-
-    Args:
-        scope: the function's frame, or the module's variables.
-    """
-
-    def __init__(self, scope: FrameType | dict[str, Any]) -> None:
-        self.scope = scope
-
-    def runs(self, frame: FrameType) -> bool:
-        """Return whether they are what a frame's code reads and sets."""
-        return self.scope is frame or self.scope is frame.f_locals
-
-    def all(self) -> dict[str, Any]:
-        """Return their values by name."""
-        variables = self.scope if isinstance(self.scope, dict) else self.scope.f_locals
-        return {name: value for name, value in variables.items() if not name.startswith("__")}
-
-    def put(self, values: Mapping[str, Any], names: Iterable[str]) -> None:
-        """Have these values, and no variables but `names`."""
-        kept = set(names)
-        if isinstance(self.scope, dict):
-            for name in self.all().keys() - kept:
-                del self.scope[name]
-            self.scope.update(values)
-            return
-        variables = self.scope.f_locals
-        kept |= {name for name in variables if name.startswith("__")}
-        variables.update(values)
-        # from 3.13 on they are written through (PEP 667), and none can be taken away
-        if sys.version_info < (3, 13):
-            for name in variables.keys() - kept:
-                del variables[name]
-            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(self.scope), ctypes.c_int(1))
 
 
 class Heap:
@@ -409,15 +368,3 @@ def _apart(tensor: torch.Tensor) -> tuple[bytes, torch.dtype, tuple[int, ...]]:
 def _named(key: Key) -> str:
     _, space, *way = key
     return f"`{'.'.join(map(str, way))}` of {space}"
-
-
-def spaces_of(frame: FrameType, modules: Mapping[str, dict[str, Any]]) -> dict[str, Variables]:
-    """Return the variables of the program's modules, and of its functions that are running, the outermost first."""
-    frames, each = list[FrameType](), frame
-    while each is not None:
-        if NAME in each.f_globals and each.f_locals is not each.f_globals:
-            frames.append(each)
-        each = each.f_back  # type: ignore[assignment]
-    found = {name: Variables(variables) for name, variables in sorted(modules.items())}
-    found["os"] = Variables({"environ": os.environ})
-    return found | {f"{number}:{each.f_code.co_name}": Variables(each) for number, each in enumerate(frames[::-1])}

@@ -12,8 +12,9 @@ from unicron.train.instrument import NAME, instrument
 from unicron.train.kinds import NotCarriedError
 from unicron.train.loops import Loops
 from unicron.train.records import checked, signed
-from unicron.train.snapshots import Heap, Variables
+from unicron.train.snapshots import Heap
 from unicron.train.under_way import Record
+from unicron.train.variables import Variables
 
 MODULE = "script_of_a_test"
 

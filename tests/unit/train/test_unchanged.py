@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from unicron.train.snapshots import TOGETHER, Heap, Variables
+from unicron.train.snapshots import TOGETHER, Heap
+from unicron.train.variables import Variables
 
 
 class Alike:
