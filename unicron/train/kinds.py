@@ -9,7 +9,7 @@ import functools
 import itertools
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from unicron.errors import InvalidInputError
@@ -41,6 +41,10 @@ class Kind:
         """Return what shows whether the object's own state has changed."""
         raise NotImplementedError
 
+    def views(self, thing: Any) -> tuple[Collection[Any], ...]:  # noqa: ARG002
+        """Return what holds all that `look` returns, in its order, now and later; nothing where there is no such."""
+        return ()
+
     def state(self, thing: Any) -> Any:
         """Return the object's own state."""
         return self.look(thing)
@@ -61,6 +65,10 @@ class _Attributes(Kind):
         attributes = getattr(thing, "__dict__", {})  # the many that there are of these are looked at in each iteration
         return *attributes, *attributes.values(), *(getattr(thing, name, None) for name in slots_of(thing))
 
+    def views(self, thing: Any) -> tuple[Collection[Any], ...]:
+        attributes = getattr(thing, "__dict__", None)
+        return (attributes, attributes.values()) if type(attributes) is dict and not slots_of(thing) else ()
+
     def state(self, thing: Any) -> Any:
         return self.parts(thing)
 
@@ -80,20 +88,36 @@ class _Module(_Attributes):
     """Modules of torch. Hooks that are no script's are left alone: torch makes its own as a model is first used."""
 
     def parts(self, thing: Any) -> Parts:
-        return [(name, value) for name, value in super().parts(thing) if not _is_hooks(name, value)]
+        own = own_hooks(thing)
+        return [(name, value) for name, value in super().parts(thing) if name in own or not _are_hooks(name, value)]
 
     def put(self, thing: Any, state: Any) -> None:
         kept = dict(state)
         for name, value in [*vars(thing).items()]:
-            if name not in kept and not _is_hooks(name, value):
+            if name not in kept and not _are_hooks(name, value):
                 del vars(thing)[name]
         vars(thing).update(kept)
 
 
-def _is_hooks(name: str, value: Any) -> bool:
-    if "_hooks" not in name or not isinstance(value, dict):
-        return False
-    return not any(NAME in getattr(getattr(each, "hook", each), "__globals__", ()) for each in value.values())
+def _are_hooks(name: str, value: Any) -> bool:
+    return "_hooks" in name and isinstance(value, dict)
+
+
+def own_hooks(thing: Any) -> dict[str, Any]:
+    """Return those of the dictionaries of a module's hooks that have any of the script's, by name.
+
+    Where there are such, those that are empty are among them: handles of hooks refer to them.
+    """
+    there = {name: hooks for name, hooks in vars(thing).items() if isinstance(hooks, dict) and "_hooks" in name}
+    if not any(there.values()):
+        return {}
+    own = {number for hooks in there.values() for number, each in hooks.items() if is_of_script(each)}
+    return {name: hooks for name, hooks in there.items() if own and (own & hooks.keys() or not hooks)}
+
+
+def is_of_script(hook: Any) -> bool:
+    """Return whether a hook is a function of the script."""
+    return NAME in getattr(getattr(hook, "hook", hook), "__globals__", ())
 
 
 class _Optimizer(_Attributes):
@@ -104,6 +128,9 @@ class _Optimizer(_Attributes):
 
     def look(self, thing: Any) -> tuple[Any, ...]:
         return tuple(itertools.chain.from_iterable(self.parts(thing)))
+
+    def views(self, thing: Any) -> tuple[Collection[Any], ...]:  # noqa: ARG002
+        return ()
 
     def state(self, thing: Any) -> Any:
         options = [{name: value for name, value in each.items() if name != "params"} for each in thing.param_groups]
@@ -142,6 +169,11 @@ class _Holding(Kind):
     def look(self, thing: Any) -> tuple[Any, ...]:
         own = self._look(thing)
         return own if type(thing) in _BUILT_IN else (*own, *ATTRIBUTES.look(thing))
+
+    def views(self, thing: Any) -> tuple[Collection[Any], ...]:
+        if type(thing) not in _BUILT_IN:
+            return ()
+        return (thing, thing.values()) if isinstance(thing, dict) else (thing,)
 
     def state(self, thing: Any) -> Any:
         return self._items(thing), ATTRIBUTES.parts(thing) if type(thing) not in _BUILT_IN else None

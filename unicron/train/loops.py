@@ -22,8 +22,9 @@ from unicron.train.objects import Call
 from unicron.train.points import Point, Points, known
 from unicron.train.positions import RUNNING, Counted
 from unicron.train.randomness import seed
-from unicron.train.snapshots import Heap, Variables, spaces_of
+from unicron.train.snapshots import Heap
 from unicron.train.under_way import At, Chain, Record
+from unicron.train.variables import Variables, spaces_of
 
 EARLY, SMALL_BYTES = 4, 8 << 20
 """Updates before which snapshots have gradients of so many bytes: more may be added to them, which shows later."""

@@ -5,7 +5,6 @@ import enum
 import functools
 import io
 import itertools
-import operator
 import os
 import pickle
 import random
@@ -15,7 +14,6 @@ import types
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
-from hashlib import blake2b
 from inspect import GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
 from typing import Any
 
@@ -47,8 +45,11 @@ PLAIN: tuple[Any, ...] = (
 """What never changes."""
 
 _ITERATED: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), range(1), range(1 << 70), "", b"")
+BARE_ITERATORS = frozenset({type(iter(each)) for each in _ITERATED})
+"""Which run no line of Python as they hand out an item."""
+
 ITERATORS: tuple[Any, ...] = (
-    *{type(iter(each)) for each in _ITERATED},
+    *BARE_ITERATORS,
     *(type(reversed([])), zip, map, filter, enumerate, reversed),
     *(each for each in vars(itertools).values() if isinstance(each, type) and each.__name__ != "_tee"),
 )
@@ -67,7 +68,7 @@ BOUND_MODULES = (
 """Of this process alone: each has its own, and is left with it."""
 
 SMALL_BYTES = 64 << 10
-HASHED_BYTES = 256 << 10
+COMPARED_BYTES = 256 << 10
 """Of a tensor of more the version shows whether it has changed."""
 
 ARRAY_BYTES, MOST_DATA_BYTES = 1 << 20, 1 << 30
@@ -139,7 +140,7 @@ class _Tensor(Kind):
 
     def look(self, thing: torch.Tensor) -> tuple[Any, ...]:
         # a fused optimizer, or BatchNorm, leaves the version as it is
-        value = (thing._version, thing.data_ptr()) if thing.nbytes > HASHED_BYTES else digest(raw(thing))  # noqa: SLF001
+        value = (thing._version, thing.data_ptr()) if thing.nbytes > COMPARED_BYTES else raw(thing)  # noqa: SLF001
         return value, thing.requires_grad, id(thing.grad) if thing.is_leaf else 0, thing.shape, thing.dtype
 
     def state(self, thing: torch.Tensor) -> Any:
@@ -165,8 +166,11 @@ def raw(tensor: torch.Tensor) -> bytes:
     """
     if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.nbytes > LARGE_BYTES:
         raise NotCarriedError(f"a tensor of {tensor.nbytes} bytes on {tensor.device} ({tensor.layout})")
-    there = tensor.detach().cpu().contiguous().reshape(-1)
-    return there.view(torch.uint8).numpy().tobytes() if there.numel() else b""
+    try:
+        return tensor.numpy(force=True).tobytes()
+    except TypeError:  # numpy has no such numbers
+        there = tensor.detach().cpu().contiguous().reshape(-1)
+        return there.view(torch.uint8).numpy().tobytes() if there.numel() else b""
 
 
 def unraw(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -174,11 +178,6 @@ def unraw(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tens
     if not data:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).reshape(shape)
-
-
-def digest(data: bytes) -> bytes:
-    """Return 16 bytes that tell others apart."""
-    return blake2b(data, digest_size=16).digest()
 
 
 class Opaque(Kind):
@@ -270,7 +269,7 @@ def _put_array(thing: Any, state: Any) -> None:
 def _look_array(thing: Any) -> Any:
     if thing.dtype.hasobject:
         raise NotCarriedError("an array of objects")
-    return digest(thing.tobytes()), thing.shape, str(thing.dtype)
+    return thing.tobytes(), thing.shape, str(thing.dtype)
 
 
 def _numpy_state(thing: Any) -> Any:
@@ -312,7 +311,7 @@ _BY_CLASS: dict[Any, Kind] = {
     Call: ATTRIBUTES,
     (io.BytesIO, io.StringIO): IN_MEMORY,
     _SingleProcessDataLoaderIter: LOADING,
-    type(os.environ): Hidden(dict),
+    type(os.environ): Hidden(lambda thing: thing._data.copy()),  # noqa: SLF001 as bytes, which takes no decoding
     type(functools.lru_cache(len)): Hidden(lambda thing: thing.cache_info()),
     threading.local: Hidden(lambda thing: list(map(id, vars(thing).values()))),
     # these move where nobody sees it
@@ -377,10 +376,3 @@ def _kind(cls: Any) -> Kind | None:
 def moves(thing: Any) -> bool:
     """Return whether something changes where nobody sees it: an iterator, by itself or in a tuple."""
     return isinstance(thing, ITERATORS) or (isinstance(thing, tuple) and any(map(moves, thing)))
-
-
-def is_same(look: tuple[Any, ...], before: tuple[Any, ...], *, exact: bool) -> bool:
-    """Return whether nothing has changed."""
-    if not exact:
-        return look == before
-    return len(look) == len(before) and all(map(operator.is_, look, before))

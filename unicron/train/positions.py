@@ -5,6 +5,7 @@ that the script has done. Their states before each item that drew are kept, and 
 """
 
 from collections.abc import Iterable, Iterator
+from hashlib import blake2b
 from types import GeneratorType
 from typing import Any
 
@@ -15,16 +16,16 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 from unicron.train.heard import Heard
 from unicron.train.kinds import ATTRIBUTES, LIST, NotCarriedError
 from unicron.train.objects import (
-    HASHED_BYTES,
+    BARE_ITERATORS,
+    COMPARED_BYTES,
     NUMPY_GENERATOR,
     PYTHON_GENERATOR,
     TORCH_GENERATOR,
     Position,
-    digest,
     kind_of,
     raw,
 )
-from unicron.train.randomness import Generators, are_same, generators, set_generators
+from unicron.train.randomness import generators, set_generators
 
 MOST_DRAWN = 16
 """Items for which the generators' states are kept, 11 KiB each."""
@@ -58,7 +59,7 @@ class Counted(Position, Iterator[Any]):
         self._first = self._last = _own(over)
         self.within, self._iterator, self._running = over, iter(over), RUNNING if running is None else running
         self.count, self.over, self.heard, self.goes = 0, False, Heard(), False
-        self._drawn: dict[int, Generators] | None = {}
+        self._drawn: dict[int, bytes] | None = {}
         self._note(before)
 
     def __reduce__(self) -> Any:
@@ -67,7 +68,8 @@ class Counted(Position, Iterator[Any]):
 
     def __next__(self) -> Any:
         """Return the next item."""
-        before = generators()
+        draws = type(self._iterator) not in BARE_ITERATORS
+        before = generators() if draws else b""
         self._last = _own(self.within)
         self._running.append(self)
         try:
@@ -80,7 +82,8 @@ class Counted(Position, Iterator[Any]):
             self._running.pop()
             if self._drawn is not None and self.count > 2 and _skips(self._iterator):
                 self._drawn.pop(self.count - 1, None)  # whoever comes later loads the last item alone
-            self._note(before)
+            if draws:
+                self._note(before)
 
     def __getattr__(self, name: str) -> Any:
         """Return what else a generator has, such as `close` and `throw`; what it then hands out is seen by `_seen`."""
@@ -88,8 +91,8 @@ class Counted(Position, Iterator[Any]):
             raise AttributeError(name)
         return getattr(self._iterator, name)
 
-    def _note(self, before: Generators) -> None:
-        if self._drawn is not None and not are_same(before, generators()):
+    def _note(self, before: bytes) -> None:
+        if self._drawn is not None and generators() != before:
             self._drawn[self.count] = before
             if len(self._drawn) > MOST_DRAWN:
                 self._drawn = None
@@ -166,12 +169,16 @@ def _seen(iterator: Any) -> bytes:
     while todo and len(found) < LONGEST:
         name, each = todo.pop()
         if isinstance(each, torch.Tensor):
-            found.append((name, digest(raw(each)) if each.nbytes <= HASHED_BYTES else each.shape))
+            found.append((name, _digest(raw(each)) if each.nbytes <= COMPARED_BYTES else each.shape))
         elif isinstance(each, tuple | list):
             todo += [(name, one) for one in each[:LONGEST]]
         elif isinstance(each, int | float | str | bytes | None):
             found.append((name, each))
-    return digest(repr(found).encode())
+    return _digest(repr(found).encode())
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()
 
 
 def _own(over: Any) -> list[tuple[Any, Any]]:

@@ -1,41 +1,39 @@
 """Generators of random numbers that all of a process draw from: their states, and how they begin."""
 
 import os
+import pickle
 import random
 import sys
 from hashlib import blake2b
-from typing import Any
 
 import torch
 
-Generators = tuple[Any, ...]
 
+def generators() -> bytes:
+    """Return the states of the generators of random numbers that everybody in this process draws from.
 
-def generators() -> Generators:
-    """Return the states of the generators of random numbers that everybody in this process draws from."""
+    They are the same bytes as long as nothing is drawn.
+    """
     numpy = sys.modules.get("numpy")
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    return torch.get_rng_state(), random.getstate(), numpy.random.get_state(legacy=False) if numpy else None, cuda
-
-
-def are_same(one: Generators, other: Generators) -> bool:
-    """Return whether nothing was drawn in between."""
-    numpy_same = one[2] is other[2] or (
-        one[2]["state"]["pos"] == other[2]["state"]["pos"]
-        and bool((one[2]["state"]["key"] == other[2]["state"]["key"]).all())
+    cuda = torch.cuda.get_rng_state().numpy().tobytes() if torch.cuda.is_available() else None
+    states = (
+        torch.get_rng_state().numpy().tobytes(),
+        random.getstate(),
+        numpy.random.get_state(legacy=False) if numpy else None,
+        cuda,
     )
-    cuda_same = one[3] is other[3] or torch.equal(one[3], other[3])
-    return torch.equal(one[0], other[0]) and one[1] == other[1] and numpy_same and cuda_same
+    return pickle.dumps(states, pickle.HIGHEST_PROTOCOL)
 
 
-def set_generators(states: Generators) -> None:
+def set_generators(states: bytes) -> None:
     """Have them be in these states."""
-    torch.set_rng_state(states[0])
-    random.setstate(states[1])
-    if states[2] is not None:
-        sys.modules["numpy"].random.set_state(states[2])
-    if states[3] is not None:
-        torch.cuda.set_rng_state(states[3])
+    of_torch, of_python, of_numpy, of_cuda = pickle.loads(states)  # noqa: S301 it comes signed, as snapshots do
+    torch.set_rng_state(torch.frombuffer(bytearray(of_torch), dtype=torch.uint8))
+    random.setstate(of_python)
+    if of_numpy is not None:
+        sys.modules["numpy"].random.set_state(of_numpy)
+    if of_cuda is not None:
+        torch.cuda.set_rng_state(torch.frombuffer(bytearray(of_cuda), dtype=torch.uint8))
 
 
 def seed(rank: int) -> None:

@@ -6,27 +6,29 @@ that have changed, with references to numbered ones as their keys. The new proce
 closures, aliases, and what libraries hold stay what they are.
 """
 
-import ctypes
 import io
-import os
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import FrameType
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from unicron.train.injected import InjectedFault
-from unicron.train.instrument import NAME
-from unicron.train.kinds import ATTRIBUTES, OPTIMIZER, Kind, NotCarriedError
-from unicron.train.objects import INLINE, OPAQUE, POSITION, Opaque, is_same, kind_of, moves, raw, unraw
+from unicron.train.kinds import ATTRIBUTES, OPTIMIZER, Kind, NotCarriedError, is_of_script, own_hooks
+from unicron.train.objects import INLINE, OPAQUE, POSITION, Opaque, kind_of, moves, raw, unraw
 from unicron.train.pickling import Key, Pickler, Unpickler
 from unicron.train.randomness import generators, set_generators
 from unicron.train.shards import as_shard_of, local
+from unicron.train.unchanged import Numbered, Unchanged, looked_at
+from unicron.train.variables import Variables
 
 MOST_OBJECTS = 200_000
 """Numbered; a script with more holds data in many small objects, and looking at each in each iteration takes long."""
+
+TOGETHER = 256
+"""Objects that are compared in one go: if one of them has changed, each of these is looked at once more."""
 
 LARGEST_BYTES = 32 << 20
 """Of a snapshot."""
@@ -50,59 +52,6 @@ class _Stream(io.BytesIO):
         return super().write(data)
 
 
-class Variables:
-    """Those of a function that is running, or of a module.
-
-    Args:
-        scope: the function's frame, or the module's variables.
-    """
-
-    def __init__(self, scope: FrameType | dict[str, Any]) -> None:
-        self.scope = scope
-
-    def runs(self, frame: FrameType) -> bool:
-        """Return whether they are what a frame's code reads and sets."""
-        return self.scope is frame or self.scope is frame.f_locals
-
-    def all(self) -> dict[str, Any]:
-        """Return their values by name."""
-        variables = self.scope if isinstance(self.scope, dict) else self.scope.f_locals
-        return {name: value for name, value in variables.items() if not name.startswith("__")}
-
-    def put(self, values: Mapping[str, Any], names: Iterable[str]) -> None:
-        """Have these values, and no variables but `names`."""
-        kept = set(names)
-        if isinstance(self.scope, dict):
-            for name in self.all().keys() - kept:
-                del self.scope[name]
-            self.scope.update(values)
-            return
-        variables = self.scope.f_locals
-        kept |= {name for name in variables if name.startswith("__")}
-        variables.update(values)
-        # from 3.13 on they are written through (PEP 667), and none can be taken away
-        if sys.version_info < (3, 13):
-            for name in variables.keys() - kept:
-                del variables[name]
-            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(self.scope), ctypes.c_int(1))
-
-
-class _Numbered(NamedTuple):
-    """An object as it was when it was numbered; of one that a stretch between loops made, what it was is not kept."""
-
-    thing: Any
-    kind: Kind
-    look: tuple[Any, ...] | None
-    moves: bool
-
-
-def _looked_at(thing: Any, kind: Kind) -> _Numbered:
-    try:
-        return _Numbered(thing, kind, kind.look(thing), any(moves(each) for _, each in kind.parts(thing)))
-    except NotCarriedError:  # data
-        return _Numbered(thing, OPAQUE, (), False)
-
-
 class Heap:
     """What a script's variables lead to, as far as a new process makes it by itself.
 
@@ -120,13 +69,16 @@ class Heap:
         optimizers = [each for each in self._carried if isinstance(each, torch.optim.Optimizer)]
         self._updated = {id(each) for one in optimizers for group in one.param_groups for each in group["params"]}
         self._parameters = [each for each in self._carried if isinstance(each, torch.nn.Parameter)]
-        self._numbered: dict[Key, _Numbered] = {}
+        self._numbered, self._counted = dict[Key, Numbered](), 0
+        self._each, self._unchanged = dict[Key, Numbered](), list[Unchanged]()
         self._keys: dict[int, Key] = {}
         self._first: dict[str, dict[str, Any]] = {}
         self._seen: dict[int, Any] = {}
         self._unbound: set[tuple[str, str]] = set()
         self._heads, self._written = 0, set[Key]()
         self._put = dict[Key, Any]()
+        self._hooks, self._hooked = 0, set[int]()
+        self._modules, self._tensors = list[tuple[Key, Any]](), list[tuple[Key, Any]]()
         self.lacking = list[torch.nn.Parameter]()
 
     # --- numbering ---------------------------------------------------------------------------------------------------
@@ -157,9 +109,21 @@ class Heap:
             if key in self._numbered:  # keys that look alike, in a dictionary
                 key = (*key, len(self._numbered))
             always = level or kind is OPTIMIZER or id(thing) in self._updated
-            new = _Numbered(thing, kind, None, False) if always else _looked_at(thing, kind)
-            self._numbered[key] = new if kind is not OPAQUE else _Numbered(thing, OPAQUE, (), False)
-            self._keys[id(thing)] = key
+            self._counted += 1
+            one = (Numbered if always else looked_at)(self._counted, thing, kind)
+            if not one.hidden:
+                self._each[key] = one
+            self._numbered[key], self._keys[id(thing)] = one, key
+        if not level:
+            things = [(key, one.thing) for key, one in self._numbered.items()]
+            self._modules = [(key, thing) for key, thing in things if isinstance(thing, torch.nn.Module)]
+            self._tensors = [(key, thing) for key, thing in things if isinstance(thing, torch.Tensor)]
+            self._hooks, self._hooked = RemovableHandle.next_id, {number for _, number in self._tensor_hooks()}
+            those = iter([*self._each.items()])
+            while some := dict(islice(those, TOGETHER)):
+                self._unchanged.append(group := Unchanged(some))
+                for key in group.objects:
+                    del self._each[key]
 
     def keep(self, things: Iterable[Any]) -> None:
         """Keep what objects are like now: where a snapshot has nothing of them, they are to be so again.
@@ -180,6 +144,7 @@ class Heap:
         over = tuple(levels)
         for key in [key for key in self._numbered if key[0].startswith(over)]:
             del self._keys[id(self._numbered.pop(key).thing)]
+            self._each.pop(key, None)
 
     def _walk(self, spaces: Mapping[str, Variables]) -> Iterator[tuple[Key, Any, Kind]]:
         seen, inline = set[int](), list[Any]()
@@ -208,20 +173,43 @@ class Heap:
 
     def _changed(self) -> list[Key]:
         found, thorough = [], self._heads & (self._heads - 1) == 0
-        for key, (thing, kind, look, moving) in self._numbered.items():
-            if kind.slow and not (thorough or key in self._written):
+        for place, group in enumerate(self._unchanged):
+            if not group.are_same():
+                left = Unchanged(group.objects)
+                self._each |= left.others  # from now on; whatever is raised in between, none is lost
+                self._unchanged[place] = left
+        for key, one in self._each.items():
+            if one.kind.slow and not (thorough or key in self._written):
                 continue
-            if look is None or moving:
-                if not isinstance(kind, Opaque):
-                    found.append(key)
-            elif not is_same(kind.look(thing), look, exact=kind.exact):
-                if isinstance(kind, Opaque):
+            if one.look is None or one.moves or not one.is_same():
+                if isinstance(one.kind, Opaque):
                     self._written.add(key)
                     raise NotCarriedError(
-                        f"{_named(key)} ({type(thing).__qualname__}) has changed, which nobody sees into"
+                        f"{_named(key)} ({type(one.thing).__qualname__}) has changed, which nobody sees into"
                     )
                 found.append(key)
-        return found
+        if self._hooks != RemovableHandle.next_id:
+            found = [*{*found, *self._with_hooks()}]
+        return sorted(found, key=lambda key: self._numbered[key].number)
+
+    def _with_hooks(self) -> Iterator[Key]:
+        """Find modules that have got hooks since they were numbered, which shows in none of their attributes.
+
+        Raises:
+            NotCarriedError: a parameter has got one.
+        """
+        for key, number in self._tensor_hooks():
+            if number not in self._hooked:
+                raise NotCarriedError(f"{_named(key)} has got a hook, which no other process would have")
+        for key, module in self._modules:
+            if any(id(hooks) not in self._keys for hooks in own_hooks(module).values()):
+                yield key
+
+    def _tensor_hooks(self) -> Iterator[tuple[Key, int]]:
+        for key, tensor in self._tensors:
+            for hooks in (tensor._backward_hooks, tensor._post_accumulate_grad_hooks):  # noqa: SLF001
+                if hooks:
+                    yield from ((key, number) for number, each in hooks.items() if is_of_script(each))
 
     def snapshot(
         self,
@@ -244,7 +232,7 @@ class Heap:
         """
         self._heads += 1
         changed = [(key, self._numbered[key]) for key in self._changed()]
-        entries = [(key, kind.state(thing)) for key, (thing, kind, *_) in changed]
+        entries = [(key, one.kind.state(one.thing)) for key, one in changed]
         variables = []
         for name, space in spaces.items():
             values, first = space.all(), self._first.get(name, {})
@@ -258,10 +246,11 @@ class Heap:
             variables.append((name, known, names))
         there = [each.grad for each in self._parameters]
         if gradients:
-            summed: list[Any] = [each if each is None else _apart(local(each)) for each in there]
+            summed: Any = [each if each is None else _apart(local(each)) for each in there]
         else:
-            summed = [each is not None and (not zeroed or bool(local(each).any())) for each in there]
-        whole = variables, entries, generators(), gradients, summed
+            summed = bytes(each is not None and (not zeroed or bool(local(each).any())) for each in there)
+        hooks = RemovableHandle.next_id if self._hooks != RemovableHandle.next_id else 0
+        whole = variables, entries, generators(), gradients, summed, hooks
         try:
             return self.packed(whole)
         except InjectedFault:
@@ -322,7 +311,7 @@ class Heap:
             NotCarriedError: this process has made something else before the loop.
         """
         try:
-            variables, entries, states, gradients, summed = Unpickler(io.BytesIO(data), self._found).load()
+            variables, entries, states, gradients, summed, hooks = Unpickler(io.BytesIO(data), self._found).load()
         except NotCarriedError:
             raise
         except Exception as error:
@@ -343,22 +332,27 @@ class Heap:
                 raise NotCarriedError(f"the variables of {name} are not here")
             spaces[name].put(values, names)
         set_generators(states)
+        if hooks:  # those that are registered from now on get other numbers
+            self._hooks, RemovableHandle.next_id = -1, max(hooks, RemovableHandle.next_id)
+        self._put_gradients(summed, whole=gradients)
+        return bool(gradients)
+
+    def _put_gradients(self, summed: Iterable[Any], *, whole: bool) -> None:
         self.lacking = []
         for parameter, one in zip(self._parameters, summed, strict=False):
-            if gradients:
-                whole = None if one is None else unraw(*one).to(parameter.device)
-                parameter.grad = None if whole is None else as_shard_of(whole, parameter)
+            if whole:
+                gradient = None if one is None else unraw(*one).to(parameter.device)
+                parameter.grad = None if gradient is None else as_shard_of(gradient, parameter)
             elif one:
                 self.lacking.append(parameter)
                 parameter.grad = torch.full_like(parameter, torch.nan)
             else:
                 parameter.grad = None
-        return bool(gradients)
 
     def _put_all(self, entries: Iterable[tuple[Key, Any]]) -> None:
         # what is gone over first: that changes what it is made of, which then is put right
         for key, state in sorted(entries, key=lambda entry: self._numbered[entry[0]].kind is not POSITION):
-            thing, kind, *_ = self._numbered[key]
+            _, thing, kind, *_ = self._numbered[key]
             try:
                 if key not in self._put and kind is not POSITION:
                     self._put[key] = kind.state(thing)
@@ -374,15 +368,3 @@ def _apart(tensor: torch.Tensor) -> tuple[bytes, torch.dtype, tuple[int, ...]]:
 def _named(key: Key) -> str:
     _, space, *way = key
     return f"`{'.'.join(map(str, way))}` of {space}"
-
-
-def spaces_of(frame: FrameType, modules: Mapping[str, dict[str, Any]]) -> dict[str, Variables]:
-    """Return the variables of the program's modules, and of its functions that are running, the outermost first."""
-    frames, each = list[FrameType](), frame
-    while each is not None:
-        if NAME in each.f_globals and each.f_locals is not each.f_globals:
-            frames.append(each)
-        each = each.f_back  # type: ignore[assignment]
-    found = {name: Variables(variables) for name, variables in sorted(modules.items())}
-    found["os"] = Variables({"environ": os.environ})
-    return found | {f"{number}:{each.f_code.co_name}": Variables(each) for number, each in enumerate(frames[::-1])}

@@ -12,8 +12,9 @@ from unicron.train.instrument import NAME, instrument
 from unicron.train.kinds import NotCarriedError
 from unicron.train.loops import Loops
 from unicron.train.records import checked, signed
-from unicron.train.snapshots import Heap, Variables
+from unicron.train.snapshots import Heap
 from unicron.train.under_way import Record
+from unicron.train.variables import Variables
 
 MODULE = "script_of_a_test"
 
@@ -137,6 +138,62 @@ def test_a_script_goes_on_as_it_would_have(step):
     assert again.passed == whole.passed[step:]
 
 
+PAIRS = """
+import numpy as np
+np.random.randn()
+
+def walk():
+    where = 0.0
+    for _ in range(5):
+        where += np.random.randn()
+        yield where
+
+for where in walk():
+    note(where, np.random.randn())
+    backward()
+"""
+
+
+@pytest.mark.parametrize("step", [1, 4])
+def test_a_number_that_was_drawn_along_with_another_is_drawn_again(step):
+    whole = Watched(PAIRS)
+    again = Watched(PAIRS, whole.there[step])
+    assert again.passed == whole.passed[step:]
+
+
+HOOKS = """
+seen = []
+module = torch.nn.Linear(2, 2)
+
+def doubles(module, args, out):
+    seen.append(len(args))
+    return out * 2
+
+def adds(module, args, named, out):
+    return out + len(named)
+
+for step in range(7):
+    if step == 1:
+        first = module.register_forward_hook(doubles)
+    if step == 2:
+        second = module.register_forward_hook(adds, with_kwargs=True)
+    if step == 4:
+        first.remove()
+    if step == 5:
+        module.register_forward_hook(doubles)
+    note(step, module(torch.ones(2)).sum().item(), len(seen), len(module._forward_hooks))
+    backward()
+"""
+
+
+@pytest.mark.parametrize("step", range(7))
+def test_a_hook_that_a_module_has_got_in_the_loop_is_there_again(step):
+    whole = Watched(HOOKS)
+    again = Watched(HOOKS, whole.there[step])
+    assert again.passed == whole.passed[step:]
+    assert Watched(HOOKS, again.there[-1]).passed == whole.passed[-1:]
+
+
 LOOP = """
 import functools, itertools, os, threading
 BEFORE
@@ -167,6 +224,11 @@ def last(before, body):
         ("import numpy; big = numpy.zeros(1 << 18)", "big[step] = 1", f"`big` of {MODULE} (ndarray) has changed"),
         ("box = {}", "box['f'] = lambda: step", f"`box.f` of {MODULE}: the function <lambda>"),
         ("import socket; box = []", "box.append(socket.socket())", f"`box.0` of {MODULE}: socket.socket, which"),
+        (
+            "net = torch.nn.Linear(1, 1)\ndef hook(grad):\n    return grad",
+            "step or net.weight.register_hook(hook)",
+            f"`net._parameters.weight` of {MODULE} has got a hook",
+        ),
         ("box = []", "box.append(threading.Thread())", f"`box.0` of {MODULE}: threading.Thread"),
         ("box = []", "box.append(bytes(1 << 30))", "what has changed since the loop began takes more than 32 MiB"),
         ("box = []", "box.append(torch.zeros(3 << 20))", f"`box.0` of {MODULE}: a tensor of 12582912 bytes"),
