@@ -79,6 +79,10 @@ class _Worker(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
 class _Xid(_Row, kw_only=True, frozen=True, forbid_unknown_fields=True):
     codes: list[int]
     unless: str = ""
+    echo: bool = False
+
+    def verdict(self, name: str) -> Verdict:
+        return Verdict(status=_status(self.status, name), severity=self.severity, echo=self.echo)
 
 
 class _File(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):

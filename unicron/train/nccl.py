@@ -35,14 +35,11 @@ ENVIRONMENT = {
     "TORCH_NCCL_NONBLOCKING_TIMEOUT": "60",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
-    "NCCL_CUMEM_ENABLE": "0",
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_RAS_ENABLE": "0",
 }
 """What torch and NCCL are told, where nobody says otherwise: torch's own watchdog and monitor would end processes whose
-groups are interrupted; buffers that are shared through NVLink's switches are not freed by an abort (NVRx). Of memory
-that cuMem shares nothing is left to the kernels of peers when a process is killed: each of them ends by an illegal
-access."""
+groups are interrupted; buffers that are shared through NVLink's switches are not freed by an abort (NVRx)."""
 
 FOREVER = timedelta(minutes=30)
 SUCCESS, INVALID_USAGE, IN_PROGRESS = 0, 5, 7

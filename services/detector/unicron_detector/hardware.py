@@ -43,7 +43,8 @@ class Hardware:
         if fault.worker and (worker is None or (worker.task, worker.node) != (fault.task, fault.node)):
             return []  # a node speaks of its own
         if verdict.severity is Severity.SEV2 and worker is not None:
-            return self._reporter.fail(replace(failure, task=worker.task, worker=fault.worker, slot=worker.slot))
+            failure = replace(failure, task=worker.task, worker=fault.worker, slot=worker.slot)
+            return self._reporter.fail(failure, echo=verdict.echo)
         self._state.said[fault.node] = Said(text=fault.text, at=self._state.now)
         return []
 

@@ -115,6 +115,12 @@ def test_a_node_knows_what_its_own_workers_write_only(harness, fields):
     assert harness.detector.state.wrote == {}
 
 
+def test_memory_that_a_killed_peer_shared_is_an_echo_of_its_end(harness):
+    harness.exit("gpt-1", signal=9)
+    [failure] = harness.feed(logged(f"{XID} 31", task="gpt", worker="gpt-2", node="n2", slot=0))
+    assert "echo of gpt-1" in failure.reason
+
+
 def test_an_echo_names_who_wrote_first_too(harness):
     harness.feed(printed(CUDA, "gpt-2", "n2"), printed(WATCHDOG))
     [failure] = harness.throw("gpt-1", "ConnectionResetError", "reset by peer")
