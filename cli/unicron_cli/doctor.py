@@ -130,7 +130,18 @@ def _gpus() -> Check:
     except Exception as error:  # noqa: BLE001 - NVML's own errors, or none of it installed
         cure = "none needed for CPU slots; for GPUs install NVIDIA's driver, and nvidia-ml-py"
         return Check(name="GPUs", state="warning", found=f"NVML finds none: {error}", cure=cure)
+    if others := _overridden():
+        cure = "leave them out of the environment of agents, unless you know better: docs/gpu.md says what they are for"
+        return Check(name="GPUs", state="warning", found=f"{count} seen by NVML; {others}", cure=cure)
     return Check(name="GPUs", state="ok", found=f"{count} seen by NVML")
+
+
+def _overridden() -> str:
+    """Return which variables workers would set for NCCL, and find set to something else."""
+    from unicron.train.nccl import ENVIRONMENT  # noqa: PLC0415 loads torch
+
+    given = {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
+    return ", ".join(f"{name}={value}" for name, value in given.items() if value != ENVIRONMENT[name])
 
 
 def _shared_memory() -> Check:

@@ -122,10 +122,12 @@ class Communicator:
 
     @property
     def error(self) -> str:
-        """What NCCL says went wrong; empty where nothing did."""
+        """What NCCL says went wrong; empty where nothing did, or nobody asks any more."""
+        if self._revoked:
+            return ""
         found = ctypes.c_int()
         library().ncclCommGetAsyncError(self._pointer, ctypes.byref(found))
-        if self._revoked or found.value in {SUCCESS, IN_PROGRESS}:
+        if found.value in {SUCCESS, IN_PROGRESS}:
             return ""
         told = library().ncclGetErrorString
         told.restype = ctypes.c_char_p
