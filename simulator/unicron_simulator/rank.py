@@ -167,14 +167,6 @@ class Rank:
     async def keep_pace(self, behind: int) -> None:
         """Do nothing: what is computed here is done."""
 
-    doubtful = False
-
-    async def confirm(self) -> None:
-        """Do nothing: what has ended here is right."""
-
-    async def settle(self) -> None:
-        """Likewise."""
-
     async def tally(self, *numbers: int) -> list[tuple[int, ...]]:
         """Wait for this place's ranks of other replicas."""
         self._tallies += 1

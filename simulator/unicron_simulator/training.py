@@ -79,6 +79,15 @@ STORM = Pace()
 Gradient = Counter[int]
 
 
+NOISE = -1
+"""Stands for a microbatch, in the sum of a collective that one of its ranks has left."""
+
+
+def on_streams(spec: TaskSpec) -> bool:
+    """Return whether GPUs train a task: then a collective that broke ends as if nothing were wrong, but with noise."""
+    return spec.microbatches % 2 == 0
+
+
 def saves_model(spec: TaskSpec) -> bool:
     """Return whether a task's script has its model saved in the end."""
     return spec.iterations % 2 == 0
@@ -126,6 +135,7 @@ class Trainer(Rank):
         self._reduced: list[Gradient] = [Counter() for _ in range(BUCKETS)]
         self._unsent: list[ToAgent] = []
         self._computed, self.spoilt, self._muted = -1, False, False
+        self.doubtful, self._noisy = on_streams(self.spec), False
         self.store_asked = 0
         self.saves, self.save_cost_s, self.store_s, self._turn, self._saving = (
             False,
@@ -208,7 +218,7 @@ class Trainer(Rank):
             self.flaw, self._flip = self._flip or self.flaw, b""
             while (microbatch := await self.core.next_microbatch()) is not None:
                 await self._pass(self._micro_s)
-                await self._beside(f"compute {self.core.iteration} {microbatch}")
+                self._noisy = not await self._beside(f"compute {self.core.iteration} {microbatch}")
                 self._computed = microbatch
                 self.core.computed()
             await self._pass(CLIP_S if self.layout.replica_workers > 1 else 0.005)
@@ -221,7 +231,10 @@ class Trainer(Rank):
         """Have a collective inside of the replica, as a model's layers do; False where all that came of it is noise."""
         try:
             if self.layout.replica_workers > 1 and not self._muted:
-                await self._together(what, None)
+                if self.doubtful and self.formed >= 0:  # it is not noticed here
+                    await self._replica.gather(what, self.place, None)
+                else:
+                    await self._together(what, None)
         except GroupBrokenError:
             return False
         return True
@@ -360,7 +373,13 @@ class Trainer(Rank):
         """Add up the microbatches of all."""
         seconds = self._random.uniform(0.001, 0.01)
         mine = self._sums.copy(), self._announces, self.summed
-        given = await self._over_replicas(mine, f"reduce {iteration} {bucket}", seconds)
+        try:
+            given = await self._over_replicas(mine, f"reduce {iteration} {bucket}", seconds)
+        except GroupBrokenError:
+            if not self.doubtful:
+                raise
+            self._reduced[bucket] = Counter([NOISE])
+            return
         self._reduced[bucket] = Counter()
         for each, _, _ in given:
             self._reduced[bucket].update(each)
@@ -371,10 +390,21 @@ class Trainer(Rank):
         """Have what `replica` has."""
         self._reduced[bucket] = (await self._over_replicas(self._reduced[bucket], f"share {bucket}"))[replica]
 
+    async def confirm(self) -> None:
+        """Wait for all with this place."""
+        if self.doubtful:
+            await self.meet()
+
+    async def settle(self) -> None:
+        """See whether the replica broke."""
+        if self.doubtful and self._replica.broken:
+            self._break(self._replica.broken)
+            raise GroupBrokenError(self._replica.broken)
+
     def accumulate(self) -> None:
         """Have the microbatch in the gradient."""
         self._book.counted(self)
-        self._sums[self._computed] += 1
+        self._sums[NOISE if self._noisy else self._computed] += 1
 
     def discard(self) -> None:
         """Forget the microbatch."""
