@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import FakeProcessGroup, HashStore, PrefixStore, ProcessGroup, Store
+from torch._C._distributed_c10d import BarrierOptions, FakeProcessGroup, HashStore, PrefixStore, ProcessGroup, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from unicron.contracts.tasks import ParallelLayout
@@ -60,7 +60,6 @@ OTHERS = [
     "_set_sequence_number_for_group",
     "_get_sequence_number_for_group",
     "set_timeout",
-    "abort",
     "_has_hooks",
     "_wait_for_pending_works",
 ]
@@ -142,14 +141,23 @@ class Switched(ProcessGroup):
 
     def monitored_barrier(self, *_: Any, **__: Any) -> None:
         """Wait for all ranks."""
-        self.barrier().wait()
+        options = BarrierOptions()
+        options.device = self.groups.device
+        self.barrier(options).wait()
 
     def shutdown(self) -> None:
-        """Give up what is inside, unless another group has it, too."""
+        """Give up what is inside, unless another group has it, too; what is NCCL's, as the process ends."""
         inside = self.inside
         self.empty()
-        if not self.groups.has(inside):
+        if not (self.groups.on_streams or self.groups.has(inside)):
             inside.shutdown()
+
+    def abort(self) -> None:
+        """Likewise, and wait for nothing."""
+        if self.groups.on_streams:
+            self.shutdown()
+        else:
+            self.inside.abort()
 
     @property
     def _device_types(self) -> Any:
