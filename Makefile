@@ -57,6 +57,9 @@ demo: $(STAMP)
 PYTEST := $(BIN)/python -m pytest --dist loadgroup
 PURE := $(PYTEST) -n auto
 REAL := $(PYTEST) -n 2 tests/chaos tests/contract tests/integration tests/replay tests/unit/convert tests/unit/deploy
+# Those again whose workers have groups, on a backend that treats them as NCCL does on GPUs.
+STREAMS := $(PYTEST) -n 2 --on-streams $(addprefix tests/integration/train/test_,$(addsuffix .py,\
+  checkpoints evaluating group inplace layouts libraries megatron randomness relayout retiring save spread training))
 
 test: $(STAMP)
 	$(PURE) -m 'not (compose or real or exhaustive)' $(ARGS)
@@ -68,6 +71,7 @@ test-quick: $(STAMP)
 test-all: $(STAMP)
 	$(PURE) -m 'not (compose or real)' $(ARGS)
 	$(REAL) -m 'real and not compose' $(ARGS)
+	$(STREAMS) $(ARGS)
 
 coverage: $(STAMP)
 	$(PURE) -m 'not (compose or real or exhaustive)' --cov $(ARGS)

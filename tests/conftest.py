@@ -1,12 +1,13 @@
 """A real nats-server for the whole run, one of their own for tests that kill it, and worlds to run both buses in."""
 
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from helpers import catalogue
+from helpers import catalogue, likenccl
 from helpers.gate import Gate, gate
 from helpers.worlds import LocalWorld, NatsWorld, World, serving
 from hypothesis import HealthCheck, settings
@@ -34,8 +35,15 @@ COLLECTED = pytest.StashKey[list[pytest.Item]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let `make docs/testing.md` write the list of tests."""
+    """Let `make docs/testing.md` write the list of tests, and `make test-all` run some of them as on GPUs."""
     parser.addoption("--write-list", action="store_true", help="write docs/testing.md anew (with --collect-only)")
+    parser.addoption("--on-streams", action="store_true", help="have workers' groups behave as NCCL's do on GPUs")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell whatever is started in this run."""
+    if config.getoption("on_streams") and likenccl.can_be_built():
+        os.environ.update(likenccl.env())
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -48,6 +56,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.real)
         if any(found[-1].scope == "module" for name, found in fixtures.items() if name != "patient"):  # makes nothing
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+        if config.getoption("on_streams") and not likenccl.can_be_built():
+            item.add_marker(pytest.mark.skip(likenccl.MISSING))
     config.stash[COLLECTED] = list(items)
     if config.getoption("write_list"):
         catalogue.PAGE.write_text(catalogue.page(items))

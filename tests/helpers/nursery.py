@@ -70,10 +70,13 @@ def _bear(module, environment):
 
 def main():
     module, asked = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
+    import likenccl  # noqa: PLC0415 it lies beside this file
+
     sys.path[0] = ""  # as with -m: where it runs
     importlib.import_module(f"{module}.main")
     if module == AGENT:
         importlib.import_module(STANDBY)._warm_up()
+        likenccl.in_forks_of(importlib.import_module(STANDBY))
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they ended

@@ -6,10 +6,13 @@ import textwrap
 import torch
 
 from helpers import ROOT, standby
+from helpers.training import task
 
 EXAMPLE = ROOT / "examples" / "parallel"
 SMALL = ["--width", "16", "--layers", "2", "--heads", "2", "--context", "8", "--batch", "4", "--chunks", "2"]
 
+
+ITERATIONS, MICROBATCHES = 4, 4
 
 STRIKES = """
     import os, signal, sys
@@ -53,11 +56,41 @@ STRIKES = """
 """What a script begins with whose rank of place 1 is struck, once, as STRIKE says: how, where, at which call there."""
 
 
+PARALLEL = """
+    import torch.distributed as dist
+    from unicron.train.torch_shell import TorchShell
+
+    class Session(train.Session):
+        def step(self):
+            ranks = torch.ones(1)
+            dist.all_reduce(ranks)  # as clipping by the norm of all gradients does
+            super().step()
+
+    train.Session = Session
+    torch.set_default_dtype(torch.float64)  # the order of summation then makes no visible difference
+    if where == "backward":
+        in_backward(train.Block)
+    elif where != "never":
+        before(train.Block if where == "forward" else TorchShell, where)
+    train.main()
+"""
+"""For the example: one that sums something over the ranks of a replica, too."""
+
+
 def struck_script(folder, example, text):
     """Write a script that strikes, and runs the one of `example`."""
     path = folder / "struck.py"
     path.write_text(textwrap.dedent(STRIKES).replace("{folder!r}", repr(str(example))) + textwrap.dedent(text))
     return path
+
+
+async def trained(scene, script, out, name, layout, **env):
+    """Train to the end; return the parameters, which are there by then."""
+    size = layout.replica_workers
+    fields = {"min_workers": size, "max_workers": 2 * size, "microbatches": MICROBATCHES, "iterations": ITERATIONS}
+    await scene.client.submit(task(script, name, *SMALL, "--out", str(out), layout=layout, env=env, **fields))
+    await scene.ends(name)
+    return parameters(out)
 
 
 def parameters(out):

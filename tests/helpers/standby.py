@@ -74,7 +74,8 @@ def _plain():
 
 def _main():
     """Be the standby; import such things before the first script is forked that has a use for them."""
-    from unicron_agent import standby  # noqa: PLC0415 of that process
+    import likenccl  # noqa: PLC0415 of that process, where it lies beside this file
+    from unicron_agent import standby  # noqa: PLC0415
 
     def ahead(request, usual=standby._ahead):
         script = Path(request["cwd"], request["argv"][0])
@@ -82,6 +83,7 @@ def _main():
         return (*usual(request), *(FOR_LIBRARIES if b"lightning" in text or b"transformers" in text else ()))
 
     standby._ahead = ahead
+    likenccl.in_forks_of(standby)
     standby.main()
 
 

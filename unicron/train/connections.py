@@ -98,7 +98,8 @@ class Connections:
 
         Where NCCL does not free them this process ends, and another takes its place.
         """
-        left, self._left = self._left, []
+        with self._lock:
+            left, self._left = self._left, []
         aborts = nccl.aborting(left)
         try:
             yield
@@ -155,15 +156,25 @@ class Connections:
             GroupBrokenError: interrupted by `cut_below`, or a peer was lost.
         """
         nccl.prepare()
-        made = self._connected(lambda: nccl.Communicator(store, rank, size, device))
-        with self._lock:
-            self._communicators.append(made)
-            if self.cut_at is not None:
-                made.revoke()
+        epoch = self.epoch
+        made = self._connected(lambda: self._kept(nccl.Communicator(store, rank, size, device), epoch))
         if self._watching is None:
             self._watching = threading.Thread(target=self._watch, name="unicron-nccl", daemon=True)
             self._watching.start()
         return made.group
+
+    def _kept(self, made: nccl.Communicator, epoch: int) -> nccl.Communicator:
+        """Have it freed in its turn, also where nobody waits for it any more.
+
+        Else it would be garbage: whatever thread collects that, such as one that interrupts kernels, would wait for the
+        end of all kernels there.
+        """
+        with self._lock:
+            late = self.epoch != epoch
+            (self._left if late else self._communicators).append(made)
+            if late or self.cut_at is not None:
+                made.revoke()
+        return made
 
     def _watch(self) -> None:
         """Interrupt all of them where a peer has left, or NCCL meets an error.

@@ -9,14 +9,14 @@ tensors. So are groups that broke. A forward or backward pass runs to its end on
 way through torch's hooks, and all of torch's own books are in order at its end; what it computed is dropped.
 """
 
-import functools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import FakeProcessGroup, HashStore, PrefixStore, ProcessGroup, Store
+from torch._C._distributed_c10d import BarrierOptions, FakeProcessGroup, HashStore, PrefixStore, ProcessGroup, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from unicron.contracts.tasks import ParallelLayout
@@ -52,13 +52,14 @@ COLLECTIVES = [
     "reduce_scatter_tensor_coalesced",
 ]
 TRANSFERS = ["send", "recv", "recv_anysource"]
+OF_ALL = frozenset({*COLLECTIVES, "scatter"})
+"""Collectives that each rank of a group comes to."""
 OTHERS = [
     "_start_coalescing",
     "_get_backend",
     "_set_sequence_number_for_group",
     "_get_sequence_number_for_group",
     "set_timeout",
-    "abort",
     "_has_hooks",
     "_wait_for_pending_works",
 ]
@@ -140,14 +141,23 @@ class Switched(ProcessGroup):
 
     def monitored_barrier(self, *_: Any, **__: Any) -> None:
         """Wait for all ranks."""
-        self.barrier().wait()
+        options = BarrierOptions()
+        options.device = self.groups.device
+        self.barrier(options).wait()
 
     def shutdown(self) -> None:
-        """Give up what is inside, unless another group has it, too."""
+        """Give up what is inside, unless another group has it, too; what is NCCL's, as the process ends."""
         inside = self.inside
         self.empty()
-        if not self.groups.has(inside):
+        if not (self.groups.on_streams or self.groups.has(inside)):
             inside.shutdown()
+
+    def abort(self) -> None:
+        """Likewise, and wait for nothing."""
+        if self.groups.on_streams:
+            self.shutdown()
+        else:
+            self.inside.abort()
 
     @property
     def _device_types(self) -> Any:
@@ -228,7 +238,7 @@ class InnerGroups:
         dist.init_process_group(NAME, rank=place, world_size=self._size, store=HashStore())
         if self.on_streams:
             nccl.prepare()
-            dist.batch_isend_irecv = c10d.batch_isend_irecv = functools.partial(_batch, c10d.batch_isend_irecv)
+            dist.batch_isend_irecv = c10d.batch_isend_irecv = partial(_batch, c10d.batch_isend_irecv)
         shape = (layout.pipeline, layout.shard, layout.tensor)
         self.mesh: DeviceMesh = init_device_mesh(device.type, shape, mesh_dim_names=DIMENSIONS)
 
@@ -315,6 +325,12 @@ class InnerGroups:
         Raises:
             GroupBrokenError: it can't be done, and that is to be told.
         """
+        work = self._begun(group, name, arguments, named)
+        if not self._is_sure(group, name):  # now: ranks may wait for what they begin in different orders, or not at all
+            work.wait()
+        return work
+
+    def _begun(self, group: Switched, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Work:
         if self.strict and group.ghost:
             raise GroupBrokenError("a rank of this replica is gone, and with it its part of the model")
         if group.ghost and self._connections.epoch < 0:  # while a model is built; what is gathered is one's own
@@ -331,23 +347,28 @@ class InnerGroups:
                 raise  # of the GPU, or of what the script has given
             self._break(error)
             return Work()
+        finish: Callable[[], None] = partial(self._connections.finish, work, inside)
         if work is None:
-            self._traffic.ends()
-            return Work()
-        finish: Callable[[Any, Any], None] = self._connections.finish
-        if self.on_streams:
-            finish = _enqueued
+            finish = _nothing
+        elif self.on_streams:
+            finish = partial(nccl.enqueued, work)
         elif name in TRANSFERS:
-            finish = self._connections.finish_transfer
-        return Work(lambda: self._finish(finish, work, inside))
+            finish = partial(self._connections.finish_transfer, work, inside)
+        return Work(partial(self._finish, finish, group, name))
 
-    def _finish(self, finish: Callable[[Any, Any], None], work: Any, inside: Any) -> None:
+    def _is_sure(self, group: Switched, name: str) -> bool:
+        """Return whether a collective needs no word of all ranks that it gave what it should."""
+        return not (self.on_streams and self.strict and group.size() > 1 and name in OF_ALL)
+
+    def _finish(self, finish: Callable[[], None], group: Switched, name: str) -> None:
         try:
-            finish(work, inside)
+            finish()
         except GroupBrokenError as error:
             self._break(error)
         finally:
             self._traffic.ends()
+        if not self._is_sure(group, name):
+            self.confirm(group)
 
     def _break(self, error: RuntimeError) -> None:
         """Let peers know that this rank takes no part any more, and have ghosts from here on."""
@@ -389,7 +410,11 @@ class InnerGroups:
         Raises:
             GroupBrokenError: it did not, on some rank.
         """
+        self._meet(group)  # a kernel waits for ever for a rank that is gone; this does not
         self.settle()
+        self._meet(group)
+
+    def _meet(self, group: Switched) -> None:
         self._do(lambda: self._tell(group, lambda peers: peers.allreduce([torch.zeros(1)])))
 
     def _tell(self, group: Switched, begin: Callable[[Any], Any]) -> None:
@@ -424,8 +449,8 @@ def _batch(otherwise: Callable[..., Any], operations: Sequence[dist.P2POp]) -> A
     return together.works
 
 
-def _enqueued(work: Any, _: Any) -> None:
-    nccl.enqueued(work)
+def _nothing() -> None:
+    """Wait for a collective whose end torch has waited for."""
 
 
 def _container(device: torch.device, inside: Any, rank: int, size: int) -> ProcessGroup:

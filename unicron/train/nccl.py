@@ -13,6 +13,7 @@ What was measured on a GPU (`python -m benchmarks.gpu`), and what follows from i
 
 import contextlib
 import ctypes
+import functools
 import os
 import threading
 import time
@@ -53,6 +54,7 @@ def on_streams(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+@functools.cache
 def library() -> Any:
     """Return NCCL, as torch has loaded it."""
     return ctypes.CDLL("libnccl.so.2")

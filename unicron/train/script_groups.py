@@ -190,19 +190,15 @@ class ScriptGroups(InnerGroups):
                 f"`heal: in-place` can't have `{name}` between two GPUs, as nobody knows whether it came whole: use "
                 "collectives, Session, or set `heal: restart`"
             )
-        work = super().begin(group, name, *what)
-        sure = not self.on_streams or group.size() == 1 or (self.in_parts and self._loops.begun and name in OF_PARTS)
-        if not sure:
-            work = Work(partial(self._confirmed, work, group))
+        work = self._begun(group, name, *what)
         work = work if waits is None else Work(partial(self._wait_for, work, waits))
-        if not sure:  # now: ranks may wait for what they begin in different orders, or not at all
+        if not self._is_sure(group, name):
             work.wait()
         return work
 
-    def _confirmed(self, work: Work, group: Switched) -> None:
-        """Wait for a collective of GPUs; that it ended says nothing (see `unicron.train.nccl`)."""
-        work.wait()
-        self.confirm(group)
+    def _is_sure(self, group: Switched, name: str) -> bool:
+        """Return that also of those by which a model is computed: all ranks confirm the iteration."""
+        return super()._is_sure(group, name) or (self.in_parts and self._loops.begun and name in OF_PARTS)
 
     def _wait_for(self, work: Work, waits: Waiting) -> None:
         with self._peers.waiting(waits, stays=self.device.type == "cuda"):

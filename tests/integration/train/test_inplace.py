@@ -4,6 +4,7 @@ import re
 import textwrap
 
 import pytest
+from helpers import likenccl
 from helpers.gate import gate
 from helpers.local_cluster import local_cluster
 from helpers.scripts import GATHERS, Run, disturbed, program, same
@@ -94,7 +95,8 @@ async def test_ranks_are_killed_stopped_and_raise_and_the_result_is_bitwise_that
     waits = (
         rf"under way: {beside}: \w+ #\d+.*, \d+ x \w+, scheduled, engine.py:13; the last of them that was done: \w+ #"
     )
-    assert re.search(waits, hang.reason), hang.reason
+    if not likenccl.is_used():  # of whose collectives torch keeps no record
+        assert re.search(waits, hang.reason), hang.reason
     assert hang.correlation in {fact.correlation for fact in scene.of(Regrouped)}, "in the chain of what came of it"
     done = [(at["iteration"], at["microbatch"]) for at in run.gate.passed if at["phase"] == "done" and at["rank"] == 0]
     assert done == [(epoch, number) for epoch in range(4) for number in range(10)]
@@ -124,6 +126,7 @@ LATE = """            gate.at(epoch, number, "late", rank)
 """
 
 
+@pytest.mark.skipif(likenccl.is_used(), reason="a collective of GPUs ends nowhere before all ranks have come to it")
 async def test_a_rank_is_given_what_a_collective_gave_that_has_ended_elsewhere_when_it_breaks_here(scene):
     batch = "            x, y, which = next(batches)\n"
     script = "import os\n" + textwrap.dedent(GATHERS.replace(batch, batch + LATE))

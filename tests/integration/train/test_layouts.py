@@ -7,7 +7,16 @@ import pytest
 import pytest_asyncio
 from helpers import standby
 from helpers.local_cluster import local_cluster
-from helpers.parallel import EXAMPLE, SMALL, differing, parameters, plain_parameters, struck_script
+from helpers.parallel import (
+    EXAMPLE,
+    ITERATIONS,
+    MICROBATCHES,
+    PARALLEL,
+    differing,
+    plain_parameters,
+    struck_script,
+    trained,
+)
 from helpers.training import shared, task
 
 from unicron.contracts.events import Regrouped, WorkerExited, WorkerRaised
@@ -15,48 +24,18 @@ from unicron.contracts.tasks import ParallelLayout
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-STRUCK = """
-    import torch.distributed as dist
-    from unicron.train.torch_shell import TorchShell
-
-    class Session(train.Session):
-        def step(self):
-            ranks = torch.ones(1)
-            dist.all_reduce(ranks)  # as clipping by the norm of all gradients does
-            super().step()
-
-    train.Session = Session
-    torch.set_default_dtype(torch.float64)  # the order of summation then makes no visible difference
-    if where == "backward":
-        in_backward(train.Block)
-    elif where != "never":
-        before(train.Block if where == "forward" else TorchShell, where)
-    train.main()
-"""
-
-ITERATIONS, MICROBATCHES = 4, 4
-
 scene = shared(local_cluster, nodes=2, slots=2)
 
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
-    return struck_script(tmp_path_factory.mktemp("script"), EXAMPLE, STRUCK)
+    return struck_script(tmp_path_factory.mktemp("script"), EXAMPLE, PARALLEL)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def expected(script, tmp_path_factory):
     """The parameters after a run of one plain process."""
     return await plain_parameters(script, tmp_path_factory.mktemp("expected"), ITERATIONS, MICROBATCHES)
-
-
-async def trained(scene, script, out, name, layout, **env):
-    """Train to the end; return the parameters, which are there by then."""
-    size = layout.replica_workers
-    fields = {"min_workers": size, "max_workers": 2 * size, "microbatches": MICROBATCHES, "iterations": ITERATIONS}
-    await scene.client.submit(task(script, name, *SMALL, "--out", str(out), layout=layout, env=env, **fields))
-    await scene.ends(name)
-    return parameters(out)
 
 
 async def test_a_model_whose_parts_are_to_be_sent_while_it_is_built_is_refused(scene, tmp_path):

@@ -1,0 +1,30 @@
+"""The warm standby: what it does before it forks leaves CUDA alone, of which none of its forks could use any then."""
+
+import pytest
+import torch
+from unicron_agent import standby
+from unicron_agent.warm import WITHOUT_GPU
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Times that CUDA was asked for its devices, by a torch that was built for it."""
+    standby._warm_up()  # imports that would take its word for it
+    found = []
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", lambda: found.append(1) or 0, raising=False)
+    monkeypatch.setattr(torch._C, "_accelerator_getAccelerator", lambda: torch.device("cuda"))
+    for name in WITHOUT_GPU:
+        monkeypatch.delenv(name, raising=False)
+    return found
+
+
+def test_the_standby_warms_up_without_a_look_at_gpus(counted, monkeypatch):
+    for name, value in WITHOUT_GPU.items():
+        monkeypatch.setenv(name, value)
+    standby._warm_up()
+    assert not counted
+
+
+def test_without_its_variables_an_optimizer_s_first_step_looks(counted):
+    standby._warm_up()
+    assert counted
