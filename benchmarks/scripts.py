@@ -163,12 +163,8 @@ async def strike(way: str, fault: str, folder: Path) -> tuple[float, float, int]
             os.kill(next(note["pid"] for note in reversed(before) if note["rank"] == STRUCK), signal.SIGKILL)
         else:
             (folder / f"raise-{STRUCK}").touch()
-        if way in GOES_ON:
-            found, ranks = others_since, WORLD - 1
-        else:
-            found, ranks = since, WORLD
-        notes = await until(folder, lambda notes: len(found(notes, at)) == ranks)
-        first = found(notes, at)
+        notes = await until(folder, lambda notes: gone_on(way, notes, at))
+        first = gone_on(way, notes, at)
         done = max(note["iteration"] for note in notes if note["at"] < at)
         redone = max(0, done + 1 - min(note["iteration"] for note in first.values()))
         return max(note["at"] for note in first.values()) - at, work_left(notes, at), redone
@@ -179,6 +175,13 @@ def work_left(notes: list[dict[str, Any]], at: float) -> float:
     # of one that is not struck: with torchft, not all do all iterations
     ends = [float(note["at"]) for note in notes if note["rank"] == SURVIVOR and note["at"] < at]
     return max(0.0, ends[-1] + statistics.median(end - begin for begin, end in pairwise(ends)) - at)
+
+
+def gone_on(way: str, notes: list[dict[str, Any]], at: float) -> dict[int, dict[str, Any]]:
+    """Return each rank's note of the iteration with which it went on; empty before all have."""
+    if way in GOES_ON and len(found := others_since(notes, at)) == WORLD - 1:
+        return found
+    return found if len(found := since(notes, at)) == WORLD else {}  # in some places all ranks begin again
 
 
 def since(notes: list[dict[str, Any]], at: float) -> dict[int, dict[str, Any]]:

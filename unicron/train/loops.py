@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from unicron.errors import InvalidInputError
 from unicron.train.heard import Heard, Results
 from unicron.train.injected import InjectedFault
 from unicron.train.instrument import LIBRARIES, NAME
@@ -118,8 +117,10 @@ class Loops:
             item = first = next(position, None)
             while item is not None and item != number and first != number + 1:
                 item = next(position, None)
-            if item is None:
-                raise InvalidInputError(f"the others are at {number} of the loop at {at.place}, which ends before that")
+            if item is None:  # where a checkpoint of its own is newer than what is to be taken, all begin from that
+                error = NotCarriedError(f"the others are at {number} of the loop at {at.place}, which has no such here")
+                self._leave_record(error)
+                raise error
             item, later = number, (first,) * (item != number)  # its checkpoint is of the end of this one
         elif self._record is not None:
             item = position.go_to(self._heap.unpacked(self._record.positions[self._reached]) if self._heap else {})

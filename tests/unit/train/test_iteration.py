@@ -220,6 +220,18 @@ def test_workers_of_another_layout_go_on_with_what_was_left():
     play(script)
 
 
+@pytest.mark.parametrize("later", [0.0, 0.05, 0.1, 0.15, 0.2])
+def test_what_a_gpu_computed_as_its_replica_broke_does_not_count(later):
+    async def script(place):
+        await meet(place, 0, "abcd", PAIR, trains_s=2.0 + later)
+        place.workers["a"]._replica.end("reset by a switch")  # all ranks live, and none notices within a microbatch
+        await elapse(1.0)
+        place.regroup(1, *"abcd", layout=PAIR.with_workers(4))
+        await elapse(3.0)
+
+    assert play(script).of("a", wire.Iterated)[-1].epoch == 1
+
+
 def test_where_a_part_is_gone_all_are_told_and_nobody_begins_anew():
     async def script(place):
         shelf = await left_behind(place)

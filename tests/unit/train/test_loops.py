@@ -5,7 +5,6 @@ import types
 import pytest
 import torch
 
-from unicron.errors import InvalidInputError
 from unicron.train.instrument import NAME, instrument
 from unicron.train.kinds import NotCarriedError
 from unicron.train.loops import Loops
@@ -130,8 +129,14 @@ def test_a_script_that_has_begun_from_a_checkpoint_is_where_the_others_are_thoug
     for begin in (0, 2, 4, 5):
         again, _ = noted(RESUMED, there[3], begin=begin)
         assert again == whole[3:]
-    with pytest.raises(InvalidInputError, match=r"the others are at 4 of the loop at x\.py:2, which ends before"):
-        noted(RESUMED, there[3], begin=7)
+
+
+def test_where_a_checkpoint_of_its_own_is_newer_than_where_the_others_are_that_is_left_for_all_to_begin_again():
+    _, there = noted(RESUMED, begin=2)
+    watched = Watched(1, there[3])
+    with pytest.raises(NotCarriedError, match=r"the others are at 4 of the loop at x\.py:2, which has no such here"):
+        watched.run(RESUMED, begin=7)
+    assert isinstance(watched.records[-1], NotCarriedError)
 
 
 ITERATES = """
