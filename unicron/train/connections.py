@@ -330,13 +330,21 @@ def _sockets() -> dict[str, int]:
 
 
 def _has_ended(connections: dict[int, str]) -> bool:
-    """Return whether the other end of some connection was closed; by descriptor, which socket it was."""
+    """Return whether the other end of some connection was closed, or gloo has done away with it since.
+
+    Args:
+        connections: by descriptor, which socket it was: it may have become another's meanwhile.
+    """
     looking = select.poll()
-    for descriptor in connections:
+    for descriptor, inode in connections.items():
+        try:
+            is_same = f"socket:[{os.fstat(descriptor).st_ino}]" == inode
+        except OSError:
+            is_same = False
+        if not is_same:
+            return True
         looking.register(descriptor, select.POLLRDHUP)
-    ended = [descriptor for descriptor, found in looking.poll(0) if not found & select.POLLNVAL]
-    there = _sockets() if ended else {}  # a descriptor may have become another's meanwhile
-    return any(there.get(connections[descriptor]) == descriptor for descriptor in ended)
+    return bool(looking.poll(0))
 
 
 def _keep_alive(descriptor: int) -> None:

@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from unicron.train.connections import PROBE_S, PROBES, QUIET_S, Connections
+from unicron.train.connections import PROBE_S, PROBES, QUIET_S, Connections, _has_ended
 
 
 @contextlib.contextmanager
@@ -96,3 +96,12 @@ def test_what_a_script_forks_collects_none_of_the_garbage_of_its_parent():
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("end", [0, 1], ids=["here", "there"])
+def test_a_connection_that_somebody_has_closed_has_ended(end):
+    pair = socket.socketpair()
+    known = {pair[0].fileno(): f"socket:[{os.fstat(pair[0].fileno()).st_ino}]"}
+    assert not _has_ended(known)
+    pair[end].close()
+    assert _has_ended(known)
