@@ -388,7 +388,15 @@ class Trainer(Rank):
 
     async def share(self, bucket: int, replica: int) -> None:
         """Have what `replica` has."""
-        self._reduced[bucket] = (await self._over_replicas(self._reduced[bucket], f"share {bucket}"))[replica]
+        try:
+            given = await self._over_replicas(self._reduced[bucket], f"share {bucket}")
+        except GroupBrokenError:
+            if not self.doubtful:
+                raise
+            if self._seat.replica != replica:
+                self._reduced[bucket] = Counter([NOISE])
+            return
+        self._reduced[bucket] = given[replica]
 
     async def confirm(self) -> None:
         """Wait for all with this place."""

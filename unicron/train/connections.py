@@ -48,7 +48,7 @@ class Connections:
     Attributes:
         epoch: of the membership that they were formed for; -1 before the first.
         cut_at: monotonic seconds when they were cut; None while they are in order.
-        error: of NCCL, for which they were; empty where there was none.
+        error: for which they were; empty where there was none.
     """
 
     def __init__(self) -> None:
@@ -157,11 +157,10 @@ class Connections:
         """
         nccl.prepare()
         epoch = self.epoch
-        made = self._connected(lambda: self._kept(nccl.Communicator(store, rank, size, device), epoch))
         if self._watching is None:
             self._watching = threading.Thread(target=self._watch, name="unicron-nccl", daemon=True)
             self._watching.start()
-        return made.group
+        return self._connected(lambda: self._kept(nccl.Communicator(store, rank, size, device), epoch)).group
 
     def _kept(self, made: nccl.Communicator, epoch: int) -> nccl.Communicator:
         """Have it freed in its turn, also where nobody waits for it any more.
@@ -184,14 +183,12 @@ class Connections:
         while True:
             time.sleep(nccl.WATCH_S)
             with self._lock:
+                if self.is_cut:
+                    continue
                 epoch, lifelines = self.epoch, dict(self._lifelines)
-                errors = [each.error for each in self._communicators if self.cut_at is None]
-            error = next(filter(None, errors), "")
-            if not error and self._communicators and not self.is_cut and _has_ended(lifelines):
-                error = "a peer has left"
-            if error:
-                self.error = self.error or error
-                self.cut_below(epoch + 1)
+                error = next(filter(None, (each.error for each in self._communicators)), "")
+            if error or _has_ended(lifelines):
+                self.cut_below(epoch + 1, error or "a peer has left")
 
     def settle(self) -> None:
         """Wait until the GPU is through with all that was enqueued.
@@ -233,12 +230,18 @@ class Connections:
             raise GroupBrokenError(str(failed[0])) from failed[0]
         return made[0]
 
-    def cut_below(self, epoch: int) -> bool:
-        """Wake whoever is blocked in one of them, if there are any older than `epoch`; return that. From any thread."""
+    def cut_below(self, epoch: int, error: str = "") -> bool:
+        """Wake whoever is blocked in one of them, if there are any older than `epoch`; return that. From any thread.
+
+        Args:
+            epoch: of the membership that they are left for.
+            error: for which they are, if that is why.
+        """
         with self._lock:
             if self.epoch < 0 or self.epoch >= epoch:
                 return False
-            self.cut_at = self.cut_at or time.monotonic()
+            if self.cut_at is None:
+                self.cut_at, self.error = time.monotonic(), error
             for each in self._communicators:
                 each.revoke()
             for inode, descriptor in _sockets().items():

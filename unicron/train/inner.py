@@ -402,7 +402,7 @@ class InnerGroups:
             GroupBrokenError: groups broke, so that what was computed may be noise.
         """
         if self.on_streams:
-            self._do(self._connections.settle)
+            self._do(self._connections.settle, GroupBrokenError)  # any other error is the GPU's own
 
     def confirm(self, group: Switched) -> None:
         """Wait until all ranks of a group say that what they enqueued came to its end, so that it gave what it should.
@@ -422,8 +422,8 @@ class InnerGroups:
             peers = self._processors[group.places]
             self._connections.finish(begin(peers), peers)
 
-    def _do(self, what: Callable[[], None]) -> None:
-        """Do what takes other ranks.
+    def _do(self, what: Callable[[], None], broken: type[RuntimeError] = RuntimeError) -> None:
+        """Do what takes other ranks; `broken` is raised where one of them is lost.
 
         Raises:
             GroupBrokenError: the groups are not formed, or broke.
@@ -431,7 +431,7 @@ class InnerGroups:
         if self.epoch >= 0:
             try:
                 what()
-            except RuntimeError as error:
+            except broken as error:
                 self._break(error)
         if self.epoch < 0:
             raise GroupBrokenError("a rank of this replica is gone")

@@ -389,10 +389,7 @@ class WorkerCore:
         # all leave behind the same iteration: this one where nothing of it is done yet, else it is finished first
         self._last = plan.iteration + (plan.kept > 0) if self.membership.leaving else self._iterations + 1
         if self.membership.seat is not None:
-            for bucket, source in enumerate(plan.bucket_from[self.seat.place]):
-                if source is not None:
-                    await self._shell.share(bucket, self.membership.layout.seat(source).replica)
-                self._reduced[bucket] = source is not None
+            await self._share(plan.bucket_from[self.seat.place])
             self.todo = list(plan.todo[self.seat.replica])
             await self._replica.form(self.membership, standings, self.seat.replica)  # last: others wait for all before
         self._move(Move.JOIN)
@@ -406,6 +403,19 @@ class WorkerCore:
             state_from=state_from,
             seconds=0.0,
         )
+
+    async def _share(self, sources: Sequence[int | None]) -> None:
+        """Have what others have reduced already; by bucket, of which rank, if any has it.
+
+        What comes of it counts once all have confirmed it: until then only its source has it for sure.
+        """
+        for bucket, source in enumerate(sources):
+            self._reduced[bucket] = source == self.membership.rank
+            if source is not None:
+                await self._shell.share(bucket, self.membership.layout.seat(source).replica)
+        if any(source is not None for source in sources):
+            await self._shell.confirm()
+        self._reduced = [source is not None for source in sources]
 
     def _plan(self, standings: list[Standing]) -> Resumption:
         plan = redistribute.resume(standings, self._microbatches, self.membership.layout)

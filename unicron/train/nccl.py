@@ -22,6 +22,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from unicron.errors import GroupBrokenError, InvalidInputError
@@ -178,7 +179,7 @@ def enqueued(work: Any) -> None:
     """
     try:
         work.wait()
-    except RuntimeError as error:
+    except dist.DistError as error:
         raise GroupBrokenError(str(error)) from error
 
 
