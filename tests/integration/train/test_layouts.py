@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 import pytest_asyncio
-from helpers import standby
+from helpers import likenccl, standby
 from helpers.local_cluster import local_cluster
 from helpers.parallel import (
     EXAMPLE,
@@ -58,13 +58,24 @@ CASES = [
     ({"shard": 2}, "kill publish 3"),
 ]
 
+WITHOUT = pytest.mark.skipif(not likenccl.can_be_built(), reason=likenccl.MISSING)
+ON_STREAMS = [pytest.param(*CASES[number], "nccl", marks=WITHOUT) for number in (2, 3, 6)]
+"""Some again, whose groups behave as NCCL's do on GPUs; `make test-all` runs all of this so."""
 
-@pytest.mark.parametrize(("degrees", "strike"), CASES, ids=lambda each: "".join(map(str, each)).replace(" ", "-"))
-async def test_a_lost_rank_makes_no_difference_to_the_parameters(expected, scene, script, tmp_path, degrees, strike):
-    name = strike.replace(" ", "-") + "-" + "".join(degrees)
+
+@pytest.mark.parametrize(
+    ("degrees", "strike", "groups"),
+    [*((*case, "gloo") for case in CASES), *ON_STREAMS],
+    ids=lambda each: "".join(each).replace(" ", "-"),
+)
+async def test_a_lost_rank_makes_no_difference_to_the_parameters(
+    expected, scene, script, tmp_path, degrees, strike, groups
+):
+    name = "-".join((*strike.split(), *degrees, groups))
     marker = tmp_path / "marker"
     layout = ParallelLayout(**degrees)
-    found = await trained(scene, script, tmp_path, name, layout, STRIKE=strike, MARKER=str(marker))
+    strikes = {"STRIKE": strike, "MARKER": str(marker)} | (likenccl.env() if groups == "nccl" else {})
+    found = await trained(scene, script, tmp_path, name, layout, **strikes)
     assert marker.exists(), "nothing was struck"
     assert differing(found, expected) == []
     joined = sorted(scene.of(Regrouped, task=name), key=lambda each: each.epoch)
