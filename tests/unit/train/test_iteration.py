@@ -4,6 +4,7 @@ import functools
 import random
 from collections import defaultdict
 
+import msgspec
 import pytest
 from helpers.waiting import elapse
 from unicron_simulator.collectives import Group
@@ -14,7 +15,7 @@ from unicron.contracts import worker as wire
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.states import Shelf, StateLocation, StateRef
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, TaskSpec
-from unicron.errors import StateTransferError
+from unicron.errors import GroupBrokenError, StateTransferError
 from unicron.train.iteration import WorkerCore
 from unicron.train.phases import MOVES, Move, Phase
 from unicron.train.shell import run
@@ -230,6 +231,25 @@ def test_what_a_gpu_computed_as_its_replica_broke_does_not_count(later):
         await elapse(3.0)
 
     assert play(script).of("a", wire.Iterated)[-1].epoch == 1
+
+
+class Unconfirmed:
+    """A shell whose group breaks once buckets were shared: what came of that may be noise."""
+
+    async def share(self, bucket, replica):
+        """Have a bucket, as far as one can see."""
+
+    async def confirm(self):
+        raise GroupBrokenError("a peer has left")
+
+
+def test_a_bucket_of_others_that_nobody_has_confirmed_is_not_said_to_be_had():
+    core = WorkerCore(Unconfirmed(), 5, 4)
+    core.membership = msgspec.structs.replace(core.membership, rank=0, world_size=2, layout=WHOLE.with_workers(2))
+    core._reduced = [True, True, False]
+    with pytest.raises(GroupBrokenError):
+        run(core._share([0, 1, None]))
+    assert core._reduced == [True, False, False], "its own it has for sure"
 
 
 def test_where_a_part_is_gone_all_are_told_and_nobody_begins_anew():
