@@ -369,6 +369,9 @@ class Trainer(Rank):
         """Have no microbatch in the gradient."""
         self._sums, self._reduced, self._announces = Counter(), [Counter() for _ in range(BUCKETS)], frozenset()
 
+    def begin(self, iteration: int, buckets: Sequence[int]) -> None:
+        """Nothing is under way here before it is waited for."""
+
     async def reduce(self, iteration: int, bucket: int) -> None:
         """Add up the microbatches of all."""
         seconds = self._random.uniform(0.001, 0.01)

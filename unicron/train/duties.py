@@ -13,7 +13,7 @@ from unicron.train.shell import Shell
 
 BITS = (1 << 64) - 1
 
-SAVE_S, SAVE_SHARE, CHEAP_S = 1.0, 0.01, 0.002
+SAVE_S, SAVE_SHARE, CHEAP_S = 1.0, 0.004, 0.002
 """Iterations that take at least so many seconds have their states saved each; shorter ones too, as long as that takes
 no more than this share of their time or next to nothing, else once in a while that makes it so."""
 

@@ -8,16 +8,19 @@ layers' come first. Buckets begin in the same order on every rank, whether it ov
 """
 
 import contextlib
-import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Work
 
 from unicron.errors import GroupBrokenError
 from unicron.train.group import Group
+from unicron.train.overlap import Overlap
 from unicron.train.phases import ANNOUNCED, Due
 from unicron.train.shards import as_shard_of, is_spread, local, spread_as
 
@@ -37,9 +40,17 @@ class Gradients:
     Behind it come the sum of the losses and how many there are, so that the mean loss needs no collective of its own (a
     stage of a pipeline that is not its last has none), and of each `ANNOUNCED` how many replicas have
     announced it.
+
+    Args:
+        parameters: whose gradients they are.
+        dtype: of the sums; None means that of the parameters.
+        lends: what is published are parts of the reduced gradient, for as long as nothing else is reduced. Else each
+            parameter gets a tensor of its own.
     """
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, parameters: Iterable[torch.nn.Parameter], dtype: torch.dtype | None, *, lends: bool = True
+    ) -> None:
         self._parameters = list(parameters)[::-1]
         if not self._parameters:
             raise ValueError("the model has no parameters that require a gradient")
@@ -49,25 +60,37 @@ class Gradients:
         self.shapes = blake2b(str([local(each).shape for each in self._parameters]).encode(), digest_size=8).hexdigest()
         made = _buffer(self._parameters[-1])
         dtype = dtype or (first if made is None else made).dtype
+        self._lends = lends
         self._accumulated = torch.zeros(size, dtype=dtype, device=first.device)
         self._reduced = torch.empty_like(self._accumulated)
         each = self._accumulated.element_size()
         step = max(1, min(max(size * each // BUCKETS, LEAST_BYTES), BUCKET_BYTES) // each)
         self._slices = [slice(start, min(start + step, size)) for start in range(0, size, step)]
         self._spread = [is_spread(parameter) for parameter in self._parameters]
-        self._overlap = Overlap(self._parameters, self._take_in, [part.stop for part in self._slices])
-        self._views, self._sums = (
-            [
-                flat[offset : offset + size].view(local(parameter).shape)
-                for parameter, offset, size in zip(self._parameters, self._overlap.offsets, sizes, strict=True)
-            ]
-            for flat in (self._accumulated, self._reduced)
-        )
+        self._ends = list(accumulate(sizes))
+        shapes = [local(parameter).shape for parameter in self._parameters]
+        places = list(zip([0, *self._ends], self._ends, shapes, strict=False))
+        # what a backward pass adds to counts for itself how often it was written to
+        self._views = [self._accumulated[begin:end].view(shape).data for begin, end, shape in places]
+        self._sums = [self._reduced[begin:end].view(shape) for begin, end, shape in places]
+        self._buffered = any(_buffer(parameter) is not None for parameter in self._parameters)
         self._direct = [
             (parameter, view)
             for parameter, view in zip(self._parameters, self._views, strict=True)
             if not is_spread(parameter) and _buffer(parameter) is None and parameter.dtype == dtype
         ]
+        whole = [part for part in self._slices if part.stop <= self._ends[-1] and not self._buffered]
+        counts = [bisect_left(self._ends, part.stop) + 1 for part in whole]
+        self._pieces = [
+            [
+                (number, slice(max(part.start, begin), min(part.stop, end)), begin)
+                for number, (begin, end, _) in enumerate(places[:count])
+                if end > part.start
+            ]
+            for part, count in zip(whole, counts, strict=True)
+        ]
+        self._overlap = Overlap(self._parameters, counts)
+        self._begun: dict[int, Work] = {}
         self._midway = False
 
     @property
@@ -104,25 +127,30 @@ class Gradients:
 
     @contextlib.contextmanager
     def overlapping(self, group: Group) -> Iterator[None]:
-        """Have buckets begin to be reduced in the backward pass inside, which is that of the last microbatch."""
-        with self._overlap.during(lambda bucket: self._begin(group, bucket)):
+        """Have buckets begin to be reduced in the backward pass inside, which is that of the last microbatch.
+
+        What is accumulated stays as it is: if what this pass makes turns out to be noise it is discarded, and so are
+        the buckets.
+        """
+        with self._overlap.during(lambda bucket: self._begin_within(group, bucket)):
             yield
 
     def abandon(self, group: Group) -> None:
         """Give up what was begun and not waited for; its group is broken."""
-        for work in self._overlap.begun.values():
+        for work in self._begun.values():
             with contextlib.suppress(GroupBrokenError):
                 group.finish(work)
-        self._overlap.begun.clear()
+        self._begun.clear()
 
     @torch.no_grad()
     def accumulate(self, loss: torch.Tensor | None) -> None:
         """Add the gradients that a backward pass has left in `p.grad`, and its loss."""
         sums, parts = list[torch.Tensor](), list[torch.Tensor]()
-        for number, parameter in enumerate(self._parameters):
-            if (gradient := _made(parameter)) is not None:
-                if gradient is not self._views[number]:
-                    sums.append(self._views[number])
+        for number, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
+            gradient = _made(parameter) if self._buffered else parameter.grad
+            if gradient is not None:
+                if gradient is not view:
+                    sums.append(view)
                     parts.append(self._part(gradient, number))
                 parameter.grad = None
         if parts:
@@ -130,13 +158,6 @@ class Gradients:
         if loss is not None:
             self._accumulated[-LOSS] += loss.reshape(())
             self._accumulated[1 - LOSS] += 1
-
-    @torch.no_grad()
-    def _take_in(self, number: int) -> None:
-        gradient = _made(self._parameters[number])
-        if gradient is not None and gradient is not self._views[number]:
-            self._views[number] += self._part(gradient, number)
-            self._parameters[number].grad = None
 
     def _part(self, gradient: torch.Tensor, number: int) -> torch.Tensor:
         """Return what this rank holds of a gradient."""
@@ -149,20 +170,52 @@ class Gradients:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def reduce(self, group: Group, bucket: int) -> None:
-        """Sum a bucket over the replicas.
+    def begin(self, group: Group, bucket: int) -> None:
+        """Begin to sum a bucket over the replicas, unless a backward pass has.
 
         Raises:
             GroupBrokenError: the group broke; what was accumulated stays.
         """
-        work = self._overlap.begun.pop(bucket, None) or self._begin(group, bucket)
-        if work is not None:
+        if bucket not in self._begun:
+            self._begin(group, bucket)
+
+    def finish(self, group: Group, bucket: int) -> None:
+        """Wait for the sum of a bucket that was begun.
+
+        Raises:
+            GroupBrokenError: likewise.
+        """
+        if work := self._begun.pop(bucket, None):
             group.finish(work)
 
     def _begin(self, group: Group, bucket: int) -> Work | None:
         part = self._slices[bucket]
         self._reduced[part] = self._accumulated[part]
-        return group.begin_all_reduce(self._reduced[part])
+        return self._sent(group, bucket)
+
+    @torch.no_grad()
+    def _begin_within(self, group: Group, bucket: int) -> Work | None:
+        """Begin a bucket of which a backward pass has made all; None where that can't be done, or nobody else is."""
+        sums, parts = list[torch.Tensor](), list[torch.Tensor]()
+        for number, piece, begin in self._pieces[bucket]:
+            parameter: Any = self._parameters[number]
+            if parameter.grad is self._views[number]:
+                continue
+            if self._spread[number] and parameter.grad.placements != parameter.placements:
+                return None  # ranks would have to spread it here, each in its own order
+            sums.append(self._reduced[piece])
+            parts.append(local(parameter.grad).reshape(-1)[piece.start - begin : piece.stop - begin])
+        part = self._slices[bucket]
+        self._reduced[part] = self._accumulated[part]
+        if parts:
+            torch._foreach_add_(sums, parts)
+        return self._sent(group, bucket)
+
+    def _sent(self, group: Group, bucket: int) -> Work | None:
+        work = group.begin_all_reduce(self._reduced[self._slices[bucket]])
+        if work is not None:
+            self._begun[bucket] = work
+        return work
 
     def share(self, group: Group, bucket: int, replica: int) -> None:
         """Give a bucket that `replica` has reduced to all replicas.
@@ -204,7 +257,10 @@ class Gradients:
     @torch.no_grad()
     def publish(self, microbatches: int, *, void: bool = False) -> None:
         """Put the mean over the global batch into each `p.grad`; zeros where it is void."""
-        means = torch._foreach_div(self._sums, microbatches)  # noqa: SLF001 as optimizers do
+        if self._lends:
+            means, _ = self._sums, self._reduced[:-LOSS].div_(microbatches)
+        else:
+            means = list(torch._foreach_div(self._sums, microbatches))  # noqa: SLF001 as optimizers do
         for parameter, mean in zip(self._parameters, means, strict=True):
             if void:
                 mean.zero_()
@@ -230,81 +286,3 @@ def _buffer(parameter: torch.nn.Parameter) -> torch.Tensor | None:
 def _made(parameter: torch.nn.Parameter) -> torch.Tensor | None:
     buffer = _buffer(parameter)
     return parameter.grad if buffer is None else buffer
-
-
-class Overlap:
-    """Which parts of the gradient a backward pass has made already, and what was begun with them.
-
-    Args:
-        parameters: in the order of the flat gradient.
-        take_in: adds the gradient of a parameter to those accumulated, by its number.
-        ends: of the buckets, in the flat gradient.
-
-    Attributes:
-        offsets: of each parameter in the flat gradient.
-        begun: reduces of buckets that are under way.
-    """
-
-    def __init__(
-        self,
-        parameters: Sequence[torch.nn.Parameter],
-        take_in: Callable[[int], None],
-        ends: Sequence[int],
-    ) -> None:
-        self._take_in, self._ends = take_in, ends
-        self.begun: dict[int, Work] = {}
-        self.offsets: list[int] = []
-        self._begin: Callable[[int], Work | None] | None = None
-        self._made: list[int] = []
-        self._ready, self._next = 0, 0
-        self._fit, self._looked = not any(map(is_spread, parameters)), False
-        offset = 0
-        for number, parameter in enumerate(parameters):
-            self.offsets.append(offset)
-            offset += local(parameter).numel()
-            if self._fit:
-                hook = functools.partial(self._has_made, number)
-                required = parameter.requires_grad  # one that is frozen just now takes no hook
-                parameter.requires_grad_()
-                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-                parameter.requires_grad_(required)
-
-    @contextlib.contextmanager
-    def during(self, begin: Callable[[int], Work | None]) -> Iterator[None]:
-        """Call `begin` for each bucket that the backward pass inside completes, in order; the first pass only looks.
-
-        A pass that makes some gradient twice, as checkpointing can, is nothing to overlap with.
-        """
-        self._made, self._ready, self._next = [0] * len(self.offsets), 0, 0
-        self._begin = begin if self._fit and self._looked else None
-        try:
-            yield
-        finally:
-            self._begin, self._looked = None, True
-            self._fit = self._fit and max(self._made) <= 1
-
-    def _has_made(self, number: int, parameter: torch.nn.Parameter) -> None:
-        if self._made:
-            self._made[number] += 1
-        if self._begin is None:
-            return
-        if self._next and self._made[number] > 1 and self.offsets[number] < self._ends[self._next - 1]:
-            raise RuntimeError(
-                f"the backward pass made the gradient of a parameter of shape {tuple(parameter.shape)} twice, which it "
-                "did not in the first iteration: use checkpoint(..., use_reentrant=False)"
-            )
-        self._take_in(number)
-        while self._ready < len(self._made) and self._made[self._ready]:
-            self._ready += 1
-        whole = self.offsets[self._ready] if self._ready < len(self._made) else self._ends[-1] - LOSS
-        while self._next < len(self._ends) and self._ends[self._next] <= whole:
-            try:
-                work = self._begin(self._next)
-            except GroupBrokenError:  # whoever waits for it is told
-                self._begin = None
-                return
-            if work is None:
-                self._begin = None
-                return
-            self.begun[self._next] = work
-            self._next += 1

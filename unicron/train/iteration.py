@@ -169,6 +169,7 @@ class WorkerCore:
             self._report(error)
             self._shell.remember()  # the script goes on as if this had been the update, and then does it all again
             self._again = True
+            self._reduced = [False] * self._shell.buckets  # the script has had them, and may have clipped them
             await self._regroup(broke)
             return
         self._progress(WorkerPhase.STEP)
@@ -284,14 +285,17 @@ class WorkerCore:
         Raises:
             GroupBrokenError: some could not be summed, or may be wrong.
         """
+        due = [] if self._over else [number for number, reduced in enumerate(self._reduced) if not reduced]
         try:
-            for bucket in range(self._shell.buckets):
-                if not self._reduced[bucket] and not self._over:
-                    await self._shell.reduce(self.iteration, bucket)
-                    self._reduced[bucket] = True
+            self._shell.begin(self.iteration, due)
+            for bucket in due:
+                await self._shell.reduce(self.iteration, bucket)
+                self._reduced[bucket] = True
+            await self._replica.settle()
             await self._shell.confirm()
         except GroupBrokenError:
-            if self._shell.doubtful:
+            # a replica that breaks has sent on its way what it was computing, and ends with none of its last buckets
+            if self._shell.doubtful or self._replica.in_parts:
                 self._reduced = [False] * self._shell.buckets
             raise
 

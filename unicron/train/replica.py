@@ -67,14 +67,23 @@ class Replica:
         if self.in_parts and (-1 in formed or len(formed) > 1):
             await self._shell.form_replica(membership)
 
+    async def settle(self) -> None:
+        """Wait until this rank knows that what it computed is no noise: only then others may use its sums.
+
+        Raises:
+            GroupBrokenError: it may be.
+        """
+        if self.in_parts:
+            await self._shell.settle()
+
     async def check(self) -> None:
         """Make sure that nothing broke on any rank of the replica: then all of them update.
 
         Raises:
             GroupBrokenError: something did.
         """
+        await self.settle()
         if self.in_parts:
-            await self._shell.settle()
             await self._shell.confer()
 
     async def newest(self) -> int:
@@ -100,7 +109,6 @@ class Replica:
         """
         loss, announced = self._shell.loss(), self._shell.announced
         if self.in_parts:
-            await self._shell.settle()
             failed = TRIED if isinstance(failure, UnusableStateError) else float(failure is not None)
             mine = (failed, loss, float(holds), float(self._shell.secured))
             told = await self._shell.confer(*mine, *(float(due in announced) for due in ANNOUNCED))

@@ -81,6 +81,8 @@ class ScriptShell(TorchShell):
         watched: in how many iterations more what ranks have alike is compared, as one was replaced.
     """
 
+    lends = False  # it may keep a gradient for as long as it likes
+
     def __init__(self, channel: Channel, microbatches: int, groups: ScriptGroups) -> None:
         super().__init__(channel, None, microbatches, PlannedCollection(0))
         self._script_groups = groups

@@ -190,8 +190,11 @@ class Shell(Protocol):
     def discard(self) -> None:
         """Drop the gradient of the microbatch just computed."""
 
+    def begin(self, iteration: int, buckets: Sequence[int]) -> None:
+        """Begin to sum these buckets of the accumulated gradient of `iteration` over the replicas, in this order."""
+
     async def reduce(self, iteration: int, bucket: int) -> None:
-        """Sum a bucket of the accumulated gradient of `iteration` over the replicas."""
+        """Wait for the sum of a bucket that was begun."""
 
     async def share(self, bucket: int, replica: int) -> None:
         """Give the reduced bucket of `replica` to all replicas."""

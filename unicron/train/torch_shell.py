@@ -50,6 +50,8 @@ class TorchShell:
     gradients: Gradients
     group: Group
     recorder: Recorder
+    lends = True
+    """Whether the script gets the reduced gradient itself, and no copy of it."""
 
     def __init__(
         self, channel: Channel | None, dtype: torch.dtype | None, microbatches: int, collection: PlannedCollection
@@ -76,7 +78,7 @@ class TorchShell:
     def protect(self, protected: dict[str, Any]) -> None:
         """Take the objects that make up the state; "model" and "optimizer" are among them."""
         parameters = self.trained(protected["model"])
-        self.gradients = Gradients(parameters, self._dtype)
+        self.gradients = Gradients(parameters, self._dtype, lends=self.lends)
         self.group = Group(parameters[0].device, self._traffic)
         self.recorder = Recorder(parameters[0].device)
         self.protected = protected
@@ -383,11 +385,9 @@ class TorchShell:
 
         Ranks of a replica of several first agree that none of what they computed is noise: only then it is added up.
         """
-        if self._membership.shape.replica_workers > 1:
-            yield
-            return
         overlap = self.gradients.overlapping(self.group) if begins else contextlib.nullcontext()
-        with self.gradients.directly(), overlap:
+        in_parts = self._membership.shape.replica_workers > 1
+        with contextlib.nullcontext() if in_parts else self.gradients.directly(), overlap:
             yield
 
     def computed(self, loss: torch.Tensor | None) -> None:
@@ -404,13 +404,18 @@ class TorchShell:
         """Drop it."""
         self.gradients.discard()
 
-    async def reduce(self, iteration: int, bucket: int) -> None:
-        """Sum a bucket over the replicas; garbage is collected before: ranks that wait there anyway lose no time."""
+    def begin(self, iteration: int, buckets: Sequence[int]) -> None:
+        """Begin to sum buckets; garbage is collected before: ranks that wait there anyway lose no time."""
         if self._collection.due(iteration):
             self.recorder.start(GC)
             self._collection.collect(iteration)
         self.recorder.start(REDUCE)
-        self.gradients.reduce(self.group, bucket)
+        for bucket in buckets:
+            self.gradients.begin(self.group, bucket)
+
+    async def reduce(self, iteration: int, bucket: int) -> None:  # noqa: ARG002 it is the one that was begun
+        """Wait for the sum of a bucket."""
+        self.gradients.finish(self.group, bucket)
 
     async def share(self, bucket: int, replica: int) -> None:
         """Give a reduced bucket to all replicas."""

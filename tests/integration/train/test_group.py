@@ -80,7 +80,9 @@ REDUCE = """
     parameter.grad = torch.full((250,), float(rank + 1))
     held.accumulate(torch.tensor(1.0))
     for bucket in range(3):
-        held.reduce(group, bucket)
+        held.begin(group, bucket)
+    for bucket in range(3):
+        held.finish(group, bucket)
     group.confirm()
     if rank == 2:
         print(json.dumps({}))  # lost, behind the reduce
@@ -91,7 +93,8 @@ REDUCE = """
     group.form(membership("second", 1, 2))
     held.share(group, 0, 0)
     held.share(group, 1, 0)
-    held.reduce(group, 2)  # nobody is said to have the third bucket: it is reduced over those that are left
+    held.begin(group, 2)
+    held.finish(group, 2)  # nobody is said to have the third bucket: it is reduced over those that are left
     held.publish(1)
     print(json.dumps({"grad": parameter.grad[[0, 99, 100, 199, 200, 249]].tolist(), "loss": held.loss()}))
 """

@@ -105,16 +105,16 @@ MISSES_THE_END = """
     from unicron.errors import GroupBrokenError
     from unicron.train.gradients import Gradients
 
-    reduce, missed = Gradients.reduce, []
+    finish, missed = Gradients.finish, []
 
-    def reduce_but_miss_the_end_once(self, group, bucket):
-        reduce(self, group, bucket)
+    def finish_but_miss_the_end_once(self, group, bucket):
+        finish(self, group, bucket)
         if session.rank == 1 and session.iteration == 5 and bucket == self.buckets - 1 and not missed:
             missed.append(True)
             raise GroupBrokenError("the connection was reset behind the last bucket")
 
     if "UNICRON_WORKER" in os.environ:
-        Gradients.reduce = reduce_but_miss_the_end_once
+        Gradients.finish = finish_but_miss_the_end_once
 """
 
 
@@ -139,16 +139,16 @@ WAITS_BEHIND_THE_FIRST_BUCKET = """
     import gate
     from unicron.train.gradients import Gradients
 
-    begin, waited = Gradients._begin, []
+    begin, waited = Gradients._sent, []
 
     def begin_later(self, group, bucket):
         if (session.iteration, bucket) == (5, 1) and not waited:
-            waited.append(group.finish(self._overlap.begun[0]))
+            waited.append(group.finish(self._begun[0]))
             gate.at(5, phase="summed", rank=session.rank)
         return begin(self, group, bucket)
 
     if os.environ.get("UNICRON_WORKER", "")[-2:] in {"-1", "-2", "-3"}:  # those that are there from the beginning
-        Gradients._begin = begin_later
+        Gradients._sent = begin_later
 """
 
 

@@ -223,9 +223,9 @@ def test_a_state_that_is_asked_for_goes_to_storage_once_whenever_the_next_would(
     [
         (0.4, 0.02, [1, 0, 0, 1, 0, 0, 1, 0, 0]),  # once a second is enough, though it takes more than its share
         (1.5, 3.0, [1] * 9),
-        (0.01, 0.0001, [1] * 9),  # it takes no more than its share
-        (0.01, 0.0015, [1] * 9),  # or next to nothing
-        (0.1, 0.0035, [1, 0, 0, 0, 1, 0, 0, 0, 1]),
+        (0.01, 0.0015, [1] * 9),  # it takes next to nothing
+        (0.9, 0.0035, [1] * 9),  # or no more than its share
+        (0.25, 0.0035, [1, 0, 0, 0, 1, 0, 0, 0, 1]),
         (0.01, 0.02, [1] + [0] * 8),
     ],
 )

@@ -63,7 +63,9 @@ def backward(model, found, group=None, inputs=None):
 
 def reduced(model, found, group):
     for bucket in range(found.buckets):
-        found.reduce(group, bucket)
+        found.begin(group, bucket)
+    for bucket in range(found.buckets):
+        found.finish(group, bucket)
     found.publish(1)
     return [each.grad for each in model.parameters()], found.loss()
 
@@ -157,11 +159,12 @@ def test_a_parameter_that_takes_no_part_holds_its_bucket_and_those_behind_it_bac
 def test_a_group_that_breaks_in_the_backward_pass_is_told_to_whoever_waits():
     model, group, found = looked(breaks_at=1)
     assert backward(model, found, group) == 1
-    found.reduce(group, 0)
+    found.begin(group, 0)
+    found.finish(group, 0)
     assert group.calls == ["begin", "finish"]
     group._breaks_at = 2
     with pytest.raises(GroupBrokenError):
-        found.reduce(group, 1)
+        found.begin(group, 1)
 
 
 def test_what_was_begun_before_a_regroup_is_given_up_and_reduced_anew():
@@ -173,6 +176,27 @@ def test_what_was_begun_before_a_regroup_is_given_up_and_reduced_anew():
     plain = layers()
     plain(torch.arange(12.0).reshape(2, 6)).square().mean().backward()
     torch.testing.assert_close(ours, [2 * each.grad for each in plain.parameters()])
+
+
+def test_buckets_that_began_in_a_pass_of_noise_leave_what_was_accumulated_as_it_was():
+    model, group, found = looked()
+    backward(model, found)
+    before = found._accumulated.clone()
+    with found.overlapping(group):
+        (float("nan") * model(torch.ones(2, 6)).sum()).backward()
+    found.discard()
+    assert group.calls == ["begin"] * (found.buckets - 1)
+    assert torch.equal(found._accumulated, before)
+
+
+def test_the_mean_that_is_published_takes_no_memory_of_its_own():
+    model = layers()
+    found = Gradients(model.parameters(), None)
+    backward(model, found)
+    ours, _ = reduced(model, found, Twice())
+    held = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in [*ours, found._accumulated]}
+    gradient = sum(each.nbytes for each in model.parameters())
+    assert sum(held.values()) < 2.1 * gradient, "DistributedDataParallel has as much: gradients, and their buckets"
 
 
 @pytest.mark.parametrize("due", ANNOUNCED)

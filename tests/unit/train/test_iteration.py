@@ -252,6 +252,28 @@ def test_a_bucket_of_others_that_nobody_has_confirmed_is_not_said_to_be_had():
     assert core._reduced == [True, False, False], "its own it has for sure"
 
 
+class BreaksMidway:
+    """A shell whose group breaks in the second of three buckets."""
+
+    buckets, doubtful = 3, False
+
+    def begin(self, iteration, buckets):
+        self.begun = list(buckets)
+
+    async def reduce(self, iteration, bucket):
+        if bucket == 1:
+            raise GroupBrokenError("a peer has left")
+
+
+@pytest.mark.parametrize(("workers", "kept"), [(1, [True, False, False]), (2, [False] * 3)])
+def test_a_sum_that_a_breaking_replica_may_have_had_noise_in_is_not_kept(workers, kept):
+    core = WorkerCore(BreaksMidway(), 5, 4)
+    core._replica.size, core._reduced = workers, [False] * 3
+    with pytest.raises(GroupBrokenError):
+        run(core._sum())
+    assert (core._shell.begun, core._reduced) == ([0, 1, 2], kept)
+
+
 def test_where_a_part_is_gone_all_are_told_and_nobody_begins_anew():
     async def script(place):
         shelf = await left_behind(place)
