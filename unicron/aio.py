@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -17,6 +18,21 @@ RETRY_S = 0.1
 
 DRAIN_S = 3.0
 """How long a step in progress may take to finish when its task is cancelled."""
+
+
+def next_beat(period_s: float, after: float) -> float:
+    """Return the next time that is a multiple of a period, on the clock of the event loop.
+
+    That is the clock of the machine: who does something as often as others there does it at the same moment as they do.
+    Waking up costs a process more than what it then does, and it costs the server, which hears from all, as much.
+    """
+    return (math.floor(after / period_s + 0.01) + 1) * period_s  # of timers that fire a little early, none fires twice
+
+
+async def beat(period_s: float) -> None:
+    """Sleep until the next multiple of a period; see `next_beat`."""
+    now = asyncio.get_running_loop().time()
+    await asyncio.sleep(next_beat(period_s, now) - now)
 
 
 async def insist(call: Callable[[], Awaitable[T]], what: str) -> T:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 
 from unicron import subjects
-from unicron.aio import insist, together
+from unicron.aio import insist, next_beat, together
 from unicron.bus.lease import token_in_force
 from unicron.bus.protocol import Bus
 from unicron.contracts.base import Message
@@ -30,11 +30,14 @@ from unicron_agent.stimuli import (
     Stimulus,
     Tick,
     TokenRead,
+    WorkerSaid,
 )
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
+"""Between ticks as long as there is something to do in each."""
+
 COMMANDER = "transition"
 """Name of the service whose commands agents obey, as its lease has it."""
 
@@ -73,12 +76,15 @@ class Agent:
         self._carry_out = carry_out
         self._look = look
         self._asked = asyncio.Event()
+        self._ticks_at, self._sooner = 0.0, asyncio.Event()
         self._floods = Floods(LETTERS)
         self.observe: Callable[[Message], None] = lambda _: None
 
     def handle(self, stimulus: Stimulus) -> Out:
         """Give the core a stimulus, and pass on what it answers; return that."""
         out = self.core.handle(stimulus, asyncio.get_running_loop().time())
+        if not isinstance(stimulus, WorkerSaid) and self.core.due_at() < self._ticks_at - TICK_S:
+            self._sooner.set()
         for fact in out:
             if isinstance(fact, Message):
                 self.observe(fact)
@@ -127,7 +133,12 @@ class Agent:
             self._sum_up()
             if self.core.fault and not self.core.workers and not self._outbox.unpublished:
                 raise InvalidInputError(self.core.fault)
-            await asyncio.sleep(TICK_S)
+            now = asyncio.get_running_loop().time()
+            self._sooner.clear()
+            self._ticks_at = next_beat(TICK_S, max(now, self.core.due_at()))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self._ticks_at):
+                    await self._sooner.wait()
 
     async def _reconnect(self) -> None:
         async for down_s in self._bus.reconnected():

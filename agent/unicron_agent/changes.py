@@ -7,8 +7,9 @@ import select
 import stat
 import time
 
-WRITTEN = 0x2 | 0x80 | 0x100
-"""IN_MODIFY; of what is in a folder also IN_MOVED_TO and IN_CREATE."""
+WRITTEN = 0x2 | 0x4 | 0x800 | 0x80 | 0x100
+"""IN_MODIFY; IN_ATTRIB and IN_MOVE_SELF, as it is removed or moved away; of what is in a folder also IN_MOVED_TO and
+IN_CREATE."""
 
 MOMENT_S = 0.005
 """How long changes of a file are gathered, where many come."""
@@ -25,10 +26,12 @@ class Changes:
 
     Args:
         file: its descriptor; that of a folder waits for files in there.
+        ended: descriptor that can be read from when there is nothing to wait for any more.
     """
 
-    def __init__(self, file: int) -> None:
+    def __init__(self, file: int, ended: int) -> None:
         self._inotify, self._poll, self._told = -1, select.poll(), True
+        self._poll.register(ended, select.POLLIN)
         if not stat.S_ISCHR(os.fstat(file).st_mode):
             libc, watched = ctypes.CDLL(None), f"/proc/self/fd/{file}"
             self._inotify = file = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -37,7 +40,7 @@ class Changes:
             self._poll.register(file, select.POLLIN)
 
     def wait(self, seconds: float) -> None:
-        """Wait until something was written since the last call, or for so long."""
+        """Wait until something was written since the last call, or the file was moved away, or for so long."""
         if not self._told:
             time.sleep(min(seconds, LOOK_S))
         elif self._poll.poll(1e3 * seconds) and self._inotify >= 0:

@@ -1,5 +1,7 @@
 """The agent's decisions, pure: stimuli go in, facts for the bus and effects for the shell come out."""
 
+import math
+
 import msgspec
 
 from unicron.checks import share_problems
@@ -81,12 +83,15 @@ from unicron_agent.stimuli import (
     WorkerSaid,
 )
 from unicron_agent.timings import Timings
-from unicron_agent.watch import Watch
+from unicron_agent.watch import PING_S, Watch
 from unicron_agent.workers import StallLimits, Worker
 
 FRESH = 6
 """Heartbeats after joining that come at the agent's own pace: only then the server may tell of the end of an earlier
 connection, for which the node is given up unless it is heard of within the grace."""
+
+EARLY_S = 0.005
+"""By so much a tick may come before the moment of a heartbeat, and be the one for it."""
 
 ADOPTION_S = 0.5
 """How long adopted workers have to say where they are; they knock ten times a second."""
@@ -515,6 +520,19 @@ class AgentCore:
             out += self._join()
         if self.incarnation and now >= self._beat_at:
             self._beats += 1
-            self._beat_at = now + max(self._heartbeat_s, self._paced_s if self._beats >= FRESH else 0.0)
+            self._beat_at = self._next_beat(now)
             out.append(NodeHeartbeat(node=self.node, incarnation=self.incarnation))
         return out + self._watch.tick(self.workers, tick, now)
+
+    def _next_beat(self, now: float) -> float:
+        """Return when to beat next: as others on this machine do, unless there are many nodes, whose beats add up."""
+        if self._beats >= FRESH and self._paced_s > self._heartbeat_s:
+            return now + self._paced_s
+        return ((now + EARLY_S) // self._heartbeat_s + 1) * self._heartbeat_s - EARLY_S
+
+    def due_at(self) -> float:
+        """Return when a tick has something to do, in monotonic seconds, unless the core is told something before."""
+        workers = self.workers.values()
+        if self.left or not self.incarnation or any(worker.queued is not None for worker in workers):
+            return -math.inf
+        return min([self._beat_at, self.states.due_at(), *(each.heard_at + PING_S for each in workers if each.pid)])

@@ -24,8 +24,8 @@ from unicron_agent.stimuli import Logged
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.2
-"""How often it is looked at though nobody has told of anything new: it may have been moved away."""
+LOOK_S, REST_S = 0.2, 5.0
+"""How often it is looked at though nobody has told of anything new: where it is not there, and where it is."""
 
 SLACK_S, DRIFT = 1.0, 5e-4
 """By which the kernel's clock may differ from ours: seconds, and seconds for each since the machine was started. Nobody
@@ -59,10 +59,11 @@ class KernelLog:
     def __init__(self, path: str, rules: Rules, slots: dict[str, int], told: Callable[[Logged], None]) -> None:
         self._path, self._rules, self._slots, self._told = path, rules, slots, told
         self._began = time.monotonic()
-        self._ended = threading.Event()
+        self._ended, self._wakes = threading.Event(), os.eventfd(0)
         self._lines = Lines()
         self._file: int | None = None
         self._changes: Changes | None = None
+        self._moved = False
         self._thread = threading.Thread(target=self._follow, name="unicron-kernel-log", daemon=True)
 
     def start(self) -> None:
@@ -73,8 +74,10 @@ class KernelLog:
     def stop(self) -> None:
         """Follow it no more."""
         self._ended.set()
+        os.eventfd_write(self._wakes, 1)
         if self._thread.is_alive():
             self._thread.join()
+        os.close(self._wakes)
 
     def _open(self, *, at_end: bool) -> int | None:
         try:
@@ -94,13 +97,13 @@ class KernelLog:
             return None
         if self._changes is not None:
             self._changes.close()
-        self._changes = Changes(found)
+        self._changes = Changes(found, self._wakes)
         return found
 
     def _wait_for_file(self) -> None:
         with suppress(OSError):  # without a folder it is looked for once in a while
             folder = os.open(Path(self._path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            self._changes = Changes(folder)
+            self._changes = Changes(folder, self._wakes)
             os.close(folder)
 
     def _close(self) -> None:
@@ -115,7 +118,7 @@ class KernelLog:
             if self._changes is None:
                 self._ended.wait(LOOK_S)
             else:
-                self._changes.wait(LOOK_S)
+                self._changes.wait(LOOK_S if self._moved else REST_S)
             try:
                 while lines := self._read():
                     self._tell(lines)
@@ -135,23 +138,26 @@ class KernelLog:
             return os.read(self._file, RECORD).decode(errors="replace").partition(";")[2]
         read = os.read(self._file, CHUNK)
         if not read:
-            self._reopen_if_moved(self._file)
-            return ""
+            return self._read() if self._begins_anew(self._file) else ""
         return self._lines.whole(read) or self._read()
 
-    def _reopen_if_moved(self, file: int) -> None:
-        """Go on with the new file, where ours was moved away, or from its beginning, where it was cut off."""
+    def _begins_anew(self, file: int) -> bool:
+        """Return whether to go on with a new file, as ours was moved away, or from its beginning, as it was cut off."""
         ours = os.fstat(file)
         try:
             there = os.stat(self._path)  # noqa: PTH116 there is no path object
         except FileNotFoundError:
-            return
+            self._moved = True
+            return False
+        self._moved = False
         if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
             self._close()
-            self._lines = Lines()
         elif there.st_size < os.lseek(file, 0, os.SEEK_CUR):
             os.lseek(file, 0, os.SEEK_SET)
-            self._lines = Lines()
+        else:
+            return False
+        self._lines = Lines()
+        return True
 
     def _is_news(self, at: float) -> bool:
         """Return whether a line may have been made since this follows the log."""

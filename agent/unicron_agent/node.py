@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from unicron import codec, subjects
-from unicron.aio import insist, together
+from unicron.aio import beat, insist, together
 from unicron.bus.protocol import Bus
 from unicron.clock import Clock
 from unicron.contracts.commands import StartWorker
@@ -224,7 +224,7 @@ class Node:
             self._hear_all(self._outputs.look())
             for path in self._outputs.large():
                 await asyncio.to_thread(put_aside, path)
-            await asyncio.sleep(LOOK_S)
+            await beat(LOOK_S)
 
     def _hear_all(self, logged: list[Logged]) -> None:
         for each in logged:

@@ -4,6 +4,7 @@ States come to lie here in three ways: workers leave them behind, workers save t
 send copies of what was saved there.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -364,6 +365,12 @@ class States:
                 copying.again_at = None
                 out.append(copying.send())
         return out
+
+    def due_at(self) -> float:
+        """Return when the next is to be sent again."""
+        waiting = [each.again_at for each in self._savings.values()]
+        waiting += [each.again_at for each in self._copying.values()]
+        return min((again_at for again_at in waiting if again_at is not None), default=math.inf)
 
 
 def _switch(saver: Saver | None) -> Save:

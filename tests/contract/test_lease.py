@@ -114,3 +114,26 @@ async def test_a_lease_is_kept_over_a_lost_answer_and_an_unanswered_look_behind_
     assert bucket.lost == ["update", "get"]
     assert not keeping.done()
     keeping.cancel()
+
+
+@in_virtual_time
+async def test_all_leases_are_renewed_at_the_same_moments(world):
+    bucket, renewed = (await world.connect()).bucket("lease"), []
+
+    class Watched(BadLine):
+        async def _pass(self, name, *arguments):
+            renewed.append(asyncio.get_running_loop().time())
+            return await super()._pass(name, *arguments)
+
+    leases = [Lease(Watched(bucket), name, "a", LEASE_TTL_S) for name in ("planner", "detector", "registry")]
+    keeping = []
+    for lease in leases:
+        await lease.acquire()
+        keeping.append(asyncio.create_task(lease.keep()))
+        await elapse(0.1 * LEASE_TTL_S)
+    renewed.clear()
+    await elapse(2 * LEASE_TTL_S)
+    assert len(renewed) == 18
+    assert len({round(moment, 3) for moment in renewed}) == 6, "the server wakes up once for all of them"
+    for each in keeping:
+        each.cancel()

@@ -8,6 +8,8 @@ import nats.errors
 import nkeys
 from nats.aio.client import PING_PROTO, Client
 
+from unicron.aio import beat
+
 
 class KeyedClient(Client):
     """Reads its key again for each connection: one that was rotated is used at the next attempt.
@@ -34,6 +36,17 @@ class KeyedClient(Client):
         self._pongs.append(future or asyncio.get_running_loop().create_future())
         await self._send_command(PING_PROTO)
         await self._flush_pending()
+
+    async def _ping_interval(self) -> None:
+        """Ping at the moments at which the other processes of this machine do."""
+        while True:
+            await beat(self.options["ping_interval"])
+            if self.is_connected:
+                self._pings_outstanding += 1
+                if self._pings_outstanding > self.options["max_outstanding_pings"]:
+                    await self._process_op_err(nats.errors.StaleConnectionError())
+                    return
+                await self._send_ping()
 
     async def _attempt_reconnect(self) -> None:
         self._abort()

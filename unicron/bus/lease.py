@@ -6,6 +6,7 @@ apart and refused. Each renewal repeats it, so that anybody can read which token
 
 import asyncio
 
+from unicron.aio import beat
 from unicron.bus.protocol import Bucket, Revisioned
 from unicron.errors import BusUnavailableError, ConflictError
 
@@ -56,7 +57,7 @@ class Lease:
         the clocks of two machines agree on durations only.
         """
         while True:
-            await asyncio.sleep(self._ttl_s / 3)
+            await beat(self._ttl_s / 3)
             try:
                 async with asyncio.timeout_at(self._renewed + self._ttl_s):
                     await self._renew()

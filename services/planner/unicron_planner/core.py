@@ -109,7 +109,7 @@ class PlannerCore(Core):
             TaskBroken: lambda broken: self._end(broken.task, TriggerKind.TASK_FAILED),
             TaskRecovered: self._recovered,
             TaskStateChanged: lambda now: self._end(now.task, ENDS[now.state]) if now.state.ended else [],
-            IterationFinished: self._measure,
+            **({IterationFinished: self._measure} if self._options.use_measured else {}),
             TimerFired: self._fired,
             Started: self._begin,
             PlanDecided: self._heard,
@@ -245,7 +245,7 @@ class PlannerCore(Core):
         """Add an iteration's time to the sums; ask for a new table where it changes what is believed."""
         spec = self.state.tasks.get(done.task)
         sound = math.isfinite(done.seconds) and done.seconds >= SHORTEST_S
-        if spec is None or not sound or not 1 <= done.world_size <= spec.max_workers or not self._options.use_measured:
+        if spec is None or not sound or not 1 <= done.world_size <= spec.max_workers:
             return []
         if self._held.on.get(done.node, {}).get(done.slot) != done.task:
             return []  # it is nobody's who is there

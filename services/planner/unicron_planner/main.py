@@ -56,7 +56,7 @@ def wiring(settings: PlannerSettings) -> Wiring:
         use_measured=settings.use_measured,
         spare_nodes=settings.spare_nodes,
     )
-    facts, telemetry = subjects.listened(PlannerCore().handlers)
+    facts, telemetry = subjects.listened(PlannerCore(options=options).handlers)
     return Wiring(
         name=settings.process,
         core=lambda state: PlannerCore(state, options, time.perf_counter),

@@ -363,7 +363,9 @@ def test_a_setting_that_makes_no_sense_is_named(field, value):
 
 def test_settings_reach_the_core():
     texts = {"transition_s": "9", "prior_failures": "2", "prior_worker_hours": "1", "use_measured": "false"}
-    core = wiring(PlannerSettings.parse(texts)).core(None)
+    made = wiring(PlannerSettings.parse(texts))
+    assert made.telemetry == [], "where nothing measured counts, nobody wakes it up for that"
+    core = made.core(None)
     feed(core, admitted("n1"), events.TaskSubmitted(task="a", spec=spec("a")))
     assert core._situate().resize_s == core._situate().failure_s == 9.0
     assert core._situate().failure_rate == pytest.approx(2 / 3600)
