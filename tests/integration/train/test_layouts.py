@@ -137,7 +137,7 @@ WAITS = """
 
 
 @WITHOUT
-@pytest.mark.parametrize("degrees", [{}, {"tensor": 2}, {"pipeline": 2}, {"shard": 2}], ids=lambda each: "".join(each))
+@pytest.mark.parametrize("degrees", [{}, {"tensor": 2}, {"pipeline": 2}, {"shard": 2}], ids="".join)
 async def test_a_processor_waits_for_its_gpu_in_no_microbatch_and_seldom_in_an_iteration(scene, tmp_path, degrees):
     path = tmp_path / "waits.py"
     text = textwrap.dedent(WAITS).replace("{example!r}", repr(str(EXAMPLE)))

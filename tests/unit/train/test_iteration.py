@@ -408,7 +408,7 @@ def test_of_replicas_that_broke_on_both_sides_of_an_update_who_is_behind_ends_so
             await elapse(0.01)
         a.end(None, 9)  # behind that of the other
         await meet(place, 1, "cb", PAIR)
-        assert not [name for name in "bc" if place.of(name, wire.Raised)], "those on their way may bring what is lacking"
+        assert not [name for name in "bc" if place.of(name, wire.Raised)], "others may be on their way"
         await meet(place, 2, "cbef", PAIR)
 
     place = play(script)
