@@ -422,7 +422,7 @@ class TorchShell:
         return self.gradients.finite
 
     @property
-    def summed(self) -> bool:
+    def summed(self) -> object:
         """Whether this rank's sum is."""
         return self.gradients.summed
 

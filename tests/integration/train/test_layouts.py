@@ -117,6 +117,9 @@ WAITS = """
     noted(nccl, "await_event", lambda ended: ended is Event.newest)  # before an older one a GPU has more to do
 
     class Session(train.Session):
+        def __init__(self, **arguments):
+            super().__init__(finite="stop", **arguments)
+
         def iterations(self):
             for each in super().iterations():
                 self.within = 0
@@ -148,7 +151,7 @@ async def test_a_processor_waits_for_its_gpu_in_no_microbatch_and_seldom_in_an_i
     later = [(within, by) for iteration, within, by in found if iteration >= 2]  # before, states may be compared
     assert len(later) >= 2 * (ITERATIONS - 2)
     once_more = ["settle"] if degrees else []  # to agree; and before the update; both find a GPU that has nothing to do
-    assert later == [(0, ["keep_pace", "settle", "loss", "announced", *once_more, *once_more])] * len(later)
+    assert later == [(0, ["keep_pace", "settle", "finite", "loss", "announced", *once_more, *once_more])] * len(later)
 
 
 STATE = """
