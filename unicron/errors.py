@@ -57,7 +57,7 @@ class NonFiniteGradientError(RuntimeError, UnicronError):
 
 
 class StateLostError(RuntimeError, UnicronError):
-    """A worker gave its state up and nobody has one for it: only a new process can begin without."""
+    """A worker has no state that others could go on from with it: only a new process can begin without."""
 
 
 class RankEndedError(UnicronError):

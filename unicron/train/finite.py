@@ -36,18 +36,22 @@ class Finite:
 
     def __init__(self, shell: Shell, rule: Rule | None) -> None:
         self._shell, self._rule = shell, rule
-        self._bad: list[int] = []
+        self._looks: list[tuple[int, object]] = []
         self._tried = (-1, -1)
         self._suspected: list[int] = []
 
     def clear(self) -> None:
         """Forget what was accumulated."""
-        self._bad = []
+        self._looks = []
 
     def note(self, microbatch: int) -> None:
-        """Look at the sum with the gradient of this microbatch in it; behind the first bad one it tells no more."""
-        if self._rule is not None and not self._bad and not self._shell.summed:
-            self._bad = [microbatch]
+        """Have the sum looked at with the gradient of this microbatch in it. What came of it is asked for in need."""
+        if self._rule is not None:
+            self._looks.append((microbatch, self._shell.summed))
+
+    def _first_bad(self) -> list[int]:
+        """Return the first microbatch with which the sum was not finite, if any; behind it the sum tells no more."""
+        return next(([microbatch] for microbatch, finite in self._looks if not finite), [])
 
     @property
     def holds(self) -> bool:
@@ -65,10 +69,11 @@ class Finite:
             GroupBrokenError: a rank was lost meanwhile.
             NonFiniteGradientError: the rule is to stop, or it is not finite for the second time; the same on all ranks.
         """
-        mine = Account(membership.member.worker, self._bad, sorted(done))
+        bad = self._first_bad()
+        mine = Account(membership.member.worker, bad, sorted(done))
         accounts = await self._shell.gather(mine) if membership.world_size > 1 else [mine]
-        if self._bad or (membership.rank == 0 and not any(each.bad for each in accounts)):
-            self._tell(membership, iteration, self._bad)
+        if bad or (membership.rank == 0 and not any(each.bad for each in accounts)):
+            self._tell(membership, iteration, bad)
         if self._rule == "skip":
             return []
         again, self._tried = self._tried == (membership.epoch, iteration), (membership.epoch, iteration)
@@ -79,7 +84,7 @@ class Finite:
             raise NonFiniteGradientError(
                 f"iteration {iteration}: the gradient is not finite{twice}: {_named(accounts)}"
             )
-        self._suspected = self._bad
+        self._suspected = bad
         return elsewhere(accounts, membership.shape, microbatches)
 
     def settle(self, membership: Membership, iteration: int) -> None:

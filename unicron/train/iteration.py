@@ -60,6 +60,7 @@ class WorkerCore:
         self.stepped = False
         self._shell, self._iterations, self._microbatches = shell, iterations, microbatches
         self._reduced: list[bool] = []
+        self._apart = frozenset[tuple[int, int]]()
         self._kept: StateRef | None = None
         self._saved = -1
         self._last = iterations + 1
@@ -382,7 +383,11 @@ class WorkerCore:
             self._drop()  # what this rank computed last may have come of noise, though it took no notice
         await self._shell.form(self.membership)
         standings = await self._shell.gather(self._standing())
-        plan = self._plan(standings)
+        try:
+            plan = self._plan(standings)
+        except StateTransferError as error:
+            self._end_what_is_behind(standings, error)
+            raise
         self.established = plan.established
         if not plan.established and any(each.doubted for each in standings):
             self._despair()
@@ -426,6 +431,21 @@ class WorkerCore:
         if plan.iteration < self._iterations:
             return plan
         return redistribute.resume(standings, 0, self.membership.layout)
+
+    def _end_what_is_behind(self, standings: Sequence[Standing], error: StateTransferError) -> None:
+        """End this worker where states of all places are there, but for the second time from before different updates.
+
+        The last replicas broke on both sides of an update. No further membership would bring these states together;
+        once a place has none, copies that were saved are looked for. In the first, others may still be on their way.
+
+        Raises:
+            StateLostError: so it is, and this worker's state is the oldest.
+        """
+        states = frozenset((each.place, each.iteration) for each in standings if each.has_state)
+        again, self._apart = states == self._apart, states
+        whole = len({place for place, _ in states}) == self._replica.size
+        if again and whole and self.has_state and self.iteration == min(iteration for _, iteration in states):
+            raise StateLostError(f"{error}; this worker, which is behind, is to be started anew") from error
 
     def _standing(self) -> Standing:
         return Standing(

@@ -141,8 +141,8 @@ class Shell(Protocol):
         """Whether the reduced gradient and the mean loss are."""
 
     @property
-    def summed(self) -> bool:
-        """Whether all that is accumulated is finite."""
+    def summed(self) -> object:
+        """Whether all that is accumulated is finite: something that is true then, and waits for a GPU when asked."""
 
     def announce(self, due: Due) -> None:
         """Have all replicas hear with the reduced gradient what is to be done with the next state."""

@@ -427,7 +427,7 @@ class TorchShell:
         return self.gradients.finite
 
     @property
-    def summed(self) -> bool:
+    def summed(self) -> object:
         """Whether this rank's sum is."""
         return self.gradients.summed
 

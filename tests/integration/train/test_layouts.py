@@ -1,6 +1,7 @@
 """Models spread over several workers, with ranks struck at every point: what comes of it is what one process gets."""
 
 import asyncio
+import json
 import textwrap
 
 import pytest
@@ -83,6 +84,74 @@ async def test_a_lost_rank_makes_no_difference_to_the_parameters(
     assert joined[-1].epoch > 0
     assert all(each.iteration >= began for each in joined if each.epoch > 0), "nobody begins anew"
     assert [each.iteration for each in joined] == sorted(each.iteration for each in joined), "or goes back"
+
+
+WAITS = """
+    import json, os, sys, threading
+    import torch
+    sys.path.insert(0, {example!r})
+    import train
+    from unicron.train import nccl
+
+    waits = []
+    HOSTS = ("/train/group.py", "/train/inner.py", "/optim/optimizer.py", "/tensor/_utils.py")  # read their own memory
+
+    def noted(owner, name, waits_for):
+        usual = getattr(owner, name)
+        def call(*arguments):
+            caller = sys._getframe(1).f_code
+            here = threading.current_thread() is threading.main_thread() and not caller.co_filename.endswith(HOSTS)
+            if here and waits_for(arguments[0]):
+                waits.append(caller.co_name)
+            return usual(*arguments)
+        setattr(owner, name, call)
+
+    class Event(nccl.event):
+        def record(self):
+            Event.newest = self
+            super().record()
+
+    for name in ("__bool__", "__float__", "__index__", "__int__", "cpu", "item", "numpy", "tolist"):
+        noted(torch.Tensor, name, lambda _: True)
+    nccl.event = Event
+    noted(nccl, "await_event", lambda ended: ended is Event.newest)  # before an older one a GPU has more to do
+
+    class Session(train.Session):
+        def __init__(self, **arguments):
+            super().__init__(finite="stop", **arguments)
+
+        def iterations(self):
+            for each in super().iterations():
+                self.within = 0
+                before = len(waits)
+                yield each
+                with open(os.path.join({out!r}, f"{os.getpid()}.waits"), "a") as file:
+                    print(json.dumps([each, self.within, waits[before:]]), file=file)
+
+        def microbatches(self):
+            for each in super().microbatches():
+                before = len(waits)
+                yield each
+                self.within += len(waits) - before
+
+    train.Session = Session
+    train.main()
+"""
+
+
+@WITHOUT
+@pytest.mark.parametrize("degrees", [{}, {"tensor": 2}, {"pipeline": 2}, {"shard": 2}], ids="".join)
+async def test_a_processor_waits_for_its_gpu_in_no_microbatch_and_seldom_in_an_iteration(scene, tmp_path, degrees):
+    path = tmp_path / "waits.py"
+    text = textwrap.dedent(WAITS).replace("{example!r}", repr(str(EXAMPLE)))
+    path.write_text(text.replace("{out!r}", repr(str(tmp_path))))
+    name = "-".join(("waits", *degrees))
+    await trained(scene, path, tmp_path, name, ParallelLayout(**degrees), **likenccl.env())
+    found = [json.loads(line) for each in tmp_path.glob("*.waits") for line in each.read_text().splitlines()]
+    later = [(within, by) for iteration, within, by in found if iteration >= 2]  # before, states may be compared
+    assert len(later) >= 2 * (ITERATIONS - 2)
+    once_more = ["settle"] if degrees else []  # to agree; and before the update; both find a GPU that has nothing to do
+    assert later == [(0, ["keep_pace", "settle", "finite", "loss", "announced", *once_more, *once_more])] * len(later)
 
 
 STATE = """

@@ -419,6 +419,26 @@ def test_nobody_begins_anew_because_the_only_state_there_is_was_given_up():
     assert "StateLostError: nobody here has place 0" in raised.text
 
 
+def test_of_replicas_that_broke_on_both_sides_of_an_update_who_is_behind_ends_so_that_copies_are_looked_for():
+    async def script(place):
+        await meet(place, 0, "abcd", PAIR)
+        [a, _, c, d] = place.workers.values()
+        while c.core.phase is not Phase.REDUCED:
+            await elapse(0.01)
+        d.end(None, 9)  # before the update of its replica
+        while a.core.iteration == c.core.iteration:
+            await elapse(0.01)
+        a.end(None, 9)  # behind that of the other
+        await meet(place, 1, "cb", PAIR)
+        assert not [name for name in "bc" if place.of(name, wire.Raised)], "others may be on their way"
+        await meet(place, 2, "cbef", PAIR)
+
+    place = play(script)
+    assert [name for name in place.workers if place.of(name, wire.Raised)] == ["c"]
+    assert "StateLostError: no iteration has the states of all places" in place.of("c", wire.Raised)[0].text
+    assert all(place.of(name, wire.Broken)[-1].broke is Breakage.STATE for name in "bef")
+
+
 # --- gradients that are not finite -----------------------------------------------------------------------------------
 
 
