@@ -19,8 +19,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.agent_cpu import cpu_s
-from unicron.train import Session, gradients
+from unicron.train import Session
 from unicron.train.inner import DIMENSIONS
+from unicron.train.overlap import Overlap
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "parallel" / "train.py"
 MODES = ("dp", "fsdp", "tp")
@@ -127,7 +128,7 @@ def with_session(options: argparse.Namespace) -> None:
     """Train with a session."""
     train = example()
     if options.apart:
-        overlap: Any = gradients.Overlap
+        overlap: Any = Overlap
         overlap.during = lambda *_: contextlib.nullcontext()
     session = Session(seed=1)
     mesh = session.mesh
