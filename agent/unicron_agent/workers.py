@@ -78,6 +78,7 @@ class Worker:
         queued: the command to start it, as long as the slot's last process is not gone, or it is to wait.
         due: monotonic seconds before which it is not to start.
         membership: the newest that it was sent.
+        greeted: it has reached its agent, and answers when it is asked whether it is there.
         interval_s: running mean of the time between two signs of progress while computing; None before the first.
         asleep: while all its processes sleep, since when.
         reported: the epoch and iteration for which a stall was reported last, and of which kind.
@@ -100,6 +101,7 @@ class Worker:
     membership: Membership | None = None
     epoch: int = -1
     iteration: int = -1
+    greeted: bool = False
     ready: bool = False
     phase: WorkerPhase = WorkerPhase.STARTING
     done: int = 0
@@ -154,6 +156,7 @@ class Worker:
         match message:
             case Hello():
                 self.epoch, self.iteration, self.ready = message.epoch, message.iteration, message.ready
+                self.greeted = True
                 self.pid = self.pid or message.pid  # it may greet before its start is told
                 self.moved_at = now
             case Ready():
@@ -229,12 +232,12 @@ class Worker:
             node: that it is on.
             limits: of the agent.
             now: monotonic seconds.
-            stopped: its process is. One that is can't even wait for others; it answered until then, whatever its last
-                progress was.
+            stopped: its process is. One that is can't even wait for others, or start; it answered until then, whatever
+                its last progress was.
             asleep_s: how long it may be without progress while all its processes sleep.
         """
         between = self.phase is WorkerPhase.BETWEEN
-        if self.stopping or self.finished or (self.unwatched and not (stopped and self.ready)):
+        if self.stopping or self.finished or (self.unwatched and not (stopped and self.greeted)):
             return []
         usual = limits.factor * (self.interval_s or 0.0)
         limit = max(limits.stopped_s if stopped else limits.between_s if between else limits.hang_s, usual)

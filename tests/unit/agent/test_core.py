@@ -578,6 +578,16 @@ def test_a_worker_that_is_stopped_while_it_waits_is_told_though_it_answered_unti
     assert fact.waited_s == pytest.approx(0.6)
 
 
+def test_a_worker_that_is_stopped_as_it_starts_is_told_once_it_has_greeted():
+    scene = AgentHarness()
+    scene.read(start())
+    scene.feed(ProcessStarted("gpt-1", 42))
+    assert scene.stalled(10.0, "gpt-1") == [], "it was never asked whether it is there"
+    scene.say(hello())
+    assert scene.stalled(10.4, "gpt-1") == []
+    assert len(scene.stalled(10.6, "gpt-1")) == 1
+
+
 def test_the_first_microbatch_after_a_wait_is_no_measure(scene):
     scene.progress(10.0, 10.1)
     scene.progress(10.2, done=2, phase="reduce")
