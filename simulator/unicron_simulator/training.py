@@ -29,7 +29,7 @@ from unicron.contracts.worker import (
 )
 from unicron.errors import GroupBrokenError, StateLostError, StateTransferError
 from unicron.train.iteration import WorkerCore
-from unicron.train.phases import FORGOTTEN, Due, greeting
+from unicron.train.phases import FORGOTTEN, Due, Outcome, greeting
 from unicron_simulator.rank import Rank
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Trainer(Rank):
         self.flaw, self._updates, self._taken = b"", 0, (0, b"")
         self._saved: Saved | None = None
         self._flip, self._tries = b"", False
-        self._announces, self.announced, self._finite = frozenset[Due](), frozenset[Due](), True
+        self._announces, self._announced, self._finite = frozenset[Due](), frozenset[Due](), True
         self._sums: Gradient = Counter()
         self._reduced: list[Gradient] = [Counter() for _ in range(BUCKETS)]
         self._unsent: list[ToAgent] = []
@@ -386,7 +386,7 @@ class Trainer(Rank):
         self._reduced[bucket] = Counter()
         for each, _, _ in given:
             self._reduced[bucket].update(each)
-        self.announced = frozenset().union(*(announces for _, announces, _ in given))
+        self._announced = frozenset().union(*(announces for _, announces, _ in given))
         self._finite = all(finite for *_, finite in given)
 
     async def share(self, bucket: int, replica: int) -> None:
@@ -434,9 +434,10 @@ class Trainer(Rank):
         """Say with the gradient what is due with the next state."""
         self._announces |= {due}
 
-    def loss(self) -> float:
-        """Return no loss."""
-        return 0.0
+    @property
+    def outcome(self) -> Outcome:
+        """No loss, and what others announced."""
+        return Outcome(0.0, self._announced)
 
     def publish(self, *, void: bool = False) -> None:
         """Do nothing: `update` takes what was reduced."""

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Work
 from unicron.errors import GroupBrokenError
 from unicron.train.group import Group
 from unicron.train.overlap import Overlap
-from unicron.train.phases import ANNOUNCED, Due
+from unicron.train.phases import ANNOUNCED, Due, Outcome
 from unicron.train.shards import as_shard_of, is_spread, local, spread_as
 
 BUCKETS = 16
@@ -225,10 +225,12 @@ class Gradients:
         """
         group.broadcast(self._reduced[self._slices[bucket]], replica)
 
-    def loss(self) -> float:
-        """Return the mean loss over the global batch; NaN where this rank has none."""
-        total, count, *_ = self._reduced[-LOSS:].tolist()
-        return total / count if count else math.nan
+    @property
+    def outcome(self) -> Outcome:
+        """What was reduced besides gradients; it is read in one go, which waits for the GPU."""
+        total, count, *said = self._reduced[-LOSS:].tolist()
+        announced = frozenset(due for due, replicas in zip(ANNOUNCED, said, strict=True) if replicas > 0)
+        return Outcome(total / count if count else math.nan, announced)
 
     def summed_of(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         """Return what was reduced of a parameter's gradient: the sum over the microbatches."""
@@ -247,12 +249,6 @@ class Gradients:
     def announce(self, due: Due) -> None:
         """Have all replicas know, after the reduce, what one of them says is due."""
         self._accumulated[ANNOUNCED.index(due) - len(ANNOUNCED)] = 1
-
-    @property
-    def announced(self) -> frozenset[Due]:
-        """What any of them said."""
-        told = self._reduced[-len(ANNOUNCED) :].tolist()
-        return frozenset(due for due, count in zip(ANNOUNCED, told, strict=True) if count > 0)
 
     @torch.no_grad()
     def publish(self, microbatches: int, *, void: bool = False) -> None:

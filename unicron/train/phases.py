@@ -1,6 +1,7 @@
 """Where a worker stands between two updates, and what takes it from there to where; also how it greets an agent."""
 
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -57,6 +58,18 @@ class Due(StrEnum):
 
 ANNOUNCED = (Due.SAVE, Due.STORE)
 """What is announced with the gradient of the iteration before."""
+
+
+class Outcome(NamedTuple):
+    """What is reduced besides gradients.
+
+    Attributes:
+        loss: mean over the global batch; NaN on a rank that computes none.
+        announced: what some rank with this rank's place says is due with the next state.
+    """
+
+    loss: float
+    announced: frozenset[Due]
 
 
 MOVES = {

@@ -107,7 +107,7 @@ class Replica:
         Raises:
             GroupBrokenError: `failure`, or that of another rank.
         """
-        loss, announced = self._shell.loss(), self._shell.announced
+        loss, announced = self._shell.outcome
         if self.in_parts:
             failed = TRIED if isinstance(failure, UnusableStateError) else float(failure is not None)
             mine = (failed, loss, float(holds), float(self._shell.secured))

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from unicron.contracts.states import StateRef
 from unicron.contracts.storage import StoredState
 from unicron.contracts.worker import Membership, ToAgent
-from unicron.train.phases import Due
+from unicron.train.phases import Due, Outcome
 
 T = TypeVar("T")
 
@@ -148,8 +148,8 @@ class Shell(Protocol):
         """Have all replicas hear with the reduced gradient what is to be done with the next state."""
 
     @property
-    def announced(self) -> frozenset[Due]:
-        """What ranks with this rank's place announced in the reduce that is over."""
+    def outcome(self) -> Outcome:
+        """What was reduced besides gradients, in the reduce that is over."""
 
     def withdraw(self, ref: StateRef) -> None:
         """Remove a state that was laid out."""
@@ -198,9 +198,6 @@ class Shell(Protocol):
 
     async def share(self, bucket: int, replica: int) -> None:
         """Give the reduced bucket of `replica` to all replicas."""
-
-    def loss(self) -> float:
-        """Return the reduced mean loss; NaN on a rank that computes none."""
 
     def publish(self, *, void: bool = False) -> None:
         """Make the reduced gradient that of the parameters; a `void` one makes it zero."""

@@ -26,7 +26,7 @@ from unicron.train.digest import digest, of_state
 from unicron.train.gathering import Gathering, assembled, laid_out, loaded
 from unicron.train.gradients import Gradients
 from unicron.train.group import Group
-from unicron.train.phases import Due
+from unicron.train.phases import Due, Outcome
 from unicron.train.rendezvous import Rendezvous
 from unicron.train.timing import GC, OPTIMIZER, REDUCE, PlannedCollection, Recorder
 from unicron.train.traffic import Traffic
@@ -436,13 +436,9 @@ class TorchShell:
         self.gradients.announce(due)
 
     @property
-    def announced(self) -> frozenset[Due]:
-        """What somebody has said is."""
-        return self.gradients.announced
-
-    def loss(self) -> float:
-        """Return the mean loss."""
-        return self.gradients.loss()
+    def outcome(self) -> Outcome:
+        """What was reduced besides gradients."""
+        return self.gradients.outcome
 
     def publish(self, *, void: bool = False) -> None:
         """Put the mean gradient into the parameters' `grad`."""

@@ -96,7 +96,7 @@ REDUCE = """
     held.begin(group, 2)
     held.finish(group, 2)  # nobody is said to have the third bucket: it is reduced over those that are left
     held.publish(1)
-    print(json.dumps({"grad": parameter.grad[[0, 99, 100, 199, 200, 249]].tolist(), "loss": held.loss()}))
+    print(json.dumps({"grad": parameter.grad[[0, 99, 100, 199, 200, 249]].tolist(), "loss": held.outcome.loss}))
 """
 
 

@@ -150,8 +150,8 @@ async def test_a_processor_waits_for_its_gpu_in_no_microbatch_and_seldom_in_an_i
     found = [json.loads(line) for each in tmp_path.glob("*.waits") for line in each.read_text().splitlines()]
     later = [(within, by) for iteration, within, by in found if iteration >= 2]  # before, states may be compared
     assert len(later) >= 2 * (ITERATIONS - 2)
-    once_more = ["settle"] if degrees else []  # to agree; and before the update; both find a GPU that has nothing to do
-    assert later == [(0, ["keep_pace", "settle", "finite", "loss", "announced", *once_more, *once_more])] * len(later)
+    once_more = ["settle"] if degrees else []  # of its own computation; and before the update, with nothing to wait for
+    assert later == [(0, ["keep_pace", "settle", *once_more, "finite", "outcome", *once_more])] * len(later)
 
 
 STATE = """

@@ -67,7 +67,7 @@ def reduced(model, found, group):
     for bucket in range(found.buckets):
         found.finish(group, bucket)
     found.publish(1)
-    return [each.grad for each in model.parameters()], found.loss()
+    return [each.grad for each in model.parameters()], found.outcome.loss
 
 
 def test_what_overlaps_is_bit_for_bit_what_does_not():
@@ -205,20 +205,20 @@ def test_what_one_replica_announces_all_hear_with_the_gradient_and_only_then(due
     found = Gradients(model.parameters(), torch.float64)
     backward(model, found)
     before = reduced(model, found, group)
-    assert not found.announced
+    assert not found.outcome.announced
     found.clear()
     model.zero_grad()
     backward(model, found)
     found.announce(due)
     after = reduced(model, found, group)
-    assert found.announced == {due}
+    assert found.outcome.announced == {due}
     assert before[1] == after[1]
     assert all(torch.equal(*pair) for pair in zip(before[0], after[0], strict=True))
     found.clear()
     model.zero_grad()
     backward(model, found)
     reduced(model, found, group)
-    assert not found.announced
+    assert not found.outcome.announced
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
