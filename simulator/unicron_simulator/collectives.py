@@ -1,6 +1,7 @@
 """Modelled process groups: members that compute together, until one of them dies or leaves."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from unicron.errors import GroupBrokenError
@@ -18,6 +19,7 @@ class Group:
         self._size = size
         self._given: dict[str, dict[int, Any]] = {}
         self._waiting: dict[str, list[asyncio.Future[list[Any]]]] = {}
+        self._watching: list[Callable[[], None]] = []
         self.broken = ""
         self.complete = False
 
@@ -43,8 +45,14 @@ class Group:
                 waiting.set_result(everything)
         return everything
 
+    def watch(self, left: Callable[[], None]) -> None:
+        """Have `left` called when a member has died or left."""
+        self._watching.append(left)
+
     def end(self, why: str) -> None:
         """Wake whoever waits."""
         self.broken = self.broken or why
+        while self.complete and self._watching:
+            asyncio.get_running_loop().call_soon(self._watching.pop())
         for waiting in [each for several in self._waiting.values() for each in several if not each.done()]:
             waiting.set_exception(GroupBrokenError(why))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from unicron.contracts.tasks import Seat
@@ -106,10 +107,14 @@ class Rank:
             left -= LOOK_S
         layout, seat = membership.layout, membership.seat
         self._group = self._met(membership, "", membership.world_size)
+        self._group.watch(partial(self._peer_left, membership.epoch))
         self._replicas = self._group
         if layout.replica_workers > 1 and seat is not None:
             self._replicas = self._met(membership, f"-place-{seat.place}", layout.replicas)
         self._check()
+
+    def _peer_left(self, epoch: int) -> None:
+        """A peer is seen to leave."""
 
     def _met(self, membership: Membership, name: str, size: int) -> Group:
         group = self._meeting(membership.rendezvous, f"{membership.rendezvous_id}-{membership.epoch}{name}", size)

@@ -203,6 +203,10 @@ class Trainer(Rank):
         """Have a bit of the parameters flipped when the next iteration begins."""
         self._flip = flaw
 
+    def _peer_left(self, epoch: int) -> None:
+        if self.living and not self.paused:
+            self.core.peer_left(epoch)
+
     # --- the script --------------------------------------------------------------------------------------------------
 
     async def _main(self) -> None:

@@ -45,14 +45,17 @@ QUIET_S, PROBE_S, PROBES = 5, 2, 5
 class Connections:
     """The connections of some process groups that are formed, used and interrupted together.
 
+    Args:
+        left: is told the epoch when a peer has left, by a thread.
+
     Attributes:
         epoch: of the membership that they were formed for; -1 before the first.
         cut_at: monotonic seconds when they were cut; None while they are in order.
         error: for which they were; empty where there was none.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, left: Callable[[int], None] = lambda _: None) -> None:
+        self._lock, self._told = threading.Lock(), left
         self._older: frozenset[str] = frozenset()
         self._own: frozenset[str] | None = frozenset()
         self._backends: list[Any] = []
@@ -61,6 +64,7 @@ class Connections:
         self._left: list[nccl.Communicator] = []
         self._watching: threading.Thread | None = None
         self._lifelines: dict[int, str] = {}
+        self._changed = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         atexit.register(self._close)
         self.epoch = -1
         self.cut_at: float | None = None
@@ -91,6 +95,8 @@ class Connections:
         except Exception:
             self.cut_below(epoch + 1)
             raise
+        finally:
+            os.eventfd_write(self._changed, 1)
 
     @contextlib.contextmanager
     def met(self) -> Iterator[None]:
@@ -146,7 +152,11 @@ class Connections:
         older = _sockets()
         made = self._connected(lambda: backend(store, rank, size))
         self._backends.append(made)
-        self._lifelines |= {descriptor: inode for inode, descriptor in _sockets().items() if inode not in older}
+        new = {descriptor: inode for inode, descriptor in _sockets().items() if inode not in older}
+        self._lifelines |= {descriptor: inode for descriptor, inode in new.items() if _is_tcp(descriptor)}
+        if self._watching is None and size > 1:
+            self._watching = threading.Thread(target=self._watch, name="unicron-watch", daemon=True)
+            self._watching.start()
         return made
 
     def connect_streams(self, device: torch.device, store: Store, rank: int, size: int) -> Any:
@@ -157,9 +167,7 @@ class Connections:
         """
         nccl.prepare()
         epoch = self.epoch
-        if self._watching is None:
-            self._watching = threading.Thread(target=self._watch, name="unicron-nccl", daemon=True)
-            self._watching.start()
+        os.eventfd_write(self._changed, 1)
         return self._connected(lambda: self._kept(nccl.Communicator(store, rank, size, device), epoch)).group
 
     def _kept(self, made: nccl.Communicator, epoch: int) -> nccl.Communicator:
@@ -176,19 +184,24 @@ class Connections:
         return made
 
     def _watch(self) -> None:
-        """Interrupt all of them where a peer has left, or NCCL meets an error.
+        """Tell when a peer has left. Where it has, or NCCL meets an error, interrupt all that is on a GPU.
 
-        gloo's calls break then by themselves, while kernels would wait for ever.
+        gloo's calls break then by themselves, once somebody comes to one, while kernels would wait for ever.
         """
+        told = -1
         while True:
-            time.sleep(nccl.WATCH_S)
             with self._lock:
-                if self.is_cut:
-                    continue
-                epoch, lifelines = self.epoch, dict(self._lifelines)
-                error = next(filter(None, (each.error for each in self._communicators)), "")
-            if error or _has_ended(lifelines):
+                epoch, idle = self.epoch, self.is_cut or told == self.epoch
+                lifelines = {} if idle else dict(self._lifelines)
+                communicators = [] if idle else list(self._communicators)
+            has_left = _has_ended(lifelines, self._changed, nccl.WATCH_S if communicators else None)
+            error = next(filter(None, (each.error for each in communicators)), "")
+            if not (has_left or error) or self.is_cut or self.epoch != epoch:
+                continue
+            told = epoch
+            if communicators:
                 self.cut_below(epoch + 1, error or "a peer has left")
+            self._told(epoch)
 
     def settle(self) -> None:
         """Wait until the GPU is through with all that was enqueued.
@@ -332,13 +345,16 @@ def _sockets() -> dict[str, int]:
     return found
 
 
-def _has_ended(connections: dict[int, str]) -> bool:
-    """Return whether the other end of some connection was closed, or gloo has done away with it since.
+def _has_ended(connections: dict[int, str], changed: int, seconds: float | None) -> bool:
+    """Wait until the other end of some connection was closed, or gloo has done away with it; return whether it is so.
 
     Args:
         connections: by descriptor, which socket it was: it may have become another's meanwhile.
+        changed: descriptor of an event that ends the wait.
+        seconds: after which it ends, too; None: never.
     """
     looking = select.poll()
+    looking.register(changed, select.POLLIN)
     for descriptor, inode in connections.items():
         try:
             is_same = f"socket:[{os.fstat(descriptor).st_ino}]" == inode
@@ -347,7 +363,11 @@ def _has_ended(connections: dict[int, str]) -> bool:
         if not is_same:
             return True
         looking.register(descriptor, select.POLLRDHUP)
-    return bool(looking.poll(0))
+    ready = {descriptor for descriptor, _ in looking.poll(None if seconds is None else 1e3 * seconds)}
+    if changed in ready:
+        os.eventfd_read(changed)
+        return False
+    return bool(ready)
 
 
 def _keep_alive(descriptor: int) -> None:
@@ -360,6 +380,15 @@ def _keep_alive(descriptor: int) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * (QUIET_S + PROBE_S * PROBES))
+
+
+def _is_tcp(descriptor: int) -> bool:
+    """Return whether this is a socket of TCP's, as those to peers are, and that to the agent is not."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            return connection.family in TCP
+    except OSError:
+        return False
 
 
 def _shut(descriptor: int) -> None:

@@ -62,7 +62,7 @@ class WorkerCore:
         self._reduced: list[bool] = []
         self._apart = frozenset[tuple[int, int]]()
         self._kept: StateRef | None = None
-        self._saved = -1
+        self._saved, self._reported = -1, -2
         self._last = iterations + 1
         self._began = self._given = 0.0
         self._computed: list[float] = []
@@ -199,6 +199,18 @@ class WorkerCore:
             self._begin()
         self._report(error)
         await self._regroup(self._shell.now())
+
+    def peer_left(self, epoch: int) -> None:
+        """Tell the agent that a peer has left, though this rank may compute for long before it comes to a collective.
+
+        Where its node is suspected to be lost, that settles it. A thread of its own may call this.
+
+        Args:
+            epoch: of the membership that it has left.
+        """
+        to_come = self.iteration + (self.phase is Phase.REDUCED)
+        if epoch == self.epoch and to_come < min(self._iterations, self._last):
+            self._report(GroupBrokenError("a peer has left"))
 
     async def finish(self) -> bool:
         """Say that the last iteration is done, once the whole replica has it behind it, and its model is saved.
@@ -350,9 +362,11 @@ class WorkerCore:
 
     def _report(self, error: GroupBrokenError | StateTransferError) -> None:
         """Tell the agent what broke; where a newer membership is there already, that is why, and nothing is wrong."""
-        if self._shell.newest.epoch > self.epoch:
-            return
         broke = Breakage.STATE if isinstance(error, StateTransferError) else Breakage.GROUP
+        again = broke is Breakage.GROUP and self._reported == self.epoch  # a peer that left breaks collectives, too
+        if self._shell.newest.epoch > self.epoch or again:
+            return
+        self._reported = self.epoch
         text = str(error).partition("\n")[0][:300]
         self._shell.say(Broken(epoch=self.epoch, iteration=self.iteration, error=text, broke=broke))
 

@@ -86,6 +86,7 @@ class Session:
             raise ValueError(f'Session(finite={finite!r}): give "skip", "stop", "retry" or a bool')
         rule: Rule | None = "stop" if finite is True else finite or None
         self._core = WorkerCore(self._shell, self.total, self.per_iteration, alone=self._channel is None, rule=rule)
+        self._shell.peer_left = self._core.peer_left
 
     @cached_property
     def mesh(self) -> "DeviceMesh":

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -74,12 +74,13 @@ class TorchShell:
         self._under_way: deque[Any] = deque()
         self.protected: dict[str, Any] = {}
         self.model_file: Path | None = None
+        self.peer_left: Callable[[int], None] = lambda _: None
 
     def protect(self, protected: dict[str, Any]) -> None:
         """Take the objects that make up the state; "model" and "optimizer" are among them."""
         parameters = self.trained(protected["model"])
         self.gradients = Gradients(parameters, self._dtype, lends=self.lends)
-        self.group = Group(parameters[0].device, self._traffic)
+        self.group = Group(parameters[0].device, self._traffic, self.peer_left)
         self.recorder = Recorder(parameters[0].device)
         self.protected = protected
         if self._channel is not None:
@@ -385,8 +386,10 @@ class TorchShell:
 
         Ranks of a replica of several first agree that none of what they computed is noise: only then it is added up.
         """
+        shape = self._membership.shape
+        begins = begins and shape.replicas > 1
         overlap = self.gradients.overlapping(self.group) if begins else contextlib.nullcontext()
-        in_parts = self._membership.shape.replica_workers > 1
+        in_parts = shape.replica_workers > 1
         with contextlib.nullcontext() if in_parts else self.gradients.directly(), overlap:
             yield
 

@@ -63,6 +63,30 @@ async def test_a_group_that_is_interrupted_at_any_moment_forms_again(tmp_path, e
     assert all(each["formed"] >= 2 for each in found), "the interruptions struck groups that were at work"
 
 
+LEFT = """
+    import json, os, sys, threading
+    import torch
+    from unicron.train.group import Group
+
+    rank, left, told = int(sys.argv[2]), threading.Event(), []
+    group = Group(torch.device("cpu"), None, lambda epoch: (told.append(epoch), left.set()))
+    for epoch in (0, 1):
+        group.form(membership("t", epoch, 3))
+        group.meet()
+    if rank == 2:
+        print(json.dumps([]), flush=True)
+        os._exit(0)
+    left.wait(30)
+    print(json.dumps(told), flush=True)
+    os._exit(0)
+"""
+
+
+async def test_a_rank_that_is_in_no_collective_hears_at_once_when_a_peer_leaves_and_of_no_older_group(tmp_path):
+    first, second, _ = await run_ranks(tmp_path, LEFT, 3)
+    assert first == second == [1]
+
+
 REDUCE = """
     import json, sys
     import torch

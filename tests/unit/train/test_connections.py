@@ -102,6 +102,9 @@ def test_what_a_script_forks_collects_none_of_the_garbage_of_its_parent():
 def test_a_connection_that_somebody_has_closed_has_ended(end):
     pair = socket.socketpair()
     known = {pair[0].fileno(): f"socket:[{os.fstat(pair[0].fileno()).st_ino}]"}
-    assert not _has_ended(known)
+    changed = os.eventfd(1)
+    assert not _has_ended(known, changed, None)
+    assert not _has_ended(known, changed, 0.0)
     pair[end].close()
-    assert _has_ended(known)
+    assert _has_ended(known, changed, None)
+    os.close(changed)

@@ -172,7 +172,7 @@ def test_a_group_that_breaks_is_told_unless_a_newer_membership_is_why():
 
     [broken] = play(script).of("a", wire.Broken)
     assert broken.broke is Breakage.GROUP
-    assert "closed by peer" in broken.error
+    assert broken.error == "a peer has left", "not only once this rank comes to a collective with it"
 
 
 # --- a layout that changes -------------------------------------------------------------------------------------------
@@ -250,6 +250,26 @@ def test_a_bucket_of_others_that_nobody_has_confirmed_is_not_said_to_be_had():
     with pytest.raises(GroupBrokenError):
         run(core._share([0, 1, None]))
     assert core._reduced == [True, False, False], "its own it has for sure"
+
+
+@pytest.mark.parametrize(
+    ("phase", "iteration", "told"),
+    [
+        (Phase.OPEN, 4, True),
+        (Phase.REDUCED, 3, True),
+        (Phase.REDUCED, 4, False),
+        (Phase.BETWEEN, 4, True),
+        (Phase.BETWEEN, 5, False),
+    ],
+)
+def test_that_a_peer_has_left_is_told_as_long_as_something_is_to_come_of_it(phase, iteration, told):
+    shell = Recording()
+    core = WorkerCore(shell, 5, 4)
+    core.phase, core.iteration = phase, iteration
+    core.peer_left(core.epoch - 1)
+    core.peer_left(core.epoch)
+    core.peer_left(core.epoch)
+    assert shell.calls == ["Broken"] * told
 
 
 class BreaksMidway:
