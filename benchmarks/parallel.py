@@ -199,10 +199,11 @@ class Layout:
         """Run a task to its end; return the folder with what it left, and its state."""
         folder = self._root / "out" / task
         folder.mkdir(parents=True)
+        module = "benchmarks.struck_megatron" if self._example == "megatron" else "benchmarks.struck"
         orders = Orders(self._example, str(folder), pace, self._world, struck)
         spec = TaskSpec(
             name=task,
-            command=["python", "-m", "benchmarks.struck", *sizes(self._example), "--out", str(folder)],
+            command=["python", "-m", module, *sizes(self._example), "--out", str(folder)],
             workdir=str(ROOT),
             env={VARIABLE: msgspec.json.encode(orders).decode(), "OMP_NUM_THREADS": "1"},
             min_workers=self._shape.replica_workers,

@@ -10,6 +10,7 @@ import ctypes
 import io
 import json
 import os
+import re
 import runpy
 import signal
 import sys
@@ -38,7 +39,7 @@ FOR_PARTS = (
 """Takes seconds, and only workers that hold a part of a model need it: imported before the first of them is forked."""
 
 FOR_MEGATRON = ("unicron.train.megatron",)
-"""Likewise, for scripts that name it. Not next to GPUs: what else it imports there might touch CUDA."""
+"""Likewise, for scripts that import it. Not next to GPUs: what else it imports there might touch CUDA."""
 
 _KEPT: list[object] = []
 """What a script leaves behind stays until its process ends: torch can hang while it takes a process group of gloo down,
@@ -87,7 +88,7 @@ def _ahead(request: dict[str, Any]) -> tuple[str, ...]:
     except OSError:  # the worker tells
         text = b""
     parts = request["parts"] or b"fully_shard" in text
-    megatron = b"megatron" in text and not Path("/dev/nvidiactl").exists()
+    megatron = re.search(rb"^(from|import) megatron\b", text, re.MULTILINE) and not Path("/dev/nvidiactl").exists()
     return (*(FOR_PARTS if parts else ()), *(FOR_MEGATRON if megatron else ()))
 
 

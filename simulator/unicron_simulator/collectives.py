@@ -6,6 +6,9 @@ from typing import Any
 
 from unicron.errors import GroupBrokenError
 
+MOMENT_S = 0.03
+"""Until that a peer has left is noticed."""
+
 
 class Group:
     """A membership whose members compute together; all they have is an all-gather.
@@ -53,6 +56,6 @@ class Group:
         """Wake whoever waits."""
         self.broken = self.broken or why
         while self.complete and self._watching:
-            asyncio.get_running_loop().call_soon(self._watching.pop())
+            asyncio.get_running_loop().call_later(MOMENT_S, self._watching.pop())
         for waiting in [each for several in self._waiting.values() for each in several if not each.done()]:
             waiting.set_exception(GroupBrokenError(why))

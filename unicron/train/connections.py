@@ -38,6 +38,9 @@ GIVE_UP_S = 0.15
 # would take a group of an earlier membership down, and wait for its threads for ever.
 os.register_at_fork(after_in_child=gc.freeze)
 
+MOMENT_S = 0.03
+"""After a peer has left until that is told: where it went to a newer membership, this rank hears of that by then."""
+
 QUIET_S, PROBE_S, PROBES = 5, 2, 5
 """After so many seconds without a word a peer's machine is probed, and given up if it answers none of the probes."""
 
@@ -196,6 +199,8 @@ class Connections:
                 communicators = [] if idle else list(self._communicators)
             has_left = _has_ended(lifelines, self._changed, nccl.WATCH_S if communicators else None)
             error = next(filter(None, (each.error for each in communicators)), "")
+            if has_left and not communicators:
+                time.sleep(MOMENT_S)
             if not (has_left or error) or self.is_cut or self.epoch != epoch:
                 continue
             told = epoch
