@@ -38,7 +38,7 @@ class Files:
 
     def __init__(self, *, first: bool) -> None:
         self.apart, self._late = not first, False
-        self._opened: list[tuple[Any, int]] = []
+        self._opened: list[tuple[Any, int | None]] = []
         self._told = set[str]()
 
     def install(self) -> None:
@@ -55,9 +55,13 @@ class Files:
         """Open a file as Python does, or another in its place."""
         path = os.fspath(file) if isinstance(file, str | bytes | os.PathLike) else None
         how = set("wax") if self._late else set("wa")  # a file that is to be new is none where nobody else has made it
-        writes = self.apart and path is not None and set(mode) & how and Path(os.fsdecode(path)).is_file()
-        if not writes or _caller().get("__name__", "").startswith("unicron"):
+        writes = self.apart and path is not None and set(mode) & how
+        if path is None or not writes or _caller().get("__name__", "").startswith("unicron"):
             return _open(file, mode, *arguments, **named)
+        if not Path(os.fsdecode(path)).is_file():  # such as one with this process's number in its name
+            opened = _open(file, mode, *arguments, **named)
+            self._opened.append((opened, None))
+            return opened
         with tempfile.TemporaryFile() as scratch:
             number = os.dup(scratch.fileno())
         opened = _open(file, mode.replace("x", "w"), *arguments, **{**named, "opener": lambda *_: os.dup(number)})
@@ -76,10 +80,11 @@ class Files:
         self.apart = self._late = False
         self._settle(_end)
 
-    def _settle(self, how: Callable[[Any, int], None]) -> None:
+    def _settle(self, how: Callable[[Any, int | None], None]) -> None:
         for opened, number in self._opened:
             how(opened, number)
-            os.close(number)
+            if number is not None:
+                os.close(number)
         self._opened = []
 
     def _left_alone(self, name: str, usual: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,8 +128,10 @@ def _is_own(path: Any) -> bool:
     return not real.exists() or (real.is_relative_to(folder) and real.relative_to(folder).parts[0].startswith("tmp"))
 
 
-def _write_out(opened: Any, number: int) -> None:
+def _write_out(opened: Any, number: int | None) -> None:
     """Have what was written to `number` be in the file that it was meant for."""
+    if number is None:
+        return
     path, mode = _path(opened), _mode(opened)
     if not opened.closed:
         opened.flush()
@@ -135,11 +142,11 @@ def _write_out(opened: Any, number: int) -> None:
             os.dup2(real.fileno(), opened.fileno(), inheritable=False)
 
 
-def _end(opened: Any, number: int) -> None:
+def _end(opened: Any, number: int | None) -> None:
     """Have a file be where its position is, and end there: what the lost rank wrote later is written once more."""
     if opened.closed:
         return
-    if os.path.samestat(os.fstat(opened.fileno()), os.fstat(number)):
+    if number is not None and os.path.samestat(os.fstat(opened.fileno()), os.fstat(number)):
         FILE.put(opened, FILE.state(opened))
     position = 0 if set(_mode(opened)) & set("a+") else opened.tell()
     if position:  # where it has written nothing, others may have

@@ -16,6 +16,7 @@ from pathlib import Path
 
 os.mkdir(folder / "made")
 log, more = open(folder / "log", "w"), open(folder / "more", "a")
+own = open(folder / f"own-{fresh}", "w")  # as those are that have a process's number in their name
 with (folder / "config").open("w") as out:
     out.write("first" if fresh else "second")
 Path(folder / "gone").unlink(missing_ok=True)
@@ -43,33 +44,37 @@ def run(folder, *, first, late=False):
         files.install()
         files.know(late=late) if late else None
     exec(SCRIPT, variables)
-    return files, variables["log"], variables["more"]
+    return files, variables["log"], variables["more"], variables["own"]
 
 
 def first_rank(folder):
     """Run the script as one of the first, up to its loop and some lines on; return the states of its files."""
-    _, log, more = run(folder, first=True)
+    _, log, more, own = run(folder, first=True)
     (folder / "gone").write_text("kept")
     (folder / "old").mkdir()
     log.write("1\n2\n")
-    states = FILE.state(log), FILE.state(more)
+    own.write("1\n")
+    states = FILE.state(log), FILE.state(more), FILE.state(own)
     log.write("3, and then it is lost")
-    log.close(), more.close()
+    own.write("2, and then it is lost")
+    log.close(), more.close(), own.close()
     return states
 
 
 def test_a_new_rank_goes_on_in_its_files_and_leaves_all_others_alone(tmp_path, capfd):
     states = first_rank(tmp_path)
-    files, log, more = run(tmp_path, first=False, late=True)
+    files, log, more, own = run(tmp_path, first=False, late=True)
     log.write("of no interest")
     FILE.put(log, (states[0][0], "w", 3, False))  # on the way, at the head of a loop around
-    for each, state in zip((log, more), states, strict=True):
+    for each, state in zip((log, more, own), states, strict=True):
         FILE.put(each, state)
     files.arrive()
     log.write("3\n")
     more.write("3\n")
-    log.close(), more.close()
+    own.write("2\n")
+    log.close(), more.close(), own.close()
     assert (tmp_path / "log").read_text() == "begins\n1\n2\n3\n"
+    assert (tmp_path / "own-True").read_text() == "1\n2\n", "where it was cut off, nothing of the lost rank's is left"
     assert (tmp_path / "more").read_text() == "begins\n3\n"
     assert ((tmp_path / "config").read_text(), (tmp_path / "gone").read_text()) == ("first", "kept")
     assert (tmp_path / "old").is_dir()
@@ -82,7 +87,7 @@ def test_a_new_rank_goes_on_in_its_files_and_leaves_all_others_alone(tmp_path, c
 def test_where_nobody_is_in_a_loop_all_is_as_the_script_has_it(tmp_path):
     first_rank(tmp_path)
     shutil.rmtree(tmp_path / "made")
-    files, log, more = run(tmp_path, first=False)
+    files, log, more, _ = run(tmp_path, first=False)
     files.know(late=False)
     log.write("1\n")
     log.close(), more.close()
