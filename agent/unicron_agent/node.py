@@ -53,7 +53,7 @@ from unicron_agent.gpus import GpuWatch, addresses
 from unicron_agent.kernel_log import KernelLog
 from unicron_agent.measured import Measured
 from unicron_agent.memory import StateMemory
-from unicron_agent.network import interface_of, memory_dir, own_address
+from unicron_agent.network import home, interface_of, memory_dir, own_address
 from unicron_agent.outbox import Outbox
 from unicron_agent.output import Outputs, last_lines, put_aside
 from unicron_agent.rendezvous import RendezvousServer
@@ -271,6 +271,7 @@ class Node:
             state_server=states,
             pid=os.getpid(),
             rack=self._settings.rack,
+            home=home(self._run_dir),
         )
         stored = self._token_file.read_text().strip() if self._token_file.exists() else ""
         token = int(stored) if stored.isdecimal() else 0  # the lease is read before any other is believed
