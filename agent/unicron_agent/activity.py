@@ -1,6 +1,7 @@
-"""Whether the processes of a worker do anything, as the kernel tells (proc_pid_stat(5))."""
+"""Whether the processes of a worker do anything, and their machine too much, as the kernel tells (proc(5))."""
 
 import os
+import re
 from pathlib import Path
 
 from unicron_agent.silence import Use
@@ -9,6 +10,25 @@ CLOCK_HZ = os.sysconf("SC_CLK_TCK")
 
 _STATE, _GROUP, _USER, _SYSTEM, _OF_THE_ENDED, _START = 0, 2, 11, 12, 15, 19
 """Places of fields, counted from the state."""
+
+PRESSURE = Path("/proc/pressure/cpu")
+
+_WAITED = re.compile(r"some avg10=([0-9.]+)")
+
+
+def pressure() -> float:
+    """Return for which share of the last ten seconds something that could run on this machine waited for a core.
+
+    A kernel that does not count that tells how many want to run, on average of a minute.
+    """
+    try:
+        found = _WAITED.match(PRESSURE.read_text())
+    except OSError:
+        found = None
+    if found:
+        return min(1.0, float(found[1]) / 100)
+    cores, wanted = os.cpu_count() or 1, os.getloadavg()[0]
+    return 1 - cores / wanted if wanted > cores else 0.0
 
 
 def is_stopped(pid: int) -> bool:

@@ -538,6 +538,7 @@ class AgentCore:
     def _tick(self, now: float, tick: Tick) -> Out:
         """Say that this node lives, and look at its workers."""
         out = self.states.tick(now)
+        self._timings.pressure = tick.pressure
         for slot in [worker.slot for worker in self.workers.values() if worker.queued is not None]:
             out += self._start_queued(slot)
         if now >= (self._join_again_at if self.incarnation else self._join_by):

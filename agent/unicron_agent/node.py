@@ -43,7 +43,7 @@ from unicron.errors import (
 from unicron.health import ALIVE
 from unicron.rules import load
 from unicron_agent import flight
-from unicron_agent.activity import asleep, is_stopped, use_of
+from unicron_agent.activity import asleep, is_stopped, pressure, use_of
 from unicron_agent.agent import Agent
 from unicron_agent.channels import Channels
 from unicron_agent.chaos import Chaos
@@ -298,7 +298,8 @@ class Node:
         ]
         late = {name: asleep(worker.pid) for name, worker in workers.items() if worker.pid and worker.is_late(now)}
         used = {name: use_of(worker.pid) for name, worker in workers.items() if worker.may_be_silent(now)}
-        return Tick(stopped, {name: used for name, used in late.items() if used is not None}, used)
+        asleep_s = {name: used for name, used in late.items() if used is not None}
+        return Tick(stopped, asleep_s, used, pressure() if workers else 0.0)
 
     def _adopt(self) -> None:
         """Give the agent the workers that outlived an earlier one."""
