@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from unicron_agent import activity
 from unicron_agent.core import ADOPTION_S, AGAIN_S, AgentCore
 from unicron_agent.stimuli import (
     AbandonCopies,
@@ -746,6 +747,19 @@ def test_a_node_whose_name_another_has_is_silent_tries_again_and_takes_its_place
     scene.feed(Tick())
     scene.read(events.NodeAdmitted(node="n1", incarnation="b.2", host="h", slots=[]), "registry")
     assert events.NodeHeartbeat(node="n1", incarnation="b.2") in scene.feed(Tick())
+
+
+def test_how_much_wants_to_run_here_is_told_with_how_long_workers_compute(scene, tmp_path, monkeypatch):
+    file = tmp_path / "cpu"
+    file.write_text("some avg10=37.50 avg60=1.00 avg300=0.00 total=1\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n")
+    monkeypatch.setattr(activity, "PRESSURE", file)
+    scene.feed(Tick(pressure=activity.pressure()))
+    said = scene.say(wire.Iterated(**DONE, rank=0, computed_s=0.1))
+    [timed] = [each for each in said if isinstance(each, ComputeTimed)]
+    assert timed.pressure == 0.375
+    file.unlink()
+    monkeypatch.setattr(activity.os, "getloadavg", lambda: (4.0 * activity.os.cpu_count(), 0.0, 0.0))
+    assert activity.pressure() == 0.75
 
 
 def test_a_worker_that_is_to_wait_starts_later_or_never():
