@@ -95,9 +95,9 @@ connection, for which the node is given up unless it is heard of within the grac
 EARLY_S = 0.005
 """By so much a tick may come before the moment of a heartbeat, and be the one for it."""
 
-AGAIN_S, NAMESAKE_S = 1.0, 15.0
-"""How often a node tries to join whose name another one has, and for how long: that one may be gone, and nobody have
-noticed yet."""
+AGAIN_S, NAMESAKE_S = 5.0, 15.0
+"""How often a node tries to join whose name another one has, besides when that is given up, and for how long: it may be
+gone, and nobody have noticed yet."""
 
 ADOPTION_S = 0.5
 """How long adopted workers have to say where they are; they knock ten times a second."""
