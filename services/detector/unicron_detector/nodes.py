@@ -137,7 +137,7 @@ class Nodes:
         apart = [node.ahead_s for node in nodes.values()]
         ours = len(nodes) > 1 and all(node.odd for node in nodes.values()) and max(apart) - min(apart) < CLOCK_S
         if not ours:
-            return [Alert(text=_off(f"the clock of node {name}", nodes[name].ahead_s), node=name) for name in due]
+            return [Alert(text=_off(f"the clock of {name}", nodes[name].ahead_s), node=name) for name in due]
         for node in nodes.values():
             node.odd = max(node.odd, ODD)
         which = f"the clocks of all {len(nodes)} nodes"
