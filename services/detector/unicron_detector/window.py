@@ -44,7 +44,8 @@ class Series(msgspec.Struct, kw_only=True):
         recent: seconds of the last iterations.
         slow: iterations since it left its band; 0 while it is in there.
         untold_s: seconds of slow iterations that are missing before that is told.
-        hushed: it is not told, as busy machines explain it.
+        busy: busy machines explain it so far.
+        hushed: it is not told for that.
     """
 
     mean_s: Seconds = 0.0
@@ -53,6 +54,7 @@ class Series(msgspec.Struct, kw_only=True):
     recent: list[Seconds] = []
     slow: Count = 0
     untold_s: Seconds = 0.0
+    busy: bool = False
     hushed: bool = False
 
     @property
@@ -141,23 +143,28 @@ class Windows:
         series = self._series(finished)
         lasted = series.slow >= WINDOW
         if not series.add(finished.seconds):
-            again = series.hushed and series.slow % RECENT == 0
-            return [*out, *self._slow(finished, series)] if again else out
+            again = series.busy and series.slow % RECENT == 0
+            return [*out, *self._slow(finished, series, begins=False)] if again else out
         if series.slow:
-            return [*out, *self._slow(finished, series)]
+            return [*out, *self._slow(finished, series, begins=True)]
         if not series.hushed:
             reason = f"{WINDOW} iterations were like that: it is the usual now" if lasted else "back in its band"
             return [*out, _ended(finished, finished.world_size, series, reason)]
-        series.hushed = False
+        series.busy = series.hushed = False
         return out
 
-    def _slow(self, finished: IterationFinished, series: Series) -> list[Message]:
-        """Tell that a task is slow; where that is since machines are busy, only the first time."""
+    def _slow(self, finished: IterationFinished, series: Series, *, begins: bool) -> list[Message]:
+        """Tell that a task is slow; where that is since machines are busy, only the first time.
+
+        Then it is looked at again now and then: a device may have got slow meanwhile, or it is seen only then.
+        """
         common, workers = self._paces.slow(finished.task)
         busy = self._paces.busy(finished.task, common, workers)
-        series.hushed = bool(busy) and finished.task in self.known.busy
-        if series.hushed:
+        series.busy = bool(busy)
+        if busy and (not begins or finished.task in self.known.busy):
+            series.hushed |= begins
             return []
+        series.hushed = False
         self.known.busy |= {finished.task} if busy else set()
         return [
             SlowdownDetected(
@@ -185,7 +192,8 @@ class Windows:
             if series.slow and size != finished.world_size:
                 why = f"it goes on with {finished.world_size} workers, not {size}"
                 out += [] if series.untold_s or series.hushed else [_ended(finished, size, series, why)]
-                series.slow, series.untold_s, series.hushed, series.recent = 0, 0.0, False, []
+                series.slow, series.untold_s, series.recent = 0, 0.0, []
+                series.busy = series.hushed = False
         return out
 
     def _series(self, finished: IterationFinished) -> Series:
