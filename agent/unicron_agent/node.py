@@ -43,7 +43,7 @@ from unicron.errors import (
 from unicron.health import ALIVE
 from unicron.rules import load
 from unicron_agent import flight
-from unicron_agent.activity import asleep, is_stopped, pressure, use_of
+from unicron_agent.activity import Pressure, asleep, is_stopped, use_of
 from unicron_agent.agent import Agent
 from unicron_agent.channels import Channels
 from unicron_agent.chaos import Chaos
@@ -151,6 +151,7 @@ class Node:
             known=lambda worker: worker in self._agent.core.workers,
             said=self._said,
         )
+        self._pressure = Pressure()
         self._jobs: set[asyncio.Task[None]] = set()
         self._storing: set[str] = set()
         self._sending: dict[tuple[StateRef, str], asyncio.Task[None]] = {}
@@ -299,7 +300,7 @@ class Node:
         late = {name: asleep(worker.pid) for name, worker in workers.items() if worker.pid and worker.is_late(now)}
         used = {name: use_of(worker.pid) for name, worker in workers.items() if worker.may_be_silent(now)}
         asleep_s = {name: used for name, used in late.items() if used is not None}
-        return Tick(stopped, asleep_s, used, pressure() if workers else 0.0)
+        return Tick(stopped, asleep_s, used, self._pressure.share(now) if workers else 0.0)
 
     def _adopt(self) -> None:
         """Give the agent the workers that outlived an earlier one."""

@@ -47,7 +47,7 @@ class ComputeTimed(Message, kw_only=True, frozen=True):
     Attributes:
         iteration: the last of them.
         workers: those that computed anything.
-        pressure: share of the last ten seconds for which something that could run on this machine waited for a core.
+        pressure: share of the time, lately, for which something that could run on this machine waited for a core.
     """
 
     node: Name

@@ -143,14 +143,14 @@ class Windows:
         series = self._series(finished)
         lasted = series.slow >= WINDOW
         if not series.add(finished.seconds):
-            again = series.busy and series.slow % RECENT == 0
+            again = series.busy and series.slow % RECENT == 0 and finished.seconds > BAND * series.mean_s
             return [*out, *self._slow(finished, series, begins=False)] if again else out
         if series.slow:
             return [*out, *self._slow(finished, series, begins=True)]
-        if not series.hushed:
+        hushed, series.busy, series.hushed = series.hushed, False, False
+        if not hushed:
             reason = f"{WINDOW} iterations were like that: it is the usual now" if lasted else "back in its band"
             return [*out, _ended(finished, finished.world_size, series, reason)]
-        series.busy = series.hushed = False
         return out
 
     def _slow(self, finished: IterationFinished, series: Series, *, begins: bool) -> list[Message]:
@@ -160,6 +160,8 @@ class Windows:
         """
         common, workers = self._paces.slow(finished.task)
         busy = self._paces.busy(finished.task, common, workers)
+        if not (begins or workers):
+            return []
         series.busy = bool(busy)
         if busy and (not begins or finished.task in self.known.busy):
             series.hushed |= begins

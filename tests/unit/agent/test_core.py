@@ -750,16 +750,19 @@ def test_a_node_whose_name_another_has_is_silent_tries_again_and_takes_its_place
 
 
 def test_how_much_wants_to_run_here_is_told_with_how_long_workers_compute(scene, tmp_path, monkeypatch):
-    file = tmp_path / "cpu"
-    file.write_text("some avg10=37.50 avg60=1.00 avg300=0.00 total=1\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n")
+    file, pressure, shares = tmp_path / "cpu", activity.Pressure(), []
     monkeypatch.setattr(activity, "PRESSURE", file)
-    scene.feed(Tick(pressure=activity.pressure()))
+    for at, waited_s in ((100.0, 7.0), (100.25, 7.5), (101.0, 7.375), (101.25, 8.0)):
+        file.write_text(f"some avg10=1.00 avg60=1.00 avg300=0.00 total={waited_s * 1e6:.0f}\nfull avg10=0.00 total=0\n")
+        shares.append(pressure.share(at))
+    assert shares == [0.0, 0.0, 0.375, 0.375]
+    scene.feed(Tick(pressure=shares[-1]))
     said = scene.say(wire.Iterated(**DONE, rank=0, computed_s=0.1))
     [timed] = [each for each in said if isinstance(each, ComputeTimed)]
     assert timed.pressure == 0.375
     file.unlink()
     monkeypatch.setattr(activity.os, "getloadavg", lambda: (4.0 * activity.os.cpu_count(), 0.0, 0.0))
-    assert activity.pressure() == 0.75
+    assert pressure.share(102.0) == 0.75
 
 
 def test_a_worker_that_is_to_wait_starts_later_or_never():
