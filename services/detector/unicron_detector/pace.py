@@ -25,8 +25,9 @@ PEERS = 3
 WORKERS = 200_000
 """Workers that are remembered."""
 
-BUSY, SATURATED, RISEN = 0.2, 0.5, 0.1
-"""Pressure on a node from which on its machine is busy: beyond the first where it is higher than usual by the last."""
+BUSY, SATURATED, RISEN = 0.2, 0.3, 0.1
+"""Pressure on a node beyond which its machine is busy: the first where that is more than usual by the last, else the
+second."""
 
 ALONE = 1.3
 """Of what the others take: who is slower than that, while others on machines as busy are not, is slow itself."""
