@@ -20,9 +20,9 @@ def test_a_node_that_is_killed_takes_along_what_leads_a_session_of_its_own(tmp_p
 
 def test_a_node_that_is_killed_takes_along_what_it_has_forked_and_the_workers_of_an_earlier_agent():
     earlier = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    child = "(os.setpgid(0, 0), os.close(1), time.sleep(60))"
+    child = "(os.setpgid(0, 0), os.close(1), signal.pause())"
     strike = (
-        f"import os, time; from unicron_agent.chaos import _die; child = os.fork() or {child}; "
+        f"import os, signal; from unicron_agent.chaos import _die; child = os.fork() or {child}; "
         f"print(child, flush=True); _die('NO=MARK', [{earlier.pid}])"
     )
     agent = subprocess.run([sys.executable, "-c", strike], start_new_session=True, check=False, stdout=subprocess.PIPE)
