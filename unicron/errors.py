@@ -24,6 +24,10 @@ class ConflictError(UnicronError):
     """A compare-and-set lost: somebody else wrote in between."""
 
 
+class UntimelyProofError(InvalidInputError):
+    """A proof holds but for its time: the clock of one of the two is off, or somebody shows an old one again."""
+
+
 class StaleTokenError(UnicronError):
     """A command carried a fencing token lower than one already seen."""
 

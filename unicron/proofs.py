@@ -7,14 +7,14 @@ being replaced two are held, and what is shown under either of them holds: nodes
 import hmac
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from hashlib import sha256
 from typing import Annotated, Self
 
 import msgspec
 from msgspec import Meta
 
-from unicron.errors import InvalidInputError
+from unicron.errors import InvalidInputError, UntimelyProofError
 
 KEY_BYTES = 32
 MOST = 2
@@ -23,7 +23,8 @@ MOST = 2
 BOOT_CHARS = 24
 
 WINDOW_S = 60.0
-"""How far the clocks of two nodes may be apart, and how old the proof of a call may be: seconds."""
+"""How far the clocks of two nodes may be apart, and how old the proof of a call may be: seconds. Beyond that a server
+asks for a proof over a challenge of its own, which is as new as it says whatever the caller's clock shows."""
 
 _LINE = re.compile(rb"([0-9a-f]{64})(?: until (\d{1,12}))?")
 
@@ -102,6 +103,7 @@ class CallProof(msgspec.Struct, kw_only=True, frozen=True):
         at: when, in Unix seconds of that node.
         nonce: of this call alone.
         request: SHA-256 of the first message.
+        challenge: of the server, which it answers; empty where there was none.
         proofs: over all of these, the method and the server's address.
     """
 
@@ -110,16 +112,28 @@ class CallProof(msgspec.Struct, kw_only=True, frozen=True):
     nonce: Nonce
     request: Annotated[bytes, Meta(max_length=32)]
     proofs: Proofs = []
+    challenge: Annotated[bytes, Meta(max_length=16)] = b""
 
     @classmethod
-    def of(cls, keys: Iterable[bytes], method: str, address: str, request: bytes, node: str, at: float) -> Self:
+    def of(
+        cls,
+        keys: Iterable[bytes],
+        method: str,
+        address: str,
+        request: bytes,
+        node: str,
+        at: float,
+        challenge: bytes = b"",
+    ) -> Self:
         """Return the proof for a call of `node` to the server at `address`."""
-        bare = cls(node=node, at=float(at), nonce=nonce(), request=sha256(request).digest())
+        asked = sha256(request).digest()
+        bare = cls(node=node, at=float(at), nonce=nonce(), request=asked, challenge=challenge)
         return msgspec.structs.replace(bare, proofs=[proof(key, *bare.over(method, address)) for key in keys])
 
     def over(self, method: str, address: str) -> tuple[str | bytes | float, ...]:
         """Return what is proven."""
-        return "call", method, address, self.node, self.at, self.nonce, self.request
+        answer = (self.challenge,) if self.challenge else ()  # older versions know of none
+        return "call", method, address, self.node, self.at, self.nonce, self.request, *answer
 
     def is_of(self, request: bytes) -> bool:
         """Return whether this is the first message of the call."""
@@ -129,10 +143,20 @@ class CallProof(msgspec.Struct, kw_only=True, frozen=True):
 _shown: msgspec.msgpack.Decoder[CallProof] = msgspec.msgpack.Decoder(CallProof)
 
 
-def checked(keys: Iterable[bytes], shown: bytes | None, method: str, address: str, now: float) -> CallProof:
+def checked(
+    keys: Iterable[bytes],
+    shown: bytes | None,
+    method: str,
+    address: str,
+    now: float,
+    challenges: Container[bytes] = (),
+) -> CallProof:
     """Return the proof that goes with a call, if it holds for this method at this address at `now`, in Unix seconds.
 
+    One that answers one of the challenges holds whenever it was made.
+
     Raises:
+        UntimelyProofError: it does not hold now.
         InvalidInputError: there is none, or it does not hold.
     """
     if shown is None:
@@ -149,8 +173,8 @@ def checked(keys: Iterable[bytes], shown: bytes | None, method: str, address: st
         raise InvalidInputError(
             "a proof that does not hold: give both nodes the same fabric key, the newest of `unicron credentials`"
         )
-    if not abs(now - found.at) <= WINDOW_S:
-        raise InvalidInputError(
+    if not (abs(now - found.at) <= WINDOW_S or found.challenge in challenges):
+        raise UntimelyProofError(
             f"a proof of {now - found.at:+.0f} s ago, {WINDOW_S:g} s are allowed: set the clocks of both nodes"
         )
     return found

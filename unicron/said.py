@@ -20,6 +20,7 @@ from unicron.contracts.events import (
     NodeLeaving,
     NodeLeft,
     NodePaced,
+    NodeRefused,
     NodeSuspected,
     OrderTaken,
     PartStored,
@@ -70,7 +71,7 @@ OF_NODES: tuple[type[Message], ...] = (
 """Message types that an agent says of its own node, and of no other."""
 
 OF_SERVICES: dict[type[Message], str] = {
-    **dict.fromkeys((NodeAdmitted, NodePaced, NodeDrained, NodeGone), "registry"),
+    **dict.fromkeys((NodeAdmitted, NodeRefused, NodePaced, NodeDrained, NodeGone), "registry"),
     **dict.fromkeys((TaskSubmitted, TaskPaused, TaskRemoved, CheckpointOrdered, TaskRewound), "registry"),
     **dict.fromkeys(
         (NodeSuspected, FailureDetected, TaskBroken, SlowdownDetected, SlowdownEnded, IterationsSlow), "detector"

@@ -1,6 +1,7 @@
-"""Whether the processes of a worker do anything, as the kernel tells (proc_pid_stat(5))."""
+"""Whether the processes of a worker do anything, and their machine too much, as the kernel tells (proc(5))."""
 
 import os
+import re
 from pathlib import Path
 
 from unicron_agent.silence import Use
@@ -9,6 +10,38 @@ CLOCK_HZ = os.sysconf("SC_CLK_TCK")
 
 _STATE, _GROUP, _USER, _SYSTEM, _OF_THE_ENDED, _START = 0, 2, 11, 12, 15, 19
 """Places of fields, counted from the state."""
+
+PRESSURE = Path("/proc/pressure/cpu")
+
+SPAN_S = 0.5
+"""Over which the pressure is measured at least: the kernel's own average of ten seconds comes too late."""
+
+_WAITED = re.compile(r"some .*total=(\d+)")
+
+
+class Pressure:
+    """For which share of the time something that could run on this machine waits for a core."""
+
+    def __init__(self) -> None:
+        self._at, self._waited_s, self._share = 0.0, 0.0, 0.0
+
+    def share(self, now: float) -> float:
+        """Return it as of late, at `now` in monotonic seconds.
+
+        A kernel that does not count that tells how many want to run, on average of a minute.
+        """
+        try:
+            found = _WAITED.match(PRESSURE.read_text())
+        except OSError:
+            found = None
+        if not found:
+            cores, wanted = os.cpu_count() or 1, os.getloadavg()[0]
+            return 1 - cores / wanted if wanted > cores else 0.0
+        waited_s, span_s = int(found[1]) / 1e6, now - self._at
+        if span_s >= SPAN_S:
+            self._share = max(0.0, min(1.0, (waited_s - self._waited_s) / span_s)) if self._at else 0.0
+            self._at, self._waited_s = now, waited_s
+        return self._share
 
 
 def is_stopped(pid: int) -> bool:

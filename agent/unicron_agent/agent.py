@@ -16,6 +16,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.events import CommandRefused, DeadLetter
 from unicron.errors import InvalidInputError
 from unicron.floods import LETTERS, Floods, more
+from unicron_agent.clocks import MOST_S
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
 from unicron_agent.states import Out
@@ -77,6 +78,7 @@ class Agent:
         self._look = look
         self._asked = asyncio.Event()
         self._ticks_at, self._sooner = 0.0, asyncio.Event()
+        self._began = 0.0
         self._floods = Floods(LETTERS)
         self.observe: Callable[[Message], None] = lambda _: None
 
@@ -131,6 +133,7 @@ class Agent:
         while True:
             self.handle(self._look())
             self._sum_up()
+            self._see_a_step()
             if self.core.fault and not self.core.workers and not self._outbox.unpublished:
                 raise InvalidInputError(self.core.fault)
             now = asyncio.get_running_loop().time()
@@ -139,6 +142,16 @@ class Agent:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self._ticks_at):
                     await self._sooner.wait()
+
+    def _see_a_step(self) -> None:
+        """Join again where the clock has stepped: from a wrong one it may be that nothing was believed meanwhile."""
+        began = self._outbox.clock.now() - asyncio.get_running_loop().time()
+        stepped_s = began - (self._began or began)
+        if not self._began or abs(stepped_s) > MOST_S:
+            self._began = began
+        if abs(stepped_s) > MOST_S:
+            log.warning("the clock of this node has stepped by %+.0f s; joining again", stepped_s)
+            self.handle(Reconnected())
 
     async def _reconnect(self) -> None:
         async for down_s in self._bus.reconnected():

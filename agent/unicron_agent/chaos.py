@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from unicron.contracts.faults import NODE, WORKER, kind_of
 from unicron.contracts.queries import InjectFault
 from unicron.contracts.worker import ExitFault, RaiseFault, ResetFault, SlowFault, ToWorker
 from unicron.errors import InvalidInputError
+from unicron_agent.activity import processes_of, start_time
 from unicron_agent.core import AgentCore
 from unicron_agent.gpus import addresses
 from unicron_agent.kernel_log import append
@@ -128,7 +129,8 @@ class Chaos:
         node = self._core.node
         match fault:
             case "kill-node":
-                self._soon(partial(_die, f"UNICRON_STATE_DIR={self._memory.folder}"))
+                workers = [worker.pid for worker in self._core.workers.values() if worker.pid]
+                self._soon(partial(_die, f"UNICRON_STATE_DIR={self._memory.folder}", workers))
                 return f"{node} kills itself with all its workers"
             case "silence-node":
                 await asyncio.create_subprocess_exec(sys.executable, "-ISc", WAKE, value, str(os.getpid()))
@@ -178,13 +180,15 @@ class Chaos:
         return f": {line}"
 
 
-def _die(mark: str) -> None:
-    """End like a machine that lost its power, with all processes that have this in their environment.
+def _die(mark: str, workers: Sequence[int] = ()) -> None:
+    """End like a machine that lost its power, with these workers and all that has this in its environment.
 
-    Workers lead groups of their own, and so do the programs that they start.
+    Workers lead groups of their own, and so do the programs that they start. In those that the standby forked, the
+    kernel shows its environment and not theirs; those that an earlier agent has started are no children of this one.
     """
     for _ in range(100):  # what is just being started shows a little later
-        others = [pid for pid in _marked(mark.encode()) if pid != os.getpid()]
+        started = [pid for first in (os.getpid(), *workers) for pid in processes_of(first) if start_time(pid)]
+        others = {*started, *_marked(mark.encode())} - {os.getpid()}
         for pid in others:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)

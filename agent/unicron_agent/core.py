@@ -21,6 +21,7 @@ from unicron.contracts.commands import (
     StoreState,
 )
 from unicron.contracts.events import (
+    Alert,
     CommandRefused,
     DeadLetter,
     FailureDetected,
@@ -30,6 +31,7 @@ from unicron.contracts.events import (
     NodeLeaving,
     NodeLeft,
     NodePaced,
+    NodeRefused,
     WorkerExited,
 )
 from unicron.contracts.failures import DetectionMethod
@@ -93,6 +95,10 @@ connection, for which the node is given up unless it is heard of within the grac
 EARLY_S = 0.005
 """By so much a tick may come before the moment of a heartbeat, and be the one for it."""
 
+AGAIN_S, NAMESAKE_S = 5.0, 15.0
+"""How often a node tries to join whose name another one has, besides when that is given up, and for how long: it may be
+gone, and nobody have noticed yet."""
+
 ADOPTION_S = 0.5
 """How long adopted workers have to say where they are; they knock ten times a second."""
 
@@ -154,6 +160,7 @@ class AgentCore:
         self.leave_s: float | None = None
         self.released = self.left = False
         self.fault, self._joined_at = "", 0.0
+        self._refused_at, self._join_again_at = math.inf, math.inf
 
     def handle(self, stimulus: Stimulus, now: float) -> Out:
         """Take a stimulus in at `now`, in monotonic seconds; return facts and effects, each kind in its order."""
@@ -222,6 +229,7 @@ class AgentCore:
         """Say what there is on this node, each time under a new name: commands to the old one are out of date."""
         self._joins += 1
         self.incarnation, self.joined = f"{self._boot}.{self._joins}", None
+        self._join_again_at = math.inf
         self._beats, self._beat_at = 0, 0.0
         present = [worker.status() for worker in self.workers.values() if not worker.stopping]
         card, kept = self._card, list(self.states.found)
@@ -246,9 +254,14 @@ class AgentCore:
         return [NodeLeaving(node=self.node, incarnation=self.incarnation, seconds=self.leave_s)]
 
     def _leave(self, fault: str = "") -> Out:
-        """Say goodbye before any worker ends: whoever hears them end must know why."""
+        """Say goodbye before any worker ends: whoever hears them end must know why.
+
+        Of a name that another node has it is not the place of this one to say that it has left.
+        """
         self.fault = fault
         out: Out = [NodeLeft(node=self.node, incarnation=self.incarnation, reason=fault)]
+        if self._refused_at < math.inf:
+            out = [Alert(text=f"a second node was not taken in: {fault}", node=self.node)] if fault else []
         for name in list(self.workers):
             out += self._stop(name)
         self.left = True
@@ -265,10 +278,13 @@ class AgentCore:
             return [DeadLetter(subject=entry.subject, error=str(error), payload=entry.data[:4096])]
         if isinstance(message, Command):
             return self._heed(message)
+        if isinstance(message, NodeRefused) and message.incarnation == self.incarnation:
+            return self._refused(message.reason)
         if isinstance(message, NodeAdmitted | NodePaced) and message.incarnation == self.incarnation:
-            self._paced_s = message.heartbeat_s
+            first = self._joins == 1 or self._refused_at < math.inf
+            self._paced_s, self._refused_at = message.heartbeat_s, math.inf
             # only a node that is new and idle: where the registry's clock is wrong, all would end their workers
-            fresh = isinstance(message, NodeAdmitted) and self._joins == 1 and not self.workers
+            fresh = isinstance(message, NodeAdmitted) and first and not self.workers
             if fresh and (off := clock_off(self._joined_at, message.at, entry.at)):
                 return self._leave(off)
         if isinstance(message, FailureDetected) and (message.node, message.method) == (
@@ -277,6 +293,14 @@ class AgentCore:
         ):
             self.given_up = entry.sequence  # for what happens on it, a node is not to come back by itself
         return self._rejoin_if_given_up()
+
+    def _refused(self, reason: str) -> Out:
+        """Try again in a while, silently: a heartbeat would be taken for the other's; give up where that lives on."""
+        self._refused_at = min(self._refused_at, self._now)
+        if self._now - self._refused_at > NAMESAKE_S:
+            return self._leave(reason)
+        self._join_again_at = self._now + AGAIN_S
+        return []
 
     def _switch(self, switched: RecordingSwitched) -> Out:
         """Have the workers of a task record another share of their iterations."""
@@ -514,11 +538,12 @@ class AgentCore:
     def _tick(self, now: float, tick: Tick) -> Out:
         """Say that this node lives, and look at its workers."""
         out = self.states.tick(now)
+        self._timings.pressure = tick.pressure
         for slot in [worker.slot for worker in self.workers.values() if worker.queued is not None]:
             out += self._start_queued(slot)
-        if not self.incarnation and now >= self._join_by:
+        if now >= (self._join_again_at if self.incarnation else self._join_by):
             out += self._join()
-        if self.incarnation and now >= self._beat_at:
+        if self.incarnation and now >= self._beat_at and self._refused_at == math.inf:
             self._beats += 1
             self._beat_at = self._next_beat(now)
             out.append(NodeHeartbeat(node=self.node, incarnation=self.incarnation))
@@ -535,4 +560,11 @@ class AgentCore:
         workers = self.workers.values()
         if self.left or not self.incarnation or any(worker.queued is not None for worker in workers):
             return -math.inf
-        return min([self._beat_at, self.states.due_at(), *(each.heard_at + PING_S for each in workers if each.pid)])
+        return min(
+            [
+                self._beat_at,
+                self._join_again_at,
+                self.states.due_at(),
+                *(each.heard_at + PING_S for each in workers if each.pid),
+            ]
+        )

@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 HEADER = "unicron-proof-bin"
 """Of a gRPC call: a `CallProof`. gRPC takes any bytes where a name ends so."""
 
+CHALLENGE, CHALLENGES = "unicron-challenge-bin", 64
+"""Of the answer to a call whose proof is not of now: what a proof is to be made over instead; and how many of these a
+server remembers."""
 
 CERTIFICATE = ("ca.pem", "tls.key", "tls.pem")
 """Files beside that of the fabric key, where state servers speak TLS: the authority's, and this node's own."""
@@ -49,6 +52,7 @@ class Fabric:
         self._node, self._now = node, now
         self._content, self._problem = b"", ""
         self._used: dict[bytes, float] = {}
+        self._challenges: dict[bytes, None] = {}
         if self._path is not None:
             self._content = self._read(self._path)
         self._tls()
@@ -124,27 +128,45 @@ class Fabric:
 
     # --- state servers -----------------------------------------------------------------------------------------------
 
-    def header(self, method: str, address: str, request: bytes) -> tuple[tuple[str, bytes], ...]:
+    def header(
+        self, method: str, address: str, request: bytes, challenge: bytes = b""
+    ) -> tuple[tuple[str, bytes], ...]:
         """Return the metadata that a call needs whose first message is `request`."""
         if not self.closed:
             return ()
-        shown = proofs.CallProof.of(self.keys(), method, address, request, self._node, self._now())
+        shown = proofs.CallProof.of(self.keys(), method, address, request, self._node, self._now(), challenge)
         return ((HEADER, msgspec.msgpack.encode(shown)),)
 
     def checked(self, metadata: Any, method: str, address: str) -> proofs.CallProof:
         """Return the proof in the metadata of a call; it holds once.
 
         Raises:
+            UntimelyProofError: it is not of now; who made it may answer a challenge.
             InvalidInputError: there is none, or it does not hold; says why, with the cure.
         """
         now = self._now()
-        found = proofs.checked(self.keys(), dict(metadata or ()).get(HEADER), method, address, now)
+        found = proofs.checked(self.keys(), dict(metadata or ()).get(HEADER), method, address, now, self._challenges)
+        self._challenges.pop(found.challenge, None)
         while self._used and next(iter(self._used.values())) < now:
             del self._used[next(iter(self._used))]
         if found.nonce in self._used:
             raise InvalidInputError("a proof that was shown before: each call needs one of its own")
         self._used[found.nonce] = now + 2 * proofs.WINDOW_S  # a clock that is ahead has its proofs hold as much longer
         return found
+
+    def challenge(self) -> bytes:
+        """Return what somebody is to prove anew whose proof is not of now; it can be answered once."""
+        while len(self._challenges) >= CHALLENGES:
+            del self._challenges[next(iter(self._challenges))]
+        asked = proofs.nonce()
+        self._challenges[asked] = None
+        return asked
+
+
+def challenged(error: grpc.aio.AioRpcError) -> bytes:
+    """Return what the server that refused a call wants proven instead; empty where nothing helps."""
+    found = dict(error.trailing_metadata() or ()).get(CHALLENGE, b"")
+    return found if isinstance(found, bytes) else b""
 
 
 class Strangers:

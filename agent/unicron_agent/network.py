@@ -13,6 +13,9 @@ from unicron.errors import InvalidInputError
 
 SIOCGIFADDR = 0x8915
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Differs for each start of each machine, also where these are copies of one image."""
+
 
 def interface_of(address: str) -> str:
     """Return the name of the network interface that has the IPv4 `address`, empty where none has."""
@@ -34,6 +37,16 @@ def own_address(nats_url: str) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise InvalidInputError(f"nats_url {nats_url!r}: its host can't be resolved ({error})") from error
+
+
+def home(run_dir: Path) -> str:
+    """Return what tells a run folder on this machine, since it was started, from any other; empty where it can't."""
+    try:
+        there = run_dir.stat()
+        where = f"{BOOT_ID.read_text().strip()} {there.st_dev} {there.st_ino}"
+    except OSError:
+        return ""
+    return hashlib.blake2b(where.encode(), digest_size=8).hexdigest()
 
 
 def memory_dir(run_dir: Path) -> Path:

@@ -43,7 +43,7 @@ from unicron.errors import (
 from unicron.health import ALIVE
 from unicron.rules import load
 from unicron_agent import flight
-from unicron_agent.activity import asleep, is_stopped, use_of
+from unicron_agent.activity import Pressure, asleep, is_stopped, use_of
 from unicron_agent.agent import Agent
 from unicron_agent.channels import Channels
 from unicron_agent.chaos import Chaos
@@ -53,7 +53,7 @@ from unicron_agent.gpus import GpuWatch, addresses
 from unicron_agent.kernel_log import KernelLog
 from unicron_agent.measured import Measured
 from unicron_agent.memory import StateMemory
-from unicron_agent.network import interface_of, memory_dir, own_address
+from unicron_agent.network import home, interface_of, memory_dir, own_address
 from unicron_agent.outbox import Outbox
 from unicron_agent.output import Outputs, last_lines, put_aside
 from unicron_agent.rendezvous import RendezvousServer
@@ -151,6 +151,7 @@ class Node:
             known=lambda worker: worker in self._agent.core.workers,
             said=self._said,
         )
+        self._pressure = Pressure()
         self._jobs: set[asyncio.Task[None]] = set()
         self._storing: set[str] = set()
         self._sending: dict[tuple[StateRef, str], asyncio.Task[None]] = {}
@@ -271,6 +272,7 @@ class Node:
             state_server=states,
             pid=os.getpid(),
             rack=self._settings.rack,
+            home=home(self._run_dir),
         )
         stored = self._token_file.read_text().strip() if self._token_file.exists() else ""
         token = int(stored) if stored.isdecimal() else 0  # the lease is read before any other is believed
@@ -297,7 +299,8 @@ class Node:
         ]
         late = {name: asleep(worker.pid) for name, worker in workers.items() if worker.pid and worker.is_late(now)}
         used = {name: use_of(worker.pid) for name, worker in workers.items() if worker.may_be_silent(now)}
-        return Tick(stopped, {name: used for name, used in late.items() if used is not None}, used)
+        asleep_s = {name: used for name, used in late.items() if used is not None}
+        return Tick(stopped, asleep_s, used, self._pressure.share(now) if workers else 0.0)
 
     def _adopt(self) -> None:
         """Give the agent the workers that outlived an earlier one."""

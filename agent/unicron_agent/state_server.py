@@ -21,9 +21,9 @@ from xxhash import xxh3_128
 from unicron.aio import together
 from unicron.checkpoints.gate import Gate
 from unicron.contracts.states import KEPT, SAVED, Keeper, StateRef, label
-from unicron.errors import InvalidInputError, StateTransferError, UnsoundStateError
+from unicron.errors import InvalidInputError, StateTransferError, UnsoundStateError, UntimelyProofError
 from unicron.proofs import CallProof
-from unicron_agent.fabric import Fabric, Strangers
+from unicron_agent.fabric import CHALLENGE, Fabric, Strangers, challenged
 from unicron_agent.memory import StateMemory
 from unicron_agent.traffic import NodeTraffic
 
@@ -136,7 +136,8 @@ class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
                 await asyncio.sleep(REFUSAL_S)  # whose first message is not on its way yet would not hear why
             finally:
                 self._refusing -= 1
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{self._node} was shown {problem}")
+        asked = ((CHALLENGE, self._fabric.challenge()),) if isinstance(problem, UntimelyProofError) else ()
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{self._node} was shown {problem}", asked)
 
     async def _fetch(
         self, shown: CallProof | None, request: bytes, context: grpc.aio.ServicerContext
@@ -265,12 +266,7 @@ async def send_copy(
         with path.open("rb") as file:
             async with fabric.channel(keeper.address, keeper.node, LIMITS) as channel:
                 try:
-                    announced = msgspec.msgpack.encode(ref)
-                    header = fabric.header(KEEP, keeper.address, announced)
-                    call = channel.stream_stream(KEEP)(
-                        timeout=TIMEOUT_S, metadata=(*header, RECEIPTS) if paced else header
-                    )
-                    await _Sending(call, announced, file, ref.size, traffic, paced=paced).run()
+                    await _send(channel, ref, keeper, file, traffic, fabric, paced=paced)
                 except grpc.aio.AioRpcError as error:
                     if error.code() is grpc.StatusCode.DATA_LOSS:
                         await asyncio.to_thread(check, ref, path)
@@ -279,6 +275,29 @@ async def send_copy(
         if isinstance(error, UnsoundStateError):
             raise
         raise StateTransferError(f"no copy of {ref.location.name} for {keeper.address}: {error}") from error
+
+
+async def _send(
+    channel: grpc.aio.Channel,
+    ref: StateRef,
+    keeper: Keeper,
+    file: io.BufferedReader,
+    traffic: NodeTraffic,
+    fabric: Fabric,
+    *,
+    paced: bool,
+    challenge: bytes = b"",
+) -> None:
+    """Send a copy; once more, where the other node wants another proof: one of the two clocks is off."""
+    announced = msgspec.msgpack.encode(ref)
+    header = fabric.header(KEEP, keeper.address, announced, challenge)
+    call = channel.stream_stream(KEEP)(timeout=TIMEOUT_S, metadata=(*header, RECEIPTS) if paced else header)
+    try:
+        await _Sending(call, announced, file, ref.size, traffic, paced=paced).run()
+    except grpc.aio.AioRpcError as error:
+        if challenge or not (challenge := challenged(error)):
+            raise
+        await _send(channel, ref, keeper, file, traffic, fabric, paced=paced, challenge=challenge)
 
 
 class _Sending:

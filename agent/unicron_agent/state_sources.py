@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from xxhash import xxh3_128
 
 from unicron.contracts.states import StateRef
 from unicron.errors import StateTransferError
-from unicron_agent.fabric import Fabric
+from unicron_agent.fabric import Fabric, challenged
 from unicron_agent.memory import StateMemory
 from unicron_agent.state_server import FETCH, LIMITS, TIMEOUT_S, check, unsound
 
@@ -54,11 +54,10 @@ class Peer:
         """Copy the file, piece by piece."""
         digest, left = xxh3_128(), ref.size
         address, name = ref.location.address, ref.location.name.encode()
-        header = self._fabric.header(FETCH, address, name)
         with _whole(ref, target) as unfinished:
             async with self._fabric.channel(address, ref.location.node, LIMITS) as channel:
                 with unfinished.open("wb") as file:
-                    async for piece in channel.unary_stream(FETCH)(name, timeout=TIMEOUT_S, metadata=header):
+                    async for piece in self._pieces(channel, address, name):
                         state = piece[:left]  # a saved one is followed by its label
                         left -= len(state)
                         digest.update(state)
@@ -66,6 +65,20 @@ class Peer:
             if digest.digest() != ref.checksum:
                 raise unsound(ref)
         return target
+
+    async def _pieces(
+        self, channel: grpc.aio.Channel, address: str, name: bytes, challenge: bytes = b""
+    ) -> AsyncIterator[bytes]:
+        """Yield what the other node sends; ask once more, where it wants another proof: one of the clocks is off."""
+        header = self._fabric.header(FETCH, address, name, challenge)
+        try:
+            async for piece in channel.unary_stream(FETCH)(name, timeout=TIMEOUT_S, metadata=header):
+                yield piece
+        except grpc.aio.AioRpcError as error:
+            if challenge or not (challenge := challenged(error)):
+                raise
+            async for piece in self._pieces(channel, address, name, challenge):
+                yield piece
 
 
 def source_of(ref: StateRef, node: str, memory: StateMemory, fabric: Fabric) -> StateSource:

@@ -198,11 +198,13 @@ class Tick:
         stopped: workers whose processes are stopped now.
         asleep: of the late workers those whose processes all sleep, with the seconds of CPU that these have used.
         used: what the processes of those workers have used that may be silent.
+        pressure: for which share of the time something waits for a core of this machine.
     """
 
     stopped: Collection[str] = ()
     asleep: Mapping[str, float] = field(default_factory=dict)
     used: Mapping[str, Use] = field(default_factory=dict)
+    pressure: float = 0.0
 
 
 @dataclass(frozen=True)

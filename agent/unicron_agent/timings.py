@@ -30,11 +30,16 @@ class _Sums:
 
 
 class Timings:
-    """What the workers of a node tell of their iterations."""
+    """What the workers of a node tell of their iterations.
+
+    Attributes:
+        pressure: for which share of the time something waits for a core of this machine.
+    """
 
     def __init__(self, node: str) -> None:
         self._node = node
         self._tasks: dict[str, _Sums] = {}
+        self.pressure = 0.0
 
     def add(self, worker: Worker, done: Iterated, here: Collection[str], now: float) -> list[ComputeTimed]:
         """Take in what a worker tells of an iteration; return what is to be told once the last of `here` has."""
@@ -55,7 +60,14 @@ class Timings:
         ]
         sums.told_at, sums.ranks = now, {}
         return [
-            ComputeTimed(node=self._node, task=worker.task, epoch=sums.epoch, iteration=sums.iteration, workers=told)
+            ComputeTimed(
+                node=self._node,
+                task=worker.task,
+                epoch=sums.epoch,
+                iteration=sums.iteration,
+                workers=told,
+                pressure=self.pressure,
+            )
         ]
 
     def keep(self, tasks: Collection[str]) -> None:

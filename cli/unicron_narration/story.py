@@ -24,6 +24,7 @@ _WORDS: dict[type[Message], Callable[[Any], str]] = {
     events.NodeDrained: lambda m: f"{m.node} {'gets no more work' if m.drain else 'is in use again'}",
     events.NodeLeft: lambda m: f"{m.node} says goodbye" + f": {m.reason}" * bool(m.reason),
     events.NodeGone: lambda m: f"{m.node} is gone",
+    events.NodeRefused: lambda m: f"{m.node} was not taken in: {m.reason}",
     events.NodePaced: lambda m: f"{m.node} is to beat every {m.heartbeat_s:g} s",
     events.NodeLeaving: lambda m: f"{m.node} is to go, and hands over what it has for up to {m.seconds:g} s",
     events.WorkerReady: lambda m: f"{_where(m)} is ready",

@@ -77,7 +77,7 @@ class Machine:
         self.address = f"{self.name}:{self._boots}"
         slots = [Slot(index=index) for index in range(self.slots)]
         card = NodeJoined(node=self.name, incarnation="", host=self.name, slots=slots, rendezvous=f"{self.name}:1")
-        card = replace(card, state_server=self.address)
+        card = replace(card, state_server=self.address, home=self.name)
         core, outbox = self.make_core(card, boot, self.token), self.make_outbox(link, self.clock, self.name, boot)
         self.agent = WatchedAgent(core, link, outbox, self._carry_out, self._look, self.invariants)
         self.agent.task = asyncio.ensure_future(self._run(self.agent))

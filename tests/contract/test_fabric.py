@@ -16,7 +16,7 @@ from helpers.fabric import KEY, Node, fabric, fetched, state_ref
 from helpers.waiting import elapse, in_virtual_time
 from msgspec.structs import replace
 from unicron_agent import rendezvous, state_server
-from unicron_agent.fabric import HEADER, LETTERS, Fabric, Strangers
+from unicron_agent.fabric import HEADER, LETTERS, Fabric, Strangers, challenged
 from unicron_agent.rendezvous import UNPROVEN, RendezvousServer
 from unicron_agent.state_server import FETCH, KEEP, LIMITS, send_copy
 from unicron_agent.state_sources import Peer
@@ -169,6 +169,27 @@ async def test_who_takes_or_sends_reads_the_cure(states, tmp_path):
             await send_copy(states.memory, there, keeper, states.traffic, stranger, paced=False)
     assert not (tmp_path / "taken").exists()
     assert (await Peer(states.caller).obtain(there, tmp_path / "taken")).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("off_s", [-7200.0, 120.0])
+async def test_a_node_whose_clock_is_off_answers_a_challenge_which_holds_once(states, tmp_path, off_s):
+    there = state_ref(CONTENT, NAME, address=states.address)
+    caller = fabric(tmp_path, "n3", now=lambda: NOW + off_s)
+    assert (await Peer(caller).obtain(there, tmp_path / "taken")).read_bytes() == CONTENT
+    ref = state_ref(CONTENT, "gpt-1.2.saved")
+    (tmp_path / "n1" / "gpt-1.2.saved").write_bytes(CONTENT)
+    await send_copy(states.memory, ref, Keeper(node="n1", address=states.address), states.traffic, caller, paced=True)
+
+    asked = states.fabric.challenge()
+    answer = caller.header(FETCH, states.address, NAME.encode(), asked)
+    assert await states.fetch(answer) == CONTENT
+    for header in (answer, caller.header(FETCH, states.address, NAME.encode(), bytes(16))):
+        with pytest.raises(grpc.aio.AioRpcError, match="set the clocks"):
+            await states.fetch(header)
+    stranger = fabric(tmp_path, "n4", OTHER_KEY, now=lambda: NOW + off_s)
+    with pytest.raises(grpc.aio.AioRpcError, match=UNLIKE) as refused:
+        await states.fetch(stranger.header(FETCH, states.address, NAME.encode(), states.fabric.challenge()))
+    assert not challenged(refused.value)
 
 
 SENDING = """

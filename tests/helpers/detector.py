@@ -44,7 +44,7 @@ class DetectorHarness:
         self.detector = DetectorCore(None, RULES, self.limits)
         self.now = 1000.0
         self.timers = {}
-        self.beating = {}
+        self.beating, self.ahead = {}, {}
         self.places = {}
         self.feed(Started(token=1, at=self.now))
 
@@ -82,11 +82,14 @@ class DetectorHarness:
             if self.now >= end:
                 return out
             if beat <= self.now:
-                out += self.feed(*(NodeHeartbeat(node=n, incarnation=i) for n, i in self.beating.items()))
+                out += self.feed(*(self._beat(node) for node in self.beating))
                 beat += 0.5
             for name in [name for name, at in self.timers.items() if at <= self.now]:
                 del self.timers[name]
                 out += self.feed(TimerFired(name=name, at=self.now))
+
+    def _beat(self, node):
+        return NodeHeartbeat(node=node, incarnation=self.beating[node], at=self.now + self.ahead.get(node, 0.0))
 
     def restart(self) -> list[Message]:
         """End the detector's process and start it again from its last commit; its timers are part of that."""

@@ -37,6 +37,8 @@ class NodeJoined(Message, kw_only=True, frozen=True):
         workers: living workers that the agent found and adopted.
         kept: names of the states that lie in its memory: left behind, saved, or copies of what others save.
         rack: nodes of one rack, or behind one switch, fail together; empty where that is not known.
+        home: of the machine, since it was started, and the run folder: the same for an agent that is started again
+            there, another for a second one of that name; empty where that is not known.
     """
 
     node: Name
@@ -49,6 +51,7 @@ class NodeJoined(Message, kw_only=True, frozen=True):
     workers: Annotated[list[WorkerStatus], Few] = []
     kept: Annotated[list[Label], Few] = []
     rack: Label = ""
+    home: Label = ""
 
 
 class NodeLeft(Message, kw_only=True, frozen=True):
@@ -495,6 +498,19 @@ class NodeAdmitted(Message, kw_only=True, frozen=True):
     kept: Annotated[list[Label], Few] = []
     rack: Label = ""
     heartbeat_s: Seconds = 0.0
+
+
+class NodeRefused(Message, kw_only=True, frozen=True):
+    """The registry did not take a node in: another agent of that name is there, and goes on as before.
+
+    Attributes:
+        incarnation: that was refused.
+        reason: why, and what a person can do about it.
+    """
+
+    node: Name
+    incarnation: Label
+    reason: Text
 
 
 class NodePaced(Message, kw_only=True, frozen=True):

@@ -179,7 +179,11 @@ class InjectFault(Order, kw_only=True, frozen=True):
 
 
 class NodeView(Record, kw_only=True, frozen=True):
-    """A node as the registry knows it."""
+    """A node as the registry knows it.
+
+    Attributes:
+        home: as in `NodeJoined`.
+    """
 
     node: Label
     state: NodeState
@@ -187,6 +191,7 @@ class NodeView(Record, kw_only=True, frozen=True):
     incarnation: Label = ""
     slots: Annotated[list[Slot], Few] = []
     since: Moment = 0.0
+    home: Label = ""
 
 
 class SaverView(Record, kw_only=True, frozen=True):

@@ -102,5 +102,6 @@ def time_problem(at: float, now: float) -> str:
     0 stands for no time at all.
     """
     if at and not now - BEHIND_S <= at <= now + AHEAD_S:
-        return f"Expected a time from {BEHIND_S / 86400:g} days ago to {AHEAD_S:g} s ahead - at `$.at`, which is {at!r}"
+        allowed = f"from {BEHIND_S / 86400:g} days ago to {AHEAD_S:g} s ahead"
+        return f"Expected a time {allowed} - at `$.at`, which is {at!r}, {at - now:+.0f} s from now: set that clock"
     return ""

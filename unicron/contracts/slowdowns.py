@@ -47,6 +47,7 @@ class ComputeTimed(Message, kw_only=True, frozen=True):
     Attributes:
         iteration: the last of them.
         workers: those that computed anything.
+        pressure: share of the time, lately, for which something that could run on this machine waited for a core.
     """
 
     node: Name
@@ -54,6 +55,7 @@ class ComputeTimed(Message, kw_only=True, frozen=True):
     epoch: Number
     iteration: Number
     workers: Annotated[list[Computed], Few]
+    pressure: Amount = 0.0
 
 
 # --- from the detector -----------------------------------------------------------------------------------------------
@@ -69,6 +71,8 @@ class SlowdownDetected(Message, kw_only=True, frozen=True):
         computing: the time of a microbatch over the usual one, as it is in the middle of all workers: above 1.1 all are
             slow; 0 where that is not known.
         workers: those that compute slower than the others, slowest first; empty where all wait for something else.
+        busy: nodes whose machines have more to do than they have cores for, where that may be all that it is; that is
+            told once of a task.
     """
 
     task: Name
@@ -79,6 +83,7 @@ class SlowdownDetected(Message, kw_only=True, frozen=True):
     recent_s: Seconds
     computing: Amount = 0.0
     workers: Annotated[list[SlowWorker], Many] = []
+    busy: Annotated[list[Name], Many] = []
 
     @property
     def text(self) -> str:
@@ -92,7 +97,10 @@ class SlowdownDetected(Message, kw_only=True, frozen=True):
             who = f"all compute {self.computing:.2f} times as long as usual"
         else:
             who = "nobody computes for longer than usual, so they wait for something else"
-        return f"an iteration takes {self.recent_s:.3g} s, not {self.usual_s:.3g} s: {who}"
+        text = f"an iteration takes {self.recent_s:.3g} s, not {self.usual_s:.3g} s: {who}"
+        if not self.busy:
+            return text
+        return f"{text}; host busy: more wants to run on {', '.join(self.busy)} than there are cores (told once)"
 
 
 class SlowdownEnded(Message, kw_only=True, frozen=True):

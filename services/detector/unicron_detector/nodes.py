@@ -1,8 +1,9 @@
 """Node health: a node is lost when its connection ends and stays away, or when it falls silent."""
 
 from unicron.contracts.base import CancelTimer, ConnectionLost, Message
-from unicron.contracts.events import NodeAdmitted, NodeGone, NodeHeartbeat, NodeLeft, NodePaced, NodeSuspected
+from unicron.contracts.events import Alert, NodeAdmitted, NodeGone, NodeHeartbeat, NodeLeft, NodePaced, NodeSuspected
 from unicron.contracts.tasks import WorkerStatus
+from unicron.proofs import WINDOW_S
 from unicron_detector.memberships import Memberships, lost_connection
 from unicron_detector.processes import Processes
 from unicron_detector.report import Reporter
@@ -14,6 +15,12 @@ TICK_S = 0.5
 
 MISSED = 3
 """Periods without a heartbeat after which a node is lost that beats more rarely than the time-out is made for."""
+
+CLOCK_S = WINDOW_S / 2
+"""By which a node's clock may differ from ours, as another's may be as far off on the other side."""
+
+ODD = 4
+"""Ticks in a row that show a clock to be off; heartbeats that waited while we were held up show it in one or two."""
 
 
 class Nodes:
@@ -81,6 +88,7 @@ class Nodes:
         if node is None:
             return []
         node.silent = 0
+        node.ahead_s = heartbeat.at - self._state.now if heartbeat.at else 0.0
         return self._books.trust(heartbeat.node)
 
     def connection_lost(self, lost: ConnectionLost) -> list[Message]:
@@ -107,16 +115,33 @@ class Nodes:
 
     def tick(self) -> list[Message]:
         """Count silence, and give up whoever has been silent for too long."""
+        out = self._clocks()
         at_least, silent = self._reporter.limits.heartbeat_timeout_s, dict[str, float]()
         for name, node in self._state.nodes.items():
             node.silent += 1
             if node.silent * TICK_S > (timeout_s := max(at_least, MISSED * node.heartbeat_s)):
                 silent[name] = timeout_s
-        return [
-            outcome
-            for name, timeout_s in silent.items()
-            for outcome in self._reporter.report(lost_connection(name, f"no heartbeat for {timeout_s:g} s"))
-        ]
+        for name, timeout_s in silent.items():
+            out += self._reporter.report(lost_connection(name, f"no heartbeat for {timeout_s:g} s"))
+        return out
+
+    def _clocks(self) -> list[Message]:
+        """Tell once of each clock that is off; where all are, and by as much, it is our own that is."""
+        nodes, due = self._state.nodes, list[str]()
+        for name, node in nodes.items():
+            if not node.silent:  # else nothing was heard since the last tick
+                node.odd = node.odd + 1 if abs(node.ahead_s) > CLOCK_S else 0
+                due += [name] * (node.odd == ODD)
+        if not due:
+            return []
+        apart = [node.ahead_s for node in nodes.values()]
+        ours = len(nodes) > 1 and all(node.odd for node in nodes.values()) and max(apart) - min(apart) < CLOCK_S
+        if not ours:
+            return [Alert(text=_off(f"the clock of {name}", nodes[name].ahead_s), node=name) for name in due]
+        for node in nodes.values():
+            node.odd = max(node.odd, ODD)
+        which = f"the clocks of all {len(nodes)} nodes"
+        return [Alert(text=f"{_off(which, apart[0])}; it is the detector's own that is wrong")]
 
     def renew(self) -> list[Message]:
         """Start the grace of all suspects anew."""
@@ -134,3 +159,11 @@ class Nodes:
         """Count all silence from now on."""
         for node in self._state.nodes.values():
             node.silent = 0
+
+
+def _off(whose: str, ahead_s: float) -> str:
+    side = "ahead of" if ahead_s > 0 else "behind"
+    return (
+        f"{whose}: {abs(ahead_s):.0f} s {side} the detector's, and {CLOCK_S:g} s are allowed: set both (by chrony or "
+        "systemd-timesyncd)"
+    )

@@ -25,6 +25,13 @@ PEERS = 3
 WORKERS = 200_000
 """Workers that are remembered."""
 
+BUSY, SATURATED, RISEN = 0.2, 0.3, 0.1
+"""Pressure on a node beyond which its machine is busy: the first where that is more than usual by the last, else the
+second."""
+
+ALONE = 1.3
+"""Of what the others take: who is slower than that, while others on machines as busy are not, is slow itself."""
+
 NAMED = 16
 """Slow workers that are named: of a slow switch or rack there may be thousands."""
 
@@ -42,21 +49,37 @@ class Pace:
     count: int = 1
 
 
+@dataclass(slots=True)
+class Press:
+    """A node of a task: how much wants to run on it, lately and usually."""
+
+    recent: float
+    usual: float
+
+    @property
+    def busy(self) -> bool:
+        """Whether its machine has more to do than it has cores for, so that whatever runs there may be slow."""
+        return self.recent > SATURATED or self.recent > max(BUSY, self.usual + RISEN)
+
+
 class Paces:
     """The workers of all tasks; where they are too many, those of the tasks that were heard of last."""
 
     def __init__(self) -> None:
         self._tasks: OrderedDict[str, dict[str, Pace]] = OrderedDict()
+        self._presses: dict[str, dict[str, Press]] = {}
 
     def forget(self, task: str) -> None:
         """Drop a task."""
         self._tasks.pop(task, None)
+        self._presses.pop(task, None)
 
     def observe(self, timed: ComputeTimed, *, frozen: bool) -> None:
         """Take in what a node timed; `frozen`: the task is slow, and nothing of that becomes the usual."""
         workers = self._tasks.setdefault(timed.task, {})
         self._tasks.move_to_end(timed.task)
         before = len(workers)
+        self._press(timed, frozen=frozen)
         for each in timed.workers:
             if each.seconds < SHORTEST_S:
                 continue
@@ -76,9 +99,32 @@ class Paces:
         if len(workers) > before:
             self._forget_the_oldest()
 
+    def _press(self, timed: ComputeTimed, *, frozen: bool) -> None:
+        presses = self._presses.setdefault(timed.task, {})
+        press = presses.setdefault(timed.node, Press(timed.pressure, timed.pressure))
+        press.recent += SOON * (timed.pressure - press.recent)
+        press.usual += 0.0 if frozen else LATE * (timed.pressure - press.usual)
+
     def _forget_the_oldest(self) -> None:
         while len(self._tasks) > 1 and sum(map(len, self._tasks.values())) > WORKERS:
-            self._tasks.popitem(last=False)
+            self.forget(next(iter(self._tasks)))
+
+    def busy(self, task: str, common: float, slow: list[SlowWorker]) -> list[str]:
+        """Return the nodes that are busy, where that explains what `slow` has returned; none where it does not.
+
+        It does where all are slow together, or wait; else where those who are slow are just those on busy machines. A
+        slow device has the cores wait, not the other way round.
+        """
+        workers, presses = self._tasks.get(task, {}), self._presses.get(task, {})
+        there = {pace.node for pace in workers.values()}
+        busy = {node for node in there if node in presses and presses[node].busy}
+        named = {each.node for each in slow}
+        if not named:
+            return sorted(busy)
+        names = {each.worker for each in slow}
+        spared = any(pace.node in busy and name not in names for name, pace in workers.items())
+        alone = spared and slow[0].factor > ALONE * max(1.0, common)
+        return [] if alone or not named <= busy else sorted(named)
 
     def slow(self, task: str) -> tuple[float, list[SlowWorker]]:
         """Return how much longer than usual microbatches take in the middle, and whose take longer than that."""

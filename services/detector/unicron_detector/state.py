@@ -1,5 +1,7 @@
 """Everything the detector remembers between two messages."""
 
+from typing import Annotated
+
 import msgspec
 
 from unicron.contracts.events import FailureDetected
@@ -11,6 +13,10 @@ EXPLAINS_S = 10.0
 
 ECHOES_S = 5.0
 """So long others of a task may fail because one did."""
+
+
+Apart = Annotated[float, msgspec.Meta(ge=-(10.0**11), le=10.0**11)]
+"""Seconds between two clocks."""
 
 
 class Limits(msgspec.Struct, kw_only=True, frozen=True):
@@ -38,6 +44,8 @@ class Node(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         silent: ticks since its last heartbeat was handled. Clocks of other machines play no part.
+        ahead_s: by how much its clock was ahead of ours at its last heartbeat.
+        odd: ticks in a row in which that was too much.
         heartbeat_s: how often it beats where that is more rarely than it would by itself, else 0.
         suspect: name of the timer that ends its grace; empty while its connection is not known to be lost.
         reason: why the server says the connection ended.
@@ -45,6 +53,8 @@ class Node(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     incarnation: str
     silent: Count = 0
+    ahead_s: Apart = 0.0
+    odd: Count = 0
     heartbeat_s: Seconds = 0.0
     suspect: str = ""
     reason: str = ""

@@ -44,6 +44,8 @@ class Series(msgspec.Struct, kw_only=True):
         recent: seconds of the last iterations.
         slow: iterations since it left its band; 0 while it is in there.
         untold_s: seconds of slow iterations that are missing before that is told.
+        busy: busy machines explain it so far.
+        hushed: it is not told for that.
     """
 
     mean_s: Seconds = 0.0
@@ -52,6 +54,8 @@ class Series(msgspec.Struct, kw_only=True):
     recent: list[Seconds] = []
     slow: Count = 0
     untold_s: Seconds = 0.0
+    busy: bool = False
+    hushed: bool = False
 
     @property
     def recent_s(self) -> float:
@@ -103,9 +107,14 @@ class Series(msgspec.Struct, kw_only=True):
 
 
 class Known(msgspec.Struct, kw_only=True):
-    """What is kept over a restart: by task, its series by world size. Workers are timed anew."""
+    """What is kept over a restart: by task, its series by world size. Workers are timed anew.
+
+    Attributes:
+        busy: tasks of which it was told that machines are too busy for them.
+    """
 
     tasks: dict[str, dict[int, Series]] = {}
+    busy: set[str] = set()
 
 
 class Windows:
@@ -129,19 +138,37 @@ class Windows:
         if finished.seconds < SHORTEST_S:
             return []
         if finished.iteration == 0:  # the name of an earlier task is used again
-            self.known.tasks.pop(finished.task, None)
-            self._paces.forget(finished.task)
+            self._forget(finished.task)
         out = self._elsewhere(finished)
         series = self._series(finished)
         lasted = series.slow >= WINDOW
         if not series.add(finished.seconds):
-            return out
-        if not series.slow:
+            again = series.busy and series.slow % RECENT == 0 and finished.seconds > BAND * series.mean_s
+            return [*out, *self._slow(finished, series, begins=False)] if again else out
+        if series.slow:
+            return [*out, *self._slow(finished, series, begins=True)]
+        hushed, series.busy, series.hushed = series.hushed, False, False
+        if not hushed:
             reason = f"{WINDOW} iterations were like that: it is the usual now" if lasted else "back in its band"
             return [*out, _ended(finished, finished.world_size, series, reason)]
+        return out
+
+    def _slow(self, finished: IterationFinished, series: Series, *, begins: bool) -> list[Message]:
+        """Tell that a task is slow; where that is since machines are busy, only the first time.
+
+        Then it is looked at again now and then: a device may have got slow meanwhile, or it is seen only then.
+        """
         common, workers = self._paces.slow(finished.task)
+        busy = self._paces.busy(finished.task, common, workers)
+        if not (begins or workers):
+            return []
+        series.busy = bool(busy)
+        if busy and (not begins or finished.task in self.known.busy):
+            series.hushed |= begins
+            return []
+        series.hushed = False
+        self.known.busy |= {finished.task} if busy else set()
         return [
-            *out,
             SlowdownDetected(
                 task=finished.task,
                 epoch=finished.epoch,
@@ -151,8 +178,14 @@ class Windows:
                 recent_s=series.recent_s,
                 computing=common,
                 workers=workers,
-            ),
+                busy=busy,
+            )
         ]
+
+    def _forget(self, task: str) -> None:
+        self.known.tasks.pop(task, None)
+        self.known.busy.discard(task)
+        self._paces.forget(task)
 
     def _elsewhere(self, finished: IterationFinished) -> list[Message]:
         """End a slowdown at another world size: the task goes on with other workers, and other figures."""
@@ -160,8 +193,9 @@ class Windows:
         for size, series in self.known.tasks.get(finished.task, {}).items():
             if series.slow and size != finished.world_size:
                 why = f"it goes on with {finished.world_size} workers, not {size}"
-                out += [] if series.untold_s else [_ended(finished, size, series, why)]
+                out += [] if series.untold_s or series.hushed else [_ended(finished, size, series, why)]
                 series.slow, series.untold_s, series.recent = 0, 0.0, []
+                series.busy = series.hushed = False
         return out
 
     def _series(self, finished: IterationFinished) -> Series:
@@ -171,8 +205,7 @@ class Windows:
             while sum(map(len, tasks.values())) >= SERIES:
                 first = next(iter(tasks))
                 if first != finished.task:
-                    del tasks[first]
-                    self._paces.forget(first)
+                    self._forget(first)
                 else:
                     del of_task[next(iter(of_task))]
             of_task[finished.world_size] = Series()

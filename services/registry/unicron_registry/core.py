@@ -22,6 +22,7 @@ from unicron.contracts.events import (
     NodeLeaving,
     NodeLeft,
     NodePaced,
+    NodeRefused,
     PlanDecided,
     ScriptDrilled,
     StateSecured,
@@ -55,7 +56,7 @@ from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
 from unicron_registry import orders
 from unicron_registry.doubts import doubt
-from unicron_registry.nodes import OFTEN_S, TOO_OFTEN, heartbeat_s, node_problems
+from unicron_registry.nodes import OFTEN_S, TOO_OFTEN, heartbeat_s, namesake, node_problems
 from unicron_registry.orders import names
 from unicron_registry.state import RegistryState
 
@@ -113,6 +114,8 @@ class RegistryCore(Core):
             return [Alert(text=text, node=joined.node)]
         before = self.state.nodes.get(joined.node)
         present = before is not None and before.state in PRESENT
+        if before and present and (reason := namesake(joined, before)):
+            return [NodeRefused(node=joined.node, incarnation=joined.incarnation, reason=reason)]
         back = self._is_back(joined, before)
         drained = joined.node in self.state.drained
         view = NodeView(
@@ -122,6 +125,7 @@ class RegistryCore(Core):
             incarnation=joined.incarnation,
             slots=joined.slots,
             since=before.since if before and present else joined.at,
+            home=joined.home,
         )
         if view == before:
             return []  # it only said again what is known

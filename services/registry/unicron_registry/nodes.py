@@ -2,6 +2,7 @@
 
 from unicron.checks import Problem, is_token
 from unicron.contracts.events import NodeJoined
+from unicron.contracts.queries import NodeView
 from unicron.services import SERVICES
 
 BEATS = 2000
@@ -25,6 +26,19 @@ def heartbeat_s(nodes: int) -> float:
     """
     between = min(nodes / BEATS, RARELY_S)
     return between if between > OFTEN_S else 0.0
+
+
+def namesake(joined: NodeJoined, there: NodeView) -> str:
+    """Return why a node can't join as long as one of its name is there; empty where it is that one itself.
+
+    Who took over would leave workers that nobody owns. An agent that is started again where it was has the same home.
+    """
+    if not (joined.home and there.home) or joined.home == there.home:
+        return ""
+    return (
+        f"a node called {there.node} is there already, on host {there.host}: give this one another --node, or end that "
+        "agent first"
+    )
 
 
 def node_problems(joined: NodeJoined) -> list[Problem]:

@@ -86,9 +86,12 @@ class StragglerCore(Core):
         return Reply(text=text), [RecordingSwitched(task=name, share=share)]
 
     def _slow(self, slowdown: SlowdownDetected) -> list[Message]:
-        """Record more of a task that is slower than it was, so that why is known soon; nothing of one that is off."""
+        """Record more of a task that is slower than it was, so that why is known soon; nothing of one that is off.
+
+        Where its machines are busy that is known, and whoever has bad luck for a moment would be found soon.
+        """
         task = self.state.tasks.get(slowdown.task)
-        if task is None or task.ended or task.share == 0:
+        if task is None or task.ended or task.share == 0 or slowdown.busy:
             return []
         task.closely = max(task.usual_share, min(1.0, RECORDS / max(1, slowdown.world_size)))
         return [RecordingSwitched(task=slowdown.task, share=task.closely)]

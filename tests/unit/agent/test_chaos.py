@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 
+from unicron_agent.activity import start_time
+
 
 def test_a_node_that_is_killed_takes_along_what_leads_a_session_of_its_own(tmp_path):
     worker = subprocess.Popen(
@@ -14,3 +16,15 @@ def test_a_node_that_is_killed_takes_along_what_leads_a_session_of_its_own(tmp_p
     agent = subprocess.run([sys.executable, "-c", strike], start_new_session=True, check=False)
     assert agent.returncode == -signal.SIGKILL
     assert worker.wait(5) == -signal.SIGKILL
+
+
+def test_a_node_that_is_killed_takes_along_what_it_has_forked_and_the_workers_of_an_earlier_agent():
+    earlier = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    child = "(os.setpgid(0, 0), os.close(1), signal.pause())"
+    strike = (
+        f"import os, signal; from unicron_agent.chaos import _die; child = os.fork() or {child}; "
+        f"print(child, flush=True); _die('NO=MARK', [{earlier.pid}])"
+    )
+    agent = subprocess.run([sys.executable, "-c", strike], start_new_session=True, check=False, stdout=subprocess.PIPE)
+    assert start_time(int(agent.stdout)) is None
+    assert earlier.wait(5) == -signal.SIGKILL

@@ -2,7 +2,8 @@
 
 import msgspec
 import pytest
-from unicron_agent.core import ADOPTION_S, AgentCore
+from unicron_agent import activity
+from unicron_agent.core import ADOPTION_S, AGAIN_S, AgentCore
 from unicron_agent.stimuli import (
     AbandonCopies,
     Adopted,
@@ -723,6 +724,45 @@ def test_a_new_node_whose_clock_is_off_leaves_as_it_is_admitted_and_says_why(bus
     out = scene.feed(EntryRead(2, subjects.of(message), codec.encode(message), read))
     assert [told in fact.reason for fact in out] == [True] * bool(told)
     assert (bool(scene.core.fault), scene.core.left) == (bool(told), bool(told))
+
+
+def test_a_node_whose_name_another_has_is_silent_tries_again_and_takes_its_place_or_ends_its_workers_and_says_why():
+    scene, refused = AgentHarness("gpt-1"), []
+    scene.now = 1.0
+    scene.feed(Tick())
+    while not scene.core.left:
+        reason = f"number {len(refused) + 1}"
+        out = scene.read(events.NodeRefused(node="n1", incarnation=scene.core.incarnation, reason=reason), "registry")
+        refused.append(scene.core.incarnation)
+        scene.now += AGAIN_S
+        out += scene.feed(Tick())
+        assert not [each for each in out if isinstance(each, events.NodeHeartbeat | events.NodeLeft)]
+    assert refused == [f"b.{number + 1}" for number in range(len(refused))]
+    assert [type(each) for each in out] == [events.Alert, Kill]
+    assert scene.core.fault == reason
+
+    scene = AgentHarness()
+    scene.read(events.NodeRefused(node="n1", incarnation="b.1", reason="there"), "registry")
+    scene.now = AGAIN_S
+    scene.feed(Tick())
+    scene.read(events.NodeAdmitted(node="n1", incarnation="b.2", host="h", slots=[]), "registry")
+    assert events.NodeHeartbeat(node="n1", incarnation="b.2") in scene.feed(Tick())
+
+
+def test_how_much_wants_to_run_here_is_told_with_how_long_workers_compute(scene, tmp_path, monkeypatch):
+    file, pressure, shares = tmp_path / "cpu", activity.Pressure(), []
+    monkeypatch.setattr(activity, "PRESSURE", file)
+    for at, waited_s in ((100.0, 7.0), (100.25, 7.5), (101.0, 7.375), (101.25, 8.0)):
+        file.write_text(f"some avg10=1.00 avg60=1.00 avg300=0.00 total={waited_s * 1e6:.0f}\nfull avg10=0.00 total=0\n")
+        shares.append(pressure.share(at))
+    assert shares == [0.0, 0.0, 0.375, 0.375]
+    scene.feed(Tick(pressure=shares[-1]))
+    said = scene.say(wire.Iterated(**DONE, rank=0, computed_s=0.1))
+    [timed] = [each for each in said if isinstance(each, ComputeTimed)]
+    assert timed.pressure == 0.375
+    file.unlink()
+    monkeypatch.setattr(activity.os, "getloadavg", lambda: (4.0 * activity.os.cpu_count(), 0.0, 0.0))
+    assert pressure.share(102.0) == 0.75
 
 
 def test_a_worker_that_is_to_wait_starts_later_or_never():

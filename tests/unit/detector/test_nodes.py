@@ -46,6 +46,35 @@ def test_a_heartbeat_within_the_grace_clears_the_node(scene):
     assert scene.wait(5) == []
 
 
+def clocks(scene, seconds=5.0):
+    """Let time pass; return the nodes of which it is told that their clocks are off, and by how much."""
+    return [(alert.node, alert.text) for alert in scene.wait(seconds)]
+
+
+def test_a_clock_that_steps_is_told_once_until_it_is_right_again(scene):
+    assert clocks(scene) == []
+    for ahead_s, text in ((120.0, "120 s ahead of the detector's"), (-3000.0, "3000 s behind the detector's")):
+        scene.ahead["n2"] = ahead_s
+        [(node, told)] = clocks(scene)
+        assert (node, text in told) == ("n2", True)
+        assert clocks(scene) == []
+        scene.ahead["n2"] = 20.0
+        assert clocks(scene) == []
+
+
+def test_where_all_clocks_step_together_it_is_the_detectors_own(scene):
+    scene.ahead = dict.fromkeys(("n1", "n2", "n3"), 90.0)
+    [(node, told)] = clocks(scene)
+    assert (node, "the detector's own" in told) == ("", True)
+
+
+def test_heartbeats_that_waited_while_the_detector_was_held_up_tell_nothing_of_clocks(scene):
+    scene.ahead["n1"] = -120.0
+    scene.wait(1.2)
+    scene.ahead["n1"] = 0.0
+    assert clocks(scene) == []
+
+
 def test_an_agent_that_comes_back_within_the_grace_clears_the_node(scene):
     cut_off(scene)
     scene.wait(0.5)

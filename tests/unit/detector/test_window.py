@@ -25,6 +25,7 @@ class Run:
         self.task, self.world_size, self.places = task, world_size, places
         self.windows = windows or Windows()
         self.iteration = self.epoch = 0
+        self.pressure = [0.0] * ((world_size + 1) // 2)
         self.names = [f"{task}-{rank}" for rank in range(world_size)]
 
     def go(self, seconds, times=1, computing=None):
@@ -44,6 +45,7 @@ class Run:
         told = [(self.names[rank], rank, rank % self.places, computing[rank]) for rank in ranks]
         workers = [Computed(worker=name, rank=rank, place=at, seconds=took) for name, rank, at, took in told]
         when = {"epoch": self.epoch, "iteration": self.iteration}
+        when["pressure"] = self.pressure[first // 2]
         return ComputeTimed(node=f"n{first // 2}", task=self.task, workers=workers, **when)
 
 
@@ -193,6 +195,49 @@ def test_only_who_has_changed_alone_is_named(run, before, after, named, computin
     [slow] = run.go(1.5, RECENT, computing=after)
     assert [each.rank for each in slow.workers] == named
     assert slow.computing == pytest.approx(computing, abs=0.2)
+
+
+USUAL, SLOW = [0.1] * 4, [0.15] * 4
+FIRST_NODE, ONE = [0.15, 0.15, 0.1, 0.1], [0.15, 0.1, 0.1, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "computing", "busy"),
+    [
+        pytest.param([0, 0], [0.6, 0.6], SLOW, ["n0", "n1"], id="a busy machine"),
+        pytest.param([0.7, 0.7], [0.7, 0.7], SLOW, ["n0", "n1"], id="one that always is"),
+        pytest.param([0, 0], [0.6, 0.6], USUAL, ["n0", "n1"], id="too busy for what they wait for"),
+        pytest.param([0, 0], [0.3, 0], FIRST_NODE, ["n0"], id="one of two"),
+        pytest.param([0, 0], [0.6, 0.6], [0.12, 0.1, 0.1, 0.1], ["n0"], id="where one has bad luck"),
+        pytest.param([0, 0], [0, 0], SLOW, [], id="none"),
+        pytest.param([0.2, 0.2], [0.25, 0.25], SLOW, [], id="as busy as ever"),
+        pytest.param([0, 0], [0, 0.6], FIRST_NODE, [], id="another one"),
+        pytest.param([0, 0], [0.6, 0.6], ONE, [], id="a slow device on it"),
+        pytest.param([0, 0], [0.6, 0.6], FIRST_NODE, [], id="two of them"),
+    ],
+)
+def test_a_busy_machine_is_told_once_and_a_slow_device_each_time(run, before, after, computing, busy):
+    run.pressure = before
+    run.go(1.0, 40, computing=USUAL)
+    told = []
+    for _ in range(3):
+        run.pressure = after
+        told += run.go(1.5, 30, computing=computing)
+        run.pressure = before
+        told += run.go(1.0, 60, computing=USUAL)
+    assert [each.busy for each in told if isinstance(each, SlowdownDetected)] == [busy] * (1 if busy else 3)
+    assert kinds(told) == [SlowdownDetected, SlowdownEnded] * (1 if busy else 3)
+    assert all(("host busy" in each.text) == bool(busy) for each in told[::2])
+
+
+def test_a_device_that_gets_slow_while_its_machine_is_busy_is_told(run):
+    run.go(1.0, 40, computing=USUAL)
+    run.pressure = [0.6, 0.6]
+    for told in ([SlowdownDetected], []):
+        assert kinds(run.go(1.5, 30, computing=SLOW)) == told
+        [slow] = run.go(2.0, 20, computing=[0.15, 0.15, 0.15, 0.3])
+        assert ([each.rank for each in slow.workers], slow.busy) == ([3], [])
+        assert kinds(run.go(1.0, 60, computing=USUAL)) == [SlowdownEnded]
 
 
 def test_a_new_worker_is_held_against_those_with_its_place(run):

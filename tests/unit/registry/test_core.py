@@ -155,6 +155,21 @@ def test_an_agent_that_joins_twice_is_admitted_once_and_one_that_was_restarted_i
     assert node(registry).since == 1.0, "it never went away"
 
 
+def test_a_second_node_of_a_name_is_refused_until_the_first_is_gone_and_one_that_was_restarted_is_not(registry):
+    registry.handle(joined(home="there"))
+    [refused] = registry.handle(joined(incarnation="b", host="10.0.0.2", home="elsewhere"))
+    assert (type(refused), refused.incarnation) == (events.NodeRefused, "b")
+    assert "10.0.0.1" in refused.reason
+    assert node(registry).incarnation == "a"
+    for incarnation, home in (("c", "there"), ("d", "")):
+        assert registry.handle(joined(incarnation=incarnation, home=home)) == [
+            admitted(incarnation=incarnation, returned=True)
+        ]
+    registry.handle(joined(incarnation="e", home="there"))
+    registry.handle(lost("node-1"))
+    assert registry.handle(joined(incarnation="f", home="elsewhere")) == [admitted(incarnation="f")]
+
+
 def test_a_sev1_failure_loses_the_node_until_it_joins_again(registry):
     registry.handle(joined())
     assert registry.handle(lost("node-1")) == []

@@ -241,6 +241,7 @@ def slowdown(kind=SlowdownDetected, world_size=4, **fields):
 
 
 def test_a_task_that_gets_slow_is_recorded_closely_until_it_is_over(job):
+    assert job.core.handle(slowdown(busy=["node-1"])) == []
     assert job.core.handle(slowdown()) == [RecordingSwitched(task="gpt", share=1.0)]
     assert job.view.share == 1.0
     assert job.core.handle(ADMITTED) == [RecordingSwitched(task="gpt", share=1.0)]
