@@ -1,0 +1,88 @@
+"""Servers that can't be used: a command is told at once which, why and the cure; services go on until it can be."""
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+from helpers.ports import free_port
+from unicron_deploy.keys import Keyring
+
+from unicron.bus import dialling, nats
+from unicron.errors import BusUnavailableError
+from unicron.settings import Settings
+
+pytestmark = pytest.mark.timeout(60)  # far below how long a command could wait here
+
+INFO = {"server_id": "x", "version": "2.11.0", "max_payload": 2**20, "auth_required": True, "nonce": "n"}
+REFUSED = b"-ERR 'Authorization Violation'\r\n"
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    monkeypatch.setattr(dialling, "SETTLE_S", 0.0)
+
+
+@contextlib.asynccontextmanager
+async def serving(*answers, greeting=INFO):
+    """Serve as NATS does, or nearly: greet, and answer each one who connects by the next answer, or else the last."""
+    left = list(answers)
+
+    async def serve(reader, writer):
+        with contextlib.suppress(OSError):
+            writer.write(greeting if isinstance(greeting, bytes) else f"INFO {json.dumps(greeting)}\r\n".encode())
+            await reader.readline()
+            writer.write(left.pop(0) if len(left) > 1 else left[0])
+            await reader.read(-1)
+        writer.close()
+
+    port = free_port()
+    async with await asyncio.start_server(serve, "127.0.0.1", port):
+        yield f"nats://127.0.0.1:{port}"
+
+
+async def connect(url, **options):
+    settings = Settings(nats_url=url, connect_timeout_s=1000.0, nats_nkey=options.pop("key", ""))
+    await (await nats.connect(settings, "test", **options)).close()
+
+
+@pytest.mark.parametrize(
+    ("greeting", "says"),
+    [
+        (
+            INFO,
+            r"the NATS server at {} turns us away \(Authorization Violation\): .* without a key; set UNICRON",
+        ),
+        (b"SSH-2.0-OpenSSH\r\n", "no NATS server answers at {}: who listens there is no NATS server .*; see what has"),
+        (b"INFO x\r\n", "no NATS server answers at {}: who listens there is no NATS server .*; see what has"),
+        (
+            {**INFO, "tls_required": True},
+            "no NATS server answers at {}: it ends TLS .*; where it asks for",
+        ),
+    ],
+)
+async def test_a_server_that_can_not_be_used_is_told_at_once_with_the_cure(greeting, says):
+    async with serving(REFUSED, greeting=greeting) as url:
+        with pytest.raises(BusUnavailableError, match=says.format(url)):
+            await connect(url, patient=False)
+
+
+async def test_a_closed_port_and_the_most_telling_of_several_are_told_at_once():
+    closed = f"nats://127.0.0.1:{free_port()}"
+    with pytest.raises(BusUnavailableError, match=f"answers at {closed}: nothing listens there .*; start the server"):
+        await connect(closed, patient=False)
+    async with serving(REFUSED) as refuses:
+        with pytest.raises(BusUnavailableError, match=f"the NATS server at {refuses} turns us away"):
+            await connect(f"{closed},{refuses}", patient=False)
+        async with serving(b"PONG\r\n") as good:
+            await connect(f"{refuses},{closed},{good}", patient=False)
+
+
+async def test_a_key_that_is_not_known_is_named_and_a_service_waits_until_it_is(tmp_path):
+    keys = Keyring(tmp_path)
+    keys.ensure([])
+    key = str(keys.path("user"))
+    async with serving(REFUSED, REFUSED, b"PONG\r\n") as url:
+        with pytest.raises(BusUnavailableError, match=f"does not know the key in {key}, which is another cluster's"):
+            await connect(url, patient=False, key=key)
+        await connect(url, key=key)
