@@ -305,9 +305,7 @@ def _clocks(ahead: dict[str, float]) -> Check:
     """
     off = {node: by for node, by in sorted(ahead.items()) if abs(by) > FAR_S}
     if not off:
-        found = (
-            f"those of {len(ahead)} nodes are as this machine's, within {FAR_S:g} s" if ahead else "no node was heard"
-        )
+        found = f"{len(ahead)} heard, as this machine's within {FAR_S:g} s" if ahead else "no node was heard"
         return Check(name="clocks", state="ok", found=found)
     told = ", ".join(f"{node} is {abs(by):.0f} s {'ahead' if by > 0 else 'behind'}" for node, by in off.items())
     cure = (
