@@ -1,11 +1,8 @@
 """Servers that can't be used: a command is told at once which, why and the cure; services go on until it can be."""
 
-import asyncio
-import contextlib
-import json
-
 import pytest
 from helpers.ports import free_port
+from helpers.refusing import INFO, REFUSED, serving
 from unicron_deploy.keys import Keyring
 
 from unicron.bus import dialling, nats
@@ -14,31 +11,10 @@ from unicron.settings import Settings
 
 pytestmark = pytest.mark.timeout(60)  # far below how long a command could wait here
 
-INFO = {"server_id": "x", "version": "2.11.0", "max_payload": 2**20, "auth_required": True, "nonce": "n"}
-REFUSED = b"-ERR 'Authorization Violation'\r\n"
-
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch):
     monkeypatch.setattr(dialling, "SETTLE_S", 0.0)
-
-
-@contextlib.asynccontextmanager
-async def serving(*answers, greeting=INFO):
-    """Serve as NATS does, or nearly: greet, and answer each one who connects by the next answer, or else the last."""
-    left = list(answers)
-
-    async def serve(reader, writer):
-        with contextlib.suppress(OSError):
-            writer.write(greeting if isinstance(greeting, bytes) else f"INFO {json.dumps(greeting)}\r\n".encode())
-            await reader.readline()
-            writer.write(left.pop(0) if len(left) > 1 else left[0])
-            await reader.read(-1)
-        writer.close()
-
-    port = free_port()
-    async with await asyncio.start_server(serve, "127.0.0.1", port):
-        yield f"nats://127.0.0.1:{port}"
 
 
 async def connect(url, **options):

@@ -7,10 +7,13 @@ import sys
 
 import pytest
 from helpers.ports import free_port
+from helpers.refusing import REFUSED, serving
 from unicron_cli import doctor
 
 from unicron.settings import Settings
 from unicron.train.nccl import ENVIRONMENT
+
+WHY = "Authorization Violation"
 
 
 @pytest.fixture
@@ -36,6 +39,13 @@ async def test_what_is_missing_is_told_with_the_cure(poor, tmp_path, monkeypatch
         assert found in told[name][1]
         assert cure in told[name][2]
     assert "start the server" not in told["NATS"][1]
+
+
+async def test_a_key_that_is_missing_has_another_cure_than_a_server_that_is():
+    async with serving(REFUSED) as url:
+        check = (await doctor.examine(Settings(nats_url=url, connect_timeout_s=1000.0)))[-1]
+    assert check.found == f"the NATS server at {url} turns us away ({WHY}): it lets in nobody without a key"
+    assert check.cure.startswith("set UNICRON_NATS_NKEY to the path of one that it knows, see `unicron credentials`")
 
 
 def test_clocks_that_are_off_are_told_by_node():

@@ -1,0 +1,28 @@
+"""What nearly is a NATS server, or one that lets nobody in."""
+
+import asyncio
+import contextlib
+import json
+
+from helpers.ports import free_port
+
+INFO = {"server_id": "x", "version": "2.11.0", "max_payload": 2**20, "auth_required": True, "nonce": "n"}
+REFUSED = b"-ERR 'Authorization Violation'\r\n"
+
+
+@contextlib.asynccontextmanager
+async def serving(*answers, greeting=INFO):
+    """Serve as NATS does, or nearly: greet, and answer each one who connects by the next answer, or else the last."""
+    left = list(answers)
+
+    async def serve(reader, writer):
+        with contextlib.suppress(OSError):
+            writer.write(greeting if isinstance(greeting, bytes) else f"INFO {json.dumps(greeting)}\r\n".encode())
+            await reader.readline()
+            writer.write(left.pop(0) if len(left) > 1 else left[0])
+            await reader.read(-1)
+        writer.close()
+
+    port = free_port()
+    async with await asyncio.start_server(serve, "127.0.0.1", port):
+        yield f"nats://127.0.0.1:{port}"
