@@ -35,6 +35,9 @@ FOLDER = Path(".unicron")
 CONNECT_S = "3"
 """How long a command waits for a bus that neither answers nor fails, unless the environment says otherwise."""
 
+SERVICE_S = 15.0
+"""How long an order waits for a service: of containers that were started just now, the registry needs some seconds."""
+
 PLAIN_WIDTH = 160
 """Columns of tables that go to a file or a pipe."""
 
@@ -78,6 +81,7 @@ def with_client(nats: str | None, job: "Callable[[Client], Awaitable[T]]") -> T:
 
     async def main() -> T:
         async with connected_client(settings(nats), "unicron-cli", patient=patient()) as client:
+            client.patience_s = SERVICE_S
             return await job(client)
 
     return asyncio.run(main())

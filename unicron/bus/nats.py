@@ -27,7 +27,7 @@ from unicron.bus.client import KeyedClient
 from unicron.bus.dialling import Dialling, start_it
 from unicron.bus.journal import Reader, patterns
 from unicron.bus.protocol import Entry, Handler, Heard
-from unicron.errors import BusUnavailableError, InvalidInputError, NotAllowedError, UnicronError
+from unicron.errors import BusUnavailableError, InvalidInputError, NobodyAnswersError, NotAllowedError, UnicronError
 from unicron.floods import LETTERS, Floods
 from unicron.settings import Settings
 
@@ -287,7 +287,7 @@ class NatsBus:
             reply = await self._call(replies.request(self._nc, subject, data, timeout_s), f"asking {owner}", subject)
         except BusUnavailableError as error:
             if isinstance(error.__cause__, nats.errors.NoRespondersError):
-                raise BusUnavailableError(f"nobody answers on {subject}; is {owner} running?") from error
+                raise NobodyAnswersError(f"nobody answers on {subject}; is {owner} running?") from error
             raise
         trouble = (reply.headers or {}).get("Nats-Service-Error")
         if trouble:
