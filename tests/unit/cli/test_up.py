@@ -1,4 +1,4 @@
-"""What `unicron up` says of a cluster that was started before; nothing is started here."""
+"""What `unicron up` says of a cluster that was started before, and what needs one; nothing is started here."""
 
 import json
 
@@ -7,6 +7,8 @@ from helpers.cli import invoke
 from typer.testing import CliRunner
 from unicron_cli.main import app
 from unicron_deploy.embedded import Cluster
+
+from unicron.errors import InvalidInputError
 
 
 @pytest.fixture
@@ -37,3 +39,8 @@ def test_a_cluster_that_runs_stays_as_it_is_and_that_is_said(up, tmp_path, monke
     told = CliRunner().invoke(app, ["up", "--dir", str(tmp_path), "--slots", "4"])
     assert "started node-1 again; the rest of the cluster ran on" in told.stdout
     assert "--slots 4: a cluster that runs stays as it is; `unicron down` first" in told.stderr
+
+
+def test_a_node_in_a_container_is_not_started_from_here_and_how_it_is_is_said(tmp_path):
+    with pytest.raises(InvalidInputError, match=r"no cluster in .*: name .*, in containers by `docker start`"):
+        invoke("chaos", "restart-node", "node-3", "--dir", tmp_path)
