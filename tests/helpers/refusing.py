@@ -7,20 +7,23 @@ import json
 from helpers.ports import free_port
 
 INFO = {"server_id": "x", "version": "2.11.0", "max_payload": 2**20, "auth_required": True, "nonce": "n"}
-REFUSED = b"-ERR 'Authorization Violation'\r\n"
+REFUSED, WELCOME = b"-ERR 'Authorization Violation'\r\n", b"PONG\r\n"
 
 
 @contextlib.asynccontextmanager
 async def serving(*answers, greeting=INFO):
-    """Serve as NATS does, or nearly: greet, and answer each one who connects by the next answer, or else the last."""
+    """Serve as NATS does, or nearly: greet, and answer each one who connects by the next answer, or the last."""
     left = list(answers)
 
     async def serve(reader, writer):
         with contextlib.suppress(OSError):
             writer.write(greeting if isinstance(greeting, bytes) else f"INFO {json.dumps(greeting)}\r\n".encode())
-            await reader.readline()
-            writer.write(left.pop(0) if len(left) > 1 else left[0])
-            await reader.read(-1)
+            answer = b"no TLS"
+            while said := await reader.read(65536):
+                if b"CONNECT" in said:
+                    answer = left.pop(0) if len(left) > 1 else left[0]
+                if b"PING" in said or b"CONNECT" not in said:
+                    writer.write(answer)
         writer.close()
 
     port = free_port()

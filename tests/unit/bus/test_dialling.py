@@ -2,7 +2,7 @@
 
 import pytest
 from helpers.ports import free_port
-from helpers.refusing import INFO, REFUSED, serving
+from helpers.refusing import INFO, REFUSED, WELCOME, serving
 from unicron_deploy.keys import Keyring
 
 from unicron.bus import dialling, nats
@@ -50,7 +50,7 @@ async def test_a_closed_port_and_the_most_telling_of_several_are_told_at_once():
     async with serving(REFUSED) as refuses:
         with pytest.raises(BusUnavailableError, match=f"the NATS server at {refuses} turns us away"):
             await connect(f"{closed},{refuses}", patient=False)
-        async with serving(b"PONG\r\n") as good:
+        async with serving(WELCOME) as good:
             await connect(f"{refuses},{closed},{good}", patient=False)
 
 
@@ -58,7 +58,7 @@ async def test_a_key_that_is_not_known_is_named_and_a_service_waits_until_it_is(
     keys = Keyring(tmp_path)
     keys.ensure([])
     key = str(keys.path("user"))
-    async with serving(REFUSED, REFUSED, b"PONG\r\n") as url:
+    async with serving(REFUSED, REFUSED, WELCOME) as url:
         with pytest.raises(BusUnavailableError, match=f"does not know the key in {key}, which is another cluster's"):
             await connect(url, patient=False, key=key)
         await connect(url, key=key)
