@@ -11,17 +11,21 @@ REFUSED, WELCOME = b"-ERR 'Authorization Violation'\r\n", b"PONG\r\n"
 
 
 @contextlib.asynccontextmanager
-async def serving(*answers, greeting=INFO):
-    """Serve as NATS does, or nearly: greet, and answer each one who connects by the next answer, or the last."""
-    left = list(answers)
+async def serving(*answers, greetings=(INFO,)):
+    """Serve as NATS does, or nearly: greet each one who connects and answer by the next of these, or by the last."""
+    answering, greeting = list(answers), list(greetings)
+
+    def following(left):
+        return left.pop(0) if len(left) > 1 else left[0]
 
     async def serve(reader, writer):
         with contextlib.suppress(OSError):
-            writer.write(greeting if isinstance(greeting, bytes) else f"INFO {json.dumps(greeting)}\r\n".encode())
+            first = following(greeting)
+            writer.write(first if isinstance(first, bytes) else f"INFO {json.dumps(first)}\r\n".encode())
             answer = b"no TLS"
             while said := await reader.read(65536):
                 if b"CONNECT" in said:
-                    answer = left.pop(0) if len(left) > 1 else left[0]
+                    answer = following(answering)
                 if b"PING" in said or b"CONNECT" not in said:
                     writer.write(answer)
         writer.close()

@@ -131,6 +131,12 @@ def _unknown(error: ssl.SSLCertVerificationError, settings: Settings) -> Reason:
     told, ca = f"certificate verify failed: {error.verify_message}", access.authority(settings)
     if "mismatch" in error.verify_message:  # OpenSSL's word for one that names other hosts
         return Reason(_TLS, told, f"name the server in {PREFIX}NATS_URL as its certificate does")
+    if not (ca or settings.nats_nkey or settings.nats_creds):
+        cure = (
+            f"set {PREFIX}NATS_NKEY to the path of your key, with the ca.pem of that server's authority beside it, "
+            "or put both into .unicron/keys, as README says of containers"
+        )
+        return Reason(_TLS, told, cure)
     where = f"the authority in {ca} is another cluster's: " if ca else ""
     cure = f"{where}put the ca.pem of that server's authority beside your key, or name it in {PREFIX}NATS_CA"
     return Reason(_TLS, told, cure)
