@@ -14,14 +14,19 @@ from unicron.settings import Settings
 
 
 @asynccontextmanager
-async def connected(settings: Settings, name: str) -> AsyncIterator[nats.NatsBus]:
+async def connected(settings: Settings, name: str, *, patient: bool = True) -> AsyncIterator[nats.NatsBus]:
     """Connect to the bus as `name`, and say goodbye at the end.
+
+    Args:
+        settings: where the bus is, and who we are there.
+        name: of the connection.
+        patient: whether to try again until the time is up, where every server fails.
 
     Raises:
         BusUnavailableError: no server answers at the address that `settings` name.
         InvalidInputError: credentials or TLS files can't be used.
     """
-    bus = await nats.connect(settings, name)
+    bus = await nats.connect(settings, name, patient=patient)
     try:
         yield bus
     finally:
@@ -29,9 +34,9 @@ async def connected(settings: Settings, name: str) -> AsyncIterator[nats.NatsBus
 
 
 @asynccontextmanager
-async def connected_client(settings: Settings, name: str) -> AsyncIterator[Client]:
+async def connected_client(settings: Settings, name: str, *, patient: bool = True) -> AsyncIterator[Client]:
     """Connect a user's client as `name`, whose orders are by whoever runs this process; raises as `connected` does."""
-    async with connected(settings, name) as bus:
+    async with connected(settings, name, patient=patient) as bus:
         yield Client(bus, by=own_name())
 
 

@@ -1,10 +1,12 @@
 """A user's view of a running cluster: ask, order, listen. The command line, the demo and tests stand on it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from msgspec.structs import replace
 
 from unicron import codec, subjects
+from unicron.aio import RETRY_S
 from unicron.bus.protocol import Bus
 from unicron.contracts.base import Message
 from unicron.contracts.faults import kind_of
@@ -39,8 +41,9 @@ from unicron.contracts.queries import (
 )
 from unicron.contracts.states import StateRef
 from unicron.contracts.tasks import TaskSpec
-from unicron.errors import InvalidInputError
+from unicron.errors import InvalidInputError, NobodyAnswersError
 from unicron.said import received
+from unicron.services import SERVICES
 
 ANSWER_S = 5.0
 """How long a service may take to answer."""
@@ -54,7 +57,12 @@ class Client:
     Args:
         bus: a connection.
         by: who gives the orders, for a person; the journal keeps it with each.
+
+    Attributes:
+        patience_s: how long an order waits for a service that is not there yet: it starts, or takes another's place.
     """
+
+    patience_s = 0.0
 
     def __init__(self, bus: Bus, by: str = "") -> None:
         self.bus, self.by = bus, by
@@ -157,7 +165,16 @@ class Client:
     async def _ask(self, owner: str, query: Query) -> Reply:
         if isinstance(query, Order) and not query.by:
             query = replace(query, by=self.by)
-        data = await self.bus.ask(subjects.asked(owner, query), codec.encode(query), ANSWER_S)
+        waits = isinstance(query, Order) and owner in SERVICES
+        end = asyncio.get_running_loop().time() + (self.patience_s if waits else 0.0)
+        while True:
+            try:
+                data = await self.bus.ask(subjects.asked(owner, query), codec.encode(query), ANSWER_S)
+                break
+            except NobodyAnswersError:  # so nobody has taken it, and it may be said again
+                if asyncio.get_running_loop().time() >= end:
+                    raise
+                await asyncio.sleep(RETRY_S)
         reply = codec.decode(data, Reply)
         if reply.error:
             raise InvalidInputError(reply.error)

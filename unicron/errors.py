@@ -16,6 +16,10 @@ class BusUnavailableError(UnicronError):
     """The message bus can't be reached or did not answer in time."""
 
 
+class NobodyAnswersError(BusUnavailableError):
+    """Nobody is there to take a query or an order: it had no effect."""
+
+
 class NotAllowedError(UnicronError):
     """The message bus refused what our key gives us no right to."""
 

@@ -48,7 +48,7 @@ async def check(settings: HealthSettings, owner: str) -> None:
         BusUnavailableError: it is not, or the bus is away.
     """
     if owner in SERVICES:
-        async with connected(settings, "health") as bus:
+        async with connected(settings, "health", patient=False) as bus:
             if await bus.bucket("lease").get(owner) is None:
                 raise BusUnavailableError(f"no instance of {owner} is active; see its log")
     elif owner == CONSOLE:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unicron.contracts.faults import FAULTS, NODE, WORKER, FaultKind
-from unicron.errors import UnicronError
+from unicron.errors import InvalidInputError, UnicronError
 from unicron_cli.output import FOLDER, Folder, Json, Nats, done, print_json, say, warn, with_client
 
 if TYPE_CHECKING:
@@ -117,7 +117,12 @@ def restarter(folder: Path) -> "Restart":
 
     from unicron_deploy.embedded import Cluster  # noqa: PLC0415
 
-    cluster = Cluster.load(folder)
+    cluster = Cluster.before(folder)
+    if cluster is None:
+        raise InvalidInputError(
+            f"no cluster in {folder.resolve()}: name the folder of `unicron up` with --dir; "
+            "elsewhere start the node's agent again, in containers by `docker start`"
+        )
 
     async def restart(node: str) -> None:
         await asyncio.to_thread(cluster.start_process, node)

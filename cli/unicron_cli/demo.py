@@ -20,8 +20,9 @@ from rich.live import Live
 from rich.text import Text
 from unicron_chaos.script import Fault, load
 from unicron_chaos.strikes import Strike, run_script
-from unicron_deploy.embedded import CONSOLE_PORT, Cluster
+from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
+from unicron_deploy.options import CONSOLE_PORT
 from unicron_narration.story import story
 
 from unicron.bootstrap import connected_client

@@ -1,12 +1,15 @@
 """What is missing on this machine or in the cluster, and how to mend it."""
 
 import asyncio
+import contextlib
 import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -18,16 +21,24 @@ from unicron_deploy.nats_server import find_binary
 from unicron.bootstrap import connected_client
 from unicron.client import Client
 from unicron.contracts.base import Record
+from unicron.contracts.events import NodeHeartbeat
 from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.services import SERVICES
 from unicron.settings import Settings
+from unicron_cli.output import FOLDER
 
 PORT, GREETING_S = 4222, 2.0
 """Where a NATS server listens unless its address says otherwise, and how long it may take to greet."""
 
 MIN_SHM = 512 * 1024**2
 """Bytes of shared memory below which several workers of one machine may run out of it."""
+
+MIN_DISK = 1024**3
+"""Bytes of the disk below which journal, logs and checkpoints may soon find no room."""
+
+FAR_S, HEARING_S = 5.0, 1.2
+"""How far clocks may be apart before it is told, and how long nodes are listened to, which beat twice a second."""
 
 PACKAGES = {
     "": ("msgpack", "msgspec", "nats-py"),
@@ -58,9 +69,9 @@ class Check(Record, kw_only=True, frozen=True):
     cure: str = ""
 
 
-async def examine(settings: Settings) -> list[Check]:
-    """Look at this machine, then at the cluster that `settings` lead to."""
-    return [*_machine(), *await _cluster(settings)]
+async def examine(settings: Settings, *, patient: bool = False) -> list[Check]:
+    """Look at this machine, then at the cluster that `settings` lead to; wait for that only if `patient`."""
+    return [*_machine(), *await _cluster(settings, patient)]
 
 
 def table(checks: list[Check]) -> Table:
@@ -87,6 +98,7 @@ def _machine() -> Iterator[Check]:
     yield _nats_server()
     yield _gpus()
     yield _shared_memory()
+    yield _disk(FOLDER if FOLDER.exists() else Path())
     yield _docker()
 
 
@@ -157,6 +169,15 @@ def _shared_memory() -> Check:
     return Check(name=SHM, state="warning", found=found, cure=cure)
 
 
+def _disk(folder: Path) -> Check:
+    name, free = f"disk of {folder.absolute()}", shutil.disk_usage(folder).free
+    found = f"{free / 1024**2:.0f} MiB free"
+    if free >= MIN_DISK:
+        return Check(name=name, state="ok", found=found)
+    cure = f"have {MIN_DISK / 1024**2:.0f} MiB for journal, logs and checkpoints: remove what lies there, or use --dir"
+    return Check(name=name, state="warning", found=found, cure=cure)
+
+
 def _docker() -> Check:
     cure = "only docker-compose.yml needs it: install and start a container engine"
     if shutil.which("docker") is None:
@@ -173,19 +194,19 @@ def _output(command: list[str]) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
 
 
-async def _cluster(settings: Settings) -> list[Check]:
+async def _cluster(settings: Settings, patient: bool) -> list[Check]:
     try:
-        async with connected_client(settings, "unicron-doctor") as client:
+        async with connected_client(settings, "unicron-doctor", patient=patient) as client:
             servers, journal = await _servers(settings.nats_servers), await _jetstream(client)
             if journal.state != "ok":
                 if servers.state != "ok":  # of several: too few are left
                     journal = msgspec.structs.replace(journal, cure=f"as for {servers.name}")
                 return [servers, journal]  # what services do can't be read, and they can't do it
-            services = await asyncio.gather(*(_service(client, name) for name in SERVICES))
-            return [servers, journal, *services, await _nodes(client)]
+            looks = (*(_service(client, name) for name in SERVICES), _nodes(client), _heard(client))
+            return [servers, journal, *await asyncio.gather(*looks)]
     except UnicronError as error:
-        cure = "start a cluster with `unicron up`, or name the right address with --nats"
-        return [Check(name="NATS", state="missing", found=str(error), cure=cure)]
+        found, _, cure = str(error).partition("; ")  # as all our errors are
+        return [Check(name="NATS", state="missing", found=found, cure=cure)]
 
 
 async def _servers(addresses: list[str]) -> Check:
@@ -264,3 +285,31 @@ async def _nodes(client: Client) -> Check:
         cure = "look at these machines, and start their agents again"
         return Check(name="nodes", state="warning", found=f"{len(up)} up, lost: {', '.join(lost)}", cure=cure)
     return Check(name="nodes", state="ok", found=f"{', '.join(up)} up")
+
+
+async def _heard(client: Client) -> Check:
+    """Listen to the nodes, which tell what time it is there."""
+    ahead: dict[str, float] = {}
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(HEARING_S):
+            async for beat in client.telemetry(NodeHeartbeat):
+                ahead[beat.source] = beat.at - time.time()
+    return _clocks(ahead)
+
+
+def _clocks(ahead: dict[str, float]) -> Check:
+    """Say whose clock is not as ours is.
+
+    Args:
+        ahead: of ours, by node, in seconds.
+    """
+    off = {node: by for node, by in sorted(ahead.items()) if abs(by) > FAR_S}
+    if not off:
+        found = f"{len(ahead)} heard, as this machine's within {FAR_S:g} s" if ahead else "no node was heard"
+        return Check(name="clocks", state="ok", found=found)
+    told = ", ".join(f"{node} is {abs(by):.0f} s {'ahead' if by > 0 else 'behind'}" for node, by in off.items())
+    cure = (
+        "set them, by NTP (chrony, systemd-timesyncd), or this machine's: an agent that is 30 s off does not start, "
+        "and nodes 60 s apart hand one another no state"
+    )
+    return Check(name="clocks", state="warning", found=f"not as this machine's: {told}", cure=cure)

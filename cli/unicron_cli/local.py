@@ -1,62 +1,119 @@
 """Commands about this machine: up, down, demo, doctor."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unicron_cli.output import FOLDER, Folder, Json, Nats, console, done, print_json, settings, warn
+from unicron_cli.output import FOLDER, Folder, Json, Nats, console, done, patient, print_json, settings, warn
+
+if TYPE_CHECKING:
+    from unicron_deploy.embedded import Cluster
 
 READY_S = 90.0
 """How long `up` waits for the cluster; importing torch alone takes seconds on a small machine."""
 
 
 def up(
-    nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes.")] = 3,
-    slots: Annotated[int, typer.Option(min=1, max=64, help="Worker slots of each node.")] = 2,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the message bus.")] = 4222,
+    nodes: Annotated[int | None, typer.Option(min=1, max=64, help="Number of nodes.", show_default="3")] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Worker slots of each node.", show_default="2")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the message bus.", show_default="4222")
+    ] = None,
     console_port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Port of the console's page; where it is taken, another one.")
-    ] = 8080,
+        int | None,
+        typer.Option(
+            min=1, max=65535, help="Port of the console's page; where it is taken, another one.", show_default="8080"
+        ),
+    ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Let everybody who reaches the bus do everything, without a key.")
-    ] = False,
+        bool | None,
+        typer.Option("--insecure/--no-insecure", help="Let everybody who reaches the bus do all, without a key."),
+    ] = None,
     backup: Annotated[
         Path | None, typer.Option("--restore", metavar="FILE", help="Begin with what `unicron backup` wrote.")
     ] = None,
-    ha: Annotated[bool, typer.Option("--ha", help="Run three NATS servers, of which any may be lost.")] = False,
+    ha: Annotated[
+        bool | None, typer.Option("--ha/--no-ha", help="Run three NATS servers, of which any may be lost.")
+    ] = None,
     metrics: Annotated[
-        bool, typer.Option("--metrics", help="Have each process answer Prometheus, on a free port of this machine.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--metrics/--no-metrics", help="Have each process answer Prometheus, on a free port of this machine."
+        ),
+    ] = None,
     folder: Folder = FOLDER,
     as_json: Json = False,
 ) -> None:
     """Start an embedded cluster on this machine, in the background; return when it is ready.
 
-    Of one that runs, what has ended is started again, as it was.
+    One that was stopped starts with the options that it had, unless others are given. Of one that runs, what has ended
+    is started again, as it was.
     """
-    import asyncio  # noqa: PLC0415
+    from unicron_deploy.embedded import Cluster  # noqa: PLC0415
+    from unicron_deploy.options import Options  # noqa: PLC0415
 
-    from unicron_deploy.embedded import PORT, Cluster, several  # noqa: PLC0415
-
-    with _progress("looking at the cluster") as on_step:
-        if mended := Cluster.mend(folder, on_step):
-            asyncio.run(mended[0].wait_until_ready(READY_S, on_step))
-    if mended:
-        names = ", ".join(mended[1])
-        done(f"started {names} again; the rest of the cluster ran on", as_json, started=mended[1])
+    given = {
+        "nodes": nodes,
+        "slots": slots,
+        "port": port,
+        "console_port": console_port,
+        "insecure": insecure,
+        "ha": ha,
+        "metrics": metrics,
+    }
+    if _mended(folder, given, as_json):
         return
-    if insecure:
+    before = Cluster.before(folder)
+    options, kept = Options.settled(given, before.options if before else None)
+    if options.insecure:
         warn(
             "INSECURE: there are no keys and no rights: whoever reaches the bus may order anything and speak for "
             "any node; leave --insecure out wherever anybody else can reach it"
+            + (", and say --no-insecure where it was started so before" if "--insecure" in kept else "")
         )
-    servers = several(port) if ha else ()
-    cluster = Cluster(
-        folder, nodes, slots, port, insecure=insecure, servers=servers, metrics=metrics, console=console_port
+    cluster = Cluster.of(folder, options)
+    _started(cluster, backup)
+    processes = {name: process.pid for name, process in cluster.processes.items()}
+    done(
+        _told(cluster, kept, folder),
+        as_json,
+        url=cluster.url,
+        key=cluster.settings().nats_nkey,
+        dir=str(cluster.root),
+        processes=processes,
+        metrics=str(cluster.targets) if options.metrics else "",
+        console=cluster.console_url,
+        kept=kept,
     )
+
+
+def _mended(folder: Path, given: "Mapping[str, int | None]", as_json: bool) -> bool:
+    """Start again what has ended of a cluster that runs; return whether there was any of it."""
+    import asyncio  # noqa: PLC0415
+
+    from unicron_deploy.embedded import Cluster  # noqa: PLC0415
+
+    with _progress("looking at the cluster") as on_step:
+        mended = Cluster.mend(folder, on_step)
+        if not mended:
+            return False
+        cluster, names = mended
+        asyncio.run(cluster.wait_until_ready(READY_S, on_step))
+    if otherwise := cluster.options.contradicted(given):
+        warn(f"{' '.join(otherwise)}: a cluster that runs stays as it is; `unicron down` first, then give them again")
+    done(f"started {', '.join(names)} again; the rest of the cluster ran on", as_json, started=names)
+    return True
+
+
+def _started(cluster: "Cluster", backup: Path | None) -> None:
+    """Start a cluster, and wait until it works; stop it where that fails."""
+    import asyncio  # noqa: PLC0415
+
     with _progress("starting the cluster") as on_step:
         cluster.start(on_step, backup)
         try:
@@ -64,34 +121,32 @@ def up(
         except BaseException:
             cluster.stop(on_step)
             raise
-    processes = {name: process.pid for name, process in cluster.processes.items()}
-    text = f"the cluster runs at {cluster.url} with {nodes} nodes of {slots} slots; logs in {cluster.logs}"
+
+
+def _told(cluster: "Cluster", kept: list[str], folder: Path) -> str:
+    """Return what to tell of a cluster that was started."""
+    from unicron_deploy.options import PORT  # noqa: PLC0415
+
+    options = cluster.options
+    text = f"the cluster runs at {cluster.url} with {options.nodes} nodes of {options.slots} slots; "
+    text += f"logs in {cluster.logs}"
+    if kept:
+        text += f"\nas it was started before: {' '.join(kept)}   (unless others are given)"
     text += f"\nlook at it: {cluster.console_url}"
-    if not insecure:
+    if not options.insecure:
         text += f"   (orders from the page need the token in {cluster.keys.tokens})"
-    if port != PORT or ha:
+    if options.port != PORT or options.ha:
         text += f"\nexport UNICRON_NATS_URL={cluster.url}   # for the other commands"
-    if metrics:
+    if options.metrics:
         text += f"\nPrometheus finds its {len(cluster.names) - len(cluster.servers)} targets in {cluster.targets}"
     key = cluster.settings().nats_nkey
     if key and folder != FOLDER:
         text += f"\nexport UNICRON_NATS_NKEY={key}   # likewise: the operator's key"
-    text += "\nnext: `unicron submit TASK.yaml` (examples/gpt/task.yaml is one), then `unicron top`"
-    targets = str(cluster.targets) if metrics else ""
-    done(
-        text,
-        as_json,
-        url=cluster.url,
-        key=key,
-        dir=str(cluster.root),
-        processes=processes,
-        metrics=targets,
-        console=cluster.console_url,
-    )
+    return text + "\nnext: `unicron submit TASK.yaml` (examples/gpt/task.yaml is one), then `unicron top`"
 
 
 def down(folder: Folder = FOLDER, as_json: Json = False) -> None:
-    """Stop the embedded cluster; its journal stays, so that `up` goes on where it was."""
+    """Stop the embedded cluster; its journal and options stay, so that `up` goes on where it was."""
     from unicron_deploy.embedded import Cluster  # noqa: PLC0415
 
     cluster = Cluster.load(folder)
@@ -117,7 +172,7 @@ def doctor(nats: Nats = None, as_json: Json = False) -> None:
 
     from unicron_cli.doctor import examine, table  # noqa: PLC0415
 
-    checks = asyncio.run(examine(settings(nats)))
+    checks = asyncio.run(examine(settings(nats), patient=patient()))
     ok = all(check.state != "missing" for check in checks)
     if as_json:
         print_json({"ok": ok, "checks": checks})

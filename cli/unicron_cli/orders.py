@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from unicron_cli.output import Json, Nats, done, settings, warn, with_client
+from unicron_cli.output import Json, Nats, done, patient, settings, warn, with_client
 
 
 def provision(nats: Nats = None, as_json: Json = False) -> None:
@@ -17,7 +17,7 @@ def provision(nats: Nats = None, as_json: Json = False) -> None:
 
     async def make() -> None:
         found = settings(nats)
-        async with connected(found, "unicron-cli") as bus:
+        async with connected(found, "unicron-cli", patient=patient()) as bus:
             await topology.provision(bus.jetstream, topology.copies(found.nats_servers))
 
     asyncio.run(make())
@@ -37,7 +37,7 @@ def backup(
     from unicron.bus.backup import backup as save  # noqa: PLC0415
 
     async def make() -> dict[str, int]:
-        async with connected(settings(nats), "unicron-cli") as bus:
+        async with connected(settings(nats), "unicron-cli", patient=patient()) as bus:
             return await save(bus, file)
 
     saved = asyncio.run(make())
@@ -60,7 +60,7 @@ def restore(
     found = settings(nats)
 
     async def make() -> dict[str, int]:
-        async with connected(found, "unicron-cli") as bus:
+        async with connected(found, "unicron-cli", patient=patient()) as bus:
             return await load(bus, file, topology.copies(found.nats_servers))
 
     restored = asyncio.run(make())

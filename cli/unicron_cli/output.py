@@ -33,7 +33,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 FOLDER = Path(".unicron")
 
 CONNECT_S = "3"
-"""How long a command waits for the bus, unless the environment says otherwise."""
+"""How long a command waits for a bus that neither answers nor fails, unless the environment says otherwise."""
+
+SERVICE_S = 15.0
+"""How long an order waits for a service: of containers that were started just now, the registry needs some seconds."""
 
 PLAIN_WIDTH = 160
 """Columns of tables that go to a file or a pipe."""
@@ -48,6 +51,13 @@ def settings(nats: str | None) -> "Settings":
     given = {PREFIX + "CONNECT_TIMEOUT_S": CONNECT_S, **os.environ} | ({PREFIX + "NATS_URL": nats} if nats else {})
     found = Settings.load([], given)
     return found if found.nats_nkey or found.nats_creds else replace(found, nats_nkey=own_key(found.nats_servers[0]))
+
+
+def patient() -> bool:
+    """Whether a command waits for a bus that is not there yet, or does not know its key: where it was told how long."""
+    from unicron.settings import PREFIX  # noqa: PLC0415
+
+    return PREFIX + "CONNECT_TIMEOUT_S" in os.environ
 
 
 def own_key(url: str, folder: Path = FOLDER) -> str:
@@ -70,7 +80,8 @@ def with_client(nats: str | None, job: "Callable[[Client], Awaitable[T]]") -> T:
     from unicron.bootstrap import connected_client  # noqa: PLC0415 - likewise
 
     async def main() -> T:
-        async with connected_client(settings(nats), "unicron-cli") as client:
+        async with connected_client(settings(nats), "unicron-cli", patient=patient()) as client:
+            client.patience_s = SERVICE_S
             return await job(client)
 
     return asyncio.run(main())

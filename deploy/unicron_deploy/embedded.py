@@ -30,6 +30,7 @@ from unicron.services import CONSOLE, SERVICES
 from unicron.settings import Settings
 from unicron_deploy.keys import Keyring
 from unicron_deploy.nats_server import PING_S, NatsServer, Routes, free_port, is_free
+from unicron_deploy.options import CONSOLE_PORT, PORT, Options
 from unicron_deploy.processes import Started, wait_until_gone
 from unicron_deploy.rights import OPERATOR
 
@@ -37,9 +38,6 @@ NATS = "nats"
 """The NATS server, and what the names of several of them begin with."""
 
 HOST = "127.0.0.1"
-PORT = 4222
-"""Port of the NATS server, and the one that the other commands try first."""
-
 GRACE_S = 10.0
 """How long processes may take to end in an orderly way, before they are killed."""
 
@@ -48,9 +46,6 @@ SHARED_CORES = {"UNICRON_USE_MEASURED": "false"}
 
 DYING_S = 2.0
 """How long a process that is to start again may take to end; it may have been killed just now."""
-
-CONSOLE_PORT = 8080
-"""Port of the console; where it is taken, any that is free."""
 
 MODULES = {name: f"unicron_{name}" for name in (*SERVICES, CONSOLE)}
 
@@ -120,8 +115,15 @@ def spawn(command: list[str], log: BinaryIO, environment: dict[str, str]) -> Chi
     )
 
 
-def several(port: int = PORT) -> list[Server]:
-    """Return three servers, the first one at `port`: any of them may be lost."""
+def several(port: int = PORT, before: Sequence[Server] = ()) -> list[Server]:
+    """Return three servers, the first one at `port`: any of them may be lost.
+
+    Args:
+        port: of the first.
+        before: those of the last time; they stay as they were where nobody has taken one of their ports.
+    """
+    if before and before[0].port == port and all(is_free(at) for each in before for at in (each.port, each.routes)):
+        return list(before)
     numbers = range(1, topology.COPIES + 1)
     return [Server(f"{NATS}-{number}", port if number == 1 else free_port(), free_port()) for number in numbers]
 
@@ -178,6 +180,41 @@ class Cluster:
         """Address of the console's page; empty where there is none."""
         return f"http://{HOST}:{self._layout.console}" if self._layout.console else ""
 
+    @property
+    def options(self) -> Options:
+        """What it was started with."""
+        layout = self._layout
+        return Options(
+            nodes=layout.nodes,
+            slots=layout.slots,
+            port=layout.port,
+            console_port=layout.console or CONSOLE_PORT,
+            insecure=layout.insecure,
+            ha=bool(layout.servers),
+            metrics=bool(layout.metrics),
+        )
+
+    @classmethod
+    def before(cls, root: Path) -> Self | None:
+        """Return the cluster that was started in `root` the last time, None where none was; raises as `load` does."""
+        return cls.load(root) if (root / LAYOUT).exists() else None
+
+    @classmethod
+    def of(cls, root: Path, options: Options) -> Self:
+        """Return a cluster to start in `root`."""
+        before = cls.before(root)
+        known = before._layout.servers if before else ()  # noqa: SLF001 another of ours
+        return cls(
+            root,
+            options.nodes,
+            options.slots,
+            options.port,
+            insecure=options.insecure,
+            servers=several(options.port, known) if options.ha else (),
+            metrics=options.metrics,
+            console=options.console_port,
+        )
+
     @classmethod
     def load(cls, root: Path) -> Self:
         """Return the cluster that was started in `root`.
@@ -232,6 +269,7 @@ class Cluster:
         """
         self._refuse_a_second()
         self._refuse_another_journal()
+        record = self._file.read_bytes() if self._file.exists() else None
         self.logs.mkdir(parents=True, exist_ok=True)
         if self._layout.console and not is_free(self._layout.console, HOST):
             self._layout.console = free_port(HOST)
@@ -246,14 +284,22 @@ class Cluster:
                     self.start_process(name)
             except BaseException:
                 self.stop()
+                self._forget(record)
                 raise
+
+    def _forget(self, record: bytes | None) -> None:
+        """Put back what the record was: with what this could not be started, the next start does not begin."""
+        if record is None:
+            self._file.unlink(missing_ok=True)
+        elif self.root.exists():
+            self._file.write_bytes(record)
 
     @classmethod
     def mend(cls, root: Path, on_step: Step = _silent) -> "tuple[Self, list[str]] | None":
         """Start again what has ended of the cluster in a folder, if some of it runs; return it, and their names."""
-        if not (root / LAYOUT).exists():
+        cluster = cls.before(root)
+        if cluster is None:
             return None
-        cluster = cls.load(root)
         alive = cluster.alive()
         missing = [name for name in cluster.names if name not in alive]
         if not alive or not missing:

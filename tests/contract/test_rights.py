@@ -372,12 +372,12 @@ def test_an_order_is_none_where_everybody_may_ask(query, refused):
 
 async def test_without_a_key_or_with_an_unknown_one_nobody_gets_in(place, tmp_path):
     with pytest.raises(BusUnavailableError, match=r"lets in nobody without a key; set UNICRON_NATS_NKEY"):
-        await nats.connect(Settings(nats_url=place.server.url, connect_timeout_s=2.0), "test")
+        await nats.connect(Settings(nats_url=place.server.url), "test", patient=False)
     other = Keyring(tmp_path)
     other.ensure([])
-    stranger = Settings(nats_url=place.server.url, nats_nkey=str(other.path("operator")), connect_timeout_s=2.0)
+    stranger = Settings(nats_url=place.server.url, nats_nkey=str(other.path("operator")))
     with pytest.raises(BusUnavailableError, match=r"does not know the key in .*operator\.nk"):
-        await nats.connect(stranger, "test")
+        await nats.connect(stranger, "test", patient=False)
 
 
 def test_keys_are_their_owners_and_stay(tmp_path):
@@ -462,6 +462,6 @@ async def test_a_key_that_was_replaced_opens_nothing_and_who_has_the_new_one_goe
         place.server.reload()
         await until(lambda: reloaded() > before)
         assert await insist(lambda: user.ask(subjects.rpc("planner"), b"x", 1.0)) == b"xx"
-        stranger = Settings(nats_url=place.server.url, nats_nkey=str(old), connect_timeout_s=2.0)
+        stranger = Settings(nats_url=place.server.url, nats_nkey=str(old))
         with pytest.raises(BusUnavailableError, match="does not know the key"):
-            await nats.connect(stranger, "test")
+            await nats.connect(stranger, "test", patient=False)

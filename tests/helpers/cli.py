@@ -12,8 +12,6 @@ from unicron_cli.main import app
 
 UNICRON = [sys.executable, "-m", "unicron_cli"]
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")} | {"COLUMNS": "200"}
-HASTY = {"UNICRON_CONNECT_TIMEOUT_S": "0.2"}
-"""Only where nobody answers: what a command starts has it too, and a server may take longer on a busy machine."""
 
 
 def call(command, environment=CLEAN, cwd=None):
@@ -46,8 +44,7 @@ def reaching(url):
 
 
 def unicron(*words, url=None, code=0, cwd=None):
-    nobody = not {"--nats", "--nats-url"}.isdisjoint(words)
-    environment = reaching(url) if url else CLEAN | (HASTY if nobody else {})
+    environment = reaching(url) if url else CLEAN
     done = call([*UNICRON, *words], environment, cwd)
     assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr

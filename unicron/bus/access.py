@@ -13,14 +13,19 @@ from unicron.files import read_secret
 from unicron.settings import PREFIX, Settings
 
 
+def authority(settings: Settings) -> str:
+    """Return the path of the CA's certificate: that of the settings, else one beside our key; empty for none."""
+    beside = Path(settings.nats_nkey).parent / "ca.pem"
+    return settings.nats_ca or (str(beside) if settings.nats_nkey and beside.exists() else "")
+
+
 def tls(settings: Settings) -> ssl.SSLContext | None:
     """Return what TLS needs, or None where the settings name no CA and none lies beside our key.
 
     Raises:
         InvalidInputError: a file does not hold what it should.
     """
-    beside = Path(settings.nats_nkey).parent / "ca.pem"
-    ca = settings.nats_ca or (str(beside) if settings.nats_nkey and beside.exists() else "")
+    ca = authority(settings)
     if not ca:
         return None
     try:

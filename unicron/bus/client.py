@@ -6,18 +6,36 @@ import time
 
 import nats.errors
 import nkeys
-from nats.aio.client import PING_PROTO, Client
+from nats.aio.client import PING_PROTO, Client, Srv
 
 from unicron.aio import beat
+
+
+class PlainError(nats.errors.Error):
+    """A server speaks no TLS that is to."""
 
 
 class KeyedClient(Client):
     """Reads its key again for each connection: one that was rotated is used at the next attempt.
 
     It leaves a server that reads no more at once: a transport that is closed waits for all to be read that was written.
+
+    Attributes:
+        dialled: address of the server that it tried last to connect to; empty where nobody named that one.
     """
 
+    dialled = ""
     _cut_until = 0.0
+
+    @property
+    def given(self) -> int:
+        """How many servers it was given; it learns of others from these."""
+        return len({each.uri.netloc for each in self._server_pool if not each.discovered})
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        # without what may stand before the host: a password
+        self.dialled = "" if s.discovered else f"{s.uri.scheme}://{s.uri.netloc.rpartition('@')[2]}"
+        await super()._connect_to_server(s)
 
     async def _process_connect_init(self) -> None:
         if self._nkeys_seed:
@@ -25,7 +43,7 @@ class KeyedClient(Client):
                 self._setup_nkeys_seed_connect()
         await super()._process_connect_init()
         if self.options.get("tls") and not self._server_info.get("tls_required"):  # or somebody on the way took it out
-            raise nats.errors.Error("the server speaks no TLS, and a CA was given: remove that, or mend the server")
+            raise PlainError("the server speaks no TLS, and a CA was given")
 
     async def _send_ping(self, future: "asyncio.Future[bool] | None" = None) -> None:
         """Send a ping behind what was said before it.
@@ -47,6 +65,12 @@ class KeyedClient(Client):
                     await self._process_op_err(nats.errors.StaleConnectionError())
                     return
                 await self._send_ping()
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        if status == Client.DISCONNECTED:  # an attempt failed: if in TLS, asyncio never sees that connection end
+            self._abort()
+            self._transport = None
+        await super()._close(status, do_cbs)
 
     async def _attempt_reconnect(self) -> None:
         self._abort()

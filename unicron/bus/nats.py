@@ -24,11 +24,12 @@ from unicron import subjects
 from unicron.bus import access, replies, topology
 from unicron.bus.bucket import NatsBucket
 from unicron.bus.client import KeyedClient
+from unicron.bus.dialling import Dialling, start_it
 from unicron.bus.journal import Reader, patterns
 from unicron.bus.protocol import Entry, Handler, Heard
-from unicron.errors import BusUnavailableError, InvalidInputError, NotAllowedError, UnicronError
+from unicron.errors import BusUnavailableError, InvalidInputError, NobodyAnswersError, NotAllowedError, UnicronError
 from unicron.floods import LETTERS, Floods
-from unicron.settings import PREFIX, Settings
+from unicron.settings import Settings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -46,20 +47,21 @@ HEARD_LIMIT = 65536
 """Pieces of telemetry that wait for a slow reader; then the oldest are dropped."""
 
 
-async def connect(settings: Settings, name: str, secret: str = "") -> "NatsBus":
+async def connect(settings: Settings, name: str, secret: str = "", *, patient: bool = True) -> "NatsBus":
     """Connect to the bus as `name`; afterwards interruptions are bridged without an end.
 
     Args:
         settings: where the bus is, and who we are there.
         name: of the connection.
         secret: ends the name as the server has it, and as it tells those who may know when the connection has ended.
+        patient: whether to try again until the time is up, where every server fails.
 
     Raises:
         BusUnavailableError: nothing answers at the address, or it refuses us.
         InvalidInputError: the address is not one.
     """
     bus = NatsBus()
-    await bus.connect(settings, name, secret)
+    await bus.connect(settings, name, secret, patient=patient)
     return bus
 
 
@@ -75,6 +77,7 @@ class NatsBus:
     def __init__(self) -> None:
         self._nc = KeyedClient()
         self._name = ""
+        self._dialling: Dialling | None = None
         self._last_error: Exception | None = None
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._refused: asyncio.Future[access.Refusal] = asyncio.get_running_loop().create_future()
@@ -87,61 +90,54 @@ class NatsBus:
         self._answering: set[asyncio.Task[None]] = set()
         self._uncuttable: set[asyncio.Task[Any]] = set()
 
-    async def connect(self, settings: Settings, name: str, secret: str = "") -> None:
+    async def connect(self, settings: Settings, name: str, secret: str = "", *, patient: bool = True) -> None:
         """Connect, or raise as the function `connect` does."""
         self._name = name
-        cure = f"start the server there (`unicron up` does on this machine), or set {PREFIX}NATS_URL or --nats-url"
         key = Path(settings.nats_nkey) if settings.nats_nkey else None
         if key:
             access.public_key(key)
-        dialling = asyncio.ensure_future(
-            self._nc.connect(
-                settings.nats_servers,
-                name=f"{name}.{secret}" if secret else name,
-                nkeys_seed=settings.nats_nkey or None,
-                inbox_prefix=access.inbox(key.stem) if key else DEFAULT_INBOX_PREFIX,
-                user_credentials=access.credentials(settings),
-                tls=access.tls(settings),
-                connect_timeout=2,
-                reconnect_time_wait=RECONNECT_S,  # type: ignore[arg-type]
-                max_reconnect_attempts=-1,
-                ping_interval=2,
-                drain_timeout=2,
-                pending_size=0,  # a call while the server is away fails at once; its caller repeats it
-                error_cb=self._on_error,
-                disconnected_cb=self._on_disconnected,
-                reconnected_cb=self._on_reconnected,
-                closed_cb=self._on_closed,
-            )
-        )
+        self._dialling = Dialling(settings, patient=patient)
+        connecting = asyncio.ensure_future(self._connect(settings, f"{name}.{secret}" if secret else name, key))
         try:
-            await asyncio.wait({dialling}, timeout=settings.connect_timeout_s)
-            if not dialling.done():
-                within = f"within {settings.connect_timeout_s:g} s" + (
-                    f": {self._last_error}" if self._last_error else ""
-                )
-                if "authorization violation" in str(self._last_error).lower():
-                    known = f"it does not know the key in {key}" if key else "it lets in nobody without a key"
-                    raise BusUnavailableError(
-                        f"the NATS server at {settings.nats_url} turns us away ({self._last_error}): {known}; set "
-                        f"{PREFIX}NATS_NKEY to the path of one that it knows, see `unicron credentials`; the "
-                        "commands find it by themselves in the folder where `unicron up` was run"
-                    )
-                if "certificate verify failed" in str(self._last_error).lower():
-                    cure = f"put the ca.pem of that server's authority beside your key, or name it in {PREFIX}NATS_CA"
-                raise BusUnavailableError(f"no NATS server answers at {settings.nats_url} {within}; {cure}")
-            dialling.result()
+            ends: set[asyncio.Future[None]] = {connecting, self._dialling.in_vain}
+            await asyncio.wait(ends, timeout=settings.connect_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if not connecting.done():
+                raise self._dialling.failure()
+            connecting.result()
         except (nats.errors.Error, ValueError, OSError) as error:
-            raise InvalidInputError(f"can't use the NATS address {settings.nats_url!r}: {error}; {cure}") from error
+            raise InvalidInputError(
+                f"can't use the NATS address {settings.nats_url!r}: {error}; {start_it()}"
+            ) from error
         finally:
-            if not dialling.done():
+            self._dialling = None
+            if not connecting.done():
                 await self._hang_up()
-                dialling.cancel()
-                await asyncio.wait({dialling}, timeout=CLOSE_S)
-                if dialling.done() and not dialling.cancelled():
-                    dialling.exception()  # it failed while we hung up: asked for, or asyncio would print it
+                connecting.cancel()
+                await asyncio.wait({connecting}, timeout=CLOSE_S)
+                if connecting.done() and not connecting.cancelled():
+                    connecting.exception()  # it failed while we hung up: asked for, or asyncio would print it
         self.jetstream = self._nc.jetstream(timeout=ANSWER_S)
         self._reading = self._nc.jetstream(prefix=topology.API, timeout=ANSWER_S)
+
+    async def _connect(self, settings: Settings, name: str, key: Path | None) -> None:
+        await self._nc.connect(
+            settings.nats_servers,
+            name=name,
+            nkeys_seed=settings.nats_nkey or None,
+            inbox_prefix=access.inbox(key.stem) if key else DEFAULT_INBOX_PREFIX,
+            user_credentials=access.credentials(settings),
+            tls=access.tls(settings),
+            connect_timeout=2,
+            reconnect_time_wait=RECONNECT_S,  # type: ignore[arg-type]
+            max_reconnect_attempts=-1,
+            ping_interval=2,
+            drain_timeout=2,
+            pending_size=0,  # a call while the server is away fails at once; its caller repeats it
+            error_cb=self._on_error,
+            disconnected_cb=self._on_disconnected,
+            reconnected_cb=self._on_reconnected,
+            closed_cb=self._on_closed,
+        )
 
     async def _hang_up(self) -> None:
         """Close the client, and see to it that nothing of it goes on."""
@@ -291,7 +287,7 @@ class NatsBus:
             reply = await self._call(replies.request(self._nc, subject, data, timeout_s), f"asking {owner}", subject)
         except BusUnavailableError as error:
             if isinstance(error.__cause__, nats.errors.NoRespondersError):
-                raise BusUnavailableError(f"nobody answers on {subject}; is {owner} running?") from error
+                raise NobodyAnswersError(f"nobody answers on {subject}; is {owner} running?") from error
             raise
         trouble = (reply.headers or {}).get("Nats-Service-Error")
         if trouble:
@@ -393,7 +389,9 @@ class NatsBus:
     async def _on_error(self, error: Exception) -> None:
         again = str(error) == str(self._last_error)
         if self._last_error is None or not isinstance(error, OSError):
-            self._last_error = error  # a server that refuses us says why, then hangs up: the first is what to know
+            self._last_error = error
+        if self._dialling is not None and self._nc.dialled:
+            self._dialling.note(self._nc.dialled, error, self._nc.given)
         refusal = access.Refusal.of(error)
         if refusal:
             earlier, self._refused = self._refused, asyncio.get_running_loop().create_future()

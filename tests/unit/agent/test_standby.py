@@ -1,7 +1,8 @@
-"""The warm standby: what it does before it forks leaves CUDA alone, of which none of its forks could use any then."""
+"""The warm standby: what it does before it forks leaves CUDA alone, or none of its forks could use any; their names."""
 
 import pytest
 import torch
+from helpers.standby import run
 from unicron_agent import standby
 from unicron_agent.warm import WITHOUT_GPU
 
@@ -28,3 +29,11 @@ def test_the_standby_warms_up_without_a_look_at_gpus(counted, monkeypatch):
 def test_without_its_variables_an_optimizer_s_first_step_looks(counted):
     standby._warm_up()
     assert counted
+
+
+@pytest.mark.parametrize(
+    ("worker", "comm"), [("gpt-2", "unicron gpt-2"), ("a-long-name-of-a-task-2", "ame-of-a-task-2")]
+)
+def test_a_worker_goes_by_its_name_where_processes_are_listed(worker, comm, tmp_path):
+    (tmp_path / "script.py").write_text("print(open('/proc/self/comm').read(), end='')")
+    assert run(tmp_path / "script.py", UNICRON_WORKER=worker) == (0, f"{comm}\n")

@@ -1,13 +1,63 @@
-"""What `unicron doctor` says of this machine."""
+"""What `unicron doctor` says of this machine, and of a cluster that can't be reached."""
 
-from unicron_cli.doctor import _overridden
+import collections
+import os
+import shutil
+import sys
 
+import pytest
+from helpers.ports import free_port
+from helpers.refusing import REFUSED, serving
+from unicron_cli import doctor
+
+from unicron.settings import Settings
 from unicron.train.nccl import ENVIRONMENT
+
+WHY = "Authorization Violation"
+
+
+@pytest.fixture
+def poor(monkeypatch):
+    """A machine without GPUs, and with little room."""
+    room = collections.namedtuple("room", "f_bavail f_frsize")  # noqa: PYI024
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(os, "statvfs", lambda _: room(64, 1024**2))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: collections.namedtuple("usage", "free")(5 * 1024**2))  # noqa: PYI024
+
+
+async def test_what_is_missing_is_told_with_the_cure(poor, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    nobody = Settings(nats_url=f"nats://127.0.0.1:{free_port()}", connect_timeout_s=1000.0)
+    told = {check.name: (check.state, check.found, check.cure) for check in await doctor.examine(nobody)}
+    for name, state, found, cure in (
+        ("GPUs", "warning", "NVML finds none", "none needed for CPU slots; for GPUs install NVIDIA's driver"),
+        ("/dev/shm", "warning", "64 MiB free", "start the container with --shm-size=1g"),
+        (f"disk of {tmp_path}", "warning", "5 MiB free", "have 1024 MiB for journal, logs and checkpoints: remove"),
+        ("NATS", "missing", f"at {nobody.nats_url}: nothing listens there", "start the server there (`unicron up`"),
+    ):
+        assert told[name][0] == state
+        assert found in told[name][1]
+        assert cure in told[name][2]
+    assert "start the server" not in told["NATS"][1]
+
+
+async def test_a_key_that_is_missing_has_another_cure_than_a_server_that_is():
+    async with serving(REFUSED) as url:
+        check = (await doctor.examine(Settings(nats_url=url, connect_timeout_s=1000.0)))[-1]
+    assert check.found == f"the NATS server at {url} turns us away ({WHY}): it lets in nobody without a key"
+    assert check.cure.startswith("set UNICRON_NATS_NKEY to the path of one that it knows, see `unicron credentials`")
+
+
+def test_clocks_that_are_off_are_told_by_node():
+    assert doctor._clocks({"n1": 0.01, "n2": -1.0}).state == "ok"
+    check = doctor._clocks({"n1": 0.01, "n2": -45.2, "n3": 3600.0})
+    assert (check.state, check.found) == ("warning", "not as this machine's: n2 is 45 s behind, n3 is 3600 s ahead")
+    assert check.cure.startswith("set them, by NTP")
 
 
 def test_variables_of_nccl_are_told_where_they_are_set_to_something_else(monkeypatch):
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    assert _overridden() == ""
+    assert doctor._overridden() == ""
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
-    assert _overridden() == "TORCH_NCCL_ASYNC_ERROR_HANDLING=3"
+    assert doctor._overridden() == "TORCH_NCCL_ASYNC_ERROR_HANDLING=3"
