@@ -56,7 +56,7 @@ demo: $(STAMP)
 # Tests that only compute take all cores first; then those that start processes, one real cluster a core.
 PYTEST := $(BIN)/python -m pytest --dist loadgroup
 PURE := $(PYTEST) -n auto
-REAL := $(PYTEST) -n 2 tests/chaos tests/contract tests/integration tests/replay tests/unit/convert tests/unit/deploy
+REAL := $(PYTEST) -n 2 tests/chaos tests/contract tests/integration tests/replay tests/unit/deploy
 # Those again whose workers have groups, on a backend that treats them as NCCL does on GPUs.
 STREAMS := $(PYTEST) -n 2 --on-streams $(addprefix tests/integration/train/test_,$(addsuffix .py,\
   checkpoints evaluating group inplace layouts libraries megatron randomness relayout retiring save spread training))

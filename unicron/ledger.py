@@ -191,10 +191,7 @@ class Ledger:
         return f"{self._name}.{number}"
 
     async def _part(self, part: Part) -> Revisioned | None:
-        found = await self._get(self._key(part.number))
-        if found is None or found.revision != part.revision:
-            return await self._get(f"{self._name}-{part.number}")  # as versions before this one called it
-        return found
+        return await self._get(self._key(part.number))
 
     async def _get(self, key: str) -> Revisioned | None:
         return await insist(lambda: self._bucket.get(key), "reading the state")

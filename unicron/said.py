@@ -11,7 +11,6 @@ from unicron.contracts.events import (
     CheckpointStored,
     CommandRefused,
     FailureDetected,
-    IterationsSlow,
     NodeAdmitted,
     NodeDrained,
     NodeGone,
@@ -73,9 +72,7 @@ OF_NODES: tuple[type[Message], ...] = (
 OF_SERVICES: dict[type[Message], str] = {
     **dict.fromkeys((NodeAdmitted, NodeRefused, NodePaced, NodeDrained, NodeGone), "registry"),
     **dict.fromkeys((TaskSubmitted, TaskPaused, TaskRemoved, CheckpointOrdered, TaskRewound), "registry"),
-    **dict.fromkeys(
-        (NodeSuspected, FailureDetected, TaskBroken, SlowdownDetected, SlowdownEnded, IterationsSlow), "detector"
-    ),
+    **dict.fromkeys((NodeSuspected, FailureDetected, TaskBroken, SlowdownDetected, SlowdownEnded), "detector"),
     PlanDecided: "planner",
     **dict.fromkeys((TaskStateChanged, AttemptFailed, TaskRecovered), "transition"),
     **dict.fromkeys(Command.__subclasses__(), "transition"),

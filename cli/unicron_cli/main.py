@@ -13,7 +13,6 @@ from unicron.errors import UnicronError
 from unicron_cli import (
     chaos,
     checkpoints,
-    convert,
     credentials,
     goodput,
     local,
@@ -78,7 +77,6 @@ _COMMANDS: list[Callable[..., None]] = [
     watch.logs,
     goodput.goodput,
     local.doctor,
-    convert.convert,
 ]
 for _command in _COMMANDS:
     app.command()(_command)

@@ -262,25 +262,10 @@ def _throughput(folder: Path, value: Any) -> dict[int, float]:
     return {within(str(workers), whole, workers): within(str(workers), fields.number, flops) for workers, flops in rows}
 
 
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "layout": read_layout,
-    "name": fields.text,
+_READERS: dict[str, Callable[[Any], Any]] = fields.readers(TaskSpec) | {
     "command": _command,
-    "weight": fields.number,
-    "min_workers": whole,
-    "max_workers": whole,
-    "unit": whole,
-    "microbatches": whole,
-    "iterations": whole,
-    "workdir": fields.text,
     "env": _env,
-    "flops_per_iteration": fields.number,
-    "checkpoints": fields.text,
-    "checkpoint_s": fields.number,
-    "resume": fields.truth,
-    "model": read_model,
     "heal": _heal,
-    "silence_s": fields.number,
-    "drill": fields.truth,
-    "stop_grace_s": fields.number,
+    "layout": read_layout,
+    "model": read_model,
 }

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 
 class BadValueError(Exception):
     """A value of the wrong kind; `allowed` says which kind is right. It never leaves the readers of task files."""
@@ -58,6 +60,15 @@ def items(value: Any, shape: str) -> list[tuple[Any, Any]]:
     if isinstance(value, dict):
         return list(value.items())
     raise BadValueError(f"must be rows of '{shape}'")
+
+
+_BY_TYPE: dict[type, Callable[[Any], Any]] = {int: whole, float: number, str: text, bool: truth}
+
+
+def readers(kind: type[msgspec.Struct]) -> dict[str, Callable[[Any], Any]]:
+    """Return a reader for each plain field of a record, by the field's type without its range."""
+    types = {field.name: getattr(field.type, "__origin__", field.type) for field in msgspec.structs.fields(kind)}
+    return {name: _BY_TYPE[each] for name, each in types.items() if each in _BY_TYPE}
 
 
 def within(key: str, read: Callable[[Any], Any], value: Any) -> Any:

@@ -3,7 +3,6 @@
 import csv
 import difflib
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,13 @@ from unicron.costmodel import catalogue
 from unicron.errors import InvalidInputError
 from unicron.files import MB, read_text
 from unicron.printable import listed, shown
-from unicron_taskfile.fields import BadValueError, items, number, text, truth, whole, within
+from unicron_taskfile.fields import BadValueError, items, readers, text, within
 
 COLUMNS = ("workers", "flops")
 TABLE = "'workers: FLOP/s', or the path of a CSV file with the columns workers,flops"
 
 _FIELDS = {field.name: field for field in msgspec.structs.fields(ModelSpec)}
-_KINDS: dict[type, Callable[[Any], Any]] = {int: whole, float: number, str: text, bool: truth}
-
-
-def _plain(kind: Any) -> type:
-    """Return the type of a field without its range."""
-    return getattr(kind, "__origin__", kind)  # type: ignore[no-any-return]
+_READERS = readers(ModelSpec)
 
 
 def read_model(value: Any) -> ModelSpec:
@@ -44,7 +38,7 @@ def read_model(value: Any) -> ModelSpec:
         found |= msgspec.structs.asdict(within("size", _size, given["size"]))
     for key, field in _FIELDS.items():
         if given.get(key) is not None:
-            found[key] = within(key, _KINDS[_plain(field.type)], given[key])
+            found[key] = within(key, _READERS[key], given[key])
         elif field.required and key not in found:
             hint = "" if key == "batch" else f", or give size, one of {', '.join(catalogue.sizes())}"
             raise BadValueError(f"needs {key}{hint}")

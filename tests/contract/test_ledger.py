@@ -211,24 +211,6 @@ async def test_many_who_write_at_once_never_spoil_a_commit(bucket):
     assert (last.sequence, known(last).number) == (32, 32)
 
 
-async def test_parts_are_read_where_versions_before_kept_them(bucket, ledger):
-    await ledger.read()
-    wanted = await ledger.write(Commit(sequence=1), state(100))
-    root = await bucket.get("s")
-    commit = codec.decode(root.value, Commit)
-    moved = []
-    for part in commit.parts:
-        stored = await bucket.get(f"s.{part.number}")
-        revision = await bucket.bucket.create(f"s-{part.number}", stored.value)
-        await bucket.bucket.delete(f"s.{part.number}", stored.revision)
-        moved.append(Part(part.number, revision))
-    older = msgspec.structs.replace(commit, parts=moved)
-    await bucket.bucket.update("s", codec.encode(older), root.revision)
-    assert (await ledger.read()).state == wanted.state
-    written = await ledger.write(Commit(sequence=2), state(120))
-    assert (await ledger.read()).state == written.state
-
-
 async def test_the_commit_before_the_newest_can_be_read_and_gone_on_from(bucket, ledger):
     await ledger.read()
     for entries in (3, 500, 501):  # whole, and in parts
@@ -257,7 +239,6 @@ async def test_a_part_that_another_hand_wrote_over_is_mended_unless_it_was_writt
     root = codec.decode((await bucket.get("s")).value, Commit)
     struck = root.parts[3]
     last = struck.revision
-    await bucket.bucket.update(f"s-{struck.number}", b"left by a version before, of an older commit", 0)
     for _ in range(again):
         last = await bucket.bucket.update(f"s.{struck.number}", b"garbage", last)
     ledger = ledger_of(bucket)

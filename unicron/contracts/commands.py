@@ -6,8 +6,6 @@ highest it has seen.
 
 from typing import Annotated
 
-import msgspec
-
 from unicron.contracts.base import Message
 from unicron.contracts.ranges import Count, Few, Label, Many, Moment, Name, Number, Seconds, Size, Text
 from unicron.contracts.states import Keeper, Saver, Shelf, StateRef
@@ -187,9 +185,9 @@ class Regroup(Command, kw_only=True, frozen=True):
 
     task: Name
     epoch: Number
-    rendezvous: Label = msgspec.field(name="store")
+    rendezvous: Label
     members: Annotated[list[Member], Many]
-    rendezvous_id: Label = msgspec.field(name="meeting", default="")
+    rendezvous_id: Label = ""
     world_size: Count = 0
     ranks: Annotated[list[Number], Many] = []
     layout: ParallelLayout = ParallelLayout()

@@ -45,7 +45,7 @@ class NodeJoined(Message, kw_only=True, frozen=True):
     incarnation: Label
     host: Label
     slots: Annotated[list[Slot], Few]
-    rendezvous: Label = msgspec.field(name="store", default="")
+    rendezvous: Label = ""
     state_server: Label = ""
     pid: Count = 0
     workers: Annotated[list[WorkerStatus], Few] = []
@@ -491,7 +491,7 @@ class NodeAdmitted(Message, kw_only=True, frozen=True):
     incarnation: Label
     host: Label
     slots: Annotated[list[Slot], Few]
-    rendezvous: Label = msgspec.field(name="store", default="")
+    rendezvous: Label = ""
     state_server: Label = ""
     workers: Annotated[list[WorkerStatus], Few] = []
     returned: bool = False
@@ -640,15 +640,6 @@ class TaskBroken(Message, kw_only=True, frozen=True):
     task: Name
     reason: Text
     traceback: Text = ""
-
-
-class IterationsSlow(Message, kw_only=True, frozen=True):
-    """A task's iterations are slow: what older versions said in place of `SlowdownDetected`. Journals keep it."""
-
-    task: Name
-    world_size: Count
-    mean_s: Seconds
-    recent_s: Seconds
 
 
 # --- from the planner ------------------------------------------------------------------------------------------------

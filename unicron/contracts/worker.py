@@ -220,8 +220,8 @@ class Membership(ToWorker, kw_only=True, frozen=True):
     """
 
     epoch: int
-    rendezvous: str = msgspec.field(name="store")
-    rendezvous_id: str = msgspec.field(name="meeting")
+    rendezvous: str
+    rendezvous_id: str
     rank: int
     world_size: int
     member: Member
@@ -395,7 +395,7 @@ class Enter(ToRendezvous, kw_only=True, frozen=True):
 class Put(ToRendezvous, kw_only=True, frozen=True):
     """Leave `value` under `key` for the others at the rendezvous `rendezvous_id`."""
 
-    rendezvous_id: str = msgspec.field(name="meeting")
+    rendezvous_id: str
     key: str
     value: bytes
 
@@ -407,7 +407,7 @@ class Take(ToRendezvous, kw_only=True, frozen=True):
         waits: else the answer comes at once, and has empty values where nobody has.
     """
 
-    rendezvous_id: str = msgspec.field(name="meeting")
+    rendezvous_id: str
     keys: list[str]
     waits: bool = True
 

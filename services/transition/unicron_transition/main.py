@@ -11,7 +11,7 @@ from unicron.service import Wiring
 from unicron.settings import PREFIX, Settings
 from unicron_transition.core import TransitionCore
 from unicron_transition.deadlines import TIMEOUT_S, Wait
-from unicron_transition.state import TransitionState, migrate_1, migrate_2
+from unicron_transition.state import TransitionState
 
 
 class TransitionSettings(Settings, kw_only=True, frozen=True):
@@ -41,7 +41,6 @@ def wiring(settings: TransitionSettings) -> Wiring:
         state=TransitionState,
         facts=facts,
         telemetry=telemetry,
-        migrations=(migrate_1, migrate_2),
     )
 
 

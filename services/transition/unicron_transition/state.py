@@ -25,11 +25,11 @@ class NodeRun(msgspec.Struct, kw_only=True):
 
     Attributes:
         drained: it is to go, and nothing more is to lie there.
-        slots: that it has; none where an earlier version took it in.
+        slots: that it has; none where it named none.
     """
 
     incarnation: str = ""
-    rendezvous: str = msgspec.field(name="store", default="")
+    rendezvous: str = ""
     state_server: str = ""
     rack: str = ""
     alive: bool = True
@@ -341,42 +341,3 @@ class TransitionState(msgspec.Struct, kw_only=True, dict=True):
             )
             for worker in there
         ]
-
-
-def migrate_1(old: dict[str, Any]) -> dict[str, Any]:
-    """Return what version 1 stored, as plain values, in the form of version 2.
-
-    Version 1 knew of a worker only whether it had computed, and all workers held the whole state.
-    """
-    return {**old, "tasks": {name: _migrated(run) for name, run in old.get("tasks", {}).items()}}
-
-
-def _migrated(run: dict[str, Any]) -> dict[str, Any]:
-    workers = run.get("workers", {})
-    group = run.get("group", [])
-    moved = ("epoch", "group", "joined", "met", "through", "broken")
-    return {
-        **{field: value for field, value in run.items() if field not in moved},
-        "membership": {
-            **{field: run[field] for field in moved if field in run},
-            **{field: dict.fromkeys(run.get(field, ())) for field in ("joined", "through")},
-            "layout": {"replicas": len(group)},
-        },
-        "workers": {name: [name, worker["place"], worker.get("phase", "starting")] for name, worker in workers.items()},
-        "states": {
-            "by_worker": {
-                name: [0, 0, worker["place"]["node"]] for name, worker in workers.items() if worker.get("computed")
-            }
-        },
-    }
-
-
-def migrate_2(old: dict[str, Any]) -> dict[str, Any]:
-    """Return what version 2 stored, as plain values, in the form of version 3: workers name their layout."""
-    return {**old, "tasks": {name: _with_layouts(run) for name, run in old.get("tasks", {}).items()}}
-
-
-def _with_layouts(run: dict[str, Any]) -> dict[str, Any]:
-    layout = {**run.get("spec", {}).get("layout", {}), "replicas": 0}
-    workers = {name: [*worker, *([0] * (4 - len(worker))), layout] for name, worker in run.get("workers", {}).items()}
-    return {**run, "workers": workers}

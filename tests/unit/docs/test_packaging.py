@@ -36,7 +36,6 @@ ROOMS = {
     "unicron.costmodel": ["planner"],
     "unicron.storage": ["storage"],
     "unicron_cli": ["console"],
-    "unicron_convert": [],
     "unicron_goodput": [],
     "unicron_narration": [],
     "unicron_taskfile": ["console"],

@@ -1,13 +1,12 @@
-"""The transition service's small values, what an older version stored, and what contradicts itself in its state."""
+"""The transition service's small values, and what contradicts itself in its state."""
 
-import msgspec
 import pytest
 from helpers.transition import slot
 from unicron_transition.core import TransitionCore
 from unicron_transition.deadlines import TIMEOUT_S, Deadline, Wait
 from unicron_transition.holders import StateMap
 from unicron_transition.membership import Membership, WorkerRun, WorkerStage
-from unicron_transition.state import NodeRun, TaskRun, TransitionState, migrate_1, migrate_2
+from unicron_transition.state import NodeRun, TaskRun, TransitionState
 
 from unicron.contracts.tasks import ParallelLayout, SlotRef, TaskSpec, TaskState
 
@@ -79,56 +78,6 @@ def test_a_membership_is_intact_while_all_live_and_none_was_lost():
     assert not found.intact(workers("a", "b"))
     assert not found.has_met
     assert found.survivors(workers("b")) == ["b"]
-
-
-def test_what_version_1_stored_is_read():
-    spec = {"name": "gpt", "command": ["x"], "max_workers": 4}
-    slots = [{"node": "n1", "slot": slot} for slot in (0, 1)]
-    old = {
-        "token": 3,
-        "plan": 2,
-        "nodes": {"n1": {"incarnation": "i", "store": "h:1", "state_server": "h:2", "alive": True}},
-        "tasks": {
-            "gpt": {
-                "spec": spec,
-                "state": "running",
-                "epoch": 4,
-                "started": 3,
-                "before": 1,
-                "target": slots,
-                "workers": {
-                    "gpt-2": {"worker": "gpt-2", "place": slots[0], "phase": "ready", "computed": True},
-                    "gpt-3": {"worker": "gpt-3", "place": slots[1], "phase": "starting"},
-                },
-                "group": ["gpt-2"],
-                "joined": ["gpt-2"],
-                "met": ["gpt-2"],
-                "through": [],
-                "broken": True,
-                "failed_at": 9.0,
-            }
-        },
-    }
-    state = msgspec.convert(migrate_2(migrate_1(old)), TransitionState)
-    run = state.tasks["gpt"]
-    assert (state.token, state.plan, state.nodes["n1"].rendezvous) == (3, 2, "h:1")
-    assert (run.state, run.started, run.before, run.failed_at) == (TaskState.RUNNING, 3, 1, 9.0)
-    who = {"group": ["gpt-2"], "joined": {"gpt-2": None}, "met": ["gpt-2"]}
-    assert run.membership == Membership(epoch=4, layout=ParallelLayout(), broken=True, **who)
-    assert [worker.stage for worker in run.workers.values()] == [WorkerStage.READY, WorkerStage.STARTING]
-    assert (run.states.place("gpt-2"), run.states.place("gpt-3")) == (0, None)
-    assert {slot.slot: worker for slot, (_, worker) in state.occupied.items()} == {0: "gpt-2", 1: "gpt-3"}
-
-
-def test_workers_that_version_2_stored_are_of_the_layout_of_their_task():
-    spec = {"name": "gpt", "command": ["x"], "max_workers": 4, "layout": {"tensor": 2}}
-    workers = {f"gpt-{at}": [f"gpt-{at}", {"node": "n1", "slot": at}, "ready", at] for at in (0, 1)}
-    holders = {name: [worker[3], 7, "n1"] for name, worker in workers.items()}
-    run = {"spec": spec, "state": "running", "workers": workers, "states": {"by_worker": holders}}
-    found = msgspec.convert(migrate_2({"tasks": {"gpt": run}}), TransitionState).tasks["gpt"]
-    assert [worker.place for worker in found.workers.values()] == [0, 1]
-    assert found.present.is_like(found.shape), "or an upgrade would begin with a change of layout"
-    assert found.ready() == ["gpt-0", "gpt-1"]
 
 
 @pytest.mark.parametrize("lost", [True, False])
