@@ -230,7 +230,8 @@ async def test_a_sick_node_is_given_up_and_its_worker_ended(stage):
 @scene(nodes=1)
 async def test_a_service_is_healthy_while_an_instance_of_it_lives(stage, monkeypatch):
     @contextlib.asynccontextmanager
-    async def connected(settings, name):
+    async def connected(settings, name, *, patient):
+        assert not patient, "Docker waits for 10 s"
         yield stage.client.bus
 
     monkeypatch.setattr(health, "connected", connected)
