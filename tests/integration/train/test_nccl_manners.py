@@ -207,6 +207,7 @@ OPEN = """
         return got[0].item()
 
     told.append(swapped())
+    inner.gather([])  # else the other one may still wait for this one's transfer, and have noise
     inner.interrupt(1)
     swapped()  # its first send raises, within a group of calls that nobody ends
     form(1)
