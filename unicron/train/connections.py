@@ -67,6 +67,7 @@ class Connections:
         self._left: list[nccl.Communicator] = []
         self._watching: threading.Thread | None = None
         self._lifelines: dict[int, str] = {}
+        self._noticed = False
         self._changed = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         atexit.register(self._close)
         self.epoch = -1
@@ -80,7 +81,7 @@ class Connections:
         Where that fails they are cut: ranks that are through already would wait for this one.
         """
         with self._lock:
-            self.epoch = epoch
+            self.epoch, self._noticed = epoch, False
             self._older, self._own, self.cut_at, self.error = frozenset(_sockets()), None, None, ""
             # gloo takes 20 ms to take a group down, which nobody needs to wait for
             self._drop(self._backends)
@@ -191,20 +192,20 @@ class Connections:
 
         gloo's calls break then by themselves, once somebody comes to one, while kernels would wait for ever.
         """
-        told = -1
         while True:
             with self._lock:
-                epoch, idle = self.epoch, self.is_cut or told == self.epoch
+                epoch, idle = self.epoch, self.is_cut or self._noticed
                 lifelines = {} if idle else dict(self._lifelines)
                 communicators = [] if idle else list(self._communicators)
-            has_left = _has_ended(lifelines, self._changed, nccl.WATCH_S if communicators else None)
+            often = communicators or self._own is None  # connections come while they form
+            has_left = _has_ended(lifelines, self._changed, nccl.WATCH_S if often else None)
             error = next(filter(None, (each.error for each in communicators)), "")
             if has_left and not communicators:
                 time.sleep(MOMENT_S)
             if not (has_left or error) or self.is_cut or self.epoch != epoch:
                 continue
-            told = epoch
-            if communicators:
+            self._noticed = True
+            if communicators or self._own is None:  # nothing else ends what NCCL waits for as it connects
                 self.cut_below(epoch + 1, error or "a peer has left")
             self._told(epoch)
 
