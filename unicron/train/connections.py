@@ -49,7 +49,7 @@ class Connections:
     """The connections of some process groups that are formed, used and interrupted together.
 
     Args:
-        left: is told the epoch when a peer has left, by a thread.
+        peer_left: is called with the epoch when a peer has left, by a thread.
 
     Attributes:
         epoch: of the membership that they were formed for; -1 before the first.
@@ -57,8 +57,8 @@ class Connections:
         error: for which they were; empty where there was none.
     """
 
-    def __init__(self, left: Callable[[int], None] = lambda _: None) -> None:
-        self._lock, self._told = threading.Lock(), left
+    def __init__(self, peer_left: Callable[[int], None] = lambda _: None) -> None:
+        self._lock, self._peer_left = threading.Lock(), peer_left
         self._older: frozenset[str] = frozenset()
         self._own: frozenset[str] | None = frozenset()
         self._backends: list[Any] = []
@@ -67,7 +67,7 @@ class Connections:
         self._left: list[nccl.Communicator] = []
         self._watching: threading.Thread | None = None
         self._lifelines: dict[int, str] = {}
-        self._noticed = False
+        self._formations = 0
         self._changed = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         atexit.register(self._close)
         self.epoch = -1
@@ -81,7 +81,7 @@ class Connections:
         Where that fails they are cut: ranks that are through already would wait for this one.
         """
         with self._lock:
-            self.epoch, self._noticed = epoch, False
+            self.epoch, self._formations = epoch, self._formations + 1
             self._older, self._own, self.cut_at, self.error = frozenset(_sockets()), None, None, ""
             # gloo takes 20 ms to take a group down, which nobody needs to wait for
             self._drop(self._backends)
@@ -192,22 +192,26 @@ class Connections:
 
         gloo's calls break then by themselves, once somebody comes to one, while kernels would wait for ever.
         """
+        reported = 0
         while True:
             with self._lock:
-                epoch, idle = self.epoch, self.is_cut or self._noticed
+                formation, epoch, forming = self._formations, self.epoch, self._own is None
+                idle = self.is_cut or reported == formation
                 lifelines = {} if idle else dict(self._lifelines)
                 communicators = [] if idle else list(self._communicators)
-            often = communicators or self._own is None  # connections come while they form
-            has_left = _has_ended(lifelines, self._changed, nccl.WATCH_S if often else None)
+            often = communicators or forming  # connections come while they form
+            has_left = _wait_for_end(lifelines, self._changed, nccl.WATCH_S if often else None)
             error = next(filter(None, (each.error for each in communicators)), "")
             if has_left and not communicators:
                 time.sleep(MOMENT_S)
-            if not (has_left or error) or self.is_cut or self.epoch != epoch:
+            with self._lock:
+                stale = self.is_cut or self._formations != formation
+            if stale or not (has_left or error):
                 continue
-            self._noticed = True
-            if communicators or self._own is None:  # nothing else ends what NCCL waits for as it connects
+            reported = formation
+            if communicators or forming:  # nothing else ends what NCCL waits for as it connects
                 self.cut_below(epoch + 1, error or "a peer has left")
-            self._told(epoch)
+            self._peer_left(epoch)
 
     def settle(self) -> None:
         """Wait until the GPU is through with all that was enqueued.
@@ -351,7 +355,7 @@ def _sockets() -> dict[str, int]:
     return found
 
 
-def _has_ended(connections: dict[int, str], changed: int, seconds: float | None) -> bool:
+def _wait_for_end(connections: dict[int, str], changed: int, seconds: float | None) -> bool:
     """Wait until the other end of some connection was closed, or gloo has done away with it; return whether it is so.
 
     Args:

@@ -30,7 +30,7 @@ class Group:
     Args:
         device: of what is reduced.
         traffic: of this worker, to note what is sent.
-        left: is told the epoch when a peer has left, by a thread.
+        peer_left: is called with the epoch when a peer has left, by a thread.
 
     Attributes:
         on_streams: a collective of gradients is only enqueued when it returns. What it gives is right once all ranks
@@ -38,11 +38,11 @@ class Group:
     """
 
     def __init__(
-        self, device: torch.device, traffic: Traffic | None = None, left: Callable[[int], None] = lambda _: None
+        self, device: torch.device, traffic: Traffic | None = None, peer_left: Callable[[int], None] = lambda _: None
     ) -> None:
         self._device, self._traffic = device, traffic or Traffic()
         self.on_streams = nccl.on_streams(device)
-        self._connections = Connections(left)
+        self._connections = Connections(peer_left)
         self._everybody: Any = None
         self._peers: Any = None
         self._replicas: Any = None

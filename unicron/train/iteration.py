@@ -203,7 +203,8 @@ class WorkerCore:
     def peer_left(self, epoch: int) -> None:
         """Tell the agent that a peer has left, though this rank may compute for long before it comes to a collective.
 
-        Where its node is suspected to be lost, that settles it. A thread of its own may call this.
+        It settles what has become of a node that is suspected to be lost. Another thread than that of the script may
+        call this.
 
         Args:
             epoch: of the membership that it has left.

@@ -192,6 +192,59 @@ STATE = """
 """
 
 
+OVERLAPS = """
+    import sys
+    import torch
+    sys.path.insert(0, {example!r})
+    import train
+    from unicron.contracts.tasks import ParallelLayout
+    from unicron.train import gradients
+    from unicron.train.gradients import Gradients
+    from unicron.train.inner import InnerGroups
+
+    class Twice:
+        begun = 0
+
+        def begin_all_reduce(self, tensor):
+            self.begun += 1
+            tensor *= 2
+            return self
+
+        def finish(self, _):
+            pass
+
+    gradients.BUCKET_BYTES, group = 4096, Twice()
+    mesh = InnerGroups(ParallelLayout(**{sys.argv[1]: 2}), 1, torch.device("cpu")).mesh
+    model = train.Decoder(width=16, layers=2, heads=2, context=8)
+    train.spread(model, mesh, heads=2)
+    held = Gradients(model.parameters(), torch.float64)
+    for _ in range(2):  # in the first pass it only looks
+        held.clear()
+        before, text = group.begun, torch.randint(256, (2, 9))
+        with held.overlapping(group):
+            loss = train.loss_of(model(text[:, :-1]), text[:, 1:])
+            loss.backward()
+        begun = group.begun - before
+        held.accumulate(loss.detach())
+        for bucket in range(held.buckets):
+            held.begin(group, bucket)
+        for bucket in range(held.buckets):
+            held.finish(group, bucket)
+        assert torch.equal(held._reduced, 2 * held._accumulated)
+        held.publish(1)
+        model.zero_grad()
+    assert begun == held.buckets - 1 > 5, begun
+"""
+
+
+@pytest.mark.parametrize("dimension", ["shard", "tensor"])
+async def test_a_model_that_is_spread_begins_to_reduce_in_its_backward_pass(tmp_path, dimension):
+    path = tmp_path / "overlaps.py"
+    path.write_text(textwrap.dedent(OVERLAPS).replace("{example!r}", repr(str(EXAMPLE))))
+    code, written = await asyncio.to_thread(standby.run, path, dimension, parts=True)
+    assert code == 0, written
+
+
 async def test_a_state_that_is_spread_over_two_dimensions_survives_its_way(tmp_path):
     path = tmp_path / "spread.py"
     path.write_text(textwrap.dedent(STATE).replace("{example!r}", repr(str(EXAMPLE))))

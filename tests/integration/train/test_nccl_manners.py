@@ -366,7 +366,8 @@ RACE = """
     def interrupt():
         global newest
         while newest < ROUNDS:
-            while group.epoch < newest:  # at the rendezvous, where nobody else comes to an older one
+            while group.epoch < newest:  # as a channel does: what was being formed may open further sockets
+                group.abort_below(newest)
                 time.sleep(0.001)
             until = time.monotonic() + 0.3
             while newest % 3 and formed_at < newest and time.monotonic() < until:  # in others while it is formed

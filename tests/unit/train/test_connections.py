@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from unicron.train.connections import PROBE_S, PROBES, QUIET_S, Connections, _has_ended
+from unicron.train.connections import PROBE_S, PROBES, QUIET_S, Connections, _wait_for_end
 
 
 @contextlib.contextmanager
@@ -99,12 +99,12 @@ def test_what_a_script_forks_collects_none_of_the_garbage_of_its_parent():
 
 
 @pytest.mark.parametrize("end", [0, 1], ids=["here", "there"])
-def test_a_connection_that_somebody_has_closed_has_ended(end):
+def test_a_connection_that_somebody_has_closed_wait_for_end(end):
     pair = socket.socketpair()
     known = {pair[0].fileno(): f"socket:[{os.fstat(pair[0].fileno()).st_ino}]"}
     changed = os.eventfd(1)
-    assert not _has_ended(known, changed, None)
-    assert not _has_ended(known, changed, 0.0)
+    assert not _wait_for_end(known, changed, None)
+    assert not _wait_for_end(known, changed, 0.0)
     pair[end].close()
-    assert _has_ended(known, changed, None)
+    assert _wait_for_end(known, changed, None)
     os.close(changed)

@@ -294,6 +294,27 @@ def test_a_sum_that_a_breaking_replica_may_have_had_noise_in_is_not_kept(workers
     assert (core._shell.begun, core._reduced) == ([0, 1, 2], kept)
 
 
+class Unsettled(BreaksMidway):
+    """A shell whose group is whole, while something inside of its replica was interrupted."""
+
+    async def reduce(self, iteration, bucket):
+        """Sum, as far as one can see."""
+
+    async def settle(self):
+        raise GroupBrokenError("a collective was interrupted")
+
+    async def confirm(self):
+        raise AssertionError("others would take noise for a sum")
+
+
+def test_a_rank_that_may_have_computed_noise_confirms_no_sum_to_other_replicas():
+    core = WorkerCore(Unsettled(), 5, 4)
+    core._replica.size, core._reduced = 2, [False] * 3
+    with pytest.raises(GroupBrokenError):
+        run(core._sum())
+    assert core._reduced == [False] * 3
+
+
 def test_where_a_part_is_gone_all_are_told_and_nobody_begins_anew():
     async def script(place):
         shelf = await left_behind(place)
