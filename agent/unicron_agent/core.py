@@ -95,7 +95,7 @@ connection, for which the node is given up unless it is heard of within the grac
 EARLY_S = 0.005
 """By so much a tick may come before the moment of a heartbeat, and be the one for it."""
 
-AGAIN_S, NAMESAKE_S = 5.0, 15.0
+AGAIN_S, NAME_TAKEN_S = 5.0, 15.0
 """How often a node tries to join whose name another one has, besides when that is given up, and for how long: it may be
 gone, and nobody have noticed yet."""
 
@@ -297,7 +297,7 @@ class AgentCore:
     def _refused(self, reason: str) -> Out:
         """Try again in a while, silently: a heartbeat would be taken for the other's; give up where that lives on."""
         self._refused_at = min(self._refused_at, self._now)
-        if self._now - self._refused_at > NAMESAKE_S:
+        if self._now - self._refused_at > NAME_TAKEN_S:
             return self._leave(reason)
         self._join_again_at = self._now + AGAIN_S
         return []

@@ -19,7 +19,7 @@ MISSED = 3
 CLOCK_S = WINDOW_S / 2
 """By which a node's clock may differ from ours, as another's may be as far off on the other side."""
 
-ODD = 4
+OFF_TICKS = 4
 """Ticks in a row that show a clock to be off; heartbeats that waited while we were held up show it in one or two."""
 
 
@@ -130,16 +130,16 @@ class Nodes:
         nodes, due = self._state.nodes, list[str]()
         for name, node in nodes.items():
             if not node.silent:  # else nothing was heard since the last tick
-                node.odd = node.odd + 1 if abs(node.ahead_s) > CLOCK_S else 0
-                due += [name] * (node.odd == ODD)
+                node.off_ticks = node.off_ticks + 1 if abs(node.ahead_s) > CLOCK_S else 0
+                due += [name] * (node.off_ticks == OFF_TICKS)
         if not due:
             return []
         apart = [node.ahead_s for node in nodes.values()]
-        ours = len(nodes) > 1 and all(node.odd for node in nodes.values()) and max(apart) - min(apart) < CLOCK_S
+        ours = len(nodes) > 1 and all(node.off_ticks for node in nodes.values()) and max(apart) - min(apart) < CLOCK_S
         if not ours:
             return [Alert(text=_off(f"the clock of {name}", nodes[name].ahead_s), node=name) for name in due]
         for node in nodes.values():
-            node.odd = max(node.odd, ODD)
+            node.off_ticks = max(node.off_ticks, OFF_TICKS)
         which = f"the clocks of all {len(nodes)} nodes"
         return [Alert(text=f"{_off(which, apart[0])}; it is the detector's own that is wrong")]
 

@@ -26,7 +26,7 @@ WORKERS = 200_000
 """Workers that are remembered."""
 
 BUSY, SATURATED, RISEN = 0.2, 0.3, 0.1
-"""Pressure on a node beyond which its machine is busy: the first where that is more than usual by the last, else the
+"""NodePressure on a node beyond which its machine is busy: the first where that is more than usual by the last, else the
 second."""
 
 ALONE = 1.3
@@ -50,7 +50,7 @@ class Pace:
 
 
 @dataclass(slots=True)
-class Press:
+class NodePressure:
     """A node of a task: how much wants to run on it, lately and usually."""
 
     recent: float
@@ -67,19 +67,19 @@ class Paces:
 
     def __init__(self) -> None:
         self._tasks: OrderedDict[str, dict[str, Pace]] = OrderedDict()
-        self._presses: dict[str, dict[str, Press]] = {}
+        self._pressures: dict[str, dict[str, NodePressure]] = {}
 
     def forget(self, task: str) -> None:
         """Drop a task."""
         self._tasks.pop(task, None)
-        self._presses.pop(task, None)
+        self._pressures.pop(task, None)
 
     def observe(self, timed: ComputeTimed, *, frozen: bool) -> None:
         """Take in what a node timed; `frozen`: the task is slow, and nothing of that becomes the usual."""
         workers = self._tasks.setdefault(timed.task, {})
         self._tasks.move_to_end(timed.task)
         before = len(workers)
-        self._press(timed, frozen=frozen)
+        self._note_pressure(timed, frozen=frozen)
         for each in timed.workers:
             if each.seconds < SHORTEST_S:
                 continue
@@ -99,11 +99,11 @@ class Paces:
         if len(workers) > before:
             self._forget_the_oldest()
 
-    def _press(self, timed: ComputeTimed, *, frozen: bool) -> None:
-        presses = self._presses.setdefault(timed.task, {})
-        press = presses.setdefault(timed.node, Press(timed.pressure, timed.pressure))
-        press.recent += SOON * (timed.pressure - press.recent)
-        press.usual += 0.0 if frozen else LATE * (timed.pressure - press.usual)
+    def _note_pressure(self, timed: ComputeTimed, *, frozen: bool) -> None:
+        pressures = self._pressures.setdefault(timed.task, {})
+        pressure = pressures.setdefault(timed.node, NodePressure(timed.pressure, timed.pressure))
+        pressure.recent += SOON * (timed.pressure - pressure.recent)
+        pressure.usual += 0.0 if frozen else LATE * (timed.pressure - pressure.usual)
 
     def _forget_the_oldest(self) -> None:
         while len(self._tasks) > 1 and sum(map(len, self._tasks.values())) > WORKERS:
@@ -115,9 +115,9 @@ class Paces:
         It does where all are slow together, or wait; else where those who are slow are just those on busy machines. A
         slow device has the cores wait, not the other way round.
         """
-        workers, presses = self._tasks.get(task, {}), self._presses.get(task, {})
+        workers, pressures = self._tasks.get(task, {}), self._pressures.get(task, {})
         there = {pace.node for pace in workers.values()}
-        busy = {node for node in there if node in presses and presses[node].busy}
+        busy = {node for node in there if node in pressures and pressures[node].busy}
         named = {each.node for each in slow}
         if not named:
             return sorted(busy)

@@ -45,7 +45,7 @@ class Node(msgspec.Struct, kw_only=True, omit_defaults=True):
     Attributes:
         silent: ticks since its last heartbeat was handled. Clocks of other machines play no part.
         ahead_s: by how much its clock was ahead of ours at its last heartbeat.
-        odd: ticks in a row in which that was too much.
+        off_ticks: ticks in a row in which that was too much.
         heartbeat_s: how often it beats where that is more rarely than it would by itself, else 0.
         suspect: name of the timer that ends its grace; empty while its connection is not known to be lost.
         reason: why the server says the connection ended.
@@ -54,7 +54,7 @@ class Node(msgspec.Struct, kw_only=True, omit_defaults=True):
     incarnation: str
     silent: Count = 0
     ahead_s: Apart = 0.0
-    odd: Count = 0
+    off_ticks: Count = 0
     heartbeat_s: Seconds = 0.0
     suspect: str = ""
     reason: str = ""

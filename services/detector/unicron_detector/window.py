@@ -45,7 +45,7 @@ class Series(msgspec.Struct, kw_only=True):
         slow: iterations since it left its band; 0 while it is in there.
         untold_s: seconds of slow iterations that are missing before that is told.
         busy: busy machines explain it so far.
-        hushed: it is not told for that.
+        suppressed: it is not told for that.
     """
 
     mean_s: Seconds = 0.0
@@ -55,7 +55,7 @@ class Series(msgspec.Struct, kw_only=True):
     slow: Count = 0
     untold_s: Seconds = 0.0
     busy: bool = False
-    hushed: bool = False
+    suppressed: bool = False
 
     @property
     def recent_s(self) -> float:
@@ -147,8 +147,8 @@ class Windows:
             return [*out, *self._slow(finished, series, begins=False)] if again else out
         if series.slow:
             return [*out, *self._slow(finished, series, begins=True)]
-        hushed, series.busy, series.hushed = series.hushed, False, False
-        if not hushed:
+        suppressed, series.busy, series.suppressed = series.suppressed, False, False
+        if not suppressed:
             reason = f"{WINDOW} iterations were like that: it is the usual now" if lasted else "back in its band"
             return [*out, _ended(finished, finished.world_size, series, reason)]
         return out
@@ -164,9 +164,9 @@ class Windows:
             return []
         series.busy = bool(busy)
         if busy and (not begins or finished.task in self.known.busy):
-            series.hushed |= begins
+            series.suppressed |= begins
             return []
-        series.hushed = False
+        series.suppressed = False
         self.known.busy |= {finished.task} if busy else set()
         return [
             SlowdownDetected(
@@ -193,9 +193,9 @@ class Windows:
         for size, series in self.known.tasks.get(finished.task, {}).items():
             if series.slow and size != finished.world_size:
                 why = f"it goes on with {finished.world_size} workers, not {size}"
-                out += [] if series.untold_s or series.hushed else [_ended(finished, size, series, why)]
+                out += [] if series.untold_s or series.suppressed else [_ended(finished, size, series, why)]
                 series.slow, series.untold_s, series.recent = 0, 0.0, []
-                series.busy = series.hushed = False
+                series.busy = series.suppressed = False
         return out
 
     def _series(self, finished: IterationFinished) -> Series:

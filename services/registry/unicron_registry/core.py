@@ -56,7 +56,7 @@ from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
 from unicron_registry import orders
 from unicron_registry.doubts import doubt
-from unicron_registry.nodes import OFTEN_S, TOO_OFTEN, heartbeat_s, namesake, node_problems
+from unicron_registry.nodes import OFTEN_S, TOO_OFTEN, heartbeat_s, node_problems, refusal
 from unicron_registry.orders import names
 from unicron_registry.state import RegistryState
 
@@ -114,7 +114,7 @@ class RegistryCore(Core):
             return [Alert(text=text, node=joined.node)]
         before = self.state.nodes.get(joined.node)
         present = before is not None and before.state in PRESENT
-        if before and present and (reason := namesake(joined, before)):
+        if before and present and (reason := refusal(joined, before)):
             return [NodeRefused(node=joined.node, incarnation=joined.incarnation, reason=reason)]
         back = self._is_back(joined, before)
         drained = joined.node in self.state.drained

@@ -28,7 +28,7 @@ def heartbeat_s(nodes: int) -> float:
     return between if between > OFTEN_S else 0.0
 
 
-def namesake(joined: NodeJoined, there: NodeView) -> str:
+def refusal(joined: NodeJoined, there: NodeView) -> str:
     """Return why a node can't join as long as one of its name is there; empty where it is that one itself.
 
     Who took over would leave workers that nobody owns. An agent that is started again where it was has the same home.
