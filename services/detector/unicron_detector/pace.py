@@ -26,7 +26,7 @@ WORKERS = 200_000
 """Workers that are remembered."""
 
 BUSY, SATURATED, RISEN = 0.2, 0.3, 0.1
-"""NodePressure on a node beyond which its machine is busy: the first where that is more than usual by the last, else the
+"""Pressure of a node beyond which its machine is busy: the first where that is more than usual by the last, else the
 second."""
 
 ALONE = 1.3
