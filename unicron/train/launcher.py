@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import msgspec
+from torch._C._distributed_c10d import TCPStore
 
 from unicron.contracts.tasks import WorkerPhase
 from unicron.contracts.worker import (
@@ -70,12 +71,18 @@ class Place(msgspec.Struct, frozen=True):
     Attributes:
         node: name of it.
         device: what `CUDA_VISIBLE_DEVICES` is to name.
-        master: host and port where the first rank's program is to listen; empty of all others.
+        starts: how often this worker has run the program before.
+        host: of the first rank; empty of all others, as are the ports.
+        store: port where the first rank's launcher has torch's store.
+        coordinator: port where the first rank's program is to listen, if it uses JAX.
     """
 
     node: str
     device: str
-    master: str = ""
+    starts: int = 0
+    host: str = ""
+    store: int = 0
+    coordinator: int = 0
 
 
 class Launcher:
@@ -94,6 +101,7 @@ class Launcher:
         self._starts = 0
         self._echo: Raised | None = None
         self._told: socket.socket | None = None
+        self._store: TCPStore | None = None
         channel.interrupt, channel.asked = self._interrupt, self._asked
 
     def run(self) -> int:
@@ -169,12 +177,17 @@ class Launcher:
 
     def _meet(self, membership: Membership) -> dict[str, str]:
         """Tell the other ranks where this one is; return what the program is to be told."""
-        mine = Place(os.environ["UNICRON_NODE"], os.environ["CUDA_VISIBLE_DEVICES"])
+        mine = Place(os.environ["UNICRON_NODE"], os.environ["CUDA_VISIBLE_DEVICES"], self._starts)
+        self._store = None  # programs of an earlier membership meet nobody there any more
         if membership.rank == 0:
-            mine = msgspec.structs.replace(mine, master=free_address(os.environ["UNICRON_HOST"]))
+            host = os.environ["UNICRON_HOST"]
+            # It listens before any program looks for it: torch tries again only after half a second or more. This
+            # process reaches it by a name that needs no name service, as torch looks up whom it is connected to.
+            self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+            mine = msgspec.structs.replace(mine, host=host, store=self._store.port, coordinator=free_port(host))
         found = self._exchange(membership, "place", msgspec.json.encode(mine))
         places = [msgspec.json.decode(each, type=Place) for each in found]
-        told = variables_of(membership.rank, places, os.environ["UNICRON_TASK"], self._starts)
+        told = variables_of(membership.rank, places, os.environ["UNICRON_TASK"])
         return {**told, CAUSE: told_cause(membership.cause)}
 
     def _all_are_done(self, membership: Membership) -> bool:
@@ -296,15 +309,15 @@ def is_echo(raised: Raised) -> bool:
     return raised.exception in ECHOES or any(text in raised.text for text in ECHO_TEXTS)
 
 
-def free_address(host: str) -> str:
-    """Return an address on `host` on which nobody listens now."""
+def free_port(host: str) -> int:
+    """Return a port of `host` on which nobody listens now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as free:
         free.bind((host, 0))
-        return f"{host} {free.getsockname()[1]}"
+        return int(free.getsockname()[1])
 
 
-def variables_of(rank: int, places: list[Place], task: str, starts: int) -> dict[str, str]:
+def variables_of(rank: int, places: list[Place], task: str) -> dict[str, str]:
     """Return what a rank's program is told, as torchrun and, for JAX, its coordinator's variables tell it.
 
     All ranks of a node see the devices of all of them, and each takes the one that its local rank names.
@@ -313,9 +326,8 @@ def variables_of(rank: int, places: list[Place], task: str, starts: int) -> dict
         rank: of the program.
         places: of all ranks.
         task: name of the task.
-        starts: how often this worker has run it before.
     """
-    host, port = places[0].master.split()
+    first = places[0]
     node = places[rank].node
     here = [number for number, each in enumerate(places) if each.node == node]
     nodes = list(dict.fromkeys(each.node for each in places))
@@ -329,7 +341,8 @@ def variables_of(rank: int, places: list[Place], task: str, starts: int) -> dict
         "GROUP_WORLD_SIZE": len(nodes),
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": len(places),
-        "TORCHELASTIC_RESTART_COUNT": starts,
+        "MASTER_PORT": first.store,
+        "TORCHELASTIC_RESTART_COUNT": max(each.starts for each in places),  # all ranks have to say the same
         "TORCHELASTIC_MAX_RESTARTS": 10**6,
         "JAX_NUM_PROCESSES": len(places),
         "JAX_PROCESS_ID": rank,
@@ -337,12 +350,11 @@ def variables_of(rank: int, places: list[Place], task: str, starts: int) -> dict
     devices = [places[number].device for number in here if places[number].device]
     return {
         **{name: str(value) for name, value in numbers.items()},
-        "MASTER_ADDR": host,
-        "MASTER_PORT": port,
+        "MASTER_ADDR": first.host,
         "ROLE_NAME": "default",
         "TORCHELASTIC_RUN_ID": task,
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "JAX_COORDINATOR_ADDRESS": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "JAX_COORDINATOR_ADDRESS": (f"[{first.host}]" if ":" in first.host else first.host) + f":{first.coordinator}",
         "CUDA_VISIBLE_DEVICES": ",".join(devices),
     }
 

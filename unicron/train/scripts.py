@@ -31,9 +31,9 @@ def install(channel: Channel) -> InPlace:
     if files.apart:
         files.install()
     mine = InPlace(channel, files)
-    places = [Place("", "", "127.0.0.1 0")] * mine.size  # nobody is to be met there
+    places = [Place("", "", host="127.0.0.1")] * mine.size  # nobody is to be met there
     beside = {name: os.environ[name] for name in BESIDE}
-    os.environ.update(variables_of(mine.rank, places, os.environ["UNICRON_TASK"], 0) | beside)
+    os.environ.update(variables_of(mine.rank, places, os.environ["UNICRON_TASK"]) | beside)
     begin, hand_out, backward = dist.init_process_group, dist.broadcast_object_list, torch.autograd.backward
     ask, make = dist.get_backend, dist.new_group
 

@@ -11,13 +11,16 @@ import unicron.train
 from unicron.contracts import worker as wire
 from unicron.contracts.tasks import WorkerPhase
 from unicron.train import Session, channel
-from unicron.train.launcher import Place, free_address, is_echo, variables_of
+from unicron.train.launcher import Place, free_port, is_echo, variables_of
 
-PLACES = [Place("node-a", "0", "10.0.0.1 4711"), Place("node-b", "1"), Place("node-a", "3"), Place("node-b", "0")]
+PLACES = [
+    *(Place("node-a", "0", 5, "10.0.0.1", 4711, 4712), Place("node-b", "1")),
+    *(Place("node-a", "3"), Place("node-b", "0")),
+]
 
 
 def test_a_rank_is_told_what_torchrun_tells():
-    told = variables_of(2, PLACES, "gpt", starts=5)
+    told = variables_of(2, PLACES, "gpt")
     assert (told["RANK"], told["WORLD_SIZE"], told["ROLE_RANK"], told["ROLE_WORLD_SIZE"]) == ("2", "4", "2", "4")
     assert (told["LOCAL_RANK"], told["LOCAL_WORLD_SIZE"]) == ("1", "2")
     assert (told["GROUP_RANK"], told["GROUP_WORLD_SIZE"]) == ("0", "2")
@@ -26,16 +29,16 @@ def test_a_rank_is_told_what_torchrun_tells():
 
 
 def test_ranks_of_a_node_see_its_devices_in_the_order_of_their_local_ranks():
-    [first, second] = (variables_of(rank, PLACES, "gpt", starts=0) for rank in (1, 3))
+    [first, second] = (variables_of(rank, PLACES, "gpt") for rank in (1, 3))
     assert first["CUDA_VISIBLE_DEVICES"] == second["CUDA_VISIBLE_DEVICES"] == "1,0"
     assert (first["LOCAL_RANK"], second["LOCAL_RANK"]) == ("0", "1")
-    assert variables_of(0, [Place("n", "", "::1 5")], "t", starts=0)["JAX_COORDINATOR_ADDRESS"] == "[::1]:5"
+    alone = variables_of(0, [Place("n", "", 0, "::1", 4, 5)], "t")
+    assert alone["JAX_COORDINATOR_ADDRESS"] == "[::1]:5"
 
 
-def test_an_address_is_free():
-    host, port = free_address("127.0.0.1").split()
+def test_a_port_is_free():
     with socket.socket() as found:
-        found.bind((host, int(port)))
+        found.bind(("127.0.0.1", free_port("127.0.0.1")))
 
 
 @pytest.mark.parametrize(
