@@ -38,6 +38,9 @@ FOR_PARTS = (
 )
 """Takes seconds, and only workers that hold a part of a model need it: imported before the first of them is forked."""
 
+FOR_SCRIPTS = ("unicron.train.scripts",)
+"""What only workers need whose scripts are healed in place: likewise."""
+
 FOR_MEGATRON = ("unicron.train.megatron",)
 """Likewise, for scripts that import it. Not next to GPUs: what else it imports there might touch CUDA."""
 
@@ -80,8 +83,9 @@ def _warm_up() -> None:
 def _ahead(request: dict[str, Any]) -> tuple[str, ...]:
     """Return what to import before the worker of a request is forked."""
     name = request["argv"][0]
+    scripts = FOR_SCRIPTS if request["in_place"] else ()
     if request["module"] is None:
-        return ()
+        return scripts
     script = Path(request["cwd"], name.replace(".", "/") + ".py" if request["module"] else name)
     try:
         text = script.read_bytes()
@@ -89,7 +93,7 @@ def _ahead(request: dict[str, Any]) -> tuple[str, ...]:
         text = b""
     parts = request["parts"] or b"fully_shard" in text
     megatron = re.search(rb"^(from|import) megatron\b", text, re.MULTILINE) and not Path("/dev/nvidiactl").exists()
-    return (*(FOR_PARTS if parts else ()), *(FOR_MEGATRON if megatron else ()))
+    return (*scripts, *(FOR_PARTS if parts else ()), *(FOR_MEGATRON if megatron else ()))
 
 
 def _say(answers: Any, what: dict[str, Any]) -> None:
