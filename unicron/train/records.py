@@ -94,38 +94,37 @@ class Records:
         Returns:
             why nobody can be one of these, as it was told; empty where it was not.
         """
-        before, secrets = self._store, self._membership.secrets
-        wanted = list(new)
-        refusals, gradients = "", dict[int, bytes]()
+        before, wanted = self._store, list(new)
+        left = dict[str, bytes]()
         if before is not None:
             with contextlib.suppress(GroupBrokenError):  # its node is gone, too
-                keys = [(rank, f"{rank}-{number}") for rank in wanted for number in range(KEPT)]
-                for (rank, _), data in zip(keys, before.look([key for _, key in keys]), strict=True):
-                    with contextlib.suppress(NotCarriedError):
-                        if data and (found := checked(data, secrets)):
-                            self._lost[rank] = [*self._lost.get(rank, []), found][-KEPT:]
-                gradients = self._gradients(before, wanted)
-                refusals = b"".join(before.look([f"{rank}-{REFUSED}" for rank in wanted])).decode(errors="replace")
+                left = self._left(before, wanted, (*range(KEPT), GRADIENT, REFUSED))
             before.close()
+        for rank in wanted:
+            found = [left.get(f"{rank}-{number}") for number in range(KEPT)]
+            self._lost[rank] = [*self._lost.get(rank, []), *filter(None, found)][-KEPT:]
+        self._lost = {rank: self._lost[rank] for rank in wanted}
         self._membership, self._store = membership, Rendezvous(membership, PART)
         self._put(membership.rank, dict(enumerate(self._last)))
         if self.refused:
             self.refuse(self.refused)
-        self._lost = {rank: self._lost.get(rank, []) for rank in wanted}
         for rank, records in self._lost.items():
             self._put(rank, dict(enumerate([*records, *[b""] * KEPT][:KEPT])))
-        for rank, data in gradients.items():
-            self._leave(f"{rank}-{GRADIENT}", data)
-        return refusals
+            if gradient := left.get(f"{rank}-{GRADIENT}"):
+                self._leave(f"{rank}-{GRADIENT}", gradient)
+        return b"".join(left.get(f"{rank}-{REFUSED}", b"") for rank in wanted).decode(errors="replace")
 
-    def _gradients(self, store: Rendezvous, ranks: Iterable[int]) -> dict[int, bytes]:
-        """Return what ranks that ended in a drill have left."""
-        found = dict[int, bytes]()
-        for rank in ranks:
-            [data] = store.look([f"{rank}-{GRADIENT}"])
+    def _left(self, store: Rendezvous, ranks: Iterable[int], names: Iterable[object]) -> dict[str, bytes]:
+        """Return what these ranks have left, by rank and name; nothing is returned that no rank has made.
+
+        Raises:
+            GroupBrokenError: the connection broke.
+        """
+        keys = [f"{rank}-{name}" for rank in ranks for name in names]
+        found = dict[str, bytes]()
+        for key, data in zip(keys, store.look(keys), strict=True):
             with contextlib.suppress(NotCarriedError):
-                if data:
-                    found[rank] = checked(data, self._membership.secrets)
+                found[key] = data if key.endswith(REFUSED) else checked(data, self._membership.secrets)
         return found
 
     def leave_gradient(self, iteration: int, prints: Prints) -> None:
@@ -150,8 +149,8 @@ class Records:
         if why := distrust(membership):
             raise NotCarriedError(why)
         self._membership, self._store = membership, Rendezvous(membership, PART)
-        left = self._gradients(self._store, [membership.rank]).get(membership.rank)
-        self.gradient = None if left is None else pickle.loads(left)  # noqa: S301 a rank of this task has made it
+        left = b"".join(self._left(self._store, [membership.rank], [GRADIENT]).values())
+        self.gradient = pickle.loads(left) if left else None  # noqa: S301 a rank of this task has made it
         if self._saved:
             self._last = [self._saved, *[b""] * (KEPT - 1)]
         else:
