@@ -8,7 +8,7 @@ from typing import Annotated
 
 from unicron.contracts.base import Message
 from unicron.contracts.ranges import Count, Few, Label, Many, Moment, Name, Number, Seconds, Size, Text
-from unicron.contracts.states import Keeper, Saver, Shelf, StateRef
+from unicron.contracts.states import Keeper, ParkedSnapshot, Saver, StateRef
 from unicron.contracts.storage import Saving, StoredPart
 from unicron.contracts.tasks import Member, ParallelLayout, TaskSpec
 
@@ -193,5 +193,5 @@ class Regroup(Command, kw_only=True, frozen=True):
     layout: ParallelLayout = ParallelLayout()
     since: Annotated[list[Number], Many] = []
     leaving: bool = False
-    shelf: Shelf | None = None
+    shelf: ParkedSnapshot | None = None
     cause: Text = ""

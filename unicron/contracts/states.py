@@ -121,8 +121,8 @@ class Saver(Record, kw_only=True, frozen=True):
     store: StoreOrder | None = None
 
 
-class Shelf(Record, kw_only=True, frozen=True):
-    """The state of a task in the memories of nodes or on storage, for workers to take whose place nobody has any more.
+class ParkedSnapshot(Record, kw_only=True, frozen=True):
+    """A complete state in the memories of nodes or on storage, from which new workers restore.
 
     Attributes:
         layout: the shape of a replica of those who wrote it.

@@ -10,7 +10,7 @@ import msgspec
 
 from unicron.contracts.base import Record
 from unicron.contracts.ranges import Few, Label, Number, Text
-from unicron.contracts.states import Shelf, StateRef
+from unicron.contracts.states import ParkedSnapshot, StateRef
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, Seat, WorkerPhase
 from unicron.contracts.timings import Op
 from unicron.errors import InvalidInputError
@@ -228,7 +228,7 @@ class Membership(ToWorker, kw_only=True, frozen=True):
     layout: ParallelLayout = ParallelLayout()
     since: int = 0
     leaving: bool = False
-    shelf: Shelf | None = None
+    shelf: ParkedSnapshot | None = None
     cause: str = ""
     secrets: list[bytes] = []
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from unicron.contracts.states import SAVED, Shelf
+from unicron.contracts.states import SAVED, ParkedSnapshot
 from unicron.contracts.worker import Diverged, Membership, Unusable
 from unicron.errors import StateDivergedError, UnusableStateError
 from unicron.train.phases import Due
@@ -46,7 +46,7 @@ def judge(votes: Sequence[Vote]) -> Verdict:
     return Verdict(wrong, bool(wrong) and 2 * count <= len(heard))
 
 
-def _source(shelf: Shelf) -> str:
+def _source(shelf: ParkedSnapshot) -> str:
     """Return where copies of a state were had from; empty where workers left it behind who had gone on from it."""
     if shelf.stored is not None:
         return f"{shelf.stored.root}/{shelf.stored.folder}"

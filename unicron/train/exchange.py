@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from unicron.contracts.states import Shelf, StateRef
+from unicron.contracts.states import ParkedSnapshot, StateRef
 from unicron.contracts.storage import StoredState
 from unicron.contracts.worker import Membership
 from unicron.errors import StateTransferError
@@ -56,7 +56,7 @@ class Exchange:
         finally:
             self._withdraw()
 
-    async def _from_shelf(self, shelf: Shelf) -> None:
+    async def _from_shelf(self, shelf: ParkedSnapshot) -> None:
         problem, member = "", self._membership.member
         if self._membership.rank in self._plan.lacking:
             parts = shelved(shelf, self._membership.layout, self._place, member.node)

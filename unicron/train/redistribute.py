@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from msgspec import Struct
 
-from unicron.contracts.states import Shelf, StateRef
+from unicron.contracts.states import ParkedSnapshot, StateRef
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import InvalidInputError, StateTransferError
 from unicron.train.phases import Due
@@ -43,7 +43,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     place: int = 0
     formed: int = -1
     shapes: str = ""
-    shelf: Shelf | None = None
+    shelf: ParkedSnapshot | None = None
     due: frozenset[Due] = frozenset()
     doubted: bool = False
 
@@ -74,7 +74,7 @@ class Resumption:
     sources: tuple[tuple[int, ...], ...]
     bucket_from: tuple[tuple[int | None, ...], ...]
     stale: tuple[bool, ...]
-    shelf: Shelf | None = None
+    shelf: ParkedSnapshot | None = None
     lacking: tuple[int, ...] = ()
 
 
@@ -139,7 +139,9 @@ def _check_shapes(standings: Sequence[Standing]) -> None:
             )
 
 
-def _holders(standings: Sequence[Standing], layout: ParallelLayout, shelf: Shelf | None) -> tuple[int, list[int]]:
+def _holders(
+    standings: Sequence[Standing], layout: ParallelLayout, shelf: ParkedSnapshot | None
+) -> tuple[int, list[int]]:
     """Return the iteration that all go on with, and the ranks that have the state of it."""
     held: list[set[int]] = [set() for _ in range(layout.replica_workers)]
     for standing in standings:
@@ -195,7 +197,7 @@ def _sources(
     return tuple(found)
 
 
-def shelved(shelf: Shelf, layout: ParallelLayout, place: int, node: str) -> list[list[StateRef]]:
+def shelved(shelf: ParkedSnapshot, layout: ParallelLayout, place: int, node: str) -> list[list[StateRef]]:
     """Return the parts on a shelf in the order in which a rank should ask for them, each with its copies.
 
     First those that hold nearly the same part of layers, rows and columns: where layouts cut a model evenly, no others

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
-from unicron.contracts.states import Shelf, StateRef
+from unicron.contracts.states import ParkedSnapshot, StateRef
 from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import Membership, Ready, ToAgent
 from unicron.errors import InvalidInputError
@@ -205,7 +205,7 @@ class Shell(ScriptShell):
             given = await self.gather(packed(ended.since(fewest)) if ended.joined else b"")
             ended.know(fewest, max(map(unpacked, filter(None, given)), key=len))
 
-    def _saved_records(self, membership: Membership, shelf: Shelf) -> Iterator[dict[str, Any]]:
+    def _saved_records(self, membership: Membership, shelf: ParkedSnapshot) -> Iterator[dict[str, Any]]:
         for place in range(membership.world_size):
             refs = [ref for ref in shelf.states if ref.place == place]
             try:

@@ -28,26 +28,16 @@ from unicron.contracts.events import (
     WorkerReady,
 )
 from unicron.contracts.failures import Cure, Severity
-from unicron.contracts.states import StateRef
 from unicron.contracts.worker import LONGEST_CAUSE
 from unicron.core import Core, Handlers
 from unicron_transition.deadlines import TIMEOUT_S, Deadline, Wait
 from unicron_transition.doubts import doubt
-from unicron_transition.evacuation import copied, let_go
-from unicron_transition.keeping import AboutStates, heard
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.moves import Cause, move
-from unicron_transition.nodes import admitted, lose_worker, lost, remove_strays, stray
+from unicron_transition.nodes import admitted, lose_worker, lost, release_nodes, remove_strays, stray
 from unicron_transition.orders import drop_order
-from unicron_transition.reconcile import forsake, hand_over, release, settle, stop
-from unicron_transition.replicas import awaited, is_over
-from unicron_transition.retiring import waited
-from unicron_transition.saves import (
-    drop_saved,
-    give_up_waiting,
-    nothing_is_left,
-    rule_out,
-)
+from unicron_transition.reconcile import go_back, move_snapshots, settle, stop
+from unicron_transition.snapshots.snapshots import SnapshotFact
 from unicron_transition.state import TaskRun, TransitionState
 from unicron_transition.validation import inconsistencies
 
@@ -61,7 +51,7 @@ class TransitionCore(Core):
         self.state: TransitionState = state or TransitionState()
         self.state.idle_s = idle_s
         self.handlers: Handlers = {
-            **dict.fromkeys(get_args(AboutStates), self._about_states),
+            **dict.fromkeys(get_args(SnapshotFact), self._about_snapshots),
             CommandRefused: self._refused,
             FailureDetected: self._failure,
             NodeAdmitted: self._admitted,
@@ -88,7 +78,7 @@ class TransitionCore(Core):
     def handle(self, message: Message) -> list[Message]:
         """Take one message in; return what follows from it."""
         out = super().handle(message)
-        return out + let_go(self.state) if self.state.leaving else out
+        return out + release_nodes(self.state) if self.state.leaving else out
 
     def validate(self) -> list[str]:
         """Return what contradicts itself in the state, in words."""
@@ -119,9 +109,9 @@ class TransitionCore(Core):
         """See what a node that can keep copies now, or can't any more, changes for whom."""
         # a task without a slot waits for the plan that this node's coming brings: it may have a worker here
         hit = {run.spec.name: None for run in self.state.on(node) if run.target}
-        short = {name: None for name, run in self.state.tasks.items() if run.saves.short}
-        shelved = [run for run in self.state.tasks.values() if run.shelf]
-        return self._settle(hit | short) + hand_over(self.state, shelved)
+        short = {name: None for name, run in self.state.tasks.items() if run.snapshots.saves.short}
+        parked = [run for run in self.state.tasks.values() if run.snapshots.parked]
+        return self._settle(hit | short) + move_snapshots(self.state, parked)
 
     def _leaving(self, fact: NodeLeaving) -> list[Message]:
         """A node is to go; the registry drains it, and it waits until nobody needs it any more."""
@@ -138,7 +128,7 @@ class TransitionCore(Core):
         node.drained = fact.drain
         if not node.drained:
             self.state.waits_to_go(fact.node, waits=False)
-        self.state.regroup_nodes()
+        self.state.place_copies_anew()
         return self._place_anew(fact.node)
 
     def _lose_node(self, name: str, at: float) -> list[Message]:
@@ -166,7 +156,7 @@ class TransitionCore(Core):
             out += stop(self.state, run, run.workers[failure.worker], failure.reason)
         elif failure.worker not in run.membership.group:
             return []  # that process was replaced already
-        run.saves.failures += 1
+        run.snapshots.storage.failures += 1
         return out + self._settle([failure.task]) + move(self.state, run, Cause.FAILURE, failure.reason)
 
     def _node_failure(self, failure: FailureDetected) -> list[Message]:
@@ -176,7 +166,7 @@ class TransitionCore(Core):
             if any(worker.slot.node == failure.node for worker in run.workers.values())
         ]
         for run in hit:
-            run.saves.failures += 1
+            run.snapshots.storage.failures += 1
             run.recovers(failure.at, _cause(failure))
         out = self._lose_node(failure.node, failure.at)
         return out + [message for run in hit for message in move(self.state, run, Cause.FAILURE, failure.reason)]
@@ -200,7 +190,7 @@ class TransitionCore(Core):
             changed.append((run, reason))
         out = self._settle([*self._lodgers(run for run, _ in changed), *(run.spec.name for run, _ in changed)])
         for run, reason in changed:
-            if self._as_wanted(run):  # an earlier plan is taken back before anybody moved
+            if run.as_planned:  # an earlier plan is taken back before anybody moved
                 out += self._complete(run, decided.at)
             else:
                 out += move(self.state, run, Cause.SLOTS if run.target else Cause.NO_SLOTS, reason)
@@ -226,10 +216,11 @@ class TransitionCore(Core):
         run = self.state.tasks.get(task)
         if run is None or run.state.ended:
             return []
-        out = move(self.state, run, cause, reason, traceback) + release(self.state, run) + forsake(self.state, run)
+        out = move(self.state, run, cause, reason, traceback)
+        out += run.snapshots.release(self.state, run) + run.snapshots.drop_left(self.state, run)
         self.state.aim(run, [])
         out += settle(self.state, [task])  # then its workers are no more
-        return out + drop_saved(self.state, run) + [Deadline(Wait.REGROUP, task).cancel()]
+        return out + run.snapshots.drop_saved(self.state, run) + [Deadline(Wait.REGROUP, task).cancel()]
 
     # --- reports of workers ------------------------------------------------------------------------------------------
 
@@ -252,14 +243,14 @@ class TransitionCore(Core):
         membership = run.membership
         if report.epoch != membership.epoch or report.worker not in membership.group:
             place = run.workers[report.worker].place
-            run.hold(report.worker, place, report.iteration, report.node)
+            run.record_state(report.worker, place, report.iteration, report.node)
             return []
         out: list[Message] = []
-        if not membership.joined:  # the first one tells that all have met, and whoever had no state has taken it
-            out += release(self.state, run)
+        if not membership.joined:  # by the first report all have met, and whoever had no state has taken it
+            out += run.snapshots.release(self.state, run)
             for name in membership.group:
                 if worker := run.workers.get(name):
-                    run.hold(name, worker.place, report.iteration, worker.slot.node)
+                    run.record_state(name, worker.place, report.iteration, worker.slot.node)
         membership.join(report.worker)
         if membership.broken or not membership.complete:
             return out
@@ -270,39 +261,39 @@ class TransitionCore(Core):
         run = self.state.tasks.get(kept.task)
         membership = run.membership if run and not run.state.ended else None
         due = membership is not None and kept.epoch == membership.epoch and kept.worker in membership.due()
-        if run is None or membership is None or not (due and run.was_on(kept.worker, kept.node)):
-            counts = run is not None and kept.state.location.name in _names(
-                run.counted_on(kept.node)
-            )  # it is said twice
-            there = self.state.is_there(kept.node) and not counts
+        if run is None or membership is None or not (due and run.snapshots.was_on(run, kept.worker, kept.node)):
+            counted_on = run.snapshots.counted_on(run, kept.node) if run else []
+            twice = kept.state.location.name in {ref.location.name for ref in counted_on}
+            there = self.state.is_there(kept.node) and not twice
             return [drop_order(self.state, kept.task, kept.node, [kept.state.location.name])] if there else []
         membership.left[kept.worker] = kept.state
-        return self._settle([kept.task]) if membership.shelf() else []
+        return self._settle([kept.task]) if membership.left_behind() else []
 
     def _copied(self, fact: StateCopied) -> list[Message]:
         """A node that is to go has handed a state over, or could not."""
         run = self.state.tasks.get(fact.task)
-        return copied(self.state, run, fact) + self._settle([fact.task]) if run else []
+        return run.snapshots.copied(self.state, run, fact) + self._settle([fact.task]) if run else []
 
-    def _about_states(self, fact: AboutStates) -> list[Message]:
+    def _about_snapshots(self, fact: SnapshotFact) -> list[Message]:
         run = self.state.tasks.get(fact.task)
         if run is None or run.state.ended:
             return []
-        return heard(self.state, run, fact) + self._settle([fact.task])
+        out = run.snapshots.handle(self.state, run, fact)
+        return out + go_back(self.state, run) + self._settle([fact.task])
 
     def _unusable(self, fact: StateUnusable) -> list[Message]:
         """What a task went on from is no good: it is to go on from something older."""
         run = self.state.tasks.get(fact.task)
         if run is None or run.state.ended or fact.epoch != run.membership.epoch or fact.worker not in run.workers:
             return []
-        if run.membership.broken and fact.iteration == run.saves.before:
+        if run.membership.broken and fact.iteration == run.snapshots.before:
             return []  # others said so before; but a worker that missed that may have brought it in again
-        rule_out(run, fact)
+        run.snapshots.rule_out(run, fact)
         reason = f"iteration {fact.iteration} from {fact.copies} is no good: {fact.reason}"
         run.recovers(fact.at, reason)
         out = list[Message]()
         if fact.uncarried and run.restarts:
-            run.uncarried, out = fact.reason[:LONGEST_CAUSE], drop_saved(self.state, run)
+            run.uncarried, out = fact.reason[:LONGEST_CAUSE], run.snapshots.drop_saved(self.state, run)
         return out + self._settle([fact.task]) + move(self.state, run, Cause.FAILURE, reason)
 
     def _complete(self, run: TaskRun, at: float) -> list[Message]:
@@ -312,20 +303,12 @@ class TransitionCore(Core):
         if run.membership.leaving:
             return out  # it computes for one iteration at most
         run.wait_s = 0.0
-        out += move(self.state, run, Cause.COMPLETE, f"{size} workers in epoch {epoch}{awaited(run)}")
+        out += move(self.state, run, Cause.COMPLETE, f"{size} workers in epoch {epoch}{run.waiting_replicas()}")
         if run.failed_at is not None and size >= len(run.target):
             seconds = max(0.0, at - run.failed_at)
             run.failed_at = None
             out.append(TaskRecovered(task=task, epoch=epoch, workers=size, seconds=seconds))
         return out
-
-    def _as_wanted(self, run: TaskRun) -> bool:
-        """Whether the newest membership computes in the very slots of the plan."""
-        membership = run.membership
-        if not membership.has_met or not membership.complete or not membership.layout.is_like(run.shape):
-            return False
-        slots = [run.workers[name].slot for name in membership.group if name in run.workers]
-        return len(slots) == len(membership.group) and set(slots) == set(run.target)
 
     def _finished(self, finished: WorkerFinished) -> list[Message]:
         run = self.state.tasks.get(finished.task)
@@ -338,7 +321,7 @@ class TransitionCore(Core):
     def _after_the_end(self, run: TaskRun) -> list[Message]:
         """A member is through, and maybe gone: whoever missed the end of the last iteration must finish it without."""
         membership = run.membership
-        needed = membership.broken or not membership.complete or is_over(run)
+        needed = membership.broken or not membership.complete or run.over
         return self._settle([run.spec.name]) if needed else []
 
     def _finish(self, run: TaskRun) -> list[Message]:
@@ -382,8 +365,7 @@ class TransitionCore(Core):
         if run is None or run.state.ended:
             return []
         if deadline.wait in {Wait.STATES, Wait.IDLE, Wait.AGAIN}:
-            over = give_up_waiting(self.state, run) if deadline.wait is Wait.STATES else waited(run)
-            return over + self._settle([deadline.task])
+            return run.snapshots.expire(self.state, run, deadline.wait) + self._settle([deadline.task])
         if deadline.wait is Wait.START:
             late = run.workers.get(deadline.about)
             if late is None or late.stage is not WorkerStage.STARTING:
@@ -420,9 +402,9 @@ class TransitionCore(Core):
     def _settle(self, names: Iterable[str]) -> list[Message]:
         """Return what brings these tasks nearer to their targets, or to their end."""
         runs = [run for name in names if not (run := self.state.tasks[name]).state.ended]
-        out = [message for run in runs if is_over(run) for message in self._finish(run)]
+        out = [message for run in runs if run.over for message in self._finish(run)]
         out += settle(self.state, [run.spec.name for run in runs if not run.state.ended])
-        vain = [(run.spec.name, why) for run in runs if (why := nothing_is_left(run))]
+        vain = [(run.spec.name, why) for run in runs if (why := run.snapshots.exhausted(run))]
         return out + [message for name, why in vain for message in self._end(name, Cause.OWN_FAULT, why)]
 
 
@@ -436,7 +418,3 @@ def _cause(failure: FailureDetected) -> str:
 def _attempt_failed(task: str, action: Cure, worker: WorkerRun, reason: str) -> AttemptFailed:
     slot = worker.slot
     return AttemptFailed(task=task, action=action, reason=reason, node=slot.node, slot=slot.slot, worker=worker.worker)
-
-
-def _names(states: Iterable[StateRef]) -> set[str]:
-    return {ref.location.name for ref in states}

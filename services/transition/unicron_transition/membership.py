@@ -1,12 +1,12 @@
 """Who computes together: one worker process, and the newest membership that was ordered of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
 
 from unicron.contracts.ranges import Number
-from unicron.contracts.states import COPIES, Shelf, StateRef
+from unicron.contracts.states import COPIES, ParkedSnapshot, StateRef
 from unicron.contracts.tasks import ParallelLayout, SlotRef
 
 
@@ -29,6 +29,20 @@ class WorkerRun(msgspec.Struct, kw_only=True, array_like=True):
     stage: WorkerStage = WorkerStage.STARTING
     place: Number = 0
     layout: ParallelLayout = ParallelLayout(replicas=0)
+
+
+class Holding(msgspec.Struct, kw_only=True, array_like=True):
+    """What part of a task's state one worker has.
+
+    Attributes:
+        place: in the replica, whose part of the state it is.
+        iteration: of the state, at least: it was this one when the worker last said so.
+        node: on which the worker is.
+    """
+
+    place: Number
+    iteration: Number
+    node: str
 
 
 class Membership(msgspec.Struct, kw_only=True):
@@ -77,13 +91,13 @@ class Membership(msgspec.Struct, kw_only=True):
         """Return who is to leave its state behind: the workers of as many replicas as there are to be copies."""
         return [name for replica in self.replicas()[:COPIES] for name in replica] if self.leaving else []
 
-    def shelf(self) -> Shelf | None:
+    def left_behind(self) -> ParkedSnapshot | None:
         """Return what its workers have left behind, once all have who are to, living or not; None before."""
         due = self.due()
         if not due or not self.left.keys() >= set(due):
             return None
         states = [self.left[name] for name in due]
-        return Shelf(layout=self.layout, iteration=states[0].iteration, states=states)
+        return ParkedSnapshot(layout=self.layout, iteration=states[0].iteration, states=states)
 
     def leaves(self, workers: Mapping[str, WorkerRun]) -> bool:
         """Return whether those who are to leave their states behind and have not yet still live, and can."""
@@ -98,9 +112,11 @@ class Membership(msgspec.Struct, kw_only=True):
             for first in range(0, min(self.layout.workers, len(self.group)), size)
         ]
 
-    def since_of(self, rank: int) -> int:
-        """Return the epoch since which the replica of a rank has been made up of the same workers."""
-        return self.since[self.layout.seat(rank).replica] if rank < self.layout.workers else self.epoch
+    def since_of(self, ranks: Iterable[int]) -> list[int]:
+        """Return for each rank the epoch since which its replica has been made up of the same workers."""
+        size = self.layout.replica_workers
+        since = [epoch for epoch in self.since for _ in range(size)]
+        return [since[rank] if rank < self.layout.workers else self.epoch for rank in ranks]
 
     def join(self, worker: str) -> None:
         """Note that a member computes in it, so that all of them have met; nobody else joins."""

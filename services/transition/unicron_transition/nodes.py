@@ -1,13 +1,15 @@
 """Nodes that come, with what their agents have found there, and nodes that go. Pure functions."""
 
 from unicron.contracts.base import Message
+from unicron.contracts.commands import ReleaseNode
 from unicron.contracts.events import NodeAdmitted, WorkerReady
 from unicron.contracts.states import SAVED
 from unicron.contracts.tasks import SlotRef, WorkerStatus
+from unicron_transition.cluster import NodeRun
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.orders import drop_order, remove, stop_order
-from unicron_transition.saves import count_on, forget_node, forget_orders, is_saved
-from unicron_transition.state import NodeRun, TaskRun, TransitionState
+from unicron_transition.snapshots.saves import saver_of
+from unicron_transition.state import TaskRun, TransitionState
 
 
 def admitted(state: TransitionState, node: NodeAdmitted) -> list[Message]:
@@ -22,24 +24,22 @@ def admitted(state: TransitionState, node: NodeAdmitted) -> list[Message]:
         slots=[slot.index for slot in node.slots],
         drained=before is not None and before.drained,
     )
-    state.regroup_nodes()
+    state.place_copies_anew()
     alive = {status.worker: status for status in node.workers}
     for run in state.tasks.values():
         run.failed = {name: where for name, where in run.failed.items() if where != node.node or name in alive}
     for run in state.on(node.node):
-        forget_orders(run, node.node)
-        run.saves.search = None
-        run.readdress(node.node, node.state_server)
-        run.states.only(node.node, alive)
+        run.snapshots.node_joined(run, node.node, node.state_server)
+        run.forget_others(node.node, alive)
         for worker in [worker for worker in run.workers.values() if worker.slot.node == node.node]:
             status = alive.pop(worker.worker, None)
             if status is None:
                 lose_worker(state, run, worker.worker, node.at)
             else:
                 _catch_up(run, worker, status)
-    count_on(state, node.node, node.kept)
-    useless = [(run, run.without(node.node, node.kept)) for run in state.tasks.values()]
-    out = [order for run, states in useless for order in remove(state, run, states)]
+    _expect_saved(state, node.node, node.kept)
+    runs = state.tasks.values()
+    out = [order for run in runs for order in run.snapshots.keep_only(state, run, node.node, node.kept)]
     unknown = [status for status in alive.values() if not _take_back(state, node.node, status)]
     reason = "the node was held to be lost, and its place in the membership is taken"
     out += [stop_order(state, status.task, _worker(node.node, status), reason) for status in unknown]
@@ -48,8 +48,10 @@ def admitted(state: TransitionState, node: NodeAdmitted) -> list[Message]:
 
 def remove_strays(state: TransitionState, node: str, kept: list[str]) -> list[Message]:
     """Have states removed that are of no task; of their workers, who are no more, also what is on its way."""
-    wanted = {ref.location.name for run in state.tasks.values() for ref in run.counted_on(node)}
-    strays = [name for name in kept if name not in wanted and not is_saved(state, node, name)]
+    runs = state.tasks.values()
+    wanted = {ref.location.name for run in runs for ref in run.snapshots.counted_on(run, node)}
+    saved = {name for run in runs for name in kept if run.snapshots.saves.may_lie(node, name)}
+    strays = [name for name in kept if name not in wanted | saved]
     names = [name for name in strays if not name.endswith(SAVED)]
     ended = {name.partition(".")[0] for name in strays if name.endswith(SAVED)}
     return [drop_order(state, "", node, names, sorted(ended))] if strays else []
@@ -76,14 +78,30 @@ def lost(state: TransitionState, name: str, at: float) -> list[Message]:
             if node.alive:
                 out.append(stop_order(state, run.spec.name, worker, f"{name} is taken out of use"))
             lose_worker(state, run, worker.worker, at)
-        out += remove(state, run, run.counted_on(name))  # its agent may well live
-        out += remove(state, run, run.without(name, ()))
+        out += remove(state, run.spec.name, run.snapshots.counted_on(run, name))  # its agent may well live
+        out += run.snapshots.keep_only(state, run, name)
     node.alive = False
     state.waits_to_go(name, waits=False)
-    state.regroup_nodes()
+    state.place_copies_anew()
     for run in hit:
-        out += forget_node(state, run, name)
+        out += run.snapshots.node_lost(state, run, name)
     return out
+
+
+def release_nodes(state: TransitionState) -> list[Message]:
+    """Return the commands that let nodes go which are to leave, where nobody needs them any more."""
+    free = [node for node in state.leaving if state.nodes[node].drained and not _is_needed(state, node)]
+    state.leaving = [node for node in state.leaving if node not in free]
+    return [ReleaseNode(**state.to(node)) for node in free]
+
+
+def _is_needed(state: TransitionState, node: str) -> bool:
+    """Return whether a task has or is to have a worker on a node, or something to go on with that lies there only."""
+    for run in state.on(node):
+        slots = [*run.target, *(worker.slot for worker in run.workers.values())]
+        if not run.state.ended and (node in {slot.node for slot in slots} or run.snapshots.needs(state, run, node)):
+            return True
+    return False
 
 
 def lose_worker(state: TransitionState, run: TaskRun, name: str, at: float) -> None:
@@ -93,13 +111,23 @@ def lose_worker(state: TransitionState, run: TaskRun, name: str, at: float) -> N
     run.recovers(at, f"{name} is gone")
 
 
+def _expect_saved(state: TransitionState, node: str, names: list[str]) -> None:
+    """Note what a node that joins has of tasks' snapshots, known before or not."""
+    for worker in map(saver_of, names):
+        task, _, number = worker.rpartition("-")
+        run = state.tasks.get(task)
+        if run and not run.state.ended and number.isdecimal() and int(number) > run.before:
+            run.snapshots.saves.expect(worker, node)
+            state.note(run, [node])
+
+
 def _catch_up(run: TaskRun, worker: WorkerRun, status: WorkerStatus) -> None:
     """A worker outlived its agent: see what was said on either side while the agent was away."""
     if status.ready and worker.stage is WorkerStage.STARTING:
         worker.stage = WorkerStage.READY
     place = _place_held(status)
     if place is not None:
-        run.hold(status.worker, place, status.iteration, worker.slot.node)
+        run.record_state(status.worker, place, status.iteration, worker.slot.node)
     if status.worker in run.membership.group and status.epoch != run.membership.epoch:
         run.membership.broken = True
 
@@ -117,13 +145,13 @@ def _take_back(state: TransitionState, node: str, status: WorkerStatus) -> bool:
         or status.worker in run.failed
         or place is None
         or worker.slot in state.occupied
-        or run.shelf is not None
+        or run.snapshots.parked is not None
     ):
         return False
-    if place in run.states.places(run.workers) or not worker.layout.is_like(run.present):
+    if place in run.places(run.workers) or not worker.layout.is_like(run.present):
         return False
     state.add(run, worker)
-    run.hold(status.worker, place, status.iteration, node)
+    run.record_state(status.worker, place, status.iteration, node)
     return True
 
 

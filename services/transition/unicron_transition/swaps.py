@@ -30,11 +30,10 @@ def knot(state: TransitionState) -> Waits:
 
 def waits(state: TransitionState, run: TaskRun) -> dict[SlotRef, str]:
     """Return the slots that a task waits for; one that has too few even with them waits for another plan instead."""
-    usable = [] if run.state.ended else state.usable(run)
-    if len(usable) < run.least:
-        return {}
+    usable = [] if run.state.ended else state.usable(run.target)
     there = ((slot, state.occupied.get(slot)) for slot in usable)
-    return {slot: other.task for slot, other in there if other and other.task != run.spec.name}
+    found = {slot: other.task for slot, other in there if other and other.task != run.spec.name}
+    return found if found and len(usable) >= run.least else {}
 
 
 def to_give_up(state: TransitionState, tied: Waits) -> tuple[TaskRun, list[WorkerRun], str]:
@@ -58,26 +57,26 @@ def _can_go_on(state: TransitionState, name: str, waiting: Waits) -> bool:
     """Return whether a task gets its least number of workers without the slots of `waiting` tasks."""
     run = state.tasks[name]
     stuck = sum(other in waiting for other in waiting[name].values())
-    return len(state.usable(run)) - stuck >= run.least
+    return len(state.usable(run.target)) - stuck >= run.least
 
 
 def _spare(run: TaskRun, contested: set[SlotRef]) -> list[WorkerRun]:
     """Return the workers in contested slots without which the task still has its state."""
     ready = run.ready()
-    held = run.states.places(name for name in ready if run.workers[name].slot not in contested)
+    held = run.places(name for name in ready if run.workers[name].slot not in contested)
     spare = []
     for name, worker in run.workers.items():
         if worker.slot in contested:
-            place = run.states.place(name) if worker.stage is WorkerStage.READY else None
-            if place is None or place in held:
+            own = run.holders.get(name) if worker.stage is WorkerStage.READY else None
+            if own is None or own.place in held:
                 spare.append(worker)
             else:
-                held.add(place)
+                held.add(own.place)
     return spare
 
 
 def _moves(state: TransitionState, run: TaskRun) -> bool:
     """Return whether workers of a task are on their way or about to be, or its members on the way to one another."""
     starting = any(worker.stage is WorkerStage.STARTING for worker in run.workers.values())
-    free = any(slot not in state.occupied for slot in state.usable(run))
+    free = any(slot not in state.occupied for slot in state.usable(run.target))
     return starting or free or (run.membership.intact(run.workers) and not run.membership.complete)

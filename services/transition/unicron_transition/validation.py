@@ -23,7 +23,7 @@ def inconsistencies(state: TransitionState) -> Iterator[str]:
 
 
 def _of_lookups(state: TransitionState) -> Iterator[str]:
-    """Compare what was worked out of the tasks once, and is kept up since, with what they tell now."""
+    """Compare what was worked out of the tasks once, and is kept up since, with what follows from them now."""
     kept, anew = vars(state), TransitionState(tasks=state.tasks)
     if "occupied" in kept and state.occupied != anew.occupied:
         yield f"{state.occupied} are held to be in slots in which {anew.occupied} are"
@@ -37,7 +37,8 @@ def _of_lookups(state: TransitionState) -> Iterator[str]:
 
 
 def _of_task(state: TransitionState, run: TaskRun) -> Iterator[str]:
-    if run.state.ended and (run.workers or run.target or run.shelf or run.copying):
+    parked = run.snapshots.parked
+    if run.state.ended and (run.workers or run.target or parked or run.snapshots.parking.copying):
         yield f"it is {run.state}, and has workers, slots or states"
     if len(set(run.target)) < len(run.target):
         yield "the plan gives it a slot twice"
@@ -49,8 +50,8 @@ def _of_task(state: TransitionState, run: TaskRun) -> Iterator[str]:
             yield f"{worker.worker} is called {name}"
         if not state.is_there(node):
             yield f"{name} lives on {node}, which is not there"
-    lying = run.shelf.states if run.shelf else []  # none where it is to be read from storage
-    if run.shelf and lying and len({ref.place for ref in lying}) != run.shelf.layout.replica_workers:
+    lying = parked.states if parked else []  # none where it is to be read from storage
+    if parked and lying and len({ref.place for ref in lying}) != parked.layout.replica_workers:
         yield "not all parts of its state are left of those that are to be taken"
     yield from _of_membership(run, run.membership)
 

@@ -38,7 +38,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.commands import DropStates, Regroup, ReleaseNode, SaveStates, StartWorker, StopWorker
 from unicron.contracts.failures import Severity
 from unicron.contracts.slowdowns import ComputeTimed
-from unicron.contracts.states import Keeper, Saver, Shelf, StateLocation, StateRef
+from unicron.contracts.states import Keeper, ParkedSnapshot, Saver, StateLocation, StateRef
 from unicron.contracts.storage import StoreOrder
 from unicron.contracts.stragglers import RecordingSwitched
 from unicron.contracts.tasks import Member, ParallelLayout, Slot, TaskSpec
@@ -653,7 +653,7 @@ def test_an_agent_that_comes_back_counts_what_lies_in_its_memory():
 
 def test_rank_0_alone_is_told_of_the_shelf(scene):
     scene.run("gpt-2", slot=0)
-    shelf = Shelf(layout=ParallelLayout(tensor=2), iteration=7, states=[left()])
+    shelf = ParkedSnapshot(layout=ParallelLayout(tensor=2), iteration=7, states=[left()])
     order = msgspec.structs.replace(regroup("gpt-1", "gpt-2"), ranks=[0, 1], leaving=True, shelf=shelf)
     told = [effect.message for effect in scene.read(order)]
     assert [(each.rank, each.leaving, each.shelf) for each in told] == [(0, True, shelf), (1, True, None)]

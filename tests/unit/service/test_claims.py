@@ -55,7 +55,7 @@ def searching():
     cores = running([StartWorker, FindStates, Regroup])
     there = [(name, worker.slot) for name, worker in cores.run("gpt").workers.items()]
     cores.say(*(WorkerExited(node=at.node, slot=at.slot, task="gpt", worker=name, signal=9) for name, at in there))
-    assert cores.run("gpt").saves.search
+    assert cores.run("gpt").snapshots.search
     return cores
 
 
@@ -71,9 +71,9 @@ def evacuating():
     """What they have left behind lies on nodes that are to go."""
     cores = running([CopyState], "b", "c", "d")
     cores.order(PauseTask(task="gpt"))
-    for node in {ref.location.node for ref in cores.run("gpt").shelf.states}:
+    for node in {ref.location.node for ref in cores.run("gpt").snapshots.parked.states}:
         cores.order(DrainNode(node=node))
-    assert cores.run("gpt").copying
+    assert cores.run("gpt").snapshots.parking.copying
     return cores
 
 
@@ -86,7 +86,7 @@ def claims(cores, node):
     names, homes = ("gpt-1", f"gpt-{run.started}", "gpt-901"), (node, "b", "c", "d")
     epochs = (run.membership.epoch, run.membership.epoch + 1, 5000, 10**6)
     for worker, home, epoch, slot in itertools.product(names, homes, epochs, (0, 1)):
-        numbers = {"epoch": epoch, "iteration": 5, "search": run.saves.searches, **ROOT}
+        numbers = {"epoch": epoch, "iteration": 5, "search": run.snapshots.searches, **ROOT}
         yield Claim(node=node, slot=slot, task="gpt", worker=worker, home=home, **numbers)
 
 
@@ -106,7 +106,8 @@ def test_of_a_task_without_part_of_it_a_node_can_say_nothing(phase, kind):
     joined = NodeJoined(node="a", incarnation="1.1", host="a", slots=[Slot(index=0), Slot(index=1)])
     cores.say(joined)
     cores.cores["transition"].state.partners("a")  # what follows from who is there is worked out when it is asked for
-    assert not cores.run("gpt").takes_part("a")
+    run = cores.run("gpt")
+    assert not run.snapshots.takes_part(run, "a")
     before = cores.states()
     for claim in claims(cores, "a"):
         out = cores.heard(CLAIMS[kind](claim))
@@ -133,12 +134,15 @@ def test_of_its_own_workers_a_node_is_believed():
         run, before, out = cores.run("gpt"), cores.states(), []
         places = [(name, worker.slot.node, worker.slot.slot) for name, worker in run.workers.items()]
         if phase is evacuating:
-            lie = [(each.state.location.worker, each.state.location.node, each.keeper.node) for each in run.copying]
+            lie = [
+                (each.state.location.worker, each.state.location.node, each.keeper.node)
+                for each in run.snapshots.parking.copying
+            ]
         else:
             lie = [(name, node, node) for name, node, _ in places] or [("gpt-1", "b", "b")]
         for name, node, home in lie:
             slot = next((slot for worker, _, slot in places if worker == name), 0)
-            numbers = {"epoch": run.membership.epoch, "iteration": 50, "search": run.saves.searches, **ROOT}
+            numbers = {"epoch": run.membership.epoch, "iteration": 50, "search": run.snapshots.searches, **ROOT}
             out += cores.heard(CLAIMS[kind](Claim(node=node, slot=slot, task="gpt", worker=name, home=home, **numbers)))
         if out or cores.states() != before:
             believed.add(kind)

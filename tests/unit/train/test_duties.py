@@ -2,7 +2,7 @@
 
 import pytest
 
-from unicron.contracts.states import Shelf, StateLocation, StateRef
+from unicron.contracts.states import ParkedSnapshot, StateLocation, StateRef
 from unicron.contracts.storage import StoredState
 from unicron.contracts.tasks import Member, ParallelLayout
 from unicron.contracts.worker import Diverged, Membership, Unusable
@@ -145,7 +145,7 @@ def test_who_has_just_taken_its_state_says_so_until_that_was_compared():
 def saved_on(*nodes):
     places = [StateLocation(node=node, worker="w", name=name) for node, name in nodes]
     refs = [StateRef(task="t", iteration=3, place=0, location=each, size=1, checksum=b"") for each in places]
-    return Shelf(layout=ParallelLayout(), iteration=3, states=refs)
+    return ParkedSnapshot(layout=ParallelLayout(), iteration=3, states=refs)
 
 
 STORED = StoredState(root="/r", folder="t/step-3", iteration=3, layout=ParallelLayout())
@@ -155,7 +155,7 @@ STORED = StoredState(root="/r", folder="t/step-3", iteration=3, layout=ParallelL
     ("shelf", "source"),
     [
         (saved_on(("n2", "w.0.saved"), ("n1", "w.0.saved")), "the memory of n1, n2"),
-        (Shelf(layout=ParallelLayout(), iteration=3, states=[], stored=STORED), "/r/t/step-3"),
+        (ParkedSnapshot(layout=ParallelLayout(), iteration=3, states=[], stored=STORED), "/r/t/step-3"),
     ],
 )
 def test_a_state_from_copies_is_tried_and_told_of_where_it_is_no_good(shelf, source):

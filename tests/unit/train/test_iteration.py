@@ -13,7 +13,7 @@ from unicron_simulator.training import INFINITE, Trainer
 from unicron.clock import VirtualClock
 from unicron.contracts import worker as wire
 from unicron.contracts.commands import StartWorker
-from unicron.contracts.states import Shelf, StateLocation, StateRef
+from unicron.contracts.states import ParkedSnapshot, StateLocation, StateRef
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, TaskSpec
 from unicron.errors import GroupBrokenError, StateTransferError
 from unicron.train.iteration import WorkerCore
@@ -183,7 +183,7 @@ async def left_behind(place):
     await meet(place, 0)
     await meet(place, 1, leaving=True)
     states = [message.state for name in "ab" for message in place.of(name, wire.Kept)]
-    return Shelf(layout=ParallelLayout(), iteration=states[0].iteration, states=states)
+    return ParkedSnapshot(layout=ParallelLayout(), iteration=states[0].iteration, states=states)
 
 
 def test_who_leaves_finishes_the_iteration_and_leaves_its_state_behind_once():
@@ -552,7 +552,7 @@ def test_a_state_from_copies_is_tried_by_who_took_it_before_its_membership_broke
         location = StateLocation(node="n9", worker="z", name="z.0.saved", address="")
         bad = StateRef(task="t", iteration=7, place=0, location=location, size=0, checksum=INFINITE, layout=WHOLE)
         place.lies[location.name] = bad
-        shelf = Shelf(layout=WHOLE, iteration=7, states=[bad])
+        shelf = ParkedSnapshot(layout=WHOLE, iteration=7, states=[bad])
         await meet(place, 0, kinds={"b": Dying}, trains_s=60.0, shelf=shelf)
         assert place.workers["a"].core.iteration == 7
         assert not place.of("a", wire.Joined)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from unicron.contracts.states import Shelf, StateLocation, StateRef
+from unicron.contracts.states import ParkedSnapshot, StateLocation, StateRef
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import InvalidInputError, StateTransferError
 from unicron.train import redistribute
@@ -246,7 +246,7 @@ def shelf(*states, iteration=5, **shape):
         return StateRef(task="t", iteration=iteration, place=place, location=location, size=1, checksum=b"")
 
     refs = [ref(*each) for each in states] or [ref(place) for place in range(layout.replica_workers)]
-    return Shelf(layout=layout, iteration=iteration, states=refs)
+    return ParkedSnapshot(layout=layout, iteration=iteration, states=refs)
 
 
 def shelved(standings, found, microbatches=4, **shape):

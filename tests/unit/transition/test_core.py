@@ -192,17 +192,17 @@ IN_PLACE = {"heal": Healing.IN_PLACE, "layout": ParallelLayout(shard=2)}
 def test_what_is_healed_in_place_looks_for_states_when_all_who_saved_one_are_gone(back):
     scene = TransitionHarness(a=IN_PLACE).running(a=["n1:0", "n2:0"])
     for worker, node in (("a-1", "n1"), ("a-2", "n2")):
-        keepers = next(iter(scene.core.state.tasks["a"].saves.ordered[node])).keepers
+        keepers = next(iter(scene.core.state.tasks["a"].snapshots.saves.ordered[node])).keepers
         at = {"task": "a", "node": node, "slot": 0, "worker": worker}
         scene.feed(events.StateSecured(**at, iteration=3, nodes=[keeper.node for keeper in keepers]))
     for number, node in enumerate(back, 1):  # whose workers are told to save once more, and have not done so yet
         living = WorkerStatus(worker=f"a-{number}", task="a", slot=0, epoch=0, iteration=5, ready=True)
         scene.feed(scene.admitted(node, [msgspec.structs.replace(living, place=number - 1, layout=IN_PLACE["layout"])]))
-    assert len(scene.core.state.tasks["a"].saves.secured) == 2 - len(back)
+    assert len(scene.core.state.tasks["a"].snapshots.saves.secured) == 2 - len(back)
     searches, alerts = [], []
     for worker in ("a-1", "a-2"):
         alerts += of(events.Alert, scene.killed(worker))
-        searches.append(scene.core.state.tasks["a"].saves.searches)
+        searches.append(scene.core.state.tasks["a"].snapshots.searches)
     assert searches == [0, 1], "as long as one of them lives it has its state, or is about to end"
     assert "its program begins again" in alerts[0].text, "nothing was found, which is told"
 

@@ -26,7 +26,7 @@ class Remembering(TransitionHarness):
 @pytest.fixture
 def scene():
     scene = Remembering(a={}).running(a=["n1:0", "n1:1", "n2:0"])
-    held = scene.run("a").saves.held
+    held = scene.run("a").snapshots.saves.held
     assert {name: list(nodes) for name, nodes in held.items()} == {"a-1": ["n1"], "a-3": ["n2"]}
     return scene
 
@@ -47,7 +47,7 @@ def test_who_diverged_takes_part_in_the_next_membership_and_saves_anew(scene):
 
 def test_copies_elsewhere_of_what_it_saved_are_removed():
     scene = Remembering(a={}).running(a=["n1:0"])
-    [[_, keeper]] = [list(nodes) for nodes in scene.run("a").saves.held.values()]
+    [[_, keeper]] = [list(nodes) for nodes in scene.run("a").snapshots.saves.held.values()]
     out = scene.diverged("a-1", "n1")
     assert [(order.node, order.names) for order in of(DropStates, out)] == [(keeper, ["a-1.0.saved", "a-1.1.saved"])]
 
@@ -66,9 +66,9 @@ def test_nothing_that_it_saved_is_taken_even_if_it_was_found_before(scene):
     there = {"n1": [copy("a-1", "n1", 4)], "n2": [copy("a-3", "n2", 5)]}
     for order in asked:
         scene.feed(events.StatesFound(node=order.node, task="a", search=order.search, states=there.get(order.node, [])))
-    assert scene.run("a").shelf.iteration == 5
+    assert scene.run("a").snapshots.parked.iteration == 5
     out = scene.diverged("a-3", "n2")  # it was on its way when its node was given up
-    assert scene.run("a").shelf is None
+    assert scene.run("a").snapshots.parked is None
     assert [order.search for order in of(FindStates, out)] == [2] * len(asked)
     assert {order.node for order in of(DropStates, out)} >= {"n2"}
 
@@ -95,7 +95,7 @@ def answered(scene, out, *copies):
 def restored(scene, *copies):
     """Kill all workers and have new ones go on from these copies; return the copies that are then taken."""
     answered(scene, scene.killed("a-1", "a-2", "a-3"), *copies)
-    shelf = scene.run("a").shelf
+    shelf = scene.run("a").snapshots.parked
     scene.ready("a")
     scene.join("a")
     return shelf
@@ -163,29 +163,29 @@ def test_once_a_newer_state_is_safe_what_was_no_good_is_forgotten(scene):
     answered(scene, unusable(scene, 5), copy("a-3", "n2", 4))
     scene.join("a")
     run = scene.run("a")
-    assert run.saves.before == 5
-    savers = [(node, saver.worker) for node, each in run.saves.ordered.items() for saver in each]
+    assert run.snapshots.before == 5
+    savers = [(node, saver.worker) for node, each in run.snapshots.saves.ordered.items() for saver in each]
     for node, name in savers:
         scene.feed(events.StateSecured(node=node, slot=0, task="a", worker=name, iteration=5, nodes=[]))
-    assert (scene.run("a").saves.before, scene.run("a").saves.tried) == (None, [])
+    assert (scene.run("a").snapshots.before, scene.run("a").snapshots.tried) == (None, [])
 
 
 def test_who_tells_of_copies_that_an_earlier_order_named_has_not_followed_the_newest():
     scene = Remembering(a={"layout": ParallelLayout(tensor=2)}).running(a=["n1:0", "n1:1"])
     scene.join("a")
-    orders = scene.run("a").saves.ordered
+    orders = scene.run("a").snapshots.saves.ordered
     assert {saver.worker for saver in orders["n1"]} == {"a-1", "a-2"}
     (keeper,) = orders["n1"][0].keepers
     told = {"node": "n1", "task": "a", "iteration": 3}
     scene.feed(events.StateSecured(slot=0, worker="a-1", nodes=[], **told))
     scene.feed(events.StateSecured(slot=1, worker="a-2", nodes=["n9"], **told))
-    assert not scene.run("a").saves.secured
+    assert not scene.run("a").snapshots.saves.secured
     scene.feed(events.StateSecured(slot=0, worker="a-1", nodes=[keeper.node], **told))
-    assert list(scene.run("a").saves.secured) == ["a-1"]
+    assert list(scene.run("a").snapshots.saves.secured) == ["a-1"]
 
 
 def test_what_others_left_is_removed_though_a_node_is_away_that_may_save_something_else(scene):
-    saves = scene.run("a").saves
+    saves = scene.run("a").snapshots.saves
     saves.held["a-9"], saves.ordered["away"] = {"n1": None}, [Saver(worker="")]
     out = []
     for worker, node in (("a-1", "n1"), ("a-3", "n2")):

@@ -30,7 +30,7 @@ def leaving(cluster, slots):
 
 def shelved(cluster):
     """Let everything happen until the state is left behind."""
-    while cluster.run("a").shelf is None:
+    while cluster.run("a").snapshots.parked is None:
         assert cluster.step()
 
 
@@ -46,15 +46,15 @@ def test_who_has_the_state_leaves_it_behind_and_then_others_start_in_the_same_sl
     assert not of(StartWorker, out), "the slots are not free"
     shelved(cluster)
     run = cluster.run("a")
-    assert run.shelf.layout.is_like(PAIRS)
-    assert [ref.place for ref in run.shelf.states] == [0, 1, 0, 1]
+    assert run.snapshots.parked.layout.is_like(PAIRS)
+    assert [ref.place for ref in run.snapshots.parked.states] == [0, 1, 0, 1]
     assert {worker.layout for worker in run.workers.values()} == {TRIPLE.with_workers(0)}
     assert [worker.place for worker in run.workers.values()] == [0, 1, 2]
     assert run.state is TaskState.RECONFIGURING
     assert len(cluster.kept) == 4
     cluster.rest()
     run = cluster.run("a")
-    assert (run.state, run.membership.layout, run.shelf) == (TaskState.RUNNING, TRIPLE, None)
+    assert (run.state, run.membership.layout, run.snapshots.parked) == (TaskState.RUNNING, TRIPLE, None)
     assert [cluster.processes[name].place for name in cluster.group("a")] == [0, 1, 2]
     assert (cluster.anew, cluster.kept) == (set(), {})
 
@@ -114,7 +114,7 @@ def test_a_task_begins_anew_where_what_was_left_behind_is_gone(cluster):
         cluster.lose(node)
     cluster.rest()
     run = cluster.run("a")
-    assert (run.shelf, run.state, cluster.anew) == (None, TaskState.RUNNING, {"a"})
+    assert (run.snapshots.parked, run.state, cluster.anew) == (None, TaskState.RUNNING, {"a"})
 
 
 def test_what_is_of_no_use_without_a_part_that_is_gone_is_removed():
@@ -127,7 +127,7 @@ def test_what_is_of_no_use_without_a_part_that_is_gone_is_removed():
     [lost, other] = of(DropStates, out)
     assert lost.node == "n2", "its agent may well live"
     assert (other.node, other.names) == ("n1", left)
-    assert cluster.run("a").shelf is None
+    assert cluster.run("a").snapshots.parked is None
     cluster.rest()
     assert cluster.kept == {}
 
@@ -151,10 +151,10 @@ def test_what_is_left_behind_is_taken_though_a_node_has_yet_to_tell_what_older_s
     cluster.found()
     assert [each.node for each in cluster.asked] == ["n2"]
     assert cluster.leave("a", order, group), "the last has left its state behind, too"
-    shelf = cluster.run("a").shelf
+    shelf = cluster.run("a").snapshots.parked
     assert {ref.location.name.rpartition(".")[2] for ref in shelf.states} == {"kept"}
     cluster.found()
-    assert cluster.run("a").shelf == shelf
+    assert cluster.run("a").snapshots.parked == shelf
     cluster.rest()
     assert cluster.kept == {}
     assert cluster.said["a"] is TaskState.RUNNING
@@ -171,7 +171,7 @@ def test_what_only_some_have_left_behind_is_removed_when_older_states_are_taken(
     assert cluster.asked, "nobody has its place any more"
     while cluster.asked:
         cluster.found()
-    shelf = cluster.run("a").shelf
+    shelf = cluster.run("a").snapshots.parked
     assert {ref.location.name.rpartition(".")[2] for ref in shelf.states} == {"saved"}
     assert cluster.kept == {}
     cluster.rest()
@@ -205,7 +205,7 @@ def test_a_node_that_comes_back_without_a_state_is_not_counted_on_and_strays_are
     cluster.kept["n2", "a-99.7.kept"] = "a"
     out = cluster.join("n2")
     assert [order.names for order in of(DropStates, out)] == [["a-99.7.kept"]]
-    assert {ref.location.node for ref in cluster.run("a").shelf.states} == {"n1"}
+    assert {ref.location.node for ref in cluster.run("a").snapshots.parked.states} == {"n1"}
     cluster.rest()
     assert cluster.anew == set()
 
@@ -259,10 +259,10 @@ def test_its_workers_finish_the_iteration_and_leave_their_states_before_others_g
     assert not of(StopWorker, out)
     assert not of(StartWorker, out)
     assert cluster.said["a"] is TaskState.WAITING
-    while cluster.run("a").shelf is None:
+    while cluster.run("a").snapshots.parked is None:
         assert not cluster.run("b").workers, "its slots are in use"
         assert cluster.step()
-    assert len(cluster.run("a").shelf.states) == 2, "two copies"
+    assert len(cluster.run("a").snapshots.parked.states) == 2, "two copies"
     assert cluster.run("a").workers == {}
     cluster.rest()
     assert cluster.said["b"] is TaskState.RUNNING
@@ -271,12 +271,12 @@ def test_its_workers_finish_the_iteration_and_leave_their_states_before_others_g
 
 def test_it_takes_that_state_when_it_gets_slots_again():
     cluster = put_aside()
-    left = cluster.run("a").shelf
+    left = cluster.run("a").snapshots.parked
     out = cluster.plan(a=TWO)
     assert not of(FindStates, out)
     cluster.rest()
     assert cluster.said["a"] is TaskState.RUNNING
-    assert cluster.run("a").shelf is None
+    assert cluster.run("a").snapshots.parked is None
     assert left.iteration >= 0
     assert (cluster.anew, cluster.kept) == (set(), {})
 
@@ -298,7 +298,7 @@ def test_one_that_dies_while_it_leaves_is_not_waited_for():
     out = cluster.kill("a-1")
     assert [order.world_size for order in of(Regroup, out)] == [1]
     cluster.rest()
-    assert [ref.location.worker for ref in cluster.run("a").shelf.states] == ["a-2"]
+    assert [ref.location.worker for ref in cluster.run("a").snapshots.parked.states] == ["a-2"]
     assert cluster.run("a").workers == {}
 
 
@@ -353,6 +353,6 @@ def test_what_it_left_is_had_from_where_the_nodes_agent_is_now():
     kept = [name for node, name in cluster.kept if node == "n1"]
     fields = {"host": "n1", "slots": [Slot(index=0)], "rendezvous": "n1:1", "kept": kept}
     cluster.tell(NodeAdmitted(node="n1", incarnation="y", state_server="n1:9", **fields))
-    there = {ref.location.node: ref.location.address for ref in cluster.run("a").shelf.states}
+    there = {ref.location.node: ref.location.address for ref in cluster.run("a").snapshots.parked.states}
     assert there["n1"] == "n1:9"
     assert there["n2"] != "n1:9"

@@ -114,7 +114,7 @@ def test_tasks_come_to_the_layouts_of_the_last_plan_and_nothing_is_left_behind(e
         assert run.state is (TaskState.RUNNING if slots else TaskState.WAITING)
         if slots:
             assert run.membership.layout == cluster.specs[task].shape(len(slots))
-            assert run.shelf is None
+            assert run.snapshots.parked is None
     running = {task for task, slots in target.items() if slots}
     assert not [name for (node, name), task in cluster.kept.items() if node in cluster.up and task in running]
 

@@ -86,7 +86,7 @@ def test_what_waits_for_long_is_written_and_only_then_removed_from_memory():
     assert timer.after_s == 600
     assert not of(StoreState, told)
     [order] = of(StoreState, idle(cluster))
-    shelf = cluster.run("a").shelf
+    shelf = cluster.run("a").snapshots.parked
     assert (order.node, order.state, order.saving.root) == ("n1", shelf.states[0], ROOT)
     assert (order.saving.iteration, order.saving.layout) == (shelf.iteration, shelf.layout.with_workers(0))
     assert not of(DropStates, write(cluster, order))
@@ -128,7 +128,7 @@ def test_who_gets_slots_while_it_is_written_goes_on_from_memory():
     assert not of(DropStates, out)
     cluster.rest()
     assert cluster.said["a"] is TaskState.RUNNING
-    assert cluster.run("a").shelf is None
+    assert cluster.run("a").snapshots.parked is None
     assert cluster.anew == set()
 
 
@@ -181,7 +181,7 @@ def test_another_checkpoint_that_is_completed_meanwhile_is_not_taken_for_it():
     cluster, _ = put_aside()
     [order] = of(StoreState, idle(cluster))
     assert not of(DropStates, complete(cluster, order.saving, iteration=order.saving.iteration - 1))
-    assert cluster.run("a").shelf.states
+    assert cluster.run("a").snapshots.parked.states
 
 
 def test_a_user_who_goes_back_meanwhile_gets_what_he_goes_back_to():
@@ -191,10 +191,10 @@ def test_a_user_who_goes_back_meanwhile_gets_what_he_goes_back_to():
     assert not of(CommitCheckpoint, write(cluster, order))
     run = cluster.run("a")
     where = StoredState(root=ROOT, folder="step-0", iteration=0, layout=ParallelLayout())
-    node, number = run.saves.rewind.node, run.saves.rewind.number
+    node, number = run.snapshots.rewind.node, run.snapshots.rewind.number
     cluster.tell(CheckpointFound(node=node, task="a", search=number, stored=where, skipped=[]))
-    assert run.saves.retiring is None
-    assert cluster.run("a").shelf.stored == where
+    assert run.snapshots.retirement.attempt is None
+    assert cluster.run("a").snapshots.parked.stored == where
 
 
 # --- nodes that go ---------------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def left_there(*at, **fields):
 
 
 def lies(cluster):
-    return sorted(ref.location.node for ref in cluster.run("a").shelf.states)
+    return sorted(ref.location.node for ref in cluster.run("a").snapshots.parked.states)
 
 
 def goes_on(cluster, at="n4:0"):
@@ -315,10 +315,10 @@ def test_no_copies_are_placed_on_it_and_those_there_are_placed_elsewhere():
 def test_who_computes_on_it_until_it_moves_still_has_copies_elsewhere():
     cluster = running()
     cluster.drain("n1")
-    [keeper] = cluster.run("a").saves.ordered["n1"][0].keepers
+    [keeper] = cluster.run("a").snapshots.saves.ordered["n1"][0].keepers
     assert keeper.node != "n1"
     assert keeper.address == f"{keeper.node}:x"
-    assert not cluster.run("a").saves.short
+    assert not cluster.run("a").snapshots.saves.short
 
 
 @pytest.fixture
@@ -330,7 +330,7 @@ def test_what_was_left_there_only_is_copied_and_the_task_goes_on_when_the_node_i
     assert lies(cluster) == ["n1"]
     [order] = of(CopyState, cluster.drain("n1"))
     assert order.node == "n1"
-    assert order.state == cluster.run("a").shelf.states[0]
+    assert order.state == cluster.run("a").snapshots.parked.states[0]
     assert not of(CopyState, cluster.tell(failure(Severity.SEV2, task="a", worker="no-one"))), "ordered once"
     cluster.rest()
     assert lies(cluster) == ["n1", order.keeper.node]
@@ -361,7 +361,9 @@ def test_where_another_copy_lies_on_a_node_that_stays_nothing_travels():
 def test_of_a_state_in_parts_only_those_travel_that_lie_on_no_other_node():
     cluster = left_there("n1:0", "n2:0", layout=ParallelLayout(tensor=2))
     [order] = of(CopyState, cluster.drain("n1"))
-    assert order.state.place == next(ref.place for ref in cluster.run("a").shelf.states if ref.location.node == "n1")
+    assert order.state.place == next(
+        ref.place for ref in cluster.run("a").snapshots.parked.states if ref.location.node == "n1"
+    )
 
 
 def test_what_was_saved_and_found_there_only_is_copied_too():
@@ -369,7 +371,7 @@ def test_what_was_saved_and_found_there_only_is_copied_too():
     cluster.end(cluster.processes["a-1"])
     keeper = next(node for node, _ in cluster.saved if node != "n1")
     cluster.report("a-1")
-    while cluster.run("a").shelf is None:
+    while cluster.run("a").snapshots.parked is None:
         assert cluster.found()
     cluster.drain("n1")
     assert of(CopyState, cluster.drain(keeper))
@@ -421,7 +423,7 @@ def test_a_copy_that_comes_when_the_task_has_gone_on_is_removed(cluster):
     [order] = of(CopyState, cluster.drain("n1"))
     cluster.copying.clear()
     cluster.settle(a=[slot("n4:0")])
-    assert cluster.run("a").shelf is None
+    assert cluster.run("a").snapshots.parked is None
     here = order.state.at(order.keeper.node, order.keeper.address)
     [drop] = of(DropStates, cluster.tell(StateCopied(node="n1", task="a", state=here)))
     assert (drop.node, drop.names) == (order.keeper.node, [order.state.location.name])

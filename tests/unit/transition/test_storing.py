@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 from helpers.transition import Cluster, failure, of, slot, spec
+from unicron_transition.snapshots.storage import ATTEMPTS, CHANGE, LEAST_S, PRIOR_S
 from unicron_transition.state import TransitionState
-from unicron_transition.storing import ATTEMPTS, CHANGE, LEAST_S, PRIOR_S, interval, part_stored
 
 from unicron.checkpoints.interval import daly
 from unicron.contracts import events
@@ -42,8 +42,8 @@ class Stage(Cluster):
         return of(kind, self.told[since:])
 
     @property
-    def saves(self):
-        return self.run("a").saves
+    def storage(self):
+        return self.run("a").snapshots.storage
 
     def stored(self, place=0, attempt="11111111", iteration=4, node="n1", seconds=3.0, layout=None):
         index, data = (StoredFile(name=f"{attempt}-{place}-{each}", size=1, checksum="x") for each in ("i", "d"))
@@ -100,44 +100,44 @@ def test_those_of_the_first_replica_are_told_where_and_how_often(stage):
 def test_the_users_own_interval_is_kept_to_whatever_fails():
     stage = Stage(checkpoint_s=7.0)
     run = stage.run("a")
-    run.saves.failures, run.saves.write_s = 50, 900.0
-    assert interval(run, 1e6) == 7.0
+    run.snapshots.storage.failures, run.snapshots.storage.write_s = 50, 900.0
+    assert run.snapshots.storage.interval(run, 1e6) == 7.0
 
 
 def test_the_more_fails_the_more_often_and_the_longer_it_takes_the_less(stage):
-    run = stage.run("a")
-    calm = interval(run, 0.0)
-    run.saves.failures = 20
-    assert interval(run, 0.0) == pytest.approx(daly(30.0, PRIOR_S / 21))
-    assert interval(run, 0.0) < calm
-    assert interval(run, 100 * PRIOR_S) == pytest.approx(daly(30.0, 101 * PRIOR_S / 21)), "rates, not counts"
-    run.saves.write_s = 300.0
-    assert interval(run, 0.0) == pytest.approx(daly(300.0, PRIOR_S / 21))
-    run.saves.write_s, run.saves.failures = 1.0, 10_000
-    assert interval(run, 0.0) == LEAST_S
+    run, storage = stage.run("a"), stage.storage
+    calm = storage.interval(run, 0.0)
+    storage.failures = 20
+    assert storage.interval(run, 0.0) == pytest.approx(daly(30.0, PRIOR_S / 21))
+    assert storage.interval(run, 0.0) < calm
+    assert storage.interval(run, 100 * PRIOR_S) == pytest.approx(daly(30.0, 101 * PRIOR_S / 21)), "rates, not counts"
+    storage.write_s = 300.0
+    assert storage.interval(run, 0.0) == pytest.approx(daly(300.0, PRIOR_S / 21))
+    storage.write_s, storage.failures = 1.0, 10_000
+    assert storage.interval(run, 0.0) == LEAST_S
 
 
 def test_failures_of_the_task_and_of_its_nodes_count_once_each(stage):
     stage.report(stage.group("a")[0])
-    assert stage.saves.failures == 1
+    assert stage.storage.failures == 1
     stage.lose("n1")
-    assert stage.saves.failures == 2
+    assert stage.storage.failures == 2
     stage.tell(failure(Severity.SEV1, node="n3"))
-    assert stage.saves.failures == 2, "it had nobody there"
+    assert stage.storage.failures == 2, "it had nobody there"
 
 
 def test_another_interval_is_ordered_when_it_is_worth_it_and_a_checkpoint_is_complete(stage):
-    before, run = stage.saves.every_s, stage.run("a")
+    before, run = stage.storage.every_s, stage.run("a")
     stage.stored(seconds=30.0 * (CHANGE - 0.05) ** 2)
     complete = events.CheckpointStored(node="n1", task="a", iteration=4, address="x", removed=[])
     stage.tell(complete)
-    assert run.saves.every_s == before
+    assert run.snapshots.storage.every_s == before
     stage.stored(attempt="22222222", seconds=120.0)
     since = len(stage.told)
     stage.tell(complete)
-    assert stage.saves.every_s == pytest.approx(daly(120.0, PRIOR_S), rel=1e-3)
+    assert stage.storage.every_s == pytest.approx(daly(120.0, PRIOR_S), rel=1e-3)
     stores = [saver.store for order in stage.of(SaveStates, since) for saver in order.savers if saver.store]
-    assert {store.every_s for store in stores} == {stage.saves.every_s}
+    assert {store.every_s for store in stores} == {stage.storage.every_s}
 
 
 # --- when one is complete --------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_a_checkpoint_is_completed_by_the_node_of_its_last_part_and_one_told_twi
     [order] = of(CommitCheckpoint, pair.stored(1, node="n2"))
     assert (order.node, order.task) == ("n2", "a")
     assert sorted(part.place for part in order.parts) == [0, 1]
-    assert pair.saves.parts == {}
+    assert pair.storage.parts == {}
 
 
 def test_parts_of_two_attempts_are_never_put_together(pair):
@@ -161,17 +161,17 @@ def test_parts_of_two_attempts_are_never_put_together(pair):
 def test_parts_that_nothing_comes_of_are_forgotten(pair):
     for number in range(3 * ATTEMPTS):
         pair.stored(0, f"{number:08}")
-    assert len(pair.saves.parts) == ATTEMPTS
+    assert len(pair.storage.parts) == ATTEMPTS
     assert pair.stored(1, "00000000") == [], "that one was given up"
 
 
 def test_how_long_writing_takes_is_that_of_the_slowest_place_of_the_newest_checkpoint(pair):
     pair.stored(0, seconds=50.0)
     pair.stored(1, seconds=40.0)
-    assert pair.saves.write_s == 50.0
+    assert pair.storage.write_s == 50.0
     pair.stored(0, "22222222", seconds=2.0)
     pair.stored(1, "22222222", seconds=5.0)
-    assert pair.saves.write_s == 5.0
+    assert pair.storage.write_s == 5.0
 
 
 def test_nobody_that_is_gone_completes_a_checkpoint(pair):
@@ -182,7 +182,8 @@ def test_nobody_that_is_gone_completes_a_checkpoint(pair):
     file = StoredFile(name="f", size=1, checksum="x")
     part = StoredPart(place=1, index=file, data=file)
     fact = events.PartStored(node="n2", task="a", saving=saving, part=part, seconds=1.0)
-    assert part_stored(state, state.tasks["a"], fact) == []
+    run = state.tasks["a"]
+    assert run.snapshots.storage.add_part(state, run, fact) == []
 
 
 # --- the look there --------------------------------------------------------------------------------------------------
@@ -231,7 +232,7 @@ def test_a_failure_to_write_elsewhere_and_an_answer_to_an_earlier_look_count_for
     stage.tell(events.CheckpointFailed(node="n2", task="a", reason="full"))
     stage.answers(msgspec.structs.replace(order, search=order.search - 1))
     stage.answers(msgspec.structs.replace(order, node="n2"))
-    assert stage.saves.search.looking == "n3"
+    assert stage.run("a").snapshots.search.looking == "n3"
     assert not stage.timers
     assert stage.anew == set()
 

@@ -2,44 +2,42 @@
 
 import pytest
 from helpers.transition import slot
+from unicron_transition.cluster import NodeRun
 from unicron_transition.core import TransitionCore
 from unicron_transition.deadlines import TIMEOUT_S, Deadline, Wait
-from unicron_transition.holders import StateMap
+from unicron_transition.group import WorkerGroup
 from unicron_transition.membership import Membership, WorkerRun, WorkerStage
-from unicron_transition.state import NodeRun, TaskRun, TransitionState
+from unicron_transition.state import TaskRun, TransitionState
 
 from unicron.contracts.tasks import ParallelLayout, SlotRef, TaskSpec, TaskState
 
 SLOT = SlotRef(node="n1", slot=0)
 
 
-def states():
-    found = StateMap()
+def group():
+    found = WorkerGroup(spec=TaskSpec(name="t", command=["x"]))
     for worker, place, iteration, node in [("a", 0, 5, "n1"), ("b", 0, 7, "n2"), ("c", 1, 7, "n2")]:
-        found.hold(worker, place, iteration, node)
+        found.record_state(worker, place, iteration, node)
     return found
 
 
-def test_holders_of_a_place_are_asked_for_the_furthest_first():
-    assert states().holders(0, "abcd") == ["b", "a"]
-    assert states().holders(0, "abcd", 6) == ["b"]
-    assert states().holders(0, "ac") == ["a"], "of those that count"
-    assert states().holders(2, "abcd") == []
+def test_who_has_a_place_is_the_furthest_of_those_that_count():
+    assert group().furthest(0, "abcd") == "b"
+    assert group().furthest(0, "ac") == "a"
 
 
-def test_places_are_those_that_somebody_holds():
-    assert states().places("abcd") == {0, 1}
-    assert states().places("ad") == {0}
-    assert [states().place(worker) for worker in "acd"] == [0, 1, None]
+def test_places_are_those_that_somebody_has():
+    assert group().places("abcd") == {0, 1}
+    assert group().places("ad") == {0}
 
 
-def test_who_ended_holds_nothing_and_who_is_away_still_does():
-    found = states()
-    found.forget("a")
-    found.only("n2", ["c"])
-    assert found.places("abc") == {1}
-    found.only("n1", [])
-    assert found.place("c") == 1
+def test_who_ended_with_its_node_has_nothing_and_who_is_away_still_does():
+    found = group()
+    found.forget_others("n2", ["c"])
+    assert found.places("abc") == {0, 1}
+    assert found.places("bc") == {1}
+    found.forget_others("n1", [])
+    assert list(found.holders) == ["c"]
 
 
 @pytest.mark.parametrize("deadline", [Deadline(Wait.START, "my-task_1", "my-task_1-3"), Deadline(Wait.REGROUP, "gpt")])

@@ -1,0 +1,317 @@
+"""A task's workers: who lives, who has which place of its state, and which of them can compute together. Pure.
+
+A worker has built one place of the model. Only whole replicas compute. Those that are whole stay as they are; what is
+left of broken ones is put together where places fit, and where too many have the same place, some are to be started
+again with another.
+"""
+
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Collection, Container, Iterable
+
+import msgspec
+
+from unicron.contracts.ranges import Count, Moment
+from unicron.contracts.tasks import WITHOUT_SESSION, ParallelLayout, SlotRef, TaskSpec, TaskState
+from unicron_transition.membership import Holding, Membership, WorkerRun, WorkerStage
+
+
+class WorkerGroup(msgspec.Struct, kw_only=True):
+    """The workers of one task.
+
+    Attributes:
+        started: counts worker processes, for their names.
+        before: how many of them were an earlier task's of this name.
+        submitted_at: Unix seconds; what was stored before under its name is another task's.
+        target: slots that the newest plan gives it, in rank order; `TransitionState.aim` changes it.
+        aimed: the shape of a replica that the plan wants; None before the first.
+        workers: living worker processes by name; `TransitionState.add` and `drop` change it.
+        membership: the newest one ordered.
+        holders: which worker has which place of its state; who is not in it has none. A worker whose node is given up
+            may still live and come back with its state: it is in it until it is known to have ended.
+        uncarried: why nobody can take the place of a rank of its script; empty where somebody can.
+    """
+
+    spec: TaskSpec
+    state: TaskState = TaskState.WAITING
+    started: Count = 0
+    before: Count = 0
+    submitted_at: Moment = 0.0
+    target: list[SlotRef] = []
+    aimed: ParallelLayout | None = None
+    workers: dict[str, WorkerRun] = {}
+    membership: Membership = msgspec.field(default_factory=Membership)
+    holders: dict[str, Holding] = {}
+    uncarried: str = ""
+
+    @property
+    def shape(self) -> ParallelLayout:
+        """The shape of a replica that it is to have."""
+        return self.aimed or self.spec.layout.with_workers(0)
+
+    @property
+    def present(self) -> ParallelLayout:
+        """The shape of a replica of those who hold its state; where nobody does, the one it is to have."""
+        holders = (self.workers[name] for name in self.holders if name in self.workers)
+        return next((worker.layout for worker in holders), self.shape)
+
+    @property
+    def changes_layout(self) -> bool:
+        """Whether those who have its state have not the shape that it is to have, or it is to have no slots."""
+        return not (self.target and self.present.is_like(self.shape))
+
+    @property
+    def restarts(self) -> bool:
+        """Whether no worker is known to have a state: memberships begin by themselves, or agree on what they have."""
+        return self.spec.heal in WITHOUT_SESSION
+
+    @property
+    def least(self) -> int:
+        """Workers without which it can't compute in the shape that it is to have."""
+        return min(self.spec.sizes_like(self.shape), default=self.shape.replica_workers)
+
+    @property
+    def as_planned(self) -> bool:
+        """Whether the newest membership computes in the very slots of the plan."""
+        membership = self.membership
+        if not membership.has_met or not membership.complete or not membership.layout.is_like(self.shape):
+            return False
+        slots = [self.workers[name].slot for name in membership.group if name in self.workers]
+        return len(slots) == len(membership.group) and set(slots) == set(self.target)
+
+    def ready(self) -> list[str]:
+        """Return the workers of the present layout that compute or could."""
+        shape = self.present
+        return [
+            name
+            for name, worker in self.workers.items()
+            if worker.stage is WorkerStage.READY and worker.layout.is_like(shape)
+        ]
+
+    # --- who has which place of the state ----------------------------------------------------------------------------
+
+    def record_state(self, worker: str, place: int, iteration: int, node: str) -> None:
+        """Note that `worker` has the state of `place`, unless workers of this task have none."""
+        if not self.restarts:
+            self.holders[worker] = Holding(place=place, iteration=iteration, node=node)
+
+    def forget_others(self, node: str, workers: Collection[str]) -> None:
+        """Note that no other workers than these live on `node`."""
+        gone = [name for name, held in self.holders.items() if held.node == node and name not in workers]
+        for name in gone:
+            del self.holders[name]
+
+    def places(self, workers: Iterable[str]) -> set[int]:
+        """Return the places of which any of `workers` has the state."""
+        return {held.place for name in workers if (held := self.holders.get(name))}
+
+    def furthest(self, place: int, workers: Iterable[str]) -> str:
+        """Return who of `workers` has the newest state of `place`."""
+        held = [(name, found) for name in workers if (found := self.holders.get(name)) and found.place == place]
+        return max(held, key=lambda each: each[1].iteration)[0]
+
+    def lost_places(self) -> set[int]:
+        """Return the places whose state no worker has, where one has that of another place."""
+        held = self.places(self.ready())
+        return set(range(self.present.replica_workers)) - held if held else set()
+
+    def lacks_places(self) -> bool:
+        """Return whether there is a place whose state no worker has."""
+        return len(self.places(self.ready())) < self.present.replica_workers
+
+    # --- memberships -------------------------------------------------------------------------------------------------
+
+    def better_membership(self, slots: Iterable[SlotRef], taken: Container[SlotRef]) -> Membership | None:
+        """Return the membership that is to replace the present one; None where none can, or better ones are coming.
+
+        Args:
+            slots: of the target, that are there.
+            taken: all slots that any task has a worker in.
+        """
+        shape, membership = self.shape, self.membership
+        ready, awaited = self._in_slots(slots, taken)
+        computes = membership.layout.is_like(shape)
+        intact = computes and not membership.leaving and membership.intact(self.workers)
+        if awaited and (intact or not computes or self.restarts or not membership.survivors(self.workers)):
+            # those that compute go on until the new ones are ready; those that start wait for one another, and those
+            # that each membership begins anew for whoever is to be in it
+            return None
+        chosen, computing = self._best(ready, final=not (awaited or intact))
+        if not chosen or (intact and set(chosen) == set(membership.group)):
+            return None
+        return membership.next(chosen, shape.with_workers(computing))
+
+    def last_membership(self) -> Membership | None:
+        """Return the membership in which those with the state leave it behind; None where they are no whole replica.
+
+        They may be in slots that are no longer the task's, and fewer or more than it is allowed to have.
+        """
+        names = [name for name in self.ready() if name in self.holders]
+        chosen = self._seated(names, len(names))
+        layout = self.present.with_workers(len(chosen))
+        return self.membership.next(chosen, layout, leaving=True) if chosen else None
+
+    def leaves(self, slots: Iterable[SlotRef], taken: Container[SlotRef]) -> bool:
+        """Return whether members are leaving their states behind, or compute until workers of another layout are ready.
+
+        Those may be starting, or about to: in slots that nobody computes in.
+        """
+        membership = self.membership
+        computes = not membership.leaving and membership.intact(self.workers)
+        return membership.leaves(self.workers) or (computes and self._in_slots(slots, taken)[1])
+
+    def _in_slots(self, slots: Iterable[SlotRef], taken: Container[SlotRef]) -> tuple[list[str], bool]:
+        """Return the workers in these slots that could compute, and whether others are to come there.
+
+        A slot that another task still holds is not waited for: that task may be waiting for one of this task's.
+        """
+        own = {worker.slot: worker for worker in self.workers.values()}
+        awaited, ready, shape = False, list[str](), self.shape
+        for slot in slots:
+            worker = own.get(slot)
+            if worker is None:
+                awaited = awaited or slot not in taken
+            elif worker.layout.is_like(shape):  # else it is about to be stopped
+                awaited = awaited or worker.stage is WorkerStage.STARTING
+                if worker.stage is WorkerStage.READY:
+                    ready.append(worker.worker)
+        return ready, awaited
+
+    def _best(self, ready: list[str], *, final: bool) -> tuple[list[str], int]:
+        """Return the best membership that can be formed, in rank order, and how many of it compute; empty if none can.
+
+        Where none of `ready` holds some place, a worker in a slot that is no longer the task's comes along to hand it
+        over, and leaves when that is done; who takes a state from it and is in no whole replica yet computes nothing.
+        With nothing more to come, that is done even with too few workers to go on with: the state is in the task's own
+        slots then, and the other slot can be given up.
+
+        Args:
+            ready: workers in its slots that could compute, in the order of the slots.
+            final: nothing better than these is there or on its way.
+        """
+        ranks = {name: rank for rank, name in enumerate(self.membership.group)}
+        ready = sorted(ready, key=lambda name: ranks.get(name, len(ranks)))  # stable: members keep their order
+        replica = self.present.replica_workers
+        size, givers = self._allowed(len(ready)), self._givers(ready)
+        if givers and (size or (ready and final)):
+            group = self._seated(givers + ready, max(1, (size or len(ready)) // replica) + 1)
+            takers = [name for name in ready if name not in group and name not in self.holders] if group else []
+            return [*group, *(takers if replica > 1 else [])], len(group)
+        group = self._seated(ready, len(ready))
+        group = group[: self._allowed(len(group))]
+        return group, len(group)
+
+    def outside(self) -> list[WorkerRun]:
+        """Return the workers that are in no membership and in no slot of the task.
+
+        Who has its state is among them only when those that go on have met: they may be dying unseen.
+        """
+        present, shape = self.present, self.shape
+        group = {name for name in self.membership.group if name in self.workers}
+        group = {name for name in group if self.workers[name].layout.is_like(present)}
+        outside = [worker for name, worker in self.workers.items() if name not in group]
+        kept = set(self.target) if outside else set()
+        unwanted = [worker for worker in outside if worker.slot not in kept or not worker.layout.is_like(shape)]
+        if self.membership.has_met:
+            return unwanted
+        return [worker for worker in unwanted if worker.worker not in self.holders]
+
+    def waiting_replicas(self) -> str:
+        """Return which workers of broken replicas wait for which places, in words; empty where none do."""
+        idle = [name for name in self.ready() if name not in self.membership.group]
+        coming = sorted({worker.place for worker in self.workers.values() if worker.stage is WorkerStage.STARTING})
+        if self.present.replica_workers == 1 or not idle or not coming:
+            return ""
+        return f"; the replica of {', '.join(idle)} waits for place {', '.join(map(str, coming))}"
+
+    def _allowed(self, count: int) -> int:
+        """Return the largest size of the task that `count` workers make, 0 where they are too few."""
+        sizes = self.spec.sizes_like(self.present)
+        index = bisect_right(sizes, count)
+        return sizes[index - 1] if index else 0
+
+    def _givers(self, ready: list[str]) -> list[str]:
+        """Return a worker elsewhere for each place that nobody of `ready` holds."""
+        everybody = self.ready()
+        missing = self.places(everybody) - self.places(ready)
+        return [self.furthest(place, everybody) for place in sorted(missing)]
+
+    def _seated(self, names: list[str], most: int) -> list[str]:
+        """Return up to `most` whole replicas made of `names`, one after the other."""
+        there, places = set(names), self.present.replica_workers
+        whole = [list(replica) for replica in self._whole_replicas() if there.issuperset(replica)][:most]
+        there.difference_update(*whole)
+        waiting: list[deque[str]] = [deque() for _ in range(places)]
+        for name in sorted(names, key=lambda name: name not in self.holders):  # who has a state first
+            if name in there and self.workers[name].place < places:
+                waiting[self.workers[name].place].append(name)
+        while len(whole) < most and all(waiting):
+            whole.append([each.popleft() for each in waiting])
+        return [name for replica in whole for name in replica]
+
+    def _whole_replicas(self) -> list[tuple[str, ...]]:
+        """Return the replicas of the present membership all of whose members hold their place's state."""
+        return [each for each in self.membership.replicas() if self.holders.keys() >= set(each)]
+
+    # --- places ------------------------------------------------------------------------------------------------------
+
+    def surplus(self, slots: list[SlotRef]) -> list[WorkerRun]:
+        """Return the workers that no replica needs while it lacks others: their slots are for other places.
+
+        Args:
+            slots: of the target, that are there; while one is free, nobody has to make room.
+        """
+        places, workers = self.shape.replica_workers, self._here(slots)
+        if places == 1 or len(workers) < len(slots):
+            return []
+        wanted = len(workers) // places
+        counts = Counter(worker.place for worker in workers)
+        lacking = sum(max(0, wanted - counts[place]) for place in range(places))
+        if not lacking:
+            return []
+        settled = {name for each in self._whole_replicas() if self.workers.keys() >= set(each) for name in each}
+        found: list[WorkerRun] = []
+        for worker in reversed(workers):
+            if len(found) < lacking and counts[worker.place] > wanted and worker.worker not in settled:
+                counts[worker.place] -= 1
+                found.append(worker)
+        return found
+
+    def new_workers(self, slots: list[SlotRef], taken: Container[SlotRef]) -> list[WorkerRun]:
+        """Return workers that are to be started in the free ones of these slots.
+
+        Args:
+            slots: of the target, that are there.
+            taken: all slots that any task has a worker in.
+        """
+        shape, there, found = self.shape, self._here(slots), list[WorkerRun]()
+        for slot in slots:
+            if slot not in taken:
+                self.started += 1
+                place = self._next_place([*there, *found], slot, len(slots) // shape.replica_workers)
+                name = f"{self.spec.name}-{self.started}"
+                found.append(WorkerRun(worker=name, slot=slot, place=place, layout=shape))
+        return found
+
+    def slots_by_place(self) -> list[SlotRef]:
+        """Return where the worker of each place of the only replica is, or is to be, as far as there are slots."""
+        there = {worker.place: worker.slot for worker in self.workers.values()}
+        free = [slot for slot in self.target if slot not in there.values()]
+        meant = (there.get(place) or (free.pop(0) if free else None) for place in range(self.shape.replica_workers))
+        return [slot for slot in meant if slot is not None]
+
+    def _here(self, slots: Iterable[SlotRef]) -> list[WorkerRun]:
+        """Return its workers in these slots whose replicas have the shape that they are to have."""
+        shape, own = self.shape, {worker.slot: worker for worker in self.workers.values()}
+        return [own[slot] for slot in slots if slot in own and own[slot].layout.is_like(shape)]
+
+    def _next_place(self, workers: Iterable[WorkerRun], slot: SlotRef, replicas: int) -> int:
+        """Return the place that a worker started beside `workers` is to have, where `replicas` can be made of them all.
+
+        That which the plan means for its slot, as ranks that talk much are meant to be on one node; where there are
+        enough of that, the first that fewest of them have.
+        """
+        places = self.shape.replica_workers
+        counts = Counter(worker.place for worker in workers)
+        meant = self.target.index(slot) % places
+        return meant if counts[meant] < replicas else min(range(places), key=lambda place: counts[place])

@@ -1,0 +1,114 @@
+"""Parked snapshots that go from the memories of nodes to storage, and are only there then.
+
+Those of tasks that wait for long, so that memory is free; and at once those that lie on nodes which are to go, where
+none stays that could keep a copy.
+"""
+
+from hashlib import blake2b
+
+import msgspec
+
+from unicron.contracts.base import Message
+from unicron.contracts.commands import StoreState
+from unicron.contracts.ranges import Count
+from unicron.contracts.states import ParkedSnapshot, StateRef
+from unicron.contracts.storage import Saving
+from unicron_transition.cluster import Cluster
+from unicron_transition.deadlines import Deadline, Wait
+from unicron_transition.group import WorkerGroup
+
+
+class Attempt(msgspec.Struct, kw_only=True):
+    """A snapshot that is to go from memory to storage.
+
+    Attributes:
+        wait: what is waited for before it is written, as in `Wait`; empty: nothing.
+        saving: what is being written now.
+        nodes: that write it, by their incarnations when they were ordered to; a later one does not know the order.
+    """
+
+    wait: str = ""
+    saving: Saving | None = None
+    nodes: dict[str, str] = {}
+
+    def under_way(self, cluster: Cluster) -> bool:
+        """Return whether all who write are as they were when they were ordered to."""
+        return self.saving is not None and all(
+            cluster.is_there(node) and cluster.nodes[node].incarnation == incarnation
+            for node, incarnation in self.nodes.items()
+        )
+
+
+class Retirement(msgspec.Struct, kw_only=True):
+    """Attempts to write a task's parked snapshot to storage.
+
+    Attributes:
+        attempt: that is on, or waited for.
+        attempts: how many there were.
+    """
+
+    attempt: Attempt | None = None
+    attempts: Count = 0
+
+    def retire(self, cluster: Cluster, group: WorkerGroup, parked: ParkedSnapshot, *, at_once: bool) -> list[Message]:
+        """Return the commands that write what is not to stay in memory, or the timer for how long it may."""
+        idle_s = cluster.idle_s
+        attempt = self.attempt
+        if attempt is None:
+            attempt = self.attempt = Attempt(wait=Wait.IDLE)
+            if not at_once:
+                return [Deadline(Wait.IDLE, group.spec.name).set(idle_s)]
+        if attempt.under_way(cluster) or attempt.wait == (Wait.AGAIN if at_once else Wait.IDLE):
+            return []
+        return self._order(cluster, group, parked, attempt)
+
+    def call_off(self, task: str) -> list[Message]:
+        """Leave in memory what is there: it is about to be taken, or is gone; what is being written may be finished."""
+        attempt, self.attempt = self.attempt, None
+        return [Deadline(Wait(attempt.wait), task).cancel()] if attempt and attempt.wait else []
+
+    def expire(self) -> None:
+        """Note that the time is over that a snapshot may stay in memory, or until the next attempt."""
+        if self.attempt is not None:
+            self.attempt.wait = ""
+
+    def failed(self, cluster: Cluster, task: str, node: str, *, at_once: bool) -> tuple[Saving | None, list[Message]]:
+        """Try again later, where a node could not write its part, soon if it is to go; return what was written."""
+        attempt = self.attempt
+        if attempt is None or attempt.saving is None or node not in attempt.nodes:
+            return None, []
+        saving, attempt.saving = attempt.saving, None
+        wait = Wait.AGAIN if at_once else Wait.IDLE
+        attempt.wait = wait
+        return saving, [Deadline(wait, task).set(cluster.idle_s if wait is Wait.IDLE else None)]
+
+    def written(self, node: str) -> Saving | None:
+        """Return what is on storage now that `node` says so; None where nobody was ordered to write."""
+        attempt = self.attempt
+        if attempt is None or node not in attempt.nodes or attempt.saving is None:
+            return None
+        self.attempt = None
+        return attempt.saving
+
+    def _order(self, cluster: Cluster, group: WorkerGroup, parked: ParkedSnapshot, attempt: Attempt) -> list[Message]:
+        """Have each place written by one of the nodes that have it, by another one with each attempt."""
+        out: list[Message] = [Deadline(Wait(attempt.wait), group.spec.name).cancel()] if attempt.wait else []
+        self.attempts += 1
+        named = f"{group.submitted_at}:{group.before}:{parked.iteration}:{self.attempts}"
+        saving = Saving(
+            root=group.spec.checkpoints,
+            task=group.spec.name,
+            iteration=parked.iteration,
+            layout=parked.layout.with_workers(0),
+            attempt=blake2b(named.encode(), digest_size=4).hexdigest(),
+        )
+        places: dict[int, list[StateRef]] = {}
+        for ref in parked.states:
+            places.setdefault(ref.place, []).append(ref)
+        chosen = [refs[self.attempts % len(refs)] for refs in places.values()]
+        attempt.wait, attempt.saving = "", saving
+        attempt.nodes = {ref.location.node: cluster.nodes[ref.location.node].incarnation for ref in chosen}
+        return out + [
+            StoreState(**cluster.to(ref.location.node), task=group.spec.name, state=ref, saving=saving)
+            for ref in chosen
+        ]
