@@ -32,9 +32,9 @@ import grpc
 import grpc.aio
 import torch
 from unicron_agent.fabric import Fabric
-from unicron_agent.memory import StateMemory
-from unicron_agent.state_server import FETCH, LIMITS, StateServer
-from unicron_agent.state_sources import Peer, SharedMemory, StateSource
+from unicron_agent.snapshots.memory import SnapshotMemory
+from unicron_agent.snapshots.server import FETCH, LIMITS, SnapshotServer
+from unicron_agent.snapshots.sources import OtherNode, OwnMemory, SnapshotSource
 from unicron_agent.traffic import NodeTraffic
 
 from benchmarks.checkpointing import PACED, WAYS
@@ -151,7 +151,7 @@ def made() -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-async def had_again(source: StateSource, ref: StateRef, target: Path, protected: dict[str, Any]) -> None:
+async def had_again(source: SnapshotSource, ref: StateRef, target: Path, protected: dict[str, Any]) -> None:
     """Have a state from a source until it is in place."""
     path = await source.obtain(ref, target)
     gathering = Gathering(protected)
@@ -181,7 +181,7 @@ async def rate(size: int, repeats: int, what: Callable[[], Any]) -> float:
 
 async def having(repeats: int, memory: Path) -> dict[str, float]:
     """Return how fast a state is had again."""
-    protected, states, fabric = made(), StateMemory(memory, 0), Fabric("", "here")
+    protected, states, fabric = made(), SnapshotMemory(memory, 0), Fabric("", "here")
     refs: list[StateRef] = []
     saver = Saver(memory, say)
     location = StateLocation(node="here", worker="w", name="")
@@ -189,16 +189,20 @@ async def having(repeats: int, memory: Path) -> dict[str, float]:
     saver.begin(laid_out(1, protected), ref, refs.append, 0.0)
     saver.wait()
     [ref] = refs
-    server, address = await StateServer(states, "here", lambda *_: None, NodeTraffic(memory), fabric).serve("127.0.0.1")
+    server, address = await SnapshotServer(states, "here", lambda *_: None, NodeTraffic(memory), fabric).serve(
+        "127.0.0.1"
+    )
     there = ref.at("there", address)
     source, copy = torch.ones(ref.size // 4), torch.empty(ref.size // 4)
     target = memory / "w.fetched"
     try:
         return {
             "own_memory_gb_s": await rate(
-                ref.size, repeats, lambda: had_again(SharedMemory(states), ref, target, protected)
+                ref.size, repeats, lambda: had_again(OwnMemory(states), ref, target, protected)
             ),
-            "neighbour_gb_s": await rate(ref.size, repeats, lambda: had_again(Peer(fabric), there, target, protected)),
+            "neighbour_gb_s": await rate(
+                ref.size, repeats, lambda: had_again(OtherNode(fabric), there, target, protected)
+            ),
             "memcpy_gb_s": await rate(ref.size, repeats, lambda: copy.copy_(source) is None or None),
             "memcpy_to_fresh_memory_gb_s": await rate(ref.size, repeats, lambda: source.clone() is None or None),
             "grpc_gb_s": await rate(ref.size, repeats, lambda: streamed(address, ref.location.name)),

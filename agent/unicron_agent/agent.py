@@ -19,13 +19,13 @@ from unicron.floods import LETTERS, Floods, more
 from unicron_agent.clocks import MOST_S
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
-from unicron_agent.states import Out
 from unicron_agent.stimuli import (
     AskToken,
     Effect,
     EntryRead,
     Leave,
     Notice,
+    Out,
     Published,
     Reconnected,
     Stimulus,

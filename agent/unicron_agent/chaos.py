@@ -18,7 +18,7 @@ from unicron_agent.activity import processes_of, start_time
 from unicron_agent.core import AgentCore
 from unicron_agent.gpus import addresses
 from unicron_agent.kernel_log import append
-from unicron_agent.memory import StateMemory
+from unicron_agent.snapshots.memory import SnapshotMemory
 from unicron_agent.supervisor import Supervisor
 from unicron_agent.workers import Worker
 
@@ -76,7 +76,7 @@ class Chaos:
         core: AgentCore,
         supervisor: Supervisor,
         send: Callable[[str, ToWorker], None],
-        memory: StateMemory,
+        memory: SnapshotMemory,
         cut: Callable[[float], None],
         kernel_log: str,
         unpublished: Callable[[], int],

@@ -56,7 +56,7 @@ from unicron_agent.clocks import clock_off
 from unicron_agent.hardware import Hardware
 from unicron_agent.reports import report
 from unicron_agent.silence import Silence
-from unicron_agent.states import Out, States
+from unicron_agent.snapshots.snapshots import NodeSnapshots
 from unicron_agent.stimuli import (
     Adopted,
     AskToken,
@@ -68,6 +68,7 @@ from unicron_agent.stimuli import (
     Logged,
     Notice,
     ObtainState,
+    Out,
     ProcessExited,
     ProcessStarted,
     Published,
@@ -78,7 +79,7 @@ from unicron_agent.stimuli import (
     StartProcess,
     StateUnsound,
     Stimulus,
-    StorageTold,
+    StorageUsed,
     StoreToken,
     Tick,
     TokenRead,
@@ -119,7 +120,7 @@ class AgentCore:
         released: nobody needs the node any more.
         left: it has said goodbye, and reads nothing more.
         fault: why it has by itself; empty where somebody has told it to go.
-        states: that lie in this node's memory.
+        snapshots: that lie in this node's memory.
         samples: by task, what its workers are to record, where somebody has switched that.
     """
 
@@ -148,7 +149,7 @@ class AgentCore:
         self._held: list[Command] = []
         self._judged = 0
         self.workers: dict[str, Worker] = {}
-        self.states = States(card.node, card.state_server)
+        self.snapshots = NodeSnapshots(card.node, card.state_server)
         self._hardware = Hardware(card.node)
         self._timings, self._watch = Timings(card.node), Watch(card.node, limits)
         self.samples: dict[str, Sample] = {}
@@ -187,8 +188,8 @@ class AgentCore:
                 out = self._read(stimulus)
             case Tick():
                 out = self._tick(now, stimulus)
-            case CopySent() | CopyReceived() | StateUnsound() | StorageTold():
-                out = self.states.hear(stimulus, self.workers, now)
+            case CopySent() | CopyReceived() | StateUnsound() | StorageUsed():
+                out = self.snapshots.handle(stimulus, self.workers, now)
             case TokenRead(token):
                 out = self._judge(token)
             case Published(fact, sequence):
@@ -216,7 +217,7 @@ class AgentCore:
             self.workers[each.worker] = Worker.adopted(each, now)
             if each.slot not in {slot.index for slot in self._card.slots}:
                 out += self._stop(each.worker)
-        self.states.adopt(adopted.kept, adopted.saved)
+        self.snapshots.adopt(adopted.kept, adopted.saved)
         self._awaited, self._join_by = set(self.workers), now + ADOPTION_S
         return out if self._awaited else self._join()
 
@@ -232,7 +233,7 @@ class AgentCore:
         self._join_again_at = math.inf
         self._beats, self._beat_at = 0, 0.0
         present = [worker.status() for worker in self.workers.values() if not worker.stopping]
-        card, kept = self._card, list(self.states.found)
+        card, kept = self._card, list(self.snapshots.found)
         return [msgspec.structs.replace(card, incarnation=self.incarnation, workers=present, kept=kept), *self._warn()]
 
     def _published(self, fact: Message, sequence: int) -> Out:
@@ -379,9 +380,9 @@ class AgentCore:
             case StopWorker(worker=name):
                 return self._stop(name)
             case CopyState() | DropStates() | SaveStates() | FindStates():
-                return self.states.obey(command, self.workers.values())
+                return self.snapshots.obey(command, self.workers.values())
             case StoreState() | CommitCheckpoint() | FindCheckpoint():
-                return self.states.obey(command, self.workers.values())
+                return self.snapshots.obey(command, self.workers.values())
             case Regroup():
                 return self._regroup(command)
             case ReleaseNode():
@@ -436,7 +437,7 @@ class AgentCore:
         worker = self.workers.pop(exited.worker, None)
         if worker is None:
             return []
-        removed = self.states.gone(exited.worker)
+        removed = self.snapshots.ended(exited.worker)
         tasks = {each.task for each in self.workers.values()}
         self._timings.keep(tasks)
         self._watch.keep(tasks)
@@ -499,13 +500,13 @@ class AgentCore:
             case FetchState(ref=ref):
                 out = [ObtainState(name, ref)]
             case Saved():
-                out = self.states.saved(worker, message)
+                out = self.snapshots.saved(worker, message)
             case Joined():
-                self.states.joined(name)
+                self.snapshots.goes_on(name)
             case Unprotected():
-                self.states.unprotected(name)
+                self.snapshots.unprotected(name)
             case Diverged():
-                out = self.states.disown(name)
+                out = self.snapshots.disown(name)
             case Iterated():
                 out = [*self._timings.add(worker, message, self._together_with(worker), now)]
         return out + self._report(worker, message)
@@ -515,16 +516,16 @@ class AgentCore:
         name, remembered = worker.worker, (worker.membership, self.samples.get(worker.task))
         told = [SendToWorker(name, each) for each in remembered if each]
         kept = self._said(name, hello.kept, now) if hello.kept else []
-        return [*told, *self.states.greet(name), *kept, *self._no_longer_awaited(name)]
+        return [*told, *self.snapshots.connected(name), *kept, *self._no_longer_awaited(name)]
 
     def _report(self, worker: Worker, message: ToAgent) -> Out:
         """Return the fact that a worker's message makes, where it is to be told."""
         if isinstance(message, Iterated) and message.rank > 0:
             return []  # one is enough
         if isinstance(message, Kept):
-            if not self.states.kept(worker.worker, message):
+            if not self.snapshots.left_behind(worker.worker, message):
                 return []
-            message = msgspec.structs.replace(message, state=self.states.here(message.state))
+            message = msgspec.structs.replace(message, state=self.snapshots.at_this_node(message.state))
         return report(self.node, worker, message)
 
     def _together_with(self, worker: Worker) -> list[str]:
@@ -537,7 +538,7 @@ class AgentCore:
 
     def _tick(self, now: float, tick: Tick) -> Out:
         """Say that this node lives, and look at its workers."""
-        out = self.states.tick(now)
+        out = self.snapshots.tick(now)
         self._timings.pressure = tick.pressure
         for slot in [worker.slot for worker in self.workers.values() if worker.queued is not None]:
             out += self._start_queued(slot)
@@ -564,7 +565,7 @@ class AgentCore:
             [
                 self._beat_at,
                 self._join_again_at,
-                self.states.due_at(),
+                self.snapshots.due_at(),
                 *(each.heard_at + PING_S for each in workers if each.pid),
             ]
         )

@@ -4,8 +4,7 @@ from collections.abc import Collection, Iterable
 
 from unicron.contracts.base import Message
 from unicron.contracts.hardware import FaultLogged, GpusSampled
-from unicron_agent.states import Out
-from unicron_agent.stimuli import Logged, Sampled
+from unicron_agent.stimuli import Logged, Out, Sampled
 from unicron_agent.workers import Worker
 
 AGAIN_S = 5.0

@@ -18,7 +18,6 @@ from unicron.clock import Clock
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
 from unicron.contracts.queries import GetLog, GetStates, InjectFault, Query, Reply
-from unicron.contracts.states import Keeper, StateRef
 from unicron.contracts.tasks import Slot, TaskSpec
 from unicron.contracts.worker import (
     CAUSE,
@@ -36,9 +35,7 @@ from unicron.core import order_taken
 from unicron.errors import (
     BusUnavailableError,
     InvalidInputError,
-    StateTransferError,
     UnicronError,
-    UnsoundStateError,
 )
 from unicron.health import ALIVE
 from unicron.rules import load
@@ -52,43 +49,31 @@ from unicron_agent.fabric import Fabric
 from unicron_agent.gpus import GpuWatch, addresses
 from unicron_agent.kernel_log import KernelLog
 from unicron_agent.measured import Measured
-from unicron_agent.memory import StateMemory
 from unicron_agent.network import home, interface_of, memory_dir, own_address
 from unicron_agent.outbox import Outbox
 from unicron_agent.output import Outputs, last_lines, put_aside
 from unicron_agent.rendezvous import RendezvousServer
 from unicron_agent.settings import AgentSettings
+from unicron_agent.snapshots.memory import SnapshotMemory
+from unicron_agent.snapshots.transfers import Transfers
 from unicron_agent.stacks import stacks_of
-from unicron_agent.state_server import StateServer, send_copy
-from unicron_agent.state_sources import source_of
 from unicron_agent.stimuli import (
-    AbandonCopies,
     Adopted,
-    CopyReceived,
-    CopySent,
     Effect,
     Kill,
     Logged,
-    ObtainState,
     ProcessExited,
     ProcessStarted,
-    RemoveState,
     Sampled,
-    SendCopy,
     SendToWorker,
     StacksTaken,
     StartProcess,
-    StateUnsound,
     Stimulus,
-    StorageTold,
-    StorePart,
     StoreToken,
     TakeStacks,
     Tick,
-    UseStorage,
     WorkerSaid,
 )
-from unicron_agent.storing import Job, done
 from unicron_agent.supervisor import Supervisor
 from unicron_agent.traffic import NodeTraffic
 from unicron_agent.warm import Standby, single_thread
@@ -104,9 +89,6 @@ OPEN = (
 
 LOOK_S = 0.5
 """How often what workers write is looked at."""
-
-STORING_S = 0.2
-"""How often an order to write to storage looks whether what is being written of the same worker is done."""
 
 
 class Node:
@@ -139,7 +121,7 @@ class Node:
         self._rules = load(settings.rules)
         self._fabric = Fabric(settings.fabric_key, self._name, clock.now)
         self._run_dir = Path(settings.run_dir).resolve()
-        self._memory = StateMemory(memory_dir(self._run_dir), settings.state_limit)
+        self._memory = SnapshotMemory(memory_dir(self._run_dir), settings.state_limit)
         self._traffic = NodeTraffic(self._memory.folder, lambda: communicating(self._agent.core.workers.values()))
         self._token_file = self._run_dir / "token"
         self._alive = self._run_dir / ALIVE
@@ -153,9 +135,15 @@ class Node:
         )
         self._pressure = Pressure()
         self._jobs: set[asyncio.Task[None]] = set()
-        self._storing: set[str] = set()
-        self._sending: dict[tuple[StateRef, str], asyncio.Task[None]] = {}
-        self._fetched: Callable[[float], None] = lambda _: None
+        self._transfers = Transfers(
+            self._name,
+            self._memory,
+            self._traffic,
+            self._fabric,
+            self._supervisor,
+            self._handle,
+            self._answer_fetch,
+        )
 
     async def run(self) -> None:
         """Adopt what lives, join, and serve until cancelled."""
@@ -163,14 +151,8 @@ class Node:
             log.warning(OPEN)
         position = await self._journal_end()
         rendezvous, rendezvous_address = await RendezvousServer(self._fabric).serve(self._host)
-        states, states_address = await StateServer(
-            self._memory,
-            self._name,
-            lambda name, ref: self._handle(CopyReceived(name, ref)),
-            self._traffic,
-            self._fabric,
-        ).serve(self._host)
-        self._agent = self._make_agent(rendezvous_address, states_address)
+        snapshots, snapshots_address = await self._transfers.serve(self._host)
+        self._agent = self._make_agent(rendezvous_address, snapshots_address)
         self._measure()
         self._chaos = Chaos(
             self._agent.core,
@@ -198,7 +180,7 @@ class Node:
             await asyncio.gather(running, return_exceptions=True)
             await self._supervisor.stop()
             await self._standby.stop()
-            await states.stop(0)
+            await snapshots.stop(0)
             socket.close()
             rendezvous.close()
             shutil.rmtree(self._memory.folder, ignore_errors=True)
@@ -262,14 +244,14 @@ class Node:
                 "`unicron provision`"
             ) from error
 
-    def _make_agent(self, rendezvous: str, states: str) -> Agent:
+    def _make_agent(self, rendezvous: str, snapshots: str) -> Agent:
         card = NodeJoined(
             node=self._name,
             incarnation="",
             host=self._host,
             slots=self._slots,
             rendezvous=rendezvous,
-            state_server=states,
+            state_server=snapshots,
             pid=os.getpid(),
             rack=self._settings.rack,
             home=home(self._run_dir),
@@ -288,7 +270,7 @@ class Node:
         if self._settings.metrics_address is None:
             return
         measured = Measured(self._agent.core, self._outbox, self._clock.now)
-        self._agent.observe, self._fetched = measured.observe, measured.fetched
+        self._agent.observe, self._transfers.fetched = measured.observe, measured.fetched
         measured.metrics.serve(self._settings.metrics_address)
 
     def _look(self) -> Tick:
@@ -343,22 +325,7 @@ class Node:
             case StoreToken(token):
                 self._store(token)
             case _:
-                self._carry_out_on_states(effect)
-
-    def _carry_out_on_states(self, effect: Effect) -> None:
-        match effect:
-            case ObtainState(worker, ref):
-                self._begin(self._obtain(worker, ref))
-            case SendCopy(ref, keeper, paced):
-                self._sending[ref, keeper.node] = self._begin(self._send_copy(ref, keeper, paced=paced))
-            case AbandonCopies(worker, nodes):
-                for ref, node in list(self._sending):
-                    if ref.location.worker == worker and node in nodes:
-                        self._sending.pop((ref, node)).cancel()
-            case UseStorage(job):
-                self._begin(self._use_storage(job))
-            case RemoveState(name):
-                self._memory.remove(name)
+                self._transfers.carry_out(effect)
 
     def _store(self, token: int) -> None:
         unfinished = self._token_file.with_suffix(".part")
@@ -389,43 +356,10 @@ class Node:
     async def _take_stacks(self, worker: str, pid: int) -> None:
         self._handle(StacksTaken(worker, await stacks_of(pid)))
 
-    async def _obtain(self, worker: str, ref: StateRef) -> None:
-        source, began = source_of(ref, self._name, self._memory, self._fabric), self._clock.now()
-        try:
-            path = await source.obtain(ref, self._memory.fetched(worker, ref.location.name))
-            self._fetched(self._clock.now() - began)
-            answer = StateFetched(name=ref.location.name, path=str(path), own=True)
-        except StateTransferError as error:
-            if isinstance(error, UnsoundStateError):
-                self._handle(StateUnsound(ref, str(error)))
-            log.warning("worker %s gets no state: %s", worker, error)
-            answer = StateFetched(name=ref.location.name, error=str(error))
+    def _answer_fetch(self, worker: str, answer: StateFetched) -> None:
         self._channels.send(worker, answer)
         if worker not in self._agent.core.workers:
             self._memory.forget(worker)
-
-    async def _send_copy(self, ref: StateRef, keeper: Keeper, *, paced: bool) -> None:
-        problem, unsound = "", False
-        try:
-            await send_copy(self._memory, ref, keeper, self._traffic, self._fabric, paced=paced)
-        except StateTransferError as error:
-            log.warning("%s", error)
-            problem, unsound = str(error), isinstance(error, UnsoundStateError)
-        self._sending.pop((ref, keeper.node), None)
-        self._handle(CopySent(ref, keeper.node, problem, unsound))
-
-    async def _use_storage(self, job: Job) -> None:
-        """Write to storage or look there; while one part of a worker is being written, no other is begun."""
-        worker = job.ref.location.worker if isinstance(job, StorePart) else ""
-        while worker in self._storing:
-            if not (isinstance(job, StorePart) and job.ordered):
-                return
-            await asyncio.sleep(STORING_S)
-        self._storing |= {worker} if worker else set()
-        try:
-            self._handle(StorageTold(await done(job, self._name, self._memory, self._supervisor)))
-        finally:
-            self._storing.discard(worker)
 
     def _common_environment(self) -> dict[str, str]:
         found = {
@@ -477,7 +411,7 @@ class Node:
     async def _reply(self, query: Query) -> Reply:
         match query:
             case GetStates():
-                return Reply(states=self._agent.core.states.whole)
+                return Reply(states=self._agent.core.snapshots.whole)
             case GetLog(worker=worker, lines=lines):
                 return Reply(log=await asyncio.to_thread(last_lines, self._run_dir / "logs", worker, lines))
             case InjectFault() if self._settings.chaos:

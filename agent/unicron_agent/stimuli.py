@@ -150,8 +150,8 @@ class CopyReceived:
 
 
 @dataclass(frozen=True)
-class StorageTold:
-    """What came of `UseStorage`, as the fact to be told."""
+class StorageUsed:
+    """What came of `UseStorage`, as a fact."""
 
     fact: Message
 
@@ -232,7 +232,7 @@ Stimulus = (
     | CopySent
     | CopyReceived
     | StateUnsound
-    | StorageTold
+    | StorageUsed
     | Logged
     | Sampled
     | Tick
@@ -328,7 +328,7 @@ class StorePart(Record, kw_only=True, frozen=True):
 
 @dataclass(frozen=True)
 class UseStorage:
-    """Write to storage or look there, in a process of its own; `StorageTold` is the answer."""
+    """Write to storage or look there, in a process of its own; `StorageUsed` is the answer."""
 
     job: StorePart | CommitCheckpoint | FindCheckpoint
 
@@ -353,3 +353,6 @@ Effect = (
     | UseStorage
     | RemoveState
 )
+
+Out = list[Message | Effect]
+"""What a core answers: facts to publish, and effects to carry out."""

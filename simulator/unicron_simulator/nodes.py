@@ -162,7 +162,7 @@ class Machine:
         if agent is not None and agent is self.agent:
             job = effect.job
             sound = not isinstance(job, stimuli.StorePart) or self._can_be_stored(job)
-            agent.handle(stimuli.StorageTold(self.storage.use(effect, self.name, self.clock.now(), sound=sound)))
+            agent.handle(stimuli.StorageUsed(self.storage.use(effect, self.name, self.clock.now(), sound=sound)))
 
     def _can_be_stored(self, job: stimuli.StorePart) -> bool:
         """Return whether a state is sound, and there: what is saved over meanwhile has a second name."""

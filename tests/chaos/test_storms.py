@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace as replace_record
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
-from unicron_agent.states import States
+from unicron_agent.snapshots.snapshots import NodeSnapshots
 from unicron_simulator import storm
 from unicron_simulator.faults import Lies, scene
 from unicron_simulator.world import Parts
@@ -194,14 +194,14 @@ class Littering(WorkerCore):
         await super()._regroup(broke)
 
 
-class Keepsakes(States):
-    """States of which nothing is removed."""
+class Keepsakes(NodeSnapshots):
+    """Snapshots of which none is removed."""
 
     def _drop(self, command):
         return []
 
 
-Hoarding = having(AgentCore, "states", lambda card, *_: Keepsakes(card.node, card.state_server))
+Hoarding = having(AgentCore, "snapshots", lambda card, *_: Keepsakes(card.node, card.state_server))
 
 
 class Unremembered(AgentCore):
@@ -211,15 +211,15 @@ class Unremembered(AgentCore):
         return super()._adopt(replace(adopted, saved=[]), now)
 
 
-class Optimist(States):
-    """States that count as safe as soon as they are saved."""
+class Optimist(NodeSnapshots):
+    """Snapshots that count as safe as soon as they are saved."""
 
-    def _send(self, savings):
-        savings.missing = frozenset()
-        return super()._send(savings)
+    def _send(self, order):
+        order.missing = frozenset()
+        return super()._send(order)
 
 
-Hopeful = having(AgentCore, "states", lambda card, *_: Optimist(card.node, card.state_server))
+Hopeful = having(AgentCore, "snapshots", lambda card, *_: Optimist(card.node, card.state_server))
 
 
 class Rash(WorkerCore):

@@ -15,11 +15,13 @@ import pytest
 from helpers.fabric import KEY, Node, fabric, fetched, state_ref
 from helpers.waiting import elapse, in_virtual_time
 from msgspec.structs import replace
-from unicron_agent import rendezvous, state_server
+from unicron_agent import rendezvous
 from unicron_agent.fabric import HEADER, LETTERS, Fabric, Strangers, challenged
 from unicron_agent.rendezvous import UNPROVEN, RendezvousServer
-from unicron_agent.state_server import FETCH, KEEP, LIMITS, send_copy
-from unicron_agent.state_sources import Peer
+from unicron_agent.snapshots import server
+from unicron_agent.snapshots.sending import send_copy
+from unicron_agent.snapshots.server import FETCH, KEEP, LIMITS
+from unicron_agent.snapshots.sources import OtherNode
 
 from unicron import proofs
 from unicron.contracts.states import Keeper
@@ -163,19 +165,19 @@ async def test_who_takes_or_sends_reads_the_cure(states, tmp_path):
         (fabric(tmp_path, "n3", OTHER_KEY, now=lambda: NOW), "give both nodes the same fabric key"),
     ):
         with pytest.raises(StateTransferError, match=cure):
-            await Peer(stranger).obtain(there, tmp_path / "taken")
+            await OtherNode(stranger).obtain(there, tmp_path / "taken")
         keeper = Keeper(node="n1", address=states.address)
         with pytest.raises(StateTransferError, match=cure):
             await send_copy(states.memory, there, keeper, states.traffic, stranger, paced=False)
     assert not (tmp_path / "taken").exists()
-    assert (await Peer(states.caller).obtain(there, tmp_path / "taken")).read_bytes() == CONTENT
+    assert (await OtherNode(states.caller).obtain(there, tmp_path / "taken")).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("off_s", [-7200.0, 120.0])
 async def test_a_node_whose_clock_is_off_answers_a_challenge_which_holds_once(states, tmp_path, off_s):
     there = state_ref(CONTENT, NAME, address=states.address)
     caller = fabric(tmp_path, "n3", now=lambda: NOW + off_s)
-    assert (await Peer(caller).obtain(there, tmp_path / "taken")).read_bytes() == CONTENT
+    assert (await OtherNode(caller).obtain(there, tmp_path / "taken")).read_bytes() == CONTENT
     ref = state_ref(CONTENT, "gpt-1.2.saved")
     (tmp_path / "n1" / "gpt-1.2.saved").write_bytes(CONTENT)
     await send_copy(states.memory, ref, Keeper(node="n1", address=states.address), states.traffic, caller, paced=True)
@@ -222,8 +224,8 @@ SENDING = """
 async def test_those_who_say_nothing_or_too_much_cost_little_and_states_are_handed_out_meanwhile(
     states, monkeypatch, caplog
 ):
-    limits = {**dict(state_server.SERVER_LIMITS), "grpc.server_handshake_timeout_ms": 3000}
-    monkeypatch.setattr(state_server, "SERVER_LIMITS", [*limits.items()])
+    limits = {**dict(server.SERVER_LIMITS), "grpc.server_handshake_timeout_ms": 3000}
+    monkeypatch.setattr(server, "SERVER_LIMITS", [*limits.items()])
     async with states.served():
         await states.fetch(states.header())
         before = resident_mb()

@@ -15,8 +15,8 @@ from helpers.ports import free_port
 from helpers.waiting import PATIENT_S, insist
 from helpers.worlds import serving
 from unicron_agent.fabric import CERTIFICATE, Fabric
-from unicron_agent.state_server import send_copy
-from unicron_agent.state_sources import Peer
+from unicron_agent.snapshots.sending import send_copy
+from unicron_agent.snapshots.sources import OtherNode
 from unicron_deploy import certificates
 from unicron_deploy.certificates import Authority
 from unicron_deploy.keys import Keyring
@@ -119,7 +119,7 @@ class CertifiedNode(Node):
         return state_ref(CONTENT, NAME, claimed or self.name, self.address)
 
     async def fetch(self, ref):
-        return (await Peer(self.fabric).obtain(ref, self.folder / "taken")).read_bytes()
+        return (await OtherNode(self.fabric).obtain(ref, self.folder / "taken")).read_bytes()
 
 
 @pytest.mark.parametrize("name", ["n1", LONG])

@@ -4,8 +4,8 @@ import contextlib
 
 import grpc.aio
 from unicron_agent.fabric import Fabric
-from unicron_agent.memory import StateMemory
-from unicron_agent.state_server import FETCH, LIMITS, StateServer
+from unicron_agent.snapshots.memory import SnapshotMemory
+from unicron_agent.snapshots.server import FETCH, LIMITS, SnapshotServer
 from unicron_agent.traffic import NodeTraffic
 from xxhash import xxh3_128
 
@@ -42,10 +42,10 @@ class Node:
     def __init__(self, name, folder, fabric, limit=0):
         self.name, self.folder, self.fabric, self.told = name, folder, fabric, []
         folder.mkdir()
-        self.memory, self.traffic = StateMemory(folder, limit), NodeTraffic(folder)
+        self.memory, self.traffic = SnapshotMemory(folder, limit), NodeTraffic(folder)
 
     @contextlib.asynccontextmanager
-    async def served(self, kind=StateServer):
+    async def served(self, kind=SnapshotServer):
         self.made = kind(self.memory, self.name, lambda *told: self.told.append(told), self.traffic, self.fabric)
         server, self.address = await self.made.serve("127.0.0.1")
         self.server = server

@@ -41,7 +41,10 @@ def service(name: str) -> Room:
 
 
 SHELL = [f"tests/contract/test_{name}.py" for name in ("commit", "ledger", "service")]
-AGENT = "core counters flight hardware lines measured reports silence slots states stimuli timings watch workers"
+AGENT = (
+    "core counters flight hardware lines measured reports silence slots snapshots/snapshots stimuli timings watch "
+    "workers"
+)
 ROOMS = {
     "detector": service("detector"),
     "planner": service("planner"),

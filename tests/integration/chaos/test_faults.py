@@ -7,8 +7,8 @@ import pytest
 import pytest_asyncio
 from helpers.local_cluster import local_cluster
 from helpers.training import TRAIN, difference, plain_run, running_cluster, shared, task, write_script
-from unicron_agent.memory import FILLER
 from unicron_agent.network import memory_dir
+from unicron_agent.snapshots.memory import FILLER
 from unicron_chaos.script import Rank
 from unicron_chaos.strikes import strike
 from unicron_deploy.nats_server import PING_S

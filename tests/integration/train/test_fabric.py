@@ -12,7 +12,7 @@ from helpers.gate import gate
 from helpers.local_cluster import local_cluster
 from helpers.training import difference, plain_run, task, write_script
 from unicron_agent.fabric import Fabric
-from unicron_agent.state_server import FETCH
+from unicron_agent.snapshots.server import FETCH
 from unicron_deploy.keys import Keyring
 
 from unicron import proofs

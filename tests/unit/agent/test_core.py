@@ -680,7 +680,7 @@ def test_a_state_goes_to_storage_when_the_worker_says_so_again_and_is_not_sent_t
     assert effect.job.ref == ref
     scene.feed(CopySent(ref, "n2"))
     assert scene.feed(Tick()) is not None
-    assert scene.core.states.found == {"gpt-1.0.saved": ref}
+    assert scene.core.snapshots.found == {"gpt-1.0.saved": ref}
 
 
 def test_what_a_worker_saved_that_gives_its_state_up_is_removed_and_nothing_saved_until_it_is_ordered_anew(scene):
@@ -695,7 +695,7 @@ def test_what_a_worker_saved_that_gives_its_state_up_is_removed_and_nothing_save
         SendToWorker("gpt-1", wire.Save(on=False)),
     ]
     assert fact == events.StateDiverged(**PLACE, **told)
-    assert scene.core.states.found == {}
+    assert scene.core.snapshots.found == {}
     late = scene.say(wire.Saved(state=saved(1, 3), epoch=0))
     assert late == [RemoveState("gpt-1.1.saved"), SendToWorker("gpt-1", wire.Save(on=False))]
 

@@ -2,8 +2,8 @@
 
 import msgspec
 import pytest
-from unicron_agent.memory import StateMemory
-from unicron_agent.states import AGAIN_S, TRIES, States
+from unicron_agent.snapshots.memory import SnapshotMemory
+from unicron_agent.snapshots.snapshots import AGAIN_S, TRIES, NodeSnapshots
 from unicron_agent.stimuli import (
     AbandonCopies,
     CopyReceived,
@@ -12,7 +12,7 @@ from unicron_agent.stimuli import (
     SendCopy,
     SendToWorker,
     StateUnsound,
-    StorageTold,
+    StorageUsed,
     StorePart,
     UseStorage,
 )
@@ -38,32 +38,32 @@ class Scene:
     """The states of node n1, where worker gpt-1 is."""
 
     def __init__(self):
-        self.states = States("n1", "n1:2")
+        self.snapshots = NodeSnapshots("n1", "n1:2")
         self.workers = {"gpt-1": Worker(worker="gpt-1", task="gpt", slot=1)}
 
     def order(self, *savers, task="gpt"):
-        return self.states.obey(SaveStates(**TO_NODE, task=task, savers=list(savers)), self.workers.values())
+        return self.snapshots.obey(SaveStates(**TO_NODE, task=task, savers=list(savers)), self.workers.values())
 
     def drop(self, *names, workers=()):
         command = DropStates(**TO_NODE, task="gpt", names=list(names), workers=list(workers))
-        return self.states.obey(command, self.workers.values())
+        return self.snapshots.obey(command, self.workers.values())
 
     def find(self, task="gpt"):
-        [answer] = self.states.obey(FindStates(**TO_NODE, task=task, search=5), self.workers.values())
+        [answer] = self.snapshots.obey(FindStates(**TO_NODE, task=task, search=5), self.workers.values())
         assert isinstance(answer, events.StatesFound)
         assert (answer.node, answer.task, answer.search) == ("n1", task, 5)
         return answer.states
 
     def save(self, iteration=3, *, store=False, worker="gpt-1"):
-        return self.states.saved(self.workers[worker], Saved(state=ref(iteration), epoch=2, store=store))
+        return self.snapshots.saved(self.workers[worker], Saved(state=ref(iteration), epoch=2, store=store))
 
     def end(self):
         """Let the worker end; return what comes of that."""
         del self.workers["gpt-1"]
-        return self.states.gone("gpt-1")
+        return self.snapshots.ended("gpt-1")
 
     def sent(self, iteration=3, node="n2", problem="", now=0.0, *, unsound=False):
-        return self.states.hear(CopySent(ref(iteration), node, problem, unsound), self.workers, now)
+        return self.snapshots.handle(CopySent(ref(iteration), node, problem, unsound), self.workers, now)
 
     def fail(self, times, iteration=3, now=0.0):
         """Let a copy not arrive several times in a row; return what comes of the last."""
@@ -116,16 +116,16 @@ def of(kind, out):
 
 def test_a_worker_is_told_to_save_now_and_whenever_it_connects_again(scene):
     assert scene.order(alone(store=STORE)) == [to_worker(Save(on=True, store_s=9.0))]
-    assert scene.states.greet("gpt-1") == [to_worker(Save(on=True, store_s=9.0))]
+    assert scene.snapshots.connected("gpt-1") == [to_worker(Save(on=True, store_s=9.0))]
 
 
 def test_a_worker_that_is_in_no_order_for_its_task_is_told_to_save_no_more_once(scene):
     scene.order(alone())
     assert scene.order(task="bert") == []
-    assert scene.states.greet("gpt-1") == [to_worker(Save(on=True))]
+    assert scene.snapshots.connected("gpt-1") == [to_worker(Save(on=True))]
     assert scene.order() == [to_worker(Save(on=False))]
     assert scene.order() == []
-    assert scene.states.greet("gpt-1") == []
+    assert scene.snapshots.connected("gpt-1") == []
 
 
 def test_what_nobody_ordered_to_save_is_removed_and_its_saver_told_to_cease(scene):
@@ -136,7 +136,7 @@ def test_what_nobody_ordered_to_save_is_removed_and_its_saver_told_to_cease(scen
 @pytest.mark.parametrize("wrong", [ref(worker="gpt-2"), ref(task="bert")])
 def test_a_worker_can_save_in_its_own_name_only(scene, wrong):
     scene.order(alone())
-    assert scene.states.saved(scene.workers["gpt-1"], Saved(state=wrong, epoch=2)) == []
+    assert scene.snapshots.saved(scene.workers["gpt-1"], Saved(state=wrong, epoch=2)) == []
     assert scene.find() == []
 
 
@@ -165,7 +165,7 @@ def test_a_copy_of_an_older_state_makes_no_newer_one_safe_nor_holds_it_up_by_its
     copying.save(5)
     copying.sent(5, problem="unreachable")
     assert copying.save(6) == [SendCopy(ref(6), N2)]
-    assert copying.states.tick(99.0) == []
+    assert copying.snapshots.tick(99.0) == []
 
 
 def test_a_copy_that_does_not_arrive_is_sent_again_after_a_while(scene):
@@ -173,9 +173,9 @@ def test_a_copy_that_does_not_arrive_is_sent_again_after_a_while(scene):
     scene.save()
     scene.sent(node="n3")
     assert scene.sent(node="n2", problem="unreachable", now=7.0) == []
-    assert scene.states.tick(7.0 + AGAIN_S - 0.1) == []
-    assert scene.states.tick(7.0 + AGAIN_S) == [SendCopy(ref(), N2)]
-    assert scene.states.tick(99.0) == [], "it is on its way"
+    assert scene.snapshots.tick(7.0 + AGAIN_S - 0.1) == []
+    assert scene.snapshots.tick(7.0 + AGAIN_S) == [SendCopy(ref(), N2)]
+    assert scene.snapshots.tick(99.0) == [], "it is on its way"
     assert secured() in scene.sent(node="n2")
 
 
@@ -199,7 +199,7 @@ def test_a_worker_that_has_copies_again_is_told_of_again(copying):
 def test_a_worker_that_can_save_again_is_told_of_again(scene):
     scene.order(alone())
     scene.save(3)
-    scene.states.unprotected("gpt-1")
+    scene.snapshots.unprotected("gpt-1")
     assert of(StateSecured, scene.save(4))
     assert not of(StateSecured, scene.save(5))
 
@@ -228,7 +228,7 @@ def test_what_is_not_what_was_saved_is_named_and_saved_anew(copying):
 def test_what_a_worker_saved_outlives_it(scene):
     scene.order(alone())
     scene.save()
-    assert scene.states.gone("gpt-1") == []
+    assert scene.snapshots.ended("gpt-1") == []
     assert scene.find() == [ref()]
 
 
@@ -237,7 +237,7 @@ def test_of_a_worker_that_is_no_more_nothing_stays_nor_comes(copying):
     assert copying.drop(workers=["gpt-1"]) == [ABANDONED, *both]
     assert copying.find() == []
     assert copying.save(4) == [], "its last words, maybe"
-    assert copying.states.gone("gpt-1") == both, "what it wrote meanwhile"
+    assert copying.snapshots.ended("gpt-1") == both, "what it wrote meanwhile"
     assert copying.find() == []
 
 
@@ -250,7 +250,7 @@ def test_copies_on_their_way_are_abandoned_when_their_worker_is_to_leave_nothing
         assert scene.end() == [], "what it saved may still be needed, and so may its copies"
     assert scene.drop(workers=["gpt-2", "gpt-1"])[2] == ABANDONED
     assert not of(AbandonCopies, scene.drop(workers=["gpt-1"])), "once is enough"
-    assert scene.states.tick(AGAIN_S) == []
+    assert scene.snapshots.tick(AGAIN_S) == []
 
 
 @pytest.mark.parametrize("savers", [[], [copied(N3)]])
@@ -277,7 +277,7 @@ def test_a_copy_of_a_worker_that_is_no_more_is_removed_when_it_comes(scene):
     scene.drop(workers=["bert-4"])
     name = "bert-4.1.saved"
     late = CopyReceived(name, ref(worker="bert-4", task="bert"))
-    assert scene.states.hear(late, scene.workers, 0.0) == [RemoveState(name)]
+    assert scene.snapshots.handle(late, scene.workers, 0.0) == [RemoveState(name)]
     assert scene.find("bert") == []
 
 
@@ -286,34 +286,34 @@ def test_a_copy_of_a_worker_that_is_no_more_is_removed_when_it_comes(scene):
 
 def test_a_copy_that_is_written_over_is_none(scene):
     here = ref(3, worker="bert-4", task="bert").at("n1", "n1:1")
-    assert scene.states.hear(CopyReceived(here.location.name, here), scene.workers, 0.0) == []
+    assert scene.snapshots.handle(CopyReceived(here.location.name, here), scene.workers, 0.0) == []
     assert scene.find("bert") == [here]
-    assert scene.states.hear(CopyReceived(here.location.name, None), scene.workers, 0.0) == []
+    assert scene.snapshots.handle(CopyReceived(here.location.name, None), scene.workers, 0.0) == []
     assert scene.find("bert") == []
 
 
 def test_only_the_states_of_the_task_that_is_asked_for_are_named_and_what_is_dropped_by_name_is_removed(scene):
     mine, other = ref(), ref(worker="bert-1", task="bert")
-    scene.states.adopt(["gpt-7.4.kept"], [mine, other])
+    scene.snapshots.adopt(["gpt-7.4.kept"], [mine, other])
     assert scene.find() == [mine]
     assert scene.find("bert") == [other]
-    assert set(scene.states.found) == {"gpt-7.4.kept", "gpt-1.1.saved", "bert-1.1.saved"}
+    assert set(scene.snapshots.found) == {"gpt-7.4.kept", "gpt-1.1.saved", "bert-1.1.saved"}
     assert scene.drop("gpt-7.4.kept", "gpt-8.4.kept") == [RemoveState("gpt-7.4.kept")]
-    assert set(scene.states.found) == {"gpt-1.1.saved", "bert-1.1.saved"}
+    assert set(scene.snapshots.found) == {"gpt-1.1.saved", "bert-1.1.saved"}
 
 
 def test_what_is_here_is_had_from_this_agent_whichever_it_was_made_under(scene):
     scene.order(alone())
     earlier = ref(4).at("n1", "n1:1")
-    scene.states.adopt([], [ref(3).at("n1", "n1:1")])
-    scene.states.saved(scene.workers["gpt-1"], Saved(state=earlier, epoch=1))
+    scene.snapshots.adopt([], [ref(3).at("n1", "n1:1")])
+    scene.snapshots.saved(scene.workers["gpt-1"], Saved(state=earlier, epoch=1))
     assert {each.location.address for each in scene.find()} == {"n1:2"}
     assert len(scene.find()) == 2
 
 
 def test_a_copy_that_a_taker_finds_unsound_is_told_of(scene):
     bad = ref().at("n2", "n2:1")
-    told = scene.states.hear(StateUnsound(bad, "wrong checksum"), scene.workers, 0.0)
+    told = scene.snapshots.handle(StateUnsound(bad, "wrong checksum"), scene.workers, 0.0)
     assert told == [events.StateRejected(node="n1", task="gpt", state=bad, reason="wrong checksum")]
 
 
@@ -344,16 +344,16 @@ def test_what_is_to_be_stored_where_nothing_is_said_of_a_storage_is_only_saved(s
 
 def test_the_storage_is_looked_at_and_its_answer_told(scene):
     command = FindCheckpoint(**TO_NODE, task="gpt", search=5, root="/storage", since=0.0)
-    assert scene.states.obey(command, ()) == [UseStorage(command)]
+    assert scene.snapshots.obey(command, ()) == [UseStorage(command)]
     fact = events.CheckpointFailed(node="n1", task="gpt", reason="not mounted")
-    assert scene.states.hear(StorageTold(fact), scene.workers, 0.0) == [fact]
+    assert scene.snapshots.handle(StorageUsed(fact), scene.workers, 0.0) == [fact]
 
 
 def test_what_is_to_leave_memory_is_written_whether_its_worker_lives_or_not(scene):
     saving = Saving(root="/storage", task="gpt", iteration=3, layout=ParallelLayout(), attempt="12345678")
     command = StoreState(**TO_NODE, task="gpt", state=left_behind(), saving=saving)
     job = StorePart(ref=left_behind(), saving=saving, ordered=True)
-    assert scene.states.obey(command, ()) == [UseStorage(job)]
+    assert scene.snapshots.obey(command, ()) == [UseStorage(job)]
 
 
 def left_behind():
@@ -364,13 +364,13 @@ def left_behind():
 @pytest.fixture
 def leaving(scene):
     """The node is to go, and n2 to have what gpt-1 left behind."""
-    scene.states.kept("gpt-1", Kept(epoch=2, state=left_behind()))
+    scene.snapshots.left_behind("gpt-1", Kept(epoch=2, state=left_behind()))
     scene.end()
     return scene
 
 
 def copy(scene, keeper=N2):
-    return scene.states.obey(CopyState(**TO_NODE, task="gpt", state=left_behind(), keeper=keeper), ())
+    return scene.snapshots.obey(CopyState(**TO_NODE, task="gpt", state=left_behind(), keeper=keeper), ())
 
 
 def told(problem=""):
@@ -380,32 +380,32 @@ def told(problem=""):
 def test_what_was_left_here_is_copied_elsewhere_when_ordered_and_that_is_told(leaving):
     assert copy(leaving) == [SendCopy(left_behind(), N2, paced=False)]
     assert copy(leaving) == [], "it is on its way"
-    assert leaving.states.hear(CopySent(left_behind(), "n2"), {}, 0.0) == [told()]
+    assert leaving.snapshots.handle(CopySent(left_behind(), "n2"), {}, 0.0) == [told()]
     assert copy(leaving) == [SendCopy(left_behind(), N2, paced=False)], "whoever orders it again may have lost it"
 
 
 def test_a_copy_that_does_not_get_there_is_tried_again_and_given_up_in_the_end(leaving):
     copy(leaving)
     for attempt in range(1, TRIES):
-        assert leaving.states.hear(CopySent(left_behind(), "n2", "no room"), {}, float(attempt)) == []
-        assert leaving.states.tick(attempt + AGAIN_S - 0.1) == []
-        assert leaving.states.tick(attempt + AGAIN_S) == [SendCopy(left_behind(), N2, paced=False)]
-    assert leaving.states.hear(CopySent(left_behind(), "n2", "no room"), {}, 9.0) == [told("no room")]
-    assert leaving.states.tick(99.0) == []
+        assert leaving.snapshots.handle(CopySent(left_behind(), "n2", "no room"), {}, float(attempt)) == []
+        assert leaving.snapshots.tick(attempt + AGAIN_S - 0.1) == []
+        assert leaving.snapshots.tick(attempt + AGAIN_S) == [SendCopy(left_behind(), N2, paced=False)]
+    assert leaving.snapshots.handle(CopySent(left_behind(), "n2", "no room"), {}, 9.0) == [told("no room")]
+    assert leaving.snapshots.tick(99.0) == []
 
 
 def test_a_copy_of_what_is_dropped_meanwhile_is_abandoned(leaving):
     copy(leaving)
     assert leaving.drop("gpt-1.2.kept") == [ABANDONED, RemoveState("gpt-1.2.kept")]
-    assert leaving.states.hear(CopySent(left_behind(), "n2", "it is gone"), {}, 0.0) == []
+    assert leaving.snapshots.handle(CopySent(left_behind(), "n2", "it is gone"), {}, 0.0) == []
 
 
 def test_one_that_is_not_what_it_should_be_is_told_of_and_not_sent_again(leaving):
     copy(leaving)
-    [rejected] = leaving.states.hear(CopySent(left_behind(), "n2", "wrong checksum", unsound=True), {}, 0.0)
+    [rejected] = leaving.snapshots.handle(CopySent(left_behind(), "n2", "wrong checksum", unsound=True), {}, 0.0)
     assert isinstance(rejected, events.StateRejected)
     assert rejected.state == left_behind()
-    assert leaving.states.tick(99.0) == []
+    assert leaving.snapshots.tick(99.0) == []
 
 
 # --- the folder that states lie in ------------------------------------------------------------------------------------
@@ -416,12 +416,12 @@ def test_of_a_worker_that_is_gone_only_what_others_may_need_stays(tmp_path):
     stays = ["t-1.5.kept", "t-1.0.saved", "t-11.3.state", "t-2.t-1.3.state.fetched", "agent.sock"]
     for name in gone + stays:
         (tmp_path / name).touch()
-    StateMemory(tmp_path, 0).forget("t-1")
+    SnapshotMemory(tmp_path, 0).forget("t-1")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(stays)
 
 
 def test_a_full_memory_takes_no_state_more_until_it_is_freed_and_what_lies_there_stays(tmp_path):
-    memory = StateMemory(tmp_path, 1 << 40)
+    memory = SnapshotMemory(tmp_path, 1 << 40)
     (tmp_path / "t-1.0.saved").write_bytes(b"state")
     memory.check_room("t-2.0.saved", 5)
     memory.fill()

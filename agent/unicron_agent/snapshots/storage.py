@@ -12,29 +12,29 @@ from unicron.contracts.commands import CommitCheckpoint, FindCheckpoint
 from unicron.contracts.events import CheckpointFailed, CheckpointFound, CheckpointStored, PartStored
 from unicron.contracts.storage import StoredPart, StoredState
 from unicron.errors import CheckpointError, UnicronError
-from unicron_agent.memory import StateMemory
+from unicron_agent.snapshots.memory import SnapshotMemory
 from unicron_agent.stimuli import StorePart
 from unicron_agent.supervisor import Supervisor
 
 Job = StorePart | CommitCheckpoint | FindCheckpoint
 LONGEST = 2000
-"""Characters of an error that are told."""
+"""Characters of an error that are reported."""
 
 
-async def done(job: Job, node: str, memory: StateMemory, supervisor: Supervisor) -> Message:
-    """Do what a job asks for, in a process that the supervisor starts; return the fact that tells what came of it."""
+async def carry_out(job: Job, node: str, memory: SnapshotMemory, supervisor: Supervisor) -> Message:
+    """Do a job in a process that the supervisor starts; return the fact that says what came of it."""
     try:
         match job:
             case StorePart():
                 return await _part(job, node, memory, supervisor)
             case CommitCheckpoint(task=task, saving=saving):
-                found = await _told(
+                found = await _run(
                     supervisor, {"do": "commit", "saving": saving, "parts": job.parts, "since": job.since}
                 )
                 return CheckpointStored(node=node, task=task, iteration=saving.iteration, **found)
             case FindCheckpoint(task=task):
                 where = {"root": job.root, "task": task, "since": job.since}
-                found = await _told(
+                found = await _run(
                     supervisor, {"do": "find", **where, "before": job.before, "iteration": job.iteration}
                 )
                 stored = msgspec.convert(found["stored"], StoredState | None)
@@ -44,7 +44,7 @@ async def done(job: Job, node: str, memory: StateMemory, supervisor: Supervisor)
         return CheckpointFailed(node=node, task=task, reason=str(error)[:LONGEST])
 
 
-async def _part(job: StorePart, node: str, memory: StateMemory, supervisor: Supervisor) -> PartStored:
+async def _part(job: StorePart, node: str, memory: SnapshotMemory, supervisor: Supervisor) -> PartStored:
     """Write a part from a second name of the state's file: whoever saves next leaves that one alone."""
     ref, began = job.ref, time.monotonic()
     path = memory.path(ref.location.name)
@@ -53,7 +53,7 @@ async def _part(job: StorePart, node: str, memory: StateMemory, supervisor: Supe
     os.link(path, held)
     try:
         state = {"path": str(held), "size": ref.size, "checksum": ref.checksum.hex(), "place": ref.place}
-        found = await _told(supervisor, {"do": "write", "saving": job.saving, **state})
+        found = await _run(supervisor, {"do": "write", "saving": job.saving, **state})
     finally:
         held.unlink(missing_ok=True)
     part = msgspec.convert(found, StoredPart)
@@ -61,8 +61,8 @@ async def _part(job: StorePart, node: str, memory: StateMemory, supervisor: Supe
     return PartStored(node=node, task=ref.task, saving=job.saving, part=part, seconds=seconds)
 
 
-async def _told(supervisor: Supervisor, request: dict[str, Any]) -> Any:
-    """Return what a process answers.
+async def _run(supervisor: Supervisor, request: dict[str, Any]) -> Any:
+    """Run a process of the storage; return its answer.
 
     Raises:
         CheckpointError: it failed.

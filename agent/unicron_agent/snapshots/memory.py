@@ -1,11 +1,14 @@
-"""The folder in this node's memory that states lie in."""
+"""The folder in this node's memory that snapshots lie in."""
 
+import mmap
 import os
 import re
 from pathlib import Path
 
+from xxhash import xxh3_128
+
 from unicron.contracts.states import KEPT, LABEL_FOOT, LENT, SAVED, StateRef, read_label
-from unicron.errors import InvalidInputError, StateTransferError
+from unicron.errors import InvalidInputError, StateTransferError, UnsoundStateError
 
 _NAME = re.compile(rf"([A-Za-z0-9_-]{{1,200}})\.[0-9]+\.({LENT}|{KEPT}|{SAVED})")
 FETCHED = "fetched"
@@ -13,8 +16,29 @@ FILLER = f"full.{SAVED}"
 _LABEL_BYTES = 64 * 1024
 
 
-class StateMemory:
-    """That folder.
+def check(ref: StateRef, path: Path) -> None:
+    """Compare the file of a snapshot with its checksum.
+
+    Raises:
+        UnsoundStateError: they differ.
+    """
+    checksum = b""
+    with path.open("rb") as file:
+        if 0 < ref.size <= path.stat().st_size:
+            with mmap.mmap(file.fileno(), ref.size, access=mmap.ACCESS_READ) as content:
+                checksum = xxh3_128(content).digest()
+    if checksum != ref.checksum:
+        raise unsound(ref)
+
+
+def unsound(ref: StateRef) -> UnsoundStateError:
+    """Return the error that a snapshot is not what its checksum says."""
+    name, node = ref.location.name, ref.location.node
+    return UnsoundStateError(f"state {name!r} of {node}: wrong checksum; this is not what was exported")
+
+
+class SnapshotMemory:
+    """The snapshots in the memory of this node.
 
     Args:
         folder: where it is.

@@ -1,10 +1,9 @@
-"""What a node takes in as a copy of another's state, and what each source of states hands out: all, or nothing."""
+"""What a node takes in as a copy of another's snapshot: all of it, or nothing."""
 
 import asyncio
 import math
 import os
 import struct
-import threading
 
 import grpc
 import grpc.aio
@@ -12,10 +11,10 @@ import msgspec
 import pytest
 from helpers.fabric import Node, fabric, fetched, state_ref
 from helpers.waiting import until
-from unicron_agent import state_sources
-from unicron_agent.memory import StateMemory
-from unicron_agent.state_server import FETCH, KEEP, LIMITS, StateServer, send_copy
-from unicron_agent.state_sources import Peer, SharedMemory, source_of
+from unicron_agent.snapshots.memory import SnapshotMemory
+from unicron_agent.snapshots.sending import send_copy
+from unicron_agent.snapshots.server import FETCH, KEEP, LIMITS, SnapshotServer
+from unicron_agent.snapshots.sources import OtherNode, OwnMemory
 from unicron_agent.traffic import NodeTraffic
 
 from unicron.contracts import states
@@ -38,7 +37,7 @@ class Keeper(Node):
         super().__init__("n2", tmp_path / "n2", fabric(tmp_path, "n2"), limit)
         self.own, self.own_fabric = tmp_path / "n1", fabric(tmp_path, "n1")
         self.own.mkdir()
-        self.sender = StateMemory(self.own, 0)
+        self.sender = SnapshotMemory(self.own, 0)
 
     def save(self, content=CONTENT, **fields):
         """Have a worker of n1 save something."""
@@ -96,9 +95,9 @@ async def test_what_was_left_behind_arrives_whole_too_and_is_written_once(keeper
     here = left.at("n2", keeper.address)
     assert keeper.told == [("gpt-1.7.kept", None), ("gpt-1.7.kept", here)]
     assert keeper.memory.kept() == ["gpt-1.7.kept"], "an agent that is started again finds it"
-    taken = await SharedMemory(keeper.memory).obtain(here, keeper.folder / "gpt-2.fetched")
+    taken = await OwnMemory(keeper.memory).obtain(here, keeper.folder / "gpt-2.fetched")
     assert taken.read_bytes()[: here.size] == CONTENT
-    assert (await Peer(keeper.own_fabric).obtain(here, keeper.own / "taken")).read_bytes() == CONTENT
+    assert (await OtherNode(keeper.own_fabric).obtain(here, keeper.own / "taken")).read_bytes() == CONTENT
     keeper.told.clear()
     await keeper.send(left)
     assert keeper.told == [], "who takes it meanwhile is not disturbed"
@@ -237,14 +236,14 @@ async def test_a_copy_that_somebody_reads_stays_what_it_was_while_a_newer_one_co
     """A worker has taken the copy under a second name: what it maps must neither change nor shrink."""
     await keeper.send(keeper.save())
     here = keeper.memory.saved()[0]
-    taken = await SharedMemory(keeper.memory).obtain(here, keeper.folder / "gpt-2.fetched")
+    taken = await OwnMemory(keeper.memory).obtain(here, keeper.folder / "gpt-2.fetched")
     newer = keeper.save(CONTENT[:1000], iteration=5)
     await keeper.send(newer)
     assert taken.read_bytes()[: here.size] == CONTENT
     assert keeper.memory.saved() == [newer.at("n2", keeper.address)]
 
 
-class Older(StateServer):
+class Older(SnapshotServer):
     """A keeper of before there were receipts."""
 
     def service(self, details):
@@ -264,7 +263,7 @@ async def test_a_keeper_of_an_older_version_gets_its_copy_too(keeper):
     assert keeper.made.taken == (saved, CONTENT)
 
 
-class Babbling(StateServer):
+class Babbling(SnapshotServer):
     """A keeper that answers something, before it has been sent anything."""
 
     answer = b""
@@ -367,128 +366,3 @@ async def test_a_copy_that_is_given_up_while_it_waits_leaves_nothing(keeper):
     del keeper.traffic.forecast
     await keeper.send(keeper.save())
     assert len(keeper.memory.saved()) == 1
-
-
-# --- every source of states -------------------------------------------------------------------------------------------
-
-
-LENT = "gpt-1.3.state"
-
-
-class Holder:
-    """A node that holds a state, a taker's directory, and the source between them."""
-
-    def __init__(self, node, source, taken):
-        self.node, self.held, self.source = node, node.folder, source
-        self.target = taken / "gpt-2.fetched"
-        self.export(CONTENT)
-
-    def export(self, content):
-        (self.held / LENT).write_bytes(content)
-
-    async def obtain(self, name=LENT):
-        return await self.source.obtain(state_ref(CONTENT, name, address=self.node.address), self.target)
-
-    def left_behind(self):
-        return sorted({*self.held.iterdir(), *self.target.parent.iterdir()} - {self.held / LENT})
-
-
-@pytest.fixture(params=["shared-memory", "peer"])
-async def scene(request, tmp_path):
-    taken = tmp_path / "taken"
-    taken.mkdir()
-    async with Node("n1", tmp_path / "held", fabric(tmp_path)).served() as node:
-        if request.param == "peer":
-            yield Holder(node, Peer(fabric(tmp_path, "n2")), taken)
-        else:  # both are of one node
-            yield Holder(node, SharedMemory(node.memory), node.folder)
-
-
-async def test_a_state_arrives_whole_is_the_takers_to_remove_and_stays_when_its_holder_is_done_with_it(scene):
-    (await scene.obtain()).unlink()
-    assert (scene.held / LENT).read_bytes() == CONTENT
-    path = await scene.obtain()
-    (scene.held / LENT).unlink()
-    assert path.read_bytes() == CONTENT
-    assert scene.left_behind() == [path]
-
-
-async def test_a_state_obtained_anew_takes_the_place_of_an_old_one(scene):
-    scene.target.write_bytes(b"of an earlier time")
-    scene.target.with_suffix(".part").write_bytes(b"half of one")
-    assert (await scene.obtain()).read_bytes() == CONTENT
-    assert scene.left_behind() == [scene.target]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        pytest.param(None, id="missing"),
-        pytest.param(CONTENT[:-1], id="truncated"),
-        pytest.param(b"", id="empty"),
-        pytest.param(CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]), id="another"),
-    ],
-)
-async def test_what_is_not_what_was_exported_is_refused_by_name(scene, content):
-    (scene.held / LENT).unlink() if content is None else scene.export(content)
-    with pytest.raises(StateTransferError if content is None else UnsoundStateError, match=LENT):
-        await scene.obtain()
-    assert scene.left_behind() == []
-
-
-@pytest.mark.parametrize(
-    "name", ["../secret.1.state", "/etc/passwd", "", "a.b.state", "x/../gpt-1.3.state", "\0.1.state"]
-)
-async def test_a_hostile_name_reaches_no_file(scene, name):
-    (scene.held.parent / "secret.1.state").write_bytes(CONTENT)
-    with pytest.raises(StateTransferError, match="state"):
-        await scene.obtain(name)
-    assert scene.left_behind() == []
-
-
-async def test_a_source_that_goes_away_in_the_middle_leaves_all_or_nothing(scene):
-    obtaining = asyncio.ensure_future(scene.obtain())
-    while not scene.target.with_suffix(".part").exists() and not obtaining.done():
-        await asyncio.sleep(0)
-    await scene.node.server.stop(0)
-    (scene.held / LENT).unlink()
-    try:
-        assert (await obtaining).read_bytes() == CONTENT
-    except StateTransferError:
-        assert scene.left_behind() == []
-    else:
-        assert isinstance(scene.source, SharedMemory), "what comes from another node can't be whole"
-
-
-async def test_a_taker_that_gives_up_leaves_nothing(scene, monkeypatch):
-    release = threading.Event()
-    check = state_sources.check
-    # else it may be through before we look: the check is made in a thread
-    monkeypatch.setattr(state_sources, "check", lambda *args: (release.wait(), check(*args)))
-    obtaining = asyncio.ensure_future(scene.obtain())
-    while not scene.target.with_suffix(".part").exists():
-        await asyncio.sleep(0)
-    obtaining.cancel()
-    release.set()
-    with pytest.raises(asyncio.CancelledError):
-        await obtaining
-    assert scene.left_behind() == []
-
-
-async def test_no_room_is_said_with_its_place(scene, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    if isinstance(scene.source, SharedMemory):
-        monkeypatch.setattr(os, "link", full)
-    else:
-        scene.target = scene.target.with_name("full")
-        monkeypatch.setattr(type(scene.target), "unlink", lambda *_args, **_fields: None)
-        scene.target.with_suffix(".part").symlink_to("/dev/full")
-    with pytest.raises(StateTransferError, match=f"into {scene.target.parent}: No space left on device"):
-        await scene.obtain()
-
-
-def test_the_location_chooses_the_source(tmp_path):
-    for node, kind in (("n1", SharedMemory), ("n2", Peer)):
-        assert isinstance(source_of(state_ref(b"x", LENT, node), "n1", tmp_path, None), kind)

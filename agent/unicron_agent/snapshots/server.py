@@ -1,40 +1,27 @@
-"""Hands states of this node to others, and takes copies of what is saved elsewhere: gRPC streams of pieces."""
+"""Hands snapshots of this node to others, and takes copies of what is saved elsewhere: gRPC streams of pieces."""
 
 import asyncio
-import contextlib
-import io
-import logging
-import math
-import mmap
 import struct
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
 import msgspec
 from xxhash import xxh3_128
 
-from unicron.aio import together
 from unicron.checkpoints.gate import Gate
-from unicron.contracts.states import KEPT, SAVED, Keeper, StateRef, label
-from unicron.errors import InvalidInputError, StateTransferError, UnsoundStateError, UntimelyProofError
+from unicron.contracts.states import KEPT, SAVED, StateRef, label
+from unicron.errors import InvalidInputError, StateTransferError, UntimelyProofError
 from unicron.proofs import CallProof
-from unicron_agent.fabric import CHALLENGE, Fabric, Strangers, challenged
-from unicron_agent.memory import StateMemory
+from unicron_agent.fabric import CHALLENGE, Fabric, Strangers
+from unicron_agent.snapshots.memory import SnapshotMemory
 from unicron_agent.traffic import NodeTraffic
-
-log = logging.getLogger(__name__)
 
 FETCH, KEEP = "/unicron.v1.State/Fetch", "/unicron.v1.State/Keep"
 PIECE = 2 * 1024 * 1024
 TIMEOUT_S = 600.0
-HALVES = 2
-"""Pieces of a copy that are under way at once: while one is written there, the next is sent."""
-
 RECEIPT = struct.Struct("<d")
 """Says for each piece for how many seconds it was held back, so that the next does not come while others send there."""
 
@@ -55,48 +42,27 @@ With the probe 50 strangers who send at once take 130 MB, without it 5.
 _ref: msgspec.msgpack.Decoder[StateRef] = msgspec.msgpack.Decoder(StateRef)
 
 AT_ONCE, REFUSAL_S = 8, 0.2
-"""Strangers that are told why they are turned away when they can hear it, rather than at once; and when: seconds."""
+"""Strangers that learn why they are turned away as soon as they can read it, rather than at once; and when: seconds."""
 
 OTHER = "the proof is of another request than this: ask for what was proven"
 
 Received = Callable[[str, StateRef | None], None]
-"""Told of a copy that lies here now; or, without one, that what has this name is being written over."""
+"""Called with the name of a copy that lies here now; without a state, it is being written over."""
 
 
-def check(ref: StateRef, path: Path) -> None:
-    """Raise if the file of a state is not what its checksum says.
-
-    Raises:
-        UnsoundStateError: it is not.
-    """
-    checksum = b""
-    with path.open("rb") as file:
-        if 0 < ref.size <= path.stat().st_size:
-            with mmap.mmap(file.fileno(), ref.size, access=mmap.ACCESS_READ) as content:
-                checksum = xxh3_128(content).digest()
-    if checksum != ref.checksum:
-        raise unsound(ref)
-
-
-def unsound(ref: StateRef) -> UnsoundStateError:
-    """Return the error that a state is not what its checksum says."""
-    name, node = ref.location.name, ref.location.node
-    return UnsoundStateError(f"state {name!r} of {node}: wrong checksum; this is not what was exported")
-
-
-class StateServer(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Serves the states of one node.
+class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Serves the snapshots of one node.
 
     Args:
         memory: where they lie.
         node: its name.
-        received: told of copies.
+        received: called for each copy.
         traffic: of the node.
         fabric: what opens it.
     """
 
     def __init__(
-        self, memory: StateMemory, node: str, received: Received, traffic: NodeTraffic, fabric: Fabric
+        self, memory: SnapshotMemory, node: str, received: Received, traffic: NodeTraffic, fabric: Fabric
     ) -> None:
         self._memory, self._node, self._received, self._traffic = memory, node, received, traffic
         self._fabric, self._strangers = fabric, Strangers("state server")
@@ -242,126 +208,3 @@ class _Receipts:
 async def _acknowledge(receipts: _Receipts | None, piece: bytes) -> None:
     if receipts is not None:
         await receipts.give(len(piece))
-
-
-async def send_copy(
-    memory: StateMemory, ref: StateRef, keeper: Keeper, traffic: NodeTraffic, fabric: Fabric, *, paced: bool
-) -> None:
-    """Send a copy of a state to another node, one that was saved or left behind.
-
-    Args:
-        memory: where it lies.
-        ref: what it is.
-        keeper: the other node.
-        traffic: of this node.
-        fabric: what opens the other one.
-        paced: send it while training sends nothing, rather than now.
-
-    Raises:
-        UnsoundStateError: it is not what its checksum says.
-        StateTransferError: it did not get there, whole.
-    """
-    path = memory.path(ref.location.name)
-    try:
-        with path.open("rb") as file:
-            async with fabric.channel(keeper.address, keeper.node, LIMITS) as channel:
-                try:
-                    await _send(channel, ref, keeper, file, traffic, fabric, paced=paced)
-                except grpc.aio.AioRpcError as error:
-                    if error.code() is grpc.StatusCode.DATA_LOSS:
-                        await asyncio.to_thread(check, ref, path)
-                    raise StateTransferError(error.details()) from error
-    except (StateTransferError, OSError) as error:
-        if isinstance(error, UnsoundStateError):
-            raise
-        raise StateTransferError(f"no copy of {ref.location.name} for {keeper.address}: {error}") from error
-
-
-async def _send(
-    channel: grpc.aio.Channel,
-    ref: StateRef,
-    keeper: Keeper,
-    file: io.BufferedReader,
-    traffic: NodeTraffic,
-    fabric: Fabric,
-    *,
-    paced: bool,
-    challenge: bytes = b"",
-) -> None:
-    """Send a copy; once more, where the other node wants another proof: one of the two clocks is off."""
-    announced = msgspec.msgpack.encode(ref)
-    header = fabric.header(KEEP, keeper.address, announced, challenge)
-    call = channel.stream_stream(KEEP)(timeout=TIMEOUT_S, metadata=(*header, RECEIPTS) if paced else header)
-    try:
-        await _Sending(call, announced, file, ref.size, traffic, paced=paced).run()
-    except grpc.aio.AioRpcError as error:
-        if challenge or not (challenge := challenged(error)):
-            raise
-        await _send(channel, ref, keeper, file, traffic, fabric, paced=paced, challenge=challenge)
-
-
-class _Sending:
-    """A copy on its way, in pieces; for each there is a receipt where they are paced."""
-
-    def __init__(
-        self, call: Any, announced: bytes, file: io.BufferedReader, size: int, traffic: NodeTraffic, *, paced: bool
-    ) -> None:
-        self._call, self._announced = call, announced
-        self._file, self._size, self._traffic, self._paced = file, size, traffic, paced
-        self._room = asyncio.Semaphore(HALVES)
-        self._under_way: deque[tuple[int, float]] = deque()
-        self._arrived_at = 0.0
-
-    async def run(self) -> None:
-        """Send it; return when all of it is there.
-
-        Raises:
-            grpc.aio.AioRpcError: it never will be.
-        """
-        try:
-            await together(self._hear(), self._send())
-        finally:
-            self._traffic.line.on_its_way -= sum(size for size, _ in self._under_way)
-
-    async def _hear(self) -> None:
-        async for receipt in self._call:
-            if receipt:
-                held_s = RECEIPT.unpack(receipt)[0] if len(receipt) == RECEIPT.size else math.nan
-                if not (self._under_way and 0.0 <= held_s <= TIMEOUT_S):
-                    raise StateTransferError("it was answered with something that is no receipt")
-                self._arrived(held_s)
-
-    async def _send(self) -> None:
-        with contextlib.suppress(asyncio.InvalidStateError):  # the call is over, and says why
-            await self._send_all()
-
-    async def _send_all(self) -> None:
-        """Send what it is, and once that is admitted its content: of a call that is over no reason can be heard."""
-        await self._call.write(self._announced)
-        told = tuple(await self._call.initial_metadata())
-        left = self._size if ADMITTED in told else 0
-        gate = Gate(self._traffic.line, left, PIECE, asyncio.get_running_loop().time())
-        while left:
-            await self._room.acquire()
-            size = await self._traffic.piece(gate) if self._paced else min(left, PIECE)
-            self._under_way.append((size, asyncio.get_running_loop().time()))
-            self._traffic.line.on_its_way += size
-            await self._call.write(self._file.read(size))
-            left -= size
-            if RECEIPTS not in told:  # it gives none, or none is wanted
-                self._forget()
-        await self._call.done_writing()
-
-    def _arrived(self, held_s: float) -> None:
-        now = asyncio.get_running_loop().time()
-        size, sent_at = self._forget()
-        self._traffic.line.arrived(size, now - max(sent_at, self._arrived_at) - held_s)
-        log.debug("a piece of %d bytes was on its way from %.6f to %.6f", size, sent_at, now - held_s)
-        self._arrived_at = now
-
-    def _forget(self) -> tuple[int, float]:
-        """Have one piece less under way, and room for another."""
-        size, sent_at = self._under_way.popleft()
-        self._traffic.line.on_its_way -= size
-        self._room.release()
-        return size, sent_at

@@ -1,6 +1,6 @@
-"""What lies in this node's memory of tasks' states, and what is to be done about it: a part of the agent's core.
+"""The snapshots in this node's memory, and what is to be done about them: a part of the agent's core.
 
-States come to lie here in three ways: workers leave them behind, workers save them in every iteration, and other nodes
+They come here in three ways: workers leave their states behind, workers save them while they compute, and other nodes
 send copies of what was saved there.
 """
 
@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from unicron.contracts.base import Message
 from unicron.contracts.commands import (
     CommitCheckpoint,
     CopyState,
@@ -27,12 +26,12 @@ from unicron_agent.stimuli import (
     AbandonCopies,
     CopyReceived,
     CopySent,
-    Effect,
+    Out,
     RemoveState,
     SendCopy,
     SendToWorker,
     StateUnsound,
-    StorageTold,
+    StorageUsed,
     StorePart,
     UseStorage,
 )
@@ -44,24 +43,23 @@ AGAIN_S = 1.0
 TRIES = 4
 """How often in a row; a node that is gone is known to be by then. After that the worker goes on saving without it."""
 
-Out = list[Message | Effect]
-AboutStates = CopyState | DropStates | SaveStates | FindStates | StoreState | CommitCheckpoint | FindCheckpoint
+SnapshotCommand = CopyState | DropStates | SaveStates | FindStates | StoreState | CommitCheckpoint | FindCheckpoint
 
 
 @dataclass
-class Savings:
-    """Of one worker that saves its state.
+class SaveOrder:
+    """An order to one worker to save its state, and how far copies of what it saved have come.
 
     Attributes:
-        order: who is to have copies.
+        saver: who is to have copies.
         saved: the newest state that it has saved.
         missing: nodes that have no copy of that yet.
-        secured: that all have one was told since the order came, and nothing else since.
+        secured: that all have one was reported since the order came, and nothing else since.
         again_at: when to send the missing copies once more; None while they are on their way, or all there.
         failures: attempts in a row that did not get there.
     """
 
-    order: Saver
+    saver: Saver
     saved: StateRef | None = None
     missing: frozenset[str] = frozenset()
     secured: bool = False
@@ -71,7 +69,7 @@ class Savings:
 
 @dataclass
 class Copying:
-    """Of one state that is copied because this node is to go.
+    """A snapshot that is copied because this node is to go.
 
     Attributes:
         order: which, and where to.
@@ -84,11 +82,11 @@ class Copying:
     failures: int = 0
 
     def send(self) -> SendCopy:
-        """Return the effect that does: at once, the node is about to go."""
+        """Return the effect that sends the copy: at once, the node is about to go."""
         return SendCopy(self.order.state, self.order.keeper, paced=False)
 
-    def done(self, problem: str) -> StateCopied:
-        """Return the answer."""
+    def report(self, problem: str) -> StateCopied:
+        """Return the fact that it was copied, or what the problem was."""
         keeper = self.order.keeper
         copy = self.order.state.at(keeper.node, keeper.address)
         return StateCopied(
@@ -100,8 +98,8 @@ class Copying:
         )
 
 
-class States:
-    """The states in this node's memory.
+class NodeSnapshots:
+    """The snapshots in this node's memory.
 
     Args:
         node: its name.
@@ -114,27 +112,27 @@ class States:
     def __init__(self, node: str, address: str) -> None:
         self.found: dict[str, StateRef | None] = {}
         self._node, self._address = node, address
-        self._savings: dict[str, Savings] = {}
+        self._orders: dict[str, SaveOrder] = {}
         self._sending: set[tuple[StateRef, str]] = set()
         self._copying: dict[tuple[str, str], Copying] = {}
         self._ended: dict[str, None] = {}
 
     def adopt(self, kept: Iterable[str], saved: Iterable[StateRef]) -> None:
-        """Take over what an earlier agent has left; from now on it is had from this one."""
-        self.found = {**dict.fromkeys(kept), **{ref.location.name: self.here(ref) for ref in saved}}
+        """Take over what an earlier agent has left; this one hands it out from now on."""
+        self.found = {**dict.fromkeys(kept), **{ref.location.name: self.at_this_node(ref) for ref in saved}}
 
-    def here(self, ref: StateRef) -> StateRef:
-        """Return a state of this node as it is had from this agent; a worker may know the address of an earlier one."""
+    def at_this_node(self, ref: StateRef) -> StateRef:
+        """Return a snapshot with the address of this agent; a worker may know that of an earlier one."""
         return ref.at(self._node, self._address)
 
     @property
     def whole(self) -> list[StateRef]:
-        """What was saved, here or elsewhere, and can be taken."""
+        """What was saved, here or elsewhere, and is whole."""
         return [ref for ref in self.found.values() if ref is not None]
 
     # --- orders ------------------------------------------------------------------------------------------------------
 
-    def obey(self, command: AboutStates, workers: Iterable[Worker]) -> Out:
+    def obey(self, command: SnapshotCommand, workers: Iterable[Worker]) -> Out:
         """Carry a command out."""
         match command:
             case CommitCheckpoint() | FindCheckpoint():
@@ -146,10 +144,10 @@ class States:
             case CopyState():
                 return self._copy(command)
             case SaveStates():
-                return self._order(command, workers)
-        return self._tell(command)
+                return self._order_saves(command, workers)
+        return self._list(command)
 
-    def _order(self, command: SaveStates, workers: Iterable[Worker]) -> Out:
+    def _order_saves(self, command: SaveStates, workers: Iterable[Worker]) -> Out:
         """Have workers of a task begin or cease to save."""
         savers = {saver.worker: saver for saver in command.savers}
         out: Out = []
@@ -159,17 +157,17 @@ class States:
         for worker in workers:
             if worker.task != command.task:
                 continue
-            before = self._savings.pop(worker.worker, None)
+            before = self._orders.pop(worker.worker, None)
             if saver := savers.get(worker.worker):
-                self._savings[worker.worker] = Savings(saver)
+                self._orders[worker.worker] = SaveOrder(saver)
             if saver or before:
                 out.append(SendToWorker(worker.worker, _switch(saver)))
         return out
 
-    def greet(self, worker: str) -> Out:
-        """Tell a worker that comes that it is to save, from now on."""
-        savings = self._savings.get(worker)
-        return [SendToWorker(worker, _switch(savings.order))] if savings else []
+    def connected(self, worker: str) -> Out:
+        """Have a worker that connects save from now on, if it is to."""
+        order = self._orders.get(worker)
+        return [SendToWorker(worker, _switch(order.saver))] if order else []
 
     def _drop(self, command: DropStates) -> Out:
         """Remove what nobody is to take any more."""
@@ -183,7 +181,7 @@ class States:
         out += [RemoveState(name) for name in here]
         for worker in command.workers:
             self._ended[worker] = None
-            self._savings.pop(worker, None)
+            self._orders.pop(worker, None)
             out += [*self._abandon(worker), *self._remove(worker)]
         return out
 
@@ -208,96 +206,96 @@ class States:
             self.found.pop(name, None)
         return [RemoveState(name) for name in names]
 
-    def _tell(self, command: FindStates) -> Out:
-        """Say which of a task's states are here."""
+    def _list(self, command: FindStates) -> Out:
+        """Report which snapshots of a task are here."""
         states = [ref for ref in self.whole if ref.task == command.task]
         return [StatesFound(node=self._node, task=command.task, search=command.search, states=states)]
 
     # --- what happens to states --------------------------------------------------------------------------------------
 
-    def kept(self, worker: str, message: Kept) -> bool:
+    def left_behind(self, worker: str, message: Kept) -> bool:
         """Note that a worker has left its state behind; False where it names what it could not have left."""
         name = message.state.location.name
         if name != f"{worker}.{message.epoch}.{KEPT}":
-            return False  # somebody would be told to remove that
+            return False  # it would be ordered away with another's
         self.found[name] = None
         return True
 
-    def joined(self, worker: str) -> None:
+    def goes_on(self, worker: str) -> None:
         """Note that a worker goes on, and has taken back what it left behind."""
         taken_back = [name for name in self.found if name.startswith(f"{worker}.") and name.endswith(KEPT)]
         for name in taken_back:
             del self.found[name]
 
-    def gone(self, worker: str) -> Out:
+    def ended(self, worker: str) -> Out:
         """Note that a worker has ended; what it saved stays, unless it was to be removed."""
-        self._savings.pop(worker, None)
+        self._orders.pop(worker, None)
         return self._remove(worker) if worker in self._ended else []
 
     def unprotected(self, worker: str) -> None:
-        """Note that a worker can't save its state: when it can again, that is told."""
-        if savings := self._savings.get(worker):
-            savings.secured = False
+        """Note that a worker can't save its state: when it can again, that is reported."""
+        if order := self._orders.get(worker):
+            order.secured = False
 
     def disown(self, worker: str) -> Out:
         """Remove what a worker saved that is in doubt; it saves nothing more until that is ordered anew."""
-        if self._savings.pop(worker, None) is None:
+        if self._orders.pop(worker, None) is None:
             return []
         return [*self._abandon(worker), *self._remove(worker), SendToWorker(worker, Save(on=False))]
 
     def saved(self, worker: Worker, message: Saved) -> Out:
         """Have copies made of what a worker has saved."""
-        ref = self.here(message.state)
-        savings = self._savings.get(worker.worker)
+        ref = self.at_this_node(message.state)
+        order = self._orders.get(worker.worker)
         if ref.location.worker != worker.worker or ref.task != worker.task or worker.worker in self._ended:
             return []
-        if message.store and self.found.get(ref.location.name) == ref and savings:
-            return _stored(savings.order, message)
-        if savings is None:  # nobody would know of it: it was ordered by an earlier agent's word, or no longer is
+        if message.store and self.found.get(ref.location.name) == ref and order:
+            return _write_to_storage(order.saver, message)
+        if order is None:  # nobody would know of it: it was ordered by an earlier agent's word, or no longer is
             self.found.pop(ref.location.name, None)
             return [RemoveState(ref.location.name), SendToWorker(worker.worker, Save(on=False))]
         self.found[ref.location.name] = ref
-        savings.saved, savings.again_at = ref, None
-        savings.missing = frozenset(keeper.node for keeper in savings.order.keepers)
-        out = _stored(savings.order, message)
-        return out + (self._send(savings) if savings.missing else self._secured(worker, savings, ref))
+        order.saved, order.again_at = ref, None
+        order.missing = frozenset(keeper.node for keeper in order.saver.keepers)
+        out = _write_to_storage(order.saver, message)
+        return out + (self._send(order) if order.missing else self._secured(worker, order, ref))
 
-    def _send(self, savings: Savings) -> Out:
-        if (ref := savings.saved) is None:
+    def _send(self, order: SaveOrder) -> Out:
+        if (ref := order.saved) is None:
             return []
-        missing = [keeper for keeper in savings.order.keepers if keeper.node in savings.missing]
+        missing = [keeper for keeper in order.saver.keepers if keeper.node in order.missing]
         self._sending |= {(ref, keeper.node) for keeper in missing}
         return [SendCopy(ref, keeper) for keeper in missing]
 
-    def hear(
-        self, told: CopySent | CopyReceived | StateUnsound | StorageTold, workers: Mapping[str, Worker], now: float
+    def handle(
+        self, outcome: CopySent | CopyReceived | StateUnsound | StorageUsed, workers: Mapping[str, Worker], now: float
     ) -> Out:
         """Take in what came of copies, or of the storage."""
-        match told:
-            case CopySent(ref=ref) if (ref.location.name, told.node) in self._copying:
-                return self._copied(self._copying[ref.location.name, told.node], told, now)
+        match outcome:
+            case CopySent(ref=ref) if (ref.location.name, outcome.node) in self._copying:
+                return self._copied(self._copying[ref.location.name, outcome.node], outcome, now)
             case CopySent(ref=ref):
-                self._sending.discard((ref, told.node))
-                return self._sent(workers.get(ref.location.worker), told, now)
+                self._sending.discard((ref, outcome.node))
+                return self._sent(workers.get(ref.location.worker), outcome, now)
             case CopyReceived():
-                return self._received(told)
+                return self._received(outcome)
             case StateUnsound(ref=ref):
-                return [StateRejected(node=self._node, task=ref.task, state=ref, reason=told.reason)]
-        return [told.fact]
+                return [StateRejected(node=self._node, task=ref.task, state=ref, reason=outcome.reason)]
+        return [outcome.fact]
 
     def _sent(self, worker: Worker | None, sent: CopySent, now: float) -> Out:
         """Note that another node has a copy, or has none yet."""
-        savings = self._savings.get(sent.ref.location.worker)
-        if worker is None or savings is None or savings.saved != sent.ref:
+        order = self._orders.get(sent.ref.location.worker)
+        if worker is None or order is None or order.saved != sent.ref:
             return []
         if sent.unsound:  # another one, then
             rejected = StateRejected(node=self._node, task=sent.ref.task, state=sent.ref, reason=sent.problem)
-            return [rejected, *self.greet(worker.worker)]
+            return [rejected, *self.connected(worker.worker)]
         if sent.problem:
-            return self._not_sent(worker, savings, sent, now)
-        savings.failures = 0
-        savings.missing -= {sent.node}
-        return [] if savings.missing else self._secured(worker, savings, sent.ref)
+            return self._not_sent(worker, order, sent, now)
+        order.failures = 0
+        order.missing -= {sent.node}
+        return [] if order.missing else self._secured(worker, order, sent.ref)
 
     def _copied(self, copying: Copying, sent: CopySent, now: float) -> Out:
         """Say that another node keeps a state now; or send it again, and in the end say that none does."""
@@ -308,30 +306,30 @@ class States:
         del self._copying[sent.ref.location.name, sent.node]
         if sent.unsound:  # another one, then
             return [StateRejected(node=self._node, task=sent.ref.task, state=sent.ref, reason=sent.problem)]
-        return [copying.done(sent.problem)]
+        return [copying.report(sent.problem)]
 
-    def _not_sent(self, worker: Worker, savings: Savings, sent: CopySent, now: float) -> Out:
-        """Send it again; in the end have the worker save newer states here alone, rather than none."""
-        savings.failures += 1
-        if savings.failures < TRIES:
-            savings.again_at = now + AGAIN_S
+    def _not_sent(self, worker: Worker, order: SaveOrder, sent: CopySent, now: float) -> Out:
+        """Send it again; in the end have the worker save newer states here only, rather than none."""
+        order.failures += 1
+        if order.failures < TRIES:
+            order.again_at = now + AGAIN_S
             return []
         ref = sent.ref
         goes_on = SendToWorker(worker.worker, Secured(name=ref.location.name, iteration=ref.iteration))
-        if savings.failures > TRIES:
+        if order.failures > TRIES:
             return [goes_on]
-        savings.secured = False
+        order.secured = False
         reason = f"{sent.node} keeps no copy: {sent.problem}"
         unprotected = StateUnprotected(
             node=self._node, slot=worker.slot, task=worker.task, worker=worker.worker, reason=reason
         )
         return [goes_on, unprotected]
 
-    def _secured(self, worker: Worker, savings: Savings, ref: StateRef) -> Out:
-        """Let the worker save the next one; tell everybody, unless that is what they know."""
+    def _secured(self, worker: Worker, order: SaveOrder, ref: StateRef) -> Out:
+        """Let the worker save the next one; report it, unless it was reported before."""
         out: Out = [SendToWorker(worker.worker, Secured(name=ref.location.name, iteration=ref.iteration))]
-        if not savings.secured:
-            savings.secured = True
+        if not order.secured:
+            order.secured = True
             out.append(
                 StateSecured(
                     node=self._node,
@@ -339,7 +337,7 @@ class States:
                     task=worker.task,
                     worker=worker.worker,
                     iteration=ref.iteration,
-                    nodes=[keeper.node for keeper in savings.order.keepers],
+                    nodes=[keeper.node for keeper in order.saver.keepers],
                 )
             )
         return out
@@ -356,10 +354,10 @@ class States:
     def tick(self, now: float) -> Out:
         """Send again what did not arrive."""
         out: Out = []
-        for savings in self._savings.values():
-            if savings.again_at is not None and now >= savings.again_at:
-                savings.again_at = None
-                out += self._send(savings)
+        for order in self._orders.values():
+            if order.again_at is not None and now >= order.again_at:
+                order.again_at = None
+                out += self._send(order)
         for copying in self._copying.values():
             if copying.again_at is not None and now >= copying.again_at:
                 copying.again_at = None
@@ -368,7 +366,7 @@ class States:
 
     def due_at(self) -> float:
         """Return when the next is to be sent again."""
-        waiting = [each.again_at for each in self._savings.values()]
+        waiting = [each.again_at for each in self._orders.values()]
         waiting += [each.again_at for each in self._copying.values()]
         return min((again_at for again_at in waiting if again_at is not None), default=math.inf)
 
@@ -378,11 +376,11 @@ def _switch(saver: Saver | None) -> Save:
     return Save(on=saver is not None, store_s=store.every_s if store else 0.0, store_asked=store.asked if store else 0)
 
 
-def _stored(order: Saver, saved: Saved) -> list[Message | Effect]:
+def _write_to_storage(saver: Saver, saved: Saved) -> Out:
     """Have what was saved written to storage, if it is to be: all places work out the same attempt."""
-    if order.store is None or not saved.store:
+    if saver.store is None or not saved.store:
         return []
-    ref, run = saved.state, order.store.run
+    ref, run = saved.state, saver.store.run
     attempt = blake2b(f"{run}:{saved.epoch}:{ref.iteration}".encode(), digest_size=4).hexdigest()
-    saving = Saving(root=order.store.root, task=ref.task, iteration=ref.iteration, layout=ref.layout, attempt=attempt)
+    saving = Saving(root=saver.store.root, task=ref.task, iteration=ref.iteration, layout=ref.layout, attempt=attempt)
     return [UseStorage(StorePart(ref=ref, saving=saving))]

@@ -1,4 +1,4 @@
-"""Where a worker's state can be had from: the memory of this node, or a peer's node."""
+"""Where a worker gets a snapshot from: the memory of this node, or another node."""
 
 import asyncio
 import contextlib
@@ -14,15 +14,15 @@ from xxhash import xxh3_128
 from unicron.contracts.states import StateRef
 from unicron.errors import StateTransferError
 from unicron_agent.fabric import Fabric, challenged
-from unicron_agent.memory import StateMemory
-from unicron_agent.state_server import FETCH, LIMITS, TIMEOUT_S, check, unsound
+from unicron_agent.snapshots.memory import SnapshotMemory, check, unsound
+from unicron_agent.snapshots.server import FETCH, LIMITS, TIMEOUT_S
 
 
-class StateSource(Protocol):
-    """A way to obtain a state."""
+class SnapshotSource(Protocol):
+    """A place that hands snapshots out."""
 
     async def obtain(self, ref: StateRef, target: Path) -> Path:
-        """Make the state `ref` the file `target`, whole and checked, and return it; it is the caller's to remove.
+        """Make the snapshot `ref` the file `target`, whole and checked, and return it; the caller removes it.
 
         Raises:
             UnsoundStateError: the source hands over something else.
@@ -30,10 +30,10 @@ class StateSource(Protocol):
         """
 
 
-class SharedMemory:
-    """A state that a worker of this node has exported."""
+class OwnMemory:
+    """The memory of this node."""
 
-    def __init__(self, memory: StateMemory) -> None:
+    def __init__(self, memory: SnapshotMemory) -> None:
         self._memory = memory
 
     async def obtain(self, ref: StateRef, target: Path) -> Path:
@@ -44,8 +44,8 @@ class SharedMemory:
         return target
 
 
-class Peer:
-    """A state on another node, from its agent's state server."""
+class OtherNode:
+    """The memory of another node, by its agent's snapshot server."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
@@ -81,9 +81,9 @@ class Peer:
                 yield piece
 
 
-def source_of(ref: StateRef, node: str, memory: StateMemory, fabric: Fabric) -> StateSource:
+def source_of(ref: StateRef, node: str, memory: SnapshotMemory, fabric: Fabric) -> SnapshotSource:
     """Return where to obtain `ref` from on this `node`, with this memory and this key of the cluster's nodes."""
-    return SharedMemory(memory) if ref.location.node == node else Peer(fabric)
+    return OwnMemory(memory) if ref.location.node == node else OtherNode(fabric)
 
 
 @contextlib.contextmanager
