@@ -255,15 +255,39 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
 
     # --- places ------------------------------------------------------------------------------------------------------
 
-    def surplus(self, slots: list[SlotRef]) -> list[WorkerRun]:
-        """Return the workers that no replica needs while it lacks others: their slots are for other places.
+    def fill(self, slots: list[SlotRef], taken: Container[SlotRef]) -> tuple[list[WorkerRun], list[WorkerRun]]:
+        """Return workers that are to make room for other places, and new ones that are to be started.
 
         Args:
-            slots: of the target, that are there; while one is free, nobody has to make room.
+            slots: of the target, that are there.
+            taken: all slots that any task has a worker in.
         """
-        places, workers = self.shape.replica_workers, self._here(slots)
-        if places == 1 or len(workers) < len(slots):
-            return []
+        shape, own = self.shape, {worker.slot: worker for worker in self.workers.values()}
+        there = [own[slot] for slot in slots if slot in own and own[slot].layout.is_like(shape)]
+        spare = self._surplus(there) if len(there) == len(slots) and shape.replica_workers > 1 else []
+        there, cleared = [worker for worker in there if worker not in spare], {worker.slot for worker in spare}
+        new = list[WorkerRun]()
+        for slot in slots:
+            if slot not in taken or slot in cleared:
+                self.started += 1
+                place = self._next_place([*there, *new], slot, len(slots) // shape.replica_workers)
+                new.append(WorkerRun(worker=f"{self.spec.name}-{self.started}", slot=slot, place=place, layout=shape))
+        return spare, new
+
+    def slots_by_place(self) -> list[SlotRef]:
+        """Return where the worker of each place of the only replica is, or is to be, as far as there are slots."""
+        there = {worker.place: worker.slot for worker in self.workers.values()}
+        free = [slot for slot in self.target if slot not in there.values()]
+        meant = (there.get(place) or (free.pop(0) if free else None) for place in range(self.shape.replica_workers))
+        return [slot for slot in meant if slot is not None]
+
+    def _surplus(self, workers: list[WorkerRun]) -> list[WorkerRun]:
+        """Return those of `workers` that no replica needs while it lacks others.
+
+        Args:
+            workers: in all its slots, none of which is free.
+        """
+        places = self.shape.replica_workers
         wanted = len(workers) // places
         counts = Counter(worker.place for worker in workers)
         lacking = sum(max(0, wanted - counts[place]) for place in range(places))
@@ -276,34 +300,6 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
                 counts[worker.place] -= 1
                 found.append(worker)
         return found
-
-    def new_workers(self, slots: list[SlotRef], taken: Container[SlotRef]) -> list[WorkerRun]:
-        """Return workers that are to be started in the free ones of these slots.
-
-        Args:
-            slots: of the target, that are there.
-            taken: all slots that any task has a worker in.
-        """
-        shape, there, found = self.shape, self._here(slots), list[WorkerRun]()
-        for slot in slots:
-            if slot not in taken:
-                self.started += 1
-                place = self._next_place([*there, *found], slot, len(slots) // shape.replica_workers)
-                name = f"{self.spec.name}-{self.started}"
-                found.append(WorkerRun(worker=name, slot=slot, place=place, layout=shape))
-        return found
-
-    def slots_by_place(self) -> list[SlotRef]:
-        """Return where the worker of each place of the only replica is, or is to be, as far as there are slots."""
-        there = {worker.place: worker.slot for worker in self.workers.values()}
-        free = [slot for slot in self.target if slot not in there.values()]
-        meant = (there.get(place) or (free.pop(0) if free else None) for place in range(self.shape.replica_workers))
-        return [slot for slot in meant if slot is not None]
-
-    def _here(self, slots: Iterable[SlotRef]) -> list[WorkerRun]:
-        """Return its workers in these slots whose replicas have the shape that they are to have."""
-        shape, own = self.shape, {worker.slot: worker for worker in self.workers.values()}
-        return [own[slot] for slot in slots if slot in own and own[slot].layout.is_like(shape)]
 
     def _next_place(self, workers: Iterable[WorkerRun], slot: SlotRef, replicas: int) -> int:
         """Return the place that a worker started beside `workers` is to have, where `replicas` can be made of them all.

@@ -28,10 +28,9 @@ def settle(state: TransitionState, names: Iterable[str]) -> list[Message]:
         out += run.snapshots.find(state, run)  # what no worker has, and what nodes and storage may have
         out += _regroup(state, run)  # the best membership that can be formed, and the present one
         out += _stop_unwanted(state, run)  # workers, and slots of the plan
-        out += run.snapshots.drop_taken_back(state, run)
     out += _untie(state, runs)  # slots that tasks hold, and that others of them wait for
     for run in runs:
-        out += run.snapshots.save(state, run)  # who is to save where, and who was ordered to
+        out += run.snapshots.save(state, run)  # who is to save where, and who was ordered to; what is of no use
     out += move_snapshots(state, runs)  # where snapshots are parked, and where they are safe
     for run in runs:
         out += _start_missing(state, run)  # slots of the plan, and workers
@@ -205,9 +204,9 @@ def _untie(state: TransitionState, runs: Iterable[TaskRun]) -> list[Message]:
 def _start_missing(state: TransitionState, run: TaskRun) -> list[Message]:
     """Start workers in free slots of the task; stop spare ones while replicas lack other places."""
     usable = [] if run.state.ended else state.usable(run.target)
+    spare, started = run.fill(usable, state.occupied)
     reason = "its place of the model is there often enough, and its slot is needed for another"
-    out = _stop_all(state, run, run.surplus(usable), reason)
-    started = run.new_workers(usable, state.occupied)
+    out = _stop_all(state, run, spare, reason)
     for worker in started:
         state.add(run, worker)
     slots = run.slots_by_place() if started and run.spec.heal is Healing.IN_PLACE else []

@@ -104,9 +104,14 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return search is not None and (not search.over or bool(self.exhausted(group))) and self.needed(group)
 
     def save(self, cluster: Cluster, group: WorkerGroup) -> list[Message]:
-        """Have the right workers save their states, and older ones removed once the copies of these are whole."""
-        idle = group.state.ended or group.membership.through
-        out = [] if idle else self.saves.order(cluster, group, self.storage)
+        """Have the right workers save their states, and removed what is of no use: older ones, once theirs are whole.
+
+        So is what members that are gone were to take back.
+        """
+        back = group.membership.taken_back
+        out = remove(cluster, group.spec.name, [back.pop(name) for name in back.keys() - group.workers.keys()])
+        if not (group.state.ended or group.membership.through):
+            out += self.saves.order(cluster, group, self.storage)
         if self.saves.superseded(group):
             self.tried, self.before = [], None
             out += self.saves.drop_older(cluster, group)
@@ -330,13 +335,6 @@ class Snapshots(msgspec.Struct, kw_only=True):
             return []
         group.membership.taken_back |= {name: left[name] for name in staying if name in left}
         return remove(cluster, group.spec.name, [left[name] for name in sorted(left.keys() - set(staying))])
-
-    def drop_taken_back(self, cluster: Cluster, group: WorkerGroup) -> list[Message]:
-        """Have removed what members that are gone were to take back."""
-        back = group.membership.taken_back
-        if not back:
-            return []
-        return remove(cluster, group.spec.name, [back.pop(name) for name in back.keys() - group.workers.keys()])
 
     def drop_saved(self, cluster: Cluster, group: WorkerGroup) -> list[Message]:
         """Have all that was saved removed, and nothing saved any more."""
