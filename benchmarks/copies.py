@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.output import as_json
-from unicron.checkpoints.shapes import kept
+from unicron.snapshots.shapes import kept
 
 NODES, COPIES = 12, 4
 

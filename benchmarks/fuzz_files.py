@@ -27,7 +27,7 @@ from unicron_taskfile.model import read_table
 from benchmarks.output import as_json
 from unicron.errors import UnicronError
 from unicron.rules import Rules
-from unicron.storage.manifest import index_in, manifest_in
+from unicron.snapshots.storage.manifest import index_in, manifest_in
 
 SECONDS = 30.0
 PACKAGES = [

@@ -31,8 +31,8 @@ from unicron_simulator import traces
 from unicron_simulator.traces import Failure, Trace
 
 from benchmarks.output import as_json
-from unicron.checkpoints.interval import daly, young
-from unicron.checkpoints.placement import Placement, place, without_copy
+from unicron.snapshots.interval import daly, young
+from unicron.snapshots.placement import Placement, place, without_copy
 
 HOUR, MINUTE = 3600.0, 60.0
 

@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from unicron.checkpoints.gate import Gate, Line
 from unicron.contracts.traffic import Forecast, decode_forecast, forecast_name
+from unicron.snapshots.gate import Gate, Line
 
 LOOKS = 100
 """How often in an iteration a copy that waits looks whether the network is idle."""

@@ -21,7 +21,7 @@ def odds(
     as_json: Json = False,
 ) -> None:
     """Say how likely all states are still in memory when nodes are lost at once, with and without copies elsewhere."""
-    from unicron.checkpoints.odds import odds as odds_of  # noqa: PLC0415
+    from unicron.snapshots.odds import odds as odds_of  # noqa: PLC0415
 
     if copies > nodes:
         warn(f"{nodes} nodes can't keep {copies} copies; these are the odds of {nodes}")

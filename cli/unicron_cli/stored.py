@@ -10,8 +10,8 @@ from unicron.errors import CheckpointError
 from unicron_cli.output import Json, console, needs, print_json, say
 
 if TYPE_CHECKING:
-    from unicron.storage.catalog import Stored
-    from unicron.storage.root import Storage
+    from unicron.snapshots.storage.catalog import Stored
+    from unicron.snapshots.storage.root import Storage
 
 At = Annotated[
     str,
@@ -38,7 +38,7 @@ def mount(app: typer.Typer) -> None:
 
 def list_(at: At, task: OneOrAll = "", as_json: Json = False) -> None:
     """Show the checkpoints, newest first, without reading them."""
-    from unicron.storage import catalog  # noqa: PLC0415
+    from unicron.snapshots.storage import catalog  # noqa: PLC0415
 
     storage = _storage(at)
     found = {each: catalog.found(storage, each) for each in ([task] if task else catalog.tasks(storage))}
@@ -67,7 +67,7 @@ def show(at: At, task: Task, step: Step = None, as_json: Json = False) -> None:
 
 def verify(at: At, task: OneOrAll = "", step: Step = None, as_json: Json = False) -> None:
     """Read the complete checkpoints and tell which files are not as they were written; exit with 1 if any is not."""
-    from unicron.storage import catalog  # noqa: PLC0415
+    from unicron.snapshots.storage import catalog  # noqa: PLC0415
 
     storage = _storage(at)
     rows = []
@@ -97,7 +97,7 @@ def restore(
 
     Without --step it is the newest that is as it was written.
     """
-    from unicron.storage import catalog  # noqa: PLC0415
+    from unicron.snapshots.storage import catalog  # noqa: PLC0415
 
     storage = _storage(at)
     with needs("unicron checkpoints restore", "agent"):
@@ -133,7 +133,7 @@ def prune(
 
     The newest that is as it was written always stays.
     """
-    from unicron.storage import catalog  # noqa: PLC0415
+    from unicron.snapshots.storage import catalog  # noqa: PLC0415
 
     done = catalog.prune(_storage(at), task, keep, time.time())
     if as_json:
@@ -148,7 +148,7 @@ def prune(
 
 def _storage(at: str) -> "Storage":
     with needs("unicron checkpoints", "storage"):
-        from unicron.storage.root import Storage  # noqa: PLC0415
+        from unicron.snapshots.storage.root import Storage  # noqa: PLC0415
     return Storage(at)
 
 
@@ -158,7 +158,7 @@ def _one(storage: "Storage", task: str, step: int | None) -> "Stored":
     Raises:
         CheckpointError: there is none.
     """
-    from unicron.storage import catalog  # noqa: PLC0415
+    from unicron.snapshots.storage import catalog  # noqa: PLC0415
 
     every = [each for each in catalog.found(storage, task) if not each.unfinished]
     for each in every:
@@ -170,7 +170,7 @@ def _one(storage: "Storage", task: str, step: int | None) -> "Stored":
 
 
 def _checked(storage: "Storage", task: str, found: "Stored") -> dict[str, Any]:
-    from unicron.storage.check import faults, strangers  # noqa: PLC0415
+    from unicron.snapshots.storage.check import faults, strangers  # noqa: PLC0415
 
     folder, manifest = (task, found.folder), found.manifest
     return {

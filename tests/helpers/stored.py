@@ -3,7 +3,7 @@
 import torch
 
 from unicron.contracts.tasks import ParallelLayout
-from unicron.storage.root import begin
+from unicron.snapshots.storage.root import begin
 from unicron.train.gathering import laid_out
 from unicron.train.stored.commit import commit
 from unicron.train.stored.parts import write_part

@@ -55,7 +55,7 @@ ROOMS = {
         [f"unicron/train/{name}.py" for name in ("iteration", "redistribute", "exchange", "gathering")],
         ["tests/unit/train"],
     ),
-    "checkpoints": Room(["unicron/checkpoints/placement.py"], ["tests/unit/checkpoints"]),
+    "snapshots": Room(["unicron/snapshots/placement.py"], ["tests/unit/snapshots"]),
     "shell": Room(
         ["unicron/service.py", "unicron/ledger.py"],
         # with the bus in memory only: the other one is no decision of these two

@@ -13,9 +13,9 @@ import grpc.aio
 import msgspec
 
 from unicron.aio import together
-from unicron.checkpoints.gate import Gate
 from unicron.contracts.states import Keeper, StateRef
 from unicron.errors import StateTransferError, UnsoundStateError
+from unicron.snapshots.gate import Gate
 from unicron_agent.fabric import Fabric, challenged
 from unicron_agent.snapshots.memory import SnapshotMemory, check
 from unicron_agent.snapshots.server import ADMITTED, KEEP, LIMITS, PIECE, RECEIPT, RECEIPTS, TIMEOUT_S

@@ -11,10 +11,10 @@ import grpc.aio
 import msgspec
 from xxhash import xxh3_128
 
-from unicron.checkpoints.gate import Gate
 from unicron.contracts.states import KEPT, SAVED, StateRef, label
 from unicron.errors import InvalidInputError, StateTransferError, UntimelyProofError
 from unicron.proofs import CallProof
+from unicron.snapshots.gate import Gate
 from unicron_agent.fabric import CHALLENGE, Fabric, Strangers
 from unicron_agent.snapshots.memory import SnapshotMemory
 from unicron_agent.traffic import NodeTraffic

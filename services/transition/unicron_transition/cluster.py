@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from unicron.checkpoints.placement import Placement, place
-from unicron.checkpoints.shapes import Kept
 from unicron.contracts.ranges import Size
 from unicron.contracts.states import COPIES, Keeper
 from unicron.contracts.tasks import SlotRef
+from unicron.snapshots.placement import Placement, place
+from unicron.snapshots.shapes import Kept
 from unicron_transition.deadlines import TIMEOUT_S, Wait
 
 

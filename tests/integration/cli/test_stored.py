@@ -11,7 +11,7 @@ from helpers.stored import TASK, alter, of_model, save, save_trained, spread, tr
 from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
 from unicron.contracts.tasks import ParallelLayout
-from unicron.storage.root import begin
+from unicron.snapshots.storage.root import begin
 from unicron.train.gathering import laid_out
 
 

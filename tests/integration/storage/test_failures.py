@@ -19,9 +19,9 @@ from helpers.stored import TASK, alter, of_model, save_trained, spread
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import CheckpointError
-from unicron.storage import catalog, check
-from unicron.storage.manifest import MANIFEST, REWOUND
-from unicron.storage.root import MARKER, Storage, begin
+from unicron.snapshots.storage import catalog, check
+from unicron.snapshots.storage.manifest import MANIFEST, REWOUND
+from unicron.snapshots.storage.root import MARKER, Storage, begin
 from unicron.train.stored.commit import abandon, commit
 from unicron.train.stored.parts import write_part
 from unicron.train.stored.reading import read

@@ -24,9 +24,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from unicron.contracts.storage import StoredFile
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import CheckpointError
-from unicron.storage import catalog, check
-from unicron.storage.manifest import Index, checksum_of, joint_checksum
-from unicron.storage.root import Storage, begin
+from unicron.snapshots.storage import catalog, check
+from unicron.snapshots.storage.manifest import Index, checksum_of, joint_checksum
+from unicron.snapshots.storage.root import Storage, begin
 from unicron.train.gathering import laid_out, loaded
 from unicron.train.stored.commit import commit
 from unicron.train.stored.parts import PieceWriter, working_folder, write_part

@@ -12,9 +12,9 @@ from helpers.stored import TASK, of_model, save, save_trained, trained
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import CheckpointError
-from unicron.storage import catalog
-from unicron.storage.manifest import MANIFEST
-from unicron.storage.root import Storage, begin
+from unicron.snapshots.storage import catalog
+from unicron.snapshots.storage.manifest import MANIFEST
+from unicron.snapshots.storage.root import Storage, begin
 from unicron.train.gathering import laid_out, loaded
 from unicron.train.stored.commit import abandon, commit
 from unicron.train.stored.parts import write_part

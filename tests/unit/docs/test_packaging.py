@@ -34,7 +34,7 @@ ROOMS = {
     "unicron_chaos": ["console"],
     "unicron.train": ["train", "megatron", "hf", "lightning"],
     "unicron.costmodel": ["planner"],
-    "unicron.storage": ["storage"],
+    "unicron.snapshots.storage": ["storage"],
     "unicron_cli": ["console"],
     "unicron_goodput": [],
     "unicron_narration": [],

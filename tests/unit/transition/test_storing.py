@@ -6,12 +6,12 @@ from helpers.transition import Cluster, failure, of, slot, spec
 from unicron_transition.snapshots.storage import ATTEMPTS, CHANGE, LEAST_S, PRIOR_S
 from unicron_transition.state import TransitionState
 
-from unicron.checkpoints.interval import daly
 from unicron.contracts import events
 from unicron.contracts.commands import CommitCheckpoint, FindCheckpoint, Regroup, SaveStates, StartWorker, StopWorker
 from unicron.contracts.failures import Severity
 from unicron.contracts.storage import Saving, StoredFile, StoredPart, StoredState
 from unicron.contracts.tasks import ParallelLayout, TaskState
+from unicron.snapshots.interval import daly
 
 ROOT = "s3://bucket/folder"
 PAIR = ParallelLayout(tensor=2, replicas=1)

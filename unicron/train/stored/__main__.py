@@ -15,8 +15,8 @@ from xxhash import xxh3_128
 
 from unicron.contracts.storage import Saving, StoredPart, StoredState
 from unicron.errors import CheckpointError, UnicronError
-from unicron.storage.catalog import FEWEST, newest, prune, rewind
-from unicron.storage.root import Storage, claim
+from unicron.snapshots.storage.catalog import FEWEST, newest, prune, rewind
+from unicron.snapshots.storage.root import Storage, claim
 
 
 def write(request: dict[str, Any]) -> StoredPart:

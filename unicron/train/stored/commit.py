@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from unicron.contracts.storage import Saving, StoredFile, StoredPart
 from unicron.errors import CheckpointError
-from unicron.storage import catalog
-from unicron.storage.catalog import Stored
-from unicron.storage.check import index_of, part_faults
-from unicron.storage.manifest import (
+from unicron.snapshots.storage import catalog
+from unicron.snapshots.storage.catalog import Stored
+from unicron.snapshots.storage.check import index_of, part_faults
+from unicron.snapshots.storage.manifest import (
     FORMAT,
     MANIFEST,
     Index,
@@ -20,7 +20,7 @@ from unicron.storage.manifest import (
     manifest_in,
     sealed,
 )
-from unicron.storage.root import Storage
+from unicron.snapshots.storage.root import Storage
 from unicron.train.stored.metadata import METADATA, Lying, written_metadata
 from unicron.train.stored.parts import PieceWriter, working_folder
 from unicron.train.stored.pieces import Taken

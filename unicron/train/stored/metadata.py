@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from unicron.errors import CheckpointError
-from unicron.storage.manifest import Piece
+from unicron.snapshots.storage.manifest import Piece
 from unicron.train.shards import Box
 
 METADATA = ".metadata"

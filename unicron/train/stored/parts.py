@@ -9,8 +9,16 @@ from xxhash import xxh3_128
 
 from unicron.contracts.storage import Saving, StoredFile, StoredPart
 from unicron.errors import CheckpointError
-from unicron.storage.manifest import Index, Piece, checksum_of, data_name, folder_name, index_name, joint_checksum
-from unicron.storage.root import UNFINISHED, Storage
+from unicron.snapshots.storage.manifest import (
+    Index,
+    Piece,
+    checksum_of,
+    data_name,
+    folder_name,
+    index_name,
+    joint_checksum,
+)
+from unicron.snapshots.storage.root import UNFINISHED, Storage
 from unicron.train.stored.pieces import Taken, apart, check_plain, listed
 
 PIECE = 2048

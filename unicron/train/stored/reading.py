@@ -11,10 +11,10 @@ from typing import Any
 from unicron.contracts.storage import StoredPart, StoredState
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import CheckpointError, StateTransferError
-from unicron.storage.catalog import Stored, found
-from unicron.storage.check import index_of
-from unicron.storage.manifest import Index, Manifest, Piece, checksum_of
-from unicron.storage.root import Storage
+from unicron.snapshots.storage.catalog import Stored, found
+from unicron.snapshots.storage.check import index_of
+from unicron.snapshots.storage.manifest import Index, Manifest, Piece, checksum_of
+from unicron.snapshots.storage.root import Storage
 from unicron.train.gathering import Gathering, Needs, Protected, assembled
 from unicron.train.redistribute import nearest
 from unicron.train.stored.metadata import box_of

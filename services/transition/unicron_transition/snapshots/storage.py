@@ -2,12 +2,12 @@
 
 import msgspec
 
-from unicron.checkpoints.interval import daly
 from unicron.contracts.base import Message
 from unicron.contracts.commands import CommitCheckpoint, FindCheckpoint
 from unicron.contracts.events import CheckpointStored, PartStored
 from unicron.contracts.ranges import Count, Number, Seconds
 from unicron.contracts.storage import StoredPart, StoreOrder
+from unicron.snapshots.interval import daly
 from unicron_transition.cluster import Cluster
 from unicron_transition.group import WorkerGroup
 

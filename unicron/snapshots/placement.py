@@ -10,8 +10,8 @@ from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import NamedTuple
 
-from unicron.checkpoints.shapes import Kept, check_copies, kept, odd_group
 from unicron.errors import InvalidInputError
+from unicron.snapshots.shapes import Kept, check_copies, kept, odd_group
 
 Group = tuple[str, ...]
 

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 from scipy.optimize import minimize_scalar
 
-from unicron.checkpoints.interval import daly, stretch, young
 from unicron.errors import InvalidInputError
+from unicron.snapshots.interval import daly, stretch, young
 
 HOUR = 3600.0
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron.checkpoints.odds import odds
-from unicron.checkpoints.placement import Placement, moves, place, without_copy
-from unicron.checkpoints.shapes import kept
 from unicron.errors import InvalidInputError
+from unicron.snapshots.odds import odds
+from unicron.snapshots.placement import Placement, moves, place, without_copy
+from unicron.snapshots.shapes import kept
 
 
 def names(count):

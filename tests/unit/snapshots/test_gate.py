@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from unicron.checkpoints.gate import LEAST, MARGIN_S, MOST_ITERATIONS, RATES, Gate, Line
 from unicron.contracts.traffic import Forecast
+from unicron.snapshots.gate import LEAST, MARGIN_S, MOST_ITERATIONS, RATES, Gate, Line
 from unicron.train.spans import LEARNT, IdleSpans
 
 MB = 1_000_000

@@ -19,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 from unicron.contracts.storage import Saving
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import CheckpointError
-from unicron.storage.manifest import MANIFEST, check_task
+from unicron.snapshots.storage.manifest import MANIFEST, check_task
 
 MARKER = ".unicron-checkpoints.json"
 UNFINISHED = ".part"

@@ -7,8 +7,8 @@ like polynomials, in which the power is how many nodes are lost.
 from fractions import Fraction
 from math import comb
 
-from unicron.checkpoints.shapes import NINE, NINE_COPIES, check_copies, odd_group
 from unicron.errors import InvalidInputError
+from unicron.snapshots.shapes import NINE, NINE_COPIES, check_copies, odd_group
 
 Ways = list[int]
 """In how many ways 0, 1, 2 ... nodes can be lost so that no state is."""

@@ -9,7 +9,7 @@ from xxhash import xxh3_128
 
 from unicron.contracts.storage import StoredFile, StoredPart
 from unicron.errors import CheckpointError
-from unicron.storage.manifest import (
+from unicron.snapshots.storage.manifest import (
     MANIFEST,
     REWOUND,
     Index,
@@ -19,7 +19,7 @@ from unicron.storage.manifest import (
     index_in,
     joint_checksum,
 )
-from unicron.storage.root import Entry, Storage
+from unicron.snapshots.storage.root import Entry, Storage
 
 Folder = tuple[str, str]
 """A task, and the name of a folder of it."""

@@ -6,9 +6,9 @@ from msgspec.structs import replace
 
 from unicron.contracts.base import Record
 from unicron.errors import CheckpointError
-from unicron.storage.check import faults
-from unicron.storage.manifest import MANIFEST, REWOUND, Manifest, manifest_in
-from unicron.storage.root import MARKER, UNFINISHED, Storage, check_owned
+from unicron.snapshots.storage.check import faults
+from unicron.snapshots.storage.manifest import MANIFEST, REWOUND, Manifest, manifest_in
+from unicron.snapshots.storage.root import MARKER, UNFINISHED, Storage, check_owned
 
 FEWEST = 2
 """Checkpoints that pruning leaves at least: the one before the newest is the way out should that be no good."""
