@@ -44,13 +44,13 @@ def place(
     group, or is merged into that. So one lost node changes its own group and at most one other, and one that joins
     changes one group; only the ninth node of what four copies leave over makes one group of two.
 
-    Where racks are told, new nodes go to groups with nobody of their rack as far as that can be. Where a group that
+    Where racks are given, new nodes go to groups with nobody of their rack as far as that can be. Where a group that
     changes would have two of one rack even so, one of them changes places with a node of one more group.
 
     Args:
         nodes: names of all that there are now.
         copies: of each state, its own included.
-        racks: by node; nodes of one rack, or behind one switch, fail together. Who has none, or "", shares with nobody.
+        racks: by node; nodes of one rack, or behind one switch, fail together. A node with none, or "", is alone.
         before: what there was; with another number of copies it counts for nothing.
 
     Raises:

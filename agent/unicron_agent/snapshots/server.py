@@ -99,7 +99,7 @@ class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         if self._refusing < AT_ONCE:
             self._refusing += 1
             try:
-                await asyncio.sleep(REFUSAL_S)  # whose first message is not on its way yet would not hear why
+                await asyncio.sleep(REFUSAL_S)  # who has not sent its first message yet would not learn why
             finally:
                 self._refusing -= 1
         asked = ((CHALLENGE, self._fabric.challenge()),) if isinstance(problem, UntimelyProofError) else ()
@@ -121,7 +121,7 @@ class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _keep(
         self, shown: CallProof | None, pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
-        """Take a copy: first what it is, then its content; whoever wants no receipts gets one answer in the end."""
+        """Take a copy: first what it is, then its content; one that wants no receipts gets one answer in the end."""
         first = await anext(pieces, b"")
         if shown is not None and not shown.is_of(first):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, OTHER)
@@ -138,7 +138,7 @@ class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             except StateTransferError as error:
                 await context.abort(grpc.StatusCode.DATA_LOSS, str(error))
             except OSError as error:
-                async for piece in pieces:  # whoever is still sending would not hear why
+                async for piece in pieces:  # who is still sending would not learn why
                     await _acknowledge(receipts, piece)
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._memory.folder}: {error.strerror}")
         if receipts is None:

@@ -152,7 +152,7 @@ class NodeSnapshots:
         savers = {saver.worker: saver for saver in command.savers}
         out: Out = []
         for name in sorted({ref.location.worker for ref, _ in self._sending if ref.task == command.task}):
-            saver = savers.get(name)  # it may be gone meanwhile: nobody would ever remove what an old keeper got
+            saver = savers.get(name)  # it may be gone meanwhile: what an old keeper got would never be removed
             out += self._abandon(name, {keeper.node for keeper in saver.keepers} if saver else ())
         for worker in workers:
             if worker.task != command.task:
@@ -170,7 +170,7 @@ class NodeSnapshots:
         return [SendToWorker(worker, _switch(order.saver))] if order else []
 
     def _drop(self, command: DropStates) -> Out:
-        """Remove what nobody is to take any more."""
+        """Remove what is not to be taken any more."""
         here = [name for name in command.names if name in self.found]
         for name in here:
             del self.found[name]
@@ -251,7 +251,7 @@ class NodeSnapshots:
             return []
         if message.store and self.found.get(ref.location.name) == ref and order:
             return _write_to_storage(order.saver, message)
-        if order is None:  # nobody would know of it: it was ordered by an earlier agent's word, or no longer is
+        if order is None:  # no service knows of it: ordered by an earlier agent, or no longer
             self.found.pop(ref.location.name, None)
             return [RemoveState(ref.location.name), SendToWorker(worker.worker, Save(on=False))]
         self.found[ref.location.name] = ref

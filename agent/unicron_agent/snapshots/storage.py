@@ -45,7 +45,7 @@ async def carry_out(job: Job, node: str, memory: SnapshotMemory, supervisor: Sup
 
 
 async def _part(job: StorePart, node: str, memory: SnapshotMemory, supervisor: Supervisor) -> PartStored:
-    """Write a part from a second name of the state's file: whoever saves next leaves that one alone."""
+    """Write a part from a second name of the state's file: the next save leaves that one alone."""
     ref, began = job.ref, time.monotonic()
     path = memory.path(ref.location.name)
     held = Path(f"{path}.{ref.iteration}.stored")

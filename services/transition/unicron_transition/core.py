@@ -146,7 +146,7 @@ class TransitionCore(Core):
         out = []
         if failure.severity is Severity.SEV3:
             if 0 <= failure.epoch < run.membership.epoch:
-                return []  # what broke was given up meanwhile: its members were told to form a new one
+                return []  # what broke was given up meanwhile: its members were ordered to form a new one
             run.membership.broken = True  # reattempt in place: the same members, a new epoch
             run.recovers(failure.at, _cause(failure))
         elif failure.worker in run.workers:
@@ -188,7 +188,7 @@ class TransitionCore(Core):
             reason = share.reason or decided.plan.trigger
             run.recovers(decided.at, reason if run.membership.epoch >= 0 else "")
             changed.append((run, reason))
-        out = self._settle([*self._lodgers(run for run, _ in changed), *(run.spec.name for run, _ in changed)])
+        out = self._settle([*self._tasks_in_the_way(run for run, _ in changed), *(run.spec.name for run, _ in changed)])
         for run, reason in changed:
             if run.as_planned:  # an earlier plan is taken back before anybody moved
                 out += self._complete(run, decided.at)
@@ -206,7 +206,7 @@ class TransitionCore(Core):
         self.state.aim(run, [])
         return self._settle([fact.task]) + move(self.state, run, Cause.NO_SLOTS, "paused by a user")
 
-    def _lodgers(self, runs: Iterable[TaskRun]) -> list[str]:
+    def _tasks_in_the_way(self, runs: Iterable[TaskRun]) -> list[str]:
         """Return the tasks without a slot that have a worker, come back with its node, in a slot of one of `runs`."""
         there = (self.state.occupied.get(slot) for run in runs for slot in run.target)
         found = {other.task: None for other in there if other and not self.state.tasks[other.task].target}
@@ -246,7 +246,7 @@ class TransitionCore(Core):
             run.record_state(report.worker, place, report.iteration, report.node)
             return []
         out: list[Message] = []
-        if not membership.joined:  # by the first report all have met, and whoever had no state has taken it
+        if not membership.joined:  # by the first report all have met, and who had no state has taken one
             out += run.snapshots.release(self.state, run)
             for name in membership.group:
                 if worker := run.workers.get(name):
@@ -319,7 +319,7 @@ class TransitionCore(Core):
         return self._after_the_end(run)
 
     def _after_the_end(self, run: TaskRun) -> list[Message]:
-        """A member is through, and maybe gone: whoever missed the end of the last iteration must finish it without."""
+        """A member is through, and maybe gone: who missed the end of the last iteration must finish it without."""
         membership = run.membership
         needed = membership.broken or not membership.complete or run.over
         return self._settle([run.spec.name]) if needed else []
@@ -409,7 +409,7 @@ class TransitionCore(Core):
 
 
 def _cause(failure: FailureDetected) -> str:
-    """Return a failure as programs are told of it that begin again: whose it was, and what."""
+    """Return what programs that begin again read of a failure: whose it was, and what."""
     who = failure.node if failure.severity is Severity.SEV1 else failure.worker
     named = failure.severity is Severity.SEV3 or failure.reason.startswith(who)
     return failure.reason if named else f"{who}: {failure.reason}"

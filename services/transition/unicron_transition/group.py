@@ -134,7 +134,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
         intact = computes and not membership.leaving and membership.intact(self.workers)
         if awaited and (intact or not computes or self.restarts or not membership.survivors(self.workers)):
             # those that compute go on until the new ones are ready; those that start wait for one another, and those
-            # that each membership begins anew for whoever is to be in it
+            # that each membership begins anew wait for all who are to be in it
             return None
         chosen, computing = self._best(ready, final=not (awaited or intact))
         if not chosen or (intact and set(chosen) == set(membership.group)):

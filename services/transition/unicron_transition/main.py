@@ -45,5 +45,5 @@ def wiring(settings: TransitionSettings) -> Wiring:
 
 
 def main() -> int:
-    """Run the transition service until it is told to stop; return the exit status."""
+    """Run the transition service until it is stopped; return the exit status."""
     return run_service(TransitionSettings, wiring)

@@ -156,7 +156,7 @@ class Membership(msgspec.Struct, kw_only=True):
     def over(self, workers: Mapping[str, WorkerRun], *, lost: bool) -> bool:
         """Return whether the last iteration is done and no living member can still be busy with it.
 
-        A member that is gone can't be replaced any more: whoever has the state is through, and on its way out.
+        A member that is gone can't be replaced any more: those who have the state are through, and about to end.
 
         Args:
             workers: that live.

@@ -42,11 +42,11 @@ MOVES: dict[TaskState, dict[Cause, TaskState]] = {
     TaskState.RECONFIGURING: {**_WITH_SLOTS, Cause.SLOTS: TaskState.RECONFIGURING},
     TaskState.RECOVERING: _WITH_SLOTS,  # from a failure it recovers in whatever slots
 }
-"""What is not in it moves nothing, and nothing is said; the ends are final. A move to the same state is told again."""
+"""What is not in it moves nothing, and is not published; the ends are final. A move to the same state is a move too."""
 
 
 def move(state: TransitionState, run: TaskRun, cause: Cause, reason: str, traceback: str = "") -> list[Message]:
-    """Move a task, and say so."""
+    """Move a task, and return the fact that it moved."""
     moved = MOVES.get(run.state, {}).get(cause)
     if moved is None:
         return []

@@ -85,7 +85,7 @@ def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
     if run.changes_layout:
         return _export_state(state, run)
     better = run.better_membership(state.usable(run.target), state.occupied)
-    if better is None or run.snapshots.sought(run):
+    if better is None or run.snapshots.searching(run):
         return []
     if lost := _lost_places(run):
         return _begin_anew(state, run, lost)
@@ -117,7 +117,7 @@ def _export_state(state: TransitionState, run: TaskRun) -> list[Message]:
     if not run.target:
         return _give_way(state, run, GIVEN_UP)  # what was saved is as good
     lost = _lost_places(run)
-    return _begin_anew(state, run, lost) if lost and not run.snapshots.sought(run) else []
+    return _begin_anew(state, run, lost) if lost and not run.snapshots.searching(run) else []
 
 
 def _give_way(state: TransitionState, run: TaskRun, reason: str) -> list[Message]:
@@ -130,10 +130,10 @@ def _give_way(state: TransitionState, run: TaskRun, reason: str) -> list[Message
 
 def _form(state: TransitionState, run: TaskRun, membership: Membership) -> list[Message]:
     """Order a membership, and have removed what members of the one before have left behind in vain."""
-    forsaken = run.snapshots.drop_left(state, run, membership.group)
+    in_vain = run.snapshots.drop_left(state, run, membership.group)
     run.snapshots.search = None
     run.membership = membership
-    return forsaken + _order(state, run)
+    return in_vain + _order(state, run)
 
 
 def _order(state: TransitionState, run: TaskRun) -> list[Message]:

@@ -86,7 +86,7 @@ class TransitionState(Cluster, kw_only=True, dict=True):
 
     @cached_property
     def occupied(self) -> dict[SlotRef, Occupant]:
-        """Who is in a slot; not stored, since the workers tell it."""
+        """Who is in a slot; not stored, as it follows from the workers."""
         return {
             worker.slot: Occupant(name, worker.worker)
             for name, run in self.tasks.items()
@@ -95,7 +95,7 @@ class TransitionState(Cluster, kw_only=True, dict=True):
 
     @cached_property
     def freed(self) -> set[SlotRef]:
-        """Slots that workers have left and that nobody has looked at since; not stored, either."""
+        """Slots that workers have left since the last look for who waits for them; not stored, either."""
         return set()
 
     def add(self, run: TaskRun, worker: WorkerRun) -> None:
@@ -138,7 +138,7 @@ class TransitionState(Cluster, kw_only=True, dict=True):
         return found
 
     def waits_to_go(self, node: str, *, waits: bool) -> None:
-        """Note whether a node's agent waits to be told that nobody needs it any more."""
+        """Note whether a node's agent waits until nobody needs it any more."""
         self.leaving = [each for each in self.leaving if each != node] + [node] * waits
 
     def members(self, run: TaskRun) -> list[Member]:

@@ -80,7 +80,7 @@ class Storage:
 
     def entries(self, *names: str) -> dict[str, Entry]:
         """Return what lies in a folder, by name; nothing where there is none."""
-        with self._told("list", *names):
+        with self._translated_errors("list", *names):
             try:
                 if self.is_directory:
                     return _scanned(self._at(*names))
@@ -96,27 +96,27 @@ class Storage:
 
     def read(self, *names: str) -> bytes:
         """Return the content of a file."""
-        with self._told("read", *names):
+        with self._translated_errors("read", *names):
             content: bytes = self._fs.cat_file(self._at(*names))
         return content
 
     def stretch(self, begin: int, end: int, *names: str) -> bytes:
         """Return a file from the byte `begin` to before the byte `end`."""
-        with self._told("read", *names):
+        with self._translated_errors("read", *names):
             content: bytes = self._fs.cat_file(self._at(*names), start=begin, end=end)
         return content
 
     @contextmanager
     def reading(self, *names: str) -> Iterator[Any]:
         """Open a file to be read from its first byte to its last."""
-        with self._told("read", *names), self._fs.open(self._at(*names), "rb") as stream:
+        with self._translated_errors("read", *names), self._fs.open(self._at(*names), "rb") as stream:
             yield stream
 
     @contextmanager
     def writing(self, *names: str) -> Iterator[Any]:
         """Make a file; one that is not written to its end is not left behind, unless this process dies."""
         path = self._at(*names)
-        with self._told("write", *names):
+        with self._translated_errors("write", *names):
             if self.is_directory:
                 Path(path).parent.mkdir(exist_ok=True)
             stream = self._fs.open(path, "wb")
@@ -140,13 +140,13 @@ class Storage:
         """
         if os.path.lexists(self._at(task, after)):
             raise FileExistsError(self.address(task, after))
-        with self._told("rename", task, before):
+        with self._translated_errors("rename", task, before):
             Path(self._at(task, before)).rename(self._at(task, after))
-            _sync(self._at(task))
+            _fsync_directory(self._at(task))
 
     def remove(self, task: str, folder: str) -> None:
         """Remove a folder of a task; should this be cut off, what is left is no checkpoint."""
-        with self._told("remove", task, folder):
+        with self._translated_errors("remove", task, folder):
             if self.is_directory:
                 doomed = Path(self._at(task, folder))
                 if not folder.endswith(UNFINISHED):
@@ -165,7 +165,7 @@ class Storage:
         """
         if not self.is_directory:
             return
-        with self._told("look at"):
+        with self._translated_errors("look at"):
             found = os.statvfs(self._path)
         free = found.f_bavail * found.f_frsize
         if free < size:
@@ -179,7 +179,7 @@ class Storage:
         return "/".join((self._path, *names))
 
     @contextmanager
-    def _told(self, what: str, *names: str) -> Iterator[None]:
+    def _translated_errors(self, what: str, *names: str) -> Iterator[None]:
         """Name the file, or the folder, and the cause when something goes wrong."""
         try:
             yield
@@ -193,7 +193,7 @@ class Storage:
         if self.is_directory:
             os.fsync(stream.fileno())
             stream.close()
-            _sync(str(Path(stream.name).parent))
+            _fsync_directory(str(Path(stream.name).parent))
         else:
             stream.close()
 
@@ -263,20 +263,20 @@ def _scanned(folder: str) -> dict[str, Entry]:
     with os.scandir(folder) as entries:
         for each in entries:
             with suppress(FileNotFoundError):
-                told = each.stat(follow_symlinks=False)
+                status = each.stat(follow_symlinks=False)
                 if not each.is_symlink():
-                    found[each.name] = Entry(each.is_dir(follow_symlinks=False), told.st_size, told.st_mtime)
+                    found[each.name] = Entry(each.is_dir(follow_symlinks=False), status.st_size, status.st_mtime)
     return found
 
 
-def _entry(told: dict[str, Any]) -> Entry:
-    """Return what an object store tells of an object; each calls the time of it by another name."""
-    when = next((told[name] for name in ("LastModified", "modified", "created") if told.get(name)), None)
-    return Entry(told["type"] == "directory", int(told.get("size") or 0), when.timestamp() if when else 0.0)
+def _entry(listed: dict[str, Any]) -> Entry:
+    """Return the entry of an object as its store lists it; stores name the time differently."""
+    when = next((listed[name] for name in ("LastModified", "modified", "created") if listed.get(name)), None)
+    return Entry(listed["type"] == "directory", int(listed.get("size") or 0), when.timestamp() if when else 0.0)
 
 
-def _sync(folder: str) -> None:
-    """Have the names in a folder outlive a crash of the machine."""
+def _fsync_directory(folder: str) -> None:
+    """Have the names in a directory outlive a crash of the machine."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -285,7 +285,7 @@ def _sync(folder: str) -> None:
 
 
 def _why(error: Exception) -> str:
-    """Return what happened, and the cure where there is one to be told."""
+    """Return what happened, and the cure where there is one."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     cure = _CURES.get(getattr(error, "errno", None) or 0, "")
     if isinstance(error, PermissionError):

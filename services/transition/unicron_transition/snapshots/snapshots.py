@@ -98,7 +98,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         ]
         return orders or self._conclude(cluster, group)
 
-    def sought(self, group: WorkerGroup) -> bool:
+    def searching(self, group: WorkerGroup) -> bool:
         """Return whether no membership is to form, as snapshots of a state that no worker has are being looked for."""
         search = self.search
         return search is not None and (not search.over or bool(self.exhausted(group))) and self.needed(group)
