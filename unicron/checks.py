@@ -9,8 +9,6 @@ from unicron.contracts.ranges import MOST_SECONDS
 from unicron.contracts.tasks import (
     SHORTEST_SILENCE_S,
     UNCOUNTED,
-    WITHOUT_SESSION,
-    Healing,
     ModelSpec,
     ParallelLayout,
     TaskSpec,
@@ -97,7 +95,7 @@ def task_problems(spec: TaskSpec) -> list[Problem]:
 
 def _healing_problems(spec: TaskSpec) -> list[Problem]:
     """Return what another way of healing could do, but not this one."""
-    if spec.heal not in WITHOUT_SESSION:
+    if spec.way.counts_iterations:
         return []
     found, way = [], f"where `heal` is {spec.heal.value}"
     if not (spec.silence_s == 0 or SHORTEST_SILENCE_S <= spec.silence_s <= MOST_SECONDS):  # not a number is none either
@@ -107,7 +105,7 @@ def _healing_problems(spec: TaskSpec) -> list[Problem]:
         found.append(Problem("stop_grace_s", spec.stop_grace_s, f"must be 0 to {MOST_SECONDS:g} s"))
     if spec.resume:
         found.append(Problem("resume", spec.resume, f"its script resumes by itself {way}"))
-    if spec.heal is Healing.IN_PLACE:
+    if spec.way.fixes_ranks:
         return found + _in_place_problems(spec, way)
     if spec.layouts or spec.layout.replica_workers > 1:
         found.append(Problem("layout", "given", f"its script shares out its model by itself {way}"))
@@ -143,7 +141,7 @@ def task_warnings(spec: TaskSpec) -> list[Problem]:
     low, high = RECOMMENDED_WEIGHT
     if not low <= spec.weight <= high:
         found.append(Problem("weight", spec.weight, f"{low} to {high} is recommended"))
-    if spec.microbatches < spec.max_workers and spec.heal not in WITHOUT_SESSION:
+    if spec.microbatches < spec.max_workers and spec.way.counts_iterations:
         found.append(
             Problem("microbatches", spec.microbatches, f"fewer than max_workers {spec.max_workers}: some will idle")
         )

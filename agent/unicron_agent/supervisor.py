@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from unicron.contracts.commands import StartWorker
-from unicron.contracts.tasks import Healing
 from unicron_agent.activity import start_time
 from unicron_agent.orphans import LOOKS_S
 from unicron_agent.output import Outputs, tail
@@ -101,7 +100,7 @@ class Supervisor:
         cwd = Path(spec.workdir or ".").resolve(strict=True)
         script = _python_script(spec.command)
         self._outputs.follow(name, str(log))
-        restarts, in_place = spec.heal is Healing.RESTART, spec.heal is Healing.IN_PLACE
+        restarts, in_place = spec.way.runs_again, spec.way.fixes_ranks
         if script is not None or restarts:
             module, argv = script or (None, spec.command)
             parts = command.layout.replica_workers > 1 and not in_place

@@ -14,7 +14,7 @@ import msgspec
 import yaml
 
 from unicron.checks import Problem, task_problems, task_warnings
-from unicron.contracts.tasks import UNCOUNTED, WITHOUT_SESSION, Healing, ParallelLayout, TaskSpec
+from unicron.contracts.tasks import UNCOUNTED, WAYS, Healing, ParallelLayout, TaskSpec
 from unicron.costmodel import formulas
 from unicron.errors import InvalidInputError
 from unicron.files import read_text
@@ -28,7 +28,6 @@ REQUIRED = ("name", "command")
 SHELL_WORDS = frozenset({"&&", "||", "|", ";", "&", "<", ">", ">>", "2>", "2>&1", "&>"})
 SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh", "env"})
 _EXPANDED = re.compile(r"\$[A-Za-z_({]|`")
-WAYS = [each.value for each in Healing if each is not Healing.UNKNOWN]
 FIELDS = tuple(field.name for field in msgspec.structs.fields(TaskSpec) if field.name != "layouts")
 
 
@@ -82,9 +81,10 @@ def parse(text: str, path: Path) -> TaskFile:
                 problems.append(Problem(name, value if bad.value is None else bad.value, bad.allowed))
             except InvalidInputError as error:
                 elsewhere.append(str(error))
-    if given.get("heal") in WITHOUT_SESSION:
+    way = WAYS.get(given.get("heal", Healing.SESSION))
+    if way and not way.counts_iterations:
         given.setdefault("iterations", UNCOUNTED)  # the task is done when its program says so
-    if given.get("heal") is Healing.IN_PLACE and isinstance(ranks := given.get("max_workers", 1), int):
+    if way and way.fixes_ranks and isinstance(ranks := given.get("max_workers", 1), int):
         given.setdefault("min_workers", ranks)
         given.setdefault("layout", ParallelLayout(shard=ranks))
     if not problems and not elsewhere:
@@ -245,7 +245,7 @@ def _command(value: Any) -> list[str]:
 
 
 def _heal(value: Any) -> Healing:
-    if value in WAYS:
+    if value in list(WAYS):
         return Healing(value)
     raise BadValueError(f"must be one of {', '.join(WAYS)}")
 

@@ -149,8 +149,52 @@ class Healing(Word):
     UNKNOWN = "unknown"
 
 
-WITHOUT_SESSION = frozenset({Healing.RESTART, Healing.IN_PLACE})
-"""Ways of scripts that know nothing of Unicron: none of their states is saved, and they say when all is done."""
+class Way(NamedTuple):
+    """What a way of healing gives, and what it asks of others.
+
+    Attributes:
+        counts_iterations: the task is done after its `iterations`; else its program says when.
+        holds_states: a living worker has a state that a new one can take, and that can go to storage.
+        saves_states: copies of the workers' states are saved in the memory of nodes.
+        waits_for_replacements: no membership forms without the worker that replaces a lost one.
+        runs_again: each membership runs the program from its beginning.
+        fixes_ranks: all ranks are places of one replica, and a new worker takes the rank of the lost one.
+    """
+
+    counts_iterations: bool
+    holds_states: bool
+    saves_states: bool
+    waits_for_replacements: bool
+    runs_again: bool
+    fixes_ranks: bool
+
+
+WAYS = {
+    Healing.SESSION: Way(
+        counts_iterations=True,
+        holds_states=True,
+        saves_states=True,
+        waits_for_replacements=False,
+        runs_again=False,
+        fixes_ranks=False,
+    ),
+    Healing.RESTART: Way(
+        counts_iterations=False,
+        holds_states=False,
+        saves_states=False,
+        waits_for_replacements=True,
+        runs_again=True,
+        fixes_ranks=False,
+    ),
+    Healing.IN_PLACE: Way(
+        counts_iterations=False,
+        holds_states=False,
+        saves_states=True,
+        waits_for_replacements=True,
+        runs_again=False,
+        fixes_ranks=True,
+    ),
+}
 
 SILENCE_S = 1800.0
 """As long as torch has a collective wait, where nobody says otherwise."""
@@ -224,9 +268,14 @@ class TaskSpec(Record, kw_only=True, frozen=True):
         return [size for size in self.sizes if self.shape(size).is_like(shape)] if self.layouts else self.sizes
 
     @property
+    def way(self) -> Way:
+        """What its way of healing gives; that of a session where this version doesn't know it."""
+        return WAYS.get(self.heal, WAYS[Healing.SESSION])
+
+    @property
     def may_be_silent_s(self) -> float:
         """Seconds that its ranks may all show no sign of life, 0 for ever; a session says itself how far it is."""
-        return self.silence_s if self.heal in WITHOUT_SESSION else 0.0
+        return 0.0 if self.way.counts_iterations else self.silence_s
 
     @property
     def sizes(self) -> Sequence[int]:

@@ -16,7 +16,7 @@ from unicron.contracts.events import (
     WorkerStalled,
 )
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
-from unicron.contracts.tasks import Breakage, Healing
+from unicron.contracts.tasks import Breakage
 from unicron_detector.processes import first_of, how_it_stalled
 from unicron_detector.report import Reporter
 from unicron_detector.state import Pending, Task
@@ -81,7 +81,7 @@ class Memberships:
         """Begin afresh with a task, whose name may have been another's. Facts of its workers come later than this."""
         spec = submitted.spec
         self._state.tasks[submitted.task] = Task(
-            ordered=-1, started=-1, iterations=spec.iterations, restarts=spec.heal is Healing.RESTART
+            ordered=-1, started=-1, iterations=spec.iterations, restarts=spec.way.runs_again
         )
         return []
 

@@ -51,7 +51,7 @@ from unicron.contracts.queries import TaskView as View
 from unicron.contracts.ranges import SHORTEST_S
 from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import StragglerDetected
-from unicron.contracts.tasks import WITHOUT_SESSION, NodeState, TaskState
+from unicron.contracts.tasks import NodeState, TaskState
 from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
 from unicron_registry import orders
@@ -319,7 +319,7 @@ class RegistryCore(Core):
             slow="" if change.state.ended else view.slow,
         )
         orders.follow(self.state, change)
-        if change.state == TaskState.FINISHED and view.spec.heal not in WITHOUT_SESSION:
+        if change.state == TaskState.FINISHED and view.spec.way.counts_iterations:
             # telemetry of the last iteration may have been lost
             self._update(change.task, iteration=view.spec.iterations - 1)
         return []

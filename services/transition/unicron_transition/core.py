@@ -292,7 +292,7 @@ class TransitionCore(Core):
         reason = f"iteration {fact.iteration} from {fact.copies} is no good: {fact.reason}"
         run.recovers(fact.at, reason)
         out = list[Message]()
-        if fact.uncarried and run.restarts:
+        if fact.uncarried and run.spec.way.fixes_ranks:
             run.uncarried, out = fact.reason[:LONGEST_CAUSE], run.snapshots.drop_saved(self.state, run)
         return out + self._settle([fact.task]) + move(self.state, run, Cause.FAILURE, reason)
 
@@ -330,7 +330,8 @@ class TransitionCore(Core):
         silent = [name for name in group if name not in run.workers and name not in through]
         for name in through.keys() & run.workers.keys():
             self.state.drop(run, name)
-        reason = "its program is done" if run.restarts else f"all {run.spec.iterations} iterations are done"
+        count = f"all {run.spec.iterations} iterations are done"
+        reason = count if run.spec.way.counts_iterations else "its program is done"
         if silent:
             reason += f"; {', '.join(silent)} ended without saying so: what it was to write then may be missing"
         return self._end(run.spec.name, Cause.DONE, reason)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Container, Iterable
 import msgspec
 
 from unicron.contracts.ranges import Count, Moment
-from unicron.contracts.tasks import WITHOUT_SESSION, ParallelLayout, SlotRef, TaskSpec, TaskState
+from unicron.contracts.tasks import ParallelLayout, SlotRef, TaskSpec, TaskState
 from unicron_transition.membership import Holding, Membership, WorkerRun, WorkerStage
 
 
@@ -61,11 +61,6 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
         return not (self.target and self.present.is_like(self.shape))
 
     @property
-    def restarts(self) -> bool:
-        """Whether no worker is known to have a state: memberships begin by themselves, or agree on what they have."""
-        return self.spec.heal in WITHOUT_SESSION
-
-    @property
     def least(self) -> int:
         """Workers without which it can't compute in the shape that it is to have."""
         return min(self.spec.sizes_like(self.shape), default=self.shape.replica_workers)
@@ -92,7 +87,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
 
     def record_state(self, worker: str, place: int, iteration: int, node: str) -> None:
         """Note that `worker` has the state of `place`, unless workers of this task have none."""
-        if not self.restarts:
+        if self.spec.way.holds_states:
             self.holders[worker] = Holding(place=place, iteration=iteration, node=node)
 
     def forget_others(self, node: str, workers: Collection[str]) -> None:
@@ -132,7 +127,8 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
         ready, awaited = self._in_slots(slots, taken)
         computes = membership.layout.is_like(shape)
         intact = computes and not membership.leaving and membership.intact(self.workers)
-        if awaited and (intact or not computes or self.restarts or not membership.survivors(self.workers)):
+        waits = self.spec.way.waits_for_replacements
+        if awaited and (intact or not computes or waits or not membership.survivors(self.workers)):
             # those that compute go on until the new ones are ready; those that start wait for one another, and those
             # that each membership begins anew wait for all who are to be in it
             return None

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Regroup, StartWorker
 from unicron.contracts.events import Alert
-from unicron.contracts.tasks import Healing, SlotRef
+from unicron.contracts.tasks import SlotRef
 from unicron_transition.deadlines import Wait
 from unicron_transition.membership import Membership, WorkerRun
 from unicron_transition.moves import Cause, move
@@ -165,7 +165,7 @@ def _order(state: TransitionState, run: TaskRun) -> list[Message]:
 
 def _alert_of_new_begin(run: TaskRun) -> list[Message]:
     """Say that a program in place begins from its beginning, as nobody has a state of it and none was saved whole."""
-    began = run.spec.heal is Healing.IN_PLACE and run.membership.epoch > 0 and bool(run.membership.met)
+    began = run.spec.way.fixes_ranks and run.membership.epoch > 0 and bool(run.membership.met)
     if not began or run.snapshots.saved_whole or run.places(run.membership.group):
         return []
     text = f"of what task {run.spec.name} has computed no whole copy was saved yet: its program begins again"
@@ -209,7 +209,7 @@ def _start_missing(state: TransitionState, run: TaskRun) -> list[Message]:
     out = _stop_all(state, run, spare, reason)
     for worker in started:
         state.add(run, worker)
-    slots = run.slots_by_place() if started and run.spec.heal is Healing.IN_PLACE else []
+    slots = run.slots_by_place() if started and run.spec.way.fixes_ranks else []
     for worker in started:
         out.append(_start_order(state, run, worker, slots))
         out += run.wait(Wait.START, worker.worker)

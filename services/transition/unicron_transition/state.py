@@ -9,7 +9,7 @@ import msgspec
 
 from unicron.contracts.base import SetTimer
 from unicron.contracts.ranges import Moment, Number
-from unicron.contracts.tasks import Healing, Member, SlotRef
+from unicron.contracts.tasks import Member, SlotRef
 from unicron.contracts.worker import LONGEST_CAUSE
 from unicron_transition.cluster import Cluster
 from unicron_transition.deadlines import TIMEOUT_S, Deadline, Wait
@@ -57,10 +57,10 @@ class TaskRun(WorkerGroup, kw_only=True):
         before the loop. Who hangs there is found by its silence, so this is for who is busy for ever.
         """
         spec, least = self.spec, TIMEOUT_S[wait]
-        if spec.heal is Healing.IN_PLACE:
+        if spec.way.fixes_ranks:
             least = max(least, 2 * spec.silence_s)
             return [Deadline(wait, spec.name, about).set(least + self.wait_s)] if spec.silence_s else []
-        ends = spec.stop_grace_s if spec.heal is Healing.RESTART else 0.0  # its programs may take that long to
+        ends = spec.stop_grace_s if spec.way.runs_again else 0.0  # its programs may take that long to
         return [Deadline(wait, spec.name, about).set(least + ends + self.wait_s)]
 
 

@@ -9,7 +9,6 @@ import msgspec
 from unicron.contracts.base import Message
 from unicron.contracts.commands import SaveStates
 from unicron.contracts.states import COPIES, SAVED, TURNS, Keeper, Saver
-from unicron.contracts.tasks import Healing
 from unicron_transition.cluster import Cluster
 from unicron_transition.group import WorkerGroup
 from unicron_transition.orders import drop_order
@@ -127,8 +126,8 @@ class Saves(msgspec.Struct, kw_only=True):
 
     def _wanted(self, cluster: Cluster, group: WorkerGroup, storage: Storage) -> dict[str, list[Saver]]:
         """Return who is to save on which node, and with copies where; note if there are fewer than there should be."""
-        self.short, restarts = False, group.restarts
-        if not group.target or group.membership.leaving or group.spec.heal is Healing.RESTART or group.uncarried:
+        self.short, way = False, group.spec.way
+        if not group.target or group.membership.leaving or not way.saves_states or group.uncarried:
             return {}
         chosen = _chosen(group)
         found: dict[str, list[Saver]] = {}
@@ -138,8 +137,8 @@ class Saves(msgspec.Struct, kw_only=True):
                 taken = {group.workers[each[place]].slot.node for each in chosen}
                 lacking = COPIES - len(chosen) if index == 0 else 0
                 keepers = _keepers(cluster, node, taken, lacking) if lacking else []
-                self.short = self.short or (len(keepers) < lacking and not restarts)
-                store = storage.order(group) if index == 0 and not restarts else None
+                self.short = self.short or (len(keepers) < lacking and way.holds_states)
+                store = storage.order(group) if index == 0 and way.holds_states else None
                 found.setdefault(node, []).append(Saver(worker=name, keepers=keepers, store=store))
         return found
 

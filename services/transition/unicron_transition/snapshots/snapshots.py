@@ -24,7 +24,6 @@ from unicron.contracts.events import (
 from unicron.contracts.ranges import Count, Number
 from unicron.contracts.states import ParkedSnapshot, StateRef
 from unicron.contracts.storage import StoredState
-from unicron.contracts.tasks import Healing
 from unicron_transition.cluster import Cluster
 from unicron_transition.deadlines import Deadline, Wait
 from unicron_transition.group import WorkerGroup
@@ -146,7 +145,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         A script that is healed in place begins again from its top: as often as it is said of all memberships that fail.
         """
         search = self.search
-        if search is None or not search.over or not self.tried or group.spec.heal is Healing.IN_PLACE:
+        if search is None or not search.over or not self.tried or group.spec.way.fixes_ranks:
             return ""
         return f"no copy of its state can be used: {'; '.join(self.tried)}; nothing older is there"
 
@@ -160,7 +159,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         membership = group.membership
         if self.parked is not None or membership.through or membership.intact(group.workers):
             return False
-        if group.restarts:  # who is left of those that saved theirs has it yet, or ends by itself
+        if not group.spec.way.holds_states:  # who is left of those that saved theirs has it yet, or ends by itself
             return self.saves.whole and not any(name in group.workers for name in membership.met)
         if not (membership.met or self.saves.held or group.spec.resume):
             return False  # it has not begun
@@ -363,7 +362,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
             return [Deadline(Wait.STATES, group.spec.name).cancel()]
         if not all(cluster.is_there(node) for node in self.saves.nodes()):
             return [Deadline(Wait.REGROUP, group.spec.name).cancel(), Deadline(Wait.STATES, group.spec.name).set()]
-        if not group.restarts:
+        if group.spec.way.holds_states:
             return self._look_at_storage(cluster, group, search)
         search.over = True  # what is in its folder of checkpoints is its script's affair
         text = f"what task {group.spec.name} had saved in memory is gone with its nodes: its program begins again"
