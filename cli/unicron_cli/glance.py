@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unicron_narration.headline import ENDS, about, outcome
-from unicron_narration.story import chain_of, describe
-
 from unicron.contracts.base import Message, Record
 from unicron.contracts.events import FailureDetected, TaskRecovered, TaskStateChanged
 from unicron.contracts.queries import Status, TaskView
 from unicron.contracts.tasks import UNCOUNTED, NodeState, TaskState
+from unicron.observe.words.headline import ENDS, about, outcome
+from unicron.observe.words.story import chain_of, describe
 
 FAILURES = 50
 EVENTS = 200

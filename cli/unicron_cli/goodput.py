@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from rich.console import Group, RenderableType
     from rich.table import Table
-    from unicron_goodput.accounting import Goodput
-    from unicron_goodput.chains import ChainCost
-    from unicron_goodput.report import Report, Row
 
     from unicron.client import Client
+    from unicron.observe.accounts.chains import ChainCost
+    from unicron.observe.accounts.goodput import Goodput
+    from unicron.observe.accounts.report import Report, Row
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -80,7 +80,7 @@ def dearest(costs: "list[ChainCost]", since: float, task: str = "") -> "list[Cha
 
 
 async def _read(client: "Client", since: float) -> "Goodput":
-    from unicron_goodput.accounting import Goodput  # noqa: PLC0415
+    from unicron.observe.accounts.goodput import Goodput  # noqa: PLC0415
 
     accounts = Goodput(since)
     async for _, message in client.follow(0, await client.tail()):
@@ -112,10 +112,10 @@ def view(report: "Report") -> "Group":
 def _table(title: str, rows: "Sequence[Row]") -> "Table":
     """Return a row each, with the phases that any of them has."""
     from rich.text import Text  # noqa: PLC0415
-    from unicron_goodput.phases import Phase  # noqa: PLC0415
-    from unicron_goodput.report import TaskRow  # noqa: PLC0415
-    from unicron_narration.units import percent, span  # noqa: PLC0415
 
+    from unicron.observe.accounts.phases import Phase  # noqa: PLC0415
+    from unicron.observe.accounts.report import TaskRow  # noqa: PLC0415
+    from unicron.observe.words.units import percent, span  # noqa: PLC0415
     from unicron_cli.views import plain_table  # noqa: PLC0415
 
     used = [phase for phase in Phase if any(row.seconds[phase] for row in rows)]
@@ -134,9 +134,9 @@ def view_of(costs: "list[ChainCost]") -> "Group":
     """Return what failures cost as a table for a person; `unicron events --chain` tells what happened in one."""
     from rich.console import Group  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
-    from unicron_goodput.phases import Phase  # noqa: PLC0415
-    from unicron_narration.units import span  # noqa: PLC0415
 
+    from unicron.observe.accounts.phases import Phase  # noqa: PLC0415
+    from unicron.observe.words.units import span  # noqa: PLC0415
     from unicron_cli.views import plain_table  # noqa: PLC0415
 
     shown = costs[:ROWS]
@@ -157,7 +157,7 @@ def view_of(costs: "list[ChainCost]") -> "Group":
 
 
 def _notes(report: "Report") -> list[str]:
-    from unicron_narration.units import span  # noqa: PLC0415
+    from unicron.observe.words.units import span  # noqa: PLC0415
 
     total, whole = sum(row.total_s for row in report.tasks), sum(row.whole_s for row in report.tasks)
     sums = f"all phases add up to {total:.3f} GPU-seconds, wall time x slots are {whole:.3f}"

@@ -78,7 +78,8 @@ def submit(
 ) -> None:
     """Launch the task that FILE describes; the same file again changes nothing."""
     from msgspec.structs import replace  # noqa: PLC0415
-    from unicron_taskfile import load  # noqa: PLC0415
+
+    from unicron.taskfile import load  # noqa: PLC0415
 
     spec, warnings = load(file)
     spec = replace(spec, resume=spec.resume or resume)

@@ -30,7 +30,7 @@ def show(nats: Nats = None, as_json: Json = False) -> None:
 @app.command()
 def explain(nats: Nats = None, as_json: Json = False) -> None:
     """Say in words what happened, what was decided, who gains and loses, and what that rests on."""
-    from unicron_narration.explain import explain as explained  # noqa: PLC0415
+    from unicron.observe.words.explain import explain as explained  # noqa: PLC0415
 
     view = with_client(nats, lambda client: client.plan())
     pairs = explained(view)
@@ -54,16 +54,15 @@ def what_if(
     as_json: Json = False,
 ) -> None:
     """Show the plan that would follow if all of this happened at once, beside the one in force; nothing is done."""
-    from unicron_narration.explain import condition  # noqa: PLC0415
-    from unicron_narration.explain import explain as explained  # noqa: PLC0415
-
     from unicron.contracts.queries import WhatIf  # noqa: PLC0415
+    from unicron.observe.words.explain import condition  # noqa: PLC0415
+    from unicron.observe.words.explain import explain as explained  # noqa: PLC0415
 
     if not (lose or join or finish or submit):
         raise typer.BadParameter("say what happens: --lose NODE, --join N, --finish TASK or --submit FILE")
     spec = None
     if submit is not None:
-        from unicron_taskfile import load  # noqa: PLC0415
+        from unicron.taskfile import load  # noqa: PLC0415
 
         spec, warnings = load(submit)
         for warning in warnings:

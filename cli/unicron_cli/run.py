@@ -76,9 +76,9 @@ def run(
     Its checkpoints are its own; docs/training.md says what it is told, and what `unicron.train.watch` adds.
     """
     from msgspec.structs import replace  # noqa: PLC0415
-    from unicron_taskfile import load  # noqa: PLC0415
 
     from unicron.contracts.tasks import Healing, ParallelLayout  # noqa: PLC0415
+    from unicron.taskfile import load  # noqa: PLC0415
 
     if folder is not None and (folder / "cluster.json").exists():
         raise InvalidInputError(f"--dir {folder}: a cluster has run there; give a folder that is new")
@@ -202,9 +202,8 @@ class Program:
 
     async def _follow(self, client: "Client") -> None:
         """Tell of failures and recoveries."""
-        from unicron_narration.story import describe  # noqa: PLC0415
-
         from unicron.contracts.events import FailureDetected, ScriptDrilled, TaskRecovered  # noqa: PLC0415
+        from unicron.observe.words.story import describe  # noqa: PLC0415
 
         failed = False
         async for _, message in client.follow():

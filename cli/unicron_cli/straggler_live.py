@@ -45,8 +45,8 @@ def status(task: Task, nats: Nats = None, as_json: Json = False) -> None:
 
 def _table(view: "StragglerView") -> "Table":
     from rich.text import Text  # noqa: PLC0415
-    from unicron_narration.units import percent  # noqa: PLC0415
 
+    from unicron.observe.words.units import percent  # noqa: PLC0415
     from unicron_cli.views import plain_table  # noqa: PLC0415
 
     table = plain_table("ITERATIONS", "RECORDED", "WORKERS", "SLOWDOWN", "WASTE", "DIAGNOSIS", "WORKER", "CURED")

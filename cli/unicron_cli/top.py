@@ -140,8 +140,7 @@ class _Reader:
     """
 
     def __init__(self, client: "Client") -> None:
-        from unicron_goodput.accounting import Goodput  # noqa: PLC0415
-
+        from unicron.observe.accounts.goodput import Goodput  # noqa: PLC0415
         from unicron_cli.glance import Watched  # noqa: PLC0415
 
         self.watched = Watched()

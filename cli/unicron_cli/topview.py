@@ -7,9 +7,9 @@ from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
-from unicron_narration.units import KNOWN_FLOPS, ago, percent, si
 
 from unicron.contracts.tasks import NodeState
+from unicron.observe.words.units import KNOWN_FLOPS, ago, percent, si
 from unicron.printable import one_line
 from unicron_cli.glance import EventLine, FailureLine, Glance, TaskLine
 from unicron_cli.views import NODE_STYLES, TASK_STYLES

@@ -7,10 +7,10 @@ from collections import defaultdict
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
-from unicron_narration.units import KNOWN_FLOPS, ago, expected, si, span
 
 from unicron.contracts.queries import NodeView, SaverView, Status, TaskView
 from unicron.contracts.tasks import UNCOUNTED, NodeState, Slot, TaskState
+from unicron.observe.words.units import KNOWN_FLOPS, ago, expected, si, span
 
 NODE_STYLES = {NodeState.UP: "green", NodeState.DRAINING: "yellow", NodeState.LOST: "red", NodeState.LEFT: "dim"}
 TASK_STYLES = {

@@ -113,7 +113,7 @@ def events(
 
 
 async def _list(client: "Client", follow: bool, last: int | None, wanted: dict[str, str], as_json: bool) -> None:
-    from unicron_narration.story import line  # noqa: PLC0415
+    from unicron.observe.words.story import line  # noqa: PLC0415
 
     tail, last = await client.tail(), RECENT if follow and last is None else last
     after = max(0, tail - last) if last is not None and not wanted else 0
@@ -134,8 +134,8 @@ def _concerns(message: "Message", wanted: dict[str, str]) -> bool:
 
 
 async def _story(client: "Client", wanted: str, as_json: bool) -> None:
-    from unicron_narration.headline import headline  # noqa: PLC0415
-    from unicron_narration.story import chain_of, find_chain, story  # noqa: PLC0415
+    from unicron.observe.words.headline import headline  # noqa: PLC0415
+    from unicron.observe.words.story import chain_of, find_chain, story  # noqa: PLC0415
 
     found = [pair async for pair in client.follow(0, await client.tail())]
     chain = find_chain((message for _, message in found), wanted)

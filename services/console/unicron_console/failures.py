@@ -3,14 +3,13 @@
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 
-from unicron_narration.explain import explain
-from unicron_narration.headline import ENDS
-from unicron_narration.signs import sign
-from unicron_narration.story import chain_of
-
 from unicron.contracts import events, hardware
 from unicron.contracts.base import Message
 from unicron.contracts.queries import PlanView
+from unicron.observe.words.explain import explain
+from unicron.observe.words.headline import ENDS
+from unicron.observe.words.signs import sign
+from unicron.observe.words.story import chain_of
 from unicron_console.state import EVIDENCE, FAILURES, STORIES, STORY, TRACED, Failure, Story
 from unicron_console.views import Told
 

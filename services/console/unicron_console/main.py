@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 import uvicorn
-from unicron_goodput.otel import Traces, endpoint
 
 from unicron.aio import insist, together
 from unicron.bootstrap import connected
@@ -17,6 +16,7 @@ from unicron.client import Client
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.families import Sample
 from unicron.metrics import Metrics
+from unicron.observe.accounts.otel import Traces, endpoint
 from unicron.runner import run_process
 from unicron.settings import MOST_PORT, PREFIX, Settings
 from unicron_console.live import Hub

@@ -3,11 +3,10 @@
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from unicron_narration.explain import explain
-
 from unicron.client import Client
 from unicron.contracts.faults import FAULTS, kind_of
 from unicron.errors import InvalidInputError, UnicronError
+from unicron.observe.words.explain import explain
 from unicron_console.projection import Projection
 from unicron_console.views import Wanted
 

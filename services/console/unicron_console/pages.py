@@ -3,16 +3,16 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import structs
-from unicron_goodput.chains import ChainCost
-from unicron_goodput.report import Report
-from unicron_narration.explain import changes, comes, explain
-from unicron_narration.headline import headline
-from unicron_narration.signs import Sign, words
-from unicron_narration.units import KNOWN_FLOPS
 
 from unicron.contracts.hardware import Gpu
 from unicron.contracts.queries import PlanView, StragglerView
 from unicron.contracts.tasks import UNCOUNTED, NodeState, TaskState
+from unicron.observe.accounts.chains import ChainCost
+from unicron.observe.accounts.report import Report
+from unicron.observe.words.explain import changes, comes, explain
+from unicron.observe.words.headline import headline
+from unicron.observe.words.signs import Sign, words
+from unicron.observe.words.units import KNOWN_FLOPS
 from unicron_console.projection import Projection
 from unicron_console.state import Failure, Node, Story, Task
 from unicron_console.views import (

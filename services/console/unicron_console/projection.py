@@ -7,8 +7,6 @@ need not know of one another. What the journal keeps no longer the registry's st
 from collections import deque
 
 from msgspec.structs import replace
-from unicron_goodput.accounting import Goodput
-from unicron_narration.story import chain_of, describe
 
 from unicron.contracts import events, hardware, slowdowns, stragglers
 from unicron.contracts.base import Message
@@ -17,6 +15,8 @@ from unicron.contracts.plans import Plan
 from unicron.contracts.queries import Status
 from unicron.contracts.ranges import SHORTEST_S
 from unicron.contracts.tasks import NodeState, TaskSpec, TaskState
+from unicron.observe.accounts.goodput import Goodput
+from unicron.observe.words.story import chain_of, describe
 from unicron_console.failures import Failures
 from unicron_console.state import EVENTS, Course, Node, Task
 from unicron_console.views import Attempt, Told

@@ -5,13 +5,12 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from unicron_narration.signs import Sign
-
 from unicron.contracts.base import Message
 from unicron.contracts.hardware import GpusSampled
 from unicron.contracts.plans import TaskShare
 from unicron.contracts.slowdowns import ComputeTimed
 from unicron.contracts.tasks import Member, NodeState, TaskSpec, TaskState
+from unicron.observe.words.signs import Sign
 from unicron_console.views import Attempt, Told
 
 FAILURES = 1000

@@ -1,9 +1,8 @@
 """What the console tells: the answers of its interface, from which its description (OpenAPI) is made."""
 
-from unicron_goodput.spans import PhaseSpan
-
 from unicron.contracts.base import Record
 from unicron.contracts.queries import CurvePoint, PlanView, StragglerView
+from unicron.observe.accounts.spans import PhaseSpan
 
 # --- shared ---------------------------------------------------------------------------------------------------------
 

@@ -19,11 +19,11 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
-from unicron_goodput.report import Report
 
 from unicron.client import Client
 from unicron.contracts.queries import StragglerView
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
+from unicron.observe.accounts.report import Report
 from unicron_console import orders
 from unicron_console.live import CLUSTER, Hub
 from unicron_console.openapi import describe

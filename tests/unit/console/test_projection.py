@@ -19,7 +19,6 @@ from unicron_console.main import read as read_journal
 from unicron_console.pages import Pages
 from unicron_console.projection import Projection
 from unicron_console.state import FAILURES, POINTS, STORIES, STORY, Course
-from unicron_goodput import otel
 from unicron_simulator.bus import MemoryWorld
 
 from unicron import codec, subjects
@@ -28,6 +27,7 @@ from unicron.contracts import events, hardware, slowdowns
 from unicron.contracts.plans import Plan
 from unicron.contracts.queries import NodeView, Reply, Status, TaskView
 from unicron.contracts.tasks import Member, NodeState, Slot, TaskState
+from unicron.observe.accounts import otel
 
 NOW = 2e9
 

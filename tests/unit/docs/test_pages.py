@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import typer.main
-import unicron_taskfile as taskfile
 import yaml
 from helpers import ROOT
 from helpers.pages import FENCED, MARK, PAGES, Line, prose, typed
@@ -22,6 +21,8 @@ from helpers.ports import free_port
 from rich.console import Console
 from unicron_cli.main import app
 from unicron_cli.report import FaultReport, Report, TaskReport, report_view
+
+from unicron import taskfile
 
 pytestmark = pytest.mark.slow
 

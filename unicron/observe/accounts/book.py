@@ -3,7 +3,7 @@
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
-from unicron_goodput.spans import Accounts, Key, PhaseSpan, Piece
+from unicron.observe.accounts.spans import Accounts, Key, PhaseSpan, Piece
 
 NO_CHAIN = ""
 """What belongs to no chain, or to one that is no longer told apart."""

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from unicron.contracts.base import Record
-from unicron_goodput.book import Book
-from unicron_goodput.chains import Chain, ChainCost, Course
-from unicron_goodput.phases import ESTIMATES, Phase
-from unicron_goodput.spans import Accounts, Key
+from unicron.observe.accounts.book import Book
+from unicron.observe.accounts.chains import Chain, ChainCost, Course
+from unicron.observe.accounts.phases import ESTIMATES, Phase
+from unicron.observe.accounts.spans import Accounts, Key
 
 USED = {Phase.TRAINING, Phase.IDLE}
 """What is no cost of any cause."""

@@ -27,11 +27,11 @@ from helpers.accounts import (
     taken,
 )
 from replay import replayer
-from unicron_goodput import book
 
 from unicron.contracts import commands, events
 from unicron.contracts.failures import FailureStatus
 from unicron.contracts.tasks import TaskState
+from unicron.observe.accounts import book
 
 
 def of(goodput, until, task="gpt"):

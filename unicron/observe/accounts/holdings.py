@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from unicron_goodput.book import NO_CHAIN, Book
-from unicron_goodput.phases import Phase
-from unicron_goodput.spans import NONE, Cause, Pace, Span
+from unicron.observe.accounts.book import NO_CHAIN, Book
+from unicron.observe.accounts.phases import Phase
+from unicron.observe.accounts.spans import NONE, Cause, Pace, Span
 
 NOBODY = ""
 """The holder of slots that no task has."""

@@ -23,11 +23,11 @@ from helpers.accounts import (
 from msgspec.structs import replace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from unicron_goodput import otel, tracing
-from unicron_goodput.otel import Traces, endpoint
 
 from unicron.contracts import events
 from unicron.errors import InvalidInputError
+from unicron.observe.accounts import otel, tracing
+from unicron.observe.accounts.otel import Traces, endpoint
 
 RECOVERED = events.TaskRecovered(task="gpt", epoch=2, workers=4, seconds=1.0)
 HEALED = [*began(), *killed(), (150, FAILED, RECOVERED)]
@@ -204,7 +204,7 @@ def test_a_collector_gets_it_by_otlp_over_http(monkeypatch):
 def test_where_no_collector_is_named_nothing_is_imported():
     program = """
 import sys
-from unicron_goodput.otel import Traces
+from unicron.observe.accounts.otel import Traces
 class Settings:
     traces = ""
 traces = Traces(Settings())

@@ -5,7 +5,7 @@ from collections import Counter
 from unicron.contracts.base import Message
 from unicron.contracts.events import FailureDetected, TaskBroken, TaskRecovered, TaskRemoved, TaskStateChanged
 from unicron.contracts.tasks import TaskState
-from unicron_narration.story import LONGEST, describe, short
+from unicron.observe.words.story import LONGEST, describe, short
 
 ENDS = (TaskStateChanged, TaskRecovered, TaskBroken, TaskRemoved)
 """What a chain's end is told by."""

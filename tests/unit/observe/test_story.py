@@ -3,8 +3,6 @@
 import msgspec
 import pytest
 from unicron_cli.samples import sample
-from unicron_narration.headline import ENDS, about, headline, outcome
-from unicron_narration.story import LONGEST, chain_of, describe, find_chain, line, story
 
 from unicron import codec
 from unicron.contracts.events import (
@@ -25,6 +23,8 @@ from unicron.contracts.failures import Severity
 from unicron.contracts.stragglers import RecordingSwitched, StragglerDetected
 from unicron.contracts.tasks import TaskState
 from unicron.errors import InvalidInputError
+from unicron.observe.words.headline import ENDS, about, headline, outcome
+from unicron.observe.words.story import LONGEST, chain_of, describe, find_chain, line, story
 
 
 def message(own, chain="", at=100.0, text="hello"):

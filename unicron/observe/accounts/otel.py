@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from unicron.contracts.base import Message
 from unicron.errors import InvalidInputError
-from unicron_goodput.chains import ChainCost
-from unicron_goodput.tracing import TraceSpan, spans, trace_id
+from unicron.observe.accounts.chains import ChainCost
+from unicron.observe.accounts.tracing import TraceSpan, spans, trace_id
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -9,8 +9,8 @@ from hashlib import blake2b
 
 from unicron.contracts.base import Message, Record
 from unicron.contracts.events import FailureDetected
-from unicron_goodput.chains import ChainCost
-from unicron_goodput.spans import PhaseSpan
+from unicron.observe.accounts.chains import ChainCost
+from unicron.observe.accounts.spans import PhaseSpan
 
 SLOTS = 100
 """Slots of one trace that have spans, those that lost the most time; so many messages it has, too, the first ones."""

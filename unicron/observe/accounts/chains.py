@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unicron.contracts.base import Message, Record
-from unicron_goodput.book import Book
-from unicron_goodput.spans import NONE, Cause, PhaseSpan
+from unicron.observe.accounts.book import Book
+from unicron.observe.accounts.spans import NONE, Cause, PhaseSpan
 
 
 class Course(Record, kw_only=True, frozen=True):

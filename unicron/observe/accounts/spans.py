@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from unicron.contracts.base import Record
-from unicron_goodput.phases import Phase
+from unicron.observe.accounts.phases import Phase
 
 
 class Cause(NamedTuple):

@@ -8,12 +8,12 @@ from unicron.contracts.base import Message
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import Slot as SlotOfNode
 from unicron.contracts.tasks import TaskState
-from unicron_goodput.book import Book
-from unicron_goodput.chains import Chain, ChainCost, Chains
-from unicron_goodput.holdings import NOBODY, Holdings, Slot, Task
-from unicron_goodput.phases import INTERRUPTED, Phase
-from unicron_goodput.report import Report, cost, make
-from unicron_goodput.spans import NONE, Cause, Key, Pace, Span
+from unicron.observe.accounts.book import Book
+from unicron.observe.accounts.chains import Chain, ChainCost, Chains
+from unicron.observe.accounts.holdings import NOBODY, Holdings, Slot, Task
+from unicron.observe.accounts.phases import INTERRUPTED, Phase
+from unicron.observe.accounts.report import Report, cost, make
+from unicron.observe.accounts.spans import NONE, Cause, Key, Pace, Span
 
 CHAINS = 4096
 """Chains that are told apart; what older ones cost is kept in sum, and nothing new is put down to one."""

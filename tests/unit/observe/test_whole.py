@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from replay import replayer
 from unicron_cli.samples import sample
-from unicron_goodput.accounting import Goodput
-from unicron_goodput.phases import Phase
 
 from unicron import codec
 from unicron.contracts import commands, events, slowdowns
 from unicron.contracts.tasks import TaskState
+from unicron.observe.accounts.goodput import Goodput
+from unicron.observe.accounts.phases import Phase
 
 NODES, TASKS = ("n1", "n2", "n3"), ("gpt", "bert")
 WORKERS = ("a", "b", "c", "d")
