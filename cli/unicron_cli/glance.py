@@ -1,23 +1,21 @@
 """A cluster at a glance: what `unicron top` knows of it. Pure; fed with statuses and with the journal's messages."""
 
-from collections import Counter, OrderedDict, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections import Counter, deque
 
 from unicron.contracts.base import Message, Record
-from unicron.contracts.events import FailureDetected, TaskRecovered, TaskStateChanged
 from unicron.contracts.queries import Status, TaskView
 from unicron.contracts.tasks import UNCOUNTED, NodeState, TaskState
-from unicron.observe.words.headline import ENDS, about, outcome
-from unicron.observe.words.story import chain_of, describe
+from unicron.observe.accounts.goodput import Goodput
+from unicron.observe.incidents import Failure
+from unicron.observe.words.headline import about, outcome
+from unicron.observe.words.story import describe
 
 FAILURES = 50
 EVENTS = 200
 """So many of the newest are known."""
 
-ENDS_KEPT = 100
-"""Messages that are kept of how it ended for the tasks that one failure hit."""
+INCIDENTS = 4 * FAILURES
+"""Failures, plans and slowdowns that are told apart."""
 
 _URGENCY = (
     *(TaskState.FAILED, TaskState.RECOVERING, TaskState.RECONFIGURING, TaskState.STARTING, TaskState.RUNNING),
@@ -101,71 +99,31 @@ class Glance(Record, kw_only=True, frozen=True):
     events: list[EventLine] = []
 
 
-@dataclass
-class _Trouble:
-    """A failure, and the newest of what it led to."""
-
-    failure: FailureDetected
-    ends: deque[Message] = field(default_factory=lambda: deque(maxlen=ENDS_KEPT))
-
-    def open(self) -> set[str]:
-        """Return the tasks that it hit and that are not back, nor over."""
-        ways: dict[str, bool] = {}
-        for end in self.ends:
-            if isinstance(end, TaskStateChanged):
-                goes_on = end.state is not TaskState.RUNNING or ways.get(end.task, True)  # it runs with what is left
-                ways[end.task] = not end.state.ended and goes_on
-            else:
-                ways[str(getattr(end, "task", ""))] = False
-        return {task for task, on_its_way in ways.items() if on_its_way}
-
-    def line(self, chain: str) -> FailureLine:
-        messages = [self.failure, *self.ends]
-        return FailureLine(
-            at=self.failure.at,
-            chain=chain,
-            severity=self.failure.severity.value,
-            what=about(messages),
-            outcome=outcome(messages),
-            open=bool(self.open()),
-        )
-
-
 class Watched:
     """What was seen of a cluster so far.
 
     Attributes:
         status: the newest.
-        goodput: by task, as far as it is known.
+        whole: the journal was read from its beginning, so the goodput of tasks is known.
         error: why nobody answers; empty where somebody does.
     """
 
     def __init__(self) -> None:
         self.status: Status | None = None
-        self.goodput: Mapping[str, float] = {}
+        self.whole = True
         self.error = ""
-        self._failures: OrderedDict[str, _Trouble] = OrderedDict()
+        self._accounts = Goodput(chains=INCIDENTS)
         self._events: deque[EventLine] = deque(maxlen=EVENTS)
+        self._goodput: dict[str, float] = {}
 
-    def hear(self, message: Message) -> None:
-        """Take in the journal's next message."""
+    def handle(self, message: Message) -> None:
+        """Take the journal's next message into account."""
         self._events.appendleft(EventLine(at=message.at, source=message.source, text=describe(message)))
-        chain = chain_of(message)
-        if isinstance(message, FailureDetected) and chain not in self._failures:
-            self._failures[chain] = _Trouble(message)
-            if len(self._failures) > FAILURES:
-                self._failures.popitem(last=False)
-        elif isinstance(message, ENDS):
-            self._end(chain, message)
+        self._accounts.handle(message)
 
-    def _end(self, chain: str, message: Any) -> None:
-        """Note how a task stands with the failure that led to it; its end with all that it had not overcome yet."""
-        over = isinstance(message, TaskRecovered) or (isinstance(message, TaskStateChanged) and message.state.ended)
-        if isinstance(message, TaskStateChanged):
-            message = TaskStateChanged(task=message.task, state=message.state)  # members of thousands take room
-        for each, trouble in self._failures.items():
-            if each == chain or (over and message.task in trouble.open()):
-                trouble.ends.append(message)
+    def account(self, now: float) -> None:
+        """Work out anew where the time went; it looks at each slot."""
+        self._goodput = {row.name: row.goodput for row in self._accounts.report(now).tasks if row.total_s}
 
     def glance(self, now: float) -> Glance:
         """Return what is to be shown at `now`, in Unix seconds."""
@@ -173,6 +131,7 @@ class Watched:
         up = {node.node: len(node.slots) for node in status.nodes if node.state is NodeState.UP}
         used = {(member.node, member.slot) for view in status.tasks for member in view.members if member.node in up}
         tasks = [self._task(view) for view in status.tasks]
+        failures = list(reversed(self._accounts.incidents.failures.values()))
         return Glance(
             at=now,
             error=self.error,
@@ -182,7 +141,7 @@ class Watched:
             slots=sum(up.values()),
             spare=max(0, sum(up.values()) - len(used)),
             tasks=sorted(tasks, key=lambda line: _URGENCY.index(line.state)),
-            failures=[trouble.line(chain) for chain, trouble in reversed(self._failures.items())],
+            failures=[_failure(failure) for failure in failures[:FAILURES]],
             events=list(self._events),
         )
 
@@ -195,6 +154,17 @@ class Watched:
             iterations=view.spec.iterations if view.spec.iterations < UNCOUNTED else None,
             loss=view.loss,
             iteration_s=view.iteration_s,
-            goodput=self.goodput.get(view.spec.name),
+            goodput=self._goodput.get(view.spec.name) if self.whole else None,
             waf=view.waf,
         )
+
+
+def _failure(failure: Failure) -> FailureLine:
+    return FailureLine(
+        at=failure.first.at,
+        chain=failure.cause.chain,
+        severity=failure.severity,
+        what=about(failure.first),
+        outcome=outcome(failure, failure.first),
+        open=failure.is_open,
+    )

@@ -140,21 +140,18 @@ class _Reader:
     """
 
     def __init__(self, client: "Client") -> None:
-        from unicron.observe.accounts.goodput import Goodput  # noqa: PLC0415
         from unicron_cli.glance import Watched  # noqa: PLC0415
 
         self.watched = Watched()
         self._client = client
         self._position: int | None = None
-        self._accounts: Goodput | None = Goodput()
         self._due = 0.0
 
     def glance(self) -> "Glance":
         """Return what is to be shown now."""
         now = time.time()
-        if self._accounts is not None and now >= self._due:
-            rows = self._accounts.report(now).tasks
-            self.watched.goodput = {row.name: row.goodput for row in rows if row.total_s}
+        if self.watched.whole and now >= self._due:
+            self.watched.account(now)
             self._due = time.time() + 20 * (time.time() - now)  # of many slots more rarely
         return self.watched.glance(now)
 
@@ -187,9 +184,7 @@ class _Reader:
         if self._position is None:
             tail = await self._client.tail()
             self._position = 0 if tail <= WHOLE else tail - RECENT
-            self._accounts = self._accounts if tail <= WHOLE else None
+            self.watched.whole = tail <= WHOLE
         async for position, message in self._client.follow(self._position, until):
             self._position = position
-            self.watched.hear(message)
-            if self._accounts is not None:
-                self._accounts.handle(message)
+            self.watched.handle(message)

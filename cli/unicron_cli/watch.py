@@ -134,8 +134,9 @@ def _concerns(message: "Message", wanted: dict[str, str]) -> bool:
 
 
 async def _story(client: "Client", wanted: str, as_json: bool) -> None:
+    from unicron.observe.incidents import chain_of  # noqa: PLC0415
     from unicron.observe.words.headline import headline  # noqa: PLC0415
-    from unicron.observe.words.story import chain_of, find_chain, story  # noqa: PLC0415
+    from unicron.observe.words.story import find_chain, story  # noqa: PLC0415
 
     found = [pair async for pair in client.follow(0, await client.tail())]
     chain = find_chain((message for _, message in found), wanted)

@@ -9,12 +9,13 @@ from unicron.contracts.queries import PlanView, StragglerView
 from unicron.contracts.tasks import UNCOUNTED, NodeState, TaskState
 from unicron.observe.accounts.chains import ChainCost
 from unicron.observe.accounts.report import Report
+from unicron.observe.incidents import Failure
 from unicron.observe.words.explain import changes, comes, explain
-from unicron.observe.words.headline import headline
+from unicron.observe.words.headline import headline_of
 from unicron.observe.words.signs import Sign, words
 from unicron.observe.words.units import KNOWN_FLOPS
 from unicron_console.projection import Projection
-from unicron_console.state import Failure, Node, Story, Task
+from unicron_console.state import Node, Story, Task
 from unicron_console.views import (
     ClusterPage,
     FailureLine,
@@ -100,21 +101,27 @@ class Pages:
 
     def failure_line(self, failure: Failure, cost: ChainCost | None = None) -> FailureLine:
         """Return a failure in one line, by what it cost; None: as was worked out last."""
-        cost = cost or self._costs.get(failure.chain)
-        begun = min(failure.begun, cost.begun) if cost else failure.begun
+        chain, first = failure.cause.chain, failure.first
+        cost = cost or self._costs.get(chain)
+        back = failure.recovered_at() if failure.tasks else None
         return FailureLine(
-            chain=failure.chain,
-            at=failure.at,
+            chain=chain,
+            at=first.at,
             severity=failure.severity,
-            status=failure.status,
-            node=failure.node,
-            worker=failure.worker,
-            tasks=failure.tasks,
-            recovered_s=None if failure.closed is None else failure.closed - begun,
-            over=not failure.open,
+            status=str(first.status),
+            node=first.node,
+            worker=first.worker,
+            tasks=list(failure.tasks),
+            recovered_s=None if back is None else back - self._begun(failure),
+            over=not failure.is_open,
             cost_s=cost.whole_s if cost else 0.0,
-            text=failure.text,
+            text=first.reason,
         )
+
+    def _begun(self, failure: Failure) -> float:
+        """Return when a failure began: with its first sign, as far as that is known."""
+        story = self._of.stories.get(failure.cause.chain)
+        return min([failure.begun, *(told.at for told in story.told[:1])]) if story else failure.begun
 
     def failures(self, of: Iterable[Failure] | None = None) -> list[FailureLine]:
         """Return failures, newest first; None: all that are known."""
@@ -178,7 +185,7 @@ class Pages:
         last = [
             failure
             for place, failure in enumerate(of.failures.values(), LAST_FAILURES - len(of.failures))
-            if place >= 0 or failure.open
+            if place >= 0 or failure.is_open
         ]
         return ClusterPage(
             now=now,
@@ -249,8 +256,8 @@ class Pages:
         return FailurePage(
             now=now,
             line=line,
-            headline=headline(story.ends) if story else failure.text,
-            begun=min(failure.begun, cost.begun) if cost else failure.begun,
+            headline=headline_of(failure, failure.first),
+            begun=self._begun(failure),
             wall={each.task: _nonzero(each.seconds) for each in cost.courses} if cost else {},
             seconds=_nonzero(cost.seconds) if cost else {},
             bars=cost.spans if cost else [],
@@ -267,7 +274,7 @@ class Pages:
         node = self._of.nodes.get(name)
         if node is None:
             return None
-        hit = [failure for failure in self._of.failures.values() if failure.node == name]
+        hit = [failure for failure in self._of.failures.values() if failure.first.node == name]
         row = next((row for row in self.report.nodes if row.name == name), None)
         history = [told for told, whose, _ in self._of.events if whose == name]
         here = {task for task in node.tasks.values() if task in self._of.tasks}

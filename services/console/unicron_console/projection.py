@@ -16,9 +16,10 @@ from unicron.contracts.queries import Status
 from unicron.contracts.ranges import SHORTEST_S
 from unicron.contracts.tasks import NodeState, TaskSpec, TaskState
 from unicron.observe.accounts.goodput import Goodput
-from unicron.observe.words.story import chain_of, describe
-from unicron_console.failures import Failures
+from unicron.observe.incidents import FAILURES, chain_of
+from unicron.observe.words.story import describe
 from unicron_console.state import EVENTS, Course, Node, Task
+from unicron_console.stories import Stories
 from unicron_console.views import Attempt, Told
 
 RANKED = (events.WorkerExited, events.WorkerRaised, events.WorkerStalled, events.FailureDetected)
@@ -72,8 +73,7 @@ class Projection:
     Attributes:
         position: of the journal up to which it is right.
         events: what changed, oldest first, with the node and the task that it is about.
-        failures: by chain, oldest first.
-        stories: of the newest of them.
+        failures: by chain, oldest first; `stories` of the newest of them.
         healed: chains of failures that are over since somebody emptied it.
         changed: kinds and names of what changed since somebody emptied it: "node", "task", "failure", "plan", "event".
     """
@@ -86,8 +86,8 @@ class Projection:
         self.tasks: dict[str, Task] = {}
         self.plan: Plan | None = None
         self.events: deque[tuple[Told, str, str]] = deque(maxlen=EVENTS)
-        self._book = Failures()
-        self.failures, self.stories, self.healed = self._book.known, self._book.stories, self._book.healed
+        self.failures, self.stories = self.goodput.incidents.failures, Stories()
+        self.healed: deque[str] = deque(maxlen=FAILURES)
         self.course = Course(3)
         self.changed: set[tuple[str, str]] = set()
         self._numbers = 0
@@ -101,11 +101,21 @@ class Projection:
             return
         self.position = position
         self.now = max(self.now, message.at)
+        was_open = self._is_open(chain_of(message))
+        hit = self.goodput.hit_by(message) if isinstance(message, events.FailureDetected) else set()
         self.goodput.handle(message)
-        told = self._told(position, message)
-        self._tell(message, told)
+        self._tell(message, self._told(position, message), is_open=was_open)
+        if isinstance(message, events.FailureDetected):
+            self._failed(message, hit)
         self._change(message)
+        for each in self.goodput.incidents.changed & self.failures.keys():
+            self.changed.add(("failure", each))
+            if self.failures[each].tasks and not self.failures[each].is_open:
+                self.healed.append(each)
         self._sample()
+
+    def _is_open(self, chain: str) -> bool:
+        return chain in self.failures and self.failures[chain].is_open
 
     def overhear(self, message: Message) -> None:
         """Take in a piece of telemetry."""
@@ -173,12 +183,12 @@ class Projection:
             lines=lines,
         )
 
-    def _tell(self, message: Message, told: Told) -> None:
+    def _tell(self, message: Message, told: Told, *, is_open: bool) -> None:
         if isinstance(message, CHANGES):
             whose = str(getattr(message, "node", "")), str(getattr(message, "task", ""))
             self.events.append((told if not told.lines else replace(told, lines=[]), *whose))
             self.changed.add(("event", ""))
-        if self._book.tell(message, told, self._rank(message)):
+        if self.stories.add(message, told, self._rank(message), is_open=is_open):
             self.changed.add(("failure", told.chain))
 
     def _rank(self, message: Message) -> int | None:
@@ -189,12 +199,8 @@ class Projection:
 
     def _change(self, message: Message) -> None:
         match message:
-            case events.FailureDetected():
-                self._failed(message)
             case events.PlanDecided():
                 self._plan(message.plan)
-            case events.TaskRecovered():
-                self._healed(message.task, message.at)
             case events.Regrouped():
                 self._regrouped(message)
             case events.ScriptDrilled() if message.task in self.tasks:
@@ -302,8 +308,6 @@ class Projection:
             task.members = message.members
         if message.state is not TaskState.RUNNING:
             task.waf = 0.0
-        if message.state is TaskState.WAITING:  # it is not to be healed as long as the plan has no slots for it
-            self._healed(message.task, message.at)
         self.changed.add(("task", message.task))
 
     def _ended(self, name: str, state: TaskState, at: float) -> None:
@@ -318,7 +322,6 @@ class Projection:
                 self.changed.add(("node", slot.node))
         task.share = None
         self._close(task, at, str(state), "")
-        self._healed(name, at)
         self.changed.add(("task", name))
         if state is TaskState.REMOVED:
             del self.tasks[name]
@@ -358,20 +361,18 @@ class Projection:
 
     # --- failures ----------------------------------------------------------------------------------------------------
 
-    def _failed(self, message: events.FailureDetected) -> None:
-        hit = {message.task} if message.task else set()
+    def _failed(self, message: events.FailureDetected, hit: set[str]) -> None:
+        """A failure that was about these tasks ends the memberships of those that it hit."""
         if message.severity is Severity.SEV1 and message.node:
-            hit |= set(self.nodes[message.node].tasks.values()) if message.node in self.nodes else set()
             self._down(message.node, NodeState.LOST, message.at)
-        tasks = sorted(hit & self.tasks.keys())
-        chain = self._book.detect(message, tasks)
-        for name in tasks:
-            self._close(self.tasks[name], message.at, chain, message.reason)
-            self.changed.add(("task", name))
-        self.changed |= {("failure", chain), ("node", message.node)}
-
-    def _healed(self, task: str, at: float) -> None:
-        self.changed |= {("failure", chain) for chain in self._book.heal(task, at)}
+        self.stories.begin(message)
+        chain = chain_of(message)
+        tasks = self.failures[chain].tasks if chain in self.failures else {}
+        for name in hit & self.tasks.keys() & tasks.keys():
+            if tasks[name].over_at is None:
+                self._close(self.tasks[name], message.at, chain, message.reason)
+                self.changed.add(("task", name))
+        self.changed.add(("node", message.node))
 
     # --- goodput -----------------------------------------------------------------------------------------------------
 

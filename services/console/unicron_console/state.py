@@ -13,9 +13,6 @@ from unicron.contracts.tasks import Member, NodeState, TaskSpec, TaskState
 from unicron.observe.words.signs import Sign
 from unicron_console.views import Attempt, Told
 
-FAILURES = 1000
-"""Failures that are known; older ones only count in goodput."""
-
 STORIES = 200
 """Failures whose messages are known, the newest ones."""
 
@@ -38,7 +35,7 @@ CELLS = 100_000
 """Of a heat map: with more ranks it has fewer iterations."""
 
 TRACED = 100
-"""Messages of a failure that its trace has, and its headline."""
+"""Messages of a failure that its trace has."""
 
 EVIDENCE = 40
 """Pieces of evidence of a failure: exits, exceptions, lines of the kernel's log."""
@@ -161,37 +158,12 @@ class Story:
     Attributes:
         told: its first messages; `unheard` how many came after `STORY`.
         signs: of each of these, what is marked of it on the timeline.
-        ends: what says in one line what it is about and how it ended, the first `TRACED` of that.
         messages: the first `TRACED` of them as they are, until it is healed and that was told on.
     """
 
     told: list[Told] = field(default_factory=list)
     signs: list[Sign | None] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    ends: list[Message] = field(default_factory=list)
     unheard: int = 0
     evidence: list[Told] = field(default_factory=list)
     plan: list[tuple[str, str]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Failure:
-    """A failure: all of its chain.
-
-    Attributes:
-        at: Unix seconds at which it was detected; `begun` of the first message of its chain.
-        open: tasks that are still to be healed; `tasks` all that were hit.
-        closed: Unix seconds at which the last of them was back; None where none was hit, or not yet.
-    """
-
-    chain: str
-    begun: float
-    at: float
-    severity: int
-    status: str
-    node: str
-    worker: str
-    text: str
-    tasks: list[str] = field(default_factory=list)
-    open: set[str] = field(default_factory=set)
-    closed: float | None = None

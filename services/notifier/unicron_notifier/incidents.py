@@ -27,6 +27,7 @@ from unicron.contracts.notices import IncidentKind
 from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import TaskState
+from unicron.observe.incidents import chain_of, ends_healing
 from unicron_notifier.state import MOST_NAMES, Hit, Incident, State, TaskSeen
 
 OWN = "notifier"
@@ -64,8 +65,8 @@ class Incidents:
             TaskBroken: self._broken,
             TaskStateChanged: self._changed,
             PlanDecided: self._planned,
-            TaskRecovered: self._recovered,
-            TaskPaused: self._paused,
+            TaskRecovered: self._healed,
+            TaskPaused: self._healed,
             TaskRemoved: self._seen_to,
             TaskSubmitted: self._seen_to,
             NodeAdmitted: self._there,
@@ -154,7 +155,7 @@ class Incidents:
         for incident, hit in self._hit_by(changed.task):
             hit.advance(changed.at, seen.computing)
             hit.stirred, hit.now = True, f"is {changed.state}"
-            if changed.state.ended or (running and hit.full and seen.computing >= hit.full):
+            if ends_healing(changed) or (running and hit.full and seen.computing >= hit.full):
                 self._well(hit, changed.at, f"is {changed.state}" if changed.state.ended else _goes_on(seen.computing))
             self._look(incident, changed.at)
         if changed.at < self._state.since:
@@ -185,15 +186,11 @@ class Incidents:
                 waits = f"waits for workers ({share.reason})" if share.reason else "waits for workers"
                 hit.plan = f"is given {workers} of its {share.before} workers" if workers else waits
 
-    def _recovered(self, recovered: TaskRecovered) -> None:
-        for incident, hit in self._hit_by(recovered.task):
-            self._well(hit, recovered.at, _goes_on(recovered.workers))
-            self._look(incident, recovered.at)
-
-    def _paused(self, paused: TaskPaused) -> None:
-        for incident, hit in self._hit_by(paused.task) if paused.paused else ():
-            self._well(hit, paused.at, "was paused by a user")
-            self._look(incident, paused.at)
+    def _healed(self, message: TaskRecovered | TaskPaused) -> None:
+        now = _goes_on(message.workers) if isinstance(message, TaskRecovered) else "was paused by a user"
+        for incident, hit in self._hit_by(message.task) if ends_healing(message) else ():
+            self._well(hit, message.at, now)
+            self._look(incident, message.at)
 
     def _seen_to(self, message: TaskRemoved | TaskSubmitted) -> None:
         """A user has taken a task that failed away, or launched it again."""
@@ -295,12 +292,11 @@ class Incidents:
         return [(incident, hit) for incident, hit in found if hit is not None and not hit.over]
 
     def _known(self, message: Message) -> Incident | None:
-        chain = message.correlation or message.id
-        return self._state.incidents.get(name_of(chain))
+        return self._state.incidents.get(name_of(chain_of(message)))
 
     def _of(self, message: Message, kind: IncidentKind, name: str = "") -> Incident:
         """Return the incident that a fact belongs to; a new one where it is the first of its chain."""
-        chain = message.correlation or message.id
+        chain = chain_of(message)
         name = name or name_of(chain)
         if name not in self._state.incidents:
             incident = Incident(id=name, chain=chain, kind=kind, severity=3, began=message.at)

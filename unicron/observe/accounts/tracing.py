@@ -11,6 +11,7 @@ from unicron.contracts.base import Message, Record
 from unicron.contracts.events import FailureDetected
 from unicron.observe.accounts.chains import ChainCost
 from unicron.observe.accounts.spans import PhaseSpan
+from unicron.observe.incidents import chain_of
 
 SLOTS = 100
 """Slots of one trace that have spans, those that lost the most time; so many messages it has, too, the first ones."""
@@ -76,7 +77,7 @@ def spans(cost: ChainCost, messages: Iterable[Message]) -> list[TraceSpan]:
     if cost.recovered_at is None or cost.detected_at is None:
         return []
     root = _number(f"{cost.chain}/root")
-    own = [each for each in messages if (each.correlation or each.id) == cost.chain]
+    own = [each for each in messages if chain_of(each) == cost.chain]
     found = [
         TraceSpan(
             root,

@@ -3,13 +3,9 @@
 from collections import Counter
 
 from unicron.contracts.base import Message
-from unicron.contracts.events import FailureDetected, TaskBroken, TaskRecovered, TaskRemoved, TaskStateChanged
-from unicron.contracts.tasks import TaskState
+from unicron.contracts.events import FailureDetected
+from unicron.observe.incidents import NONE, Hit, Incident, TaskOutcome
 from unicron.observe.words.story import LONGEST, describe, short
-
-ENDS = (TaskStateChanged, TaskRecovered, TaskBroken, TaskRemoved)
-"""What a chain's end is told by."""
-
 
 NAMED = 2
 """Tasks that are named; of more it is told how many are where."""
@@ -19,52 +15,53 @@ def headline(messages: list[Message]) -> str:
     """Return what a chain is about, in one line.
 
     Args:
-        messages: of one chain in their order, at least one; those after the first that are neither failures nor `ENDS`
-            may be left out.
+        messages: of one chain in their order, at least one; those after the first that are neither failures nor
+            outcomes of tasks may be left out.
     """
-    end = outcome(messages)
+    incident = Incident(cause=NONE, begun=messages[0].at)
+    for message in messages:
+        if isinstance(message, TaskOutcome):
+            incident.record(message, message.at)
+    return headline_of(incident, next((each for each in messages if isinstance(each, FailureDetected)), messages[0]))
+
+
+def headline_of(incident: Incident, first: Message) -> str:
+    """Return what an incident is about that began with a failure or, without one, with another message."""
+    end = outcome(incident, first)
     if not end:
-        return about(messages)
-    return short(f"{short(about(messages), max(LONGEST // 2, LONGEST - len(end) - 2))}: {end}")
+        return about(first)
+    return short(f"{short(about(first), max(LONGEST // 2, LONGEST - len(end) - 2))}: {end}")
 
 
-def about(messages: list[Message]) -> str:
-    """Return what began a chain: its first failure in short, or else its first message."""
-    first = _first(messages)
-    return _failed(first) if isinstance(first, FailureDetected) else describe(first)
-
-
-def _first(messages: list[Message]) -> Message:
-    return next((message for message in messages if isinstance(message, FailureDetected)), messages[0])
-
-
-def _failed(failure: FailureDetected) -> str:
-    """Return whom a failure hit, and why; what the detector says after the first semicolon is evidence."""
-    who = failure.worker or failure.task or failure.node
-    where = f"{who} on {failure.node}" if failure.node not in {"", who} else who
-    what = failure.reason.partition("; ")[0] or failure.status
+def about(first: Message) -> str:
+    """Return what began a chain; of a failure whom it hit, and why, as what follows a semicolon is evidence."""
+    if not isinstance(first, FailureDetected):
+        return describe(first)
+    who = first.worker or first.task or first.node
+    where = f"{who} on {first.node}" if first.node not in {"", who} else who
+    what = first.reason.partition("; ")[0] or first.status
     return short(f"{where}{what.removeprefix(who)}" if what.startswith(f"{who} ") else f"{where}: {what}")
 
 
-def outcome(messages: list[Message]) -> str:
-    """Return how the tasks of a chain stand by it: back, still on their way, or ended; empty where it moved none.
+def outcome(incident: Incident, first: Message) -> str:
+    """Return how the tasks of an incident stand by it: back, still on their way, or ended; empty where it moved none.
 
-    The task is not named where it is the only one, and what began the chain was about it.
+    The task is not named where it is the only one, and what began the incident was about it.
     """
-    ends: dict[str, tuple[str, str]] = {}
-    for message in messages:
-        match message:
-            case TaskRecovered(task=task, workers=workers, seconds=seconds):
-                ends[task] = "back", f" at {workers} worker{'s' * (workers != 1)} after {seconds:.2f} s"
-            case TaskBroken(task=task):
-                ends[task] = "broken", " by its own program"
-            case TaskRemoved(task=task):
-                ends[task] = "removed", ""
-            case TaskStateChanged(task=task, state=state) if not (state is TaskState.RUNNING and task in ends):
-                ends[task] = str(state), ""
-    if list(ends) == [getattr(_first(messages), "task", "")]:
-        return "".join(*ends.values())
-    if len(ends) > NAMED:
-        counts = Counter(end for end, _ in ends.values()).most_common()
-        return f"{len(ends)} tasks: {', '.join(f'{count} {end}' for end, count in counts)}"
-    return ", ".join(f"{task} {end}{more}" for task, (end, more) in ends.items())
+    hits = {task: hit for task, hit in incident.tasks.items() if hit.state}
+    if list(hits) == [getattr(first, "task", "")]:
+        return "".join(map(_stands, hits.values()))
+    if len(hits) > NAMED:
+        counts = Counter(hit.state for hit in hits.values()).most_common()
+        return f"{len(hits)} tasks: {', '.join(f'{count} {state}' for state, count in counts)}"
+    return ", ".join(f"{task} {_stands(hit)}" for task, hit in hits.items())
+
+
+def _stands(hit: Hit) -> str:
+    match hit.state:
+        case "back":
+            return f"back at {hit.workers} worker{'s' * (hit.workers != 1)} after {hit.seconds:.2f} s"
+        case "broken":
+            return "broken by its own program"
+        case _:
+            return hit.state
