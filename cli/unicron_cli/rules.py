@@ -10,7 +10,7 @@ from unicron.errors import InvalidInputError
 from unicron.rules import Rules, Ruling, load
 from unicron_cli.output import Json, done, print_json, say
 
-app = typer.Typer(no_args_is_help=True, help="See what exceptions and lines of logs are taken for.")
+app = typer.Typer(no_args_is_help=True)
 
 Folder = Annotated[
     str,

@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from unicron.errors import CheckpointError
 from unicron_cli.output import Json, console, needs, print_json, say
+from unicron_cli.views import plain_table
 
 if TYPE_CHECKING:
     from unicron.storage.catalog import Stored
@@ -199,11 +202,7 @@ def _state(found: "Stored") -> str:
     return "damaged" if found.fault else "rewound" if found.rewound else "complete"
 
 
-def _table(found: "dict[str, list[Stored]]") -> Any:
-    from rich.text import Text  # noqa: PLC0415
-
-    from unicron_cli.views import plain_table  # noqa: PLC0415
-
+def _table(found: "dict[str, list[Stored]]") -> Table:
     table = plain_table("TASK", "ITERATION", "STATE", "WRITTEN", "MB", "LAYOUT", "ADDRESS")
     for task, every in found.items():
         for each in every:

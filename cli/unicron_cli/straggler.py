@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
+from unicron_cli import straggler_live
 from unicron_cli.output import console, needs, say
 
 EXTRAS = "straggler,traces,plot"
 
-app = typer.Typer(no_args_is_help=True, help="What stragglers cost a job, who they are, and why.")
+app = typer.Typer(no_args_is_help=True)
 
 Meta = Annotated[
     Path | None,
@@ -64,3 +65,7 @@ def compare(
         say(words.plain_json(found.as_json()))
     else:
         console().print(comparing.view(found))
+
+
+for _command in (straggler_live.on, straggler_live.off, straggler_live.status):
+    app.command()(_command)

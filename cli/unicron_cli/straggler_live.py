@@ -1,16 +1,16 @@
 """Commands about a running task's stragglers: what is recorded, and what came out of it."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
+from unicron.contracts.queries import StragglerView
 from unicron.contracts.timings import DEFAULT_SHARE
+from unicron.observe.words.units import percent
 from unicron_cli.output import Json, Nats, console, done, print_json, say, with_client
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from unicron.contracts.queries import StragglerView
+from unicron_cli.views import plain_table
 
 Task = Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.")]
 
@@ -43,11 +43,7 @@ def status(task: Task, nats: Nats = None, as_json: Json = False) -> None:
         say(line)
 
 
-def _table(view: "StragglerView") -> "Table":
-    from rich.text import Text  # noqa: PLC0415
-
-    from unicron.observe.words.units import percent  # noqa: PLC0415
-    from unicron_cli.views import plain_table  # noqa: PLC0415
+def _table(view: StragglerView) -> Table:
 
     table = plain_table("ITERATIONS", "RECORDED", "WORKERS", "SLOWDOWN", "WASTE", "DIAGNOSIS", "WORKER", "CURED")
     for window in view.history:
@@ -64,7 +60,7 @@ def _table(view: "StragglerView") -> "Table":
     return table
 
 
-def _lines(view: "StragglerView") -> list[str]:
+def _lines(view: StragglerView) -> list[str]:
     """Return what is to be said besides the table."""
     recorded = f"{view.share:.3g} of the iterations are recorded" if view.share else "nothing is recorded"
     lines = [f"{view.task}: {recorded}; {view.waiting} wait for the rest of their window"]
@@ -76,9 +72,3 @@ def _lines(view: "StragglerView") -> list[str]:
         lines += [last.cure] if last.cure else []
     lines.append(f"alert: {view.alert}" if view.alert else "no alert")
     return lines
-
-
-def mount(app: typer.Typer) -> None:
-    """Add these commands to the group `unicron straggler`."""
-    for command in (on, off, status):
-        app.command()(command)

@@ -1,20 +1,25 @@
 """`unicron top`: the cluster at a glance, live. What is shown of it is pure (`glance`, `topview`); here it is read."""
 
+import asyncio
 import contextlib
+import os
+import signal
 import sys
+import termios
 import time
+import tty
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.live import Live
 
+from unicron.aio import together
+from unicron.client import Client
+from unicron.errors import BusUnavailableError
+from unicron_cli.glance import Glance, Watched
 from unicron_cli.output import Json, Nats, console, print_json, with_client
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from unicron.client import Client
-    from unicron_cli.glance import Glance
+from unicron_cli.topview import top_view
 
 LOOK_S = 1.0
 """How often the cluster is asked, and shown."""
@@ -43,8 +48,7 @@ def top(
         with_client(nats, lambda client: _once(client, as_json) if once else _live(client, as_json))
 
 
-async def _once(client: "Client", as_json: bool) -> None:
-    from unicron_cli.topview import top_view  # noqa: PLC0415
+async def _once(client: Client, as_json: bool) -> None:
 
     reader = _Reader(client)
     reader.watched.status = await client.status()
@@ -56,10 +60,7 @@ async def _once(client: "Client", as_json: bool) -> None:
         screen.print(top_view(glance, screen.width, PAPER))
 
 
-async def _live(client: "Client", as_json: bool) -> None:
-    import asyncio  # noqa: PLC0415
-
-    from unicron.aio import together  # noqa: PLC0415
+async def _live(client: Client, as_json: bool) -> None:
 
     reader = _Reader(client)
     reading = asyncio.create_task(together(reader.ask_on(), reader.read_on()))
@@ -70,8 +71,7 @@ async def _live(client: "Client", as_json: bool) -> None:
         await asyncio.gather(reading, return_exceptions=True)
 
 
-async def _print_on(reader: "_Reader", reading: "asyncio.Task[None]") -> None:
-    import asyncio  # noqa: PLC0415
+async def _print_on(reader: "_Reader", reading: asyncio.Task[None]) -> None:
 
     while not reading.done():
         print_json(reader.glance())
@@ -79,15 +79,8 @@ async def _print_on(reader: "_Reader", reading: "asyncio.Task[None]") -> None:
     reading.result()
 
 
-async def _draw_on(reader: "_Reader", reading: "asyncio.Task[None]") -> None:
+async def _draw_on(reader: "_Reader", reading: asyncio.Task[None]) -> None:
     """Draw until q is pressed; anew as soon as the terminal has another size."""
-    import asyncio  # noqa: PLC0415
-    import signal  # noqa: PLC0415
-
-    from rich.live import Live  # noqa: PLC0415
-
-    from unicron_cli.topview import top_view  # noqa: PLC0415
-
     loop, screen, woken, told = asyncio.get_running_loop(), console(), asyncio.Event(), asyncio.Event()
     reading.add_done_callback(lambda _: woken.set())
     loop.add_signal_handler(signal.SIGWINCH, woken.set)
@@ -105,12 +98,8 @@ async def _draw_on(reader: "_Reader", reading: "asyncio.Task[None]") -> None:
 
 
 @contextlib.contextmanager
-def _keys(loop: "asyncio.AbstractEventLoop", told: "asyncio.Event", woken: "asyncio.Event") -> Iterator[None]:
+def _keys(loop: asyncio.AbstractEventLoop, told: asyncio.Event, woken: asyncio.Event) -> Iterator[None]:
     """Hear of q, without a return key, as long as this is open; the terminal is then as it was."""
-    import os  # noqa: PLC0415
-    import termios  # noqa: PLC0415
-    import tty  # noqa: PLC0415
-
     if not sys.stdin.isatty():
         yield
         return
@@ -139,15 +128,14 @@ class _Reader:
         watched: what is known.
     """
 
-    def __init__(self, client: "Client") -> None:
-        from unicron_cli.glance import Watched  # noqa: PLC0415
+    def __init__(self, client: Client) -> None:
 
         self.watched = Watched()
         self._client = client
         self._position: int | None = None
         self._due = 0.0
 
-    def glance(self) -> "Glance":
+    def glance(self) -> Glance:
         """Return what is to be shown now."""
         now = time.time()
         if self.watched.whole and now >= self._due:
@@ -157,10 +145,6 @@ class _Reader:
 
     async def ask_on(self) -> None:
         """Ask how the cluster is, again and again."""
-        import asyncio  # noqa: PLC0415
-
-        from unicron.errors import BusUnavailableError  # noqa: PLC0415
-
         while True:
             try:
                 self.watched.status, self.watched.error = await self._client.status(), ""
@@ -170,10 +154,6 @@ class _Reader:
 
     async def read_on(self) -> None:
         """Read the journal, and what comes."""
-        import asyncio  # noqa: PLC0415
-
-        from unicron.errors import BusUnavailableError  # noqa: PLC0415
-
         while True:
             with contextlib.suppress(BusUnavailableError):  # `ask_on` says so
                 await self.read()

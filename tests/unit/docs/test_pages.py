@@ -120,9 +120,8 @@ def check_command(words, *, mentioned=False):
         _, words, _ = command.make_parser(context).parse_args(list(words))
         if not words:
             return  # only a group was named
-        name, words = words[0], words[1:]
-        assert name in command.commands, f"no command {name}"
-        command = command.commands[name]
+        assert words[0] in command.commands, f"no command {words[0]}"
+        name, command, words = command.resolve_command(context, words)
     if words or not mentioned:
         command.make_context(name, list(words), parent=context)
 
