@@ -126,7 +126,6 @@ def restarter(folder: Path) -> Restart:
 def _strike(
     fault: str, target: str, nats: str | None, as_json: bool, *, value: str = "", restart: Restart | None = None
 ) -> None:
-
     aim = parse_target(target)
     made = with_client(nats, lambda client: strike(client, fault, aim, restart, value))
     if as_json:

@@ -89,7 +89,6 @@ def shut_out(name: Node, folder: Folder = FOLDER, as_json: Json = False) -> None
 
 
 def _keyring(folder: Path) -> Keyring:
-
     return Keyring(folder.resolve() / "keys")
 
 

@@ -1,21 +1,19 @@
-"""A cluster at a glance: what `unicron top` knows of it. Pure; fed with statuses and with the journal's messages."""
+"""A cluster at a glance: what `unicron top` shows of it. Pure."""
 
-from collections import Counter, deque
+from collections import Counter
+from collections.abc import Mapping
+from itertools import islice
 
-from unicron.contracts.base import Message, Record
-from unicron.contracts.queries import Status, TaskView
-from unicron.contracts.tasks import UNCOUNTED, NodeState, TaskState
-from unicron.observe.accounts.goodput import Goodput
+from unicron.contracts.base import Record
+from unicron.contracts.tasks import UNCOUNTED, TaskState
+from unicron.observe.cluster import Cluster
 from unicron.observe.incidents import Failure
+from unicron.observe.state import Task
 from unicron.observe.words.headline import about, outcome
-from unicron.observe.words.story import describe
 
 FAILURES = 50
 EVENTS = 200
-"""So many of the newest are known."""
-
-INCIDENTS = 4 * FAILURES
-"""Failures, plans and slowdowns that are told apart."""
+"""So many of the newest are shown."""
 
 _URGENCY = (
     *(TaskState.FAILED, TaskState.RECOVERING, TaskState.RECONFIGURING, TaskState.STARTING, TaskState.RUNNING),
@@ -81,8 +79,7 @@ class Glance(Record, kw_only=True, frozen=True):
         waf: weighted FLOP/s that all tasks achieve together.
         planned_waf: what the plan in force expects; None before the first.
         nodes: how many are in each state.
-        slots: of the nodes that are up.
-        spare: slots of those on which nobody computes.
+        slots: of the nodes that are up; `spare` those of them that the plan gives to no task.
         tasks: the first to look at first.
         failures, events: newest first.
     """
@@ -99,64 +96,38 @@ class Glance(Record, kw_only=True, frozen=True):
     events: list[EventLine] = []
 
 
-class Watched:
-    """What was seen of a cluster so far.
+def glance(cluster: Cluster, goodput: Mapping[str, float], now: float, error: str = "") -> Glance:
+    """Return what is to be shown of a cluster at `now`, with the goodput of its tasks as far as that is known."""
+    failures = islice(reversed(cluster.failures.values()), FAILURES)
+    entries = islice((entry for entry, _, _ in reversed(cluster.events)), EVENTS)
+    return Glance(
+        at=now,
+        error=error,
+        waf=cluster.waf,
+        planned_waf=cluster.plan.waf if cluster.plan else None,
+        nodes=dict(Counter(str(node.state) for node in cluster.nodes.values())),
+        slots=cluster.slots,
+        spare=cluster.spares,
+        tasks=[
+            _task(task, goodput) for task in sorted(cluster.tasks.values(), key=lambda task: _URGENCY.index(task.state))
+        ],
+        failures=[_failure(failure) for failure in failures],
+        events=[EventLine(at=entry.at, source=entry.source, text=entry.text) for entry in entries],
+    )
 
-    Attributes:
-        status: the newest.
-        whole: the journal was read from its beginning, so the goodput of tasks is known.
-        error: why nobody answers; empty where somebody does.
-    """
 
-    def __init__(self) -> None:
-        self.status: Status | None = None
-        self.whole = True
-        self.error = ""
-        self._accounts = Goodput(chains=INCIDENTS)
-        self._events: deque[EventLine] = deque(maxlen=EVENTS)
-        self._goodput: dict[str, float] = {}
-
-    def handle(self, message: Message) -> None:
-        """Take the journal's next message into account."""
-        self._events.appendleft(EventLine(at=message.at, source=message.source, text=describe(message)))
-        self._accounts.handle(message)
-
-    def account(self, now: float) -> None:
-        """Work out anew where the time went; it looks at each slot."""
-        self._goodput = {row.name: row.goodput for row in self._accounts.report(now).tasks if row.total_s}
-
-    def glance(self, now: float) -> Glance:
-        """Return what is to be shown at `now`, in Unix seconds."""
-        status = self.status or Status()
-        up = {node.node: len(node.slots) for node in status.nodes if node.state is NodeState.UP}
-        used = {(member.node, member.slot) for view in status.tasks for member in view.members if member.node in up}
-        tasks = [self._task(view) for view in status.tasks]
-        failures = list(reversed(self._accounts.incidents.failures.values()))
-        return Glance(
-            at=now,
-            error=self.error,
-            waf=sum(view.waf for view in status.tasks),
-            planned_waf=status.plan.waf if status.plan else None,
-            nodes=dict(Counter(str(node.state) for node in status.nodes)),
-            slots=sum(up.values()),
-            spare=max(0, sum(up.values()) - len(used)),
-            tasks=sorted(tasks, key=lambda line: _URGENCY.index(line.state)),
-            failures=[_failure(failure) for failure in failures[:FAILURES]],
-            events=list(self._events),
-        )
-
-    def _task(self, view: TaskView) -> TaskLine:
-        return TaskLine(
-            task=view.spec.name,
-            state=view.state,
-            workers=len(view.members),
-            iteration=view.iteration + 1,
-            iterations=view.spec.iterations if view.spec.iterations < UNCOUNTED else None,
-            loss=view.loss,
-            iteration_s=view.iteration_s,
-            goodput=self._goodput.get(view.spec.name) if self.whole else None,
-            waf=view.waf,
-        )
+def _task(task: Task, goodput: Mapping[str, float]) -> TaskLine:
+    return TaskLine(
+        task=task.spec.name,
+        state=task.state,
+        workers=len(task.members),
+        iteration=task.iteration + 1,
+        iterations=task.spec.iterations if task.spec.iterations < UNCOUNTED else None,
+        loss=task.loss,
+        iteration_s=task.iteration_s,
+        goodput=goodput.get(task.spec.name),
+        waf=task.waf,
+    )
 
 
 def _failure(failure: Failure) -> FailureLine:

@@ -49,7 +49,7 @@ def goodput(
     began = time.time() - span_s(since)
     accounts, until = with_client(nats, lambda client: _read(client, began)), time.time()
     report = accounts.report(until, task or None)
-    if task and report.of(task) is None:
+    if task and report.row(task) is None:
         raise UnicronError(f"the journal has nothing of a task {task!r}; `unicron goodput` shows all that it has")
     costs = dearest(accounts.costs(until), began, task) if failures else []
     if as_json:
@@ -80,7 +80,6 @@ def dearest(costs: list[ChainCost], since: float, task: str = "") -> list[ChainC
 
 
 async def _read(client: Client, since: float) -> Goodput:
-
     accounts = Goodput(since)
     async for _, message in client.follow(0, await client.tail()):
         accounts.handle(message)
@@ -139,7 +138,6 @@ def view_of(costs: list[ChainCost]) -> Group:
 
 
 def _notes(report: Report) -> list[str]:
-
     total, whole = sum(row.total_s for row in report.tasks), sum(row.whole_s for row in report.tasks)
     sums = f"all phases add up to {total:.3f} GPU-seconds, wall time x slots are {whole:.3f}"
     notes = [f"over {span(report.until - report.since)}; {sums}"]

@@ -124,7 +124,6 @@ def _trial(channel: str) -> Notice:
 
 
 def _table(view: NotificationsView) -> Table:
-
     table = plain_table("INCIDENT", "SEV", "BEGAN", "STATE", "TOLD", "WHAT")
     for each in view.incidents:
         began = time.strftime("%m-%d %H:%M:%S", time.localtime(each.began))

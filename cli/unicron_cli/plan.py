@@ -105,5 +105,4 @@ async def _beside(client: Client, query: WhatIf) -> tuple[PlanView, Plan | None]
 
 
 def _fields(view: PlanView) -> dict[str, Any]:
-
     return dict(msgspec.structs.asdict(view))

@@ -44,7 +44,6 @@ def status(task: Task, nats: Nats = None, as_json: Json = False) -> None:
 
 
 def _table(view: StragglerView) -> Table:
-
     table = plain_table("ITERATIONS", "RECORDED", "WORKERS", "SLOWDOWN", "WASTE", "DIAGNOSIS", "WORKER", "CURED")
     for window in view.history:
         table.add_row(

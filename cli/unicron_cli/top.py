@@ -17,7 +17,8 @@ from rich.live import Live
 from unicron.aio import together
 from unicron.client import Client
 from unicron.errors import BusUnavailableError
-from unicron_cli.glance import Glance, Watched
+from unicron.observe.cluster import Cluster
+from unicron_cli.glance import Glance, glance
 from unicron_cli.output import Json, Nats, console, print_json, with_client
 from unicron_cli.topview import top_view
 
@@ -49,19 +50,18 @@ def top(
 
 
 async def _once(client: Client, as_json: bool) -> None:
-
     reader = _Reader(client)
-    reader.watched.status = await client.status()
+    await reader.ask()
     await reader.read(await client.tail())
-    glance, screen = reader.glance(), console()
+    await reader.ask()
+    screen = console()
     if as_json:
-        print_json(glance)
+        print_json(reader.glance())
     else:
-        screen.print(top_view(glance, screen.width, PAPER))
+        screen.print(top_view(reader.glance(), screen.width, PAPER))
 
 
 async def _live(client: Client, as_json: bool) -> None:
-
     reader = _Reader(client)
     reading = asyncio.create_task(together(reader.ask_on(), reader.read_on()))
     try:
@@ -72,7 +72,6 @@ async def _live(client: Client, as_json: bool) -> None:
 
 
 async def _print_on(reader: "_Reader", reading: asyncio.Task[None]) -> None:
-
     while not reading.done():
         print_json(reader.glance())
         await asyncio.wait([reading], timeout=LOOK_S)
@@ -122,34 +121,41 @@ def _keys(loop: asyncio.AbstractEventLoop, told: asyncio.Event, woken: asyncio.E
 
 
 class _Reader:
-    """Keeps what is known of a cluster up to date.
-
-    Attributes:
-        watched: what is known.
-    """
+    """Keeps what is known of a cluster up to date."""
 
     def __init__(self, client: Client) -> None:
-
-        self.watched = Watched()
-        self._client = client
+        self._client, self._cluster = client, Cluster()
+        self._error, self._filled = "", False
         self._position: int | None = None
+        self._whole = True  # the journal was read from its beginning
+        self._goodput: dict[str, float] = {}
         self._due = 0.0
 
     def glance(self) -> Glance:
         """Return what is to be shown now."""
         now = time.time()
-        if self.watched.whole and now >= self._due:
-            self.watched.account(now)
+        if self._whole and now >= self._due:
+            rows = self._cluster.goodput.report(now).tasks
+            self._goodput = {row.name: row.goodput for row in rows if row.total_s}
             self._due = time.time() + 20 * (time.time() - now)  # of many slots more rarely
-        return self.watched.glance(now)
+        return glance(self._cluster, self._goodput, now, self._error)
+
+    async def ask(self) -> None:
+        """Ask how the cluster is."""
+        status = await self._client.status()
+        if not self._filled:
+            self._cluster.fill(status)
+            self._filled = True
+        self._cluster.refresh(status)
 
     async def ask_on(self) -> None:
         """Ask how the cluster is, again and again."""
         while True:
             try:
-                self.watched.status, self.watched.error = await self._client.status(), ""
+                await self.ask()
+                self._error = ""
             except BusUnavailableError as error:
-                self.watched.error = str(error)
+                self._error = str(error)
             await asyncio.sleep(LOOK_S)
 
     async def read_on(self) -> None:
@@ -163,8 +169,9 @@ class _Reader:
         """Read the journal up to a position, or for ever."""
         if self._position is None:
             tail = await self._client.tail()
-            self._position = 0 if tail <= WHOLE else tail - RECENT
-            self.watched.whole = tail <= WHOLE
+            self._whole = tail <= WHOLE
+            self._position = 0 if self._whole else tail - RECENT
         async for position, message in self._client.follow(self._position, until):
             self._position = position
-            self.watched.handle(message)
+            self._cluster.handle(position, message)
+            self._cluster.changed.clear()  # all is drawn anew

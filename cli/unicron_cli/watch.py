@@ -47,7 +47,6 @@ def status(
 
 
 async def _watch(client: Client, as_json: bool) -> None:
-
     screen = console()
     with Live(console=screen, auto_refresh=False, transient=False) as live:
         while True:
@@ -106,7 +105,6 @@ def events(
 
 
 async def _list(client: Client, follow: bool, last: int | None, wanted: dict[str, str], as_json: bool) -> None:
-
     tail, last = await client.tail(), RECENT if follow and last is None else last
     after = max(0, tail - last) if last is not None and not wanted else 0
     found = ((place, message) async for place, message in client.follow(after, tail) if _concerns(message, wanted))
@@ -126,7 +124,6 @@ def _concerns(message: Message, wanted: dict[str, str]) -> bool:
 
 
 async def _story(client: Client, wanted: str, as_json: bool) -> None:
-
     found = [pair async for pair in client.follow(0, await client.tail())]
     chain = find_chain((message for _, message in found), wanted)
     if as_json:
@@ -187,5 +184,4 @@ async def _home(client: Client, worker: str) -> str:
 
 
 def _with_place(sequence: int, message: Message) -> dict[str, Any]:
-
     return {"sequence": sequence, **msgspec.to_builtins(message)}

@@ -50,7 +50,7 @@ def heard(monkeypatch):
         exporter = InMemorySpanExporter()
         monkeypatch.setattr(otel, "_exporter", lambda _: exporter)
         traces = Traces(Settings())
-        traces.tell(cost, messages)
+        traces.export(cost, messages)
         traces.close()
         return exporter.get_finished_spans()
 
@@ -188,7 +188,7 @@ def test_a_collector_gets_it_by_otlp_over_http(monkeypatch):
         settings.traces = f"http://127.0.0.1:{server.server_port}"
         traces = Traces(settings)
         cost, messages = told_of()
-        traces.tell(cost, messages)
+        traces.export(cost, messages)
         traces.close()
         server.shutdown()
     [(path, headers, request)] = server.taken
@@ -208,7 +208,7 @@ from unicron.observe.accounts.otel import Traces
 class Settings:
     traces = ""
 traces = Traces(Settings())
-traces.tell(None, [])
+traces.export(None, [])
 traces.close()
 print([name for name in sys.modules if name.startswith(("opentelemetry", "google.protobuf", "requests"))])
 """

@@ -208,7 +208,7 @@ def test_so_it_is_of_a_task_that_fails_and_is_healed_again_and_again(life):
     goodput, whole = lived(messages)
     report = check(goodput)
     assert sum(row.total_s for row in report.tasks) == pytest.approx(whole, abs=1e-6)
-    assert sum(report.of("gpt").wall_s.values()) == pytest.approx(messages[-1].at - 10, abs=1e-6)
+    assert sum(report.row("gpt").wall_s.values()) == pytest.approx(messages[-1].at - 10, abs=1e-6)
 
 
 @given(lives, st.floats(0, 400))
@@ -260,8 +260,8 @@ def test_the_recorded_demo_shows_what_its_times_say():
     costs = {row.name: row.seconds for row in report.causes}
     assert costs["task_hang"]["detection"] == pytest.approx(4 * 0.9, abs=0.05)
     assert 0 < costs["exited_abnormally"]["detection"] < 0.03, "an end of a process is known at once"
-    assert report.of("gpt-b").failures == 3
-    assert report.of("gpt-b").goodput == pytest.approx(0.61, abs=0.02)
+    assert report.row("gpt-b").failures == 3
+    assert report.row("gpt-b").goodput == pytest.approx(0.61, abs=0.02)
 
 
 def test_what_is_remembered_does_not_grow_with_the_messages():

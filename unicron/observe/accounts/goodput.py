@@ -146,14 +146,14 @@ class Goodput:
         for index in {each.index for each in slots} | set(self._all.node(node).slots):
             slot = self._all.slot(node, index)
             slot.worker = workers.get(index, "")
-            self._all.settle_down(slot)
+            self._all.hand_over(slot)
 
     def _gone(self, name: str) -> None:
         node = self._all.node(name)
         node.up = False
         for slot in list(node.slots.values()):
             slot.worker = ""
-            self._all.settle_down(slot)
+            self._all.hand_over(slot)
 
     def _planned(self, message: events.PlanDecided) -> None:
         incident = self._begin(message, str(message.plan.cause[0]))
@@ -174,7 +174,7 @@ class Goodput:
     def _unplan(self, task: Task, kept: Collection[int] = ()) -> None:
         for slot in [each for key, each in task.planned.items() if key not in kept and each.planned == task.name]:
             slot.planned = NOBODY
-            self._all.settle_down(slot)
+            self._all.hand_over(slot)
         task.planned = {}
 
     # --- tasks -------------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class Goodput:
             for slot in list(task.slots.values()):
                 self._all.enter(slot, Phase.IDLE)
                 slot.epoch = -1
-                self._all.settle_down(slot)
+                self._all.hand_over(slot)
             self._all.end(task)
             task.epoch = -1
         elif message.state in _WITHOUT_MEMBERS and task.span is not None:
@@ -339,9 +339,9 @@ class Goodput:
             if slot.worker in {"", message.worker}:  # or else another one has the slot by now
                 at = message.at - message.waited_s if isinstance(message, events.WorkerStalled) else message.at
                 self._reached(self._all.task(message.task), getattr(message, "iteration", -1), at)
-                self._told(slot, message, at)
+                self._change_slot(slot, message, at)
 
-    def _told(self, slot: Slot, message: events.WorkerFact, at: float) -> None:
+    def _change_slot(self, slot: Slot, message: events.WorkerFact, at: float) -> None:
         match message:
             case events.WorkerReady():
                 slot.worker = message.worker
@@ -359,7 +359,7 @@ class Goodput:
                 if not message.expected and not message.finished:
                     slot.broke = _first(slot.broke, at)
                 if slot.planned is not None or slot.span.phase is Phase.IDLE:  # None: the failure is its task's yet
-                    self._all.settle_down(slot)
+                    self._all.hand_over(slot)
 
     def _regrouped(self, message: events.Regrouped) -> None:
         task = self._all.task(message.task)

@@ -166,7 +166,7 @@ class Holdings:
         if task:
             self.task(task).slots[id(slot)] = slot
 
-    def settle_down(self, slot: Slot) -> None:
+    def hand_over(self, slot: Slot) -> None:
         """Let a slot without a worker go to whom it is planned for; it ends with its node if that is nobody."""
         if slot.worker:
             return

@@ -44,7 +44,7 @@ class Traces:
         self._ids: deque[int] = deque()
         self._provider = _provider(_exporter(endpoint(settings.traces)), self._ids) if settings.traces else None
 
-    def tell(self, cost: ChainCost, messages: Iterable[Message]) -> None:
+    def export(self, cost: ChainCost, messages: Iterable[Message]) -> None:
         """Tell a recovery that is over; of one that is not, of a mere plan, and where nobody listens, nothing is told.
 
         Args:

@@ -72,7 +72,7 @@ class Report(Record, kw_only=True, frozen=True):
     nodes: list[Row]
     estimates: tuple[str, ...] = ESTIMATES
 
-    def of(self, task: str) -> TaskRow | None:
+    def row(self, task: str) -> TaskRow | None:
         """Return the row of a task; None where nothing is known of it."""
         return next((row for row in self.tasks if row.name == task), None)
 

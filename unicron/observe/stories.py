@@ -6,10 +6,10 @@ from unicron.contracts import events, hardware
 from unicron.contracts.base import Message
 from unicron.contracts.queries import PlanView
 from unicron.observe.incidents import chain_of
+from unicron.observe.state import EVIDENCE, STORIES, STORY, TRACED, Entry, Story
 from unicron.observe.words.explain import explain
 from unicron.observe.words.signs import sign
-from unicron_console.state import EVIDENCE, STORIES, STORY, TRACED, Story
-from unicron_console.views import Told
+from unicron.observe.words.story import describe
 
 SEEN: tuple[type[Message], ...] = (
     events.WorkerExited,
@@ -30,6 +30,27 @@ BEFORE = 50
 """Messages of such a chain that are known."""
 
 
+def entry_of(position: int, message: Message) -> Entry:
+    """Return a message of the journal in words."""
+    lines: list[str] = []
+    match message:
+        case events.WorkerExited():
+            lines = [*message.stderr, *message.collectives]
+        case events.WorkerRaised() | events.TaskStateChanged():
+            lines = message.traceback.splitlines()
+        case events.WorkerStalled():
+            lines = list(message.stacks)
+    return Entry(
+        position=position,
+        at=message.at,
+        source=message.source,
+        kind=type(message).__name__,
+        chain=chain_of(message),
+        text=describe(message),
+        lines=lines,
+    )
+
+
 class Stories(OrderedDict[str, Story]):
     """The stories of the newest failures, by chain."""
 
@@ -37,26 +58,26 @@ class Stories(OrderedDict[str, Story]):
         super().__init__()
         self._begun: OrderedDict[str, Story] = OrderedDict()
 
-    def add(self, message: Message, told: Told, rank: int | None = None, *, is_open: bool = False) -> bool:
+    def add(self, message: Message, entry: Entry, rank: int | None = None, *, is_open: bool = False) -> bool:
         """Add a message of a worker of this rank to its chain; return whether the chain is a failure's."""
-        story = self.get(told.chain)
+        story = self.get(entry.chain)
         if story is None:
-            begun = self._begun.setdefault(told.chain, Story())
-            if len(begun.told) < BEFORE:
-                begun.told.append(told)
+            begun = self._begun.setdefault(entry.chain, Story())
+            if len(begun.entries) < BEFORE:
+                begun.entries.append(entry)
                 begun.signs.append(sign(message, rank))
             if len(self._begun) > CHAINS:
                 self._begun.popitem(last=False)
             return False
-        if len(story.told) < STORY:
-            story.told.append(told)
+        if len(story.entries) < STORY:
+            story.entries.append(entry)
             story.signs.append(sign(message, rank))
         else:
             story.unheard += 1
         if len(story.messages) < TRACED and is_open:
             story.messages.append(message)
         if isinstance(message, SEEN) and len(story.evidence) < EVIDENCE:
-            story.evidence.append(told)
+            story.evidence.append(entry)
         if isinstance(message, events.PlanDecided) and not story.plan:
             story.plan = explain(PlanView(plan=message.plan))
         return True
@@ -66,7 +87,7 @@ class Stories(OrderedDict[str, Story]):
         chain = chain_of(failure)
         story = self._begun.pop(chain, None) or Story()
         if chain not in self:
-            story.evidence = [told for told in story.told if told.kind in _SEEN_NAMES][:EVIDENCE]
+            story.evidence = [entry for entry in story.entries if entry.kind in _SEEN_NAMES][:EVIDENCE]
             self[chain] = story
             if len(self) > STORIES:
                 self.popitem(last=False)

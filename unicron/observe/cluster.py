@@ -1,7 +1,7 @@
 """What the journal and the telemetry say of a cluster, as it stands now: one message in, the picture changed. Pure.
 
 The same messages always give the same picture; so whoever starts reads the journal from its beginning, and instances
-need not know of one another. What the journal keeps no longer the registry's status tells (`Projection.fill`).
+need not know of one another. What the journal keeps no longer the registry's status tells (`Cluster.fill`).
 """
 
 from collections import deque
@@ -17,10 +17,8 @@ from unicron.contracts.ranges import SHORTEST_S
 from unicron.contracts.tasks import NodeState, TaskSpec, TaskState
 from unicron.observe.accounts.goodput import Goodput
 from unicron.observe.incidents import FAILURES, chain_of
-from unicron.observe.words.story import describe
-from unicron_console.state import EVENTS, Course, Node, Task
-from unicron_console.stories import Stories
-from unicron_console.views import Attempt, Told
+from unicron.observe.state import EVENTS, Attempt, Course, Entry, Node, Task
+from unicron.observe.stories import Stories, entry_of
 
 RANKED = (events.WorkerExited, events.WorkerRaised, events.WorkerStalled, events.FailureDetected)
 """What is said of a worker that has failed, so that its rank is told."""
@@ -67,7 +65,7 @@ SLOTS_A_SAMPLE = 2000
 """For each so many slots another `SAMPLE_S`: a sample looks at all of them."""
 
 
-class Projection:
+class Cluster:
     """The picture of a cluster.
 
     Attributes:
@@ -85,7 +83,7 @@ class Projection:
         self.nodes: dict[str, Node] = {}
         self.tasks: dict[str, Task] = {}
         self.plan: Plan | None = None
-        self.events: deque[tuple[Told, str, str]] = deque(maxlen=EVENTS)
+        self.events: deque[tuple[Entry, str, str]] = deque(maxlen=EVENTS)
         self.failures, self.stories = self.goodput.incidents.failures, Stories()
         self.healed: deque[str] = deque(maxlen=FAILURES)
         self.course = Course(3)
@@ -104,7 +102,7 @@ class Projection:
         was_open = self._is_open(chain_of(message))
         hit = self.goodput.hit_by(message) if isinstance(message, events.FailureDetected) else set()
         self.goodput.handle(message)
-        self._tell(message, self._told(position, message), is_open=was_open)
+        self._add(message, entry_of(position, message), is_open=was_open)
         if isinstance(message, events.FailureDetected):
             self._failed(message, hit)
         self._change(message)
@@ -117,7 +115,7 @@ class Projection:
     def _is_open(self, chain: str) -> bool:
         return chain in self.failures and self.failures[chain].is_open
 
-    def overhear(self, message: Message) -> None:
+    def handle_telemetry(self, message: Message) -> None:
         """Take in a piece of telemetry."""
         match message:
             case events.IterationFinished() if message.task in self.tasks:
@@ -149,47 +147,49 @@ class Projection:
             if found.spec.name not in self.tasks:
                 task = self._submit(found.spec)
                 task.state, task.reason, task.traceback = found.state, found.reason, found.traceback
-                task.members, task.iteration, task.loss = found.members, found.iteration, found.loss
-                task.iteration_s, task.waf = found.iteration_s, found.waf
                 task.slow, task.paused, task.drill = found.slow, found.paused, found.drill
+                task.members = found.members
+        self.refresh(status)
         plan = status.plan
         if plan is not None and (self.plan is None or len(self.nodes) + len(self.tasks) > known):
             newer = self.plan is not None and self.plan.number > plan.number
             self._plan(self.plan.whole(plan) if newer and self.plan else plan)
 
-    # --- what is told ------------------------------------------------------------------------------------------------
+    def refresh(self, status: Status) -> None:
+        """Take the progress of tasks from the registry, where their telemetry is not listened to."""
+        for found in status.tasks:
+            task = self.tasks.get(found.spec.name)
+            if task is not None:
+                task.iteration, task.loss = found.iteration, found.loss
+                task.iteration_s, task.waf = found.iteration_s, found.waf
+                self.changed.add(("task", found.spec.name))
 
-    def _told(self, position: int, message: Message) -> Told:
-        lines: list[str] = []
-        match message:
-            case events.WorkerExited():
-                lines = [*message.stderr, *message.collectives]
-            case events.WorkerRaised():
-                lines = message.traceback.splitlines()
-            case events.WorkerStalled():
-                lines = list(message.stacks)
-            case events.TaskStateChanged() if message.traceback:
-                lines = message.traceback.splitlines()
-            case _:
-                pass
-        kind, chain = type(message).__name__, chain_of(message)
-        return Told(
-            position=position,
-            at=message.at,
-            source=message.source,
-            kind=kind,
-            chain=chain,
-            text=describe(message),
-            lines=lines,
-        )
+    # --- in sum ------------------------------------------------------------------------------------------------------
 
-    def _tell(self, message: Message, told: Told, *, is_open: bool) -> None:
+    @property
+    def waf(self) -> float:
+        """Weighted FLOP/s that all tasks achieve together."""
+        return sum(task.waf for task in self.tasks.values())
+
+    @property
+    def slots(self) -> int:
+        """Slots of nodes that are up."""
+        return sum(node.slots for node in self.nodes.values() if node.state is NodeState.UP)
+
+    @property
+    def spares(self) -> int:
+        """Slots of nodes that are up, and that the plan gives to no task."""
+        return sum(node.slots - len(node.tasks) for node in self.nodes.values() if node.state is NodeState.UP)
+
+    # --- what happened -----------------------------------------------------------------------------------------------
+
+    def _add(self, message: Message, entry: Entry, *, is_open: bool) -> None:
         if isinstance(message, CHANGES):
-            whose = str(getattr(message, "node", "")), str(getattr(message, "task", ""))
-            self.events.append((told if not told.lines else replace(told, lines=[]), *whose))
+            about = str(getattr(message, "node", "")), str(getattr(message, "task", ""))
+            self.events.append((replace(entry, lines=[]) if entry.lines else entry, *about))
             self.changed.add(("event", ""))
-        if self.stories.add(message, told, self._rank(message), is_open=is_open):
-            self.changed.add(("failure", told.chain))
+        if self.stories.add(message, entry, self._rank(message), is_open=is_open):
+            self.changed.add(("failure", entry.chain))
 
     def _rank(self, message: Message) -> int | None:
         """Return the rank of the worker that something is said of to have failed; None where it has none."""
