@@ -11,7 +11,7 @@ from unicron_deploy.embedded import Cluster
 from unicron_deploy.options import PORT, Options
 
 from unicron_cli.doctor import examine, table
-from unicron_cli.output import FOLDER, Folder, Json, Nats, console, done, patient, print_json, settings, warn
+from unicron_cli.output import FOLDER, Folder, Json, Nats, console, done, patient, print_view, settings, warn
 
 READY_S = 90.0
 """How long `up` waits for the cluster; importing torch alone takes seconds on a small machine."""
@@ -78,7 +78,7 @@ def up(
     _started(cluster, backup)
     processes = {name: process.pid for name, process in cluster.processes.items()}
     done(
-        _told(cluster, kept, folder),
+        _summary(cluster, kept, folder),
         as_json,
         url=cluster.url,
         key=cluster.settings().nats_nkey,
@@ -115,7 +115,7 @@ def _started(cluster: Cluster, backup: Path | None) -> None:
             raise
 
 
-def _told(cluster: Cluster, kept: list[str], folder: Path) -> str:
+def _summary(cluster: Cluster, kept: list[str], folder: Path) -> str:
     """Return what to tell of a cluster that was started."""
     options = cluster.options
     text = f"the cluster runs at {cluster.url} with {options.nodes} nodes of {options.slots} slots; "
@@ -158,10 +158,7 @@ def doctor(nats: Nats = None, as_json: Json = False) -> None:
     """Say what is missing on this machine or in the cluster, and how to mend it."""
     checks = asyncio.run(examine(settings(nats), patient=patient()))
     ok = all(check.state != "missing" for check in checks)
-    if as_json:
-        print_json({"ok": ok, "checks": checks})
-    else:
-        console().print(table(checks))
+    print_view({"ok": ok, "checks": checks}, lambda: table(checks), as_json)
     raise typer.Exit(0 if ok else 1)
 
 

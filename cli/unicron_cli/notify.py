@@ -31,9 +31,9 @@ def check(
     """Check a file of rules and channels, and the secrets that it names; nobody is told anything."""
     config = load(str(file))
     channels, rules = list(config.channels), list(config.routing.rules)
-    told = {name for rule in config.routing.rules.values() for name in rule.channels}
-    told |= {name for rule in config.routing.rules.values() if rule.escalate for name in rule.escalate.channels}
-    unused = sorted(set(channels) - told)
+    named = {name for rule in config.routing.rules.values() for name in rule.channels}
+    named |= {name for rule in config.routing.rules.values() if rule.escalate for name in rule.escalate.channels}
+    unused = sorted(set(channels) - named)
     text = f"{file} is in order: rules {', '.join(rules)}; channels {', '.join(channels)}"
     more = f"; no rule names {', '.join(unused)}" if unused else ""
     done(text + more, as_json, file=str(file), rules=rules, channels=channels, unused=unused)

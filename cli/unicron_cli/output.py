@@ -127,6 +127,14 @@ def console(*, err: bool = False) -> Console:
     return Shown(stderr=err, highlight=False, markup=False, emoji=False, width=width)
 
 
+def print_view(found: Any, view: Callable[[], RenderableType], as_json: bool) -> None:
+    """Print what was found, or a view of it for people."""
+    if as_json:
+        print_json(found)
+    else:
+        console().print(view())
+
+
 def done(text: str, as_json: bool, **fields: Any) -> None:
     """Say that an order was carried out."""
     if as_json:

@@ -12,7 +12,7 @@ from unicron.contracts.queries import PlanView, WhatIf
 from unicron.observe.words.explain import condition
 from unicron.observe.words.explain import explain as explained
 from unicron.taskfile import load
-from unicron_cli.output import Json, Nats, console, print_json, warn, with_client
+from unicron_cli.output import Json, Nats, print_view, warn, with_client
 from unicron_cli.planviews import curve_view, lookup_view, plan_view, what_if_view, words
 from unicron_cli.plot import check_path, draw_curve
 
@@ -23,10 +23,7 @@ app = typer.Typer(no_args_is_help=True)
 def show(nats: Nats = None, as_json: Json = False) -> None:
     """Show the plan in force: who has which slots, and what that is expected to bring."""
     view = with_client(nats, lambda client: client.plan())
-    if as_json:
-        print_json(view)
-    else:
-        console().print(plan_view(view))
+    print_view(view, lambda: plan_view(view), as_json)
 
 
 @app.command()
@@ -34,10 +31,7 @@ def explain(nats: Nats = None, as_json: Json = False) -> None:
     """Say in words what happened, what was decided, who gains and loses, and what that rests on."""
     view = with_client(nats, lambda client: client.plan())
     pairs = explained(view)
-    if as_json:
-        print_json(_fields(view) | {"words": dict(pairs)})
-    else:
-        console().print(words(pairs))
+    print_view(_fields(view) | {"words": dict(pairs)}, lambda: words(pairs), as_json)
 
 
 @app.command("what-if")
@@ -61,20 +55,18 @@ def what_if(
             warn(warning)
     query = WhatIf(lose=lose or [], join=join, finish=finish or [], submit=spec)
     view, in_force = with_client(nats, lambda client: _beside(client, query))
-    if as_json:
-        print_json(_fields(view) | {"in_force": in_force, "words": dict(explained(view))})
-    else:
-        console().print(what_if_view(view, in_force, condition(query)))
+    print_view(
+        _fields(view) | {"in_force": in_force, "words": dict(explained(view))},
+        lambda: what_if_view(view, in_force, condition(query)),
+        as_json,
+    )
 
 
 @app.command()
 def table(nats: Nats = None, as_json: Json = False) -> None:
     """Show the lookup table: what will be done if this event comes next."""
     view = with_client(nats, lambda client: client.plan())
-    if as_json:
-        print_json(view.table)
-    else:
-        console().print(lookup_view(view))
+    print_view(view.table, lambda: lookup_view(view), as_json)
 
 
 @app.command()
@@ -92,10 +84,7 @@ def curve(
     found = with_client(nats, lambda client: client.curve(task))
     if plot is not None:
         draw_curve(found, plot)
-    if as_json:
-        print_json(found)
-    else:
-        console().print(curve_view(found))
+    print_view(found, lambda: curve_view(found), as_json)
 
 
 async def _beside(client: Client, query: WhatIf) -> tuple[PlanView, Plan | None]:

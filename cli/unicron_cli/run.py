@@ -124,25 +124,25 @@ def spec_of(command: list[str], workers: int, least: int, checkpoints: Path | No
 def _run(spec: TaskSpec, root: Path, nodes: int, slots: int, *, remove: bool, drill: bool) -> int:
     """Run a task on a cluster of its own; return the exit status."""
     cluster = Cluster(root, nodes, slots, free_port())
-    tell = console(err=True).print
+    log = console(err=True).print
     well = False
     try:
         with console(err=True).status("starting the cluster") as spinner:
             cluster.start(spinner.update)
             asyncio.run(cluster.wait_until_ready(READY_S, spinner.update))
-        tell(f"unicron: {spec.max_workers} ranks; the cluster is at {cluster.url}, logs are in {root}")
-        program = Program(cluster, spec, tell, drill=drill)
+        log(f"unicron: {spec.max_workers} ranks; the cluster is at {cluster.url}, logs are in {root}")
+        program = Program(cluster, spec, log, drill=drill)
         view = asyncio.run(program.run())
         well = view.state == "finished" if not drill else program.drilled is not None and not program.drilled.problem
         if program.drilled is None or not drill:
             came = f"; in its drill {program.drilled.outcome}" if program.drilled else "; there was no drill" * drill
-            tell(f"unicron: {spec.name} {view.state}: {view.reason}{came}")
+            log(f"unicron: {spec.name} {view.state}: {view.reason}{came}")
     finally:
         cluster.stop()
         if remove and well:
             shutil.rmtree(root, ignore_errors=True)
         elif not well:
-            tell(f"unicron: logs and journal are kept in {root}")
+            log(f"unicron: logs and journal are kept in {root}")
     return 0 if well else 1
 
 
@@ -152,15 +152,15 @@ class Program:
     Args:
         cluster: that runs.
         spec: of the program.
-        tell: shows a line to a person.
+        log: shows a line to a person.
         drill: it is over with the drill.
 
     Attributes:
         drilled: how that came out.
     """
 
-    def __init__(self, cluster: Cluster, spec: TaskSpec, tell: Callable[[str], None], *, drill: bool = False) -> None:
-        self._cluster, self._spec, self._tell, self._drill = cluster, spec, tell, drill
+    def __init__(self, cluster: Cluster, spec: TaskSpec, log: Callable[[str], None], *, drill: bool = False) -> None:
+        self._cluster, self._spec, self._log, self._drill = cluster, spec, log, drill
         self.drilled: ScriptDrilled | None = None
         self._read: dict[Path, int] = {}
 
@@ -168,13 +168,13 @@ class Program:
         """Submit it, and show what it writes and what befalls it until it has ended."""
         async with connected_client(self._cluster.settings(), "unicron-run") as client:
             await client.submit(self._spec)
-            told = asyncio.create_task(self._follow(client))
+            following = asyncio.create_task(self._follow(client))
             try:
                 return await self._show(client)
             finally:
-                told.cancel()
+                following.cancel()
                 with suppress(asyncio.CancelledError):
-                    await told
+                    await following
 
     async def _show(self, client: Client) -> TaskView:
         while True:
@@ -193,12 +193,12 @@ class Program:
         async for _, message in client.follow():
             if isinstance(message, FailureDetected):
                 failed = True
-                self._tell(f"unicron: {describe(message)}")
+                self._log(f"unicron: {describe(message)}")
             elif isinstance(message, ScriptDrilled):
                 self.drilled = message
-                self._tell(f"unicron: {describe(message)}")
+                self._log(f"unicron: {describe(message)}")
             elif isinstance(message, TaskRecovered) and failed:
-                self._tell(f"unicron: {describe(message)}")
+                self._log(f"unicron: {describe(message)}")
 
     def _write(self) -> None:
         """Write what the ranks have written since the last look, whole lines at a time."""

@@ -80,12 +80,12 @@ async def _print_on(reader: "_Reader", reading: asyncio.Task[None]) -> None:
 
 async def _draw_on(reader: "_Reader", reading: asyncio.Task[None]) -> None:
     """Draw until q is pressed; anew as soon as the terminal has another size."""
-    loop, screen, woken, told = asyncio.get_running_loop(), console(), asyncio.Event(), asyncio.Event()
+    loop, screen, woken, quitting = asyncio.get_running_loop(), console(), asyncio.Event(), asyncio.Event()
     reading.add_done_callback(lambda _: woken.set())
     loop.add_signal_handler(signal.SIGWINCH, woken.set)
     try:
-        with _keys(loop, told, woken), Live(console=screen, screen=True, auto_refresh=False) as live:
-            while not (told.is_set() or reading.done()):
+        with _keys(loop, quitting, woken), Live(console=screen, screen=True, auto_refresh=False) as live:
+            while not (quitting.is_set() or reading.done()):
                 live.update(top_view(reader.glance(), screen.width, screen.height), refresh=True)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(woken.wait(), LOOK_S)
@@ -97,7 +97,7 @@ async def _draw_on(reader: "_Reader", reading: asyncio.Task[None]) -> None:
 
 
 @contextlib.contextmanager
-def _keys(loop: asyncio.AbstractEventLoop, told: asyncio.Event, woken: asyncio.Event) -> Iterator[None]:
+def _keys(loop: asyncio.AbstractEventLoop, quitting: asyncio.Event, woken: asyncio.Event) -> Iterator[None]:
     """Hear of q, without a return key, as long as this is open; the terminal is then as it was."""
     if not sys.stdin.isatty():
         yield
@@ -106,7 +106,7 @@ def _keys(loop: asyncio.AbstractEventLoop, told: asyncio.Event, woken: asyncio.E
     def pressed() -> None:
         keys = os.read(descriptor, 64)
         if b"q" in keys or not keys:
-            told.set()
+            quitting.set()
             woken.set()
 
     descriptor = sys.stdin.fileno()

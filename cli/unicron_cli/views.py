@@ -103,8 +103,8 @@ def status_view(status: Status, now: float | None = None) -> Group:
     failed = [view for view in status.tasks if view.state == TaskState.FAILED and view.traceback]
     traces = [Text(f"\n{view.spec.name} failed:\n{view.traceback.rstrip()}", "red") for view in failed]
     slow += [Text(f"{view.spec.name} in its drill: {view.drill}") for view in status.tasks if view.drill]
-    told = [*slow, *traces, Text(), Text("; ".join(lines), "dim")]
-    return Group(nodes_table(status, now), Text(), tasks_table(status), *told)
+    notes = [*slow, *traces, Text(), Text("; ".join(lines), "dim")]
+    return Group(nodes_table(status, now), Text(), tasks_table(status), *notes)
 
 
 def plain_table(*columns: str) -> Table:

@@ -18,7 +18,7 @@ from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron.observe.incidents import chain_of
 from unicron.observe.words.headline import headline
 from unicron.observe.words.story import find_chain, line, story
-from unicron_cli.output import Json, Nats, console, print_json, say, to_json, with_client
+from unicron_cli.output import Json, Nats, console, print_json, print_view, say, to_json, with_client
 from unicron_cli.views import nodes_table, status_view, tasks_table
 
 WATCH_S = 1.0
@@ -40,10 +40,7 @@ def status(
         except KeyboardInterrupt:
             return
     found = with_client(nats, lambda client: client.status())
-    if as_json:
-        print_json(found)
-    else:
-        console().print(status_view(found))
+    print_view(found, lambda: status_view(found), as_json)
 
 
 async def _watch(client: Client, as_json: bool) -> None:
@@ -67,19 +64,13 @@ async def _watch(client: Client, as_json: bool) -> None:
 def tasks(nats: Nats = None, as_json: Json = False) -> None:
     """List the tasks."""
     found = with_client(nats, lambda client: client.status())
-    if as_json:
-        print_json(found.tasks)
-    else:
-        console().print(tasks_table(found))
+    print_view(found.tasks, lambda: tasks_table(found), as_json)
 
 
 def nodes(nats: Nats = None, as_json: Json = False) -> None:
     """List the nodes and what runs on their slots."""
     found = with_client(nats, lambda client: client.status())
-    if as_json:
-        print_json(found.nodes)
-    else:
-        console().print(nodes_table(found))
+    print_view(found.nodes, lambda: nodes_table(found), as_json)
 
 
 def events(

@@ -220,12 +220,13 @@ def test_what_the_journal_no_longer_tells_the_registry_does_and_no_more():
             NodeView(node="n1", state=NodeState.LOST),
             NodeView(node="old", state=NodeState.DRAINING, slots=[Slot(index=0, kind="gpu")], since=5.0),
         ],
-        tasks=[TaskView(spec=SPEC, state=TaskState.FAILED), old],
+        tasks=[TaskView(spec=SPEC, state=TaskState.FAILED, iteration=5), old],
     )
     picture = read(by_hand())
     before = picture.tasks["gpt"].state
     picture.fill(status)
     assert (square(picture, "n1").state, picture.tasks["gpt"].state) == ("up", before)
+    assert picture.tasks["gpt"].iteration == 5, "progress is telemetry, which the journal does not tell"
     assert (square(picture, "old").state, picture.nodes["old"].kind) == ("draining", "gpu")
     assert (picture.tasks["old"].state, picture.tasks["old"].iteration) == (TaskState.RUNNING, 9)
 

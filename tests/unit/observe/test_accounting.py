@@ -361,11 +361,6 @@ def test_a_lost_node_is_healed_when_all_of_its_tasks_are():
     assert {each.task: round(each.whole_s, 6) for each in cost.courses} == {"bert": 3, "gpt": 5}
 
 
-def test_a_task_that_ends_is_healed_of_all():
-    lines = [*began(), *killed()[:3], (126, events.TaskStateChanged(task="gpt", state=TaskState.REMOVED))]
-    assert account(lines).chain(FAILED, 200).recovered_at == 126
-
-
 def test_a_task_without_any_slots_waits_for_its_failure():
     lines = [
         *began(),

@@ -1,7 +1,7 @@
 """Which failure is open, which tasks it hit, and how it ended for each of them."""
 
 import pytest
-from helpers.accounts import FAILED, FOUR, account, began, failure, killed, plan, regroup, regrouped
+from helpers.accounts import FAILED, FOUR, account, began, failure, plan, regroup, regrouped
 
 from unicron.contracts import events
 from unicron.contracts.tasks import TaskState
@@ -60,12 +60,6 @@ def test_a_node_that_is_given_up_hits_all_that_have_slots_there_and_whom_its_cha
     assert {task for task, hit in failed.tasks.items() if hit.over_at is None} == {"gpt", "bert"}
     failed = account([*lines, (130, back("bert"), back())]).incidents.failures[FAILED]
     assert not failed.is_open
-
-
-def test_what_is_said_of_an_older_membership_hits_nobody():
-    lines = [*began(), *killed(), (160, back()), (170, "late", failure(worker="w2", node="n1", epoch=0))]
-    late = account(lines).incidents.failures["late"]
-    assert (late.is_open, late.recovered_at()) == (False, 170)
 
 
 def test_a_later_failure_of_the_chain_opens_it_again_and_the_worst_counts():
