@@ -19,7 +19,6 @@ from unicron.contracts.events import (
     TaskRecovered,
     TaskRemoved,
     TaskStateChanged,
-    TaskSubmitted,
 )
 from unicron.contracts.tasks import TaskState
 
@@ -43,7 +42,7 @@ def ends_healing(message: Message) -> bool:
         case TaskPaused():
             return message.paused
         case _:
-            return isinstance(message, TaskRecovered | TaskRemoved | TaskSubmitted)
+            return isinstance(message, TaskRecovered | TaskRemoved)
 
 
 class Cause(NamedTuple):

@@ -1,7 +1,7 @@
 """Which failure is open, which tasks it hit, and how it ended for each of them."""
 
 import pytest
-from helpers.accounts import FAILED, FOUR, account, began, failure, plan, regroup, regrouped
+from helpers.accounts import FAILED, FOUR, SPEC, account, began, failure, plan, regroup, regrouped
 
 from unicron.contracts import events
 from unicron.contracts.tasks import TaskState
@@ -48,7 +48,8 @@ def test_it_is_open_until_its_task_is_back_or_over_by_whatever_chain(end, words,
 
 @pytest.mark.parametrize("state", [TaskState.RUNNING, TaskState.WAITING, TaskState.STARTING])
 def test_a_task_that_runs_with_what_is_left_or_waits_for_slots_is_not_back(state):
-    failed = after((124, FAILED, changed(TaskState.RECOVERING)), (130, FAILED, changed(state)))
+    resized = events.TaskSubmitted(task="gpt", spec=SPEC)
+    failed = after((124, FAILED, changed(TaskState.RECOVERING)), (130, FAILED, changed(state)), (140, resized))
     assert failed.is_open
     assert outcome(failed, failed.first) == ("recovering" if state is TaskState.RUNNING else state)
 
