@@ -21,7 +21,7 @@ from unicron.observe.state import EVENTS, Attempt, Course, Entry, Node, Task
 from unicron.observe.stories import Stories, entry_of
 
 RANKED = (events.WorkerExited, events.WorkerRaised, events.WorkerStalled, events.FailureDetected)
-"""What is said of a worker that has failed, so that its rank is told."""
+"""Messages about a worker that has failed, of which the rank is shown."""
 
 TELEMETRY: tuple[type[Message], ...] = (events.IterationFinished, hardware.GpusSampled, slowdowns.ComputeTimed)
 """What is listened to beside the journal."""

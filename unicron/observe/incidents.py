@@ -144,7 +144,7 @@ class Incidents:
 
     Args:
         most: that are known.
-        forget: is told the chain of each that is not known any more.
+        forget: is called with the chain of each that is not known any more.
 
     Attributes:
         known: by chain, the newest last; `failures` the newest of them that are failures.

@@ -125,7 +125,7 @@ class Heat:
         self.columns: OrderedDict[int, dict[int, float]] = OrderedDict()
 
     def add(self, timed: ComputeTimed) -> None:
-        """Take in what a node told of its workers; a newer membership's ranks are others, so all begins anew."""
+        """Add the timings of a node's workers; a newer membership has other ranks, so they begin a new map."""
         if timed.epoch < self._epoch:
             return
         if timed.epoch > self._epoch:

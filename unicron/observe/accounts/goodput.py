@@ -17,7 +17,7 @@ from unicron.observe.accounts.spans import Key, Pace, Span
 from unicron.observe.incidents import NONE, Cause, Hit, Incident, Incidents, chain_of
 
 CHAINS = 4096
-"""Chains that are told apart; what older ones cost is kept in sum, and nothing new is put down to one."""
+"""Chains that are tracked; what older ones cost is kept in sum, and nothing new is put down to one."""
 
 SPANS = 2000
 """Spans of one chain that are kept; beyond that they are only counted."""
@@ -33,7 +33,7 @@ class Goodput:
     """Works out where the time of all slots went, from the journal's messages in their order.
 
     Boundaries: a fault is at the first fact that shows it (a process ended, raised or lost its collective; a node was
-    suspected; for a hang, `waited_s` before its agent told); detection ends with `FailureDetected`, the decision with
+    suspected; for a hang, `waited_s` before its report); detection ends with `FailureDetected`, the decision with
     the first command or plan for the task, the transition with each worker's `Regrouped`. A fault that is known late
     takes back what was training since, but nothing that has another reason already.
 
@@ -45,7 +45,7 @@ class Goodput:
 
         Args:
             since: Unix seconds from which on is counted; messages from before are still to be given.
-            chains: that are told apart, the newest, at least one.
+            chains: that are tracked, the newest, at least one.
             spans: of a chain that are kept, of slots and of tasks each.
         """
         self._all = Holdings(since, spans)
@@ -103,7 +103,7 @@ class Goodput:
         return self._report(totals, self._until(until)), self._costs(totals)
 
     def chains(self) -> Iterable[str]:
-        """Return the ids of the chains that are told apart, the newest last."""
+        """Return the ids of the chains that are tracked, the newest last."""
         return self.incidents.known.keys()
 
     def chain(self, chain: str, until: float | None = None) -> ChainCost | None:
@@ -114,7 +114,7 @@ class Goodput:
             until: as in `report()`.
 
         Returns:
-            None where it has no cause that is known, or is too old to be told apart.
+            None where it has no cause that is known, or is too old to be tracked.
         """
         known = self.incidents.known.get(chain) if chain else Incident(cause=NONE, begun=self._all.book.since)
         if known is None:
@@ -122,7 +122,7 @@ class Goodput:
         return cost(known, *self._all.part(chain, self._until(until)))
 
     def costs(self, until: float | None = None) -> list[ChainCost]:
-        """Return what each chain cost that is told apart, the newest last: as `chain()` of each, in far less time."""
+        """Return what each chain cost that is tracked, the newest last: as `chain()` of each, in far less time."""
         return self._costs(self._all.totals(self._until(until)))
 
     def _costs(self, totals: tuple[Book, Book, dict[str, float]]) -> list[ChainCost]:
@@ -222,8 +222,8 @@ class Goodput:
     # --- failures ----------------------------------------------------------------------------------------------------
 
     def _begin(self, message: Message, what: str, node: str = "") -> Incident:
-        """Return the incident of a message's chain, whose costs are told apart from now on."""
-        self._all.tell_apart(chain_of(message))
+        """Return the incident of a message's chain, whose costs are tracked from now on."""
+        self._all.track(chain_of(message))
         return self.incidents.begin(message, self._all.now, what, node)
 
     def _decided(self, message: Message) -> None:
@@ -411,7 +411,7 @@ class Goodput:
     def _iterated(self, message: events.IterationFinished) -> None:
         task = self._all.tasks.get(message.task)
         if task is None or message.epoch != task.epoch:
-            return  # the journal has told of another membership, or of none yet
+            return  # the journal knows another membership, or none yet
         task.iteration_slot_s = message.seconds * message.world_size
         if message.iteration + 1 >= task.again_to:
             # an iteration of which only microbatches are computed again is over with them; whole ones with the last

@@ -121,31 +121,31 @@ class Holdings:
         self.tasks: dict[str, Task] = {}
         self.held: dict[str, Held] = {}
 
-    def tell_apart(self, chain: str) -> None:
-        """Keep what a chain costs apart from now on."""
+    def track(self, chain: str) -> None:
+        """Track what a chain costs from now on."""
         self.book.open(chain)
         self.wall.open(chain)
 
     def forget(self, chain: str) -> None:
-        """No longer tell a chain apart."""
+        """No longer track a chain."""
         self.book.fold(chain)
         self.wall.fold(chain)
 
     def node(self, name: str) -> Node:
-        """Return a node; one that nobody has told of is up."""
+        """Return a node; one that is not known yet is up."""
         node = self.nodes.get(name)
         if node is None:
             node = self.nodes[name] = Node()
         return node
 
     def task(self, name: str) -> Task:
-        """Return a task; its wall time begins when it is first told of."""
+        """Return a task; its wall time begins when it is first heard of."""
         if name not in self.tasks:
             self.tasks[name] = Task(name, span=Span(self.now, Phase.START_UP))
         return self.tasks[name]
 
     def slot(self, node: str, index: int) -> Slot:
-        """Return a slot; one that nobody has told of is free from now on."""
+        """Return a slot; one that is not known yet is free from now on."""
         slots = self.node(node).slots
         if index not in slots:
             slots[index] = Slot(node, index, Span(self.now))

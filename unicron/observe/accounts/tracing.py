@@ -1,7 +1,7 @@
 """A recovery as a trace: what it cost when, as spans with a root and children. Pure; `otel` gives them to a collector.
 
-A trace is told after the fact, when all tasks are back. Its ids follow from the chain alone, so whoever tells it again,
-after a restart or besides somebody else, tells the same spans.
+A trace is made after the fact, when all tasks are back. Its ids follow from the chain alone, so whoever makes it again,
+after a restart or besides somebody else, makes the same spans.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -123,7 +123,7 @@ def _phases(cost: ChainCost, parent: int, phases: Sequence[PhaseSpan], about: At
 
 
 def _dearest(found: Sequence[PhaseSpan]) -> list[list[PhaseSpan]]:
-    """Return the spans of each slot, in the order of time; of so many slots as may be told, the dearest first."""
+    """Return the spans of each slot, in the order of time; of at most `SLOTS` slots, the dearest first."""
     places: dict[tuple[str, int, str], list[PhaseSpan]] = {}
     for each in sorted(found, key=lambda span: span.begin):
         places.setdefault((each.node, each.slot, each.task), []).append(each)

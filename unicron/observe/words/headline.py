@@ -8,7 +8,7 @@ from unicron.observe.incidents import NONE, Hit, Incident, TaskOutcome
 from unicron.observe.words.story import LONGEST, describe, short
 
 NAMED = 2
-"""Tasks that are named; of more it is told how many are where."""
+"""Tasks that are named; more are counted by how they stand."""
 
 
 def headline(messages: list[Message]) -> str:
