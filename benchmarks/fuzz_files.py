@@ -16,22 +16,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import unicron_taskfile as taskfile
 from unicron_chaos import script
 from unicron_simulator import files, parameters, traces
 from unicron_straggler.analysis import reader
 from unicron_straggler.analysis.trace import Meta
-from unicron_taskfile.fields import BadValueError
-from unicron_taskfile.model import read_table
 
 from benchmarks.output import as_json
+from unicron import taskfile
 from unicron.errors import UnicronError
 from unicron.rules import Rules
 from unicron.snapshots.storage.manifest import index_in, manifest_in
+from unicron.taskfile.fields import BadValueError
+from unicron.taskfile.model import read_table
 
 SECONDS = 30.0
 PACKAGES = [
-    *("unicron", "unicron_taskfile", "unicron_chaos", "unicron_simulator", "unicron_straggler", "unicron_detector"),
+    *("unicron", "unicron_chaos", "unicron_simulator", "unicron_straggler", "unicron_detector"),
     *("yaml", "csv", "tomllib", "json"),
 ]
 """Whose lines are followed."""

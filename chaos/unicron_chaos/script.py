@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from unicron_taskfile import MOST_BYTES, compose, construct
 
 from unicron.contracts.base import Record
 from unicron.contracts.faults import FAULTS, WORKER, FaultKind
@@ -13,6 +12,7 @@ from unicron.errors import InvalidInputError
 from unicron.files import read_text
 from unicron.printable import shown
 from unicron.subjects import token
+from unicron.taskfile import MOST_BYTES, compose, construct
 
 _SHAPES = {
     "": ("at", "fault", "target"),

@@ -1,21 +1,23 @@
 """The commands `unicron chaos`: break something of a running cluster, now or by a script."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from msgspec import to_builtins
+from unicron_chaos.script import load, parse_target
+from unicron_chaos.storm import Storm, rage, troubles
+from unicron_chaos.strikes import Restart, Strike, run_script, strike
+from unicron_deploy.embedded import Cluster
 
+from unicron.client import Client
 from unicron.contracts.faults import FAULTS, NODE, WORKER, FaultKind
 from unicron.errors import InvalidInputError, UnicronError
 from unicron_cli.output import FOLDER, Folder, Json, Nats, done, print_json, say, warn, with_client
 
-if TYPE_CHECKING:
-    from unicron_chaos.strikes import Restart, Strike
-
-    from unicron.client import Client
-
-app = typer.Typer(no_args_is_help=True, help="Break something of a running cluster, to see it heal.")
+app = typer.Typer(no_args_is_help=True)
 
 _WHOM = {WORKER: "the worker that has this rank now", NODE: "the node of this name"}
 
@@ -63,9 +65,6 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Let the faults of FILE strike when their tasks reach their iterations; end after the last one."""
-    from unicron_chaos.script import load  # noqa: PLC0415
-    from unicron_chaos.strikes import run_script  # noqa: PLC0415
-
     faults = load(file)
     restart = restarter(folder) if any(fault.fault == "restart-node" for fault in faults) else None
 
@@ -84,11 +83,9 @@ def storm(
     as_json: Json = False,
 ) -> None:
     """Let random faults strike, bring killed nodes back, and exit with 1 if the cluster is not whole again."""
-    from unicron_chaos.storm import Storm, rage, troubles  # noqa: PLC0415
-
     restart = restarter(folder) if folder else None
 
-    async def run(client: "Client") -> "tuple[list[Strike], list[str]]":
+    async def run(client: Client) -> tuple[list[Strike], list[str]]:
         done = []
         async for made in rage(client, Storm(seed, nodes=restart is not None), minutes * 60, every, restart):
             if isinstance(made, UnicronError):
@@ -107,16 +104,12 @@ def storm(
     raise typer.Exit(1 if wrong else 0)
 
 
-def restarter(folder: Path) -> "Restart":
+def restarter(folder: Path) -> Restart:
     """Return what brings nodes of the embedded cluster in `folder` back.
 
     Raises:
         InvalidInputError: there is no cluster.
     """
-    import asyncio  # noqa: PLC0415
-
-    from unicron_deploy.embedded import Cluster  # noqa: PLC0415
-
     cluster = Cluster.before(folder)
     if cluster is None:
         raise InvalidInputError(
@@ -131,12 +124,8 @@ def restarter(folder: Path) -> "Restart":
 
 
 def _strike(
-    fault: str, target: str, nats: str | None, as_json: bool, *, value: str = "", restart: "Restart | None" = None
+    fault: str, target: str, nats: str | None, as_json: bool, *, value: str = "", restart: Restart | None = None
 ) -> None:
-    from msgspec import to_builtins  # noqa: PLC0415
-    from unicron_chaos.script import parse_target  # noqa: PLC0415
-    from unicron_chaos.strikes import strike  # noqa: PLC0415
-
     aim = parse_target(target)
     made = with_client(nats, lambda client: strike(client, fault, aim, restart, value))
     if as_json:
@@ -145,6 +134,6 @@ def _strike(
         _print_line(made)
 
 
-def _print_line(strike: "Strike") -> None:
+def _print_line(strike: Strike) -> None:
     hit = f" ({strike.worker} on {strike.node})" if strike.worker else ""
     say(f"{strike.fault} {strike.target}{hit}: {strike.text}")

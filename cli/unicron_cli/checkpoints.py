@@ -1,16 +1,20 @@
 """The commands `unicron checkpoints`: what is saved of training, and what survives a failure."""
 
-from typing import TYPE_CHECKING, Annotated
+import asyncio
+from typing import Annotated
 
 import typer
 
+from unicron.client import Client
+from unicron.contracts.states import StateRef
+from unicron.contracts.tasks import NodeState
+from unicron.errors import UnicronError
+from unicron.snapshots.odds import odds as odds_of
+from unicron_cli import stored
 from unicron_cli.output import Json, Nats, console, print_json, say, warn, with_client
+from unicron_cli.views import plain_table
 
-if TYPE_CHECKING:
-    from unicron.client import Client
-    from unicron.contracts.states import StateRef
-
-app = typer.Typer(no_args_is_help=True, help="What is saved of training, and what survives a failure.")
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command()
@@ -21,8 +25,6 @@ def odds(
     as_json: Json = False,
 ) -> None:
     """Say how likely all states are still in memory when nodes are lost at once, with and without copies elsewhere."""
-    from unicron.snapshots.odds import odds as odds_of  # noqa: PLC0415
-
     if copies > nodes:
         warn(f"{nodes} nodes can't keep {copies} copies; these are the odds of {nodes}")
         copies = nodes
@@ -33,7 +35,6 @@ def odds(
         found = [{"lost": number, "odds": float(kept), "without": float(alone)} for number, kept, alone in rows]
         print_json({"nodes": nodes, "copies": copies, "rows": found})
         return
-    from unicron_cli.views import plain_table  # noqa: PLC0415
 
     table = plain_table("LOST AT ONCE", f"{copies} COPIES", "FAILS ONCE IN", "NO COPIES ON OTHER NODES")
     for number, kept, alone in rows:
@@ -57,8 +58,6 @@ def memory(
     if as_json:
         print_json([_row(each) for each in rows])
     elif rows:
-        from unicron_cli.views import plain_table  # noqa: PLC0415
-
         table = plain_table("TASK", "ITERATION", "PLACE", "WORKER", "MB", "LAYOUT", "NODES")
         for first, *others in rows:
             nodes = ", ".join(ref.location.node for ref in (first, *others))
@@ -69,7 +68,7 @@ def memory(
         say("no node has a state" + (f" of {task}" if task else ""))
 
 
-def _row(copies: "list[StateRef]") -> dict[str, object]:
+def _row(copies: list[StateRef]) -> dict[str, object]:
     first = copies[0]
     return {
         "task": first.task,
@@ -82,14 +81,10 @@ def _row(copies: "list[StateRef]") -> dict[str, object]:
     }
 
 
-async def _states(client: "Client") -> "list[StateRef]":
+async def _states(client: Client) -> list[StateRef]:
     """Return what all nodes have that are in use; who doesn't answer is told of."""
-    import asyncio  # noqa: PLC0415
 
-    from unicron.contracts.tasks import NodeState  # noqa: PLC0415
-    from unicron.errors import UnicronError  # noqa: PLC0415
-
-    async def of(node: str) -> "list[StateRef]":
+    async def of(node: str) -> list[StateRef]:
         try:
             return await client.states(node)
         except UnicronError as error:
@@ -98,3 +93,6 @@ async def _states(client: "Client") -> "list[StateRef]":
 
     nodes = [view.node for view in (await client.status()).nodes if view.state in {NodeState.UP, NodeState.DRAINING}]
     return [ref for each in await asyncio.gather(*map(of, nodes)) for ref in each]
+
+
+stored.mount(app)

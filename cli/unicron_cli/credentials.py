@@ -1,16 +1,17 @@
 """The commands `unicron credentials`: who may do what on the bus, and with which key."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.table import Table
+from unicron_deploy.embedded import Cluster
+from unicron_deploy.keys import FABRIC, Keyring
+from unicron_deploy.rights import rights
 
 from unicron_cli.output import FOLDER, Folder, Json, console, done, print_json
 
-if TYPE_CHECKING:
-    from unicron_deploy.keys import Keyring
-
-app = typer.Typer(no_args_is_help=True, help="Keys of the bus: give, replace and take them.")
+app = typer.Typer(no_args_is_help=True)
 
 RELOAD = "have the server read its configuration again: nats-server --signal reload, or docker-compose kill -s HUP nats"
 
@@ -21,9 +22,6 @@ Node = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")]
 @app.command("list")
 def list_keys(folder: Folder = FOLDER, as_json: Json = False) -> None:
     """List who has a key, and who was shut out."""
-    from rich.table import Table  # noqa: PLC0415
-    from unicron_deploy.rights import rights  # noqa: PLC0415
-
     keyring = _keyring(folder)
     users, shut = keyring.users(), keyring.shut()
     if as_json:
@@ -70,8 +68,6 @@ def rotate(name: Name, folder: Folder = FOLDER, as_json: Json = False) -> None:
 
     `fabric` stands for the key that opens nodes to one another: of that, the old one is taken for ten minutes more.
     """
-    from unicron_deploy.keys import FABRIC  # noqa: PLC0415
-
     if name == FABRIC:
         files = [str(path) for path in _keyring(folder).rotate_fabric()]
         text = "\n".join((*files, "give each node its file within ten minutes; no restart is needed"))
@@ -92,16 +88,12 @@ def shut_out(name: Node, folder: Folder = FOLDER, as_json: Json = False) -> None
     done(f"{text}\n{_reload(folder)}", as_json, name=name, files=files)
 
 
-def _keyring(folder: Path) -> "Keyring":
-    from unicron_deploy.keys import Keyring  # noqa: PLC0415
-
+def _keyring(folder: Path) -> Keyring:
     return Keyring(folder.resolve() / "keys")
 
 
 def _reload(folder: Path) -> str:
     """Have the embedded server of `folder` look who is let in; return what was done, or what is left to do."""
-    from unicron_deploy.embedded import Cluster  # noqa: PLC0415
-
     if (folder / "cluster.json").exists() and Cluster.load(folder).reload():
         return "the server has been told"
     return RELOAD

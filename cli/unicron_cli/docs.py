@@ -27,6 +27,7 @@ from unicron.contracts import (
     timings,
 )
 from unicron.contracts.base import Message, Record
+from unicron_cli.output import say
 from unicron_cli.samples import origin, sample
 
 HEAD = """\
@@ -230,4 +231,6 @@ def _table(fields: list[Field]) -> str:
     return "\n".join(rows) + "\n"
 
 
-__all__ = ["render"]
+def docs() -> None:
+    """Print docs/events.md, made from the contracts."""
+    say(render(), nl=False)

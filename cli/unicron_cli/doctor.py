@@ -307,9 +307,9 @@ def _clocks(ahead: dict[str, float]) -> Check:
     if not off:
         found = f"{len(ahead)} heard, as this machine's within {FAR_S:g} s" if ahead else "no node was heard"
         return Check(name="clocks", state="ok", found=found)
-    told = ", ".join(f"{node} is {abs(by):.0f} s {'ahead' if by > 0 else 'behind'}" for node, by in off.items())
+    clocks = ", ".join(f"{node} is {abs(by):.0f} s {'ahead' if by > 0 else 'behind'}" for node, by in off.items())
     cure = (
         "set them, by NTP (chrony, systemd-timesyncd), or this machine's: an agent that is 30 s off does not start, "
         "and nodes 60 s apart hand one another no state"
     )
-    return Check(name="clocks", state="warning", found=f"not as this machine's: {told}", cure=cure)
+    return Check(name="clocks", state="warning", found=f"not as this machine's: {clocks}", cure=cure)

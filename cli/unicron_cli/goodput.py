@@ -4,23 +4,23 @@ import csv
 import io
 import re
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
+from unicron.client import Client
 from unicron.errors import UnicronError
+from unicron.observe.accounts.chains import ChainCost
+from unicron.observe.accounts.goodput import Goodput
+from unicron.observe.accounts.phases import Phase
+from unicron.observe.accounts.report import Report, Row, TaskRow
+from unicron.observe.words.units import percent, span
 from unicron_cli.output import Json, Nats, console, print_json, say, with_client
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import Group, RenderableType
-    from rich.table import Table
-    from unicron_goodput.accounting import Goodput
-    from unicron_goodput.chains import ChainCost
-    from unicron_goodput.report import Report, Row
-
-    from unicron.client import Client
+from unicron_cli.views import plain_table
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -49,7 +49,7 @@ def goodput(
     began = time.time() - span_s(since)
     accounts, until = with_client(nats, lambda client: _read(client, began)), time.time()
     report = accounts.report(until, task or None)
-    if task and report.of(task) is None:
+    if task and report.row(task) is None:
         raise UnicronError(f"the journal has nothing of a task {task!r}; `unicron goodput` shows all that it has")
     costs = dearest(accounts.costs(until), began, task) if failures else []
     if as_json:
@@ -72,23 +72,21 @@ def span_s(text: str) -> float:
     return float(found[1]) * UNITS_S[found[2]]
 
 
-def dearest(costs: "list[ChainCost]", since: float, task: str = "") -> "list[ChainCost]":
+def dearest(costs: list[ChainCost], since: float, task: str = "") -> list[ChainCost]:
     """Return failures and slowdowns that were, or cost something, since a time in Unix seconds, the dearest first."""
     found = [each for each in costs if each.detected_at is not None and task in {"", *each.tasks}]
     found = [each for each in found if each.whole_s or each.begun >= since]
     return sorted(found, key=lambda each: -each.whole_s)
 
 
-async def _read(client: "Client", since: float) -> "Goodput":
-    from unicron_goodput.accounting import Goodput  # noqa: PLC0415
-
+async def _read(client: Client, since: float) -> Goodput:
     accounts = Goodput(since)
     async for _, message in client.follow(0, await client.tail()):
         accounts.handle(message)
     return accounts
 
 
-def to_csv(records: "list[dict[str, Any]]") -> str:
+def to_csv(records: list[dict[str, Any]]) -> str:
     """Return rows as CSV: seconds, and shares from 0 to 1."""
     out = io.StringIO()
     if records:
@@ -98,26 +96,16 @@ def to_csv(records: "list[dict[str, Any]]") -> str:
     return out.getvalue()
 
 
-def view(report: "Report") -> "Group":
+def view(report: Report) -> Group:
     """Return a report as tables for a person."""
-    from rich.console import Group  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
     shown: list[RenderableType] = []
     for title, rows in (("TASK", report.tasks), ("CAUSE", report.causes[:ROWS]), ("NODE", report.nodes[:ROWS])):
         shown += [_table(title, rows), Text()] if rows else []
     return Group(*shown, *(Text(line, "dim") for line in _notes(report)))
 
 
-def _table(title: str, rows: "Sequence[Row]") -> "Table":
+def _table(title: str, rows: Sequence[Row]) -> Table:
     """Return a row each, with the phases that any of them has."""
-    from rich.text import Text  # noqa: PLC0415
-    from unicron_goodput.phases import Phase  # noqa: PLC0415
-    from unicron_goodput.report import TaskRow  # noqa: PLC0415
-    from unicron_narration.units import percent, span  # noqa: PLC0415
-
-    from unicron_cli.views import plain_table  # noqa: PLC0415
-
     used = [phase for phase in Phase if any(row.seconds[phase] for row in rows)]
     heads = ["GPU TIME", "GOODPUT", "TRAINED"] if title == "TASK" else ["COST"]
     table = plain_table(title, "FAILURES", *heads, *(phase.replace("_", "-").upper() for phase in used))
@@ -130,15 +118,8 @@ def _table(title: str, rows: "Sequence[Row]") -> "Table":
     return table
 
 
-def view_of(costs: "list[ChainCost]") -> "Group":
+def view_of(costs: list[ChainCost]) -> Group:
     """Return what failures cost as a table for a person; `unicron events --chain` tells what happened in one."""
-    from rich.console import Group  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-    from unicron_goodput.phases import Phase  # noqa: PLC0415
-    from unicron_narration.units import span  # noqa: PLC0415
-
-    from unicron_cli.views import plain_table  # noqa: PLC0415
-
     shown = costs[:ROWS]
     used = [phase for phase in Phase if any(cost.seconds[phase] for cost in shown)]
     phases = [phase.replace("_", "-").upper() for phase in used]
@@ -156,9 +137,7 @@ def view_of(costs: "list[ChainCost]") -> "Group":
     return Group(table, Text(), *(Text(line, "dim") for line in notes))
 
 
-def _notes(report: "Report") -> list[str]:
-    from unicron_narration.units import span  # noqa: PLC0415
-
+def _notes(report: Report) -> list[str]:
     total, whole = sum(row.total_s for row in report.tasks), sum(row.whole_s for row in report.tasks)
     sums = f"all phases add up to {total:.3f} GPU-seconds, wall time x slots are {whole:.3f}"
     notes = [f"over {span(report.until - report.since)}; {sums}"]

@@ -1,16 +1,17 @@
 """Commands about this machine: up, down, demo, doctor."""
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from unicron_deploy.embedded import Cluster
+from unicron_deploy.options import PORT, Options
 
-from unicron_cli.output import FOLDER, Folder, Json, Nats, console, done, patient, print_json, settings, warn
-
-if TYPE_CHECKING:
-    from unicron_deploy.embedded import Cluster
+from unicron_cli.doctor import examine, table
+from unicron_cli.output import FOLDER, Folder, Json, Nats, console, done, patient, print_view, settings, warn
 
 READY_S = 90.0
 """How long `up` waits for the cluster; importing torch alone takes seconds on a small machine."""
@@ -54,9 +55,6 @@ def up(
     One that was stopped starts with the options that it had, unless others are given. Of one that runs, what has ended
     is started again, as it was.
     """
-    from unicron_deploy.embedded import Cluster  # noqa: PLC0415
-    from unicron_deploy.options import Options  # noqa: PLC0415
-
     given = {
         "nodes": nodes,
         "slots": slots,
@@ -80,7 +78,7 @@ def up(
     _started(cluster, backup)
     processes = {name: process.pid for name, process in cluster.processes.items()}
     done(
-        _told(cluster, kept, folder),
+        _summary(cluster, kept, folder),
         as_json,
         url=cluster.url,
         key=cluster.settings().nats_nkey,
@@ -92,12 +90,8 @@ def up(
     )
 
 
-def _mended(folder: Path, given: "Mapping[str, int | None]", as_json: bool) -> bool:
+def _mended(folder: Path, given: Mapping[str, int | None], as_json: bool) -> bool:
     """Start again what has ended of a cluster that runs; return whether there was any of it."""
-    import asyncio  # noqa: PLC0415
-
-    from unicron_deploy.embedded import Cluster  # noqa: PLC0415
-
     with _progress("looking at the cluster") as on_step:
         mended = Cluster.mend(folder, on_step)
         if not mended:
@@ -110,10 +104,8 @@ def _mended(folder: Path, given: "Mapping[str, int | None]", as_json: bool) -> b
     return True
 
 
-def _started(cluster: "Cluster", backup: Path | None) -> None:
+def _started(cluster: Cluster, backup: Path | None) -> None:
     """Start a cluster, and wait until it works; stop it where that fails."""
-    import asyncio  # noqa: PLC0415
-
     with _progress("starting the cluster") as on_step:
         cluster.start(on_step, backup)
         try:
@@ -123,10 +115,8 @@ def _started(cluster: "Cluster", backup: Path | None) -> None:
             raise
 
 
-def _told(cluster: "Cluster", kept: list[str], folder: Path) -> str:
+def _summary(cluster: Cluster, kept: list[str], folder: Path) -> str:
     """Return what to tell of a cluster that was started."""
-    from unicron_deploy.options import PORT  # noqa: PLC0415
-
     options = cluster.options
     text = f"the cluster runs at {cluster.url} with {options.nodes} nodes of {options.slots} slots; "
     text += f"logs in {cluster.logs}"
@@ -147,8 +137,6 @@ def _told(cluster: "Cluster", kept: list[str], folder: Path) -> str:
 
 def down(folder: Folder = FOLDER, as_json: Json = False) -> None:
     """Stop the embedded cluster; its journal and options stay, so that `up` goes on where it was."""
-    from unicron_deploy.embedded import Cluster  # noqa: PLC0415
-
     cluster = Cluster.load(folder)
     running = cluster.alive()
     with _progress("stopping the cluster") as on_step:
@@ -168,16 +156,9 @@ def demo(
 
 def doctor(nats: Nats = None, as_json: Json = False) -> None:
     """Say what is missing on this machine or in the cluster, and how to mend it."""
-    import asyncio  # noqa: PLC0415
-
-    from unicron_cli.doctor import examine, table  # noqa: PLC0415
-
     checks = asyncio.run(examine(settings(nats), patient=patient()))
     ok = all(check.state != "missing" for check in checks)
-    if as_json:
-        print_json({"ok": ok, "checks": checks})
-    else:
-        console().print(table(checks))
+    print_view({"ok": ok, "checks": checks}, lambda: table(checks), as_json)
     raise typer.Exit(0 if ok else 1)
 
 

@@ -1,38 +1,94 @@
-"""The command `unicron`. Everything heavy is imported by the command that needs it."""
+"""The command `unicron`: what there is, and the modules of the commands, of which only the one that is called loads."""
 
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
+from unicron import __version__
 from unicron.errors import UnicronError
-from unicron_cli import (
-    chaos,
-    checkpoints,
-    credentials,
-    goodput,
-    local,
-    notify,
-    orders,
-    plan,
-    rules,
-    run,
-    simulate,
-    stored,
-    straggler,
-    straggler_live,
-    task,
-    top,
-    watch,
-)
 from unicron_cli.output import Nats, say
+
+COMMANDS = {
+    "demo": ("local", "Train two models on an embedded cluster while faults strike it, and report how it healed."),
+    "up": ("local", "Start an embedded cluster on this machine, in the background; return when it is ready."),
+    "down": ("local", "Stop the embedded cluster; its journal and options stay, so that `up` goes on where it was."),
+    "provision": ("orders", "Make the streams and buckets on the bus, or bring them to what this version needs."),
+    "backup": ("orders", "Save the journal and the services' state to one file, and read it again."),
+    "restore": ("orders", "Make the journal and the services' state anew from a backup, on servers that hold none."),
+    "submit": ("orders", "Launch the task that FILE describes; the same file again changes nothing."),
+    "remove": ("orders", "Stop a task and forget it."),
+    "status": ("watch", "Show nodes, tasks and the plan in force."),
+    "top": (
+        "top",
+        "Show the cluster at a glance, live: FLOP/s, nodes, tasks, failures, events. It ends with q or Ctrl-C.",
+    ),
+    "tasks": ("watch", "List the tasks."),
+    "nodes": ("watch", "List the nodes and what runs on their slots."),
+    "drain": ("orders", "Take a node out of use: its workers move away, and it gets no more work until --undo."),
+    "events": ("watch", "List facts and commands in the order in which they happened."),
+    "logs": ("watch", "Show the last lines that a worker wrote, living or ended."),
+    "goodput": (
+        "goodput",
+        "Show what the GPU time of tasks went into: training, and what failures cost by phase, cause and node.",
+    ),
+    "doctor": ("local", "Say what is missing on this machine or in the cluster, and how to mend it."),
+    "run": ("run", "Run a distributed program on this machine as torchrun would, and again where it fails."),
+    "task": ("task", "Pause a task, have it go on, save it, stop it, or have it go back to a checkpoint."),
+    "plan": ("plan", "What the planner decided, why, and what it would decide."),
+    "chaos": ("chaos", "Break something of a running cluster, to see it heal."),
+    "checkpoints": ("checkpoints", "What is saved of training, and what survives a failure."),
+    "credentials": ("credentials", "Keys of the bus: give, replace and take them."),
+    "simulate": (
+        "simulate",
+        "Run policies through failures in virtual time; show what each earns and what failures cost it.",
+    ),
+    "rules": ("rules", "See what exceptions and lines of logs are taken for."),
+    "notify": ("notify", "See who is told what, try it, and acknowledge."),
+    "straggler": ("straggler", "What stragglers cost a job, who they are, and why."),
+    "docs": ("docs", ""),
+}
+"""By name: the module here that has the command, and what it does in a line; empty for one that is hidden."""
+
+
+def load(name: str) -> Any:
+    """Return a command: the function of that name in its module, or the module's group of commands."""
+    module, text = COMMANDS[name]
+    found = import_module(f"unicron_cli.{module}")
+    holder = typer.Typer(callback=lambda: None)
+    if hasattr(found, "app"):
+        holder.add_typer(found.app, name=name, help=text)
+    else:
+        # what follows the program that is to be run is the program's
+        settings = {"allow_interspersed_args": name != "run"}
+        holder.command(name, context_settings=settings)(getattr(found, name))
+    return typer.main.get_group(holder).commands[name]
+
+
+class Commands(typer.core.TyperGroup):
+    """All commands, by name and line as long as none is called."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        lines = {name: text for name, (_, text) in COMMANDS.items()}
+        self.commands = {
+            name: typer.core.TyperCommand(name, help=text, hidden=not text) for name, text in lines.items()
+        }
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        """Load the command that is called."""
+        name, known, rest = super().resolve_command(ctx, args)
+        return name, known and load(known.name or ""), rest
+
 
 app = typer.Typer(
     name="unicron",
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -41,9 +97,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        import importlib.metadata  # noqa: PLC0415
-
-        say(f"unicron {importlib.metadata.version('unicron')}")
+        say(f"unicron {__version__}")
         raise typer.Exit
 
 
@@ -57,49 +111,6 @@ def _root(nats: Nats = None, version: Version = False) -> None:  # noqa: ARG001 
     """Train large models on machines that fail: see, order and break a Unicron cluster."""
     if nats:
         os.environ["UNICRON_NATS_URL"] = nats
-
-
-_COMMANDS: list[Callable[..., None]] = [
-    local.demo,
-    local.up,
-    local.down,
-    orders.provision,
-    orders.backup,
-    orders.restore,
-    orders.submit,
-    orders.remove,
-    watch.status,
-    top.top,
-    watch.tasks,
-    watch.nodes,
-    orders.drain,
-    watch.events,
-    watch.logs,
-    goodput.goodput,
-    local.doctor,
-]
-for _command in _COMMANDS:
-    app.command()(_command)
-app.command(context_settings={"allow_interspersed_args": False})(run.run)  # what comes later is the program's
-app.add_typer(task.app, name="task")
-app.add_typer(plan.app, name="plan")
-app.add_typer(chaos.app, name="chaos")
-app.add_typer(checkpoints.app, name="checkpoints")
-app.add_typer(credentials.app, name="credentials")
-app.add_typer(simulate.app, name="simulate")
-app.add_typer(rules.app, name="rules")
-app.add_typer(notify.app, name="notify")
-app.add_typer(straggler.app, name="straggler")
-straggler_live.mount(straggler.app)
-stored.mount(checkpoints.app)
-
-
-@app.command(hidden=True)
-def docs() -> None:
-    """Print docs/events.md, made from the contracts."""
-    from unicron_cli.docs import render  # noqa: PLC0415
-
-    say(render(), nl=False)
 
 
 def main() -> None:

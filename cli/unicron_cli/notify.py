@@ -1,19 +1,22 @@
 """The commands `unicron notify`: try the channels of a file, see who was told what, and say that you see to it."""
 
+import asyncio
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
+from unicron_notifier.config import load
+from unicron_notifier.senders import DeliveryError, deliver
 
+from unicron.contracts.notices import IncidentKind, Notice, NotificationsView, Phase
 from unicron.errors import InvalidInputError
 from unicron_cli.output import Json, Nats, console, done, needs, print_json, say, with_client
+from unicron_cli.views import plain_table
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from unicron.contracts.notices import Notice, NotificationsView
-
-app = typer.Typer(no_args_is_help=True, help="See who is told what, try it, and acknowledge.")
+app = typer.Typer(no_args_is_help=True)
 
 File = Annotated[
     str, typer.Option("--file", envvar="UNICRON_NOTIFY", metavar="FILE", help="The file of rules and channels.")
@@ -26,13 +29,11 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Check a file of rules and channels, and the secrets that it names; nobody is told anything."""
-    from unicron_notifier.config import load  # noqa: PLC0415 slow to import, as below
-
     config = load(str(file))
     channels, rules = list(config.channels), list(config.routing.rules)
-    told = {name for rule in config.routing.rules.values() for name in rule.channels}
-    told |= {name for rule in config.routing.rules.values() if rule.escalate for name in rule.escalate.channels}
-    unused = sorted(set(channels) - told)
+    named = {name for rule in config.routing.rules.values() for name in rule.channels}
+    named |= {name for rule in config.routing.rules.values() if rule.escalate for name in rule.escalate.channels}
+    unused = sorted(set(channels) - named)
     text = f"{file} is in order: rules {', '.join(rules)}; channels {', '.join(channels)}"
     more = f"; no rule names {', '.join(unused)}" if unused else ""
     done(text + more, as_json, file=str(file), rules=rules, channels=channels, unused=unused)
@@ -45,11 +46,6 @@ def trial(
     as_json: Json = False,
 ) -> None:
     """Send a message that is marked as a test through every channel, or one, and show what came back."""
-    import asyncio  # noqa: PLC0415
-
-    from unicron_notifier.config import load  # noqa: PLC0415
-    from unicron_notifier.senders import DeliveryError, deliver  # noqa: PLC0415
-
     if not file:
         raise InvalidInputError("which file? give --file FILE, or set UNICRON_NOTIFY")
     config = load(file)
@@ -106,12 +102,8 @@ def ack(
     done(text, as_json, incident=incident, by=by)
 
 
-def _trial(channel: str) -> "Notice":
+def _trial(channel: str) -> Notice:
     """Return a notice that says that nothing happened."""
-    import time  # noqa: PLC0415
-
-    from unicron.contracts.notices import IncidentKind, Notice, Phase  # noqa: PLC0415
-
     now = time.time()
     name = f"test-{now * 1000:.0f}"
     return Notice(
@@ -131,13 +123,7 @@ def _trial(channel: str) -> "Notice":
     )
 
 
-def _table(view: "NotificationsView") -> "Table":
-    import time  # noqa: PLC0415
-
-    from rich.text import Text  # noqa: PLC0415
-
-    from unicron_cli.views import plain_table  # noqa: PLC0415
-
+def _table(view: NotificationsView) -> Table:
     table = plain_table("INCIDENT", "SEV", "BEGAN", "STATE", "TOLD", "WHAT")
     for each in view.incidents:
         began = time.strftime("%m-%d %H:%M:%S", time.localtime(each.began))

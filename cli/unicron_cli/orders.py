@@ -1,19 +1,21 @@
 """Commands that change a cluster: provision, submit, remove, drain."""
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
+from unicron.bootstrap import connected
+from unicron.bus import backup as backups
+from unicron.bus import topology
+from unicron.taskfile import load
 from unicron_cli.output import Json, Nats, done, patient, settings, warn, with_client
 
 
 def provision(nats: Nats = None, as_json: Json = False) -> None:
     """Make the streams and buckets on the bus, or bring them to what this version needs."""
-    import asyncio  # noqa: PLC0415
-
-    from unicron.bootstrap import connected  # noqa: PLC0415
-    from unicron.bus import topology  # noqa: PLC0415
 
     async def make() -> None:
         found = settings(nats)
@@ -31,14 +33,10 @@ def backup(
     as_json: Json = False,
 ) -> None:
     """Save the journal and the services' state to one file, and read it again."""
-    import asyncio  # noqa: PLC0415
-
-    from unicron.bootstrap import connected  # noqa: PLC0415
-    from unicron.bus.backup import backup as save  # noqa: PLC0415
 
     async def make() -> dict[str, int]:
         async with connected(settings(nats), "unicron-cli", patient=patient()) as bus:
-            return await save(bus, file)
+            return await backups.backup(bus, file)
 
     saved = asyncio.run(make())
     text = f"{file}: the journal up to {saved['UNICRON']}, {file.stat().st_size} bytes, read again and whole"
@@ -51,17 +49,11 @@ def restore(
     as_json: Json = False,
 ) -> None:
     """Make the journal and the services' state anew from a backup, on servers that hold none."""
-    import asyncio  # noqa: PLC0415
-
-    from unicron.bootstrap import connected  # noqa: PLC0415
-    from unicron.bus import topology  # noqa: PLC0415
-    from unicron.bus.backup import restore as load  # noqa: PLC0415
-
     found = settings(nats)
 
     async def make() -> dict[str, int]:
         async with connected(found, "unicron-cli", patient=patient()) as bus:
-            return await load(bus, file, topology.copies(found.nats_servers))
+            return await backups.restore(bus, file, topology.copies(found.nats_servers))
 
     restored = asyncio.run(make())
     text = f"restored the journal up to {restored['UNICRON']}; restart the servers now, and then start the services"
@@ -77,9 +69,6 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Launch the task that FILE describes; the same file again changes nothing."""
-    from msgspec.structs import replace  # noqa: PLC0415
-    from unicron_taskfile import load  # noqa: PLC0415
-
     spec, warnings = load(file)
     spec = replace(spec, resume=spec.resume or resume)
     for warning in warnings:

@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
+import msgspec
 import typer
+from msgspec.structs import replace
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from unicron.errors import UnicronError
 from unicron.printable import printable
+from unicron.settings import PREFIX, Settings
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.segment import Segment
-
     from unicron.client import Client
-    from unicron.settings import Settings
 
 T = TypeVar("T")
 
@@ -42,12 +43,8 @@ PLAIN_WIDTH = 160
 """Columns of tables that go to a file or a pipe."""
 
 
-def settings(nats: str | None) -> "Settings":
+def settings(nats: str | None) -> Settings:
     """Return the settings of a command: `--nats` over the environment over defaults."""
-    from msgspec.structs import replace  # noqa: PLC0415
-
-    from unicron.settings import PREFIX, Settings  # noqa: PLC0415
-
     given = {PREFIX + "CONNECT_TIMEOUT_S": CONNECT_S, **os.environ} | ({PREFIX + "NATS_URL": nats} if nats else {})
     found = Settings.load([], given)
     return found if found.nats_nkey or found.nats_creds else replace(found, nats_nkey=own_key(found.nats_servers[0]))
@@ -55,8 +52,6 @@ def settings(nats: str | None) -> "Settings":
 
 def patient() -> bool:
     """Whether a command waits for a bus that is not there yet, or does not know its key: where it was told how long."""
-    from unicron.settings import PREFIX  # noqa: PLC0415
-
     return PREFIX + "CONNECT_TIMEOUT_S" in os.environ
 
 
@@ -103,8 +98,6 @@ def needs(command: str, extras: str) -> Iterator[None]:
 
 def to_json(value: Any) -> str:
     """Return `value` as one line of JSON; numbers that JSON lacks become null, bytes base64."""
-    import msgspec  # noqa: PLC0415
-
     return printable(msgspec.json.encode(value).decode())
 
 
@@ -118,22 +111,28 @@ def say(text: str, *, err: bool = False, nl: bool = True) -> None:
     typer.echo(printable(text), err=err, nl=nl)
 
 
-def console(*, err: bool = False) -> "Console":
+def console(*, err: bool = False) -> Console:
     """Return where tables go; in a pipe they keep their full width. Texts in them can't steer the terminal.
 
     Nor are they markup: what gloo says begins with a path in brackets, which would be taken for the end of a style.
     """
-    from rich.console import Console  # noqa: PLC0415
-    from rich.segment import Segment  # noqa: PLC0415
 
     class Shown(Console):
-        def render(self, renderable: "RenderableType", options: "ConsoleOptions | None" = None) -> "Iterable[Segment]":
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
             for each in super().render(renderable, options):
                 yield each if each.control else Segment(printable(each.text), each.style)
 
     stream = sys.stderr if err else sys.stdout
     width = None if stream.isatty() else PLAIN_WIDTH
     return Shown(stderr=err, highlight=False, markup=False, emoji=False, width=width)
+
+
+def print_view(found: Any, view: Callable[[], RenderableType], as_json: bool) -> None:
+    """Print what was found, or a view of it for people."""
+    if as_json:
+        print_json(found)
+    else:
+        console().print(view())
 
 
 def done(text: str, as_json: bool, **fields: Any) -> None:

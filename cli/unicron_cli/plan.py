@@ -1,45 +1,37 @@
 """The command group `unicron plan`: what the planner decided, why, and what it would decide."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
-from unicron_cli.output import Json, Nats, console, print_json, warn, with_client
+from unicron.client import Client
+from unicron.contracts.plans import Plan
+from unicron.contracts.queries import PlanView, WhatIf
+from unicron.observe.words.explain import condition
+from unicron.observe.words.explain import explain as explained
+from unicron.taskfile import load
+from unicron_cli.output import Json, Nats, print_view, warn, with_client
+from unicron_cli.planviews import curve_view, lookup_view, plan_view, what_if_view, words
+from unicron_cli.plot import check_path, draw_curve
 
-if TYPE_CHECKING:
-    from unicron.client import Client
-    from unicron.contracts.plans import Plan
-    from unicron.contracts.queries import PlanView, WhatIf
-
-app = typer.Typer(no_args_is_help=True, help="What the planner decided, why, and what it would decide.")
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command()
 def show(nats: Nats = None, as_json: Json = False) -> None:
     """Show the plan in force: who has which slots, and what that is expected to bring."""
     view = with_client(nats, lambda client: client.plan())
-    if as_json:
-        print_json(view)
-    else:
-        from unicron_cli.planviews import plan_view  # noqa: PLC0415
-
-        console().print(plan_view(view))
+    print_view(view, lambda: plan_view(view), as_json)
 
 
 @app.command()
 def explain(nats: Nats = None, as_json: Json = False) -> None:
     """Say in words what happened, what was decided, who gains and loses, and what that rests on."""
-    from unicron_narration.explain import explain as explained  # noqa: PLC0415
-
     view = with_client(nats, lambda client: client.plan())
     pairs = explained(view)
-    if as_json:
-        print_json(_fields(view) | {"words": dict(pairs)})
-    else:
-        from unicron_cli.planviews import words  # noqa: PLC0415
-
-        console().print(words(pairs))
+    print_view(_fields(view) | {"words": dict(pairs)}, lambda: words(pairs), as_json)
 
 
 @app.command("what-if")
@@ -54,40 +46,27 @@ def what_if(
     as_json: Json = False,
 ) -> None:
     """Show the plan that would follow if all of this happened at once, beside the one in force; nothing is done."""
-    from unicron_narration.explain import condition  # noqa: PLC0415
-    from unicron_narration.explain import explain as explained  # noqa: PLC0415
-
-    from unicron.contracts.queries import WhatIf  # noqa: PLC0415
-
     if not (lose or join or finish or submit):
         raise typer.BadParameter("say what happens: --lose NODE, --join N, --finish TASK or --submit FILE")
     spec = None
     if submit is not None:
-        from unicron_taskfile import load  # noqa: PLC0415
-
         spec, warnings = load(submit)
         for warning in warnings:
             warn(warning)
     query = WhatIf(lose=lose or [], join=join, finish=finish or [], submit=spec)
     view, in_force = with_client(nats, lambda client: _beside(client, query))
-    if as_json:
-        print_json(_fields(view) | {"in_force": in_force, "words": dict(explained(view))})
-    else:
-        from unicron_cli.planviews import what_if_view  # noqa: PLC0415
-
-        console().print(what_if_view(view, in_force, condition(query)))
+    print_view(
+        _fields(view) | {"in_force": in_force, "words": dict(explained(view))},
+        lambda: what_if_view(view, in_force, condition(query)),
+        as_json,
+    )
 
 
 @app.command()
 def table(nats: Nats = None, as_json: Json = False) -> None:
     """Show the lookup table: what will be done if this event comes next."""
     view = with_client(nats, lambda client: client.plan())
-    if as_json:
-        print_json(view.table)
-    else:
-        from unicron_cli.planviews import lookup_view  # noqa: PLC0415
-
-        console().print(lookup_view(view))
+    print_view(view.table, lambda: lookup_view(view), as_json)
 
 
 @app.command()
@@ -101,27 +80,18 @@ def curve(
 ) -> None:
     """Show what is believed of a task's throughput over its number of workers, and where that comes from."""
     if plot is not None:
-        from unicron_cli.plot import check_path, draw_curve  # noqa: PLC0415
-
         check_path(plot)
     found = with_client(nats, lambda client: client.curve(task))
     if plot is not None:
         draw_curve(found, plot)
-    if as_json:
-        print_json(found)
-    else:
-        from unicron_cli.planviews import curve_view  # noqa: PLC0415
-
-        console().print(curve_view(found))
+    print_view(found, lambda: curve_view(found), as_json)
 
 
-async def _beside(client: "Client", query: "WhatIf") -> "tuple[PlanView, Plan | None]":
+async def _beside(client: Client, query: WhatIf) -> tuple[PlanView, Plan | None]:
     """Return the plan that would be, and the one in force."""
     view = await client.what_if(lose=query.lose, join=query.join, finish=query.finish, submit=query.submit)
     return view, (await client.plan()).plan
 
 
-def _fields(view: "PlanView") -> dict[str, Any]:
-    import msgspec  # noqa: PLC0415
-
+def _fields(view: PlanView) -> dict[str, Any]:
     return dict(msgspec.structs.asdict(view))

@@ -6,12 +6,12 @@ from itertools import groupby
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
-from unicron_narration.explain import NO_PLAN, changes, explain
-from unicron_narration.units import KNOWN_FLOPS, expected, known, percent, si, span
 
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.queries import Curve, CurvePoint, PlanView, TableRow
 from unicron.contracts.tasks import SlotRef
+from unicron.observe.words.explain import NO_PLAN, changes, explain
+from unicron.observe.words.units import KNOWN_FLOPS, expected, known, percent, si, span
 from unicron_cli.views import plain_table
 
 NAMED = 6

@@ -13,8 +13,9 @@ from unicron.contracts.events import (
     IterationFinished,
     NodeAdmitted,
     Regrouped,
-    TaskRecovered,
 )
+from unicron.observe.accounts.goodput import Goodput
+from unicron.observe.incidents import Incidents, chain_of
 
 TOLERANCE = 1e-5
 """Largest difference of the parameters from those of the failure-free run, relative to the largest parameter."""
@@ -91,12 +92,16 @@ def fault_reports(
         iterations: all finished iterations, in any order.
     """
     iterations = sorted(iterations, key=lambda message: message.at)  # agents held back what the bus could not take
+    accounts = Goodput()
+    for message in journal:
+        accounts.handle(message)
     ends = [strike.at for strike in strikes[1:]] + [float("inf")]
     return [
         _report(
             strike,
             [message for message in journal if message.at >= strike.at],
             [message for message in iterations if message.at >= strike.at],
+            accounts.incidents,
             _redone(iterations, strike.at, end),
         )
         for strike, end in zip(strikes, ends, strict=True)
@@ -104,18 +109,23 @@ def fault_reports(
 
 
 def _report(
-    strike: Strike, journal: Sequence[Message], iterations: Sequence[IterationFinished], redone: int
+    strike: Strike,
+    journal: Sequence[Message],
+    iterations: Sequence[IterationFinished],
+    incidents: Incidents,
+    redone: int,
 ) -> FaultReport:
     cause = next((message for message in journal if _is_cause(strike, message)), None)
     if cause is None:
         return FaultReport(kind=strike.fault, target=strike.target, iterations_redone=redone)
-    chain = [message for message in journal if message.correlation == cause.correlation]
+    chain = [message for message in journal if chain_of(message) == chain_of(cause)]
     joined = [message for message in chain if isinstance(message, Regrouped)]
     first: dict[str, int] = {}
     for message in joined:
         first.setdefault(message.task, message.epoch)
     reunion = [message for message in joined if message.epoch == first[message.task]]
-    recovered = [message for message in chain if isinstance(message, TaskRecovered)]
+    incident = incidents.known.get(chain_of(cause))
+    restored = incident.recovered_at() if incident else None
     after = [
         next((done.at for done in iterations if done.task == task and done.at >= cause.at), None) for task in first
     ]
@@ -127,9 +137,7 @@ def _report(
         detected_s=cause.at - strike.at,
         resumed_s=_last([message.at for message in reunion], strike.at),
         first_iteration_s=_last(after, strike.at),
-        restored_s=_last([message.at for message in recovered], strike.at)
-        if {m.task for m in recovered} >= set(first)
-        else None,
+        restored_s=None if restored is None else restored - strike.at,
         iterations_redone=redone,
         microbatches_kept=sum(message.kept for message in leaders.values()),
         microbatches_recomputed=sum(message.recomputed for message in leaders.values()),

@@ -10,7 +10,7 @@ from unicron.errors import InvalidInputError
 from unicron.rules import Rules, Ruling, load
 from unicron_cli.output import Json, done, print_json, say
 
-app = typer.Typer(no_args_is_help=True, help="See what exceptions and lines of logs are taken for.")
+app = typer.Typer(no_args_is_help=True)
 
 Folder = Annotated[
     str,
@@ -34,15 +34,15 @@ def explain(
 ) -> None:
     """Show which rule a line falls under, how severe that is, and what is done about it."""
     found = load(rules)
-    told = {
-        "of a worker": _told(found.of_exception(line), EXCEPTION),
-        "of the kernel": _told(found.of_hardware(line), KERNEL),
-        "of a worker's output": _told(found.of_output(line), OUTPUT),
+    rulings = {
+        "of a worker": _as_record(found.of_exception(line), EXCEPTION),
+        "of the kernel": _as_record(found.of_hardware(line), KERNEL),
+        "of a worker's output": _as_record(found.of_output(line), OUTPUT),
     }
     if as_json:
-        print_json(told)
+        print_json(rulings)
         return
-    for whose, each in told.items():
+    for whose, each in rulings.items():
         if each is None:
             say(f"{whose}: says nothing")
         else:
@@ -62,7 +62,7 @@ def check(
     done(f"{file} is in order", as_json, file=str(file))
 
 
-def _told(ruling: Ruling | None, cures: dict[Severity, str]) -> dict[str, object] | None:
+def _as_record(ruling: Ruling | None, cures: dict[Severity, str]) -> dict[str, object] | None:
     if ruling is None:
         return None
     verdict = ruling.verdict

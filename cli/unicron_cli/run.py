@@ -3,25 +3,28 @@
 import asyncio
 import os
 import re
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from msgspec.structs import replace
+from unicron_deploy.embedded import Cluster
+from unicron_deploy.nats_server import free_port
 
+from unicron.bootstrap import connected_client
+from unicron.client import Client
+from unicron.contracts.events import FailureDetected, ScriptDrilled, TaskRecovered
+from unicron.contracts.queries import TaskView
+from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskSpec
 from unicron.errors import InvalidInputError, UnicronError
+from unicron.observe.words.story import describe
+from unicron.taskfile import load
 from unicron_cli.output import console, say
-
-if TYPE_CHECKING:
-    from unicron_deploy.embedded import Cluster
-
-    from unicron.client import Client
-    from unicron.contracts.events import ScriptDrilled
-    from unicron.contracts.queries import TaskView
-    from unicron.contracts.tasks import TaskSpec
 
 READY_S = 90.0
 LOOK_S = 0.1
@@ -75,11 +78,6 @@ def run(
 
     Its checkpoints are its own; docs/training.md says what it is told, and what `unicron.train.watch` adds.
     """
-    from msgspec.structs import replace  # noqa: PLC0415
-    from unicron_taskfile import load  # noqa: PLC0415
-
-    from unicron.contracts.tasks import Healing, ParallelLayout  # noqa: PLC0415
-
     if folder is not None and (folder / "cluster.json").exists():
         raise InvalidInputError(f"--dir {folder}: a cluster has run there; give a folder that is new")
     words = worded(command, module=module)
@@ -107,10 +105,8 @@ def worded(command: Sequence[str], *, module: bool) -> list[str]:
     return ["python", *command] if command[0].endswith(".py") else list(command)
 
 
-def spec_of(command: list[str], workers: int, least: int, checkpoints: Path | None) -> "TaskSpec":
+def spec_of(command: list[str], workers: int, least: int, checkpoints: Path | None) -> TaskSpec:
     """Return a task that runs a command."""
-    from unicron.contracts.tasks import UNCOUNTED, Healing, TaskSpec  # noqa: PLC0415
-
     script = next((word for word in command if word.endswith(".py")), command[0])
     called = command[2] if command[:2] == ["python", "-m"] else Path(script).stem
     return TaskSpec(
@@ -125,33 +121,28 @@ def spec_of(command: list[str], workers: int, least: int, checkpoints: Path | No
     )
 
 
-def _run(spec: "TaskSpec", root: Path, nodes: int, slots: int, *, remove: bool, drill: bool) -> int:
+def _run(spec: TaskSpec, root: Path, nodes: int, slots: int, *, remove: bool, drill: bool) -> int:
     """Run a task on a cluster of its own; return the exit status."""
-    import shutil  # noqa: PLC0415
-
-    from unicron_deploy.embedded import Cluster  # noqa: PLC0415
-    from unicron_deploy.nats_server import free_port  # noqa: PLC0415
-
     cluster = Cluster(root, nodes, slots, free_port())
-    tell = console(err=True).print
+    log = console(err=True).print
     well = False
     try:
         with console(err=True).status("starting the cluster") as spinner:
             cluster.start(spinner.update)
             asyncio.run(cluster.wait_until_ready(READY_S, spinner.update))
-        tell(f"unicron: {spec.max_workers} ranks; the cluster is at {cluster.url}, logs are in {root}")
-        program = Program(cluster, spec, tell, drill=drill)
+        log(f"unicron: {spec.max_workers} ranks; the cluster is at {cluster.url}, logs are in {root}")
+        program = Program(cluster, spec, log, drill=drill)
         view = asyncio.run(program.run())
         well = view.state == "finished" if not drill else program.drilled is not None and not program.drilled.problem
         if program.drilled is None or not drill:
             came = f"; in its drill {program.drilled.outcome}" if program.drilled else "; there was no drill" * drill
-            tell(f"unicron: {spec.name} {view.state}: {view.reason}{came}")
+            log(f"unicron: {spec.name} {view.state}: {view.reason}{came}")
     finally:
         cluster.stop()
         if remove and well:
             shutil.rmtree(root, ignore_errors=True)
         elif not well:
-            tell(f"unicron: logs and journal are kept in {root}")
+            log(f"unicron: logs and journal are kept in {root}")
     return 0 if well else 1
 
 
@@ -161,35 +152,31 @@ class Program:
     Args:
         cluster: that runs.
         spec: of the program.
-        tell: shows a line to a person.
+        log: shows a line to a person.
         drill: it is over with the drill.
 
     Attributes:
         drilled: how that came out.
     """
 
-    def __init__(
-        self, cluster: "Cluster", spec: "TaskSpec", tell: Callable[[str], None], *, drill: bool = False
-    ) -> None:
-        self._cluster, self._spec, self._tell, self._drill = cluster, spec, tell, drill
+    def __init__(self, cluster: Cluster, spec: TaskSpec, log: Callable[[str], None], *, drill: bool = False) -> None:
+        self._cluster, self._spec, self._log, self._drill = cluster, spec, log, drill
         self.drilled: ScriptDrilled | None = None
         self._read: dict[Path, int] = {}
 
-    async def run(self) -> "TaskView":
+    async def run(self) -> TaskView:
         """Submit it, and show what it writes and what befalls it until it has ended."""
-        from unicron.bootstrap import connected_client  # noqa: PLC0415
-
         async with connected_client(self._cluster.settings(), "unicron-run") as client:
             await client.submit(self._spec)
-            told = asyncio.create_task(self._follow(client))
+            following = asyncio.create_task(self._follow(client))
             try:
                 return await self._show(client)
             finally:
-                told.cancel()
+                following.cancel()
                 with suppress(asyncio.CancelledError):
-                    await told
+                    await following
 
-    async def _show(self, client: "Client") -> "TaskView":
+    async def _show(self, client: Client) -> TaskView:
         while True:
             self._write()
             with suppress(UnicronError):  # a service may be down just now
@@ -200,22 +187,18 @@ class Program:
                     return view
             await asyncio.sleep(LOOK_S)
 
-    async def _follow(self, client: "Client") -> None:
+    async def _follow(self, client: Client) -> None:
         """Tell of failures and recoveries."""
-        from unicron_narration.story import describe  # noqa: PLC0415
-
-        from unicron.contracts.events import FailureDetected, ScriptDrilled, TaskRecovered  # noqa: PLC0415
-
         failed = False
         async for _, message in client.follow():
             if isinstance(message, FailureDetected):
                 failed = True
-                self._tell(f"unicron: {describe(message)}")
+                self._log(f"unicron: {describe(message)}")
             elif isinstance(message, ScriptDrilled):
                 self.drilled = message
-                self._tell(f"unicron: {describe(message)}")
+                self._log(f"unicron: {describe(message)}")
             elif isinstance(message, TaskRecovered) and failed:
-                self._tell(f"unicron: {describe(message)}")
+                self._log(f"unicron: {describe(message)}")
 
     def _write(self) -> None:
         """Write what the ranks have written since the last look, whole lines at a time."""

@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from unicron.errors import CheckpointError
 from unicron_cli.output import Json, console, needs, print_json, say
+from unicron_cli.views import plain_table
 
 if TYPE_CHECKING:
     from unicron.snapshots.storage.catalog import Stored
@@ -43,7 +46,7 @@ def list_(at: At, task: OneOrAll = "", as_json: Json = False) -> None:
     storage = _storage(at)
     found = {each: catalog.found(storage, each) for each in ([task] if task else catalog.tasks(storage))}
     if as_json:
-        print_json([_told(name, each) for name, every in found.items() for each in every])
+        print_json([_as_record(name, each) for name, every in found.items() for each in every])
     elif found:
         console().print(_table(found))
     else:
@@ -57,7 +60,7 @@ def show(at: At, task: Task, step: Step = None, as_json: Json = False) -> None:
     if manifest is None:
         raise CheckpointError(found.fault)
     if as_json:
-        print_json({**_told(task, found), "manifest": manifest})
+        print_json({**_as_record(task, found), "manifest": manifest})
         return
     say(f"{found.address}\niteration {manifest.iteration} of {task}, {manifest.layout.degrees}")
     say(f"written {_when(manifest.written)}, {manifest.size / MB:.1f} MB in {len(manifest.files)} files")
@@ -118,7 +121,7 @@ def restore(
     except OSError as error:
         raise CheckpointError(str(error.strerror)) from error
     if as_json:
-        print_json({**_told(task, found), "to": str(to.absolute()), "holds": sorted(content)})
+        print_json({**_as_record(task, found), "to": str(to.absolute()), "holds": sorted(content)})
     else:
         say(f"{to}: iteration {found.iteration} of {task}, with {', '.join(sorted(content))}")
 
@@ -174,13 +177,13 @@ def _checked(storage: "Storage", task: str, found: "Stored") -> dict[str, Any]:
 
     folder, manifest = (task, found.folder), found.manifest
     return {
-        **_told(task, found),
+        **_as_record(task, found),
         "faults": [found.fault] if manifest is None else faults(storage, folder, manifest),
         "strangers": [] if manifest is None else strangers(storage, folder, manifest),
     }
 
 
-def _told(task: str, found: "Stored") -> dict[str, Any]:
+def _as_record(task: str, found: "Stored") -> dict[str, Any]:
     manifest = found.manifest
     return {
         "task": task,
@@ -199,11 +202,7 @@ def _state(found: "Stored") -> str:
     return "damaged" if found.fault else "rewound" if found.rewound else "complete"
 
 
-def _table(found: "dict[str, list[Stored]]") -> Any:
-    from rich.text import Text  # noqa: PLC0415
-
-    from unicron_cli.views import plain_table  # noqa: PLC0415
-
+def _table(found: "dict[str, list[Stored]]") -> Table:
     table = plain_table("TASK", "ITERATION", "STATE", "WRITTEN", "MB", "LAYOUT", "ADDRESS")
     for task, every in found.items():
         for each in every:

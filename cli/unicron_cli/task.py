@@ -1,19 +1,14 @@
 """Commands of `unicron task`: what users order a running task to do."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Awaitable
+from typing import Annotated
 
 import typer
 
+from unicron.client import Client
 from unicron_cli.output import Json, Nats, done, with_client
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-    from unicron.client import Client
-
-app = typer.Typer(
-    no_args_is_help=True, help="Pause a task, have it go on, save it, stop it, or have it go back to a checkpoint."
-)
+app = typer.Typer(no_args_is_help=True)
 Task = Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.")]
 
 
@@ -46,7 +41,7 @@ def stop(
 ) -> None:
     """Stop a task and forget it, at once or as soon as its state is on its storage."""
 
-    def order(client: "Client") -> "Awaitable[str]":
+    def order(client: Client) -> Awaitable[str]:
         return client.save(task, stop=True) if keep else client.remove(task)
 
     done(with_client(nats, order), as_json, task=task, saved=keep)

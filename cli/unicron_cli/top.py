@@ -1,20 +1,26 @@
 """`unicron top`: the cluster at a glance, live. What is shown of it is pure (`glance`, `topview`); here it is read."""
 
+import asyncio
 import contextlib
+import os
+import signal
 import sys
+import termios
 import time
+import tty
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.live import Live
 
+from unicron.aio import together
+from unicron.client import Client
+from unicron.errors import BusUnavailableError
+from unicron.observe.cluster import Cluster
+from unicron_cli.glance import Glance, glance
 from unicron_cli.output import Json, Nats, console, print_json, with_client
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from unicron.client import Client
-    from unicron_cli.glance import Glance
+from unicron_cli.topview import top_view
 
 LOOK_S = 1.0
 """How often the cluster is asked, and shown."""
@@ -43,24 +49,19 @@ def top(
         with_client(nats, lambda client: _once(client, as_json) if once else _live(client, as_json))
 
 
-async def _once(client: "Client", as_json: bool) -> None:
-    from unicron_cli.topview import top_view  # noqa: PLC0415
-
+async def _once(client: Client, as_json: bool) -> None:
     reader = _Reader(client)
-    reader.watched.status = await client.status()
+    await reader.ask()
     await reader.read(await client.tail())
-    glance, screen = reader.glance(), console()
+    await reader.ask()
+    screen = console()
     if as_json:
-        print_json(glance)
+        print_json(reader.glance())
     else:
-        screen.print(top_view(glance, screen.width, PAPER))
+        screen.print(top_view(reader.glance(), screen.width, PAPER))
 
 
-async def _live(client: "Client", as_json: bool) -> None:
-    import asyncio  # noqa: PLC0415
-
-    from unicron.aio import together  # noqa: PLC0415
-
+async def _live(client: Client, as_json: bool) -> None:
     reader = _Reader(client)
     reading = asyncio.create_task(together(reader.ask_on(), reader.read_on()))
     try:
@@ -70,30 +71,21 @@ async def _live(client: "Client", as_json: bool) -> None:
         await asyncio.gather(reading, return_exceptions=True)
 
 
-async def _print_on(reader: "_Reader", reading: "asyncio.Task[None]") -> None:
-    import asyncio  # noqa: PLC0415
-
+async def _print_on(reader: "_Reader", reading: asyncio.Task[None]) -> None:
     while not reading.done():
         print_json(reader.glance())
         await asyncio.wait([reading], timeout=LOOK_S)
     reading.result()
 
 
-async def _draw_on(reader: "_Reader", reading: "asyncio.Task[None]") -> None:
+async def _draw_on(reader: "_Reader", reading: asyncio.Task[None]) -> None:
     """Draw until q is pressed; anew as soon as the terminal has another size."""
-    import asyncio  # noqa: PLC0415
-    import signal  # noqa: PLC0415
-
-    from rich.live import Live  # noqa: PLC0415
-
-    from unicron_cli.topview import top_view  # noqa: PLC0415
-
-    loop, screen, woken, told = asyncio.get_running_loop(), console(), asyncio.Event(), asyncio.Event()
+    loop, screen, woken, quitting = asyncio.get_running_loop(), console(), asyncio.Event(), asyncio.Event()
     reading.add_done_callback(lambda _: woken.set())
     loop.add_signal_handler(signal.SIGWINCH, woken.set)
     try:
-        with _keys(loop, told, woken), Live(console=screen, screen=True, auto_refresh=False) as live:
-            while not (told.is_set() or reading.done()):
+        with _keys(loop, quitting, woken), Live(console=screen, screen=True, auto_refresh=False) as live:
+            while not (quitting.is_set() or reading.done()):
                 live.update(top_view(reader.glance(), screen.width, screen.height), refresh=True)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(woken.wait(), LOOK_S)
@@ -105,12 +97,8 @@ async def _draw_on(reader: "_Reader", reading: "asyncio.Task[None]") -> None:
 
 
 @contextlib.contextmanager
-def _keys(loop: "asyncio.AbstractEventLoop", told: "asyncio.Event", woken: "asyncio.Event") -> Iterator[None]:
+def _keys(loop: asyncio.AbstractEventLoop, quitting: asyncio.Event, woken: asyncio.Event) -> Iterator[None]:
     """Hear of q, without a return key, as long as this is open; the terminal is then as it was."""
-    import os  # noqa: PLC0415
-    import termios  # noqa: PLC0415
-    import tty  # noqa: PLC0415
-
     if not sys.stdin.isatty():
         yield
         return
@@ -118,7 +106,7 @@ def _keys(loop: "asyncio.AbstractEventLoop", told: "asyncio.Event", woken: "asyn
     def pressed() -> None:
         keys = os.read(descriptor, 64)
         if b"q" in keys or not keys:
-            told.set()
+            quitting.set()
             woken.set()
 
     descriptor = sys.stdin.fileno()
@@ -133,51 +121,45 @@ def _keys(loop: "asyncio.AbstractEventLoop", told: "asyncio.Event", woken: "asyn
 
 
 class _Reader:
-    """Keeps what is known of a cluster up to date.
+    """Keeps what is known of a cluster up to date."""
 
-    Attributes:
-        watched: what is known.
-    """
-
-    def __init__(self, client: "Client") -> None:
-        from unicron_goodput.accounting import Goodput  # noqa: PLC0415
-
-        from unicron_cli.glance import Watched  # noqa: PLC0415
-
-        self.watched = Watched()
-        self._client = client
+    def __init__(self, client: Client) -> None:
+        self._client, self._cluster = client, Cluster()
+        self._error, self._filled = "", False
         self._position: int | None = None
-        self._accounts: Goodput | None = Goodput()
+        self._whole = True  # the journal was read from its beginning
+        self._goodput: dict[str, float] = {}
         self._due = 0.0
 
-    def glance(self) -> "Glance":
+    def glance(self) -> Glance:
         """Return what is to be shown now."""
         now = time.time()
-        if self._accounts is not None and now >= self._due:
-            rows = self._accounts.report(now).tasks
-            self.watched.goodput = {row.name: row.goodput for row in rows if row.total_s}
+        if self._whole and now >= self._due:
+            rows = self._cluster.goodput.report(now).tasks
+            self._goodput = {row.name: row.goodput for row in rows if row.total_s}
             self._due = time.time() + 20 * (time.time() - now)  # of many slots more rarely
-        return self.watched.glance(now)
+        return glance(self._cluster, self._goodput, now, self._error)
+
+    async def ask(self) -> None:
+        """Ask how the cluster is."""
+        status = await self._client.status()
+        if not self._filled:
+            self._cluster.fill(status)
+            self._filled = True
+        self._cluster.refresh(status)
 
     async def ask_on(self) -> None:
         """Ask how the cluster is, again and again."""
-        import asyncio  # noqa: PLC0415
-
-        from unicron.errors import BusUnavailableError  # noqa: PLC0415
-
         while True:
             try:
-                self.watched.status, self.watched.error = await self._client.status(), ""
+                await self.ask()
+                self._error = ""
             except BusUnavailableError as error:
-                self.watched.error = str(error)
+                self._error = str(error)
             await asyncio.sleep(LOOK_S)
 
     async def read_on(self) -> None:
         """Read the journal, and what comes."""
-        import asyncio  # noqa: PLC0415
-
-        from unicron.errors import BusUnavailableError  # noqa: PLC0415
-
         while True:
             with contextlib.suppress(BusUnavailableError):  # `ask_on` says so
                 await self.read()
@@ -187,10 +169,9 @@ class _Reader:
         """Read the journal up to a position, or for ever."""
         if self._position is None:
             tail = await self._client.tail()
-            self._position = 0 if tail <= WHOLE else tail - RECENT
-            self._accounts = self._accounts if tail <= WHOLE else None
+            self._whole = tail <= WHOLE
+            self._position = 0 if self._whole else tail - RECENT
         async for position, message in self._client.follow(self._position, until):
             self._position = position
-            self.watched.hear(message)
-            if self._accounts is not None:
-                self._accounts.handle(message)
+            self._cluster.handle(position, message)
+            self._cluster.changed.clear()  # all is drawn anew

@@ -7,9 +7,9 @@ from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
-from unicron_narration.units import KNOWN_FLOPS, ago, percent, si
 
 from unicron.contracts.tasks import NodeState
+from unicron.observe.words.units import KNOWN_FLOPS, ago, percent, si
 from unicron.printable import one_line
 from unicron_cli.glance import EventLine, FailureLine, Glance, TaskLine
 from unicron_cli.views import NODE_STYLES, TASK_STYLES
@@ -73,12 +73,12 @@ def _waf(glance: Glance, width: int) -> RenderableType:
     if planned < KNOWN_FLOPS:
         return _text("WAF: nothing is known of the tasks' FLOP/s", "dim")
     share = glance.waf / planned
-    told = f"WAF {si(glance.waf, 'FLOP/s')} of {si(planned, 'FLOP/s')} planned, {percent(share)}"
-    room = min(40, width - len(told) - 2)
+    text = f"WAF {si(glance.waf, 'FLOP/s')} of {si(planned, 'FLOP/s')} planned, {percent(share)}"
+    room = min(40, width - len(text) - 2)
     if room < LEAST_BAR:
-        return _text(told)
+        return _text(text)
     line = Table.grid(padding=(0, 1))
-    line.add_row(Text(told), ProgressBar(1.0, min(1.0, share), width=room))
+    line.add_row(Text(text), ProgressBar(1.0, min(1.0, share), width=room))
     return line
 
 

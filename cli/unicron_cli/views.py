@@ -7,10 +7,10 @@ from collections import defaultdict
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
-from unicron_narration.units import KNOWN_FLOPS, ago, expected, si, span
 
 from unicron.contracts.queries import NodeView, SaverView, Status, TaskView
 from unicron.contracts.tasks import UNCOUNTED, NodeState, Slot, TaskState
+from unicron.observe.words.units import KNOWN_FLOPS, ago, expected, si, span
 
 NODE_STYLES = {NodeState.UP: "green", NodeState.DRAINING: "yellow", NodeState.LOST: "red", NodeState.LEFT: "dim"}
 TASK_STYLES = {
@@ -103,8 +103,8 @@ def status_view(status: Status, now: float | None = None) -> Group:
     failed = [view for view in status.tasks if view.state == TaskState.FAILED and view.traceback]
     traces = [Text(f"\n{view.spec.name} failed:\n{view.traceback.rstrip()}", "red") for view in failed]
     slow += [Text(f"{view.spec.name} in its drill: {view.drill}") for view in status.tasks if view.drill]
-    told = [*slow, *traces, Text(), Text("; ".join(lines), "dim")]
-    return Group(nodes_table(status, now), Text(), tasks_table(status), *told)
+    notes = [*slow, *traces, Text(), Text("; ".join(lines), "dim")]
+    return Group(nodes_table(status, now), Text(), tasks_table(status), *notes)
 
 
 def plain_table(*columns: str) -> Table:

@@ -1,22 +1,28 @@
 """Commands that show a cluster: status, tasks, nodes, events."""
 
+import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import msgspec
 import typer
+from rich.console import RenderableType
+from rich.live import Live
+from rich.text import Text
 
-from unicron_cli.output import Json, Nats, console, print_json, say, to_json, with_client
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from unicron.client import Client
-    from unicron.contracts.base import Message
+from unicron.client import Client
+from unicron.contracts.base import Message
+from unicron.contracts.commands import StartWorker
+from unicron.contracts.queries import MOST_LINES
+from unicron.errors import BusUnavailableError, InvalidInputError
+from unicron.observe.incidents import chain_of
+from unicron.observe.words.headline import headline
+from unicron.observe.words.story import find_chain, line, story
+from unicron_cli.output import Json, Nats, console, print_json, print_view, say, to_json, with_client
+from unicron_cli.views import nodes_table, status_view, tasks_table
 
 WATCH_S = 1.0
 """How often `status --watch` asks."""
-
-MOST_LINES = 200  # of a log, as unicron.contracts.queries has it: that is slow to import
 
 RECENT = 10
 """Events that `events --follow` shows before the new ones."""
@@ -34,23 +40,10 @@ def status(
         except KeyboardInterrupt:
             return
     found = with_client(nats, lambda client: client.status())
-    if as_json:
-        print_json(found)
-    else:
-        from unicron_cli.views import status_view  # noqa: PLC0415
-
-        console().print(status_view(found))
+    print_view(found, lambda: status_view(found), as_json)
 
 
-async def _watch(client: "Client", as_json: bool) -> None:
-    import asyncio  # noqa: PLC0415
-
-    from rich.live import Live  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    from unicron.errors import BusUnavailableError  # noqa: PLC0415
-    from unicron_cli.views import status_view  # noqa: PLC0415
-
+async def _watch(client: Client, as_json: bool) -> None:
     screen = console()
     with Live(console=screen, auto_refresh=False, transient=False) as live:
         while True:
@@ -71,23 +64,13 @@ async def _watch(client: "Client", as_json: bool) -> None:
 def tasks(nats: Nats = None, as_json: Json = False) -> None:
     """List the tasks."""
     found = with_client(nats, lambda client: client.status())
-    if as_json:
-        print_json(found.tasks)
-    else:
-        from unicron_cli.views import tasks_table  # noqa: PLC0415
-
-        console().print(tasks_table(found))
+    print_view(found.tasks, lambda: tasks_table(found), as_json)
 
 
 def nodes(nats: Nats = None, as_json: Json = False) -> None:
     """List the nodes and what runs on their slots."""
     found = with_client(nats, lambda client: client.status())
-    if as_json:
-        print_json(found.nodes)
-    else:
-        from unicron_cli.views import nodes_table  # noqa: PLC0415
-
-        console().print(nodes_table(found))
+    print_view(found.nodes, lambda: nodes_table(found), as_json)
 
 
 def events(
@@ -112,9 +95,7 @@ def events(
         return
 
 
-async def _list(client: "Client", follow: bool, last: int | None, wanted: dict[str, str], as_json: bool) -> None:
-    from unicron_narration.story import line  # noqa: PLC0415
-
+async def _list(client: Client, follow: bool, last: int | None, wanted: dict[str, str], as_json: bool) -> None:
     tail, last = await client.tail(), RECENT if follow and last is None else last
     after = max(0, tail - last) if last is not None and not wanted else 0
     found = ((place, message) async for place, message in client.follow(after, tail) if _concerns(message, wanted))
@@ -129,14 +110,11 @@ async def _list(client: "Client", follow: bool, last: int | None, wanted: dict[s
                 say(to_json(_with_place(sequence, message)) if as_json else line(message))
 
 
-def _concerns(message: "Message", wanted: dict[str, str]) -> bool:
+def _concerns(message: Message, wanted: dict[str, str]) -> bool:
     return all(getattr(message, name, "") == value for name, value in wanted.items())
 
 
-async def _story(client: "Client", wanted: str, as_json: bool) -> None:
-    from unicron_narration.headline import headline  # noqa: PLC0415
-    from unicron_narration.story import chain_of, find_chain, story  # noqa: PLC0415
-
+async def _story(client: Client, wanted: str, as_json: bool) -> None:
     found = [pair async for pair in client.follow(0, await client.tail())]
     chain = find_chain((message for _, message in found), wanted)
     if as_json:
@@ -166,17 +144,15 @@ def logs(
             say(text)
 
 
-async def _log(client: "Client", node: str, worker: str, lines: int) -> tuple[str, str, list[str]]:
+async def _log(client: Client, node: str, worker: str, lines: int) -> tuple[str, str, list[str]]:
     if ":" in worker:
         worker = await _of_rank(client, worker)
     node = node or await _home(client, worker)
     return worker, node, await client.log(node, worker, lines)
 
 
-async def _of_rank(client: "Client", wanted: str) -> str:
+async def _of_rank(client: Client, wanted: str) -> str:
     """Return the worker that is a rank of a task now, "TASK:RANK"."""
-    from unicron.errors import InvalidInputError  # noqa: PLC0415
-
     task, _, rank = wanted.rpartition(":")
     members = next((view.members for view in (await client.status()).tasks if view.spec.name == task), None)
     if members is None or not rank.isdecimal() or int(rank) >= len(members):
@@ -185,11 +161,8 @@ async def _of_rank(client: "Client", wanted: str) -> str:
     return members[int(rank)].worker
 
 
-async def _home(client: "Client", worker: str) -> str:
+async def _home(client: Client, worker: str) -> str:
     """Return the node of a worker: of one that computes, or else of one that was started within the journal's days."""
-    from unicron.contracts.commands import StartWorker  # noqa: PLC0415
-    from unicron.errors import InvalidInputError  # noqa: PLC0415
-
     members = [member for view in (await client.status()).tasks for member in view.members]
     homes = [member.node for member in members if member.worker == worker] or [
         message.node
@@ -201,7 +174,5 @@ async def _home(client: "Client", worker: str) -> str:
     return homes[-1]
 
 
-def _with_place(sequence: int, message: "Message") -> dict[str, Any]:
-    import msgspec  # noqa: PLC0415
-
+def _with_place(sequence: int, message: Message) -> dict[str, Any]:
     return {"sequence": sequence, **msgspec.to_builtins(message)}

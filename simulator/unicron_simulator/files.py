@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import unicron_taskfile as taskfile
-
+from unicron import taskfile
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError
 from unicron.files import read_text

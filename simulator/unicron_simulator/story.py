@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
-from unicron_narration.story import describe
 
 from unicron.contracts.base import Message
 from unicron.contracts.events import TaskStateChanged
+from unicron.observe.words.story import describe
 from unicron_simulator.faults import CALM, Scene
 from unicron_simulator.world import START, World
 

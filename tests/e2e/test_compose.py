@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 from helpers.ports import free_port
-from unicron_taskfile import load
 
 from unicron.bootstrap import connected_client
 from unicron.bus import topology
@@ -25,6 +24,7 @@ from unicron.contracts.queries import NodeView, Status, TaskView
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import UnicronError
 from unicron.settings import Settings
+from unicron.taskfile import load
 
 TASK_FILE = ROOT / "examples" / "gpt" / "task.yaml"
 NODES = ("node-1", "node-2", "node-3")

@@ -1,12 +1,12 @@
 """Journals made by hand for the accounts of GPU time: each line says when, and what."""
 
 from msgspec.structs import replace
-from unicron_goodput.accounting import Goodput
 
 from unicron.contracts import commands, events, slowdowns
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.tasks import Member, Slot, SlotRef, TaskSpec, WorkerPhase
+from unicron.observe.accounts.goodput import Goodput
 
 SPEC = TaskSpec(name="gpt", command=["python", "train.py"], max_workers=4, microbatches=8, iterations=1000)
 FOUR = (("w1", "n1", 0), ("w2", "n1", 1), ("w3", "n2", 0), ("w4", "n2", 1))

@@ -12,7 +12,6 @@ from helpers.waiting import elapse
 from unicron_agent.outbox import Outbox
 from unicron_agent.stimuli import Logged
 from unicron_console.pages import Pages
-from unicron_console.projection import Projection
 from unicron_simulator.invariants import SERVICES
 from unicron_simulator.training import Trainer
 from unicron_simulator.world import LEASE_TTL_S
@@ -35,6 +34,7 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import BusUnavailableError
+from unicron.observe.cluster import Cluster
 from unicron.train.iteration import WorkerCore
 
 
@@ -278,7 +278,7 @@ async def test_a_node_is_healthy_while_its_agent_reaches_the_bus(stage, tmp_path
 
 @scene(nodes=3, slots=2)
 async def test_the_picture_is_what_the_registry_knows_whatever_happens(stage):
-    picture, now = Projection(), stage.world.clock.now
+    picture, now = Cluster(), stage.world.clock.now
 
     async def agrees():
         for position in range(picture.position, len(stage.journal)):

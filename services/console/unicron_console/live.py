@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from unicron.contracts.base import Record
+from unicron.observe.cluster import Cluster
 from unicron_console.pages import Pages
-from unicron_console.projection import Projection
 
 TICK_S = 0.1
 """Least time between two looks at what changed; the first change after a pause is told at once."""
@@ -57,13 +57,13 @@ class Hub:
         away: Unix seconds of when the bus has answered last, where it does not now; else 0.
     """
 
-    def __init__(self, picture: Projection, clock: Callable[[], float]) -> None:
+    def __init__(self, picture: Cluster, clock: Callable[[], float]) -> None:
         self.picture, self.pages, self.behind = picture, Pages(picture), 0
         self._clock = clock
         self.away, self._there = 0.0, clock()
         self._readers: defaultdict[tuple[str, str], set[Reader]] = defaultdict(set)
         self._news = asyncio.Event()
-        self._told = 0
+        self._sent_position = 0
         self._sent: dict[tuple[str, str], float] = {}
         self._stale: set[tuple[str, str]] = set()
         self._accounted, self._account_s = 0.0, GROWS_S
@@ -86,17 +86,17 @@ class Hub:
         """Say that something may have changed."""
         self._news.set()
 
-    def look(self, *, answers: bool) -> None:
+    def set_available(self, *, available: bool) -> None:
         """Tell everybody when the bus ceases to answer, and when it does so again."""
-        self._there = self._clock() if answers else self._there
-        if answers == (not self.away):
+        self._there = self._clock() if available else self._there
+        if available == (not self.away):
             return
-        self.away = 0.0 if answers else self._there
+        self.away = 0.0 if available else self._there
         for topic in list(self._readers):
-            self._send(topic, self._told_away())
+            self._send(topic, self._away_frame())
         self.wake()
 
-    def _told_away(self) -> str:
+    def _away_frame(self) -> str:
         return msgspec.json.encode({"away": self.away}).decode()
 
     # --- readers -----------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Hub:
         self._readers[topic].add(reader)
         reader.send(frame)
         if self.away:
-            reader.send(self._told_away())
+            reader.send(self._away_frame())
         return reader
 
     def close(self, topic: tuple[str, str], reader: Reader) -> None:
@@ -164,7 +164,7 @@ class Hub:
         """Tell everybody the whole, once the journal is read."""
         self.behind = 0
         self._account()
-        self._told = self.picture.position
+        self._sent_position = self.picture.position
         self._cluster = ""
         self.picture.changed.clear()
         for topic in list(self._readers):
@@ -181,10 +181,10 @@ class Hub:
         if self.behind:
             changed = {("event", "")} if changed else changed
         if changed and CLUSTER in self._readers:
-            page = self.pages.changes(now, changed, self._told)
+            page = self.pages.changes(now, changed, self._sent_position)
             page = msgspec.structs.replace(page, behind=self.behind)
             self._send(CLUSTER, msgspec.json.encode({"changes": page}).decode())
-        self._told = self.picture.position
+        self._sent_position = self.picture.position
         self._stale |= changed
         self._send_pages(now)
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 import uvicorn
-from unicron_goodput.otel import Traces, endpoint
 
 from unicron.aio import insist, together
 from unicron.bootstrap import connected
@@ -17,10 +16,11 @@ from unicron.client import Client
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.families import Sample
 from unicron.metrics import Metrics
+from unicron.observe.accounts.otel import Traces, endpoint
+from unicron.observe.cluster import TELEMETRY, Cluster
 from unicron.runner import run_process
 from unicron.settings import MOST_PORT, PREFIX, Settings
 from unicron_console.live import Hub
-from unicron_console.projection import TELEMETRY, Projection
 from unicron_console.tokens import Tokens
 from unicron_console.web import Web
 
@@ -89,7 +89,7 @@ async def serve(settings: ConsoleSettings) -> None:
         InvalidInputError: nobody can listen where the settings say, or the tokens can't be used.
     """
     tokens, traces = Tokens(settings.console_tokens), Traces(settings)
-    picture = Projection()
+    picture = Cluster()
     hub = Hub(picture, time.time)
     hub.behind = 1  # as long as nobody knows how much there is to read
     async with connected(settings, settings.process) as bus:
@@ -100,11 +100,11 @@ async def serve(settings: ConsoleSettings) -> None:
         await together(
             listen(settings, web),
             read(client, hub),
-            _hear(client, hub),
+            _read_telemetry(client, hub),
             _fill(client, hub),
             _trace(hub, traces),
             hub.run(),
-            _look(bus, hub),
+            _watch_bus(bus, hub),
         )
 
 
@@ -159,22 +159,22 @@ async def read(client: Client, hub: Hub) -> None:
             await asyncio.sleep(0)
 
 
-async def _look(bus: Bus, hub: Hub) -> None:
+async def _watch_bus(bus: Bus, hub: Hub) -> None:
     """See again and again whether the bus answers: what is shown of a cluster that is not heard of is old."""
     while True:
         try:
             async with asyncio.timeout(ANSWERS_S):
                 await bus.flush()
         except (UnicronError, TimeoutError):
-            hub.look(answers=False)
+            hub.set_available(available=False)
         else:
-            hub.look(answers=True)
+            hub.set_available(available=True)
         await asyncio.sleep(LOOK_S)
 
 
-async def _hear(client: Client, hub: Hub) -> None:
+async def _read_telemetry(client: Client, hub: Hub) -> None:
     async for message in client.telemetry(*TELEMETRY):
-        hub.picture.overhear(message)
+        hub.picture.handle_telemetry(message)
         hub.wake()
 
 
@@ -194,14 +194,14 @@ async def _fill(client: Client, hub: Hub) -> None:
 
 
 async def _trace(hub: Hub, traces: Traces) -> None:
-    """Tell of recoveries as they are over; of those that were before this process was there, another one has told."""
+    """Export recoveries as they end; another process has exported those before this one was there."""
     while True:
-        tell(hub.picture, None if hub.behind else traces)
+        export_recoveries(hub.picture, None if hub.behind else traces)
         await asyncio.sleep(TRACE_S)
 
 
-def tell(picture: Projection, traces: Traces | None) -> None:
-    """Tell of each recovery that is over, and forget what only that was kept for; None: forget it."""
+def export_recoveries(picture: Cluster, traces: Traces | None) -> None:
+    """Export each recovery that is over, and forget what only that was kept for; None: only forget it."""
     while picture.healed:
         chain = picture.healed.popleft()
         story = picture.stories.get(chain)
@@ -209,7 +209,7 @@ def tell(picture: Projection, traces: Traces | None) -> None:
             continue
         cost = picture.goodput.chain(chain) if traces and story.messages else None
         if traces and cost:
-            traces.tell(cost, story.messages)
+            traces.export(cost, story.messages)
         story.messages.clear()
 
 

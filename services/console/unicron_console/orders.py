@@ -3,12 +3,11 @@
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from unicron_narration.explain import explain
-
 from unicron.client import Client
 from unicron.contracts.faults import FAULTS, kind_of
 from unicron.errors import InvalidInputError, UnicronError
-from unicron_console.projection import Projection
+from unicron.observe.cluster import Cluster
+from unicron.observe.words.explain import explain
 from unicron_console.views import Wanted
 
 BREAK = "break"
@@ -101,7 +100,7 @@ def _fault(wanted: Wanted) -> tuple[str, str, str]:
     return fault, wanted.worker, value
 
 
-def check(wanted: Wanted, picture: Projection, *, chaos: bool) -> Order:
+def check(wanted: Wanted, picture: Cluster, *, chaos: bool) -> Order:
     """Return the order that is wanted.
 
     Raises:

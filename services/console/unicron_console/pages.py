@@ -3,18 +3,19 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import structs
-from unicron_goodput.chains import ChainCost
-from unicron_goodput.report import Report
-from unicron_narration.explain import changes, comes, explain
-from unicron_narration.headline import headline
-from unicron_narration.signs import Sign, words
-from unicron_narration.units import KNOWN_FLOPS
 
 from unicron.contracts.hardware import Gpu
 from unicron.contracts.queries import PlanView, StragglerView
 from unicron.contracts.tasks import UNCOUNTED, NodeState, TaskState
-from unicron_console.projection import Projection
-from unicron_console.state import Failure, Node, Story, Task
+from unicron.observe.accounts.chains import ChainCost
+from unicron.observe.accounts.report import Report
+from unicron.observe.cluster import Cluster
+from unicron.observe.incidents import Failure
+from unicron.observe.state import Entry, Node, Story, Task
+from unicron.observe.words.explain import changes, comes, explain
+from unicron.observe.words.headline import headline_of
+from unicron.observe.words.signs import Sign, words
+from unicron.observe.words.units import KNOWN_FLOPS
 from unicron_console.views import (
     ClusterPage,
     FailureLine,
@@ -28,7 +29,6 @@ from unicron_console.views import (
     StragglerPage,
     TaskLine,
     TaskPage,
-    Told,
     WorkerLine,
 )
 
@@ -55,15 +55,15 @@ class Pages:
         report: of the goodput, as it was when `account` was called last.
     """
 
-    def __init__(self, picture: Projection) -> None:
-        self._of = picture
+    def __init__(self, picture: Cluster) -> None:
+        self._picture = picture
         self.report: Report = picture.goodput.report()
         self._costs: dict[str, ChainCost] = {}
 
     def account(self, now: float) -> None:
         """Work out anew where the time went; it looks at each slot, so not for each answer."""
-        self.report, costs = self._of.goodput.statement(now)
-        self._costs = {cost.chain: cost for cost in costs if cost.chain in self._of.failures}
+        self.report, costs = self._picture.goodput.statement(now)
+        self._costs = {cost.chain: cost for cost in costs if cost.chain in self._picture.failures}
 
     # --- lines -------------------------------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class Pages:
 
     def task_line(self, task: Task) -> TaskLine:
         """Return a task in one line."""
-        spec, row = task.spec, self.report.of(task.spec.name)
+        spec, row = task.spec, self.report.row(task.spec.name)
         planned = task.share.waf if task.share else 0.0
         return TaskLine(
             name=spec.name,
@@ -100,33 +100,39 @@ class Pages:
 
     def failure_line(self, failure: Failure, cost: ChainCost | None = None) -> FailureLine:
         """Return a failure in one line, by what it cost; None: as was worked out last."""
-        cost = cost or self._costs.get(failure.chain)
-        begun = min(failure.begun, cost.begun) if cost else failure.begun
+        chain, first = failure.cause.chain, failure.first
+        cost = cost or self._costs.get(chain)
+        back = failure.recovered_at() if failure.tasks else None
         return FailureLine(
-            chain=failure.chain,
-            at=failure.at,
+            chain=chain,
+            at=first.at,
             severity=failure.severity,
-            status=failure.status,
-            node=failure.node,
-            worker=failure.worker,
-            tasks=failure.tasks,
-            recovered_s=None if failure.closed is None else failure.closed - begun,
-            over=not failure.open,
+            status=str(first.status),
+            node=first.node,
+            worker=first.worker,
+            tasks=list(failure.tasks),
+            recovered_s=None if back is None else back - self._begun(failure),
+            over=not failure.is_open,
             cost_s=cost.whole_s if cost else 0.0,
-            text=failure.text,
+            text=first.reason,
         )
+
+    def _begun(self, failure: Failure) -> float:
+        """Return when a failure began: with its first sign, as far as that is known."""
+        story = self._picture.stories.get(failure.cause.chain)
+        return min([failure.begun, *(entry.at for entry in story.entries[:1])]) if story else failure.begun
 
     def failures(self, of: Iterable[Failure] | None = None) -> list[FailureLine]:
         """Return failures, newest first; None: all that are known."""
-        known = self._of.failures.values() if of is None else of
+        known = self._picture.failures.values() if of is None else of
         return [self.failure_line(failure) for failure in reversed(list(known))]
 
     # --- cluster -----------------------------------------------------------------------------------------------------
 
     def cluster(self, now: float, behind: int = 0) -> ClusterPage:
         """Return the whole cluster at a glance."""
-        of = self._of
-        events = [told for told, _, _ in list(of.events)[-LAST_EVENTS:]]
+        of = self._picture
+        events = [entry for entry, _, _ in list(of.events)[-LAST_EVENTS:]]
         nodes, tasks = list(of.nodes), list(of.tasks)
         return self._cluster(now, behind, nodes, tasks, events, self._course())
 
@@ -138,17 +144,17 @@ class Pages:
             changed: kinds and names of what did.
             after: position of the last change that is known already.
         """
-        events: list[Told] = []
+        events: list[Entry] = []
         if ("event", "") in changed:
-            for told, _, _ in reversed(self._of.events):
-                if told.position <= after or len(events) >= LAST_EVENTS:
+            for entry, _, _ in reversed(self._picture.events):
+                if entry.position <= after or len(events) >= LAST_EVENTS:
                     break
-                events.append(told)
+                events.append(entry)
         names: dict[str, list[str]] = {"node": [], "task": []}
         for kind, name in changed:
             if kind in names and name:
                 names[kind].append(name)
-        names["task"].sort(key=lambda name: self._of.tasks[name].number if name in self._of.tasks else -1)
+        names["task"].sort(key=lambda name: self._picture.tasks[name].number if name in self._picture.tasks else -1)
         course = self._course() if ("course", "") in changed else []
         return self._cluster(now, 0, names["node"], names["task"], events[::-1], course)
 
@@ -158,11 +164,10 @@ class Pages:
         behind: int,
         nodes: Sequence[str],
         tasks: Sequence[str],
-        events: list[Told],
+        events: list[Entry],
         course: list[tuple[float, float]],
     ) -> ClusterPage:
-        of = self._of
-        usable = [node for node in of.nodes.values() if node.state is NodeState.UP]
+        of = self._picture
         squares = {}
         for name in nodes:
             node = of.nodes.get(name)
@@ -174,11 +179,11 @@ class Pages:
             lines.append(gone if task is None else self.task_line(task))
         rows = [row for row in self.report.tasks if row.name]
         whole = sum(row.total_s for row in rows)
-        waf, possible = sum(task.waf for task in of.tasks.values()), of.plan.waf if of.plan else 0.0
+        waf, possible = of.waf, of.plan.waf if of.plan else 0.0
         last = [
             failure
             for place, failure in enumerate(of.failures.values(), LAST_FAILURES - len(of.failures))
-            if place >= 0 or failure.open
+            if place >= 0 or failure.is_open
         ]
         return ClusterPage(
             now=now,
@@ -188,8 +193,8 @@ class Pages:
             possible_waf=possible if possible >= KNOWN_FLOPS else 0.0,
             goodput=sum(row.seconds["training"] for row in rows) / whole if whole else None,
             course=course,
-            slots=sum(node.slots for node in usable),
-            spares=sum(node.slots - len(node.tasks) for node in usable),
+            slots=of.slots,
+            spares=of.spares,
             nodes=squares,
             tasks=lines,
             failures=self.failures(last),
@@ -198,7 +203,7 @@ class Pages:
 
     def _course(self) -> list[tuple[float, float]]:
         found, before = [], (0.0, 0.0)
-        for at, trained, whole in self._of.course.points():
+        for at, trained, whole in self._picture.course.points():
             if whole > before[1]:
                 found.append((at, (trained - before[0]) / (whole - before[1])))
             before = (trained, whole)
@@ -208,11 +213,11 @@ class Pages:
 
     def task(self, name: str, now: float) -> TaskPage | None:
         """Return a task; None where there is none."""
-        task = self._of.tasks.get(name)
+        task = self._picture.tasks.get(name)
         if task is None:
             return None
-        row = self.report.of(name)
-        hit = [failure for failure in self._of.failures.values() if name in failure.tasks]
+        row = self.report.row(name)
+        hit = [failure for failure in self._picture.failures.values() if name in failure.tasks]
         progress = [(at, int(iteration), loss, seconds) for at, iteration, loss, seconds in task.progress.points()]
         return TaskPage(
             now=now,
@@ -240,17 +245,17 @@ class Pages:
 
     def failure(self, chain: str, now: float) -> FailurePage | None:
         """Return a failure; None where there is none, or it is too long ago."""
-        failure = self._of.failures.get(chain)
+        failure = self._picture.failures.get(chain)
         if failure is None:
             return None
-        cost, story = self._of.goodput.chain(chain, now), self._of.stories.get(chain)
+        cost, story = self._picture.goodput.chain(chain, now), self._picture.stories.get(chain)
         line = self.failure_line(failure, cost)
-        messages = story.told if story else []
+        messages = story.entries if story else []
         return FailurePage(
             now=now,
             line=line,
-            headline=headline(story.ends) if story else failure.text,
-            begun=min(failure.begun, cost.begun) if cost else failure.begun,
+            headline=headline_of(failure, failure.first),
+            begun=self._begun(failure),
             wall={each.task: _nonzero(each.seconds) for each in cost.courses} if cost else {},
             seconds=_nonzero(cost.seconds) if cost else {},
             bars=cost.spans if cost else [],
@@ -264,13 +269,13 @@ class Pages:
 
     def node(self, name: str, now: float) -> NodePage | None:
         """Return a node; None where there is none."""
-        node = self._of.nodes.get(name)
+        node = self._picture.nodes.get(name)
         if node is None:
             return None
-        hit = [failure for failure in self._of.failures.values() if failure.node == name]
+        hit = [failure for failure in self._picture.failures.values() if failure.first.node == name]
         row = next((row for row in self.report.nodes if row.name == name), None)
-        history = [told for told, whose, _ in self._of.events if whose == name]
-        here = {task for task in node.tasks.values() if task in self._of.tasks}
+        history = [entry for entry, whose, _ in self._picture.events if whose == name]
+        here = {task for task in node.tasks.values() if task in self._picture.tasks}
         return NodePage(
             now=now,
             node=name,
@@ -279,7 +284,7 @@ class Pages:
             rack=node.rack,
             since=node.since,
             kind=node.kind,
-            workers=[line for task in sorted(here) for line in self._workers(self._of.tasks[task], name)],
+            workers=[line for task in sorted(here) for line in self._workers(self._picture.tasks[task], name)],
             gpus=[_gpu(gpu) for gpu in node.gpus.gpus] if node.gpus else [],
             failures=self.failures(hit[-LAST_FAILURES:]),
             cost_s=row.total_s if row else 0.0,
@@ -289,18 +294,18 @@ class Pages:
 
 def _marks(story: Story) -> list[Mark]:
     """Return what is marked of a story: once what several did, in the order in which it began."""
-    groups: dict[str, list[tuple[Told, Sign]]] = {}
-    for told, sign in zip(story.told, story.signs, strict=True):
+    groups: dict[str, list[tuple[Entry, Sign]]] = {}
+    for entry, sign in zip(story.entries, story.signs, strict=True):
         if sign is not None:
-            groups.setdefault(sign.group or str(told.position), []).append((told, sign))
+            groups.setdefault(sign.group or str(entry.position), []).append((entry, sign))
     named = len({sign.task for sign in story.signs if sign is not None and sign.task}) > 1
     return [
         Mark(
-            at=max(told.at for told, _ in group),
+            at=max(entry.at for entry, _ in group),
             position=group[0][0].position,
             kind=group[0][0].kind,
             text=words([sign for _, sign in group], named=named),
-            said=[f"{told.source}: {told.text}" for told, _ in group[:SAID]],
+            said=[f"{entry.source}: {entry.text}" for entry, _ in group[:SAID]],
             more=len(group[SAID:]),
         )
         for group in groups.values()

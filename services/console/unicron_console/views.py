@@ -1,33 +1,11 @@
 """What the console tells: the answers of its interface, from which its description (OpenAPI) is made."""
 
-from unicron_goodput.spans import PhaseSpan
-
 from unicron.contracts.base import Record
 from unicron.contracts.queries import CurvePoint, PlanView, StragglerView
+from unicron.observe.accounts.spans import PhaseSpan
+from unicron.observe.state import Attempt, Entry
 
 # --- shared ---------------------------------------------------------------------------------------------------------
-
-
-class Told(Record, kw_only=True, frozen=True):
-    """A message of the journal in words.
-
-    Attributes:
-        position: in the journal.
-        at: Unix seconds, of the sender's clock.
-        source: who said it: a node or a service.
-        kind: of the message.
-        chain: id of the chain that it belongs to.
-        text: what it says.
-        lines: what else a person wants to see of it: last lines of output, a traceback, an entry of the kernel's log.
-    """
-
-    position: int
-    at: float
-    source: str
-    kind: str
-    chain: str
-    text: str
-    lines: list[str] = []
 
 
 class FailureLine(Record, kw_only=True, frozen=True):
@@ -140,7 +118,7 @@ class ClusterPage(Record, kw_only=True, frozen=True):
     nodes: dict[str, NodeSquare] = {}
     tasks: list[TaskLine] = []
     failures: list[FailureLine] = []
-    events: list[Told] = []
+    events: list[Entry] = []
 
 
 # --- task -----------------------------------------------------------------------------------------------------------
@@ -155,29 +133,6 @@ class WorkerLine(Record, kw_only=True, frozen=True):
     rank: int
     replica: int
     place: int
-
-
-class Attempt(Record, kw_only=True, frozen=True):
-    """A membership of a task.
-
-    Attributes:
-        at: Unix seconds since when it computed.
-        until: when it ended; None: it computes.
-        iteration: that it began with.
-        kept, recomputed: microbatches of the interrupted iteration.
-        chain: of what led to it; `ended` of what ended it, `why` in words.
-    """
-
-    epoch: int
-    at: float
-    workers: int
-    iteration: int
-    kept: int = 0
-    recomputed: int = 0
-    chain: str = ""
-    until: float | None = None
-    ended: str = ""
-    why: str = ""
 
 
 class TaskPage(Record, kw_only=True, frozen=True):
@@ -264,9 +219,9 @@ class FailurePage(Record, kw_only=True, frozen=True):
     bars: list[PhaseSpan] = []
     more: int = 0
     marks: list[Mark] = []
-    messages: list[Told] = []
+    messages: list[Entry] = []
     unheard: int = 0
-    evidence: list[Told] = []
+    evidence: list[Entry] = []
     plan: list[tuple[str, str]] = []
 
 
@@ -301,7 +256,7 @@ class NodePage(Record, kw_only=True, frozen=True):
     gpus: list[GpuLine] = []
     failures: list[FailureLine] = []
     cost_s: float = 0.0
-    history: list[Told] = []
+    history: list[Entry] = []
 
 
 # --- plan -----------------------------------------------------------------------------------------------------------

@@ -19,11 +19,12 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
-from unicron_goodput.report import Report
 
 from unicron.client import Client
 from unicron.contracts.queries import StragglerView
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
+from unicron.observe.accounts.report import Report
+from unicron.observe.state import Entry
 from unicron_console import orders
 from unicron_console.live import CLUSTER, Hub
 from unicron_console.openapi import describe
@@ -42,7 +43,6 @@ from unicron_console.views import (
     Question,
     StragglerPage,
     TaskPage,
-    Told,
     Wanted,
 )
 
@@ -121,7 +121,7 @@ class Web:
             Way("/api/plan", self._plan, "The plan in force, and what follows each next event.", PlanPage),
             Way("/api/what-if", self._what_if, "What the planner would do.", PlanPage, Question),
             Way("/api/goodput", self._goodput, "Where the time of all slots went.", Report),
-            Way("/api/events", self._events, "What changed: ?after=POSITION&limit=N.", list[Told]),
+            Way("/api/events", self._events, "What changed: ?after=POSITION&limit=N.", list[Entry]),
             Way("/api/access", self._access, "Who one is, by the token, and what one may order.", Access),
             Way("/api/orders", self._order, "Give an order, or learn what it would do.", Answer, Wanted),
         )
@@ -176,7 +176,7 @@ class Web:
 
     async def _events(self, request: Request) -> Response:
         after, limit = _number(request, "after", 0, 2**63), _number(request, "limit", 200, MOST_EVENTS)
-        found = [told for told, _, _ in self._hub.picture.events if told.position > after]
+        found = [entry for entry, _, _ in self._hub.picture.events if entry.position > after]
         return _json(found[-limit:] if limit else [])
 
     async def _goodput(self, _: Request) -> Response:

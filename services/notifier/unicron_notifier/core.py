@@ -26,10 +26,10 @@ from unicron.errors import InvalidInputError
 from unicron_notifier import page
 from unicron_notifier.incidents import SETTLED_S, Incidents
 from unicron_notifier.rules import Routing, Rule
-from unicron_notifier.state import FULL, Channel, Incident, State, Told
+from unicron_notifier.state import FULL, Channel, Incident, Notified, State
 
 UPDATE_S = 10.0
-"""Seconds after which those who know of an incident are told what is new; that it is over they are told at once."""
+"""Seconds after which those who know of an incident are told what is new; that it is over they are notified at once."""
 
 SHOWN = 100
 """Incidents that a query shows."""
@@ -54,7 +54,7 @@ class NotifierCore(Core):
         if self._routing.rules:
             self.handlers = {
                 **self.handlers,
-                **dict.fromkeys(self._incidents.take, self._fact),
+                **dict.fromkeys(self._incidents.handlers, self._handle),
                 TimerFired: self._fired,
                 Delivered: self._delivered,
                 GivenUp: self._given_up,
@@ -78,22 +78,24 @@ class NotifierCore(Core):
         state.channels = {name: state.channels.get(name, Channel()) for name in routing.channels}
         out: list[Message] = []
         for incident in state.incidents.values():
-            incident.told = {name: told for name, told in incident.told.items() if name in state.channels}
+            incident.told = {name: notified for name, notified in incident.told.items() if name in state.channels}
             unsaid = incident.waits or incident.telling or not (incident.ended or incident.notice)
             incident.waits, incident.telling = [], False
             out += self._schedule(incident) if unsaid else []
-        held = [told for each in state.incidents.values() for told in each.told.values() if told.held == "quiet"]
-        for rule in sorted({told.rule for told in held}):
+        held = [
+            notified for each in state.incidents.values() for notified in each.told.values() if notified.held == "quiet"
+        ]
+        for rule in sorted({notified.rule for notified in held}):
             out.append(SetTimer(name=f"morning:{rule}", after_s=self._silent_s(rule, started.at)))
         return out
 
     # --- what changes ------------------------------------------------------------------------------------------------
 
-    def _fact(self, fact: Message) -> list[Message]:
+    def _handle(self, fact: Message) -> list[Message]:
         if fact.at < self.state.since and not isinstance(fact, TaskStateChanged):
             return []
         before = {name: each.version for name, each in self.state.incidents.items()}
-        self._incidents.take[type(fact)](fact)
+        self._incidents.handlers[type(fact)](fact)
         out: list[Message] = []
         for incident in self.state.incidents.values():
             if incident.version != before.get(incident.id, 0):
@@ -108,11 +110,11 @@ class NotifierCore(Core):
             return []
         out: list[Message] = []
         for name, rule in self._matching(incident):
-            waiting = any(self._unsaid(incident, channel) for channel in rule.channels)
+            waiting = any(self._is_unnotified(incident, channel) for channel in rule.channels)
             if waiting and name not in incident.waits:
                 incident.waits.append(name)
                 out.append(SetTimer(name=f"open:{incident.id}:{name}", after_s=rule.wait_s))
-        old = any(told.version < incident.version and not told.held for told in incident.told.values())
+        old = any(notified.version < incident.version and not notified.held for notified in incident.told.values())
         at_once = incident.ended or incident.acked == incident.version
         if old and (at_once or not incident.telling):
             incident.telling = True
@@ -123,10 +125,10 @@ class NotifierCore(Core):
         about = (str(incident.kind), incident.severity, incident.status, incident.tasks)
         return [(name, rule) for name, rule in self._routing.rules.items() if rule.matches(*about)]
 
-    def _unsaid(self, incident: Incident, channel: str) -> bool:
+    def _is_unnotified(self, incident: Incident, channel: str) -> bool:
         """Return whether a channel was told nothing of an incident yet, or only that it must wait for the morning."""
-        told = incident.told.get(channel)
-        return told is None or (told.held == "quiet" and told.version < incident.version)
+        notified = incident.told.get(channel)
+        return notified is None or (notified.held == "quiet" and notified.version < incident.version)
 
     # --- what is due -------------------------------------------------------------------------------------------------
 
@@ -135,7 +137,9 @@ class NotifierCore(Core):
         if what == "morning":
             silent_s = self._silent_s(rest, timer.at)
             return (
-                [SetTimer(name=timer.name, after_s=silent_s)] if silent_s else self._sum_up([f"quiet:{rest}"], timer.at)
+                [SetTimer(name=timer.name, after_s=silent_s)]
+                if silent_s
+                else self._summarize([f"quiet:{rest}"], timer.at)
             )
         name, _, rule_name = rest.partition(":")
         incident, rule = self.state.incidents.get(name), self._routing.rules.get(rule_name)
@@ -144,10 +148,10 @@ class NotifierCore(Core):
             match what, rule:
                 case "settle", _:
                     version = incident.version
-                    self._incidents.settle(incident, timer.at)
+                    self._incidents.close_if_harmless(incident, timer.at)
                     out = self._schedule(incident) if incident.version != version else []
                 case "tell", _:
-                    out = self._tell(incident, timer.at)
+                    out = self._update(incident, timer.at)
                 case "open", Rule():
                     out = self._open(incident, rule_name, rule, timer.at)
                 case "escalate", Rule():
@@ -161,49 +165,49 @@ class NotifierCore(Core):
         if rule.holds(incident.severity, at):
             return [SetTimer(name=f"escalate:{incident.id}:{name}", after_s=self._silent_s(name, at))]
         channels = [each for each in rule.escalate.channels if each not in incident.told]
-        return self._say(incident, channels, name, at, Phase.ESCALATED)
+        return self._notify(incident, channels, name, at, Phase.ESCALATED)
 
     def _open(self, incident: Incident, name: str, rule: Rule, at: float) -> list[Message]:
         """Tell the channels of a rule for the first time, or have it wait for the morning."""
         incident.waits = [each for each in incident.waits if each != name]
-        channels = [each for each in rule.channels if self._unsaid(incident, each)]
+        channels = [each for each in rule.channels if self._is_unnotified(incident, each)]
         if not channels or (name, rule) not in self._matching(incident):
             return []
         if rule.holds(incident.severity, at):
             self._hold(incident, channels, name)
             return [SetTimer(name=f"morning:{name}", after_s=self._silent_s(name, at))]
-        out = self._say(incident, channels, name, at, Phase.OPENED)
+        out = self._notify(incident, channels, name, at, Phase.OPENED)
         if rule.escalate and not incident.ended:
             after_s = rule.escalate.after_min * 60
             out.append(SetTimer(name=f"escalate:{incident.id}:{name}", after_s=after_s))
         return out
 
-    def _tell(self, incident: Incident, at: float) -> list[Message]:
+    def _update(self, incident: Incident, at: float) -> list[Message]:
         """Tell those who know of an incident what has become of it."""
         incident.telling = False
         out: list[Message] = []
         phase = Phase.ACKNOWLEDGED if incident.acked == incident.version else Phase.UPDATED
-        for channel, told in incident.told.items():
-            if told.held or told.version >= incident.version:
+        for channel, notified in incident.told.items():
+            if notified.held or notified.version >= incident.version:
                 continue
-            rule = self._routing.rules.get(told.rule)
-            if rule is not None and not told.escalated and rule.holds(incident.severity, at):
-                self._hold(incident, [channel], told.rule)
-                out.append(SetTimer(name=f"morning:{told.rule}", after_s=self._silent_s(told.rule, at)))
+            rule = self._routing.rules.get(notified.rule)
+            if rule is not None and not notified.escalated and rule.holds(incident.severity, at):
+                self._hold(incident, [channel], notified.rule)
+                out.append(SetTimer(name=f"morning:{notified.rule}", after_s=self._silent_s(notified.rule, at)))
             else:
-                out += self._say(incident, [channel], told.rule, at, phase)
+                out += self._notify(incident, [channel], notified.rule, at, phase)
         return _merged(out)
 
     def _hold(self, incident: Incident, channels: Iterable[str], rule: str) -> None:
         for channel in channels:
-            incident.told[channel] = Told(version=incident.version, rule=rule, held="quiet")
+            incident.told[channel] = Notified(version=incident.version, rule=rule, held="quiet")
 
     def _silent_s(self, rule: str, at: float) -> float:
         """Return the seconds until a rule is no longer silent."""
         found = self._routing.rules.get(rule)
         return found.quiet.left_s(at) if found and found.quiet and found.quiet.holds(0, at) else 0.0
 
-    def _say(self, incident: Incident, channels: list[str], rule: str, at: float, phase: Phase) -> list[Message]:
+    def _notify(self, incident: Incident, channels: list[str], rule: str, at: float, phase: Phase) -> list[Message]:
         """Have channels say how an incident stands."""
         if incident.label is IncidentKind.UNKNOWN:
             incident.label, incident.first = incident.kind, incident.severity
@@ -213,12 +217,12 @@ class NotifierCore(Core):
             channel = self.state.channels.get(name)
             if channel is None or (channel.broken and incident.kind is IncidentKind.NOTIFIER):
                 continue  # that it is broken it can't say itself
-            told = incident.told.get(name)
-            escalated = escalated or bool(told and told.escalated)
+            notified = incident.told.get(name)
+            escalated = escalated or bool(notified and notified.escalated)
             earlier = [each for each in channel.pending if each.incident != incident.id]
             full = len(earlier) >= FULL
             held = "full" if full else ""
-            incident.told[name] = Told(version=incident.version, rule=rule, held=held, escalated=escalated)
+            incident.told[name] = Notified(version=incident.version, rule=rule, held=held, escalated=escalated)
             if not full:
                 channel.pending = [*earlier, page.notice(incident, name, phase, at, self._routing.link)]
                 saying.append(name)
@@ -226,14 +230,14 @@ class NotifierCore(Core):
             return []
         return [NotificationDecided(incident=incident.id, phase=phase, channels=saying, text=page.title(incident))]
 
-    def _sum_up(self, why: list[str], at: float, only: str = "") -> list[Message]:
+    def _summarize(self, why: list[str], at: float, only: str = "") -> list[Message]:
         """Have channels sum up what was held back from them: by a rule's quiet hours, or since too much waited."""
         held: dict[str, list[Incident]] = {}
         for incident in self.state.incidents.values():
-            for name, told in incident.told.items():
+            for name, notified in incident.told.items():
                 if (
-                    told.held
-                    and f"{told.held}:{told.rule if told.held == 'quiet' else ''}" in why
+                    notified.held
+                    and f"{notified.held}:{notified.rule if notified.held == 'quiet' else ''}" in why
                     and only in {"", name}
                 ):
                     held.setdefault(name, []).append(incident)
@@ -241,8 +245,8 @@ class NotifierCore(Core):
         out: list[Message] = []
         for name, incidents in held.items():
             for incident in incidents:
-                told = incident.told[name]
-                told.version, told.held = incident.version, ""
+                notified = incident.told[name]
+                notified.version, notified.held = incident.version, ""
             self.state.summaries += 1
             said = page.summary(incidents, name, reason, self.state.summaries, at, self._routing.link)
             self.state.channels[name].pending.append(said)
@@ -254,7 +258,7 @@ class NotifierCore(Core):
     # --- what became of it -------------------------------------------------------------------------------------------
 
     def _delivered(self, delivered: Delivered) -> list[Message]:
-        found = self._take(delivered.notice)
+        found = self._dequeue(delivered.notice)
         if found is None:
             return []
         name, incident, _ = found
@@ -264,7 +268,7 @@ class NotifierCore(Core):
 
     def _given_up(self, given_up: GivenUp) -> list[Message]:
         """Say, once, that a channel does not deliver; not where it could not say that another one does not."""
-        found = self._take(given_up.notice)
+        found = self._dequeue(given_up.notice)
         if found is None:
             return []
         name, incident, kind = found
@@ -278,7 +282,7 @@ class NotifierCore(Core):
             out.append(Alert(text=text))
         return out + self._catch_up(name, given_up.at)
 
-    def _take(self, notice: str) -> tuple[str, str, IncidentKind] | None:
+    def _dequeue(self, notice: str) -> tuple[str, str, IncidentKind] | None:
         """Take a notice off its channel; return the channel's name, and the incident's and its kind."""
         for name, channel in self.state.channels.items():
             for each in channel.pending:
@@ -288,7 +292,7 @@ class NotifierCore(Core):
         return None
 
     def _catch_up(self, name: str, at: float) -> list[Message]:
-        return [] if self.state.channels[name].pending else self._sum_up(["full:"], at, only=name)
+        return [] if self.state.channels[name].pending else self._summarize(["full:"], at, only=name)
 
     # --- queries and orders ------------------------------------------------------------------------------------------
 
@@ -328,8 +332,8 @@ class NotifierCore(Core):
                 began=each.began,
                 ended=each.ended,
                 by=each.by,
-                told=[name for name, told in each.told.items() if not told.held],
-                held=[name for name, told in each.told.items() if told.held],
+                told=[name for name, notified in each.told.items() if not notified.held],
+                held=[name for name, notified in each.told.items() if notified.held],
             )
             for each in shown[:SHOWN]
         ]

@@ -27,6 +27,7 @@ from unicron.contracts.notices import IncidentKind
 from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import TaskState
+from unicron.observe.incidents import chain_of, ends_healing
 from unicron_notifier.state import MOST_NAMES, Hit, Incident, State, TaskSeen
 
 OWN = "notifier"
@@ -58,40 +59,40 @@ class Incidents:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self.take: dict[type[Message], Callable[[Any], None]] = {
+        self.handlers: dict[type[Message], Callable[[Any], None]] = {
             NodeSuspected: self._suspected,
             FailureDetected: self._failed,
             TaskBroken: self._broken,
             TaskStateChanged: self._changed,
             PlanDecided: self._planned,
-            TaskRecovered: self._recovered,
-            TaskPaused: self._paused,
-            TaskRemoved: self._seen_to,
-            TaskSubmitted: self._seen_to,
-            NodeAdmitted: self._there,
-            NodeGone: self._there,
-            SlowdownDetected: self._slow,
-            SlowdownEnded: self._usual,
+            TaskRecovered: self._healed,
+            TaskPaused: self._healed,
+            TaskRemoved: self._task_replaced,
+            TaskSubmitted: self._task_replaced,
+            NodeAdmitted: self._node_returned,
+            NodeGone: self._node_returned,
+            SlowdownDetected: self._slowdown,
+            SlowdownEnded: self._slowdown_ended,
             StragglerDetected: self._straggler,
             Alert: self._alert,
-            DeadLetter: self._letter,
+            DeadLetter: self._dead_letter,
         }
 
-    def settle(self, incident: Incident, at: float) -> None:
+    def close_if_harmless(self, incident: Incident, at: float) -> None:
         """End a failure that nothing came of: the process was replaced already, or its membership given up."""
         if incident.kind is IncidentKind.FAILURE and not incident.ended:
             for task, hit in incident.hits.items():
                 seen = self._state.tasks.get(task)
                 if not hit.stirred and seen is not None and seen.computing:
-                    self._well(hit, at, "goes on: that had been seen to already")
-            self._look(incident, at)
+                    self._heal(hit, at, "goes on: that had been seen to already")
+            self._end_if_healed(incident, at)
 
     # --- failures ----------------------------------------------------------------------------------------------------
 
     def _suspected(self, suspected: NodeSuspected) -> None:
         """Remember when it began; most that are suspected come back at once."""
         self._forget_suspicion(suspected.node)
-        incident = self._of(suspected, IncidentKind.NODE_LOST)
+        incident = self._ensure(suspected, IncidentKind.NODE_LOST)
         if not incident.version:
             incident.hidden = True
             incident.name(suspected.node)
@@ -101,7 +102,7 @@ class Incidents:
             return  # nobody need see to that
         gone = failure.severity is Severity.SEV1 and bool(failure.node)
         kind = IncidentKind.NODE_LOST if gone else IncidentKind.FAILURE
-        incident = self._of(failure, kind)
+        incident = self._ensure(failure, kind)
         before = (incident.kind, incident.severity, len(incident.hits), incident.ended, incident.version)
         if incident.hidden or not incident.reason:
             incident.kind, incident.severity, incident.hidden = kind, int(failure.severity), False
@@ -111,11 +112,11 @@ class Incidents:
             incident.note(f"{failure.worker or failure.node or failure.task}: {failure.reason}")
         incident.name(failure.node, failure.task)
         if failure.task:
-            self._hit(incident, failure.task, failure.at)
+            self._record_hit(incident, failure.task, failure.at)
         if gone:
             on = {task: seen.on[failure.node] for task, seen in self._state.tasks.items() if failure.node in seen.on}
             for task in on:
-                self._hit(incident, task, failure.at)
+                self._record_hit(incident, task, failure.at)
             incident.workers += sum(on.values())
             incident.out = [*incident.out, failure.node][-MOST_NAMES:]
             incident.away = [] if incident.hits else [*incident.away, failure.node]
@@ -124,7 +125,7 @@ class Incidents:
             incident.version += 1
 
     def _broken(self, broken: TaskBroken) -> None:
-        incident = self._of(broken, IncidentKind.TASK_FAILED)
+        incident = self._ensure(broken, IncidentKind.TASK_FAILED)
         self._fail_task(incident, broken.task, broken.reason)
 
     def _fail_task(self, incident: Incident, task: str, reason: str) -> None:
@@ -154,16 +155,16 @@ class Incidents:
         for incident, hit in self._hit_by(changed.task):
             hit.advance(changed.at, seen.computing)
             hit.stirred, hit.now = True, f"is {changed.state}"
-            if changed.state.ended or (running and hit.full and seen.computing >= hit.full):
-                self._well(hit, changed.at, f"is {changed.state}" if changed.state.ended else _goes_on(seen.computing))
-            self._look(incident, changed.at)
+            if ends_healing(changed) or (running and hit.full and seen.computing >= hit.full):
+                self._heal(hit, changed.at, f"is {changed.state}" if changed.state.ended else _goes_on(seen.computing))
+            self._end_if_healed(incident, changed.at)
         if changed.at < self._state.since:
             return
         if changed.state.ended:
-            self._usual(changed)
-        known = self._known(changed)
+            self._slowdown_ended(changed)
+        known = self._find(changed)
         if changed.state is TaskState.FAILED:
-            self._fail_task(known or self._of(changed, IncidentKind.TASK_FAILED), changed.task, changed.reason)
+            self._fail_task(known or self._ensure(changed, IncidentKind.TASK_FAILED), changed.task, changed.reason)
         elif (
             not changed.state.ended
             and known
@@ -172,11 +173,11 @@ class Incidents:
             and changed.state is not TaskState.STARTING
         ):
             stopped = changed.task in known.hits and not known.hits[changed.task].over
-            self._hit(known, changed.task, changed.at, stirred=True)
+            self._record_hit(known, changed.task, changed.at, stirred=True)
             known.version += 0 if stopped else 1
 
     def _planned(self, decided: PlanDecided) -> None:
-        incident = self._known(decided)
+        incident = self._find(decided)
         if incident is None:
             return
         for share in decided.plan.shares:
@@ -185,46 +186,44 @@ class Incidents:
                 waits = f"waits for workers ({share.reason})" if share.reason else "waits for workers"
                 hit.plan = f"is given {workers} of its {share.before} workers" if workers else waits
 
-    def _recovered(self, recovered: TaskRecovered) -> None:
-        for incident, hit in self._hit_by(recovered.task):
-            self._well(hit, recovered.at, _goes_on(recovered.workers))
-            self._look(incident, recovered.at)
+    def _healed(self, message: TaskRecovered | TaskPaused) -> None:
+        now = _goes_on(message.workers) if isinstance(message, TaskRecovered) else "was paused by a user"
+        for incident, hit in self._hit_by(message.task) if ends_healing(message) else ():
+            self._heal(hit, message.at, now)
+            self._end_if_healed(incident, message.at)
 
-    def _paused(self, paused: TaskPaused) -> None:
-        for incident, hit in self._hit_by(paused.task) if paused.paused else ():
-            self._well(hit, paused.at, "was paused by a user")
-            self._look(incident, paused.at)
-
-    def _seen_to(self, message: TaskRemoved | TaskSubmitted) -> None:
+    def _task_replaced(self, message: TaskRemoved | TaskSubmitted) -> None:
         """A user has taken a task that failed away, or launched it again."""
-        for incident in self._going_on():
+        for incident in self._open():
             if incident.kind is IncidentKind.TASK_FAILED and message.task in incident.tasks:
                 incident.notice = False
                 self._end(incident, message.at)
 
-    def _there(self, message: NodeAdmitted | NodeGone) -> None:
+    def _node_returned(self, message: NodeAdmitted | NodeGone) -> None:
         """A node is there again, or has said goodbye."""
         self._forget_suspicion(message.node)
         for incident in self._state.incidents.values():
             incident.out = [node for node in incident.out if node != message.node]
-        for incident in self._going_on():
+        for incident in self._open():
             if message.node in incident.away:
                 incident.away.remove(message.node)
                 incident.note(f"{message.node} {'is back' if isinstance(message, NodeAdmitted) else 'has left'}")
-                self._look(incident, message.at)
+                self._end_if_healed(incident, message.at)
 
     # --- slowness ----------------------------------------------------------------------------------------------------
 
-    def _slow(self, slow: SlowdownDetected) -> None:
-        incident = self._same(f"slow:{slow.task}") or self._of(slow, IncidentKind.SLOW)
-        self._slower(incident, slow, f"{slow.text}", 1 - slow.usual_s / slow.recent_s if slow.recent_s else 0.0)
+    def _slowdown(self, slow: SlowdownDetected) -> None:
+        incident = self._find_by_key(f"slow:{slow.task}") or self._ensure(slow, IncidentKind.SLOW)
+        self._record_slowdown(
+            incident, slow, f"{slow.text}", 1 - slow.usual_s / slow.recent_s if slow.recent_s else 0.0
+        )
         for each in slow.workers:
             incident.name(each.node)
 
     def _straggler(self, slow: StragglerDetected) -> None:
-        incident = self._same(f"slow:{slow.task}") or self._of(slow, IncidentKind.SLOW)
+        incident = self._find_by_key(f"slow:{slow.task}") or self._ensure(slow, IncidentKind.SLOW)
         who = f" {slow.worker} on {slow.node}" if slow.worker else ""
-        self._slower(
+        self._record_slowdown(
             incident, slow, f"{slow.slowdown:.2f} times as slow as it could be: {slow.diagnosis}{who}", slow.waste
         )
         incident.name(slow.node)
@@ -233,7 +232,9 @@ class Incidents:
         if slow.cure:
             incident.note(slow.cure)
 
-    def _slower(self, incident: Incident, slow: SlowdownDetected | StragglerDetected, text: str, factor: float) -> None:
+    def _record_slowdown(
+        self, incident: Incident, slow: SlowdownDetected | StragglerDetected, text: str, factor: float
+    ) -> None:
         incident.key = f"slow:{slow.task}"
         incident.name(task=slow.task)
         if incident.reason and text != incident.reason:
@@ -243,8 +244,8 @@ class Incidents:
         incident.ended = 0.0
         incident.version += 1
 
-    def _usual(self, message: SlowdownEnded | TaskStateChanged) -> None:
-        incident = self._same(f"slow:{message.task}")
+    def _slowdown_ended(self, message: SlowdownEnded | TaskStateChanged) -> None:
+        incident = self._find_by_key(f"slow:{message.task}")
         if incident is not None and not incident.ended:
             why = f"{message.task} has ended" if isinstance(message, TaskStateChanged) else message.reason
             incident.note(f"over: {why}")
@@ -253,30 +254,32 @@ class Incidents:
     # --- alerts ------------------------------------------------------------------------------------------------------
 
     def _alert(self, alert: Alert) -> None:
-        known, incidents = self._known(alert), self._state.incidents.values()
+        known, incidents = self._find(alert), self._state.incidents.values()
         if any(each.kind is IncidentKind.DEAD_LETTER and each.reason == alert.text for each in incidents):
             return  # each dead letter has an alert that says the same
         if alert.source == OWN:  # else it would be about itself
-            self._once(alert, IncidentKind.NOTIFIER, f"own:{alert.text}", alert.text, name_of(alert.id))
+            self._record_once(alert, IncidentKind.NOTIFIER, f"own:{alert.text}", alert.text, name_of(alert.id))
         elif known is None:
             key = f"alert:{alert.node}:{alert.task}:{re.sub(r'[0-9]+', '0', alert.text)}"
-            self._once(alert, IncidentKind.ALERT, key, alert.text)
+            self._record_once(alert, IncidentKind.ALERT, key, alert.text)
         else:
             known.hidden = False
             known.version += known.note(alert.text)
 
-    def _letter(self, letter: DeadLetter) -> None:
+    def _dead_letter(self, letter: DeadLetter) -> None:
         text = f"a message on {letter.subject} could not be used: {letter.error}"
-        self._once(letter, IncidentKind.DEAD_LETTER, f"letter:{letter.subject}:{letter.error}", text)
+        self._record_once(letter, IncidentKind.DEAD_LETTER, f"letter:{letter.subject}:{letter.error}", text)
 
-    def _once(self, message: Alert | DeadLetter, kind: IncidentKind, key: str, text: str, name: str = "") -> None:
+    def _record_once(
+        self, message: Alert | DeadLetter, kind: IncidentKind, key: str, text: str, name: str = ""
+    ) -> None:
         """Take in what has no end; the same again, within a while, is only counted."""
         key = blake2b(key.encode(), digest_size=8).hexdigest()
-        same = self._same(key)
+        same = self._find_by_key(key)
         if same is not None and message.at - same.began < SAME_S:
             same.again += 1
             return
-        incident = self._of(message, kind, name)
+        incident = self._ensure(message, kind, name)
         if incident.version:
             return
         incident.key, incident.notice, incident.reason = key, True, text
@@ -286,21 +289,20 @@ class Incidents:
 
     # --- incidents ---------------------------------------------------------------------------------------------------
 
-    def _going_on(self) -> list[Incident]:
+    def _open(self) -> list[Incident]:
         return [each for each in self._state.incidents.values() if not each.ended]
 
     def _hit_by(self, task: str) -> list[tuple[Incident, Hit]]:
         """Return the incidents that still keep a task from its work, and what each did to it."""
-        found = ((each, each.hits.get(task)) for each in self._going_on())
+        found = ((each, each.hits.get(task)) for each in self._open())
         return [(incident, hit) for incident, hit in found if hit is not None and not hit.over]
 
-    def _known(self, message: Message) -> Incident | None:
-        chain = message.correlation or message.id
-        return self._state.incidents.get(name_of(chain))
+    def _find(self, message: Message) -> Incident | None:
+        return self._state.incidents.get(name_of(chain_of(message)))
 
-    def _of(self, message: Message, kind: IncidentKind, name: str = "") -> Incident:
+    def _ensure(self, message: Message, kind: IncidentKind, name: str = "") -> Incident:
         """Return the incident that a fact belongs to; a new one where it is the first of its chain."""
-        chain = message.correlation or message.id
+        chain = chain_of(message)
         name = name or name_of(chain)
         if name not in self._state.incidents:
             incident = Incident(id=name, chain=chain, kind=kind, severity=3, began=message.at)
@@ -308,7 +310,7 @@ class Incidents:
             self._state.forget()
         return self._state.incidents[name]
 
-    def _same(self, key: str) -> Incident | None:
+    def _find_by_key(self, key: str) -> Incident | None:
         """Return the newest incident with a key that is going on, or that has no end."""
         found = (each for each in reversed(self._state.incidents.values()) if each.key == key and not each.ended)
         return next(found, None)
@@ -317,7 +319,7 @@ class Incidents:
         for each in [each for each in self._state.incidents.values() if each.hidden and node in each.nodes]:
             del self._state.incidents[each.id]
 
-    def _hit(self, incident: Incident, task: str, at: float, *, stirred: bool = False) -> None:
+    def _record_hit(self, incident: Incident, task: str, at: float, *, stirred: bool = False) -> None:
         """Note that an incident stops a task; one that was over goes on."""
         incident.name(task=task)
         hit = incident.hits.get(task)
@@ -331,11 +333,11 @@ class Incidents:
         hit.stirred = hit.stirred or stirred
         incident.away, incident.ended = [], 0.0
 
-    def _well(self, hit: Hit, at: float, now: str) -> None:
+    def _heal(self, hit: Hit, at: float, now: str) -> None:
         hit.advance(at, hit.full)
         hit.over, hit.now = True, now
 
-    def _look(self, incident: Incident, at: float) -> None:
+    def _end_if_healed(self, incident: Incident, at: float) -> None:
         """End an incident that is healed."""
         waits = incident.away or any(not hit.over for hit in incident.hits.values())
         if incident.kind in HEALED and incident.version and not incident.ended and not waits:

@@ -57,7 +57,7 @@ class Hit(msgspec.Struct, kw_only=True):
         return self.lost + (0.0 if self.over else max(0, self.full - self.computing) * max(0.0, at - self.since))
 
 
-class Told(msgspec.Struct, kw_only=True):
+class Notified(msgspec.Struct, kw_only=True):
     """What a channel was told of an incident.
 
     Attributes:
@@ -128,7 +128,7 @@ class Incident(msgspec.Struct, kw_only=True):
     acked: Count = 0
     version: Count = 0
     again: Count = 0
-    told: dict[str, Told] = {}
+    told: dict[str, Notified] = {}
     waits: Annotated[list[Label], Few] = []
     telling: bool = False
     notice: bool = False
@@ -137,7 +137,7 @@ class Incident(msgspec.Struct, kw_only=True):
     @property
     def settled(self) -> bool:
         """Whether nobody has to be told anything."""
-        return not (self.waits or self.telling or any(told.held for told in self.told.values()))
+        return not (self.waits or self.telling or any(notified.held for notified in self.told.values()))
 
     def worsen(self, kind: IncidentKind, severity: int) -> None:
         """Take the worse of what it was and this."""

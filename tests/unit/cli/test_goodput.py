@@ -11,8 +11,9 @@ from helpers.cli import printed
 from replay import replayer
 from unicron_cli.goodput import ROWS, dearest, span_s, to_csv, view, view_of
 from unicron_cli.output import to_json
-from unicron_goodput.accounting import Goodput
-from unicron_goodput.phases import Phase
+
+from unicron.observe.accounts.goodput import Goodput
+from unicron.observe.accounts.phases import Phase
 
 
 @pytest.fixture(scope="module")

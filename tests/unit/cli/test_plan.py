@@ -13,8 +13,6 @@ from unicron_cli import plan as commands
 from unicron_cli.main import app
 from unicron_cli.planviews import ROWS, bar, curve_view, lookup_view, places, plan_view, thinned, what_if_view
 from unicron_cli.plot import draw_curve
-from unicron_narration.explain import changes, condition, explain, happened
-from unicron_narration.units import span
 
 from unicron import codec
 from unicron.client import Client
@@ -22,6 +20,8 @@ from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.queries import Curve, CurvePoint, PlanView, Reply, TableRow, WhatIf
 from unicron.contracts.tasks import SlotRef, TaskSpec
 from unicron.errors import InvalidInputError, UnicronError
+from unicron.observe.words.explain import changes, condition, explain, happened
+from unicron.observe.words.units import span
 
 
 def refs(node, *numbers):

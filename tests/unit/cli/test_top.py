@@ -1,21 +1,21 @@
 """What `unicron top` shows, from statuses and messages to the lines of a terminal of any size."""
 
+import functools
 import io
 import itertools
-import tracemalloc
 
-import msgspec
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
-from unicron_cli.glance import EVENTS, FAILURES, Watched
+from unicron_cli.glance import EVENTS, FAILURES, glance
 from unicron_cli.topview import top_view
 
-from unicron.contracts.events import FailureDetected, Regrouped, TaskRecovered, TaskStateChanged
+from unicron.contracts.events import FailureDetected, TaskRecovered, TaskStateChanged
 from unicron.contracts.failures import Severity
-from unicron.contracts.plans import Plan
+from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.queries import NodeView, Status, TaskView
-from unicron.contracts.tasks import UNCOUNTED, Member, NodeState, Slot, TaskSpec, TaskState
+from unicron.contracts.tasks import UNCOUNTED, Member, NodeState, Slot, SlotRef, TaskSpec, TaskState
+from unicron.observe.cluster import Cluster
 
 NOW = 1_000_000.0
 EVIL = "\x1b[2J\x07\u202e\tx"
@@ -43,11 +43,20 @@ def back(chain="c1", task="gpt"):
     return TaskRecovered(correlation=chain, at=NOW - 58, task=task, epoch=2, workers=6, seconds=0.59)
 
 
+def cluster(status, messages=()):
+    """Return a cluster of which these messages and then a status were read."""
+    found = Cluster()
+    for position, message in enumerate(messages, 1):
+        found.handle(position, message)
+    found.fill(status)
+    return found
+
+
 def small():
-    watched = Watched()
     members = [Member(worker=f"gpt-{each}", node=f"node-{each}", slot=0) for each in (1, 2)]
     running = {"state": TaskState.RUNNING, "members": members, "iteration": 49, "loss": 2.5, "iteration_s": 0.25}
-    watched.status = Status(
+    share = TaskShare(task="gpt", slots=[SlotRef(node=each.node, slot=each.slot) for each in members])
+    status = Status(
         nodes=[node(1), node(2), node(3, NodeState.LOST), node(4, NodeState.DRAINING)],
         tasks=[
             TaskView(spec=spec("done"), state=TaskState.FINISHED, iteration=99),
@@ -55,51 +64,45 @@ def small():
             TaskView(spec=spec("open", iterations=UNCOUNTED), state=TaskState.WAITING),
             TaskView(spec=spec("hurt"), state=TaskState.RECOVERING),
         ],
-        plan=Plan(number=3, trigger="node_lost:node-3", workers=4, waf=2e12),
+        plan=Plan(number=3, trigger="node_lost:node-3", workers=4, waf=2e12, shares=[share]),
     )
-    watched.goodput = {"gpt": 0.971}
-    for message in (failed(), changed(TaskState.RECOVERING), changed(TaskState.RUNNING), back()):
-        watched.hear(message)
-    return watched
+    return cluster(status, (failed(), changed(TaskState.RECOVERING), changed(TaskState.RUNNING), back()))
 
 
+@functools.cache
 def large():
-    watched = Watched()
     states = [*[NodeState.UP] * 16_380, NodeState.LOST, *[NodeState.DRAINING] * 3]
     tasks = [
         TaskView(spec=spec(f"task-{each}"), state=TaskState.RUNNING, iteration=each % 100) for each in range(9_999)
     ]
     tasks.append(TaskView(spec=spec("broken"), state=TaskState.FAILED))
-    watched.status = Status(nodes=[node(*each, 8) for each in enumerate(states)], tasks=tasks)
-    for each in range(1000):
-        watched.hear(failed(f"c{each}", NOW - each))
-    return watched
+    status = Status(nodes=[node(*each, 8) for each in enumerate(states)], tasks=tasks)
+    return cluster(status, [failed(f"c{each}", NOW - each) for each in range(1000)])
 
 
 def hostile():
-    watched = Watched()
     name = f"火火{EVIL}" + "n" * 300
-    waiting = TaskView(spec=spec(name), state=TaskState.WAITING)
-    watched.status = Status(nodes=[NodeView(node=name, state=NodeState.UP)], tasks=[waiting] * 40)
-    for each in range(60):
-        watched.hear(failed(f"c{each}", worker=name, node=name, reason=f"{EVIL}\n" * 50))
-    watched.error = f"{EVIL} nobody answers\n" * 20
-    return watched
+    waiting = [TaskView(spec=spec(f"{name}{each}"), state=TaskState.WAITING) for each in range(40)]
+    status = Status(nodes=[NodeView(node=name, state=NodeState.UP)], tasks=waiting)
+    return cluster(status, [failed(f"c{each}", worker=name, node=name, reason=f"{EVIL}\n" * 50) for each in range(60)])
 
 
-def drawn(watched, width, height):
+ERRORS = {hostile: f"{EVIL} nobody answers\n" * 20}
+
+
+def drawn(seen, width, height, error=""):
     """Return the lines of a terminal of that size, with what steers it left in."""
     out = io.StringIO()
     console = Console(file=out, width=width, height=height, color_system=None, force_terminal=False, emoji=False)
-    console.print(top_view(watched.glance(NOW), width, height))
+    console.print(top_view(glance(seen, {"gpt": 0.971}, NOW, error), width, height))
     return out.getvalue().rstrip("\n").split("\n")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "height"), [*itertools.product((20, 40, 80, 132, 300), (5, 12, 24, 60))])
-@pytest.mark.parametrize("seen", [Watched, small, large, hostile], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("seen", [Cluster, small, large, hostile], ids=lambda each: each.__name__)
 def test_it_fits_into_any_terminal_and_nothing_steers_it(seen, width, height):
-    lines = drawn(seen(), width, height)
+    lines = drawn(seen(), width, height, ERRORS.get(seen, ""))
     assert len(lines) <= height
     assert max(map(cell_len, lines)) <= width
     assert not {*"\x1b\x07\u202e\t"} & {*"".join(lines)}
@@ -134,50 +137,17 @@ def test_of_thousands_each_state_keeps_a_square_and_what_is_left_out_is_counted(
     assert more.strip() == f"and {10_000 - shown:,} more tasks"
 
 
-def test_a_failure_is_open_until_its_tasks_are_back_by_whatever_chain():
-    watched = Watched()
-    watched.hear(failed("lost", worker="", task="", reason="its connection ended"))
-    for task in ("a", "b"):
-        watched.hear(changed(TaskState.RECOVERING, "lost", task))
-    [line] = watched.glance(NOW).failures
-    assert (line.open, line.outcome) == (True, "a recovering, b recovering")
-    assert line.what == "node-2: its connection ended"
-    watched.hear(changed(TaskState.RUNNING, "joined", "a"))
-    watched.hear(back("joined", "a"))
-    watched.hear(changed(TaskState.REMOVED, "ordered", "b"))
-    [line] = watched.glance(NOW).failures
-    assert (line.open, line.outcome) == (False, "a back at 6 workers after 0.59 s, b removed")
-    watched.hear(changed(TaskState.RECOVERING, "later", "a"))
-    assert watched.glance(NOW).failures == [line], "what comes later is another's"
-
-
-def test_it_keeps_no_more_however_long_it_runs():
-    watched = Watched()
-    members = [Member(worker=f"gpt-{each}", node="node-1", slot=each) for each in range(100)]
-    many = msgspec.structs.replace(changed(TaskState.RECOVERING), members=members)
-    regrouped = Regrouped(node="n", slot=0, task="gpt", worker="w", epoch=1, rank=0, world_size=1, iteration=1)
-
-    def storm(chains):
-        for each in chains:
-            watched.hear(failed(f"c{each}", NOW - 1e5 + each))
-            for message in (many, regrouped, back()):
-                watched.hear(msgspec.structs.replace(message, correlation=f"c{each}"))
-
-    storm(range(500))
-    tracemalloc.start()
-    storm(range(500, 1500))
-    grown, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert grown < 1e6
-    glance = watched.glance(NOW)
-    assert (len(glance.failures), len(glance.events)) == (FAILURES, EVENTS)
-    assert glance.failures[0].chain == "c1499"
+def test_a_glance_has_the_newest_and_how_they_stand():
+    seen = cluster(Status(), [failed(f"c{each}", NOW - 1e5 + each) for each in range(500)])
+    found = glance(seen, {}, NOW)
+    assert (len(found.failures), len(found.events)) == (FAILURES, EVENTS)
+    assert (found.failures[0].chain, found.failures[0].open, found.failures[0].outcome) == ("c499", True, "")
+    [line] = glance(small(), {}, NOW).failures
+    assert (line.open, line.outcome) == (False, "back at 6 workers after 0.59 s")
 
 
 def test_without_an_answer_it_says_so_and_keeps_what_it_knew():
-    watched = small()
-    watched.error = "no answer from registry within 5 s: is registry running?"
-    text = "\n".join(drawn(watched, 80, 24))
+    text = "\n".join(drawn(small(), 80, 24, "no answer from registry within 5 s: is registry running?"))
     assert "is registry running?" in text
     assert "gpt-2 on node-2" in text
-    assert "no plan yet" in "\n".join(drawn(Watched(), 80, 24))
+    assert "no plan yet" in "\n".join(drawn(Cluster(), 80, 24))

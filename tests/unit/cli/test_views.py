@@ -2,11 +2,11 @@ import pytest
 from helpers.cli import printed
 from msgspec.structs import replace
 from unicron_cli.views import status_view, tasks_table
-from unicron_narration.units import ago, percent, si
 
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.queries import NodeView, SaverView, Status, TaskView
 from unicron.contracts.tasks import Member, NodeState, ParallelLayout, Slot, SlotRef, TaskSpec, TaskState
+from unicron.observe.words.units import ago, percent, si
 
 SPEC = TaskSpec(name="gpt", command=["x"], weight=2.0, min_workers=1, max_workers=4, iterations=10)
 

@@ -14,8 +14,6 @@ from helpers.ports import free_port
 from unicron_console.live import CLUSTER, WAITING, Hub
 from unicron_console.main import ConsoleSettings, listen
 from unicron_console.orders import ORDERS
-from unicron_console.projection import Projection
-from unicron_console.state import Node
 from unicron_console.tokens import Tokens
 from unicron_console.web import MOST_BODY, Web
 from unicron_deploy.nats_server import is_free
@@ -28,6 +26,8 @@ from unicron.client import Client
 from unicron.contracts.plans import Plan
 from unicron.contracts.queries import DrainNode, InjectFault, PlanView, Reply, RewindTask, TableRow
 from unicron.errors import BusUnavailableError, InvalidInputError
+from unicron.observe.cluster import Cluster
+from unicron.observe.state import Node
 
 TOKEN = "ada-has-a-long-enough-token"
 MINE = {"Authorization": f"Bearer {TOKEN}"}
@@ -117,7 +117,7 @@ def site(tokens):
     opened = []
 
     def make(answers=None, tokens=tokens, hosts=("*",), chaos=False):
-        picture = Projection()
+        picture = Cluster()
         killed = exited("w4", "n2", 1, iteration=10, signal=9)
         failed = [(121, "killed", killed), (122, "killed", failure(reason=NASTY))]
         for position, message in enumerate(journal([*began(), *failed]), 1):
@@ -221,14 +221,14 @@ def test_live_pages_begin_with_the_whole_or_say_that_there_is_none(site):
 
 def test_while_the_bus_does_not_answer_pages_say_since_when_and_time_stands_still():
     now = [100.0]
-    hub = Hub(Projection(), lambda: now[0])
-    hub.look(answers=True)
+    hub = Hub(Cluster(), lambda: now[0])
+    hub.set_available(available=True)
     before = hub.open(CLUSTER)
     now[0] = 110.0
-    hub.look(answers=False)
+    hub.set_available(available=False)
     later = hub.open(CLUSTER)
     assert (hub.now(), hub.silent_s) == (100.0, 10.0)
-    hub.look(answers=True)
+    hub.set_available(available=True)
     assert (hub.now(), hub.silent_s) == (110.0, 0.0)
     for reader in (before, later):
         whole, *told = [json.loads(reader.frames.get_nowait()) for _ in range(3)]

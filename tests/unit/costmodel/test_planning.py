@@ -408,10 +408,10 @@ def test_an_unknown_name_is_refused_with_the_known_ones(read, says):
 def test_task_files_and_checks_need_no_numpy():
     code = (
         "import sys; sys.modules['numpy'] = None\n"
-        "import unicron.checks, unicron_taskfile, unicron.costmodel.formulas\n"
+        "import unicron.checks, unicron.taskfile, unicron.costmodel.formulas\n"
         "from pathlib import Path\n"
         "text = 'name: a\\ncommand: b\\nmodel: {size: 7B, batch: 8}'\n"
-        "print(unicron_taskfile.parse(text, Path('/t.yaml')).spec.model.layers)\n"
+        "print(unicron.taskfile.parse(text, Path('/t.yaml')).spec.model.layers)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("32\n", "")

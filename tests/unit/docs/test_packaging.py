@@ -36,9 +36,8 @@ ROOMS = {
     "unicron.costmodel": ["planner"],
     "unicron.snapshots.storage": ["storage"],
     "unicron_cli": ["console"],
-    "unicron_goodput": [],
-    "unicron_narration": [],
-    "unicron_taskfile": ["console"],
+    "unicron.observe": [],
+    "unicron.taskfile": ["console"],
 }
 """Packages, and the extras with which they must work."""
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import typer.main
-import unicron_taskfile as taskfile
 import yaml
 from helpers import ROOT
 from helpers.pages import FENCED, MARK, PAGES, Line, prose, typed
@@ -22,6 +21,8 @@ from helpers.ports import free_port
 from rich.console import Console
 from unicron_cli.main import app
 from unicron_cli.report import FaultReport, Report, TaskReport, report_view
+
+from unicron import taskfile
 
 pytestmark = pytest.mark.slow
 
@@ -119,9 +120,8 @@ def check_command(words, *, mentioned=False):
         _, words, _ = command.make_parser(context).parse_args(list(words))
         if not words:
             return  # only a group was named
-        name, words = words[0], words[1:]
-        assert name in command.commands, f"no command {name}"
-        command = command.commands[name]
+        assert words[0] in command.commands, f"no command {words[0]}"
+        name, command, words = command.resolve_command(context, words)
     if words or not mentioned:
         command.make_context(name, list(words), parent=context)
 

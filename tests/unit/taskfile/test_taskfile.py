@@ -8,12 +8,12 @@ import pytest
 from helpers import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
-from unicron_taskfile import FIELDS, load, parse
 
 from unicron.checks import MOST_LAYOUTS, task_problems
 from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskSpec
 from unicron.costmodel import planning
 from unicron.errors import InvalidInputError
+from unicron.taskfile import FIELDS, load, parse
 
 FULL = """\
 name: gpt
@@ -469,8 +469,8 @@ def test_auto_waits_until_what_it_is_chosen_from_is_right():
 
 def test_auto_without_numpy_says_what_to_install():
     text = f"name: a\\ncommand: b\\nmax_workers: 8\\n{SEVEN}\\nlayout: auto"
-    code = "import sys, pathlib; sys.modules['numpy'] = None\nimport unicron_taskfile\n"
-    code += f"unicron_taskfile.parse('{text}', pathlib.Path('/t.yaml'))\n"
+    code = "import sys, pathlib; sys.modules['numpy'] = None\nimport unicron.taskfile\n"
+    code += f"unicron.taskfile.parse('{text}', pathlib.Path('/t.yaml'))\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1].endswith(
         "/t.yaml:5: layout 'auto': numpy is not installed, with which layouts are calculated; "

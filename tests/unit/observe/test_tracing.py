@@ -23,11 +23,11 @@ from helpers.accounts import (
 from msgspec.structs import replace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from unicron_goodput import otel, tracing
-from unicron_goodput.otel import Traces, endpoint
 
 from unicron.contracts import events
 from unicron.errors import InvalidInputError
+from unicron.observe.accounts import otel, tracing
+from unicron.observe.accounts.otel import Traces, endpoint
 
 RECOVERED = events.TaskRecovered(task="gpt", epoch=2, workers=4, seconds=1.0)
 HEALED = [*began(), *killed(), (150, FAILED, RECOVERED)]
@@ -50,7 +50,7 @@ def heard(monkeypatch):
         exporter = InMemorySpanExporter()
         monkeypatch.setattr(otel, "_exporter", lambda _: exporter)
         traces = Traces(Settings())
-        traces.tell(cost, messages)
+        traces.export(cost, messages)
         traces.close()
         return exporter.get_finished_spans()
 
@@ -188,7 +188,7 @@ def test_a_collector_gets_it_by_otlp_over_http(monkeypatch):
         settings.traces = f"http://127.0.0.1:{server.server_port}"
         traces = Traces(settings)
         cost, messages = told_of()
-        traces.tell(cost, messages)
+        traces.export(cost, messages)
         traces.close()
         server.shutdown()
     [(path, headers, request)] = server.taken
@@ -204,11 +204,11 @@ def test_a_collector_gets_it_by_otlp_over_http(monkeypatch):
 def test_where_no_collector_is_named_nothing_is_imported():
     program = """
 import sys
-from unicron_goodput.otel import Traces
+from unicron.observe.accounts.otel import Traces
 class Settings:
     traces = ""
 traces = Traces(Settings())
-traces.tell(None, [])
+traces.export(None, [])
 traces.close()
 print([name for name in sys.modules if name.startswith(("opentelemetry", "google.protobuf", "requests"))])
 """

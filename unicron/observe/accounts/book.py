@@ -3,10 +3,10 @@
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
-from unicron_goodput.spans import Accounts, Key, PhaseSpan, Piece
+from unicron.observe.accounts.spans import Accounts, Key, PhaseSpan, Piece
 
 NO_CHAIN = ""
-"""What belongs to no chain, or to one that is no longer told apart."""
+"""What belongs to no chain, or to one that is no longer tracked."""
 
 FULL = 100
 """So many chains may have all the spans that one may have; beyond that, the oldest are only counted."""
@@ -18,7 +18,7 @@ class Book:
     Attributes:
         since: Unix seconds; what was before is in no account.
         most: spans of one chain that are kept.
-        accounts: by chain; as many as chains are told apart and tasks are hit by each, and, of no chain, as tasks,
+        accounts: by chain; as many as chains are tracked and tasks are hit by each, and, of no chain, as tasks,
             kinds of causes and nodes come together, however many messages there are.
         spans: by chain, in the order in which they ended.
         more: by chain, how many spans there were beside those.
@@ -32,11 +32,11 @@ class Book:
         self._kept = 0
 
     def open(self, chain: str) -> None:
-        """Tell a chain apart from now on."""
+        """Track what a chain costs from now on."""
         self.accounts.setdefault(chain, {})
 
     def fold(self, chain: str) -> None:
-        """No longer tell a chain apart; what it cost stays, as of no chain."""
+        """No longer track a chain; what it cost stays, as of no chain."""
         for key, seconds in self.accounts.pop(chain).items():
             account = self.accounts[NO_CHAIN].setdefault(key.without_chain(), {})
             for phase, more in seconds.items():

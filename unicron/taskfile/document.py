@@ -19,10 +19,10 @@ from unicron.costmodel import formulas
 from unicron.errors import InvalidInputError
 from unicron.files import read_text
 from unicron.printable import listed, shown
-from unicron_taskfile import fields
-from unicron_taskfile.fields import BadValueError, items, whole, within, word
-from unicron_taskfile.layouts import AUTO, best_layouts, read_layout
-from unicron_taskfile.model import TABLE, read_model, read_table
+from unicron.taskfile import fields
+from unicron.taskfile.fields import BadValueError, items, whole, within, word
+from unicron.taskfile.layouts import AUTO, best_layouts, read_layout
+from unicron.taskfile.model import TABLE, read_model, read_table
 
 REQUIRED = ("name", "command")
 SHELL_WORDS = frozenset({"&&", "||", "|", ";", "&", "<", ">", ">>", "2>", "2>&1", "&>"})

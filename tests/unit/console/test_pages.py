@@ -12,14 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from replay import replayer
-from unicron_console.failures import SEEN
 from unicron_console.live import CLUSTER, GROWS_S, WAITING, Hub
-from unicron_console.main import ConsoleSettings, tell
+from unicron_console.main import ConsoleSettings, export_recoveries
 from unicron_console.main import read as read_journal
 from unicron_console.pages import Pages
-from unicron_console.projection import Projection
-from unicron_console.state import FAILURES, POINTS, STORIES, STORY, Course
-from unicron_goodput import otel
 from unicron_simulator.bus import MemoryWorld
 
 from unicron import codec, subjects
@@ -28,12 +24,17 @@ from unicron.contracts import events, hardware, slowdowns
 from unicron.contracts.plans import Plan
 from unicron.contracts.queries import NodeView, Reply, Status, TaskView
 from unicron.contracts.tasks import Member, NodeState, Slot, TaskState
+from unicron.observe.accounts import otel
+from unicron.observe.cluster import Cluster
+from unicron.observe.incidents import FAILURES
+from unicron.observe.state import POINTS, STORIES, STORY, Course
+from unicron.observe.stories import SEEN
 
 NOW = 2e9
 
 
 def read(messages, picture=None):
-    picture = picture or Projection()
+    picture = picture or Cluster()
     for position, message in enumerate(messages, 1):
         picture.handle(position, message)
     return picture
@@ -100,7 +101,7 @@ def test_a_healed_failure_adds_up_and_shows_what_was_seen(name):
 @settings(max_examples=20, deadline=None)
 def test_read_again_from_anywhere_it_is_the_picture_made_afresh(data):
     messages = replayer.read("storm")
-    picture = Projection()
+    picture = Cluster()
     at = 0
     while at < len(messages):
         until = data.draw(st.integers(at, len(messages)), "until where it is read")
@@ -123,7 +124,7 @@ def test_a_node_is_up_suspected_lost_and_back():
     lost = replace(failure(worker="", node="n2", slot=-1, sev=1, task=""), id="f", at=207.0, source="detector")
     picture.handle(901, lost)
     assert square(picture, "n2", 207.0).state == "lost"
-    assert picture.failures["f"].tasks == ["gpt"]
+    assert picture.failures["f"].tasks.keys() == {"gpt"}
     picture.handle(902, replace(admitted("n2"), id="a", at=300.0, source="registry"))
     assert square(picture, "n2", 300.0).state == "up"
 
@@ -161,7 +162,7 @@ def test_attempts_say_what_they_began_with_and_what_ended_them():
     )
     new, old = Pages(picture).task("gpt", NOW).attempts
     assert (new.epoch, new.workers, new.iteration, new.kept, new.recomputed, new.chain) == (1, 3, 10, 5, 2, "killed")
-    assert (old.until, old.ended, old.why) == (122, "killed", picture.failures["killed"].text)
+    assert (old.until, old.ended, old.why) == (122, "killed", picture.failures["killed"].first.reason)
     assert new.until is None
 
 
@@ -189,14 +190,14 @@ def test_marks_say_who_did_what_once_for_all_who_did_the_same():
 
 
 def test_telemetry_of_what_nobody_knows_changes_nothing():
-    picture = Projection()
+    picture = Cluster()
     for message in (
         finished(1, task="t"),
         hardware.GpusSampled(node="n", gpus=[]),
         slowdowns.ComputeTimed(node="n", task="t", epoch=0, iteration=1, workers=[]),
     ):
-        picture.overhear(message)
-    assert everything(picture) == everything(Projection())
+        picture.handle_telemetry(message)
+    assert everything(picture) == everything(Cluster())
 
 
 def test_progress_gives_loss_and_waf_while_the_task_runs():
@@ -206,7 +207,7 @@ def test_progress_gives_loss_and_waf_while_the_task_runs():
     picture.handle(900, replace(running, id="r", at=200.0, source="transition"))
     spec = replace(SPEC, flops_per_iteration=1e12, weight=2.0)
     picture.tasks["gpt"].spec = spec
-    picture.overhear(finished(7, seconds=2.0, at=201.0))
+    picture.handle_telemetry(finished(7, seconds=2.0, at=201.0))
     page = Pages(picture).task("gpt", NOW)
     assert (page.line.iteration, page.line.loss, page.line.waf) == (7, 0.5, 1e12)
     assert page.progress == [(201.0, 7, 0.5, 2.0)]
@@ -219,12 +220,13 @@ def test_what_the_journal_no_longer_tells_the_registry_does_and_no_more():
             NodeView(node="n1", state=NodeState.LOST),
             NodeView(node="old", state=NodeState.DRAINING, slots=[Slot(index=0, kind="gpu")], since=5.0),
         ],
-        tasks=[TaskView(spec=SPEC, state=TaskState.FAILED), old],
+        tasks=[TaskView(spec=SPEC, state=TaskState.FAILED, iteration=5), old],
     )
     picture = read(by_hand())
     before = picture.tasks["gpt"].state
     picture.fill(status)
     assert (square(picture, "n1").state, picture.tasks["gpt"].state) == ("up", before)
+    assert picture.tasks["gpt"].iteration == 5, "progress is telemetry, which the journal does not tell"
     assert (square(picture, "old").state, picture.nodes["old"].kind) == ("draining", "gpu")
     assert (picture.tasks["old"].state, picture.tasks["old"].iteration) == (TaskState.RUNNING, 9)
 
@@ -257,7 +259,7 @@ def test_what_the_registry_tells_late_is_put_where_it_belongs():
 async def test_of_a_cluster_older_than_its_journal_failures_name_their_tasks():
     young, status = older_than_its_journal()
     world = MemoryWorld(time.time)
-    bus, hub = world.connect(), Hub(Projection(), time.time)
+    bus, hub = world.connect(), Hub(Cluster(), time.time)
 
     async def registry(_):
         return codec.encode(Reply(status=status))
@@ -272,7 +274,7 @@ async def test_of_a_cluster_older_than_its_journal_failures_name_their_tasks():
     await until(lambda: not hub.behind)
     job.cancel()
     picture = hub.picture
-    assert picture.failures["killed"].tasks == ["gpt"]
+    assert picture.failures["killed"].tasks.keys() == {"gpt"}
     assert [attempt.epoch for attempt in picture.tasks["gpt"].attempts] == [1]
     assert [square(picture, node).slots for node in ("n1", "n2")] == [["gpt", "gpt"]] * 2
 
@@ -300,12 +302,12 @@ def test_a_recovery_is_told_to_a_collector_once_and_only_by_who_saw_it(monkeypat
     messages = replayer.read("demo")
     settings = ConsoleSettings(traces="http://127.0.0.1:4318")
     traces = otel.Traces(settings)
-    late, picture = read(messages), Projection()
-    tell(late, None)
+    late, picture = read(messages), Cluster()
+    export_recoveries(late, None)
     for position, message in enumerate(messages, 1):
         picture.handle(position, message)
         for each in (picture, late):
-            tell(each, traces)
+            export_recoveries(each, traces)
     traces.close()
     roots = [span.attributes["unicron.chain"] for span in exporter.get_finished_spans() if span.parent is None]
     assert len(roots) > 1
@@ -340,7 +342,7 @@ class Clock:
 
 
 def hub(messages=()):
-    picture = Projection()
+    picture = Cluster()
     for position, message in enumerate(messages, 1):
         picture.handle(position, message)
     return Hub(picture, Clock())
@@ -405,7 +407,7 @@ def test_a_page_of_something_is_sent_when_that_changes_and_nothing_else():
     made._clock.now += GROWS_S / 2
     made._tick()
     assert frames(gpt) == frames(node) == []
-    made.picture.overhear(finished(7, seconds=2.0, at=500.0))
+    made.picture.handle_telemetry(finished(7, seconds=2.0, at=500.0))
     made._tick()
     [frame] = frames(gpt)
     assert frame["whole"]["line"]["iteration"] == 7

@@ -1,7 +1,7 @@
 """A recovery as a trace: what it cost when, as spans with a root and children. Pure; `otel` gives them to a collector.
 
-A trace is told after the fact, when all tasks are back. Its ids follow from the chain alone, so whoever tells it again,
-after a restart or besides somebody else, tells the same spans.
+A trace is made after the fact, when all tasks are back. Its ids follow from the chain alone, so whoever makes it again,
+after a restart or besides somebody else, makes the same spans.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,8 +9,9 @@ from hashlib import blake2b
 
 from unicron.contracts.base import Message, Record
 from unicron.contracts.events import FailureDetected
-from unicron_goodput.chains import ChainCost
-from unicron_goodput.spans import PhaseSpan
+from unicron.observe.accounts.chains import ChainCost
+from unicron.observe.accounts.spans import PhaseSpan
+from unicron.observe.incidents import chain_of
 
 SLOTS = 100
 """Slots of one trace that have spans, those that lost the most time; so many messages it has, too, the first ones."""
@@ -76,7 +77,7 @@ def spans(cost: ChainCost, messages: Iterable[Message]) -> list[TraceSpan]:
     if cost.recovered_at is None or cost.detected_at is None:
         return []
     root = _number(f"{cost.chain}/root")
-    own = [each for each in messages if (each.correlation or each.id) == cost.chain]
+    own = [each for each in messages if chain_of(each) == cost.chain]
     found = [
         TraceSpan(
             root,
@@ -122,7 +123,7 @@ def _phases(cost: ChainCost, parent: int, phases: Sequence[PhaseSpan], about: At
 
 
 def _dearest(found: Sequence[PhaseSpan]) -> list[list[PhaseSpan]]:
-    """Return the spans of each slot, in the order of time; of so many slots as may be told, the dearest first."""
+    """Return the spans of each slot, in the order of time; of at most `SLOTS` slots, the dearest first."""
     places: dict[tuple[str, int, str], list[PhaseSpan]] = {}
     for each in sorted(found, key=lambda span: span.begin):
         places.setdefault((each.node, each.slot, each.task), []).append(each)

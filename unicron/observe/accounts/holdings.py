@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from unicron_goodput.book import NO_CHAIN, Book
-from unicron_goodput.phases import Phase
-from unicron_goodput.spans import NONE, Cause, Pace, Span
+from unicron.observe.accounts.book import NO_CHAIN, Book
+from unicron.observe.accounts.phases import Phase
+from unicron.observe.accounts.spans import Pace, Span
+from unicron.observe.incidents import NONE, Cause
 
 NOBODY = ""
 """The holder of slots that no task has."""
@@ -84,7 +85,6 @@ class Task:
         mark: the iteration that the newest membership began with, when, and how many workers it has.
         iteration_slot_s: slot-seconds of an iteration; 0 as long as nothing tells.
         again_to: iteration up to which it computes again.
-        healing: chains that it is not yet back at full membership from.
     """
 
     name: str
@@ -100,7 +100,6 @@ class Task:
     iteration_slot_s: float = 0.0
     again_to: int = 0
     pace: Pace = field(default_factory=Pace)
-    healing: set[str] = field(default_factory=set)
 
     def engaged(self) -> Iterator[Slot]:
         """Yield the slots whose workers are in the newest membership, or are to be."""
@@ -122,21 +121,31 @@ class Holdings:
         self.tasks: dict[str, Task] = {}
         self.held: dict[str, Held] = {}
 
+    def track(self, chain: str) -> None:
+        """Track what a chain costs from now on."""
+        self.book.open(chain)
+        self.wall.open(chain)
+
+    def forget(self, chain: str) -> None:
+        """No longer track a chain."""
+        self.book.fold(chain)
+        self.wall.fold(chain)
+
     def node(self, name: str) -> Node:
-        """Return a node; one that nobody has told of is up."""
+        """Return a node; one that is not known yet is up."""
         node = self.nodes.get(name)
         if node is None:
             node = self.nodes[name] = Node()
         return node
 
     def task(self, name: str) -> Task:
-        """Return a task; its wall time begins when it is first told of."""
+        """Return a task; its wall time begins when it is first heard of."""
         if name not in self.tasks:
             self.tasks[name] = Task(name, span=Span(self.now, Phase.START_UP))
         return self.tasks[name]
 
     def slot(self, node: str, index: int) -> Slot:
-        """Return a slot; one that nobody has told of is free from now on."""
+        """Return a slot; one that is not known yet is free from now on."""
         slots = self.node(node).slots
         if index not in slots:
             slots[index] = Slot(node, index, Span(self.now))
@@ -157,7 +166,7 @@ class Holdings:
         if task:
             self.task(task).slots[id(slot)] = slot
 
-    def settle_down(self, slot: Slot) -> None:
+    def hand_over(self, slot: Slot) -> None:
         """Let a slot without a worker go to whom it is planned for; it ends with its node if that is nobody."""
         if slot.worker:
             return

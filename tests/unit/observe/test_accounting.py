@@ -27,15 +27,15 @@ from helpers.accounts import (
     taken,
 )
 from replay import replayer
-from unicron_goodput import book
 
 from unicron.contracts import commands, events
 from unicron.contracts.failures import FailureStatus
 from unicron.contracts.tasks import TaskState
+from unicron.observe.accounts import book
 
 
 def of(goodput, until, task="gpt"):
-    return goodput.report(until).of(task)
+    return goodput.report(until).row(task)
 
 
 def test_a_killed_worker_costs_what_can_be_counted_by_hand():
@@ -118,7 +118,7 @@ def test_a_lost_node_counts_from_when_it_was_suspected_until_a_plan_takes_its_sl
         (126, FAILED, *regrouped(1, two, iteration=10)),
     ]
     report = account(lines).report(136)
-    row = report.of("gpt")
+    row = report.row("gpt")
     assert spent(row) == {
         "start_up": 44,
         "training": 400 + 2 * 10,
@@ -128,7 +128,7 @@ def test_a_lost_node_counts_from_when_it_was_suspected_until_a_plan_takes_its_sl
     }
     assert row.whole_s == pytest.approx(4 * 115 + 2 * 11)
     assert [(each.name, each.failures, each.total_s) for each in report.nodes] == [("n2", 1, pytest.approx(18))]
-    assert spent(report.of("")) == {"idle": 4 * 10}, "slots of a node that is gone are nobody's"
+    assert spent(report.row("")) == {"idle": 4 * 10}, "slots of a node that is gone are nobody's"
 
 
 def test_a_search_for_a_checkpoint_is_no_wait_for_workers():
@@ -187,17 +187,17 @@ def test_a_task_that_ends_gives_its_slots_back_and_its_wall_time_ends():
         (123, *(exited(w, n, s, iteration=9, exit_code=0, finished=True) for w, n, s in FOUR)),
     ]
     report = account(lines).report(200)
-    row = report.of("gpt")
+    row = report.row("gpt")
     assert spent(row) == {"start_up": 44, "training": 400, "idle": 8}
     assert sum(row.wall_s.values()) == pytest.approx(112)
-    assert spent(report.of("")) == {"idle": 40 + 4 * 77}
+    assert spent(report.row("")) == {"idle": 40 + 4 * 77}
 
 
 def test_slots_that_a_plan_takes_back_before_anything_computes_are_free_when_their_workers_are_gone():
     gone = (exited(*worker, iteration=-1, expected=True) for worker in FOUR)
     report = account([*began()[:3], (15, plan("task_paused:gpt")), (16, *gone)]).report(30)
-    assert spent(report.of("gpt")) == {"start_up": 4 * 6}
-    assert spent(report.of("")) == {"idle": 4 * 10 + 4 * 14}
+    assert spent(report.row("gpt")) == {"start_up": 4 * 6}
+    assert spent(report.row("")) == {"idle": 4 * 10 + 4 * 14}
 
 
 def test_what_comes_late_of_a_task_that_has_ended_begins_nothing():
@@ -218,7 +218,7 @@ def test_a_slot_that_another_task_still_uses_is_not_given_to_one_that_lost_it_me
         (51, plan("task_removed:bert", task="bert"), plan("x", slots=[("n1", 0)])),
         (55, exited("w2", "n1", 1, iteration=3, expected=True), exited("w3", "n2", 0, iteration=3, expected=True)),
     ]
-    assert account(lines).report(60).of("bert") is None
+    assert account(lines).report(60).row("bert") is None
 
 
 def test_a_task_of_the_same_name_begins_anew():
@@ -241,7 +241,7 @@ def test_a_report_of_one_task_has_nothing_of_others():
     goodput = account([began()[0], *other])
     assert [row.name for row in goodput.report(10).tasks] == ["", "bert"]
     assert [row.name for row in goodput.report(10, "bert").tasks] == ["bert"]
-    assert goodput.report(10, "gpt").of("gpt") is None
+    assert goodput.report(10, "gpt").row("gpt") is None
     assert SPEC.name == "gpt"
 
 
@@ -361,11 +361,6 @@ def test_a_lost_node_is_healed_when_all_of_its_tasks_are():
     assert {each.task: round(each.whole_s, 6) for each in cost.courses} == {"bert": 3, "gpt": 5}
 
 
-def test_a_task_that_ends_is_healed_of_all():
-    lines = [*began(), *killed()[:3], (126, events.TaskStateChanged(task="gpt", state=TaskState.REMOVED))]
-    assert account(lines).chain(FAILED, 200).recovered_at == 126
-
-
 def test_a_task_without_any_slots_waits_for_its_failure():
     lines = [
         *began(),
@@ -387,9 +382,9 @@ def test_a_plan_costs_the_start_up_of_the_slots_that_it_adds_while_the_others_tr
     goodput = account([*began(), *grown(recovered())])
     report, cost = goodput.report(100), goodput.chain("joined", 100)
     trained = 4 * (88 - 21) + 6 * 10
-    assert spent(report.of("gpt")) == {"start_up": 44 + 2 * 30, "training": trained, "transition": 4 * 2}
+    assert spent(report.row("gpt")) == {"start_up": 44 + 2 * 30, "training": trained, "transition": 4 * 2}
     assert spent(next(row for row in report.causes if row.name == "node_joined")) == {"start_up": 60, "transition": 8}
-    assert spent(report.of("")) == {"idle": 4 * 10 + 2 * 10}
+    assert spent(report.row("")) == {"idle": 4 * 10 + 2 * 10}
     assert (cost.what, cost.detected_at, cost.decided_at, cost.recovered_at) == ("node_joined", None, 60, 90)
     assert spent(cost) == {"start_up": 60, "transition": 8}
     assert spent(cost.courses[0]) == {"transition": 2}
@@ -400,7 +395,7 @@ def test_a_slowdown_costs_the_share_that_is_beyond_the_usual_time_until_it_is_ov
     assert account([*began(), begins]).chain("slow", 71).recovered_at is None
     goodput = account([*began(), begins, ends])
     report, cost = goodput.report(121), goodput.chain("slow", 99)
-    assert spent(report.of("gpt")) == {"start_up": 44, "training": 4 * (100 - 8), "sub_healthy": 4 * 8}
+    assert spent(report.row("gpt")) == {"start_up": 44, "training": 4 * (100 - 8), "sub_healthy": 4 * 8}
     assert [(row.name, row.total_s) for row in report.nodes] == [("n2", pytest.approx(32))]
     assert (cost.what, cost.node, cost.detected_at, cost.recovered_at) == ("slowdown", "n2", 61, 81)
     assert spent(cost) == {"sub_healthy": 32}
@@ -428,7 +423,7 @@ def test_older_chains_are_no_longer_told_apart_and_their_costs_stay():
     assert goodput.chain(FAILED) is None
     rest = goodput.chain("", 200)
     assert rest.seconds["sub_healthy"] == pytest.approx(20)
-    assert goodput.report(200).of("gpt").seconds["sub_healthy"] == pytest.approx(20)
+    assert goodput.report(200).row("gpt").seconds["sub_healthy"] == pytest.approx(20)
     [cause] = [row for row in goodput.report(200).causes if row.name == "exited_abnormally"]
     assert cause.failures == 2
 

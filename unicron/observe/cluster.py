@@ -1,14 +1,12 @@
 """What the journal and the telemetry say of a cluster, as it stands now: one message in, the picture changed. Pure.
 
 The same messages always give the same picture; so whoever starts reads the journal from its beginning, and instances
-need not know of one another. What the journal keeps no longer the registry's status tells (`Projection.fill`).
+need not know of one another. What the journal keeps no longer the registry's status tells (`Cluster.fill`).
 """
 
 from collections import deque
 
 from msgspec.structs import replace
-from unicron_goodput.accounting import Goodput
-from unicron_narration.story import chain_of, describe
 
 from unicron.contracts import events, hardware, slowdowns, stragglers
 from unicron.contracts.base import Message
@@ -17,12 +15,13 @@ from unicron.contracts.plans import Plan
 from unicron.contracts.queries import Status
 from unicron.contracts.ranges import SHORTEST_S
 from unicron.contracts.tasks import NodeState, TaskSpec, TaskState
-from unicron_console.failures import Failures
-from unicron_console.state import EVENTS, Course, Node, Task
-from unicron_console.views import Attempt, Told
+from unicron.observe.accounts.goodput import Goodput
+from unicron.observe.incidents import FAILURES, chain_of
+from unicron.observe.state import EVENTS, Attempt, Course, Entry, Node, Task
+from unicron.observe.stories import Stories, entry_of
 
 RANKED = (events.WorkerExited, events.WorkerRaised, events.WorkerStalled, events.FailureDetected)
-"""What is said of a worker that has failed, so that its rank is told."""
+"""Messages about a worker that has failed, of which the rank is shown."""
 
 TELEMETRY: tuple[type[Message], ...] = (events.IterationFinished, hardware.GpusSampled, slowdowns.ComputeTimed)
 """What is listened to beside the journal."""
@@ -66,14 +65,13 @@ SLOTS_A_SAMPLE = 2000
 """For each so many slots another `SAMPLE_S`: a sample looks at all of them."""
 
 
-class Projection:
+class Cluster:
     """The picture of a cluster.
 
     Attributes:
         position: of the journal up to which it is right.
         events: what changed, oldest first, with the node and the task that it is about.
-        failures: by chain, oldest first.
-        stories: of the newest of them.
+        failures: by chain, oldest first; `stories` of the newest of them.
         healed: chains of failures that are over since somebody emptied it.
         changed: kinds and names of what changed since somebody emptied it: "node", "task", "failure", "plan", "event".
     """
@@ -85,9 +83,9 @@ class Projection:
         self.nodes: dict[str, Node] = {}
         self.tasks: dict[str, Task] = {}
         self.plan: Plan | None = None
-        self.events: deque[tuple[Told, str, str]] = deque(maxlen=EVENTS)
-        self._book = Failures()
-        self.failures, self.stories, self.healed = self._book.known, self._book.stories, self._book.healed
+        self.events: deque[tuple[Entry, str, str]] = deque(maxlen=EVENTS)
+        self.failures, self.stories = self.goodput.incidents.failures, Stories()
+        self.healed: deque[str] = deque(maxlen=FAILURES)
         self.course = Course(3)
         self.changed: set[tuple[str, str]] = set()
         self._numbers = 0
@@ -101,13 +99,23 @@ class Projection:
             return
         self.position = position
         self.now = max(self.now, message.at)
+        was_open = self._is_open(chain_of(message))
+        hit = self.goodput.hit_by(message) if isinstance(message, events.FailureDetected) else set()
         self.goodput.handle(message)
-        told = self._told(position, message)
-        self._tell(message, told)
+        self._add(message, entry_of(position, message), is_open=was_open)
+        if isinstance(message, events.FailureDetected):
+            self._failed(message, hit)
         self._change(message)
+        for each in self.goodput.incidents.changed & self.failures.keys():
+            self.changed.add(("failure", each))
+            if self.failures[each].tasks and not self.failures[each].is_open:
+                self.healed.append(each)
         self._sample()
 
-    def overhear(self, message: Message) -> None:
+    def _is_open(self, chain: str) -> bool:
+        return chain in self.failures and self.failures[chain].is_open
+
+    def handle_telemetry(self, message: Message) -> None:
         """Take in a piece of telemetry."""
         match message:
             case events.IterationFinished() if message.task in self.tasks:
@@ -139,47 +147,49 @@ class Projection:
             if found.spec.name not in self.tasks:
                 task = self._submit(found.spec)
                 task.state, task.reason, task.traceback = found.state, found.reason, found.traceback
-                task.members, task.iteration, task.loss = found.members, found.iteration, found.loss
-                task.iteration_s, task.waf = found.iteration_s, found.waf
                 task.slow, task.paused, task.drill = found.slow, found.paused, found.drill
+                task.members = found.members
+        self.refresh(status)
         plan = status.plan
         if plan is not None and (self.plan is None or len(self.nodes) + len(self.tasks) > known):
             newer = self.plan is not None and self.plan.number > plan.number
             self._plan(self.plan.whole(plan) if newer and self.plan else plan)
 
-    # --- what is told ------------------------------------------------------------------------------------------------
+    def refresh(self, status: Status) -> None:
+        """Take the progress of tasks from the registry, where their telemetry is not listened to."""
+        for found in status.tasks:
+            task = self.tasks.get(found.spec.name)
+            if task is not None:
+                task.iteration, task.loss = found.iteration, found.loss
+                task.iteration_s, task.waf = found.iteration_s, found.waf
+                self.changed.add(("task", found.spec.name))
 
-    def _told(self, position: int, message: Message) -> Told:
-        lines: list[str] = []
-        match message:
-            case events.WorkerExited():
-                lines = [*message.stderr, *message.collectives]
-            case events.WorkerRaised():
-                lines = message.traceback.splitlines()
-            case events.WorkerStalled():
-                lines = list(message.stacks)
-            case events.TaskStateChanged() if message.traceback:
-                lines = message.traceback.splitlines()
-            case _:
-                pass
-        kind, chain = type(message).__name__, chain_of(message)
-        return Told(
-            position=position,
-            at=message.at,
-            source=message.source,
-            kind=kind,
-            chain=chain,
-            text=describe(message),
-            lines=lines,
-        )
+    # --- in sum ------------------------------------------------------------------------------------------------------
 
-    def _tell(self, message: Message, told: Told) -> None:
+    @property
+    def waf(self) -> float:
+        """Weighted FLOP/s that all tasks achieve together."""
+        return sum(task.waf for task in self.tasks.values())
+
+    @property
+    def slots(self) -> int:
+        """Slots of nodes that are up."""
+        return sum(node.slots for node in self.nodes.values() if node.state is NodeState.UP)
+
+    @property
+    def spares(self) -> int:
+        """Slots of nodes that are up, and that the plan gives to no task."""
+        return sum(node.slots - len(node.tasks) for node in self.nodes.values() if node.state is NodeState.UP)
+
+    # --- what happened -----------------------------------------------------------------------------------------------
+
+    def _add(self, message: Message, entry: Entry, *, is_open: bool) -> None:
         if isinstance(message, CHANGES):
-            whose = str(getattr(message, "node", "")), str(getattr(message, "task", ""))
-            self.events.append((told if not told.lines else replace(told, lines=[]), *whose))
+            about = str(getattr(message, "node", "")), str(getattr(message, "task", ""))
+            self.events.append((replace(entry, lines=[]) if entry.lines else entry, *about))
             self.changed.add(("event", ""))
-        if self._book.tell(message, told, self._rank(message)):
-            self.changed.add(("failure", told.chain))
+        if self.stories.add(message, entry, self._rank(message), is_open=is_open):
+            self.changed.add(("failure", entry.chain))
 
     def _rank(self, message: Message) -> int | None:
         """Return the rank of the worker that something is said of to have failed; None where it has none."""
@@ -189,12 +199,8 @@ class Projection:
 
     def _change(self, message: Message) -> None:
         match message:
-            case events.FailureDetected():
-                self._failed(message)
             case events.PlanDecided():
                 self._plan(message.plan)
-            case events.TaskRecovered():
-                self._healed(message.task, message.at)
             case events.Regrouped():
                 self._regrouped(message)
             case events.ScriptDrilled() if message.task in self.tasks:
@@ -302,8 +308,6 @@ class Projection:
             task.members = message.members
         if message.state is not TaskState.RUNNING:
             task.waf = 0.0
-        if message.state is TaskState.WAITING:  # it is not to be healed as long as the plan has no slots for it
-            self._healed(message.task, message.at)
         self.changed.add(("task", message.task))
 
     def _ended(self, name: str, state: TaskState, at: float) -> None:
@@ -318,7 +322,6 @@ class Projection:
                 self.changed.add(("node", slot.node))
         task.share = None
         self._close(task, at, str(state), "")
-        self._healed(name, at)
         self.changed.add(("task", name))
         if state is TaskState.REMOVED:
             del self.tasks[name]
@@ -358,20 +361,18 @@ class Projection:
 
     # --- failures ----------------------------------------------------------------------------------------------------
 
-    def _failed(self, message: events.FailureDetected) -> None:
-        hit = {message.task} if message.task else set()
+    def _failed(self, message: events.FailureDetected, hit: set[str]) -> None:
+        """A failure that was about these tasks ends the memberships of those that it hit."""
         if message.severity is Severity.SEV1 and message.node:
-            hit |= set(self.nodes[message.node].tasks.values()) if message.node in self.nodes else set()
             self._down(message.node, NodeState.LOST, message.at)
-        tasks = sorted(hit & self.tasks.keys())
-        chain = self._book.detect(message, tasks)
-        for name in tasks:
-            self._close(self.tasks[name], message.at, chain, message.reason)
-            self.changed.add(("task", name))
-        self.changed |= {("failure", chain), ("node", message.node)}
-
-    def _healed(self, task: str, at: float) -> None:
-        self.changed |= {("failure", chain) for chain in self._book.heal(task, at)}
+        self.stories.begin(message)
+        chain = chain_of(message)
+        tasks = self.failures[chain].tasks if chain in self.failures else {}
+        for name in hit & self.tasks.keys() & tasks.keys():
+            if tasks[name].over_at is None:
+                self._close(self.tasks[name], message.at, chain, message.reason)
+                self.changed.add(("task", name))
+        self.changed.add(("node", message.node))
 
     # --- goodput -----------------------------------------------------------------------------------------------------
 

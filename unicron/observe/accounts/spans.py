@@ -4,22 +4,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from unicron.contracts.base import Record
-from unicron_goodput.phases import Phase
-
-
-class Cause(NamedTuple):
-    """What time went to: the status of a failure and its node, or what a plan answered; empty for none.
-
-    Attributes:
-        chain: that it is, in particular.
-    """
-
-    what: str = ""
-    node: str = ""
-    chain: str = ""
-
-
-NONE = Cause()
+from unicron.observe.accounts.phases import Phase
+from unicron.observe.incidents import NONE, Cause
 
 
 class Key(NamedTuple):

@@ -3,8 +3,6 @@
 import msgspec
 import pytest
 from unicron_cli.samples import sample
-from unicron_narration.headline import ENDS, about, headline, outcome
-from unicron_narration.story import LONGEST, chain_of, describe, find_chain, line, story
 
 from unicron import codec
 from unicron.contracts.events import (
@@ -25,6 +23,9 @@ from unicron.contracts.failures import Severity
 from unicron.contracts.stragglers import RecordingSwitched, StragglerDetected
 from unicron.contracts.tasks import TaskState
 from unicron.errors import InvalidInputError
+from unicron.observe.incidents import TaskOutcome, chain_of
+from unicron.observe.words.headline import about, headline
+from unicron.observe.words.story import LONGEST, describe, find_chain, line, story
 
 
 def message(own, chain="", at=100.0, text="hello"):
@@ -177,7 +178,7 @@ RECOVERING, RUNNING = state(TaskState.RECOVERING), state(TaskState.RUNNING)
 )
 def test_a_chain_in_one_line(chain, told):
     assert headline(chain) == told
-    kept = [each for each in chain[1:] if isinstance(each, (FailureDetected, *ENDS))]
+    kept = [each for each in chain[1:] if isinstance(each, FailureDetected | TaskOutcome)]
     assert headline([chain[0], *kept]) == told, "nothing else is needed"
 
 
@@ -194,5 +195,6 @@ def test_what_is_long_is_cut_before_how_it_ended():
 @pytest.mark.parametrize("kind", codec.MESSAGES.values(), ids=lambda kind: kind.__name__)
 def test_any_message_may_begin_a_chain(kind):
     message = sample(kind)
-    assert headline([message]).startswith(about([message]))
-    assert (outcome([message]) != "") is isinstance(message, ENDS)
+    line = headline([message])
+    assert line.startswith(about(message))
+    assert (line != about(message)) is isinstance(message, TaskOutcome)

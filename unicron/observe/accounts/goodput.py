@@ -8,15 +8,16 @@ from unicron.contracts.base import Message
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import Slot as SlotOfNode
 from unicron.contracts.tasks import TaskState
-from unicron_goodput.book import Book
-from unicron_goodput.chains import Chain, ChainCost, Chains
-from unicron_goodput.holdings import NOBODY, Holdings, Slot, Task
-from unicron_goodput.phases import INTERRUPTED, Phase
-from unicron_goodput.report import Report, cost, make
-from unicron_goodput.spans import NONE, Cause, Key, Pace, Span
+from unicron.observe.accounts.book import Book
+from unicron.observe.accounts.chains import ChainCost
+from unicron.observe.accounts.holdings import NOBODY, Holdings, Slot, Task
+from unicron.observe.accounts.phases import INTERRUPTED, Phase
+from unicron.observe.accounts.report import Report, cost, make
+from unicron.observe.accounts.spans import Key, Pace, Span
+from unicron.observe.incidents import NONE, Cause, Hit, Incident, Incidents, chain_of
 
 CHAINS = 4096
-"""Chains that are told apart; what older ones cost is kept in sum, and nothing new is put down to one."""
+"""Chains that are tracked; what older ones cost is kept in sum, and nothing new is put down to one."""
 
 SPANS = 2000
 """Spans of one chain that are kept; beyond that they are only counted."""
@@ -32,7 +33,7 @@ class Goodput:
     """Works out where the time of all slots went, from the journal's messages in their order.
 
     Boundaries: a fault is at the first fact that shows it (a process ended, raised or lost its collective; a node was
-    suspected; for a hang, `waited_s` before its agent told); detection ends with `FailureDetected`, the decision with
+    suspected; for a hang, `waited_s` before its report); detection ends with `FailureDetected`, the decision with
     the first command or plan for the task, the transition with each worker's `Regrouped`. A fault that is known late
     takes back what was training since, but nothing that has another reason already.
 
@@ -44,11 +45,11 @@ class Goodput:
 
         Args:
             since: Unix seconds from which on is counted; messages from before are still to be given.
-            chains: that are told apart, the newest.
+            chains: that are tracked, the newest, at least one.
             spans: of a chain that are kept, of slots and of tasks each.
         """
         self._all = Holdings(since, spans)
-        self._chains = Chains(chains, (self._all.book, self._all.wall))
+        self.incidents = Incidents(chains, self._all.forget)
         self._failures: Counter[Key] = Counter()
         self._began: float | None = None
 
@@ -58,6 +59,8 @@ class Goodput:
             if self._began is None:
                 self._began = message.at
             self._all.now = max(self._all.now, message.at)
+            self.incidents.changed.clear()
+            self.incidents.record(message, self._all.now)
         match message:
             case commands.Command():
                 self._commanded(message)
@@ -65,7 +68,7 @@ class Goodput:
                 self._worker(message)
             case slowdowns.SlowdownDetected() | slowdowns.SlowdownEnded():
                 self._slow(message)
-            case events.TaskSubmitted() | events.TaskStateChanged() | events.TaskRecovered():
+            case events.TaskSubmitted() | events.TaskStateChanged() | events.TaskRecovered() | events.TaskPaused():
                 self._task(message)
             case events.FailureDetected():
                 self._failed(message)
@@ -100,8 +103,8 @@ class Goodput:
         return self._report(totals, self._until(until)), self._costs(totals)
 
     def chains(self) -> Iterable[str]:
-        """Return the ids of the chains that are told apart, the newest last."""
-        return self._chains.known.keys()
+        """Return the ids of the chains that are tracked, the newest last."""
+        return self.incidents.known.keys()
 
     def chain(self, chain: str, until: float | None = None) -> ChainCost | None:
         """Return what one chain cost; the costs of all, and of "" for what belongs to none, are those of the report.
@@ -111,20 +114,20 @@ class Goodput:
             until: as in `report()`.
 
         Returns:
-            None where it has no cause that is known, or is too old to be told apart.
+            None where it has no cause that is known, or is too old to be tracked.
         """
-        known = self._chains.known.get(chain) if chain else Chain(NONE, self._all.book.since)
+        known = self.incidents.known.get(chain) if chain else Incident(cause=NONE, begun=self._all.book.since)
         if known is None:
             return None
         return cost(known, *self._all.part(chain, self._until(until)))
 
     def costs(self, until: float | None = None) -> list[ChainCost]:
-        """Return what each chain cost that is told apart, the newest last: as `chain()` of each, in far less time."""
+        """Return what each chain cost that is tracked, the newest last: as `chain()` of each, in far less time."""
         return self._costs(self._all.totals(self._until(until)))
 
     def _costs(self, totals: tuple[Book, Book, dict[str, float]]) -> list[ChainCost]:
         book, wall, _ = totals
-        return [cost(known, book, wall) for known in self._chains.known.values()]
+        return [cost(known, book, wall) for known in self.incidents.known.values()]
 
     # --- nodes and plans ---------------------------------------------------------------------------------------------
 
@@ -143,45 +146,47 @@ class Goodput:
         for index in {each.index for each in slots} | set(self._all.node(node).slots):
             slot = self._all.slot(node, index)
             slot.worker = workers.get(index, "")
-            self._all.settle_down(slot)
+            self._all.hand_over(slot)
 
     def _gone(self, name: str) -> None:
         node = self._all.node(name)
         node.up = False
         for slot in list(node.slots.values()):
             slot.worker = ""
-            self._all.settle_down(slot)
+            self._all.hand_over(slot)
 
     def _planned(self, message: events.PlanDecided) -> None:
-        chain = self._chains.of(message, self._all.now, str(message.plan.cause[0]))
-        self._chains.decided(message, self._all.now)
+        incident = self._begin(message, str(message.plan.cause[0]))
+        self._decided(message)
         for share in message.plan.shares:
             task = self._all.task(share.task)
             given = {id(slot): slot for slot in (self._all.slot(at.node, at.slot) for at in share.slots)}
             if given.keys() - task.planned.keys() or (given and task.planned.keys() - given.keys()):
-                self._concerns(chain, task)
+                self.incidents.hit(incident, task.name)
             self._unplan(task, given)
             for slot in given.values():
                 slot.planned = task.name
                 if not slot.worker:
-                    self._all.hold(slot, task.name, Phase.START_UP, chain.cause)
+                    self._all.hold(slot, task.name, Phase.START_UP, incident.cause)
             task.planned = given
             self._move(task, {Phase.DECISION}, Phase.WAITING)
 
     def _unplan(self, task: Task, kept: Collection[int] = ()) -> None:
         for slot in [each for key, each in task.planned.items() if key not in kept and each.planned == task.name]:
             slot.planned = NOBODY
-            self._all.settle_down(slot)
+            self._all.hand_over(slot)
         task.planned = {}
 
     # --- tasks -------------------------------------------------------------------------------------------------------
 
-    def _task(self, message: events.TaskSubmitted | events.TaskStateChanged | events.TaskRecovered) -> None:
+    def _task(
+        self, message: events.TaskSubmitted | events.TaskStateChanged | events.TaskRecovered | events.TaskPaused
+    ) -> None:
         task = self._all.task(message.task)
-        if isinstance(message, events.TaskRecovered):
-            self._recovered(task)
+        if isinstance(message, events.TaskRecovered | events.TaskPaused):
+            if task.span is not None and task.span.phase is Phase.TRAINING and not self.incidents.are_open(task.name):
+                self._all.enter_task(task, Phase.TRAINING)
         elif isinstance(message, events.TaskSubmitted):
-            self._recovered(task)
             self._all.close_all(task)
             fresh = Task(task.name, task.slots, task.planned, Span(self._all.now, Phase.START_UP))
             fresh.microbatches = message.spec.microbatches
@@ -191,66 +196,68 @@ class Goodput:
             for slot in list(task.slots.values()):
                 self._all.enter(slot, Phase.IDLE)
                 slot.epoch = -1
-                self._all.settle_down(slot)
-            self._recovered(task)
+                self._all.hand_over(slot)
             self._all.end(task)
             task.epoch = -1
         elif message.state in _WITHOUT_MEMBERS and task.span is not None:
-            cause = task.span.cause if task.span.cause is not NONE else self._chains.cause(message)
+            cause = task.span.cause if task.span.cause is not NONE else self.incidents.cause(message)
             self._all.enter_task(task, _WITHOUT_MEMBERS[message.state], None, cause)
-
-    def _concerns(self, chain: Chain, task: Task) -> None:
-        """Until it is back at full membership, a task is healing from a chain."""
-        chain.tasks[task.name] = None
-        task.healing &= self._chains.known.keys()
-        task.healing.add(chain.cause.chain)
-
-    def _recovered(self, task: Task) -> None:
-        self._chains.recovered(task.name, self._all.now, task.healing)
-        task.healing = set()
-        if task.span is not None and task.span.phase is Phase.TRAINING:
-            self._all.enter_task(task, Phase.TRAINING)
 
     def _slow(self, message: slowdowns.SlowdownDetected | slowdowns.SlowdownEnded) -> None:
         task = self._all.task(message.task)
         self._all.close_all(task)
         task.pace.slow = 0.0
-        self._chains.recovered(task.name, self._all.now, {task.pace.slow_for.chain})
+        before = self.incidents.known.get(task.pace.slow_for.chain)
+        if before is not None:
+            before.tasks[task.name] = Hit(over_at=self._all.now)
         if isinstance(message, slowdowns.SlowdownDetected):
             node = message.workers[0].node if message.workers else ""
-            chain = self._chains.of(message, self._all.now, SLOWDOWN, node)
-            chain.detected(self._all.now)
-            chain.tasks[task.name] = None
+            incident = self._begin(message, SLOWDOWN, node)
+            incident.detected_at = self._all.now if incident.detected_at is None else incident.detected_at
+            incident.tasks[task.name] = Hit()
             if message.recent_s > message.usual_s:
                 task.pace.slow = 1 - message.usual_s / message.recent_s
-            task.pace.slow_for = Cause(SLOWDOWN, node, chain.cause.chain)
+            task.pace.slow_for = Cause(SLOWDOWN, node, incident.cause.chain)
 
     # --- failures ----------------------------------------------------------------------------------------------------
 
+    def _begin(self, message: Message, what: str, node: str = "") -> Incident:
+        """Return the incident of a message's chain, whose costs are tracked from now on."""
+        self._all.track(chain_of(message))
+        return self.incidents.begin(message, self._all.now, what, node)
+
+    def _decided(self, message: Message) -> None:
+        known = self.incidents.known.get(message.correlation)
+        if known is not None and known.decided_at is None:
+            known.decided_at = self._all.now
+
+    def hit_by(self, failure: events.FailureDetected) -> set[str]:
+        """Return the tasks that a failure is about: the one it names, and all with slots on a node that is given up."""
+        given_up = failure.severity is Severity.SEV1 and bool(failure.node)
+        here = self._all.node(failure.node).slots.values() if given_up else ()
+        return {failure.task, *(slot.task for slot in here)} - {NOBODY}
+
     def _failed(self, message: events.FailureDetected) -> None:
-        chain = self._chains.of(message, self._all.now, str(message.status), message.node)
-        chain.detected(self._all.now)
+        incident = self._begin(message, str(message.status), message.node)
         gives_up = message.severity is Severity.SEV1 and bool(message.node)
         here = list(self._all.node(message.node).slots.values()) if message.node else []
-        hit = {message.task} if message.task else set()
-        if gives_up:
-            hit |= {slot.task for slot in here if slot.task}
+        hit = self.hit_by(message)
         if not hit:
-            self._failures[Key(NOBODY, chain.cause).without_chain()] += 1
+            self._failures[Key(NOBODY, incident.cause).without_chain()] += 1
         at = self._all.node(message.node).slots.get(message.slot) if message.worker else None
         named = {id(slot) for slot in here if gives_up or (slot is at and slot.worker in {"", message.worker})}
         for name in sorted(hit):
-            self._failures[Key(name, chain.cause).without_chain()] += 1
+            self._failures[Key(name, incident.cause).without_chain()] += 1
             task = self._all.task(name)
             if 0 <= message.epoch < task.epoch or task.span is None:  # a later membership is not concerned
-                chain.tasks.setdefault(name, self._all.now)
+                incident.tasks.setdefault(name, Hit(over_at=self._all.now))
             else:
-                self._concerns(chain, task)
-                self._interrupt(task, named, whole=not (message.worker or gives_up), chain=chain)
+                self.incidents.hit(incident, name)
+                self._interrupt(task, named, whole=not (message.worker or gives_up), incident=incident)
         if gives_up:
             self._gone(message.node)
 
-    def _interrupt(self, task: Task, named: set[int], *, whole: bool, chain: Chain) -> None:
+    def _interrupt(self, task: Task, named: set[int], *, whole: bool, incident: Incident) -> None:
         """Nobody computes any more where a member failed, since the first sign of it."""
         engaged = list(task.engaged())
         struck = [slot for slot in engaged if id(slot) in named]
@@ -259,7 +266,7 @@ class Goodput:
         signs = [slot.broke for slot in engaged]
         signs += [slot.stalled for slot in struck] + [self._all.node(slot.node).suspected for slot in struck]
         at = min((sign for sign in signs if sign is not None), default=self._all.now)
-        cause, chain.begun = chain.cause, min(chain.begun, at)
+        cause, incident.begun = incident.cause, min(incident.begun, at)
         for slot in engaged:
             self._all.enter(slot, Phase.DETECTION, at, cause)
             self._all.enter(slot, Phase.DECISION, None, cause)
@@ -278,7 +285,7 @@ class Goodput:
                 self._move(task, {Phase.DECISION}, Phase.WAITING)
                 slot = self._all.slot(message.node, message.slot)
                 if slot.worker == message.worker and slot.span.phase is Phase.TRAINING and slot.planned != task.name:
-                    self._all.enter(slot, Phase.TRANSITION, None, self._chains.cause(message))
+                    self._all.enter(slot, Phase.TRANSITION, None, self.incidents.cause(message))
             case commands.FindStates() | commands.FindCheckpoint():
                 self._move(self._all.task(message.task), {Phase.DECISION, Phase.WAITING}, Phase.CHECKPOINT)
             case commands.Regroup():
@@ -292,13 +299,13 @@ class Goodput:
                 self._move(task, INTERRUPTED, Phase.TRANSITION)
             case _:
                 return
-        self._chains.decided(message, self._all.now)
+        self._decided(message)
 
     def _start(self, message: commands.StartWorker) -> None:
         task = self._all.task(message.task)
         task.microbatches = message.spec.microbatches
         slot = self._all.slot(message.node, message.slot)
-        cause = self._chains.cause(message)
+        cause = self.incidents.cause(message)
         slot.worker = message.worker
         slot.broke = slot.stalled = None  # those were signs of the last one
         self._all.hold(slot, task.name, Phase.START_UP, cause)
@@ -332,17 +339,17 @@ class Goodput:
             if slot.worker in {"", message.worker}:  # or else another one has the slot by now
                 at = message.at - message.waited_s if isinstance(message, events.WorkerStalled) else message.at
                 self._reached(self._all.task(message.task), getattr(message, "iteration", -1), at)
-                self._told(slot, message, at)
+                self._change_slot(slot, message, at)
 
-    def _told(self, slot: Slot, message: events.WorkerFact, at: float) -> None:
+    def _change_slot(self, slot: Slot, message: events.WorkerFact, at: float) -> None:
         match message:
             case events.WorkerReady():
                 slot.worker = message.worker
-                self._all.hold(slot, message.task, Phase.START_UP, self._chains.cause(message))
+                self._all.hold(slot, message.task, Phase.START_UP, self.incidents.cause(message))
             case events.WorkerFinished():
                 self._all.enter(slot, Phase.IDLE)
             case events.StateKept() if slot.span.phase is Phase.TRAINING:
-                self._all.enter(slot, Phase.TRANSITION, None, self._chains.cause(message))
+                self._all.enter(slot, Phase.TRANSITION, None, self.incidents.cause(message))
             case events.WorkerStalled():
                 slot.stalled = at
             case events.WorkerRaised() | events.CollectiveFailed():
@@ -352,13 +359,13 @@ class Goodput:
                 if not message.expected and not message.finished:
                     slot.broke = _first(slot.broke, at)
                 if slot.planned is not None or slot.span.phase is Phase.IDLE:  # None: the failure is its task's yet
-                    self._all.settle_down(slot)
+                    self._all.hand_over(slot)
 
     def _regrouped(self, message: events.Regrouped) -> None:
         task = self._all.task(message.task)
         if message.epoch < task.epoch or task.span is None:
             return  # a newer one is ordered already, or the task has ended
-        cause = self._chains.cause(message)
+        cause = self.incidents.cause(message)
         slot = self._all.slot(message.node, message.slot)
         slot.worker = message.worker
         self._all.hold(slot, task.name, Phase.START_UP, cause)
@@ -381,7 +388,7 @@ class Goodput:
         if task.span is not None and task.span.phase is Phase.TRAINING:
             self._reached(task, message.iteration, began)
             self._all.enter_task(task, Phase.TRANSITION, began, cause)
-        held = task.span.cause if task.span is not None and task.healing else NONE
+        held = task.span.cause if task.span is not None and self.incidents.are_open(task.name) else NONE
         self._all.enter_task(task, Phase.TRAINING, None, held)
         task.reached = max(task.reached, message.iteration)
         iterations: float = task.reached - message.iteration
@@ -404,7 +411,7 @@ class Goodput:
     def _iterated(self, message: events.IterationFinished) -> None:
         task = self._all.tasks.get(message.task)
         if task is None or message.epoch != task.epoch:
-            return  # the journal has told of another membership, or of none yet
+            return  # the journal knows another membership, or none yet
         task.iteration_slot_s = message.seconds * message.world_size
         if message.iteration + 1 >= task.again_to:
             # an iteration of which only microbatches are computed again is over with them; whole ones with the last

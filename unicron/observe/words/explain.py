@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from unicron.contracts.plans import Plan, TaskShare, Trigger, TriggerKind
 from unicron.contracts.queries import PlanView, WhatIf
-from unicron_narration.units import known, percent, si, span
+from unicron.observe.words.units import known, percent, si, span
 
 NO_PLAN = "no plan yet: submit a task with `unicron submit FILE`"
 

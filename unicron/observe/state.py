@@ -5,17 +5,12 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from unicron_narration.signs import Sign
-
-from unicron.contracts.base import Message
+from unicron.contracts.base import Message, Record
 from unicron.contracts.hardware import GpusSampled
 from unicron.contracts.plans import TaskShare
 from unicron.contracts.slowdowns import ComputeTimed
 from unicron.contracts.tasks import Member, NodeState, TaskSpec, TaskState
-from unicron_console.views import Attempt, Told
-
-FAILURES = 1000
-"""Failures that are known; older ones only count in goodput."""
+from unicron.observe.words.signs import Sign
 
 STORIES = 200
 """Failures whose messages are known, the newest ones."""
@@ -39,10 +34,55 @@ CELLS = 100_000
 """Of a heat map: with more ranks it has fewer iterations."""
 
 TRACED = 100
-"""Messages of a failure that its trace has, and its headline."""
+"""Messages of a failure that its trace has."""
 
 EVIDENCE = 40
 """Pieces of evidence of a failure: exits, exceptions, lines of the kernel's log."""
+
+
+class Entry(Record, kw_only=True, frozen=True):
+    """A message of the journal in words.
+
+    Attributes:
+        position: in the journal.
+        at: Unix seconds, of the sender's clock.
+        source: who said it: a node or a service.
+        kind: of the message.
+        chain: id of the chain that it belongs to.
+        text: what it says.
+        lines: what else a person wants to see of it: last lines of output, a traceback, an entry of the kernel's log.
+    """
+
+    position: int
+    at: float
+    source: str
+    kind: str
+    chain: str
+    text: str
+    lines: list[str] = []
+
+
+class Attempt(Record, kw_only=True, frozen=True):
+    """A membership of a task.
+
+    Attributes:
+        at: Unix seconds since when it computed.
+        until: when it ended; None: it computes.
+        iteration: that it began with.
+        kept, recomputed: microbatches of the interrupted iteration.
+        chain: of what led to it; `ended` of what ended it, `why` in words.
+    """
+
+    epoch: int
+    at: float
+    workers: int
+    iteration: int
+    kept: int = 0
+    recomputed: int = 0
+    chain: str = ""
+    until: float | None = None
+    ended: str = ""
+    why: str = ""
 
 
 class Course:
@@ -85,7 +125,7 @@ class Heat:
         self.columns: OrderedDict[int, dict[int, float]] = OrderedDict()
 
     def add(self, timed: ComputeTimed) -> None:
-        """Take in what a node told of its workers; a newer membership's ranks are others, so all begins anew."""
+        """Add the timings of a node's workers; a newer membership has other ranks, so they begin a new map."""
         if timed.epoch < self._epoch:
             return
         if timed.epoch > self._epoch:
@@ -160,39 +200,14 @@ class Story:
     """A chain that healed something: what was said in it.
 
     Attributes:
-        told: its first messages; `unheard` how many came after `STORY`.
+        entries: its first messages; `unheard` how many came after `STORY`.
         signs: of each of these, what is marked of it on the timeline.
-        ends: what says in one line what it is about and how it ended, the first `TRACED` of that.
-        messages: the first `TRACED` of them as they are, until it is healed and that was told on.
+        messages: the first `TRACED` of them as they are, until it is healed and its trace was exported.
     """
 
-    told: list[Told] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
     signs: list[Sign | None] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    ends: list[Message] = field(default_factory=list)
     unheard: int = 0
-    evidence: list[Told] = field(default_factory=list)
+    evidence: list[Entry] = field(default_factory=list)
     plan: list[tuple[str, str]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Failure:
-    """A failure: all of its chain.
-
-    Attributes:
-        at: Unix seconds at which it was detected; `begun` of the first message of its chain.
-        open: tasks that are still to be healed; `tasks` all that were hit.
-        closed: Unix seconds at which the last of them was back; None where none was hit, or not yet.
-    """
-
-    chain: str
-    begun: float
-    at: float
-    severity: int
-    status: str
-    node: str
-    worker: str
-    text: str
-    tasks: list[str] = field(default_factory=list)
-    open: set[str] = field(default_factory=set)
-    closed: float | None = None

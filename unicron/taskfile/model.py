@@ -14,7 +14,7 @@ from unicron.costmodel import catalogue
 from unicron.errors import InvalidInputError
 from unicron.files import MB, read_text
 from unicron.printable import listed, shown
-from unicron_taskfile.fields import BadValueError, items, readers, text, within
+from unicron.taskfile.fields import BadValueError, items, readers, text, within
 
 COLUMNS = ("workers", "flops")
 TABLE = "'workers: FLOP/s', or the path of a CSV file with the columns workers,flops"

@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from unicron.contracts.base import Record
-from unicron_goodput.book import Book
-from unicron_goodput.chains import Chain, ChainCost, Course
-from unicron_goodput.phases import ESTIMATES, Phase
-from unicron_goodput.spans import Accounts, Key
+from unicron.observe.accounts.book import Book
+from unicron.observe.accounts.chains import ChainCost, Course
+from unicron.observe.accounts.phases import ESTIMATES, Phase
+from unicron.observe.accounts.spans import Accounts, Key
+from unicron.observe.incidents import Incident
 
 USED = {Phase.TRAINING, Phase.IDLE}
 """What is no cost of any cause."""
@@ -71,7 +72,7 @@ class Report(Record, kw_only=True, frozen=True):
     nodes: list[Row]
     estimates: tuple[str, ...] = ESTIMATES
 
-    def of(self, task: str) -> TaskRow | None:
+    def row(self, task: str) -> TaskRow | None:
         """Return the row of a task; None where nothing is known of it."""
         return next((row for row in self.tasks if row.name == task), None)
 
@@ -133,19 +134,19 @@ def make(
     )
 
 
-def cost(chain: Chain, slots: Book, wall: Book) -> ChainCost:
+def cost(incident: Incident, slots: Book, wall: Book) -> ChainCost:
     """Return what a chain cost, by accounts and spans of slots and of tasks as a whole, seconds of wall time."""
-    name = chain.cause.chain
+    name = incident.cause.chain
     spans = wall.spans.get(name, [])
     times = _sums(wall.accounts[name], lambda key: key.task)
-    concerned = sorted(chain.tasks.keys() | times.keys() | {key.task for key in slots.accounts[name]})
+    concerned = sorted(incident.tasks.keys() | times.keys() | {key.task for key in slots.accounts[name]})
     courses = []
     for task in concerned:
         seconds = times.get(task, _nothing())
         courses.append(
             Course(
                 task=task,
-                recovered_at=chain.tasks.get(task),
+                recovered_at=incident.tasks[task].over_at if task in incident.tasks else None,
                 seconds=seconds,
                 whole_s=sum(seconds.values()),
                 spans=[span for span in spans if span.task == task],
@@ -155,13 +156,13 @@ def cost(chain: Chain, slots: Book, wall: Book) -> ChainCost:
     seconds = _sums(slots.accounts[name], lambda _: name).get(name, _nothing())
     return ChainCost(
         chain=name,
-        what=chain.cause.what,
-        node=chain.cause.node,
+        what=incident.cause.what,
+        node=incident.cause.node,
         tasks=concerned,
-        begun=chain.begun,
-        detected_at=chain.detected_at,
-        decided_at=chain.decided_at,
-        recovered_at=chain.recovered_at(),
+        begun=incident.begun,
+        detected_at=incident.detected_at,
+        decided_at=incident.decided_at,
+        recovered_at=incident.recovered_at(),
         seconds=seconds,
         whole_s=sum(seconds.values()),
         spans=slots.spans.get(name, []),

@@ -4,7 +4,7 @@ from typing import Any
 
 from unicron.contracts.tasks import ParallelLayout, TaskSpec
 from unicron.errors import InvalidInputError
-from unicron_taskfile.fields import BadValueError, items, whole, within
+from unicron.taskfile.fields import BadValueError, items, whole, within
 
 AUTO = "auto"
 DEGREES = ("tensor", "pipeline", "shard")

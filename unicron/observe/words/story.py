@@ -12,6 +12,7 @@ from unicron.contracts.plans import TaskShare
 from unicron.contracts.states import Saver
 from unicron.contracts.tasks import UNCOUNTED
 from unicron.errors import InvalidInputError
+from unicron.observe.incidents import chain_of
 
 _ENVELOPE = {field.name for field in fields_of(Message)}
 LONGEST = 160
@@ -198,11 +199,6 @@ def _where(message: Any) -> str:
 
 def _after(lead: str, text: str) -> str:
     return lead + text if text else ""
-
-
-def chain_of(message: Message) -> str:
-    """Return the id of the chain that `message` belongs to."""
-    return message.correlation or message.id
 
 
 def line(message: Message) -> str:

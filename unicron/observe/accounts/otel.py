@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from unicron.contracts.base import Message
 from unicron.errors import InvalidInputError
-from unicron_goodput.chains import ChainCost
-from unicron_goodput.tracing import TraceSpan, spans, trace_id
+from unicron.observe.accounts.chains import ChainCost
+from unicron.observe.accounts.tracing import TraceSpan, spans, trace_id
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -30,7 +30,7 @@ class TraceSettings(Protocol):
 class Traces:
     """Tells recoveries to a collector, or to nobody.
 
-    A thread of the SDK sends what was told; a collector that is away delays nobody, and what has no room in the
+    A thread of the SDK sends what was exported; a collector that is away delays nobody, and what has no room in the
     thread's queue meanwhile is lost, with a line in the log. Headers, certificates, sizes and times are set by the
     environment variables of the SDK (`OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_BSP_MAX_QUEUE_SIZE` and others).
     """
@@ -44,8 +44,8 @@ class Traces:
         self._ids: deque[int] = deque()
         self._provider = _provider(_exporter(endpoint(settings.traces)), self._ids) if settings.traces else None
 
-    def tell(self, cost: ChainCost, messages: Iterable[Message]) -> None:
-        """Tell a recovery that is over; of one that is not, of a mere plan, and where nobody listens, nothing is told.
+    def export(self, cost: ChainCost, messages: Iterable[Message]) -> None:
+        """Export a recovery that is over; not one that goes on, a mere plan, or anything where nobody listens.
 
         Args:
             cost: of its chain.
@@ -55,7 +55,7 @@ class Traces:
             _send(self._provider, self._ids, trace_id(cost.chain), spans(cost, messages))
 
     def close(self) -> None:
-        """Send what was told and is not sent yet; this may take seconds."""
+        """Send what was exported and is not sent yet; this may take seconds."""
         if self._provider is not None:
             self._provider.shutdown()
 

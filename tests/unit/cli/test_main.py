@@ -1,0 +1,9 @@
+"""The list of commands, which is shown without loading any."""
+
+import pytest
+from unicron_cli.main import COMMANDS, load
+
+
+@pytest.mark.parametrize("name", [name for name, (_, text) in COMMANDS.items() if text])
+def test_what_the_list_says_of_a_command_is_what_its_own_help_begins_with(name):
+    assert " ".join(load(name).help.partition("\n\n")[0].split()) == COMMANDS[name][1]

@@ -1,0 +1,1 @@
+"""The journal, made readable for people. Pure; for commands and services."""
