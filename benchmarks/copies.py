@@ -1,6 +1,4 @@
-"""Does any placement of copies survive more losses? All of them are looked through, up to 12 nodes and 4 copies.
-
-`python -m benchmarks.copies [--json] [--nodes N] [--copies M]`; half a minute.
+"""Does any placement of copies survive more losses? All are looked through, up to 12 nodes and 4 copies: half a minute.
 
 A placement is n copy sets of m nodes each, one for each node's state, so that each node is in m of them: what it can
 keep. Which node owns which set does not matter here; there is always a way to give each node one that it is in (Hall's
@@ -11,17 +9,15 @@ what is the same but for the names of nodes, and what already loses as many sets
 each k. Beside it stands GEMINI's mixed placement, in which what is left over forms a ring (SOSP 2023).
 """
 
-import argparse
 import itertools
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.output import as_json
+from benchmarks.harness.command import Options, main, option
+from benchmarks.harness.report import Result
 from unicron.checkpoints.shapes import kept
-
-NODES, COPIES = 12, 4
 
 Counts = tuple[int, ...]
 """For each k, how many sets of k lost nodes contain a copy set."""
@@ -202,37 +198,25 @@ def compared(nodes: int, copies: int) -> dict[str, Any]:
     return {"nodes": nodes, "copies": copies, "lost": list(space.layers), **found, "best": least, "looked": looked}
 
 
-def report(nodes: int = NODES, copies: int = COPIES) -> list[dict[str, Any]]:
-    """Return a row for each number of nodes and copies up to these."""
-    return [compared(each, many) for many in range(2, copies + 1) for each in range(many, nodes + 1)]
-
-
 def beaten(row: dict[str, Any], by: str = "best", loser: str = "ours") -> list[int]:
     """Return the numbers of lost nodes for which `by` survives more sets of them."""
     pairs = zip(row["lost"], row[by], row[loser], strict=True)
     return [lost for lost, fewer, more in pairs if fewer < more]
 
 
-def main() -> int:
-    """Print a row each; return 1 where a placement is better than ours."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--nodes", type=int, default=NODES, metavar="N", help="up to so many nodes")
-    parser.add_argument("--copies", type=int, default=COPIES, metavar="M", help="up to so many copies")
-    given = parser.parse_args()
-    rows = report(given.nodes, given.copies)
-    worse = [row for row in rows if beaten(row)]
-    if given.json:
-        better = sum(bool(beaten(row, "ours", "mixed")) for row in rows)
-        figures = {"cases": len(rows), "cases_with_a_better_placement": len(worse), "cases_better_than_mixed": better}
-        print(as_json("copies", figures, details={"cases": rows}))
-    else:
-        print(f"{'nodes':>5}{'copies':>7}{'lost':>5}{'ours loses':>12}{'GEMINI':>8}{'best':>8}")
-        for row in rows:
-            for lost, *counts in zip(row["lost"], row["ours"], row["mixed"], row["best"], strict=True):
-                print(f"{row['nodes']:5}{row['copies']:7}{lost:5}{counts[0]:12}{counts[1]:8}{counts[2]:8}")
-    return int(bool(worse))
+def measure(options: Options, _: Path) -> Result:
+    """Compare placements for each number of nodes and copies; the status is 1 where one is better than ours."""
+    sizes = [(nodes, many) for many in range(2, options.copies + 1) for nodes in range(many, options.nodes + 1)]
+    rows = {f"{nodes} nodes, {many} copies": compared(nodes, many) for nodes, many in sizes}
+    worse = sum(bool(beaten(row)) for row in rows.values())
+    better = sum(bool(beaten(row, "ours", "mixed")) for row in rows.values())
+    figures = {"cases": len(rows), "cases_with_a_better_placement": worse, "cases_better_than_mixed": better}
+    return Result(figures, details={"cases": rows}, status=int(bool(worse)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(
+        measure,
+        option("--nodes", default=12, metavar="N", help="up to so many nodes"),
+        option("--copies", default=4, metavar="M", help="up to so many copies"),
+    )

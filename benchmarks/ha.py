@@ -365,10 +365,7 @@ async def run(
     await asyncio.to_thread(cluster.start)
     try:
         await cluster.wait_until_ready(120.0)
-        async with (
-            connected(cluster.settings(PROBER), PROBER) as prober,
-            connected(cluster.settings(), "ha") as bus,
-        ):
+        async with connected(cluster.settings(PROBER), PROBER) as prober, connected(cluster.settings(), "ha") as bus:
             client = Client(bus)
             seen = Bystander(prober, client)
             jobs = [asyncio.create_task(job) for job in (seen.write(), seen.read(), seen.listen())]

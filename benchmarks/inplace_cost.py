@@ -7,7 +7,6 @@ in turns. `snapshot_ms` is the median of what an iteration spends on snapshots, 
 the plain one; `share` is the first over the second, `kib` the size of a snapshot. A record goes nowhere here.
 """
 
-import argparse
 import ast
 import statistics
 import sys
@@ -15,11 +14,13 @@ import time
 import types
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.output import as_json
+from benchmarks.harness.command import Options, main, option
+from benchmarks.harness.report import Result
 from unicron.train.instrument import NAME, instrument
 from unicron.train.loops import Loops
 from unicron.train.under_way import Record
@@ -120,31 +121,25 @@ def _steps(sums: Sequence[float]) -> list[float]:
     return [later - before for before, later in pairwise(sums)][WARM:]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Train in turns, and print what snapshots took."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--blocks", type=int, default=12)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--iterations", type=int, default=40, help="of each turn")
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
+def measure(options: Options, _: Path) -> Result:
+    """Train in turns; return what snapshots took."""
     torch.set_num_threads(1)
     plain, ours, spent, size = list[float](), list[float](), list[float](), 0
-    for _ in range(options.turns):
+    for _turn in range(options.turns):
         plain += train(options.blocks, options.width, options.iterations, in_place=False)[0]
         whole, of_snapshots, size = train(options.blocks, options.width, options.iterations, in_place=True)
         ours, spent = ours + whole, spent + of_snapshots
     before, after, taken = (1e3 * statistics.median(each) for each in (plain, ours, spent))
-    found = {
-        "iteration_ms": round(before, 3),
-        "in_place_ms": round(after, 3),
-        "snapshot_ms": round(taken, 3),
-        "share": round(taken / before, 5),
-        "kib": round(size / 1024, 1),
-    }
-    print(as_json("inplace_cost", found) if options.json else found)
+    milliseconds = {"iteration_ms": before, "in_place_ms": after, "snapshot_ms": taken}
+    figures = {name: round(value, 3) for name, value in milliseconds.items()}
+    return Result(figures | {"share": round(taken / before, 5), "kib": round(size / 1024, 1)})
 
 
 if __name__ == "__main__":
-    main()
+    main(
+        measure,
+        option("--blocks", default=12),
+        option("--width", default=256),
+        option("--iterations", default=40, help="of each turn"),
+        option("--turns", default=3),
+    )

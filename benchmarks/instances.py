@@ -123,10 +123,7 @@ async def measure(
         for service in services:
             service.end()
         cluster.stop()
-    figures = told(two) | {
-        "more_memory_mb": round(sum(memory)),
-        "more_cores": round(sum(busy) / idle_s, 4),
-    }
+    figures = told(two) | {"more_memory_mb": round(sum(memory)), "more_cores": round(sum(busy) / idle_s, 4)}
     rounded = {
         way: {name: [round(s, 2) for s in each] for name, each in found.items()}
         for way, found in (("one", one), ("two", two))
@@ -145,10 +142,7 @@ async def cluster_ready(services: list[Instances], bus: NatsBus) -> None:
 def told(found: dict[str, list[float]]) -> Figures:
     """Return how long nobody held a lease."""
     times = [each for name in found for each in found[name]]
-    return {
-        "without_lease_p50_s": round(statistics.median(times), 2),
-        "without_lease_max_s": round(max(times), 2),
-    }
+    return {"without_lease_p50_s": round(statistics.median(times), 2), "without_lease_max_s": round(max(times), 2)}
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """Training time lost to failures, with checkpoints on remote storage and with copies in other nodes' memory.
 
-`python -m benchmarks.lost_time [--json] [--seeds N]`: 16 nodes for eight weeks, failures of trace-a (Unicron section
-7.5: 43, of which 10 take their node out), in virtual time; each figure is the median over seeds.
+16 nodes for eight weeks, failures of trace-a (Unicron section 7.5: 43, of which 10 take their node out), in virtual
+time; each figure is the median over seeds.
 
 Lost is all time that does not bring training forward for good: iterations that are computed again, the wait for a
 checkpoint to be read, and what saving blocks. Detection and restart are the same for all and left out. A checkpoint can
@@ -21,16 +21,17 @@ Nodes lost within two iterations of each other count as lost at once: their copi
 makes bursts of trace-a's failures: the nodes are lost four at once, of one rack.
 """
 
-import argparse
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from unicron_simulator import traces
 from unicron_simulator.traces import Failure, Trace
 
-from benchmarks.output import as_json
+from benchmarks.harness.command import Options, main, option
+from benchmarks.harness.report import Result
 from unicron.checkpoints.interval import daly, young
 from unicron.checkpoints.placement import Placement, place, without_copy
 
@@ -269,27 +270,14 @@ def flat(found: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """Print all figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="traces")
-    given = parser.parse_args()
-    found = report(given.seeds)
-    if given.json:
-        baselines = {name: each._asdict() for name, each in found["rows"][TRACE].items() if name != OURS}
-        print(as_json("lost_time", flat(found), baselines=baselines, details=found | {"seeds": given.seeds}))
-        return
-    for case, rows in found["rows"].items():
-        print(f"{case + ', hours lost':32}{'in all':>9}{'redone':>9}{'read':>9}{'blocked':>9}  from storage")
-        for name, each in rows.items():
-            hours = (each.lost_h, each.redone_h, each.read_h, each.blocked_h)
-            starts = each.from_storage + each.from_memory
-            print(f"  {name:30}" + "".join(f"{one:9.2f}" for one in hours) + f"  {each.from_storage} of {starts}")
-        print(f"  less than the best other: {found['reduction'][case]:.1%}\n")
-    for name, each in flat(found).items():
-        print(f"{name:32}{each:9.4f}")
+def measure(options: Options, _: Path) -> Result:
+    """Return what each way of saving loses, medians over seeds."""
+    found = report(options.seeds)
+    cases = {f"{case}: {name}": each._asdict() for case, rows in found["rows"].items() for name, each in rows.items()}
+    baselines = {name: each._asdict() for name, each in found["rows"][TRACE].items() if name != OURS}
+    known = {name: found[name] for name in ("mtbf_h", "young_h", "daly_h")}
+    return Result(flat(found), baselines, {"cases": cases, **known, "seeds": options.seeds})
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, option("--seeds", default=SEEDS, help="traces"))

@@ -7,22 +7,24 @@ the cluster holds the optimal plan, and the table answers for each next event: a
 nodes are lost at once, a node joins, a task finishes, a waiting one is launched.
 """
 
-import argparse
 import itertools
+import math
 import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 from unicron_planner import lookup
-from unicron_planner.lookup import Event, Row, Situation, Standing, effect
+from unicron_planner.lookup import Event, Situation, Standing, effect
 
-from benchmarks.output import as_json
+from benchmarks.harness.command import Options, main, option
+from benchmarks.harness.processes import timed
+from benchmarks.harness.report import Figures, Result
 from unicron.contracts.plans import Trigger, TriggerKind
 
 NODE = 8
@@ -137,16 +139,6 @@ def within(solver: Callable[[Situation, Event], float], given: Situation, event:
     return found
 
 
-def timed(call: Callable[[], object], repeats: int) -> float:
-    """Return the median of its seconds."""
-    seconds = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
-
-
 def one_more(given: Situation) -> Situation:
     """Return the same cluster with one task, in the middle, measured to be 1 % faster."""
     name = list(given.tasks)[len(given.tasks) // 2]
@@ -155,60 +147,45 @@ def one_more(given: Situation) -> Situation:
     return Situation({**given.tasks, name: faster}, given.failure_rate, given.resize_s, given.failure_s)
 
 
-def agree(value: float, row: Row) -> bool:
-    """Return whether another solver's optimum is that of the table."""
-    return bool(abs(value - row.reward) <= 1e-6 * abs(row.reward))
-
-
-def measure(given: Situation, workers: int, repeats: int, *, others: bool) -> dict[str, Any]:
-    """Return the figures."""
-    events = next_events(given, workers)
-    table = lookup.table(given, events)
-    refresh_s = timed(lambda: lookup.table(given, events), repeats)
-    kept: lookup.Sweeps = {}
-    turns = itertools.cycle([given, one_more(given)])
-    touched_s = timed(lambda: lookup.table(next(turns), events, kept), repeats + 1)
-    keys = [effect(event) for event in events]
-    lookup_s = timed(lambda: [table[key] for key in keys], 100) / len(keys)
-    case = next(event for event in events if event.trigger.kind is TriggerKind.NODE_LOST)
-    figures: dict[str, Any] = {
-        "refresh_ms": round(refresh_s * 1e3, 3),
-        "refresh_one_task_ms": round(touched_s * 1e3, 3),
-        "lookup_us": round(lookup_s * 1e6, 3),
-        "answer_ms": round(timed(lambda: lookup.answer(given, case), repeats) * 1e3, 3),
-        "rows": len(table),
-        "events": len(events),
-    }
-    for name, solver in (("naive", naive), ("ilp", ilp)) if others else ():
-        found = within(solver, given, case)
-        figures[f"{name}_ms"] = found and round(found[1] * 1e3, 1)
-        figures[f"{name}_agrees"] = found and agree(found[0], table[effect(case)])
-    return figures
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--tasks", type=int, default=6)
-    parser.add_argument("--workers", type=int, default=128)
-    parser.add_argument("--unit", type=int, default=1, help="workers come in multiples of it")
-    parser.add_argument("--sizes", type=int, default=0, help="feasible sizes of each task; 0: every multiple")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--no-others", action="store_true", help="leave the other solvers out")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
+def measure(options: Options, _: Path) -> Result:
+    """Time the table, on one core, and the other solvers for one case of it."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     lookup.warm_up()
     given = instance(options.tasks, options.workers, options.unit, options.sizes, options.seed)
-    figures = measure(given, options.workers, options.repeats, others=not options.no_others)
-    if not options.json:
-        print("\n".join(f"{name:20} {value}" for name, value in figures.items()))
-        return
-    plain = {system: {"one_case_ms": figures.get(f"{system}_ms")} for system in ("naive", "ilp")}
+    events = next_events(given, options.workers)
+    table, kept = lookup.table(given, events), lookup.Sweeps()
+    turns = itertools.cycle([given, one_more(given)])
+    keys = [effect(event) for event in events]
+    case = next(event for event in events if event.trigger.kind is TriggerKind.NODE_LOST)
+
+    def ms(call: Callable[[], object], runs: int = options.repeats) -> float:
+        return round(1e3 * statistics.median(timed(call, runs)), 3)
+
+    figures: Figures = {
+        "refresh_ms": ms(lambda: lookup.table(given, events)),
+        "refresh_one_task_ms": ms(lambda: lookup.table(next(turns), events, kept)),
+        "lookup_us": round(1e3 * ms(lambda: [table[key] for key in keys], 100) / len(keys), 3),
+        "answer_ms": ms(lambda: lookup.answer(given, case)),
+        "rows": len(table),
+        "events": len(events),
+    }
+    solvers = {} if options.no_others else {"naive": naive, "ilp": ilp}
+    for name, solver in solvers.items():
+        found = within(solver, given, case)
+        figures[f"{name}_ms"] = found and round(found[1] * 1e3, 1)
+        figures[f"{name}_agrees"] = found and math.isclose(found[0], table[effect(case)].reward, rel_tol=1e-6)
     asked = {name: getattr(options, name) for name in ("tasks", "workers", "unit", "sizes", "seed")}
-    print(as_json("planner", figures, {} if options.no_others else plain, asked))
+    return Result(figures, {name: {"one_case_ms": figures[f"{name}_ms"]} for name in solvers}, asked)
 
 
 if __name__ == "__main__":
-    main()
+    main(
+        measure,
+        option("--tasks", default=6),
+        option("--workers", default=128),
+        option("--unit", default=1, help="workers come in multiples of it"),
+        option("--sizes", default=0, help="feasible sizes of each task; 0: every multiple"),
+        option("--seed", default=0),
+        option("--repeats", default=9),
+        option("--no-others", action="store_true", help="leave the other solvers out"),
+    )

@@ -1,7 +1,7 @@
 """The closed-form model of T(t, x) held against published measurements.
 
-`python -m benchmarks.throughput_model [--json]` reads `$UNICRON_DATA/throughput` (default: ../shared/data beside the
-repository). Four questions, each asked of every model ("group") in vtrain_multi.csv:
+It reads `$UNICRON_DATA/throughput` (default: ../shared/data beside the repository). Four questions, each asked of every
+model ("group") in vtrain_multi.csv:
 
 1. How far off are iteration times, when one measurement anchors the group? The anchor is the group's first row; the
    median and the range over every other choice of anchor stand beside it.
@@ -18,7 +18,6 @@ counts so; the Megatron papers say mixed precision, and their code sums what it 
 with bfloat16, which is what the planner reckons with.
 """
 
-import argparse
 import csv
 import os
 from collections.abc import Sequence
@@ -28,7 +27,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from benchmarks.output import as_json
+from benchmarks.harness.command import Options, main
+from benchmarks.harness.report import Result
 from unicron.contracts.tasks import ModelSpec
 from unicron.costmodel import catalogue, costs, formulas, planning
 from unicron.costmodel.catalogue import Accelerator
@@ -257,54 +257,14 @@ def report() -> dict[str, Any]:
     }
 
 
-# --- printing ---------------------------------------------------------------------------------------------------------
-
-
-def print_report(found: dict[str, Any]) -> None:
-    """Print the figures as tables."""
-    shown = ("rows", "mape_percent", "median_percent", "worst_percent")
-    anchors = ("mape_median_anchor_percent", "mape_best_anchor_percent", "mape_worst_anchor_percent")
-    print(f"constants, fitted on {FITTED_ON}B alone: {found['constants']}; again now: {found['fitted_again']}\n")
-    print(
-        "errors of iteration time in %, anchored on the first row; configurations are tensor/pipeline/data/microbatch"
-    )
-    print(f"{'':22}rows  mape median worst | other anchors: median best worst | none | chosen, best, slowdown %")
-    for title, key in (
-        ("constants as shipped", "groups"),
-        ("constants fitted on the other two", "leave_one_group_out"),
-    ):
-        print(f"{title}:")
-        for name, one in found[key].items():
-            status = "fitted on" if one.get("fitted") else "held out"
-            first = "{:4} {:5.2f} {:6.2f} {:5.1f}".format(*(one[each] for each in shown))
-            others = "{:22.2f} {:4.1f} {:5.1f}".format(*(one[each] for each in anchors))
-            choice = f"{one['chosen']}, {one['best']}, {one['slowdown_percent']}"
-            print(f"{name + 'B, ' + status:22}{first} | {others} | {one['mape_no_anchor_percent']:4.1f} | {choice}")
-    print("\nnever fitted on; Megatron-LM on DGX A100")
-    for name, one in found["other_systems"].items():
-        print(
-            f"{name:22}{one['rows']:4} {one['mape_percent']:5.2f}        {one['worst_percent']:5.1f} | "
-            f"without an anchor {one['mape_no_anchor_percent']}"
-        )
-    for name in ("anchored_mape_percent", "worst_choice_slowdown_percent"):
-        print(f"\n{name} {found[name]}", end="")
-    print("  (the worst group's)")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
+def measure(_: Options, __: Path) -> Result:
+    """Return all figures; the tables are of errors, and of what the model chooses beside the best."""
     if not DATA.is_dir():
-        parser.error(f"no folder {DATA}; set UNICRON_DATA to the folder that holds 'throughput'")
+        raise SystemExit(f"no folder {DATA}; set UNICRON_DATA to the folder that holds 'throughput'")
     found = report()
-    if options.json:
-        flat = {name: value for name, value in found.items() if not isinstance(value, dict)}
-        print(as_json("throughput_model", flat, details={name: found[name] for name in found if name not in flat}))
-    else:
-        print_report(found)
+    flat = {name: value for name, value in found.items() if not isinstance(value, dict)}
+    return Result(flat, details={name: found[name] for name in found if name not in flat})
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

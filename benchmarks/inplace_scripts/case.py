@@ -1,4 +1,4 @@
-"""What the scripts share: data, the loss, the kill, and where results go. Of Unicron they know nothing.
+"""What the scripts import: data, the loss, the kill, and where results go. It knows nothing of Unicron.
 
 A script is started with a folder and, where one of its ranks is to be killed, with `RANK:ITERATION`.
 """

@@ -41,13 +41,6 @@ def test_a_lost_node_of_a_cluster_and_its_return_are_weighed():
     assert found["decision_cpu_ms"] > 0
 
 
-def test_ranks_that_are_interrupted_in_any_collective_get_out_of_it():
-    found = run("benchmarks.wakes", "--wakes", "15")
-    assert found["wakes"] == 60
-    assert 0 < found["median_ms"] <= found["worst_ms"]
-    assert found["wrapped_us"] > 0 < found["raw_us"]
-
-
 def test_the_evaluation_is_made_with_all_its_figures():
     found = run("benchmarks.evaluation", "--seeds", "1")
     assert found["trace_a_over_megatron"] > 1

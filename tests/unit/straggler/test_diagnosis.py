@@ -1,7 +1,9 @@
 """What is planted is found; on the study's traces, what the study found. The benchmark does it over 200 seeds."""
 
 import json
+from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -176,7 +178,8 @@ def test_the_jobs_of_the_study(name, cause, ranks):
 
 @pytest.mark.slow
 def test_the_benchmark_counts_what_was_named_for_what():
-    figures, details = benchmark.report(first=1_000_000, seeds=1, sound=3)
+    result = benchmark.measure(Namespace(first=1_000_000, seeds=1, healthy=3), Path())
+    figures, details = result.figures, result.details
     assert sum(sum(told.values()) for told in details["confusion"].values()) == len(benchmark.CASES)
     assert set(details["cases"]) == {" + ".join(case) for case in benchmark.CASES}
     assert figures["alone_right_percent"] == figures["healthy_silent_percent"] == 100
