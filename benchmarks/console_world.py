@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import json
-import os
 import shutil
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -21,14 +19,12 @@ from playwright.async_api import Browser, Page, async_playwright
 from unicron_deploy.nats_server import NatsServer, free_port
 
 from benchmarks import scale
+from benchmarks.harness.cluster import server_only
+from benchmarks.harness.processes import ended, start
 from unicron import codec
-from unicron.aio import insist
-from unicron.bootstrap import connected
-from unicron.bus import topology
 from unicron.bus.nats import NatsBus
 from unicron.bus.protocol import Entry
 from unicron.contracts.queries import GetStatus, Reply, Status
-from unicron.settings import Settings
 
 HOST = "127.0.0.1"
 START_S = 600.0
@@ -110,9 +106,8 @@ class World:
 
     def __init__(self, server: NatsServer, bus: NatsBus, folder: Path) -> None:
         self.server, self.bus = server, bus
-        port, self._metrics = free_port(), free_port()
-        self.url, self.metrics = f"http://{HOST}:{port}", f"http://{HOST}:{self._metrics}/metrics"
-        self._folder, self._port = folder, port
+        self._log, self._port, self._metrics = folder / "console.log", free_port(), free_port()
+        self.url, self.metrics = f"http://{HOST}:{self._port}", f"http://{HOST}:{self._metrics}/metrics"
         self._console: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -120,18 +115,13 @@ class World:
     async def running(cls, folder: Path) -> AsyncIterator["World"]:
         """Yield it with an empty journal; the console does not run yet."""
         folder.mkdir()
-        server = NatsServer(folder / "nats", free_port())
-        await asyncio.to_thread(server.start)
-        try:
-            async with connected(Settings(nats_url=server.url), "benchmark") as bus:
-                await insist(lambda: topology.provision(bus.jetstream), "provisioning")
-                world = cls(server, bus, folder)
-                try:
-                    yield world
-                finally:
-                    world.end()
-        finally:
-            await asyncio.to_thread(server.stop)
+        async with server_only(folder) as (server, bus):
+            world = cls(server, bus, folder)
+            try:
+                yield world
+            finally:
+                with ended([world._console] if world._console else []):
+                    pass
 
     async def write(self, entries: Sequence[Entry]) -> None:
         """Put all of it into the journal."""
@@ -146,28 +136,15 @@ class World:
 
     def start(self) -> None:
         """Start the console."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")}
-        own = {
-            "UNICRON_NATS_URL": self.server.url,
-            "UNICRON_CONSOLE_PORT": str(self._port),
-            "UNICRON_METRICS": f"{HOST}:{self._metrics}",
-        }
-        with (self._folder / "console.log").open("ab") as log:
-            command = [sys.executable, "-m", "unicron_console"]
-            self._console = subprocess.Popen(command, stdout=log, stderr=log, env=kept | own)
+        own = {"UNICRON_NATS_URL": self.server.url, "UNICRON_CONSOLE_PORT": str(self._port)}
+        self._console = start(["-m", "unicron_console"], self._log, UNICRON_METRICS=f"{HOST}:{self._metrics}", **own)
 
     @property
     def pid(self) -> int:
         """Process of the console."""
         if self._console is None or self._console.poll() is not None:
-            raise SystemExit(f"the console ended; see {self._folder}/console.log")
+            raise SystemExit(f"the console ended; see {self._log}")
         return self._console.pid
-
-    def end(self) -> None:
-        """End the console."""
-        if self._console is not None:
-            self._console.terminate()
-            self._console.wait(10)
 
     async def caught_up(self) -> tuple[float, float]:
         """Wait until the console has read all of the journal.
@@ -194,12 +171,6 @@ class World:
                 return found
 
         return await asyncio.to_thread(ask)
-
-    @property
-    def memory_mb(self) -> float:
-        """Memory of the console that is resident."""
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="utf-8").split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 @contextlib.asynccontextmanager

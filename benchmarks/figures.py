@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -31,6 +31,10 @@ FIGURE_9_MOMENTS = 5
 
 FIGURE_10_GPUS = (8, 16, 32, 48, 64, 96, 128)
 FIGURE_10_SIZES = ("1.3B", "7B", "13B", "70B", "175B")
+
+
+Table = tuple[list[str], list[list[str]]]
+"""Head and rows."""
 
 
 class Spread(NamedTuple):
@@ -149,19 +153,16 @@ def draw_9(bars: Mapping[int, Bar], path: Path) -> None:
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     sizes = list(bars)
-    left.plot(
-        sizes, [bar.unicron.median for bar in bars.values()], "o-", color=plots.COLOURS["unicron"], label="unicron"
-    )
-    for policy, line in (("megatron", "s-"), ("varuna", "x--"), ("oobleck", ":"), ("bamboo", ":")):
-        seconds = [bar.others[policy] for bar in bars.values()]
+    lines = {"unicron": "o-", "megatron": "s-", "varuna": "x--", "oobleck": ":", "bamboo": ":"}
+    for policy, line in lines.items():
+        seconds = [bar.unicron.median if policy == "unicron" else bar.others[policy] for bar in bars.values()]
         left.plot(sizes, seconds, line, color=plots.COLOURS[policy], label=policy)
     left.set_title("Figure 9: seconds from the verdict until all is made good", fontsize="medium")
     left.set_ylabel("seconds")
-    right.plot(sizes, [bar.played.messages for bar in bars.values()], marker="o", color="tab:red", label="messages")
-    right.plot(
-        sizes, [bar.played.commands for bar in bars.values()], marker="s", color="salmon", label="of them commands"
-    )
-    right.plot(sizes, [bar.played.kilobytes for bar in bars.values()], marker="^", color="gray", label="kilobytes")
+    traffic = {"messages": ("messages", "o", "tab:red"), "commands": ("of them commands", "s", "salmon")}
+    for name, (label, marker, colour) in (traffic | {"kilobytes": ("kilobytes", "^", "gray")}).items():
+        values = [getattr(bar.played, name) for bar in bars.values()]
+        right.plot(sizes, values, marker=marker, color=colour, label=label)
     right.set_title("on the bus for one transition of Unicron", fontsize="medium")
     for axes in (left, right):
         _log_axes(axes, sizes)
@@ -201,50 +202,32 @@ def draw_10(found: Mapping[str, Mapping[str, float]], path: Path) -> None:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def rows(found: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
+def tables(lost: Mapping[str, Spread], bars: Mapping[int, Bar], ten: Mapping[str, Mapping[str, float]]) -> list[Table]:
     """Return head and rows of the table of each figure."""
-    lost, bars = found["figure_3b"], found["figure_9"]
     policies = list(next(iter(bars.values())).others)
-    tables = [(["figure 3b: policy", "lost FLOP/s"], [[name, one.percent()] for name, one in lost.items()])]
-    tables.append(
+    played = {gpus: bar.played for gpus, bar in bars.items()}
+    names = ["detection", "plan", "services", "communicators", "states", "computed again", "iteration"]
+    found: list[Table] = [
+        (["figure 3b: policy", "lost FLOP/s"], [[name, one.percent()] for name, one in lost.items()]),
         (
             ["figure 9: GPUs, and left", "Unicron, s", *(f"{policy}, s" for policy in policies)],
             [
-                [
-                    f"{gpus:,}, {bar.played.left:,}",
-                    _seconds(bar.unicron),
-                    *(f"{bar.others[name]:,.0f}" for name in policies),
-                ]
+                [f"{gpus:,}, {bar.played.left:,}", _seconds(bar.unicron), *(f"{bar.others[n]:,.0f}" for n in policies)]
                 for gpus, bar in bars.items()
             ],
-        )
-    )
-    names = ["detection", "plan", "services", "communicators", "states", "computed again", "iteration"]
-    tables.append(
+        ),
         (
             ["Unicron's median, s", *names],
-            [[f"{gpus:,}", *(f"{value:.3g}" for value in _parts(bar.played))] for gpus, bar in bars.items()],
-        )
-    )
-    tables.append(
+            [[f"{gpus:,}", *(f"{value:.3g}" for value in _parts(one))] for gpus, one in played.items()],
+        ),
         (
             ["on the bus, GPUs", "messages", "of them commands", "kB", "values written", "largest value, kB"],
-            [
-                [
-                    f"{gpus:,}",
-                    f"{bar.played.messages:,}",
-                    f"{bar.played.commands:,}",
-                    f"{bar.played.kilobytes:,.0f}",
-                    f"{bar.played.writes}",
-                    f"{bar.played.largest_kilobytes:,.0f}",
-                ]
-                for gpus, bar in bars.items()
-            ],
-        )
-    )
-    for title, row in found["figure_10"].items():
-        tables.append(([title, *row], [["Unicron and Megatron", *(f"{value:.3g}" for value in row.values())]]))
-    return tables
+            [[f"{gpus:,}", *(f"{value:,.0f}" for value in _traffic(one))] for gpus, one in played.items()],
+        ),
+    ]
+    for title, row in ten.items():
+        found.append(([title, *row], [["Unicron and Megatron", *(f"{value:.3g}" for value in row.values())]]))
+    return found
 
 
 def _seconds(one: Spread) -> str:
@@ -254,3 +237,7 @@ def _seconds(one: Spread) -> str:
 def _parts(one: Transition) -> tuple[float, ...]:
     services = one.regroup_s - one.meet_s - one.move_s
     return one.detect_s, one.plan_s, services, one.meet_s, one.move_s, one.recompute_s, one.iteration_s
+
+
+def _traffic(one: Transition) -> tuple[float, ...]:
+    return one.messages, one.commands, one.kilobytes, one.writes, one.largest_kilobytes

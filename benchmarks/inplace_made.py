@@ -27,6 +27,7 @@ from typing import Any
 from benchmarks.harness import stats
 from benchmarks.harness.cluster import Scene, running, task
 from benchmarks.harness.command import Options, main, option, say
+from benchmarks.harness.processes import ONE_THREAD
 from benchmarks.harness.report import Figures, Result
 from benchmarks.inplace_scripts.made import made
 from benchmarks.inplace_scripts.runs import MARK, PATIENCE_S, plain, results
@@ -106,7 +107,7 @@ def figures(rows: Sequence[dict[str, Any]]) -> Figures:
 async def measure(options: Options, folder: Path) -> Result:
     """Make scripts up and run them."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(["__main__"])
-    os.environ |= {"UNICRON_ATTEMPTS": "1000", "UNICRON_NO_PROGRESS": "4"}
+    os.environ |= {"UNICRON_ATTEMPTS": "1000", "UNICRON_NO_PROGRESS": "4", **ONE_THREAD}  # plain runs too
     root, rows = (options.keep or folder).resolve(), []
     root.mkdir(parents=True, exist_ok=True)
     async with running(root / "cluster", 1, 2) as scene:

@@ -17,6 +17,7 @@ from unicron_deploy.nats_server import NatsServer, free_port
 
 from benchmarks.harness.command import ROOT
 from benchmarks.harness.processes import ONE_THREAD
+from unicron import subjects
 from unicron.aio import insist
 from unicron.bootstrap import connected, connected_client
 from unicron.bus import topology
@@ -44,22 +45,21 @@ def shrinking(workers: int) -> dict[str, Any]:
 
 
 class Scene:
-    """A running cluster, and all that it said since the benchmark follows it.
+    """A running cluster, and what it said since the benchmark follows it.
 
     Attributes:
-        journal: all messages of the journal.
         iterations: telemetry of iterations that ended.
     """
 
     def __init__(self, cluster: Cluster, client: Client) -> None:
         self.cluster, self.client = cluster, client
-        self.journal: list[Message] = []
         self.iterations: list[IterationFinished] = []
+        self._said: dict[type[Message], list[Any]] = defaultdict(list)
 
-    async def follow(self) -> None:
-        """Keep what goes into the journal."""
-        async for _, message in self.client.follow():
-            self.journal.append(message)
+    async def follow(self, kinds: Sequence[type[Message]]) -> None:
+        """Keep what goes into the journal, of these kinds or, without any, of all."""
+        async for _, message in self.client.follow(filters=subjects.events(*kinds) if kinds else subjects.JOURNAL):
+            self._said[type(message)].append(message)
 
     async def listen(self) -> None:
         """Keep which iterations end."""
@@ -69,8 +69,8 @@ class Scene:
 
     def said(self, kind: type[Message], task: str = "", since: float = 0.0) -> list[Any]:
         """Return the messages of a kind after a Unix second; of one task where it is named."""
-        found = [message for message in self.journal if isinstance(message, kind) and message.at > since]
-        return [message for message in found if not task or getattr(message, "task", "") == task]
+        found = [message for message in self._said[kind] if message.at > since]
+        return [message for message in found if not task or message.task == task]
 
     def regrouped_s(self, task: str, since: float, world: int) -> float | None:
         """Return the seconds from a Unix second until all ranks of a whole membership had formed their groups."""
@@ -155,14 +155,14 @@ async def background(*jobs: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def started(cluster: Cluster) -> AsyncIterator[Scene]:
-    """Have a cluster run until the end of the block, and hear all that it says."""
+async def started(cluster: Cluster, *kinds: type[Message]) -> AsyncIterator[Scene]:
+    """Have a cluster run until the end of the block, and hear what it says: messages of these kinds, or all."""
     await asyncio.to_thread(cluster.start)
     try:
         await cluster.wait_until_ready(PATIENCE_S)
         async with connected_client(cluster.settings(), "benchmark") as client:
             scene = Scene(cluster, client)
-            async with background(scene.follow(), scene.listen()):
+            async with background(scene.follow(kinds), scene.listen()):
                 await asyncio.sleep(0.3)
                 yield scene
     finally:

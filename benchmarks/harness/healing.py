@@ -1,24 +1,20 @@
-"""What a task's workers noted, as figures of how it healed. Pure; `benchmarks.parallel` measures.
+"""How tasks and peers healed, from what their ranks noted. Pure; `benchmarks.parallel` measures.
 
 For a strike there are
 
-- `first_s`: from the strike to the end of the struck iteration on the replicas that were left whole. A rank that is
-  struck in its update has given all that the others need, so it is the next iteration that counts there.
-- `beyond_s`: that without the work that was left. The work left is what the busiest of these replicas still had to
-  compute of that iteration, the lost replica's part included: the microbatches that it ended after the strike, the one
-  under way at the strike by the share that was left of it, times the undisturbed seconds of one; then the undisturbed
-  seconds from the last microbatch to the end of the update. A new worker may join in the same iteration; what that
-  takes is in there, and what it then computes is not.
-- `waiting_s`: the same with the seconds that these microbatches did take in place of the undisturbed ones: what was
-  spent otherwise than in computing. It differs from `beyond_s` where a new worker that starts takes the others' cores.
-- `loss_s`, `join_s`: what the replicas that were left waited for a new membership to be formed, from where each noticed
-  to the group ready, the slowest of them: the first after the strike, and the sum of further ones, in which new workers
-  come in. Both are part of `beyond_s` where they fall into the struck iteration.
-- `whole_s`: from the strike until all ranks of a membership with all replicas have formed their groups.
+- `first_s`: to the end of the struck iteration on the replicas that were left whole, or, where a peer starts all anew,
+  on all ranks; of the next iteration after a strike in the update, which has given all that the others need.
+- `beyond_s`: that without the work left, of the busiest of these ranks: the microbatches that it ended after the
+  strike, the lost replica's that it took over included, the one under way by the share that was left of it, and the end
+  of the iteration, all by what they take undisturbed. Of a peer it is the rank's own share: nobody takes the lost one's
+  over.
+- `waiting_s`: the same by what these microbatches did take: what was spent otherwise than in computing.
+- `loss_s`, `join_s`: waits for new memberships, from where each rank noticed until its group was ready, the slowest of
+  them: the first after the strike, and the sum of further ones, in which new workers come in.
+- `whole_s`: until all ranks of a membership with all replicas have formed their groups.
 
-Of a whole task, `redone` counts iterations, and `wasted` the microbatches that were computed and are in no update.
-
-Undisturbed is what was measured in the same task, in iterations of one whole membership that nothing struck.
+Of a whole run: `redone` counts iterations, `wasted` microbatches that are in no update, `dropped` those of global
+batches that are missing from updates. Undisturbed is the median of iterations of one whole membership without a strike.
 """
 
 import statistics
@@ -27,7 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.struck import Note, Struck
+from benchmarks.harness import stats
+from benchmarks.harness.report import Figures
+from benchmarks.harness.strikes import Note, Struck
 from unicron.contracts.events import Regrouped
 
 
@@ -86,15 +84,6 @@ def healed(notes: Sequence[Note], strike: Struck, usually: Usual) -> dict[str, A
     }
 
 
-def whole_s(regrouped: Sequence[Regrouped], at: float, world: int) -> float | None:
-    """Return the seconds from `at` until a whole membership had formed; None if none did."""
-    ends: dict[int, list[float]] = defaultdict(list)
-    for fact in regrouped:
-        if fact.at > at and fact.world_size == world:
-            ends[fact.epoch].append(fact.at)
-    return next((max(found) - at for _, found in sorted(ends.items()) if len(found) == world), None)
-
-
 def regroups(regrouped: Sequence[Regrouped], strike: Struck, world: int, size: int) -> dict[str, Any]:
     """Return the seconds of the memberships from the strike on, up to the whole one; None where there is none.
 
@@ -138,3 +127,85 @@ def wasted(notes: Sequence[Note], size: int, microbatches: int, dropped: int = 0
     ended = {note.iteration for note in notes if note.what == "updated" and note.iteration >= 0}
     computed = [note for note in notes if note.what == "idle" or (note.what == "computed" and note.iteration in ended)]
     return max(0, round(len(computed) / size) - (microbatches * len(ended) - dropped))
+
+
+def recovered(notes: Sequence[Note], strike: Struck, usually: Usual, share: int, world: int) -> dict[str, Any]:
+    """Return the figures of one strike; None in place of what never came.
+
+    Args:
+        notes: of all processes, in the order of time.
+        strike: that was made.
+        usually: seconds of a microbatch and of the end of an iteration.
+        share: microbatches of a replica in an iteration.
+        world: ranks of a whole membership.
+    """
+    iteration = strike.iteration + (strike.phase == "update")
+    survivors = {note.pid for note in notes if note.epoch == strike.epoch and note.replica != strike.replica}
+    ends: dict[int, float] = {}
+    for note in notes:
+        if note.what == "updated" and note.iteration == iteration and note.at > strike.at:
+            ends.setdefault(note.pid, note.at)
+    first = None
+    if survivors and survivors <= ends.keys():
+        first = max(ends[pid] for pid in survivors) - strike.at
+    elif len(ends) == world:
+        first = max(ends.values()) - strike.at
+    left = max((_left(notes, pid, strike, usually, share) for pid in survivors), default=0.0)
+    return {
+        "phase": strike.phase,
+        "iteration": iteration,
+        "microbatches_left": round(left, 2),
+        "first_s": first,
+        "beyond_s": None if first is None else first - left * usually.microbatch_s - usually.tail_s,
+        "whole_s": _whole_s(notes, strike, world),
+    }
+
+
+def _left(notes: Sequence[Note], pid: int, strike: Struck, usually: Usual, share: int) -> float:
+    """Return the microbatches that a process had yet to compute at the strike."""
+    if strike.phase == "update":
+        return float(share)
+    before = [note for note in notes if note.pid == pid and note.at <= strike.at]
+    computed = [note for note in before if note.what == "computed" and note.iteration == strike.iteration]
+    if len(computed) >= share:
+        return 0.0
+    under_way = (strike.at - before[-1].at) / usually.microbatch_s if before else 0.0
+    return share - len(computed) - min(max(under_way, 0.0), 1.0)
+
+
+def _whole_s(notes: Sequence[Note], strike: Struck, world: int) -> float | None:
+    formed: dict[int, list[float]] = defaultdict(list)
+    for note in notes:
+        if note.what == "formed" and note.epoch > strike.epoch and note.world == world:
+            formed[note.epoch].append(note.at)
+    return next((max(ends) - strike.at for _, ends in sorted(formed.items()) if len(ends) == world), None)
+
+
+def dropped(notes: Sequence[Note], world: int, microbatches: int) -> int:
+    """Return how many microbatches are missing from the updates, of `microbatches` in each."""
+    ranks: dict[int, int] = {}
+    for note in notes:
+        if note.what == "updated" and note.iteration >= 0:
+            ranks[note.iteration] = min(note.world, ranks.get(note.iteration, world))
+    return round(sum((world - found) / world * microbatches for found in ranks.values()))
+
+
+def summary(layout: str, fault: str, runs: Sequence[dict[str, Any]], names: Sequence[str]) -> Figures:
+    """Return the figures of all runs of a layout and a fault, with their whole names.
+
+    Args:
+        layout: that was struck.
+        fault: that struck.
+        runs: each with its `strikes`.
+        names: of what is a median over strikes.
+    """
+    rows = [row for run in runs for row in run["strikes"]]
+    counted = [name for name in ("redone", "wasted", "dropped") if runs and name in runs[0]]
+    found: Figures = {name: stats.median(row[name] for row in rows) for name in names}
+    more: Figures = {
+        "beyond_worst_s": stats.worst(row["beyond_s"] for row in rows),
+        "rel_diff": stats.worst((run["rel_diff"] for run in runs), 12),
+        **{name: sum(run[name] for run in runs) for name in counted},
+        "strikes": len(rows),
+    }
+    return {f"{layout}_{fault}_{name}": value for name, value in (found | more).items()}

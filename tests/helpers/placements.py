@@ -1,4 +1,4 @@
-"""Does any placement of copies survive more losses? All are looked through, up to 12 nodes and 4 copies: half a minute.
+"""Does any placement of copies survive more losses? All of them are looked through.
 
 A placement is n copy sets of m nodes each, one for each node's state, so that each node is in m of them: what it can
 keep. Which node owns which set does not matter here; there is always a way to give each node one that it is in (Hall's
@@ -12,11 +12,8 @@ each k. Beside it stands GEMINI's mixed placement, in which what is left over fo
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.harness.command import Options, main, option
-from benchmarks.harness.report import Result
 from unicron.checkpoints.shapes import kept
 
 Counts = tuple[int, ...]
@@ -202,21 +199,3 @@ def beaten(row: dict[str, Any], by: str = "best", loser: str = "ours") -> list[i
     """Return the numbers of lost nodes for which `by` survives more sets of them."""
     pairs = zip(row["lost"], row[by], row[loser], strict=True)
     return [lost for lost, fewer, more in pairs if fewer < more]
-
-
-def measure(options: Options, _: Path) -> Result:
-    """Compare placements for each number of nodes and copies; the status is 1 where one is better than ours."""
-    sizes = [(nodes, many) for many in range(2, options.copies + 1) for nodes in range(many, options.nodes + 1)]
-    rows = {f"{nodes} nodes, {many} copies": compared(nodes, many) for nodes, many in sizes}
-    worse = sum(bool(beaten(row)) for row in rows.values())
-    better = sum(bool(beaten(row, "ours", "mixed")) for row in rows.values())
-    figures = {"cases": len(rows), "cases_with_a_better_placement": worse, "cases_better_than_mixed": better}
-    return Result(figures, details={"cases": rows}, status=int(bool(worse)))
-
-
-if __name__ == "__main__":
-    main(
-        measure,
-        option("--nodes", default=12, metavar="N", help="up to so many nodes"),
-        option("--copies", default=4, metavar="M", help="up to so many copies"),
-    )

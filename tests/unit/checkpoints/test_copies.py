@@ -3,8 +3,7 @@
 import itertools
 
 import pytest
-
-from benchmarks.copies import Space, beaten, best, compared, mixed, ours
+from helpers.placements import Space, beaten, best, compared, mixed, ours
 
 
 @pytest.mark.parametrize(("nodes", "copies"), [(5, 2), (6, 2), (5, 3), (6, 4)])
@@ -22,8 +21,14 @@ def test_the_search_finds_what_trying_everything_finds(nodes, copies):
 
 @pytest.mark.parametrize("copies", [2, 3, 4])
 def test_no_placement_survives_more_losses(copies):
-    for nodes in range(copies, 10 if copies < 4 else 9):
+    for nodes in range(copies, 13 if copies < 4 else 9):
         assert beaten(compared(nodes, copies)) == []
+
+
+@pytest.mark.exhaustive("fewer nodes are looked through in each run; these take half a minute")
+@pytest.mark.parametrize("nodes", [9, 10, 11, 12])
+def test_no_placement_of_four_copies_survives_more_losses_up_to_twelve_nodes(nodes):
+    assert beaten(compared(nodes, 4)) == []
 
 
 @pytest.mark.slow
