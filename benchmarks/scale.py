@@ -32,11 +32,7 @@ from unicron.bus import replies, topology
 from unicron.bus.protocol import Entry, Heard
 from unicron.clock import VirtualClock
 from unicron.contracts.base import Message
-from unicron.contracts.events import (
-    FailureDetected,
-    NodeHeartbeat,
-    TaskStateChanged,
-)
+from unicron.contracts.events import FailureDetected, NodeHeartbeat, TaskStateChanged
 from unicron.contracts.queries import GetStatus, Query, Reply, SubmitTask
 from unicron.contracts.tasks import Slot, TaskSpec, TaskState
 from unicron.service import Service
