@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.harness import stats
-from benchmarks.harness.cluster import Scene, running, task
+from benchmarks.harness.cluster import TRAINED, Scene, running, task
 from benchmarks.harness.command import Options, main, option
 from benchmarks.harness.report import Figures, Result
 from unicron.contracts.events import FailureDetected, NodeSuspected, TaskBroken, WorkerStalled
@@ -23,23 +23,6 @@ from unicron.contracts.slowdowns import SlowdownDetected
 NODES, SLOTS = 4, 2
 ALARMS = (FailureDetected, NodeSuspected, TaskBroken, WorkerStalled)
 PHASE_S = 15.0
-
-SCRIPT = """
-import torch
-from unicron.train import Session
-
-torch.manual_seed(0)
-torch.set_num_threads(1)
-model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 1))
-optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
-session = Session(seed=1)
-session.protect(model=model, optimizer=optimizer)
-for iteration in session.iterations():
-    for microbatch in session.microbatches():
-        x = torch.randn(256, 256)
-        session.backward((model(x) - x.sum(1, keepdim=True)).square().mean())
-    session.step()
-"""
 
 
 def burn(until: float) -> None:
@@ -75,9 +58,9 @@ async def train(scene: Scene, minutes: float, load: int) -> Figures:
 
 async def measure(options: Options, folder: Path) -> Result:
     """Train without load and with it."""
-    (folder / "script.py").write_text(SCRIPT)
-    async with running(folder / "cluster", NODES, SLOTS) as scene:
-        await scene.client.submit(task("calm", [str(folder / "script.py")], NODES * SLOTS, microbatches=16))
+    async with running(folder, NODES, SLOTS) as scene:
+        env = {"WIDTH": "256", "BATCH": "256", "PACE": "0"}
+        await scene.client.submit(task("calm", TRAINED, NODES * SLOTS, microbatches=16, env=env))
         alone = await train(scene, options.minutes / 10, 0)
         return Result(await train(scene, options.minutes, 2 * (os.cpu_count() or 1)), {"without_load": alone})
 

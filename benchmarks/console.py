@@ -21,8 +21,6 @@ On 16,384 nodes:
   square is on the screen in another colour. `nodes_16384_256_update_ms`: from the first of 256 nodes to the last.
 - `nodes_16384_update_cpu_ms`: what an update takes of the console's CPU, one page open: all from the message to the
   frame sent, and a 1/`EVERY_S` of what it does anyway once a second.
-- `metrics_series_16384`: series that a scrape of all processes has: counted of the registry of each service and of one
-  agent, with eight workers and eight GPUs that tell all their counters, and scraped of the console.
 """
 
 import asyncio
@@ -36,31 +34,23 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from functools import partial
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 from msgspec import structs
 from playwright.async_api import Browser, Page
-from unicron_agent.measured import Measured
 
-from benchmarks.console_world import OBSERVE, Journal, World, chromium, crowd, drawn, journal, opened
+from benchmarks.console_world import OBSERVE, World, chromium, crowd, drawn, journal, opened
 from benchmarks.harness.cluster import background, until
 from benchmarks.harness.command import Options, main, option, say
 from benchmarks.harness.processes import cpu_s, memory_mb
 from benchmarks.harness.report import Figures, Result
 from benchmarks.harness.stats import median, percentiles
 from unicron import codec, subjects
+from unicron.bus.protocol import Entry
 from unicron.contracts.base import Message
 from unicron.contracts.events import FailureDetected, IterationFinished, NodeDrained
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
-from unicron.contracts.hardware import Gpu, GpusSampled
-from unicron.contracts.queries import Load, Status
-from unicron.families import Sample
-from unicron.metrics import Metrics, of_load, of_status
-from unicron.services import SERVICES
 
 SMALL, SMALL_TASKS = 64, 4
 OPENINGS = 7
@@ -193,10 +183,10 @@ async def crowded(world: World, seconds: float) -> tuple[Figures, Figures]:
     return figures, {"messages_per_s": said / seconds, "frames_per_s": statistics.mean(frames) / seconds}
 
 
-async def small(folder: Path, options: Options, known: Journal) -> Result:
+async def small(folder: Path, options: Options, known: Sequence[Entry]) -> Result:
     """Return the figures of a small cluster."""
     async with World.running(folder / "small") as world, chromium() as browser:
-        await world.write(known.entries)
+        await world.write(known)
         world.start()
         await world.caught_up()
         first = {"first_paint_ms": await paints(browser, world.url)}
@@ -210,11 +200,11 @@ async def small(folder: Path, options: Options, known: Journal) -> Result:
 # --- 16,384 nodes ----------------------------------------------------------------------------------------------------
 
 
-async def large(folder: Path, options: Options, known: Journal) -> Figures:
+async def large(folder: Path, options: Options, known: Sequence[Entry]) -> Figures:
     """Return the figures of a very large cluster."""
     name, draw = str(options.nodes), random.Random(2)
     async with World.running(folder / "large") as world, chromium() as browser:
-        await world.write(known.entries)
+        await world.write(known)
         world.start()
         answered, read = await world.caught_up()
         page, first = await opened(browser, world.url)
@@ -230,57 +220,14 @@ async def large(folder: Path, options: Options, known: Journal) -> Figures:
         every = [NodeDrained(node=f"node-{number}", drain=False) for number in range(few)]
         await asyncio.gather(*(append(world, each, "registry") for each in every))
         many = (await drawn(page, began, few))[0] - began
-        lines = (await world.get(world.metrics)).decode().splitlines()
-        console = sum(not line.startswith("#") for line in lines)
         return {
-            "journal_replay_messages_s": round(len(known.entries) / (read - answered)),
+            "journal_replay_messages_s": round(len(known) / (read - answered)),
             f"memory_mb_{name}": round(memory_mb(world.pid), 1),
             f"first_paint_{name}_ms": round(1e3 * first, 1),
             **percentiles(f"nodes_{name}_update", took),
             f"nodes_{name}_{few}_update_ms": round(1e3 * many, 1),
             f"nodes_{name}_update_cpu_ms": round(1e3 * spent / options.updates, 1),
-            f"metrics_series_{name}": console + series(known, options.failures),
         }
-
-
-def series(known: Journal, failures: int) -> int:
-    """Return how many series services and agents have, after so many failures, each of another node."""
-    said, nodes = [codec.decode_message(entry.data) for entry in known.entries], len(known.status.nodes)
-    for number in range(min(failures, nodes)):
-        name = f"f-{number}"
-        fact = failed(f"node-{number}", number)
-        said.append(structs.replace(fact, id=name, correlation=name, source="detector"))
-    found = nodes * count(agent().metrics)
-    for name in SERVICES:
-        metrics = Metrics(name, partial(service, name, known.status))
-        for message in said:
-            metrics.hear(message, 0.0)
-            if message.source == name:
-                metrics.tell(message, message)
-        found += count(metrics)
-    return found
-
-
-def service(name: str, status: Status) -> list[Sample]:
-    """Return what is read of a service whenever it is scraped."""
-    load = of_load(name, Load(waiting=0, position=1, dropped=0))
-    return [*load, *(of_status(status) if name == "registry" else ())]
-
-
-def agent() -> Measured:
-    """Return the metrics of an agent whose workers compute, and whose GPUs tell all that can be told."""
-    workers = {number: SimpleNamespace(task="task-0", iteration=1) for number in range(8)}
-    core: Any = SimpleNamespace(node="node-0", workers=workers)
-    measured = Measured(core, cast(Any, SimpleNamespace(unpublished=0)), time.time)
-    every = {field.name: 1 for field in structs.fields(Gpu)}
-    gpus = [structs.replace(Gpu(**cast(Any, every)), slot=slot) for slot in range(8)]
-    measured.observe(GpusSampled(node="node-0", gpus=gpus))
-    return measured
-
-
-def count(metrics: Metrics) -> int:
-    """Return how many series a scrape has."""
-    return sum(1 for family in metrics.registry.collect() for _ in family.samples)
 
 
 def measure(options: Options, folder: Path) -> Result:
@@ -300,5 +247,4 @@ if __name__ == "__main__":
         option("--nodes", default=16384, help="of the large cluster, of eight GPUs each"),
         option("--tasks", default=64, help="of the large cluster"),
         option("--updates", default=50, help="of single nodes that are timed there"),
-        option("--failures", default=1000, help="after which series are counted"),
     )

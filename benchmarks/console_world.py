@@ -9,7 +9,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,8 @@ from unicron_deploy.nats_server import NatsServer, free_port
 from benchmarks import scale
 from benchmarks.harness.cluster import server_only
 from benchmarks.harness.processes import ended, start
-from unicron import codec
 from unicron.bus.nats import NatsBus
 from unicron.bus.protocol import Entry
-from unicron.contracts.queries import GetStatus, Reply, Status
 
 HOST = "127.0.0.1"
 START_S = 600.0
@@ -74,25 +71,16 @@ PAINTS = """
 """Notes when squares that were drawn are on the screen, by the wall and since the page was asked for, and how many."""
 
 
-@dataclass
-class Journal:
-    """What real services and simulated agents have said, and what the registry knows then."""
-
-    entries: Sequence[Entry]
-    status: Status
-
-
-def journal(nodes: int, tasks: int) -> Journal:
-    """Return the journal of a cluster that was filled just now."""
+def journal(nodes: int, tasks: int) -> Sequence[Entry]:
+    """Return what real services and simulated agents say while a cluster is filled, as if just now."""
     stage = scale.Stage(nodes, tasks, time.time() - AGO_S)
 
-    async def fill() -> bytes:
+    async def fill() -> None:
         async with stage.running():
             await scale.fill(stage)
-            return await stage.ask(GetStatus())
 
-    status = codec.decode(stage.clock.run(fill()), Reply).status
-    return Journal(stage.memory.journal, status or Status())
+    stage.clock.run(fill())
+    return stage.memory.journal
 
 
 class World:
@@ -101,13 +89,12 @@ class World:
     Attributes:
         bus: to say something.
         url: of the console.
-        metrics: address of its metrics.
     """
 
     def __init__(self, server: NatsServer, bus: NatsBus, folder: Path) -> None:
         self.server, self.bus = server, bus
-        self._log, self._port, self._metrics = folder / "console.log", free_port(), free_port()
-        self.url, self.metrics = f"http://{HOST}:{self._port}", f"http://{HOST}:{self._metrics}/metrics"
+        self._log, self._port = folder / "console.log", free_port()
+        self.url = f"http://{HOST}:{self._port}"
         self._console: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -137,7 +124,7 @@ class World:
     def start(self) -> None:
         """Start the console."""
         own = {"UNICRON_NATS_URL": self.server.url, "UNICRON_CONSOLE_PORT": str(self._port)}
-        self._console = start(["-m", "unicron_console"], self._log, UNICRON_METRICS=f"{HOST}:{self._metrics}", **own)
+        self._console = start(["-m", "unicron_console"], self._log, **own)
 
     @property
     def pid(self) -> int:
@@ -155,22 +142,17 @@ class World:
         tail, answered, deadline = await self.bus.tail(), 0.0, time.monotonic() + START_S
         while time.monotonic() < deadline and self.pid:
             with contextlib.suppress(urllib.error.URLError, TimeoutError):
-                page = json.loads(await self.get(f"{self.url}/api/cluster"))
+                page = json.loads(await asyncio.to_thread(_read, f"{self.url}/api/cluster"))
                 answered = answered or time.time()
                 if page["position"] >= tail and not page["behind"]:
                     return answered, time.time()
             await asyncio.sleep(0.02 if not answered else 0.2)
         raise SystemExit(f"the console has not read its journal within {START_S:g} s")
 
-    async def get(self, url: str) -> bytes:
-        """Ask for something."""
 
-        def ask() -> bytes:
-            with urllib.request.urlopen(url, timeout=30.0) as answer:
-                found: bytes = answer.read()
-                return found
-
-        return await asyncio.to_thread(ask)
+def _read(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=30.0) as answer:
+        return bytes(answer.read())
 
 
 @contextlib.asynccontextmanager

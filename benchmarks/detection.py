@@ -26,7 +26,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from benchmarks.harness.cluster import Scene, running, shrinking, task, until
+from benchmarks.harness.cluster import TRAINED, Scene, running, shrinking, task, until
 from benchmarks.harness.command import Options, main, option, say
 from benchmarks.harness.report import Figures, Result
 from benchmarks.harness.stats import percentiles, quantile
@@ -46,37 +46,6 @@ USUAL = 25
 """Iterations after which a task has usual times."""
 
 PAPER = {"worker_killed_s": 1.8, "exception_s": 0.3, "node_lost_s": 5.6, "xid_s": 0.3}
-
-SCRIPT = """
-import os, time, torch
-from pathlib import Path
-from unicron.train import Session
-
-torch.manual_seed(0)
-model = torch.nn.Linear(16, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-session = Session(seed=1)
-session.protect(model=model, optimizer=optimizer)
-victim = Path(os.environ["FOLDER"]) / os.environ["UNICRON_WORKER"]
-
-def told(order, done):
-    if not victim.with_suffix(order).exists():
-        return False
-    victim.with_suffix(order).rename(victim.with_suffix(done))
-    victim.with_suffix(done).write_text(str(time.time()))
-    return True
-
-for iteration in session.iterations():
-    for microbatch in session.microbatches():
-        time.sleep(float(os.environ["PACE"]))
-        if told(".hangs", ".hung"):
-            time.sleep(10**6)
-        if told(".raises", ".raised"):
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        x = torch.randn(4, 16)
-        session.backward((model(x) - x.sum(1, keepdim=True)).square().mean())
-    session.step()
-"""
 
 Fault = Callable[[Member], Awaitable[float]]
 
@@ -196,9 +165,8 @@ class Faults:
     async def train(self, name: str, pace_s: float) -> None:
         """Begin to train a task, and wait until it does."""
         self.task, self.pace_s, began = name, pace_s, time.time()
-        env = {"FOLDER": str(self.folder), "PACE": str(pace_s)}
-        words = [str(self.folder / "script.py")]
-        await self.client.submit(task(name, words, WORKERS, microbatches=8, env=env, **shrinking(WORKERS)))
+        env = {"ORDERS": str(self.folder), "PACE": str(pace_s)}
+        await self.client.submit(task(name, TRAINED, WORKERS, microbatches=8, env=env, **shrinking(WORKERS)))
         await self.whole(began)
 
     async def all(self, repeat: int) -> dict[str, list[float]]:
@@ -243,7 +211,6 @@ def figures(found: dict[str, list[float]], faults: Faults) -> Figures:
 
 async def measure(options: Options, folder: Path) -> Result:
     """Let all faults strike."""
-    (folder / "script.py").write_text(SCRIPT)
     os.environ |= {"UNICRON_ATTEMPTS": "100000"}  # on one node more fail than on any that is not to be given up
     async with running(folder / "cluster", NODES, SLOTS) as scene:
         faults = Faults(scene, folder)

@@ -39,7 +39,7 @@ import torch
 from unicron_deploy import nats_server
 from unicron_deploy.embedded import Cluster, Server, several
 
-from benchmarks.harness.cluster import Scene, background, shrinking, started, task, until
+from benchmarks.harness.cluster import TRAINED, Scene, background, shrinking, started, task, until
 from benchmarks.harness.command import Options, main, option, say
 from benchmarks.harness.processes import ONE_THREAD
 from benchmarks.harness.report import Figures, Result
@@ -55,30 +55,12 @@ from unicron.contracts.events import DeadLetter, FailureDetected, Regrouped
 from unicron.contracts.tasks import TaskState
 from unicron.errors import UnicronError
 
-SCRIPT = """
-import os, time, torch
-from unicron.train import Session
-
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
-optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
-session = Session(seed=1, accumulate_dtype=torch.float64, iterations=int(os.environ["TOTAL"]), microbatches=6)
-session.protect(model=model, optimizer=optimizer)
-session.save(os.environ["OUT"])
-for iteration in session.iterations():
-    for microbatch in session.microbatches():
-        x = torch.randn(8, 16)
-        if not os.path.exists(os.environ["HURRY"]):
-            time.sleep(0.1)
-        session.backward((model(x) - x.sum(1, keepdim=True)).square().mean())
-    session.step()
-"""
-
-WORKERS, TOTAL = 3, 6000
+WORKERS, MICROBATCHES, TOTAL = 3, 6, 6000
 TASKS = ("struck", "beside")
 PROBER, PROBE_S = "prober", 0.05
 
-MANNERS = ("ended", "killed", "stopped", "cut off")
+SIGNALS = {"ended": signal.SIGTERM, "killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
+MANNERS = (*SIGNALS, "cut off")
 STEPS: dict[str, type[Message]] = {
     "before": Message, "detected": FailureDetected, "regroup ordered": Regroup, "regrouped": Regrouped,
 }  # fmt: skip
@@ -176,27 +158,21 @@ class Rounds:
 
     async def lose(self, server: str, manner: str) -> float:
         """Take a server away; return when that was."""
-        match manner:
-            case "ended":
-                self.cluster.processes[server].signal(signal.SIGTERM)
-            case "killed":
-                await asyncio.to_thread(self.cluster.kill, server)
-            case "stopped":
-                self.cluster.processes[server].signal(signal.SIGSTOP)
-            case "cut off":
-                call("ip", "link", "set", server, "down")
+        if manner == "cut off":
+            call("ip", "link", "set", server, "down")
+        else:
+            self.cluster.processes[server].signal(SIGNALS[manner])
         return time.time()
 
     async def bring_back(self, server: str, manner: str) -> None:
         """Give it back."""
-        match manner:
-            case "ended" | "killed":
-                await until(lambda: server not in self.cluster.alive(), f"{server} ends")
-                await asyncio.to_thread(self.cluster.start_process, server)
-            case "stopped":
-                self.cluster.processes[server].signal(signal.SIGCONT)
-            case "cut off":
-                call("ip", "link", "set", server, "up")
+        if manner == "cut off":
+            call("ip", "link", "set", server, "up")
+        elif manner == "stopped":
+            self.cluster.processes[server].signal(signal.SIGCONT)
+        else:
+            await until(lambda: server not in self.cluster.alive(), f"{server} ends")
+            await asyncio.to_thread(self.cluster.start_process, server)
 
     async def strike(self, number: int, server: str, manner: str, step: str) -> None:
         """Kill a worker, and lose a server at that step of its recovery; note how it went."""
@@ -240,9 +216,9 @@ class Rounds:
         """Do all rounds, and have both tasks end."""
         root = self.cluster.root
         for name in TASKS:
-            env = {"OUT": str(root / f"{name}.pt"), "HURRY": str(root / "hurry"), "TOTAL": str(TOTAL)}
-            more = {"microbatches": 6, "iterations": TOTAL, "env": env, **shrinking(WORKERS)}
-            await self.scene.client.submit(task(name, [str(root / "script.py")], WORKERS, **more))
+            env = {"OUT": str(root / f"{name}.pt"), "HURRY": str(root / "hurry"), "PACE": "0.1"}
+            more = {"microbatches": MICROBATCHES, "iterations": TOTAL, "env": env, **shrinking(WORKERS)}
+            await self.scene.client.submit(task(name, TRAINED, WORKERS, **more))
         for name in TASKS:
             await self.scene.reached(name, 3)
         for number in range(max(1, strikes // 10)):
@@ -261,12 +237,12 @@ class Rounds:
 
 def differs(root: Path, name: str) -> float:
     """Return the largest difference of a task's parameters from those of one process that nothing struck."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith("UNICRON_")}
-    env |= {"OUT": str(root / "plain.pt"), "HURRY": "/", "TOTAL": str(TOTAL), **ONE_THREAD}
-    if not (root / "plain.pt").exists():
-        subprocess.run([sys.executable, str(root / "script.py")], check=True, env=env, stdout=subprocess.DEVNULL)
-    ours, plain = (torch.load(root / f"{each}.pt", weights_only=True) for each in (name, "plain"))
-    return max(float((ours[key].double() - plain[key].double()).abs().max()) for key in plain)
+    plain = root / "plain.pt"
+    env = {"OUT": str(plain), "PACE": "0", "UNICRON_ITERATIONS": str(TOTAL), "UNICRON_MICROBATCHES": str(MICROBATCHES)}
+    if not plain.exists():
+        subprocess.run([sys.executable, *TRAINED], check=True, env=os.environ | ONE_THREAD | env, stdout=sys.stderr)
+    ours, theirs = (torch.load(path, weights_only=True) for path in (root / f"{name}.pt", plain))
+    return max(float((ours[key].double() - theirs[key].double()).abs().max()) for key in theirs)
 
 
 async def run(root: Path, strikes: int, addresses: dict[str, str]) -> Result:
@@ -274,7 +250,6 @@ async def run(root: Path, strikes: int, addresses: dict[str, str]) -> Result:
     servers = [Server(each.name, each.port, each.routes, addresses.get(each.name, each.host)) for each in several()]
     cluster = Cluster(root, nodes=3, slots=2, servers=servers)
     cluster.keys.admit(PROBER)
-    (root / "script.py").write_text(SCRIPT)
     os.environ["UNICRON_ATTEMPTS"] = "1000"  # on one node more fail than on any that is not to be taken out of use
     async with (
         started(cluster) as scene,

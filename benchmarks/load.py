@@ -35,8 +35,7 @@ from unicron_deploy.embedded import Cluster, several
 from unicron_deploy.nats_server import free_port
 
 from benchmarks.fleet import Fleet
-from benchmarks.ha import SCRIPT
-from benchmarks.harness.cluster import Scene, background, shrinking, started, task
+from benchmarks.harness.cluster import TRAINED, Scene, background, shrinking, started, task
 from benchmarks.harness.command import Options, main, option, say
 from benchmarks.harness.processes import cpu_s, memory_mb
 from benchmarks.harness.report import Figures, Result
@@ -173,10 +172,8 @@ class Loaded:
 
     async def submit(self) -> None:
         """Have the real task train, and then the simulated ones, on the nodes that join for them."""
-        root, began = self.scene.cluster.root, time.time()
-        env = {"OUT": str(root / "real.pt"), "HURRY": str(root / "hurry"), "TOTAL": str(10**6)}
-        words = [str(root / "script.py")]
-        await self.scene.client.submit(task("real", words, REAL, microbatches=6, env=env, **shrinking(REAL)))
+        began, env = time.time(), {"PACE": "0.1"}
+        await self.scene.client.submit(task("real", TRAINED, REAL, microbatches=6, env=env, **shrinking(REAL)))
         await self.scene.whole("real", began, REAL)
         await self.fleet.ask("join", min(WORKERS, self.fleet.nodes))
         each = min(WORKERS, self.fleet.nodes) // TASKS
@@ -232,7 +229,6 @@ async def measure(options: Options, root: Path) -> Result:
     widen()
     cluster = Cluster(root, nodes=REAL, slots=1, servers=several(free_port()))
     cluster.keys.admit(FLEET)
-    (root / "script.py").write_text(SCRIPT)
     os.environ["UNICRON_ATTEMPTS"] = "1000"  # on one node more fail than on any that is not to be taken out of use
     async with started(cluster, FailureDetected, DeadLetter, Regrouped, WorkerReady, TaskStateChanged) as scene:
         with generating(cluster, options.nodes) as (fleet, generator):

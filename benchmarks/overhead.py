@@ -28,7 +28,7 @@ from typing import Any
 
 from unicron_deploy.nats_server import free_port
 
-from benchmarks.harness.cluster import Scene, running, task
+from benchmarks.harness.cluster import TRAINED, Scene, running, task
 from benchmarks.harness.command import ROOT, Options, main, option, say
 from benchmarks.harness.processes import ONE_THREAD, cpu_s, ended, start
 from benchmarks.harness.report import Figures, Result
@@ -49,29 +49,12 @@ AGENT_WORKERS, AGENT_S, SETTLED = 8, 30.0, 3
 PATIENCE_S = 600.0
 SLOW, SLOW_WIDTH = "rate 200mbit burst 1mb latency 400ms", 256
 
-SLEEPY = """
-import time, torch
-from unicron.train import Session
-
-torch.manual_seed(0)
-model = torch.nn.Linear(64, 64)
-session = Session(seed=1)
-session.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.001))
-for iteration in session.iterations():
-    for microbatch in session.microbatches():
-        time.sleep(0.25)
-        session.backward(model(torch.randn(4, 64)).square().mean())
-    session.step()
-"""
-"""Four microbatches of a quarter of a second on each worker: workers that hardly compute leave the cores to agents."""
-
 
 async def agent_cpu_percent(root: Path) -> float:
     """Return how much of a core the agent of a node with eight workers uses while they train."""
-    (root / "sleepy.py").write_text(SLEEPY)
     async with running(root / "one-node", 1, AGENT_WORKERS) as scene:
-        words = [str(root / "sleepy.py")]
-        await scene.client.submit(task("sleepy", words, AGENT_WORKERS, microbatches=4 * AGENT_WORKERS))
+        env = {"PACE": "0.25"}  # workers that hardly compute leave the cores to agents
+        await scene.client.submit(task("sleepy", TRAINED, AGENT_WORKERS, microbatches=4 * AGENT_WORKERS, env=env))
         await scene.reached("sleepy", SETTLED)
         pid = scene.cluster.processes[scene.cluster.nodes[0]].pid
         used, began = cpu_s(pid), time.monotonic()

@@ -1,6 +1,6 @@
 """How long the planner's lookup table takes, beside a plain dynamic program and an integer program for one case of it.
 
-    python -m benchmarks.planner --tasks 64 --workers 2048 --sizes 48 --json
+    python -m benchmarks.planner --tasks 64 --workers 2048 --sizes 48
 
 On one core. The instance: tasks of random weight, whose throughput grows less than their workers do, with dips;
 the cluster holds the optimal plan, and the table answers for each next event: a worker or a node of a task fails, two
@@ -50,22 +50,18 @@ def instance(tasks: int, workers: int, unit: int, sizes: int, seed: int) -> Situ
         standings[f"task-{number}"] = Standing(feasible.astype(np.int64), waf, 0, 0.0)
     empty = Situation(standings, FAILURE_RATE, 15.0, 30.0)
     best = lookup.answer(empty, Event(NONE, workers)).sizes
-    return Situation(
-        {
-            name: Standing(task.sizes, task.waf, best[name], float(task.waf[task.sizes == best[name]][0]))
-            for name, task in standings.items()
-        },
-        FAILURE_RATE,
-        15.0,
-        30.0,
-    )
+    held = {
+        name: Standing(task.sizes, task.waf, best[name], float(task.waf[task.sizes == best[name]][0]))
+        for name, task in standings.items()
+    }
+    return Situation(held, FAILURE_RATE, 15.0, 30.0)
 
 
 def next_events(given: Situation, workers: int) -> list[Event]:
     """Return all next events; neighbours in the order of the tasks share a node."""
     events = [Event(Trigger(TriggerKind.NODE_JOINED), workers + NODE)]
     running = [name for name, task in given.tasks.items() if task.held]
-    for name, other in zip(running, [*running[1:], running[0]], strict=True):
+    for name in running:
         held = given.tasks[name].held
         events += [
             Event(Trigger.of(TriggerKind.WORKER_FAILED, [name]), workers, {name: 1}),
@@ -73,13 +69,11 @@ def next_events(given: Situation, workers: int) -> list[Event]:
             Event(Trigger.of(TriggerKind.TWO_NODES_LOST, [name]), workers - 2 * NODE, {name: min(held, 2 * NODE)}),
             Event(Trigger.of(TriggerKind.TASK_FINISHED, [name]), workers, ended=name),
         ]
-        if other != name and list(given.tasks).index(other) > list(given.tasks).index(name):
-            shared = Trigger.of(TriggerKind.NODE_LOST, [name, other])
-            events.append(Event(shared, workers - NODE, {name: NODE // 2, other: NODE // 2}))
-    for name in given.tasks:
-        if name not in running:
-            events.append(Event(Trigger.of(TriggerKind.TASK_LAUNCHED, [name]), workers, launched=name))
-    return events
+    for pair in itertools.pairwise(running):
+        shared = Trigger.of(TriggerKind.NODE_LOST, list(pair))
+        events.append(Event(shared, workers - NODE, dict.fromkeys(pair, NODE // 2)))
+    waiting = [name for name in given.tasks if name not in running]
+    return events + [Event(Trigger.of(TriggerKind.TASK_LAUNCHED, [name]), workers, launched=name) for name in waiting]
 
 
 def naive(given: Situation, event: Event) -> float:
