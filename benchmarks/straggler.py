@@ -21,15 +21,15 @@ import time
 from pathlib import Path
 
 import numpy as np
+from unicron_simulator import synthetic
+from unicron_simulator.planting import Shape, SlowWorker
 from unicron_straggler.analysis import measures, reader, tensors
 from unicron_straggler.analysis.simulate import Scenario, step_times
 
-from benchmarks import synthetic
 from benchmarks.harness import stats
 from benchmarks.harness.command import Options, main, option
 from benchmarks.harness.processes import result_of, timed
 from benchmarks.harness.report import Figures, Result
-from benchmarks.planting import Shape, SlowWorker
 
 DATA = Path(os.environ.get("UNICRON_DATA") or Path(__file__).parents[2] / "shared/data") / "straggler"
 REFERENCE_S = {"AR": 2.43, "SE": 2.18}

@@ -17,13 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from unicron_straggler.analysis.diagnosis import NONE, diagnose
-from unicron_straggler.analysis.measures import analyze
-from unicron_straggler.analysis.parts import LENGTHS, NETWORK, PAUSES, SLOW, STAGE
-
-from benchmarks.harness.command import Options, main, option
-from benchmarks.harness.report import Result
-from benchmarks.planting import (
+from unicron_simulator.planting import (
     Communication,
     GarbageCollection,
     Plant,
@@ -32,7 +26,13 @@ from benchmarks.planting import (
     SlowWorker,
     StageImbalance,
 )
-from benchmarks.synthetic import make, step_times
+from unicron_simulator.synthetic import make, step_times
+from unicron_straggler.analysis.diagnosis import NONE, diagnose
+from unicron_straggler.analysis.measures import analyze
+from unicron_straggler.analysis.parts import LENGTHS, NETWORK, PAUSES, SLOW, STAGE
+
+from benchmarks.harness.command import Options, main, option
+from benchmarks.harness.report import Result
 
 PLANTED = (SLOW, STAGE, LENGTHS, PAUSES, NETWORK)
 CASES = [(cause,) for cause in PLANTED] + list(combinations(PLANTED, 2))

@@ -71,7 +71,8 @@ def group_of(rows: Sequence[Row], gpu: Accelerator, seconds: Sequence[float], **
     """Return rows of one model and batch as a group; `how` says what of `Layout` the rows leave open."""
     first = rows[0]
     named = {"hidden": "hidden", "heads": "heads", "sequence": "seq", "layers": "layers", "batch": "global_batch"}
-    model = ModelSpec(**{name: int(first[column]) for name, column in named.items()}, vocabulary=51_200)
+    shape: dict[str, Any] = {name: int(first[column]) for name, column in named.items()}
+    model = ModelSpec(**shape, vocabulary=51_200)
     sizes = np.array(how.pop("microbatch", None) or [int(row["micro_batch"]) for row in rows])
     tensor, pipeline, data = (np.array([int(row[name]) for row in rows]) for name in ("tp", "pp", "dp"))
     kinds = np.full(len(rows), how.pop("recompute", formulas.FULL))
@@ -232,9 +233,9 @@ def measure(_: Options, __: Path) -> Result:
         "leave_one_out_mape_percent": (apart.values(), "mape_percent"),
     }
     figures = {name: max(one[what] for one in some) for name, (some, what) in worst.items()}
-    constants = {"shipped": readable(costs.FITTED), "fitted_again": readable(fitted([groups[FITTED_ON]]))}
+    known = {"shipped": readable(costs.FITTED), "fitted_again": readable(fitted([groups[FITTED_ON]]))}
     others = {name: checked(each) for name, each in (sc21() | seqpar()).items()}
-    details = {"groups": shipped, "leave_one_group_out": apart, "other_systems": others, "constants": constants}
+    details = {"groups": shipped, "leave_one_group_out": apart, "other_systems": others, "constants": known}
     return Result(figures, details=details)
 
 

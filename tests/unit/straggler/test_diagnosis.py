@@ -7,15 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from unicron_simulator import planting, synthetic
+from unicron_simulator.planting import (
+    Communication,
+    GarbageCollection,
+    SequenceLengths,
+    Shape,
+    SlowWorker,
+    StageImbalance,
+)
 from unicron_straggler.analysis import reader
 from unicron_straggler.analysis.diagnosis import NONE, diagnose
 from unicron_straggler.analysis.measures import analyze
 from unicron_straggler.analysis.parts import COMPUTES, LENGTHS, NETWORK, PAUSES, SLOW, STAGE, parts, without
 from unicron_straggler.analysis.trace import Meta
 
-from benchmarks import planting, synthetic
 from benchmarks import straggler_diagnosis as benchmark
-from benchmarks.planting import Communication, GarbageCollection, SequenceLengths, Shape, SlowWorker, StageImbalance
 from benchmarks.straggler import DATA
 from unicron.train.balance import balance, round_robin
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from unicron_straggler.analysis.trace import CODES, Floats, Meta, Trace
 
-from benchmarks.planting import Plant, Shape, Times, draw
+from unicron_simulator.planting import Plant, Shape, Times, draw
 
 Node = tuple[str, int, int]
 """Op type, place among those of its type, stage."""
