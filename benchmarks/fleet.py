@@ -63,12 +63,7 @@ class Count:
 
 
 class Fleet:
-    """What the benchmark has of the generator.
-
-    Args:
-        pipe: to it.
-        nodes: that it is to have in the end.
-    """
+    """What the benchmark has of the generator: a pipe to it, and how many nodes it is to have in the end."""
 
     def __init__(self, pipe: "Connection[Any, Any]", nodes: int) -> None:
         self._pipe, self.nodes = pipe, nodes
@@ -108,7 +103,6 @@ class Generator:
         self._due: list[tuple[float, int]] = []
         self._admitted: set[str] = set()
         self._workers: dict[str, Regrouped] = {}
-        self._orders: asyncio.Queue[Message] = asyncio.Queue()
         self._facts_per_s = 0.0
         self._in_flight: set[asyncio.Task[None]] = set()
         self._counted = Count(Counter({"facts": 0, "beats": 0, "gets": 0, "gets_answered": 0}))
@@ -121,7 +115,7 @@ class Generator:
         for bus, inbox in zip(self._buses, self._inboxes, strict=True):
             await bus.client.subscribe(inbox, cb=self._answered)
         position = await self._buses[0].tail()
-        jobs = [self._follow(position), self._obey(), self._each_tick(), self._iterate()]
+        jobs = [self._follow(position), self._each_tick(), self._iterate()]
         running = asyncio.gather(*jobs)
         while not running.done():
             what, *arguments = await asyncio.to_thread(pipe.recv)
@@ -139,7 +133,7 @@ class Generator:
         """Put a fact of a node's agent into the journal."""
         self._ids += 1
         fact = replace(fact, id=f"fleet-{self._ids}", at=time.time(), source=node, correlation=f"fleet-{self._ids}")
-        bus = self._bus(int(node.rpartition("-")[2]))
+        bus = self._bus(_number(node))
         return await insist(lambda: bus.append(subjects.of(fact), codec.encode(fact), fact.id), "saying a fact")
 
     # --- what is asked -----------------------------------------------------------------------------------------------
@@ -187,18 +181,15 @@ class Generator:
         filters = [f"{subjects.ROOT}.cmd.*.{kind.__name__}.>" for kind in COMMANDS]
         async for entry in self._buses[0].follow([*filters, f"{subjects.ROOT}.evt.registry.>"], position):
             message = codec.decode_message(entry.data)
-            if isinstance(message, NodeAdmitted) and message.node in self._named:
-                self._admitted.add(message.node)
-                self._named[message.node].every_s = max(BEAT_S, message.heartbeat_s)
-            elif isinstance(message, NodePaced) and message.node in self._named:
-                self._named[message.node].every_s = max(BEAT_S, message.heartbeat_s)
-            elif getattr(message, "node", "") in self._named:
-                self._orders.put_nowait(message)
-
-    async def _obey(self) -> None:
-        while True:
-            order = await self._orders.get()
-            self._begin(self._carry_out(order))
+            node = self._named.get(getattr(message, "node", ""))
+            if node is None:
+                continue
+            if isinstance(message, NodeAdmitted | NodePaced):
+                node.every_s = max(BEAT_S, message.heartbeat_s)
+            if isinstance(message, NodeAdmitted):
+                self._admitted.add(node.name)
+            elif isinstance(message, COMMANDS):
+                self._begin(self._carry_out(message))
 
     async def _carry_out(self, order: Message) -> None:
         for fact in answers(order):
@@ -265,15 +256,7 @@ class Generator:
 
     async def _secure(self, worker: Regrouped, iteration: int) -> None:
         began = time.monotonic()
-        fact = StateSecured(
-            node=worker.node,
-            slot=worker.slot,
-            task=worker.task,
-            worker=worker.worker,
-            iteration=iteration,
-            nodes=["sim-1"],
-        )
-        await self._say(fact, worker.node)
+        await self._say(StateSecured(**_place(worker), iteration=iteration, nodes=["sim-1"]), worker.node)
         self._counted.took.append(time.monotonic() - began)
         self._counted.sent["facts"] += 1
 
@@ -281,16 +264,15 @@ class Generator:
         """Tell, of each task, that an iteration is done, once a second."""
         for iteration in range(10**9):
             for worker in [each for each in self._workers.values() if each.rank == 0]:
-                done = IterationFinished(
-                    node=worker.node,
-                    slot=worker.slot,
-                    task=worker.task,
-                    worker=worker.worker,
-                    epoch=worker.epoch,
-                    iteration=worker.iteration + iteration,
-                    world_size=worker.world_size,
-                    seconds=1.0,
-                    loss=1.0,
-                )
-                await self._tell(done, int(worker.node.rpartition("-")[2]))
+                group = {"epoch": worker.epoch, "world_size": worker.world_size}
+                place = {**_place(worker), **group, "iteration": worker.iteration + iteration}
+                await self._tell(IterationFinished(**place, seconds=1.0, loss=1.0), _number(worker.node))
             await asyncio.sleep(1.0)
+
+
+def _place(worker: Regrouped) -> dict[str, Any]:
+    return {"node": worker.node, "slot": worker.slot, "task": worker.task, "worker": worker.worker}
+
+
+def _number(node: str) -> int:
+    return int(node.rpartition("-")[2])

@@ -48,8 +48,8 @@ def usual(notes: Sequence[Note], struck: Sequence[Struck], world: int) -> Usual:
         if iteration in disturbed or len({note.epoch for note in found}) > 1 or found[0].world < world:
             continue
         for pid in {note.pid for note in found}:
-            computed = [note for note in found if note.pid == pid and note.what == "computed"]
-            updated = [note for note in found if note.pid == pid and note.what == "updated"]
+            own = [note for note in found if note.pid == pid]
+            computed, updated = ([note for note in own if note.what == what] for what in ("computed", "updated"))
             if computed and updated:
                 microbatches.append((computed[-1].at - computed[0].began) / len(computed))
                 tails.append(updated[-1].at - computed[-1].at)
@@ -58,7 +58,7 @@ def usual(notes: Sequence[Note], struck: Sequence[Struck], world: int) -> Usual:
     return Usual(statistics.median(microbatches), statistics.median(tails))
 
 
-def healed(notes: Sequence[Note], strike: Struck, usually: Usual) -> dict[str, Any]:
+def healed(notes: Sequence[Note], strike: Struck, usually: Usual) -> Figures:
     """Return the figures of one strike, without `whole_s`; None in place of those of an iteration that never ended."""
     iteration = strike.iteration + (strike.phase == "update")
     left = {note.pid for note in notes if note.epoch == strike.epoch and note.replica != strike.replica}
@@ -68,23 +68,24 @@ def healed(notes: Sequence[Note], strike: Struck, usually: Usual) -> dict[str, A
     computing: dict[int, float] = defaultdict(float)
     for note in inside:
         if note.what == "computed" and note.at > strike.at:
-            under_way = (strike.at - note.began) / usually.microbatch_s
-            work[note.pid] += 1.0 - min(max(under_way, 0.0), 1.0)
+            work[note.pid] += 1.0 - _share(strike.at - note.began, usually)
             computing[note.pid] += note.at - max(note.began, strike.at)
     busiest = max(work.values(), default=0.0)
-    found: dict[str, Any] = {"phase": strike.phase, "iteration": iteration, "microbatches_left": round(busiest, 2)}
+    found: Figures = {"phase": strike.phase, "iteration": iteration, "microbatches_left": round(busiest, 2)}
     if not left or len(ends) < len(left):
-        return {**found, "first_s": None, "beyond_s": None, "waiting_s": None}
-    first = max(ends) - strike.at - usually.tail_s
-    return {
-        **found,
-        "first_s": max(ends) - strike.at,
-        "beyond_s": first - busiest * usually.microbatch_s,
-        "waiting_s": first - max(computing.values(), default=0.0),
-    }
+        return found | dict.fromkeys(("first_s", "beyond_s", "waiting_s"))
+    first = max(ends) - strike.at
+    beyond, waiting = busiest * usually.microbatch_s, max(computing.values(), default=0.0)
+    rest = {name: first - usually.tail_s - part for name, part in (("beyond_s", beyond), ("waiting_s", waiting))}
+    return found | {"first_s": first, **rest}
 
 
-def regroups(regrouped: Sequence[Regrouped], strike: Struck, world: int, size: int) -> dict[str, Any]:
+def _share(seconds: float, usually: Usual) -> float:
+    """Return how much of a microbatch is done after so many seconds."""
+    return min(max(seconds / usually.microbatch_s, 0.0), 1.0)
+
+
+def regroups(regrouped: Sequence[Regrouped], strike: Struck, world: int, size: int) -> Figures:
     """Return the seconds of the memberships from the strike on, up to the whole one; None where there is none.
 
     Args:
@@ -129,7 +130,7 @@ def wasted(notes: Sequence[Note], size: int, microbatches: int, dropped: int = 0
     return max(0, round(len(computed) / size) - (microbatches * len(ended) - dropped))
 
 
-def recovered(notes: Sequence[Note], strike: Struck, usually: Usual, share: int, world: int) -> dict[str, Any]:
+def recovered(notes: Sequence[Note], strike: Struck, usually: Usual, share: int, world: int) -> Figures:
     """Return the figures of one strike; None in place of what never came.
 
     Args:
@@ -169,8 +170,8 @@ def _left(notes: Sequence[Note], pid: int, strike: Struck, usually: Usual, share
     computed = [note for note in before if note.what == "computed" and note.iteration == strike.iteration]
     if len(computed) >= share:
         return 0.0
-    under_way = (strike.at - before[-1].at) / usually.microbatch_s if before else 0.0
-    return share - len(computed) - min(max(under_way, 0.0), 1.0)
+    under_way = _share(strike.at - before[-1].at, usually) if before else 0.0
+    return share - len(computed) - under_way
 
 
 def _whole_s(notes: Sequence[Note], strike: Struck, world: int) -> float | None:

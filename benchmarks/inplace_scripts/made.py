@@ -3,9 +3,8 @@
 import random
 import re
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from textwrap import indent
 
 SHAPES = ("epochs", "enumerated", "while", "iterator", "function", "nested_function", "generator")
 SCOPES = ("module", "main", "class", "state", "exit")
@@ -23,14 +22,22 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from benchmarks.inplace_scripts.case import FOLDER, keep, strike
 rank = int(os.environ["RANK"])
 os.write(os.open(FOLDER / "begun", os.O_WRONLY | os.O_CREAT | os.O_APPEND), f"{rank}\\n".encode())"""
+STRIKE = "strike(rank, $step)"
+DATA = """x = torch.randn(60, 8)
+$data, $history, $total, $step = TensorDataset(x, x.sum(1, keepdim=True).sin()), [], 0.0, 0
+$held = torch.randn(16, 8)
+$held_y = $held.sum(1, keepdim=True).sin()"""
+MEAN = f"""mean = torch.tensor($total, dtype=torch.float64)
+dist.all_reduce(mean)
+$history.append(float(mean) / {2 * BATCHES})
+$total = 0.0"""
+KEEP = "keep(rank, net=$net, optimizer=$optimizer, history=$history, step=$step, ...drawn=drawn_last)"
 DRAWN = "[float(torch.rand(())), random.random(), float(np.random.rand())]"
 USUAL = {
     "metric": {"setup": "$told = []", "kept": "told=$told"},
     "evaluation": {"setup": "$errors = []", "kept": "errors=$errors"},
 }
 """What choices of a kind have if they name nothing else."""
-
-Lines = list[str]
 
 
 def _expanded(kind: str, part: dict[str, str]) -> dict[str, str]:
@@ -71,140 +78,95 @@ def written(chosen: dict[str, str]) -> str:
     """Return the text of a script."""
     parts = [KINDS[kind][chosen[kind]] for kind in KINDS]
 
-    def lines(place: str) -> list[str]:
-        found = [line for part in parts if place in part for line in part[place].split("\n")]
-        return [*found, "strike(rank, $step)"] if chosen["strike"] == place else found
+    def at(place: str) -> str:
+        return block(*(part.get(place, "") for part in parts), STRIKE if chosen["strike"] == place else "")
 
-    every = next(part["every"] for part in parts if "every" in part)
-    context = next((part["context"] for part in parts if "context" in part), "contextlib.nullcontext()")
-    source = next(part["source"] for part in parts if "source" in part)
-    stop = next((part["stop"] for part in parts if "stop" in part), "")
-    flags = sorted({part["flags"] for part in parts if "flags" in part})
-    wrap = f"$model = DistributedDataParallel({', '.join(['$net', *flags])})"
-    whole = any("unpacked" in part for part in parts)
-    setup = [
-        *lines("seeds"),
-        "x = torch.randn(60, 8)",
-        "$data, $history, $total, $step = TensorDataset(x, x.sum(1, keepdim=True).sin()), [], 0.0, 0",
-        "$held = torch.randn(16, 8)",
-        "$held_y = $held.sum(1, keepdim=True).sin()",
-        *lines("models"),
-        wrap,
-        *lines("setup"),
-    ]
-    updates = [
-        *(["strike(rank, $step)"] if chosen["strike"] == "backward" else []),
-        *lines("clip"),
-        "$optimizer.step()",
-        *lines("updated"),
-        "$optimizer.zero_grad()",
-    ]
-    step = [
-        f"last = $step % {every} == {int(every) - 1}",
-        *lines("batch"),
-        f"with {context}:",
-        *indented(lines("loss")),
-        f"    (loss / {every}).backward()",
+    def first(name: str, default: str = "") -> str:
+        return next((part[name] for part in parts if name in part), default)
+
+    every, flags = int(first("every")), sorted({part["flags"] for part in parts if "flags" in part})
+    wrapped = f"$model = DistributedDataParallel({', '.join(['$net', *flags])})"
+    setup = block(at("seeds"), DATA, at("models"), wrapped, at("setup"))
+    updates = block(at("backward"), at("clip"), "$optimizer.step()", at("updated"), "$optimizer.zero_grad()")
+    step = block(
+        f"last = $step % {every} == {every - 1}\n{at('batch')}",
+        f"with {first('context', 'contextlib.nullcontext()')}:",
+        deeper(block(at("loss"), f"(loss / {every}).backward()")),
         "if last:",
-        *indented(updates),
-        "$total += float(loss.detach())",
-        *lines("ended"),
-        "$step += 1",
-    ]
-    closing = [
-        "mean = torch.tensor($total, dtype=torch.float64)",
-        "dist.all_reduce(mean)",
-        f"$history.append(float(mean) / {2 * BATCHES})",
-        "$total = 0.0",
-        *lines("closing"),
-    ]
-    item = "number" if whole else "x, y"
-    defined, loops = _loops(chosen["shape"], item, source, lines("epoch"), step, closing, stop)
-    ending = [
-        *lines("results"),
-        f"drawn_last = {DRAWN}",
-        f"keep(rank, net=$net, optimizer=$optimizer, history=$history, step=$step, {_kept(parts)}drawn=drawn_last)",
-        "dist.destroy_process_group()",
-    ]
-    head = [*IMPORTS.split("\n"), *lines("imports")]
-    head += [line for part in parts if "classes" in part for line in ["", "", *part["classes"].split("\n")]]
-    return _scoped(chosen["scope"], head, setup, defined, loops, ending)
+        deeper(updates),
+        block("$total += float(loss.detach())", at("ended"), "$step += 1"),
+    )
+    closing = block(MEAN, at("closing"))
+    item = "number" if first("unpacked") else "x, y"
+    defined, loops = _loops(chosen["shape"], item, first("source"), at("epoch"), step, closing, first("stop"))
+    kept = "".join(f"{part['kept']}, " for part in parts if "kept" in part)
+    ending = block(at("results"), f"drawn_last = {DRAWN}", KEEP.replace("...", kept), "dist.destroy_process_group()")
+    return _scoped(chosen["scope"], block(IMPORTS, at("imports"), at("classes")), setup, defined, loops, ending)
 
 
-def _kept(parts: Sequence[Any]) -> str:
-    return "".join(f"{part['kept']}, " for part in parts if "kept" in part)
+def block(*texts: str) -> str:
+    """Return lines one after the other, without those that are empty."""
+    return "\n".join(text.strip("\n") for text in texts if text.strip())
 
 
-def indented(lines: Sequence[str]) -> list[str]:
-    """Return lines one level deeper."""
-    return [f"    {line}" if line else line for line in lines]
+def deeper(text: str, levels: int = 1) -> str:
+    """Return lines further to the right."""
+    return indent(text, "    " * levels)
 
 
-def _loops(
-    shape: str, item: str, source: str, epoch: Lines, step: Lines, closing: Lines, stop: str
-) -> tuple[Lines, Lines]:
+def _loops(shape: str, item: str, source: str, epoch: str, step: str, closing: str, stop: str) -> tuple[str, str]:
     """Return functions that the loops call, and the loops."""
-    stops = [f"if {stop}:", "    break"] if stop else []
-    inner = [f"for {item} in {source}:", *indented(step)]
-    if shape == "enumerated":
-        inner = [f"for index, ({item}) in enumerate({source}):" if "," in item else inner[0], *indented(step)]
-    rounds = [f"for epoch in range({EPOCHS}):", *indented([*epoch, *inner, *closing, *stops])]
-    if shape in {"epochs", "enumerated"}:
-        return [], rounds
-    if shape == "while":
-        rounds = ["epoch = 0", f"while epoch < {EPOCHS}:", *indented([*epoch, *inner, *closing, *stops, "epoch += 1"])]
-        return [], rounds
-    if shape == "function":
-        called = ["def train_epoch(epoch):", *indented(inner)]
-        return called, [rounds[0], *indented([*epoch, "$$train_epoch(epoch)", *closing, *stops])]
-    if shape == "nested_function":
-        names = item if item != "x, y" else "x, y"
-        called = [f"def train_step(epoch, {names}):", *indented(step), ""]
-        called += ["def train_epoch(epoch):", f"    for {item} in {source}:", f"        $$train_step(epoch, {names})"]
-        return called, [rounds[0], *indented([*epoch, "$$train_epoch(epoch)", *closing, *stops])]
-    if shape == "iterator":
-        again = [*closing, "epoch += 1", *epoch, f"batches = iter({source})", "continue"]
-        return [], [
-            "epoch = 0", *epoch, f"batches = iter({source})", f"while $step < {EPOCHS * BATCHES}:", "    try:",
-            f"        {item} = next(batches)", "    except StopIteration:", *indented(indented(again)), *indented(step),
-            *closing,
-        ]  # fmt: skip
-    called = ["def forever():", "    while True:", f"        for each in {source}:", "            yield each"]
-    rounds = ["epoch = 0", *epoch, "batches = $$forever()", f"for index in range({EPOCHS * BATCHES}):"]
-    ends = [f"if index % {BATCHES} == {BATCHES - 1}:", *indented([*closing, "epoch += 1", *epoch])]
-    return called, [*rounds, *indented([f"{item} = next(batches)", *step, *ends])]
+    closing = block(closing, stop and f"if {stop}:\n    break") if shape not in {"iterator", "generator"} else closing
+    over = f"for {item} in {source}:"
+    if shape == "enumerated" and "," in item:
+        over = f"for index, ({item}) in enumerate({source}):"
+    inner, rounds, begin = block(over, deeper(step)), f"for epoch in range({EPOCHS}):", block("epoch = 0", epoch)
+    again = block("epoch += 1", epoch)
+    match shape:
+        case "while":
+            return "", block(f"epoch = 0\nwhile epoch < {EPOCHS}:", deeper(block(epoch, inner, closing, "epoch += 1")))
+        case "function":
+            called = block("def train_epoch(epoch):", deeper(inner))
+            return called, block(rounds, deeper(block(epoch, "$$train_epoch(epoch)", closing)))
+        case "nested_function":
+            called = block(f"def train_step(epoch, {item}):", deeper(step), "def train_epoch(epoch):")
+            called = block(called, f"    {over}\n        $$train_step(epoch, {item})")
+            return called, block(rounds, deeper(block(epoch, "$$train_epoch(epoch)", closing)))
+        case "iterator":
+            batches = f"batches = iter({source})"
+            ended = deeper(block(closing, again, batches, "continue"), 2)
+            body = f"    try:\n        {item} = next(batches)\n    except StopIteration:\n{ended}"
+            return "", block(begin, batches, f"while $step < {EPOCHS * BATCHES}:", body, deeper(step), closing)
+        case "generator":
+            called = f"def forever():\n    while True:\n        for each in {source}:\n            yield each"
+            loop = f"batches = $$forever()\nfor index in range({EPOCHS * BATCHES}):\n    {item} = next(batches)"
+            ends = block(f"if index % {BATCHES} == {BATCHES - 1}:", deeper(block(closing, again)))
+            return called, block(begin, loop, deeper(block(step, ends)))
+    return "", block(rounds, deeper(block(epoch, inner, closing)))
 
 
 _ASSIGNED = re.compile(r"^\s*((?:\$\w+(?:, )?)+) (?:=|\+=) ", re.MULTILINE)
 
 
-def _scoped(scope: str, head: Lines, setup: Lines, defined: Lines, loops: Lines, ending: Lines) -> str:
-    begin = ["dist.init_process_group('gloo')"]
-    names = sorted({name for found in _ASSIGNED.findall("\n".join(defined)) for name in re.findall(r"\w+", found)})
-    functions = Lines()
-    for line in defined:
-        functions.append(line)
-        if line.startswith("def ") and names and scope in {"module", "main", "exit"}:
-            functions.append(f"    {'global' if scope == 'module' else 'nonlocal'} {', '.join(names)}")
+def _scoped(scope: str, head: str, setup: str, defined: str, loops: str, ending: str) -> str:
+    """Return the text with its variables where they are to be: of the module, a function, an object or a namespace."""
+    begin, variables, functions = "dist.init_process_group('gloo')", "", ""
+    names = sorted({name for found in _ASSIGNED.findall(defined) for name in re.findall(r"\w+", found)})
     if scope == "class":
-        methods = [re.sub(r"^def (\w+)\(", r"def \1(self, ", line).replace("(self, )", "(self)") for line in defined]
-        lines = [
-            *head, "", "", "class Training:", "    def __init__(self):", *indented(indented(setup)), "",
-            *indented(methods), "", "    def fit(self):", *indented(indented([*loops, *ending])), "",
-            *begin, "Training().fit()",
-        ]  # fmt: skip
-        return _named(lines, "self.", "self.")
-    if scope in {"main", "exit"}:
-        lines = [*head, "", "", "def main():", *indented([*begin, *setup, *functions, *loops, *ending, "return 0"])]
-        lines += ["", "", "if __name__ == '__main__':", "    sys.exit(main())" if scope == "exit" else "    main()"]
-        return _named(lines, "", "")
-    if scope == "state":
-        lines = [*head, "from types import SimpleNamespace", "state = SimpleNamespace()", *begin, *setup, *functions]
-        return _named([*lines, *loops, *ending], "state.", "")
-    return _named([*head, *begin, *setup, *functions, *loops, *ending], "", "")
-
-
-def _named(lines: Lines, variables: str, functions: str) -> str:
-    text = "\n".join(line for line in lines if line is not None) + "\n"
-    text = text.replace("$$", functions)
-    return re.sub(r"\$(\w+)", lambda found: variables + found[1], text)
+        variables = functions = "self."
+        methods = re.sub(r"^def (\w+)\(", r"def \1(self, ", defined, flags=re.MULTILINE).replace("(self, )", "(self)")
+        fit = block("def fit(self):", deeper(block(loops, ending)))
+        body = deeper(block("def __init__(self):", deeper(setup), methods, fit))
+        text = block(head, "class Training:", body, begin, "Training().fit()")
+    elif scope == "state":
+        variables = "state."
+        state = "from types import SimpleNamespace\nstate = SimpleNamespace()"
+        text = block(head, state, begin, setup, defined, loops, ending)
+    else:
+        where = f"    {'global' if scope == 'module' else 'nonlocal'} {', '.join(names)}"
+        defined = re.sub(r"^def .*$", rf"\g<0>\n{where}", defined, flags=re.MULTILINE) if names else defined
+        body = block(begin, setup, defined, loops, ending)
+        call = "    sys.exit(main())" if scope == "exit" else "    main()"
+        main = block("def main():", deeper(block(body, "return 0")), "if __name__ == '__main__':", call)
+        text = block(head, body if scope == "module" else main)
+    return re.sub(r"\$(\w+)", lambda found: variables + found[1], text.replace("$$", functions)) + "\n"
