@@ -37,6 +37,7 @@ from unicron_agent.traffic import NodeTraffic
 from benchmarks.checkpointing import PACED, WAYS
 from benchmarks.harness.cluster import Scene, running, task
 from benchmarks.harness.command import Options, main, option, say
+from benchmarks.harness.processes import flags
 from benchmarks.harness.report import Figures, Result
 from benchmarks.harness.stats import median, ratios
 from unicron.contracts.states import StateLocation, StateRef
@@ -71,8 +72,7 @@ SCENARIOS = {
     "sharded": Scenario(2, 2, PACED, "paced"),
 }
 PATIENCE_S = 1500.0
-GIGABYTE = 83
-"""Layers of 1024 x 1024 that make, with their moments, a state of 1 GB."""
+GIGABYTE = 83  # layers of 1024 x 1024 that make, with their moments, a state of 1 GB
 
 
 def overheads(notes: Sequence[dict[str, Any]], block: int, ways: Sequence[str]) -> Figures:
@@ -91,11 +91,10 @@ def overheads(notes: Sequence[dict[str, Any]], block: int, ways: Sequence[str]) 
 async def train(scene: Scene, scenario: Scenario, folder: Path, options: Options, sizes: dict[str, int]) -> Any:
     """Train a task; return its notes and the size of its state in bytes."""
     folder.mkdir()
-    numbers = {**sizes, "block": options.block, "shard": scenario.shard}
-    words = [word for key, value in numbers.items() for word in (f"--{key}", str(value))]
+    words = flags(folder=folder, block=options.block, shard=scenario.shard, **sizes)
     spec = task(
         folder.name,
-        ["-m", "benchmarks.checkpointing", "--folder", str(folder), *words, "--ways", *scenario.ways],
+        ["-m", "benchmarks.checkpointing", *words, "--ways", *scenario.ways],
         scenario.workers,
         microbatches=MICROBATCHES,
         iterations=options.block * len(scenario.ways) * (options.rounds + 1),

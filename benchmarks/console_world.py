@@ -25,12 +25,8 @@ from unicron.bus.protocol import Entry
 
 HOST = "127.0.0.1"
 START_S = 600.0
-BATCH = 500
-"""Messages that are sent to the journal before it must have acknowledged the last of them."""
-
-AGO_S = 3600.0
-"""How long ago the journal begins."""
-
+BATCH = 500  # messages that are sent to the journal before it must have acknowledged the last of them
+AGO_S = 3600.0  # how long ago the journal begins
 OBSERVE = """() => {
     window.unicronSeen = {};
     const look = (node) => {

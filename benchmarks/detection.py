@@ -38,13 +38,9 @@ from unicron.contracts.tasks import Member
 NODES, SLOTS = 4, 2
 WORKERS = NODES * SLOTS
 
-PACES = {"struck": 0.05, "slow": 0.2, "hung": 0.7}
-"""Tasks, and the seconds of their microbatches."""
-
+PACES = {"struck": 0.05, "slow": 0.2, "hung": 0.7}  # tasks, and the seconds of their microbatches
 SLOWER = 1.5
-USUAL = 25
-"""Iterations after which a task has usual times."""
-
+USUAL = 25  # iterations after which a task has usual times
 PAPER = {"worker_killed_s": 1.8, "exception_s": 0.3, "node_lost_s": 5.6, "xid_s": 0.3}
 
 Fault = Callable[[Member], Awaitable[float]]

@@ -19,22 +19,15 @@ if TYPE_CHECKING:
 FIGURE_3B_REPAIR_S = 0.02 * 8 * 7 * 86400 / 10
 """Ten faults on 8 nodes in 7 days are "a mere 2 % downtime" if a node is away for so long."""
 
-FIGURE_4_BATCH = 1536
-"""With it 7B runs on 48 GPUs and not on 56, as in figure 4."""
-
+FIGURE_4_BATCH = 1536  # with it 7B runs on 48 GPUs and not on 56, as in figure 4
 FIGURE_9_GPUS = (16, 32, 64)
-FIGURE_9_MORE = (256, 1024)
-"""Sizes of the paper, and larger ones, which are played once."""
-
-FIGURE_9_MOMENTS = 5
-"""Moments of an iteration at which the node is lost."""
-
+FIGURE_9_MORE = (256, 1024)  # sizes of the paper, and larger ones, which are played once
+FIGURE_9_MOMENTS = 5  # moments of an iteration at which the node is lost
 FIGURE_10_GPUS = (8, 16, 32, 48, 64, 96, 128)
 FIGURE_10_SIZES = ("1.3B", "7B", "13B", "70B", "175B")
 
 
-Table = tuple[list[str], list[list[str]]]
-"""Head and rows."""
+Table = tuple[list[str], list[list[str]]]  # head and rows
 
 
 class Spread(NamedTuple):

@@ -38,20 +38,11 @@ from unicron.settings import Settings
 
 CONNECTIONS = 12
 TICK_S = 0.05
-START_S = 300.0
-"""Within which nodes must be admitted, and tasks compute."""
-
-IN_FLIGHT = 500
-"""Facts that may wait for their acknowledgement; then no more are sent, and the rate shows it."""
-
-DEBT_S = 1.0
-"""How much is made up for where the machine was too busy to send."""
-
-JOINING = 32
-"""Nodes that join at once."""
-
-STALE_SID = 10_000_000
-"""Of the first subscription that only weighs on the server: what comes for it is for nobody here."""
+START_S = 300.0  # within which nodes must be admitted, and tasks compute
+IN_FLIGHT = 500  # facts that may wait for their acknowledgement; then no more are sent, and the rate shows it
+DEBT_S = 1.0  # how much is made up for where the machine was too busy to send
+JOINING = 32  # nodes that join at once
+STALE_SID = 10_000_000  # of the first subscription that only weighs on the server: what comes for it is for nobody here
 
 
 @dataclass

@@ -29,9 +29,7 @@ from benchmarks.harness.processes import result_of
 from benchmarks.harness.report import Result
 from unicron.train import nccl
 
-RANKS, MULTI_RANK = 3, 23000
-"""The first version of NCCL that has several ranks on one GPU, as it counts them."""
-
+RANKS, MULTI_RANK = 3, 23000  # the first version of NCCL that has several ranks on one GPU, as it counts them
 ON_ONE = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2"}
 LIMIT_S = 120.0
 PARTS = ("start", *gpu_ranks.PARTS, "heal")

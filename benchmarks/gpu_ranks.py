@@ -23,9 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from unicron.train import nccl
 
 EPOCHS, ROUNDS = 12, 30
-SMALL, LARGE = 1 << 10, 1 << 24
-"""Elements of four bytes: NCCL sends few and many of them by different protocols."""
-
+SMALL, LARGE = 1 << 10, 1 << 24  # elements of four bytes: NCCL sends few and many of them by different protocols
 PATIENCE_S = 5.0
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 

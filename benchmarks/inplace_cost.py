@@ -25,9 +25,7 @@ from unicron.train.instrument import NAME, instrument
 from unicron.train.loops import Loops
 from unicron.train.under_way import Record
 
-WARM = 5
-"""Iterations of a turn that do not count."""
-
+WARM = 5  # iterations of a turn that do not count
 SCRIPT = """
 import torch
 

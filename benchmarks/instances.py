@@ -21,9 +21,7 @@ from unicron.bus.nats import NatsBus
 from unicron.services import SERVICES
 
 POLL_S = 0.02
-SETTLE_S = 3.0
-"""From an instance's start until it waits for the lease, on a busy machine."""
-
+SETTLE_S = 3.0  # from an instance's start until it waits for the lease, on a busy machine
 LOST_S = 60.0
 
 

@@ -48,17 +48,14 @@ from unicron.contracts.queries import GetStates, Reply
 from unicron.errors import UnicronError
 from unicron.services import SERVICES
 
-FLEET = "fleet"
-"""Whose key the generator has."""
-
+FLEET = "fleet"  # whose key the generator has
 TASKS, WORKERS = 32, 512
 """Simulated tasks, and their workers in all. What a fact costs the transition service grows with its task's workers."""
 
 REAL = 3
 STRIKE_S = 10.0
 LOOK_S = 0.5
-CONCERNED = ("registry", "transition")
-"""Services that take the facts in."""
+CONCERNED = ("registry", "transition")  # services that take the facts in
 
 
 def widen() -> None:

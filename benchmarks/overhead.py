@@ -30,22 +30,16 @@ from unicron_deploy.nats_server import free_port
 
 from benchmarks.harness.cluster import TRAINED, Scene, running, task
 from benchmarks.harness.command import ROOT, Options, main, option, say
-from benchmarks.harness.processes import ONE_THREAD, cpu_s, ended, start
+from benchmarks.harness.processes import ONE_THREAD, cpu_s, ended, flags, start
 from benchmarks.harness.report import Figures, Result
 from benchmarks.harness.stats import ratios
 from benchmarks.paired import MICROBATCHES, MODES
 from unicron.contracts.tasks import ParallelLayout, TaskState
 
 NAMES = {"dp": "session", "fsdp": "fsdp", "tp": "tp"}
-PLAIN = 2
-"""Pairs of plain torch; the one with a session is the last."""
-
-WARM_UP = 2
-"""Rounds that do not count."""
-
-AGENT_WORKERS, AGENT_S, SETTLED = 8, 30.0, 3
-"""For so long an agent's CPU time is measured, after so many iterations."""
-
+PLAIN = 2  # pairs of plain torch; the one with a session is the last
+WARM_UP = 2  # rounds that do not count
+AGENT_WORKERS, AGENT_S, SETTLED = 8, 30.0, 3  # for so long an agent's CPU time is measured, after so many iterations
 PATIENCE_S = 600.0
 SLOW, SLOW_WIDTH = "rate 200mbit burst 1mb latency 400ms", 256
 
@@ -64,9 +58,9 @@ async def agent_cpu_percent(root: Path) -> float:
 
 def words_of(mode: str, pair: int, folder: Path, options: Options) -> list[str]:
     """Return the arguments of a rank."""
-    numbers = {"pair": pair, "pairs": PLAIN + 1, "block": options.block, "rounds": options.rounds + WARM_UP}
-    words = [word for name, value in (numbers | {"width": options.width}).items() for word in (f"--{name}", str(value))]
-    return ["-m", "benchmarks.paired", mode, "--folder", str(folder), *words, *(["--apart"] if options.apart else [])]
+    numbers = {"block": options.block, "rounds": options.rounds + WARM_UP, "width": options.width}
+    words = flags(folder=folder, pair=pair, pairs=PLAIN + 1, **numbers)
+    return ["-m", "benchmarks.paired", mode, *words, *(["--apart"] if options.apart else [])]
 
 
 def start_plain(mode: str, pair: int, folder: Path, options: Options) -> list[subprocess.Popen[bytes]]:

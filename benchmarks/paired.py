@@ -28,8 +28,7 @@ SCRIPT = ROOT / "examples" / "parallel" / "train.py"
 MODES = ("dp", "fsdp", "tp")
 BATCH, CONTEXT, LAYERS, HEADS = 8, 64, 4, 4
 MICROBATCHES = 4
-SMALL, SMALL_ROUNDS = 64, 50
-"""Elements of the small all-reduce, and how many of them make one median."""
+SMALL, SMALL_ROUNDS = 64, 50  # elements of the small all-reduce, and how many of them make one median
 
 
 class Turns:

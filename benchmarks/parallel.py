@@ -18,7 +18,6 @@ repetitions, and for `beyond` the worst; `over_goal` is that beyond what the fau
 microbatches, at least 0.7 s, of a stopped rank, and the grace of a node.
 """
 
-import argparse
 import asyncio
 import json
 import shutil
@@ -32,7 +31,7 @@ from unicron_cli.demo import max_rel_diff
 
 from benchmarks.harness import healing, stats
 from benchmarks.harness.cluster import PATIENCE_S, Scene, running, task
-from benchmarks.harness.command import Options, main, option, say
+from benchmarks.harness.command import Options, main, names, option, say
 from benchmarks.harness.report import Figures, Result
 from benchmarks.harness.strikes import (
     APART,
@@ -154,14 +153,6 @@ def figures_of(layout: str, fault: str, runs: Sequence[dict[str, Any]]) -> Figur
     return {f"{layout}_{fault}_over_goal_worst_s": stats.worst(over)} | healing.summary(layout, fault, runs, MEDIANS)
 
 
-def systems(text: str) -> list[str]:
-    """Read names of peers with commas between them."""
-    names = text.split(",")
-    if unknown := set(names) - set(peers.SYSTEMS):
-        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: no such peer; there are {peers.SYSTEMS}")
-    return names
-
-
 async def heal(name: str, options: Options, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Strike the tasks of one layout; return the runs by fault."""
     found: dict[str, list[dict[str, Any]]] = {}
@@ -198,7 +189,7 @@ if __name__ == "__main__":
         option("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS)),
         option("--faults", nargs="+", choices=FAULTS, default=list(FAULTS)),
         option("--phases", nargs="+", choices=PHASES, default=list(PHASES)),
-        option("--vs", type=systems, default=[], metavar="PEER,PEER", help="of " + ", ".join(peers.SYSTEMS)),
+        option("--vs", type=names(peers.SYSTEMS), default=[], metavar="PEER,PEER", help=f"of {peers.SYSTEMS}"),
         option("--repeat", default=1, help="tasks of each layout and fault"),
         option("--keep", type=Path, help="folder that gets logs and notes"),
     )

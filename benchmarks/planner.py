@@ -27,12 +27,8 @@ from benchmarks.harness.processes import timed
 from benchmarks.harness.report import Figures, Result
 from unicron.contracts.plans import Trigger, TriggerKind
 
-NODE = 8
-"""GPUs of a node."""
-
-FAILURE_RATE = 3 / (128 * 7 * 86400)
-"""A second and GPU: three a week among 128."""
-
+NODE = 8  # gPUs of a node
+FAILURE_RATE = 3 / (128 * 7 * 86400)  # a second and GPU: three a week among 128
 PATIENCE_S = 60.0
 
 NONE = Trigger(TriggerKind.WHAT_IF)

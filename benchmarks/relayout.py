@@ -26,6 +26,7 @@ import torch
 
 from benchmarks.harness.cluster import Scene, running, task, until
 from benchmarks.harness.command import Options, main, option, say
+from benchmarks.harness.processes import flags
 from benchmarks.harness.report import Figures, Result
 from benchmarks.harness.stats import median, worst
 from benchmarks.struck import EXAMPLES, loaded
@@ -76,10 +77,9 @@ class Task:
         self._name, self._scene, self._notes = name, scene, folder / "notes"
         self._notes.mkdir(parents=True)
         shape = LAYOUTS[name]
-        words = [word for size, value in SIZES.items() for word in (f"--{size}", str(value))]
         self.spec = task(
             name,
-            ["-m", "benchmarks.relaid", *words],
+            ["-m", "benchmarks.relaid", *flags(**SIZES)],
             4,
             env={"UNICRON_NOTES": str(self._notes)},
             min_workers=3,

@@ -39,11 +39,8 @@ from unicron.service import Service
 
 SLOTS = 8
 START = 1_700_000_000.0
-ANSWER_S = 0.1
-"""Virtual seconds that agents take to carry a command out; what services say to one another takes none."""
-
-owner: ContextVar[str] = ContextVar("owner", default="script")
-"""For whom the running task works."""
+ANSWER_S = 0.1  # virtual seconds that agents take to carry a command out; what services say to one another takes none
+owner: ContextVar[str] = ContextVar("owner", default="script")  # for whom the running task works
 
 
 @dataclass

@@ -33,8 +33,8 @@ from typing import Any
 from unicron_deploy.nats_server import free_port
 
 from benchmarks.harness import stats
-from benchmarks.harness.cluster import running, task
-from benchmarks.harness.command import Options, main, option, say
+from benchmarks.harness.cluster import running, task, until
+from benchmarks.harness.command import Options, main, names, option, say
 from benchmarks.harness.processes import TORCHRUN, ended, start
 from benchmarks.harness.report import Figures, Result
 from benchmarks.peers.runs import OWN_STORE
@@ -44,8 +44,7 @@ NODES, SLOTS, STRUCK, SURVIVOR, SETTLED = 2, 2, 2, 0, 11
 WORLD = NODES * SLOTS
 FAULTS = ("killed", "raised")
 OWN, PEERS = ("restart", "in_place", "watched", "session"), ("torchrun",)
-GOES_ON = {"session"}
-"""Ways whose other ranks go on meanwhile without the one that was struck."""
+GOES_ON = {"session"}  # ways whose other ranks go on meanwhile without the one that was struck
 PATIENCE_S = 120.0
 SCRIPTS = "benchmarks.peers"
 
@@ -108,14 +107,15 @@ async def strike(way: str, fault: str, folder: Path) -> tuple[float, float, int]
     """
     folder.mkdir(parents=True)
     async with WAYS[way](folder):
-        before = await until(folder, lambda notes: len([1 for note in notes if note["iteration"] >= SETTLED]) >= WORLD)
-        at = time.time()
+        settled = lambda: len([1 for note in noted(folder) if note["iteration"] >= SETTLED]) >= WORLD  # noqa: E731
+        await until(settled, f"the script trains; see {folder}", PATIENCE_S)
+        before, at = noted(folder), time.time()
         if fault == "killed":
             os.kill(next(note["pid"] for note in reversed(before) if note["rank"] == STRUCK), signal.SIGKILL)
         else:
             (folder / f"raise-{STRUCK}").touch()
-        notes = await until(folder, lambda notes: gone_on(way, notes, at))
-        first = gone_on(way, notes, at)
+        first = await until(lambda: gone_on(way, noted(folder), at), f"all go on; see {folder}", PATIENCE_S)
+        notes = noted(folder)
         done = max(note["iteration"] for note in notes if note["at"] < at)
         redone = max(0, done + 1 - min(note["iteration"] for note in first.values()))
         return max(note["at"] for note in first.values()) - at, work_left(notes, at), redone
@@ -163,22 +163,9 @@ def others_since(notes: Notes, at: float) -> dict[int, dict[str, Any]]:
     }
 
 
-async def until(folder: Path, holds: Any) -> Notes:
-    """Wait until what was noted is as wanted, and return it."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        notes = noted(folder)
-        if holds(notes):
-            return notes
-        await asyncio.sleep(0.02)
-    raise SystemExit(f"not within {PATIENCE_S:g} s; see {folder}")
-
-
 def measure(options: Options, root: Path) -> Result:
     """Strike the script under each of our ways, and under the peers that were asked for."""
-    result = Result({}, {peer: {} for peer in options.vs.split(",") if peer})
-    if unknown := result.baselines.keys() - set(PEERS):
-        raise SystemExit(f"--vs {','.join(unknown)}: there are {', '.join(PEERS)}")
+    result = Result({}, {peer: {} for peer in options.vs})
     for way in (*OWN, *result.baselines):
         figures: Figures = result.baselines.get(way, result.figures)
         for fault in FAULTS:
@@ -197,5 +184,5 @@ if __name__ == "__main__":
     main(
         measure,
         option("--repeat", default=5, help="strikes of each kind"),
-        option("--vs", default="", help=f"peers to measure too, with commas: {', '.join(PEERS)}"),
+        option("--vs", type=names(PEERS), default=[], help=f"peers to measure too, with commas, of {PEERS}"),
     )

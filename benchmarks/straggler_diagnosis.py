@@ -36,10 +36,8 @@ from benchmarks.harness.report import Result
 
 PLANTED = (SLOW, STAGE, LENGTHS, PAUSES, NETWORK)
 CASES = [(cause,) for cause in PLANTED] + list(combinations(PLANTED, 2))
-LEAST_COST = 0.08
-"""A planted cause costs at least this share of a step without it."""
-CLEAR = 1.25
-"""The first cause of a pair costs at least so many times the other."""
+LEAST_COST = 0.08  # a planted cause costs at least this share of a step without it
+CLEAR = 1.25  # the first cause of a pair costs at least so many times the other
 
 
 def draw_shape(random: np.random.Generator, causes: Collection[str] = ()) -> Shape:

@@ -35,15 +35,9 @@ from unicron.train.timing import BACKWARD, FORWARD, OPTIMIZER, REDUCE, Recorder
 
 WORKERS, MICROBATCHES = 4, 12
 LEVELS = (1.2, 1.4, 2.0)
-BLOCK = 100
-"""Iterations of a block: ten recorded ones, a window of the service."""
-
-FIRST = 10
-"""Iteration at which the blocks begin: the first one, in which workers join, is not recorded."""
-
-SWITCHES, SWITCHED = 24, 25
-"""Blocks with and without recording, and the iterations of each."""
-
+BLOCK = 100  # iterations of a block: ten recorded ones, a window of the service
+FIRST = 10  # iteration at which the blocks begin: the first one, in which workers join, is not recorded
+SWITCHES, SWITCHED = 24, 25  # blocks with and without recording, and the iterations of each
 SCRIPT = f"""
 import time
 import torch

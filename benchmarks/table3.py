@@ -16,6 +16,7 @@ from msgspec import structs
 from unicron_planner import program
 from unicron_planner.policies import Demand, Policy, equally, sized, weighted
 from unicron_planner.program import Floats, Ints
+from unicron_simulator import plots
 
 from benchmarks.harness.command import Options, main, option
 from benchmarks.harness.report import Result
@@ -24,9 +25,7 @@ from unicron.costmodel import catalogue, formulas, planning
 
 GPUS = 128
 ACCELERATOR = "A800"
-BATCH = 1024
-"""Sequences of a global batch; the paper names none for this table."""
-
+BATCH = 1024  # sequences of a global batch; the paper names none for this table
 MIXED = ("1.3B", "1.3B", "1.3B", "7B", "7B", "13B")
 RISING = (0.5, 0.8, 1.1, 1.4, 1.7, 2.0)
 CASES = ((("7B",) * 6, (1.0,) * 6), (MIXED, (1.0,) * 6), (("7B",) * 6, RISING), (MIXED, RISING), (MIXED, RISING[::-1]))
@@ -35,8 +34,7 @@ CASES = ((("7B",) * 6, (1.0,) * 6), (MIXED, (1.0,) * 6), (("7B",) * 6, RISING), 
 OTHERS: dict[str, Policy] = {"equally": equally, "weighted": weighted, "sized": sized}
 EVEN = 1 - 1e-9
 PLAN, ALL_RUN = "unicron", "all run"
-RUNNING_S = 7 * 86400 / 3
-"""D_running; with nothing running yet it has no influence on the plan."""
+RUNNING_S = 7 * 86400 / 3  # d_running; with nothing running yet it has no influence on the plan
 
 
 class Contender(NamedTuple):
@@ -114,26 +112,16 @@ def report() -> list[dict[str, Any]]:
     rows = []
     for number, (models, weights) in enumerate(CASES, start=1):
         found = results(contenders(models, weights))
-        rows.append(
-            {
-                "case": number,
-                "models": list(models),
-                "weights": list(weights),
-                "waf_pflops": {name: result.waf / 1e15 for name, result in found.items()},
-                "ratio": ratios(found),
-                "ratio_all_run": ratios(found, ALL_RUN),
-                "workers": {name: list(result.sizes.values()) for name, result in found.items()},
-            }
-        )
+        row = {"case": number, "waf_pflops": {name: share.waf / 1e15 for name, share in found.items()}}
+        row |= {"ratio": ratios(found), "ratio_all_run": ratios(found, ALL_RUN)}
+        rows.append(row | {"workers": {name: list(share.sizes.values()) for name, share in found.items()}})
     return rows
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw the WAF of each policy in each case as bars into `path`, with Unicron's lead over the best other."""
-    import matplotlib as mpl  # noqa: PLC0415 - an extra
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
-    mpl.rcParams |= {"svg.hashsalt": "unicron", "svg.fonttype": "none"}  # the same table gives the same, small file
     names, colours = list(rows[0]["waf_pflops"]), ("tab:red", "lightcoral", "#9ecae1", "#6baed6", "#3182bd")
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     axes = figure.subplots()
@@ -150,7 +138,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     figure.legend(ncols=len(names), loc="outside lower center", fontsize="small", frameon=False)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plots.save(figure, path)
 
 
 def measure(options: Options, _: Path) -> Result:

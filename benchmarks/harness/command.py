@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,18 @@ def option(*names: str, **settings: Any) -> Option:
     if type(default) in {int, float}:
         settings = {"type": type(default), **settings}
     return names, settings
+
+
+def names(allowed: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return what reads names with commas between them, of those that are allowed."""
+
+    def read(text: str) -> list[str]:
+        found = [name for name in text.split(",") if name]
+        if unknown := sorted(set(found) - set(allowed)):
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: there are {', '.join(allowed)}")
+        return found
+
+    return read
 
 
 def main(measure: Callable[[Options, Path], Any], *options: Option, folder: str | None = None) -> None:

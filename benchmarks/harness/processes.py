@@ -13,11 +13,14 @@ from typing import Any
 
 from benchmarks.harness.command import ROOT
 
-END_S = 30.0
-"""Within which a process has to end when it is asked to."""
-
+END_S = 30.0  # within which a process has to end when it is asked to
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 TORCHRUN = ["-m", "torch.distributed.run"]
+
+
+def flags(**values: object) -> list[str]:
+    """Return the arguments that say these values: `--name value`."""
+    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 
 def cpu_s(pid: int) -> float:

@@ -31,8 +31,7 @@ FIRST, APART, LEAST_APART = 3, 3, 2
 """Iteration of the first strike, how many later the next is due, and how many must lie between two in any case."""
 
 BATCH, BLOCKS, CHUNKS = 8, 2, 4
-VARIABLE = "STRUCK"
-"""Environment variable that holds a worker's `Orders`."""
+VARIABLE = "STRUCK"  # environment variable that holds a worker's `Orders`
 
 
 class Point(msgspec.Struct, frozen=True):

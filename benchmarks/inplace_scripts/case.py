@@ -12,9 +12,7 @@ from typing import Any
 import torch
 
 FOLDER, STRIKES = Path(sys.argv[1]), sys.argv[2:]
-MARK = "struck"
-"""The file in which a process leaves its number just before it kills itself."""
-
+MARK = "struck"  # the file in which a process leaves its number just before it kills itself
 WIDTH = 8
 
 

@@ -11,8 +11,7 @@ import torch
 from unicron_deploy.nats_server import free_port
 
 PATIENCE_S = 60.0
-MARK = "struck"
-"""As `case` calls the file; the module itself is only for scripts."""
+MARK = "struck"  # as `case` calls the file; the module itself is only for scripts
 
 
 def kept(folder: Path, ranks: int = 2) -> dict[int, Any]:

@@ -87,12 +87,9 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 def reason(run: Run, baseline: Run, verdict: Verdict) -> str:
     """Return what explains a verdict: the last line of the log that does, or what differs; empty of what is right."""
     if verdict is Verdict.WRONG_SILENTLY:
-        changed = run.status != baseline.status
-        return (
-            f"status {run.status} instead of {baseline.status}"
-            if changed
-            else difference(run.results, baseline.results)
-        )
+        if run.status != baseline.status:
+            return f"status {run.status} instead of {baseline.status}"
+        return difference(run.results, baseline.results)
     if verdict is Verdict.RIGHT:
         return ""
     pattern = REFUSAL if verdict is Verdict.REFUSED else ERROR

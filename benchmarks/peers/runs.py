@@ -50,12 +50,8 @@ from unicron.contracts.tasks import ParallelLayout
 SYSTEMS = ("torchft", "torchrun")
 FAULTS = ("killed", "raised", "stopped")
 MEDIANS = ("first_s", "beyond_s", "whole_s")
-KEPT = FIRST + 4
-"""After so many iterations parameters are compared with those of an undisturbed run."""
-
-START_S, RECOVERY_S = 120.0, 90.0
-"""How long a run may take to be struck, and to recover."""
-
+KEPT = FIRST + 4  # after so many iterations parameters are compared with those of an undisturbed run
+START_S, RECOVERY_S = 120.0, 90.0  # how long a run may take to be struck, and to recover
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **ONE_THREAD}
 
 

@@ -19,8 +19,7 @@ from unicron.train import watch
 
 EVERY = 5
 WIDTH, LAYERS, VOCABULARY, CONTEXT, BATCH = 128, 4, 256, 32, 2
-PACE_S = 0.05
-"""Each iteration's least time: four ranks on few cores would otherwise measure those."""
+PACE_S = 0.05  # each iteration's least time: four ranks on few cores would otherwise measure those
 
 
 class Decoder(nn.Module):
