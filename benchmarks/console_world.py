@@ -192,7 +192,7 @@ def crowd(pipe: "Connection[Any, Any]", url: str, readers: int) -> None:
     """Be so many who look at the cluster's page, in a process of their own; tell how many frames each got, at the end.
 
     Args:
-        pipe: to whoever wants to know; something that comes from it ends this.
+        pipe: to the benchmark; something that comes from it ends this.
         url: of the console.
         readers: how many.
     """

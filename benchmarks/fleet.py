@@ -192,21 +192,21 @@ class Generator:
 
     async def _each_tick(self) -> None:
         """Beat, look and tell facts, as many as are due."""
-        looked = told = time.monotonic()  # up to when all is done
+        looked = published = time.monotonic()  # up to when all is done
         looks, facts = itertools.count(), itertools.count()
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
             await self._beat(now)
-            looked, told = max(looked, now - DEBT_S), max(told, now - DEBT_S)
+            looked, published = max(looked, now - DEBT_S), max(published, now - DEBT_S)
             while looked < now:
                 looked += REST_S / max(1, len(self._nodes))
                 with contextlib.suppress(nats_errors.Error):
                     await self._look(next(looks))
             workers = list(self._workers.values()) if self._facts_per_s else []
-            told = told if workers else now
-            while told < now and len(self._in_flight) < IN_FLIGHT:
-                told += 1 / self._facts_per_s
+            published = published if workers else now
+            while published < now and len(self._in_flight) < IN_FLIGHT:
+                published += 1 / self._facts_per_s
                 number = next(facts)
                 self._begin(self._secure(workers[number % len(workers)], number // len(workers)))
 
@@ -228,7 +228,7 @@ class Generator:
     async def _tell(self, telemetry: Any, number: int) -> None:
         self._ids += 1
         said = replace(telemetry, id=f"fleet-{self._ids}", at=time.time(), source=telemetry.node)
-        with contextlib.suppress(nats_errors.Error):  # its connection broke: what it would have told is lost
+        with contextlib.suppress(nats_errors.Error):  # its connection broke: what it would have published is lost
             await self._bus(number).client.publish(subjects.of(said), codec.encode(said))
 
     async def _look(self, number: int) -> None:

@@ -4,8 +4,8 @@
 
 Each part takes a minute or two. `start`: what a process that a standby forks can do when, and whether it can use the
 GPU at all; as `baselines`, where the standby has asked torch for GPUs. `heal`: `benchmarks.parallel`, where ranks are
-killed. All others are told in `benchmarks.gpu_ranks`: three ranks, one a GPU where there are three, else all on one,
-which takes NCCL 2.30 (`LD_PRELOAD` a newer libnccl.so.2 than torch's own); two ranks can't show all of it.
+killed. All others are described in `benchmarks.gpu_ranks`: three ranks, one a GPU where there are three, else all on
+one, which takes NCCL 2.30 (`LD_PRELOAD` a newer libnccl.so.2 than torch's own); two ranks can't show all of it.
 
 Kernels of several processes take turns on one GPU, so that collectives there take 5 to 50 ms: rates say nothing.
 """
@@ -63,7 +63,7 @@ def start(environment: dict[str, str]) -> dict[str, Any]:
 
 
 def ranks_of(part: str) -> list[dict[str, Any]]:
-    """Have ranks try a part; return what each has told, that was not killed."""
+    """Have ranks try a part; return what each has noted that was not killed."""
     store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
     processes = [
         subprocess.Popen(
@@ -74,15 +74,15 @@ def ranks_of(part: str) -> list[dict[str, Any]]:
         )
         for rank in range(RANKS)
     ]
-    until, told = time.monotonic() + LIMIT_S, list[dict[str, Any]]()
+    until, noted = time.monotonic() + LIMIT_S, list[dict[str, Any]]()
     for process in processes:
         try:
             out, _ = process.communicate(timeout=max(0.1, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             out = json.dumps({"hangs_s": LIMIT_S})
-        told += map(json.loads, out.splitlines())
-    return [each for each in told if each]
+        noted += map(json.loads, out.splitlines())
+    return [each for each in noted if each]
 
 
 def _placed(rank: int) -> dict[str, str]:

@@ -240,7 +240,7 @@ if __name__ == "__main__":
     nccl.prepare()
     try:
         came = PARTS[part](Ranks(rank, size, port))
-    except Exception as error:  # noqa: BLE001 whatever it is, it is told
+    except Exception as error:  # noqa: BLE001 whatever it is, it is reported
         came = {"raised": f"{type(error).__name__}: {str(error)[:300]}"}
     print(json.dumps(came), flush=True)
     os._exit(0)  # what was left behind, and torch's own threads, are not waited for

@@ -149,11 +149,9 @@ class Rounds:
         while True:
             with contextlib.suppress(nats.errors.Error):
                 found = {name: (await self.bus.jetstream.stream_info(each)).cluster for name, each in STREAMS.items()}
-                whole = [
-                    each for each in found.values() if each and sum(bool(r.current) for r in each.replicas or []) == 2
-                ]
-                if len(whole) == len(found) and all(each.leader for each in whole):
-                    return {name: str(each and each.leader).rpartition("-")[0] for name, each in found.items()}
+                current = [sum(bool(each.current) for each in one.replicas or []) for one in found.values() if one]
+                if current == [2] * len(STREAMS) and all(one and one.leader for one in found.values()):
+                    return {name: str(one and one.leader).rpartition("-")[0] for name, one in found.items()}
             await asyncio.sleep(0.1)
 
     async def lose(self, server: str, manner: str) -> float:
@@ -284,17 +282,16 @@ def summed_up(rounds: Rounds, bystander: Bystander, stored: list[Any], more: Fig
     made = Counter((done.task, done.iteration) for done in rounds.scene.iterations)
     unstored = [number for number in bystander.stored if f"probe-{number}" not in ids]
     ungiven = [entry.sequence for entry in stored if entry.sequence not in bystander.given]
-    heals = {
-        f"heal_with_leader_{manner.replace(' ', '_')}": [
-            each["heal_s"] for each in rounds.rounds if each["manner"] == manner and each["leads"]
-        ]
-        for manner in rounds.manners
+    heals = {f"heal_with_leader_{manner.replace(' ', '_')}": manner for manner in rounds.manners}
+    times = {
+        name: [each["heal_s"] for each in rounds.rounds if each["manner"] == manner and each["leads"]]
+        for name, manner in heals.items()
     }
     counted = (ids, bystander.given, made)
     figures = {
         "strikes": sum(bool(each["server"]) for each in rounds.rounds),
-        **{f"{name}_s": median(found) for name, found in heals.items()},
-        **{f"{name}_max_s": max(found, default=None) for name, found in heals.items()},
+        **{f"{name}_s": median(found) for name, found in times.items()},
+        **{f"{name}_max_s": max(found, default=None) for name, found in times.items()},
         "gap_p99_s": round(quantile(bystander.took, 0.99), 3),
         "gap_max_s": round(max(bystander.took), 3),
         "lost_facts": len(unstored) + len(ungiven),

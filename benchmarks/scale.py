@@ -25,6 +25,7 @@ from unicron_simulator.bus import MemoryBucket, MemoryWorld
 from unicron_simulator.world import wirings
 
 from benchmarks.harness.agents import BEAT_S, COMMANDS, answers, joined
+from benchmarks.harness.cluster import background
 from benchmarks.harness.command import Options, main, option, say
 from benchmarks.harness.report import Figures, Result
 from unicron import codec, subjects
@@ -140,7 +141,7 @@ class Stage:
         self.states: dict[str, TaskState] = {}
         self.lost = ""
         self._numbers = count()
-        self._told: dict[type[Message], asyncio.Event] = {}
+        self._seen: dict[type[Message], asyncio.Event] = {}
         self._orders: list[Any] = []
 
     @contextlib.asynccontextmanager
@@ -148,22 +149,14 @@ class Stage:
         """Let services and agents run."""
         loop = asyncio.get_running_loop()
         loop.set_task_factory(lambda loop, job, **more: asyncio.Task(Timed(job, self.counted), loop=loop, **more))
-        jobs = [
-            loop.create_task(self._agents()),
-            loop.create_task(self._answer()),
-            loop.create_task(self._heartbeats()),
-        ]
-        for name, wiring in wirings().items():
-            owner.set(name)
-            ids = (f"{name}-{number}" for number in count())
-            jobs.append(loop.create_task(Service(wiring, self.memory.connect(), self.clock, 60.0, ids.__next__).run()))
-        owner.set("script")
-        try:
+        services = [self._serve(name, wiring) for name, wiring in wirings().items()]
+        async with background(self._agents(), self._answer(), self._heartbeats(), *services):
             yield
-        finally:
-            for job in jobs:
-                job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
+
+    async def _serve(self, name: str, wiring: Any) -> None:
+        owner.set(name)
+        ids = (f"{name}-{number}" for number in count())
+        await Service(wiring, self.memory.connect(), self.clock, 60.0, ids.__next__).run()
 
     # --- what agents and the server say ------------------------------------------------------------------------------
 
@@ -205,7 +198,7 @@ class Stage:
     async def _agents(self) -> None:
         async for entry in self.bus.follow(subjects.JOURNAL, 0):
             message = codec.decode_message(entry.data)
-            self._told.setdefault(type(message), asyncio.Event()).set()
+            self._seen.setdefault(type(message), asyncio.Event()).set()
             if isinstance(message, COMMANDS) and message.node != self.lost:
                 self._orders.append(message)
             elif isinstance(message, TaskStateChanged):
@@ -221,9 +214,9 @@ class Stage:
 
     # --- what is waited for ------------------------------------------------------------------------------------------
 
-    async def told(self, kind: type[Message]) -> None:
+    async def next_of(self, kind: type[Message]) -> None:
         """Wait for a message of a kind."""
-        event = self._told[kind] = asyncio.Event()
+        event = self._seen[kind] = asyncio.Event()
         await event.wait()
 
     async def until_all_is_done(self) -> None:
@@ -232,8 +225,7 @@ class Stage:
         while before != len(self.memory.journal):
             before = len(self.memory.journal)
             await asyncio.sleep(2.0)
-        bad = [name for name, state in self.states.items() if state is not TaskState.RUNNING]
-        if bad:
+        if bad := [name for name, state in self.states.items() if state is not TaskState.RUNNING]:
             raise SystemExit(f"not all tasks compute: {', '.join(bad)}")
 
     async def ask(self, query: Query) -> bytes:
@@ -274,7 +266,7 @@ async def play(stage: Stage) -> dict[str, Counted]:
         await asyncio.sleep(10.0)
         found["rest_10_s"] = stage.counted.cut()
         stage.disconnect("node-1")
-        await stage.told(FailureDetected)
+        await stage.next_of(FailureDetected)
         found["detect"] = stage.counted.cut()
         await asyncio.sleep(ANSWER_S / 10)
         found["decide"] = stage.counted.cut()

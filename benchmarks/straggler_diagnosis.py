@@ -128,14 +128,16 @@ def run(case: Sequence[str], seeds: Sequence[int], clear: float = CLEAR) -> dict
     right, both, missed = 0, 0, []
     for seed in seeds:
         shape, plants, found = scene(case, seed, clear)
-        told = first_cause(shape, seed, plants)
+        diagnosed = first_cause(shape, seed, plants)
         truth = case[int(np.argmax(found))]
-        named[f"{truth} -> {told[0]}"] += 1
-        both += set(told) == set(case)
-        if told[0] == truth:
+        named[f"{truth} -> {diagnosed[0]}"] += 1
+        both += set(diagnosed) == set(case)
+        if diagnosed[0] == truth:
             right += 1
         else:
-            missed.append({"seed": seed, "planted": truth, "told": told, "costs": [round(each, 3) for each in found]})
+            missed.append(
+                {"seed": seed, "planted": truth, "named": diagnosed, "costs": [round(each, 3) for each in found]}
+            )
     return {
         "right_share": right / len(seeds),
         "exactly_these_share": both / len(seeds),
@@ -149,9 +151,9 @@ def healthy(seeds: Sequence[int]) -> dict[str, Any]:
     alarms = []
     for seed in seeds:
         shape = draw_shape(np.random.default_rng([seed, len(PLANTED)]))
-        told = first_cause(shape, seed)
-        if told != [NONE]:
-            alarms.append({"seed": seed, "told": told, "shape": str(shape)})
+        diagnosed = first_cause(shape, seed)
+        if diagnosed != [NONE]:
+            alarms.append({"seed": seed, "named": diagnosed, "shape": str(shape)})
     return {"silent_share": 1 - len(alarms) / len(seeds), "alarms": alarms}
 
 

@@ -9,7 +9,7 @@ from unicron.contracts.events import NodeJoined, Regrouped, WorkerExited, Worker
 from unicron.contracts.tasks import Slot
 
 COMMANDS = (StartWorker, StopWorker, Regroup)
-BEAT_S = 0.5  # as agents do unless they are told otherwise
+BEAT_S = 0.5  # as agents do unless they are ordered otherwise
 
 
 def joined(node: str, start: int, host: str, slots: list[Slot]) -> NodeJoined:

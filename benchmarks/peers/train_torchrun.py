@@ -125,7 +125,7 @@ def layout() -> Any:
 
 
 def main() -> None:
-    """Train until told to stop."""
+    """Train until it is ended."""
     join()
     mesh = layout()
     replicas, pipeline, shard = mesh["replicate"].size(), mesh["pipeline"], mesh["shard"]
