@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -15,6 +15,7 @@ from unicron.costmodel import catalogue
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FIGURE_3B_REPAIR_S = 0.02 * 8 * 7 * 86400 / 10
 """Ten faults on 8 nodes in 7 days are "a mere 2 % downtime" if a node is away for so long."""
@@ -121,12 +122,16 @@ def figure_10() -> dict[str, dict[str, float]]:
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def draw_3b(lost: Mapping[str, Spread], path: Path) -> None:
-    """Draw what each policy lost, and how much of the hardware was away."""
+def _panels(inches: tuple[float, float], columns: int = 1) -> tuple["Figure", Any]:
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
-    figure = Figure(figsize=(6, 2.6), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=inches, layout="constrained")
+    return figure, figure.subplots(1, columns)
+
+
+def draw_3b(lost: Mapping[str, Spread], path: Path) -> None:
+    """Draw what each policy lost, and how much of the hardware was away."""
+    figure, axes = _panels((6, 2.6))
     names = list(lost)
     middle, low, high = (np.array([100 * one[part] for one in lost.values()]) for part in range(3))
     colours = [plots.COLOURS[name] for name in names]
@@ -141,10 +146,7 @@ def draw_3b(lost: Mapping[str, Spread], path: Path) -> None:
 
 def draw_9(bars: Mapping[int, Bar], path: Path) -> None:
     """Draw seconds by policy, and what goes over the bus, by cluster size."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
-
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = _panels((9, 3.2), 2)
     sizes = list(bars)
     lines = {"unicron": "o-", "megatron": "s-", "varuna": "x--", "oobleck": ":", "bamboo": ":"}
     for policy, line in lines.items():
@@ -173,11 +175,8 @@ def _log_axes(axes: "Axes", sizes: Sequence[int]) -> None:
 
 def draw_10(found: Mapping[str, Mapping[str, float]], path: Path) -> None:
     """Draw throughput by GPUs (a) and the share of the peak by model (b)."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
-
     samples, ratio = found.values()
-    figure = Figure(figsize=(9, 3), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = _panels((9, 3), 2)
     left.plot([int(gpus) for gpus in samples], list(samples.values()), marker="o", color=plots.COLOURS["unicron"])
     left.set(xlabel="GPUs", ylabel="samples/s", xticks=[int(gpus) for gpus in samples if int(gpus) >= 32])
     left.set_ylim(bottom=0)
