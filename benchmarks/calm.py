@@ -15,8 +15,7 @@ from pathlib import Path
 
 from benchmarks.harness import stats
 from benchmarks.harness.cluster import TRAINED, Scene, running, task
-from benchmarks.harness.command import Options, main, option
-from benchmarks.harness.report import Figures, Result
+from benchmarks.harness.command import Figures, Options, Result, main, option
 from unicron.contracts.events import FailureDetected, NodeSuspected, TaskBroken, WorkerStalled
 from unicron.contracts.slowdowns import SlowdownDetected
 

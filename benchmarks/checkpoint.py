@@ -36,9 +36,8 @@ from unicron_agent.traffic import NodeTraffic
 
 from benchmarks.checkpointing import PACED, WAYS
 from benchmarks.harness.cluster import Scene, running, task
-from benchmarks.harness.command import Options, main, option, say
+from benchmarks.harness.command import Figures, Options, Result, main, option, say
 from benchmarks.harness.processes import flags
-from benchmarks.harness.report import Figures, Result
 from benchmarks.harness.stats import median, ratios
 from unicron.contracts.states import StateLocation, StateRef
 from unicron.contracts.tasks import ParallelLayout, TaskState

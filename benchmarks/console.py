@@ -42,9 +42,8 @@ from playwright.async_api import Browser, Page
 
 from benchmarks.console_world import OBSERVE, World, chromium, crowd, drawn, journal, opened
 from benchmarks.harness.cluster import background, until
-from benchmarks.harness.command import Options, main, option, say
+from benchmarks.harness.command import Figures, Options, Result, main, option, say
 from benchmarks.harness.processes import cpu_s, memory_mb
-from benchmarks.harness.report import Figures, Result
 from benchmarks.harness.stats import median, percentiles
 from unicron import codec, subjects
 from unicron.bus.protocol import Entry

@@ -15,8 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from benchmarks.harness.cluster import background, server_only, service
-from benchmarks.harness.command import Options, main, option
-from benchmarks.harness.report import Figures, Result
+from benchmarks.harness.command import Figures, Options, Result, main, option
 from benchmarks.harness.stats import percentiles
 from unicron import codec, subjects
 from unicron.bus.nats import NatsBus

@@ -27,8 +27,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from benchmarks.harness.cluster import TRAINED, Scene, running, shrinking, task, until
-from benchmarks.harness.command import Options, main, option, say
-from benchmarks.harness.report import Figures, Result
+from benchmarks.harness.command import Figures, Options, Result, main, option, say
 from benchmarks.harness.stats import percentiles, quantile
 from unicron.contracts.events import FailureDetected, NodeSuspected
 from unicron.contracts.failures import DetectionMethod

@@ -20,8 +20,7 @@ from unicron_simulator.traces import Trace
 
 from benchmarks import figures
 from benchmarks.figures import Spread, Table, spread
-from benchmarks.harness.command import ROOT, Options, main, option
-from benchmarks.harness.report import Figures, Result
+from benchmarks.harness.command import ROOT, Figures, Options, Result, main, option
 from unicron.contracts.tasks import TaskSpec
 
 DOCS = ROOT / "docs"

@@ -24,9 +24,8 @@ from torch._C._distributed_c10d import TCPStore
 from unicron_agent.warm import WITHOUT_GPU
 
 from benchmarks import gpu_ranks
-from benchmarks.harness.command import Options, main, option, say
+from benchmarks.harness.command import Options, Result, main, option, say
 from benchmarks.harness.processes import result_of
-from benchmarks.harness.report import Result
 from unicron.train import nccl
 
 RANKS, MULTI_RANK = 3, 23000  # the first version of NCCL that has several ranks on one GPU, as it counts them

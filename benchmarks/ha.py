@@ -40,9 +40,8 @@ from unicron_deploy import nats_server
 from unicron_deploy.embedded import Cluster, Server, several
 
 from benchmarks.harness.cluster import TRAINED, Scene, background, shrinking, started, task, until
-from benchmarks.harness.command import Options, main, option, say
+from benchmarks.harness.command import Figures, Options, Result, main, option, say
 from benchmarks.harness.processes import ONE_THREAD
-from benchmarks.harness.report import Figures, Result
 from benchmarks.harness.stats import median, quantile
 from unicron import codec, subjects
 from unicron.aio import insist

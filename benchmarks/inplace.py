@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import stats
-from benchmarks.harness.command import Options, main, option, say
+from benchmarks.harness.command import Figures, Options, Result, main, option, say
 from benchmarks.harness.processes import ONE_THREAD, TORCHRUN, ended, start
-from benchmarks.harness.report import Figures, Result
 from benchmarks.inplace_scripts.named import CASES, text
 from benchmarks.inplace_scripts.runs import MARK, kept
 from benchmarks.inplace_scripts.verdicts import Run, Verdict, difference, reason, verdict, worst

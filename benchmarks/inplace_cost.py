@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness.command import Options, main, option
-from benchmarks.harness.report import Result
+from benchmarks.harness.command import Options, Result, main, option
 from unicron.train.instrument import NAME, instrument
 from unicron.train.loops import Loops
 from unicron.train.under_way import Record

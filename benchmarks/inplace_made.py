@@ -26,9 +26,8 @@ from typing import Any
 
 from benchmarks.harness import stats
 from benchmarks.harness.cluster import Scene, running, task
-from benchmarks.harness.command import Options, main, option, say
+from benchmarks.harness.command import Figures, Options, Result, main, option, say
 from benchmarks.harness.processes import ONE_THREAD
-from benchmarks.harness.report import Figures, Result
 from benchmarks.inplace_scripts.made import made
 from benchmarks.inplace_scripts.runs import MARK, PATIENCE_S, plain, results
 from benchmarks.inplace_scripts.verdicts import difference

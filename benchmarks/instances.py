@@ -11,9 +11,8 @@ import time
 from pathlib import Path
 
 from benchmarks.harness.cluster import Scene, running
-from benchmarks.harness.command import Options, main, option
+from benchmarks.harness.command import Figures, Options, Result, main, option
 from benchmarks.harness.processes import cpu_s, ended, start
-from benchmarks.harness.report import Figures, Result
 from benchmarks.harness.stats import median, worst
 from unicron.bootstrap import connected
 from unicron.bus.lease import token_in_force

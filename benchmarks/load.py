@@ -36,9 +36,8 @@ from unicron_deploy.nats_server import free_port
 
 from benchmarks.fleet import Fleet
 from benchmarks.harness.cluster import TRAINED, Scene, background, shrinking, started, task
-from benchmarks.harness.command import Options, main, option, say
+from benchmarks.harness.command import Figures, Options, Result, main, option, say
 from benchmarks.harness.processes import cpu_s, memory_mb
-from benchmarks.harness.report import Figures, Result
 from benchmarks.harness.stats import median, percentiles, quantile, worst
 from unicron import codec, subjects
 from unicron.client import Client

@@ -30,8 +30,7 @@ from typing import NamedTuple
 from unicron_simulator import traces
 from unicron_simulator.traces import Failure, Trace
 
-from benchmarks.harness.command import Options, main, option
-from benchmarks.harness.report import Result
+from benchmarks.harness.command import Options, Result, main, option
 from unicron.checkpoints.interval import daly, young
 from unicron.checkpoints.placement import Placement, place, without_copy
 

@@ -29,9 +29,8 @@ from typing import Any
 from unicron_deploy.nats_server import free_port
 
 from benchmarks.harness.cluster import TRAINED, Scene, running, task
-from benchmarks.harness.command import ROOT, Options, main, option, say
+from benchmarks.harness.command import ROOT, Figures, Options, Result, main, option, say
 from benchmarks.harness.processes import ONE_THREAD, cpu_s, ended, flags, start
-from benchmarks.harness.report import Figures, Result
 from benchmarks.harness.stats import ratios
 from benchmarks.paired import MICROBATCHES, MODES
 from unicron.contracts.tasks import ParallelLayout, TaskState

@@ -31,8 +31,7 @@ from unicron_cli.demo import max_rel_diff
 
 from benchmarks.harness import healing, stats
 from benchmarks.harness.cluster import PATIENCE_S, Scene, running, task
-from benchmarks.harness.command import Options, main, names, option, say
-from benchmarks.harness.report import Figures, Result
+from benchmarks.harness.command import Figures, Options, Result, main, names, option, say
 from benchmarks.harness.strikes import (
     APART,
     FAULTS,

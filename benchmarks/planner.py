@@ -22,9 +22,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from unicron_planner import lookup
 from unicron_planner.lookup import Event, Situation, Standing, effect
 
-from benchmarks.harness.command import Options, main, option
+from benchmarks.harness.command import Figures, Options, Result, main, option
 from benchmarks.harness.processes import timed
-from benchmarks.harness.report import Figures, Result
 from unicron.contracts.plans import Trigger, TriggerKind
 
 NODE = 8  # gPUs of a node

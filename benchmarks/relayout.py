@@ -25,9 +25,8 @@ from typing import Any
 import torch
 
 from benchmarks.harness.cluster import Scene, running, task, until
-from benchmarks.harness.command import Options, main, option, say
+from benchmarks.harness.command import Figures, Options, Result, main, option, say
 from benchmarks.harness.processes import flags
-from benchmarks.harness.report import Figures, Result
 from benchmarks.harness.stats import median, worst
 from benchmarks.struck import EXAMPLES, loaded
 from unicron.contracts.events import PlanDecided, Regrouped, TaskRecovered, TaskSubmitted

@@ -26,8 +26,7 @@ from unicron_simulator.world import wirings
 
 from benchmarks.harness.agents import BEAT_S, COMMANDS, answers, joined
 from benchmarks.harness.cluster import background
-from benchmarks.harness.command import Options, main, option, say
-from benchmarks.harness.report import Figures, Result
+from benchmarks.harness.command import Figures, Options, Result, main, option, say
 from unicron import codec, subjects
 from unicron.bus import replies, topology
 from unicron.bus.protocol import Entry, Heard

@@ -34,9 +34,8 @@ from unicron_deploy.nats_server import free_port
 
 from benchmarks.harness import stats
 from benchmarks.harness.cluster import running, task, until
-from benchmarks.harness.command import Options, main, names, option, say
+from benchmarks.harness.command import Figures, Options, Result, main, names, option, say
 from benchmarks.harness.processes import TORCHRUN, ended, start
-from benchmarks.harness.report import Figures, Result
 from benchmarks.peers.runs import OWN_STORE
 from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout
 

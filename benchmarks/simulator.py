@@ -16,9 +16,8 @@ from pathlib import Path
 
 from unicron_simulator import comparison, experiments, traces
 
-from benchmarks.harness.command import Options, main, option
+from benchmarks.harness.command import Figures, Options, Result, main, option
 from benchmarks.harness.processes import result_of
-from benchmarks.harness.report import Figures, Result
 from unicron.contracts.tasks import TaskSpec
 
 CASES = ("trace_a", "llama3_16384", "week_131072")

@@ -27,9 +27,8 @@ from unicron_straggler.analysis import measures, reader, tensors
 from unicron_straggler.analysis.simulate import Scenario, step_times
 
 from benchmarks.harness import stats
-from benchmarks.harness.command import Options, main, option
+from benchmarks.harness.command import Figures, Options, Result, main, option
 from benchmarks.harness.processes import result_of, timed
-from benchmarks.harness.report import Figures, Result
 
 DATA = Path(os.environ.get("UNICRON_DATA") or Path(__file__).parents[2] / "shared/data") / "straggler"
 REFERENCE_S = {"AR": 2.43, "SE": 2.18}

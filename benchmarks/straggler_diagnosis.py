@@ -31,8 +31,7 @@ from unicron_straggler.analysis.diagnosis import NONE, diagnose
 from unicron_straggler.analysis.measures import analyze
 from unicron_straggler.analysis.parts import LENGTHS, NETWORK, PAUSES, SLOW, STAGE
 
-from benchmarks.harness.command import Options, main, option
-from benchmarks.harness.report import Result
+from benchmarks.harness.command import Options, Result, main, option
 
 PLANTED = (SLOW, STAGE, LENGTHS, PAUSES, NETWORK)
 CASES = [(cause,) for cause in PLANTED] + list(combinations(PLANTED, 2))

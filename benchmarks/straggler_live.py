@@ -24,9 +24,8 @@ import msgspec
 import torch
 
 from benchmarks.harness.cluster import Scene, background, running, task, until
-from benchmarks.harness.command import Options, main
+from benchmarks.harness.command import Options, Result, main
 from benchmarks.harness.processes import timed
-from benchmarks.harness.report import Result
 from unicron.contracts.events import IterationFinished, StepTimed
 from unicron.contracts.queries import StragglerWindow
 from unicron.contracts.timings import DEFAULT_SHARE

@@ -18,8 +18,7 @@ from unicron_planner.policies import Demand, Policy, equally, sized, weighted
 from unicron_planner.program import Floats, Ints
 from unicron_simulator import plots
 
-from benchmarks.harness.command import Options, main, option
-from benchmarks.harness.report import Result
+from benchmarks.harness.command import Options, Result, main, option
 from unicron.contracts.tasks import ModelSpec
 from unicron.costmodel import catalogue, formulas, planning
 

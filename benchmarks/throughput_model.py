@@ -27,8 +27,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from benchmarks.harness.command import Options, main
-from benchmarks.harness.report import Figures, Result
+from benchmarks.harness.command import Figures, Options, Result, main
 from unicron.contracts.tasks import ModelSpec
 from unicron.costmodel import catalogue, costs, formulas, planning
 from unicron.costmodel.catalogue import Accelerator

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.harness import stats
-from benchmarks.harness.report import Figures
+from benchmarks.harness.command import Figures
 from benchmarks.harness.strikes import Note, Struck
 from unicron.contracts.events import Regrouped
 

@@ -9,13 +9,13 @@ from helpers import ROOT
 
 from benchmarks.harness import stats
 from benchmarks.harness.cluster import Scene, whole_s
-from benchmarks.harness.report import Result, as_text
+from benchmarks.harness.command import Result, as_text
 from unicron.contracts.events import Regrouped
 
 MODULE = '''
 """What it measures."""
 from benchmarks.harness.command import main, option
-from benchmarks.harness.report import Result
+from benchmarks.harness.command import Result
 
 async def measure(options, folder):
     assert list(folder.iterdir()) == []
@@ -53,7 +53,7 @@ def test_people_get_figures_beside_baselines_and_tables_of_the_details():
     table = {"row 1": {"a": 1.25, "b": "x"}, "row 2": {"a": 2}}
     text = as_text(Result({"own_s": 1.5}, {"peer": {"own_s": 2.5, "more": 1}}, {"cases": table, "seed": 1}))
     lines = [line.split() for line in text.splitlines()]
-    assert lines[:3] == [["peer"], ["own_s", "1.5", "2.5"], ["more", "1"]]
+    assert lines[:3] == [["figure", "measured", "peer"], ["own_s", "1.5", "2.5"], ["more", "1"]]
     assert lines[4:] == [["cases", "a", "b"], ["row", "1", "1.25", "x"], ["row", "2", "2"]]
 
 
