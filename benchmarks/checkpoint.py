@@ -50,19 +50,12 @@ MICROBATCHES = 4
 
 
 class Scenario(NamedTuple):
-    """Who trains.
-
-    Attributes:
-        workers: in all.
-        shard: workers that share a replica.
-        ways: that take turns.
-        label: of what keeping the state in Unicron's way costs there.
-    """
+    """Who trains."""
 
     workers: int
-    shard: int
-    ways: Sequence[str]
-    label: str
+    shard: int  # workers that share a replica
+    ways: Sequence[str]  # that take turns
+    label: str  # of what keeping the state in Unicron's way costs there
 
 
 SCENARIOS = {

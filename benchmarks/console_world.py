@@ -80,12 +80,7 @@ def journal(nodes: int, tasks: int) -> Sequence[Entry]:
 
 
 class World:
-    """A NATS server with a journal, and a console that reads it; nobody else.
-
-    Attributes:
-        bus: to say something.
-        url: of the console.
-    """
+    """A NATS server with a journal, and a console that reads it; nobody else."""
 
     def __init__(self, server: NatsServer, bus: NatsBus, folder: Path) -> None:
         self.server, self.bus = server, bus
@@ -130,11 +125,7 @@ class World:
         return self._console.pid
 
     async def caught_up(self) -> tuple[float, float]:
-        """Wait until the console has read all of the journal.
-
-        Returns:
-            Unix seconds at which it answered first, and at which all was read.
-        """
+        """Wait until the console has read all of the journal; return when it first answered, and when all was read."""
         tail, answered, deadline = await self.bus.tail(), 0.0, time.monotonic() + START_S
         while time.monotonic() < deadline and self.pid:
             with contextlib.suppress(urllib.error.URLError, TimeoutError):
@@ -165,11 +156,7 @@ async def chromium() -> AsyncIterator[Browser]:
 
 
 async def opened(browser: Browser, url: str) -> tuple[Page, float]:
-    """Open the cluster's page in a browser that has seen nothing yet.
-
-    Returns:
-        The page, and seconds until its squares were on the screen.
-    """
+    """Open the cluster's page in a fresh browser; return it, and the seconds until its squares were on the screen."""
     context = await browser.new_context()
     page = await context.new_page()
     await page.add_init_script(PAINTS)
@@ -178,24 +165,14 @@ async def opened(browser: Browser, url: str) -> tuple[Page, float]:
 
 
 async def drawn(page: Page, since: float = 0.0, squares: int = 1) -> tuple[float, float]:
-    """Wait until so many squares were drawn since then.
-
-    Returns:
-        When the last of them was on the screen, in Unix seconds and in seconds since the page was asked for.
-    """
+    """Wait for so many squares since then; return when the last was there, in Unix seconds and since the request."""
     async with asyncio.timeout(120.0):
         at, after, _ = await page.evaluate(f"window.unicronWhen({since!r}, {squares})")
     return at, after
 
 
 def crowd(pipe: "Connection[Any, Any]", url: str, readers: int) -> None:
-    """Be so many who look at the cluster's page, in a process of their own; tell how many frames each got, at the end.
-
-    Args:
-        pipe: to the benchmark; something that comes from it ends this.
-        url: of the console.
-        readers: how many.
-    """
+    """Open so many websockets of the cluster's page; when something comes from the pipe, send what frames each got."""
 
     async def look(frames: list[int], number: int) -> None:
         async with websockets.connect(f"{url.replace('http', 'ws', 1)}/api/live/cluster", max_size=None) as socket:

@@ -73,17 +73,11 @@ def figure_3b(seeds: int) -> dict[str, Spread]:
 
 
 class Bar(NamedTuple):
-    """Figure 9 at one cluster size; seconds.
+    """Figure 9 at one cluster size; seconds."""
 
-    Attributes:
-        played: by the services, the one whose seconds are the median of those for each moment.
-        unicron: over these moments.
-        others: by policy.
-    """
-
-    played: Transition
-    unicron: Spread
-    others: dict[str, float]
+    played: Transition  # by the services, at the moment whose seconds are the median
+    unicron: Spread  # over all moments
+    others: dict[str, float]  # by policy
 
 
 def figure_9(sizes: Sequence[int], moments: int) -> dict[int, Bar]:

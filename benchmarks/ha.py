@@ -105,19 +105,13 @@ def in_networks(root: Path) -> None:
 
 
 class Bystander:
-    """Writes facts that nobody acts on, one after the other, and reads the journal all the time.
-
-    Attributes:
-        took: seconds that each fact took to be stored.
-        stored: numbers of the facts that were acknowledged.
-        given: entries that were delivered, by sequence.
-    """
+    """Writes facts that nobody acts on, one after the other, and reads the journal all the time."""
 
     def __init__(self, bus: NatsBus, reader: NatsBus) -> None:
         self._bus, self._reader = bus, reader
-        self.took: list[float] = []
-        self.stored: list[int] = []
-        self.given: Counter[int] = Counter()
+        self.took: list[float] = []  # seconds until each fact was stored
+        self.stored: list[int] = []  # numbers of the facts that were acknowledged
+        self.given: Counter[int] = Counter()  # entries that were delivered, by sequence
 
     async def write(self) -> None:
         """Write without end."""

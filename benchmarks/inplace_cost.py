@@ -60,11 +60,7 @@ for step in range(iterations):
 
 
 class Timed(Loops):
-    """Loops whose snapshots are timed.
-
-    Args:
-        hold: what of the script's objects goes another way; the script fills it.
-    """
+    """Loops whose snapshots are timed; the script fills `hold` with its objects that go another way."""
 
     def __init__(self, hold: list[Any]) -> None:
         self.spent_s, self.records = 0.0, list[Any]()

@@ -52,19 +52,12 @@ ITERATIONS_S = (10.0, 30.0, ITERATION_S, 120.0)
 
 
 class Saving(NamedTuple):
-    """One way to save.
+    """One way to save."""
 
-    Attributes:
-        interval_s: training between the begins of two saves; where writing takes longer than that, the next waits.
-        write_s: until a save can be used.
-        blocked_s: of it, for how long training stands.
-        read_s: to read it after a failure.
-    """
-
-    interval_s: float
-    write_s: float
-    blocked_s: float
-    read_s: float
+    interval_s: float  # training between the begins of two saves; where writing takes longer than that, the next waits
+    write_s: float  # until a save can be used
+    blocked_s: float  # of it, for how long training stands
+    read_s: float  # to read it after a failure
 
     @property
     def period_s(self) -> float:
@@ -112,14 +105,7 @@ class Lost(NamedTuple):
 def schemes(
     mtbf_s: float, write_s: float = WRITE_S, read_s: float = READ_S, iteration_s: float = ITERATION_S
 ) -> Schemes:
-    """Return all ways to save that are compared, ours last.
-
-    Args:
-        mtbf_s: mean seconds between failures.
-        write_s: to write to remote storage.
-        read_s: to read from it.
-        iteration_s: of one iteration.
-    """
+    """Return all ways to save that are compared, ours last; `mtbf_s` are the mean seconds between failures."""
     blocking = {
         "every 3 h": STORAGE_INTERVAL_S,
         "every 30 min": OFTEN_S,
@@ -136,13 +122,7 @@ def schemes(
 
 
 def lost(trace: Trace, scheme: Scheme, racks: dict[str, str] | None = None) -> Lost:
-    """Return what failures cost with a scheme.
-
-    Args:
-        trace: the failures; training runs from its begin to its end.
-        scheme: how states are saved.
-        racks: by node, where the placement of copies is to know them.
-    """
+    """Return what failures cost with a scheme; `racks` has those of nodes, where placing copies is to know them."""
     position = stored = resumed = redone = read = blocked = 0.0
     served = [0, 0]
     for at, survived in _survivals(trace, racks or {}):

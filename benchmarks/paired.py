@@ -32,14 +32,7 @@ SMALL, SMALL_ROUNDS = 64, 50  # elements of the small all-reduce, and how many o
 
 
 class Turns:
-    """The turn that pairs pass around: a number in a file.
-
-    Args:
-        folder: of the turn, of what is noted, and of a list of the processes of the cluster.
-        pair: number of this pair.
-        pairs: how many there are.
-        rank: in the pair; rank 0 passes the turn on.
-    """
+    """The turn that pairs pass around, a number in a file; rank 0 of a pair passes it on, and notes what it took."""
 
     def __init__(self, folder: Path, pair: int, pairs: int, rank: int) -> None:
         self._turn, self._pair, self._pairs, self._rank = folder / "turn", pair, pairs, rank

@@ -122,12 +122,7 @@ class Bucket(MemoryBucket):
 
 
 class Stage:
-    """A cluster without workers, from the Unix second `start` on.
-
-    Attributes:
-        states: of all tasks.
-        lost: the node that is not there.
-    """
+    """A cluster without workers, from the Unix second `start` on; of its nodes, `lost` is not there."""
 
     def __init__(self, nodes: int, tasks: int, start: float = START) -> None:
         self.nodes, self.tasks = nodes, tasks

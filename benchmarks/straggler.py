@@ -39,9 +39,7 @@ RUNS = 7
 def process_s(name: str, compiled: Path) -> tuple[float, float]:
     """Return the seconds that the command takes for a trace of the study, and those of processors it uses.
 
-    Args:
-        name: of the trace.
-        compiled: where bytecode is kept, as it is of whatever was installed.
+    Bytecode is kept in a folder, as it is of what was installed.
     """
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = str(compiled)

@@ -71,12 +71,7 @@ for iteration in session.iterations():
 
 @dataclass
 class Heard:
-    """What was heard of the task.
-
-    Attributes:
-        records: messages that came with times of an iteration.
-        bytes: of all of them.
-    """
+    """What was heard of the task, and how many records of iterations, of how many bytes."""
 
     scene: Scene
     records: int = 0

@@ -25,21 +25,14 @@ EXAMPLES = ROOT / "examples"
 
 
 class Standing(msgspec.Struct):
-    """Where a process stands.
-
-    Attributes:
-        iteration: that it computes.
-        epoch: of the membership, whose ranks are `world`.
-        replica, place: its own.
-        computed: microbatches of the iteration that it has ended.
-    """
+    """Where a process stands."""
 
     iteration: int
     epoch: int
-    world: int
+    world: int  # ranks of the membership
     replica: int
     place: int
-    computed: int = 0
+    computed: int = 0  # microbatches of the iteration that it has ended
 
 
 class Scene:

@@ -37,11 +37,7 @@ RUNNING_S = 7 * 86400 / 3  # d_running; with nothing running yet it has no influ
 
 
 class Contender(NamedTuple):
-    """A task of the table.
-
-    Attributes:
-        waf: F(t, x) at each size of its demand; where a task runs faster on fewer workers, it leaves the others idle.
-    """
+    """A task of the table, and F(t, x) at each size of its demand; it leaves workers idle where it runs faster so."""
 
     demand: Demand
     waf: Floats

@@ -46,11 +46,7 @@ def shrinking(workers: int) -> dict[str, Any]:
 
 
 class Scene:
-    """A running cluster, and what it said since the benchmark follows it.
-
-    Attributes:
-        iterations: telemetry of iterations that ended.
-    """
+    """A running cluster, and what it has said, iterations that ended included."""
 
     def __init__(self, cluster: Cluster, client: Client) -> None:
         self.cluster, self.client = cluster, client

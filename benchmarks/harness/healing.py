@@ -86,13 +86,9 @@ def _share(seconds: float, usually: Usual) -> float:
 
 
 def regroups(regrouped: Sequence[Regrouped], strike: Struck, world: int, size: int) -> Figures:
-    """Return the seconds of the memberships from the strike on, up to the whole one; None where there is none.
+    """Return the seconds of the memberships from the strike on, up to the whole one of `world` ranks.
 
-    Args:
-        regrouped: of the task.
-        strike: that broke one membership.
-        world: ranks of a whole membership.
-        size: ranks of a replica; the others of the struck one are idle from its loss on, and do not count.
+    Of the struck replica, which has `size` ranks, the others are idle from its loss on, and do not count.
     """
     seconds: dict[int, float] = {}
     before = [fact for fact in regrouped if fact.epoch == strike.epoch]

@@ -35,37 +35,22 @@ VARIABLE = "STRUCK"  # environment variable that holds a worker's `Orders`
 
 
 class Point(msgspec.Struct, frozen=True):
-    """Whom a fault strikes, and where.
-
-    Attributes:
-        phase: of `PHASES`; in a forward or backward pass, of the second microbatch.
-        fault: of `FAULTS`.
-        replica, place: of the rank.
-        iteration: the first in which it may strike; it waits for a whole membership.
-    """
+    """Whom a fault strikes, and where: in a forward or backward pass, of the second microbatch."""
 
     phase: str
     fault: str
     replica: int
     place: int
-    iteration: int
+    iteration: int  # the first in which it may strike; it waits for a whole membership
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What a task's workers are to do.
+    """What a task's workers are to do."""
 
-    Attributes:
-        example: whose model they train, "parallel" or "megatron".
-        folder: where they note what they did.
-        pace_s: seconds that a block's forward pass waits for each sample; its backward pass waits twice that.
-        world: ranks of a whole membership.
-        points: one after the other.
-    """
-
-    example: str
-    folder: str
-    pace_s: float
-    world: int
+    example: str  # whose model they train, "parallel" or "megatron"
+    folder: str  # where they note what they did
+    pace_s: float  # for which a block's forward pass waits for each sample; its backward pass waits twice that
+    world: int  # ranks of a whole membership
     points: list[Point] = []
 
 
@@ -80,13 +65,9 @@ class Struck(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What one rank did: from when to when, in Unix seconds, and where it stood.
+    """What one rank did: from when to when, in Unix seconds, and where it stood."""
 
-    Attributes:
-        what: "computed", a microbatch that counts; "updated", the end of an iteration.
-    """
-
-    what: str
+    what: str  # "computed", a microbatch that counts; "updated", the end of an iteration
     pid: int
     began: float
     at: float

@@ -40,31 +40,17 @@ ERROR = re.compile(r"\b\w+(?:Error|Exception): .+|\bunicron: (?!logs and journal
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a script.
+    """One run of a script."""
 
-    Attributes:
-        status: that it ended with; None where it hung, and was ended.
-        results: what ranks have kept at the end, by rank.
-        log: all that was written.
-        struck: a rank was killed.
-        seconds: from start to end.
-    """
-
-    status: int | None
-    results: Mapping[int, Any] = field(default_factory=dict)
+    status: int | None  # None where it hung, and was ended
+    results: Mapping[int, Any] = field(default_factory=dict)  # what ranks have kept at the end, by rank
     log: str = ""
-    struck: bool = False
-    seconds: float = 0.0
+    struck: bool = False  # a rank was killed
+    seconds: float = 0.0  # from start to end
 
 
 def verdict(run: Run, baseline: Run, *, strike: bool = False) -> Verdict:
-    """Return how a run ended.
-
-    Args:
-        run: in place.
-        baseline: of the same script under torchrun, with nothing struck.
-        strike: a rank was to be killed in this run.
-    """
+    """Return how a run in place ended, beside the same script under torchrun; whether a rank was to be killed in it."""
     if baseline.status is None:
         return Verdict.NOT_MEASURED
     if run.status is None:

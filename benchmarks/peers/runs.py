@@ -69,19 +69,12 @@ def refusal(system: str, layout: str) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A training of a peer.
-
-    Attributes:
-        system: the peer.
-        shape: of the model over the ranks.
-        folder: that gets notes, logs and checkpoints.
-        point: where it is struck; None for the undisturbed one, which does not wait either.
-    """
+    """A training of a peer."""
 
     system: str
     shape: ParallelLayout
-    folder: Path
-    point: Point | None
+    folder: Path  # that gets notes, logs and checkpoints
+    point: Point | None  # where it is struck; none of the undisturbed one, which does not wait either
 
     def environment(self) -> dict[str, str]:
         """Return what the workers find in the environment."""
