@@ -40,7 +40,7 @@ from pathlib import Path
 from msgspec import structs
 from playwright.async_api import Browser, Page
 
-from benchmarks.console_world import OBSERVE, World, chromium, crowd, drawn, journal, opened
+from benchmarks.console_world import OBSERVE, World, chromium, crowd, drawn, journal, opened, running
 from benchmarks.harness.cluster import background, until
 from benchmarks.harness.command import Figures, Options, Result, main, option, say
 from benchmarks.harness.processes import cpu_s, memory_mb
@@ -184,10 +184,7 @@ async def crowded(world: World, seconds: float) -> tuple[Figures, Figures]:
 
 async def small(folder: Path, options: Options, known: Sequence[Entry]) -> Result:
     """Return the figures of a small cluster."""
-    async with World.running(folder / "small") as world, chromium() as browser:
-        await world.write(known)
-        world.start()
-        await world.caught_up()
+    async with running(folder / "small", known) as world, chromium() as browser:
         first = {"first_paint_ms": await paints(browser, world.url)}
         page, _ = await opened(browser, world.url)
         reacted, baseline = await reactions(world, page, options.events)
@@ -202,10 +199,7 @@ async def small(folder: Path, options: Options, known: Sequence[Entry]) -> Resul
 async def large(folder: Path, options: Options, known: Sequence[Entry]) -> Figures:
     """Return the figures of a very large cluster."""
     name, draw = str(options.nodes), random.Random(2)
-    async with World.running(folder / "large") as world, chromium() as browser:
-        await world.write(known)
-        world.start()
-        answered, read = await world.caught_up()
+    async with running(folder / "large", known) as world, chromium() as browser:
         page, first = await opened(browser, world.url)
         await asyncio.sleep(3.0)
         before, took = cpu_s(world.pid), []
@@ -220,7 +214,7 @@ async def large(folder: Path, options: Options, known: Sequence[Entry]) -> Figur
         await asyncio.gather(*(append(world, each, "registry") for each in every))
         many = (await drawn(page, began, few))[0] - began
         return {
-            "journal_replay_messages_s": round(len(known) / (read - answered)),
+            "journal_replay_messages_s": round(len(known) / world.replay_s),
             f"memory_mb_{name}": round(memory_mb(world.pid), 1),
             f"first_paint_{name}_ms": round(1e3 * first, 1),
             **percentiles(f"nodes_{name}_update", took),

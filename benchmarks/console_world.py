@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import json
 import shutil
-import subprocess
 import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,7 @@ from playwright.async_api import Browser, Page, async_playwright
 from unicron_deploy.nats_server import NatsServer, free_port
 
 from benchmarks import scale
-from benchmarks.harness.cluster import server_only
-from benchmarks.harness.processes import ended, start
+from benchmarks.harness.cluster import server_only, service
 from unicron.bus.nats import NatsBus
 from unicron.bus.protocol import Entry
 
@@ -79,62 +78,52 @@ def journal(nodes: int, tasks: int) -> Sequence[Entry]:
     return stage.memory.journal
 
 
+@dataclass
 class World:
-    """A NATS server with a journal, and a console that reads it; nobody else."""
+    """A NATS server with a journal, and a console that has read it; nobody else."""
 
-    def __init__(self, server: NatsServer, bus: NatsBus, folder: Path) -> None:
-        self.server, self.bus = server, bus
-        self._log, self._port = folder / "console.log", free_port()
-        self.url = f"http://{HOST}:{self._port}"
-        self._console: subprocess.Popen[bytes] | None = None
+    server: NatsServer
+    bus: NatsBus
+    url: str  # of the console
+    pid: int  # of the console
+    replay_s: float = 0.0  # from the console's first answer until it had read the journal
 
-    @classmethod
-    @contextlib.asynccontextmanager
-    async def running(cls, folder: Path) -> AsyncIterator["World"]:
-        """Yield it with an empty journal; the console does not run yet."""
-        folder.mkdir()
-        async with server_only(folder) as (server, bus):
-            world = cls(server, bus, folder)
-            try:
-                yield world
-            finally:
-                with ended([world._console] if world._console else []):
-                    pass
-
-    async def write(self, entries: Sequence[Entry]) -> None:
-        """Put all of it into the journal."""
-        nats = self.bus.jetstream._nc  # noqa: SLF001 to wait for each of them would take minutes
-        for number, entry in enumerate(entries, 1):
-            if number % BATCH and number < len(entries):
-                await nats.publish(entry.subject, entry.data)
-            else:
-                await self.bus.jetstream.publish(entry.subject, entry.data, timeout=60.0)
-        if (tail := await self.bus.tail()) != len(entries):
-            raise SystemExit(f"{tail} of {len(entries)} messages are in the journal")
-
-    def start(self) -> None:
-        """Start the console."""
-        own = {"UNICRON_NATS_URL": self.server.url, "UNICRON_CONSOLE_PORT": str(self._port)}
-        self._console = start(["-m", "unicron_console"], self._log, **own)
-
-    @property
-    def pid(self) -> int:
-        """Process of the console."""
-        if self._console is None or self._console.poll() is not None:
-            raise SystemExit(f"the console ended; see {self._log}")
-        return self._console.pid
-
-    async def caught_up(self) -> tuple[float, float]:
-        """Wait until the console has read all of the journal; return when it first answered, and when all was read."""
+    async def catch_up(self) -> None:
+        """Wait until the console has read all of the journal."""
         tail, answered, deadline = await self.bus.tail(), 0.0, time.monotonic() + START_S
-        while time.monotonic() < deadline and self.pid:
+        while time.monotonic() < deadline:
             with contextlib.suppress(urllib.error.URLError, TimeoutError):
                 page = json.loads(await asyncio.to_thread(_read, f"{self.url}/api/cluster"))
                 answered = answered or time.time()
                 if page["position"] >= tail and not page["behind"]:
-                    return answered, time.time()
+                    self.replay_s = time.time() - answered
+                    return
             await asyncio.sleep(0.02 if not answered else 0.2)
         raise SystemExit(f"the console has not read its journal within {START_S:g} s")
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path, entries: Sequence[Entry]) -> AsyncIterator[World]:
+    """Have a console that has read these entries."""
+    folder.mkdir()
+    async with server_only(folder) as (server, bus):
+        await write(bus, entries)
+        port = free_port()
+        with service("console", server.url, UNICRON_CONSOLE_PORT=str(port)) as process:
+            world = World(server, bus, f"http://{HOST}:{port}", process.pid)
+            await world.catch_up()
+            yield world
+
+
+async def write(bus: NatsBus, entries: Sequence[Entry]) -> None:
+    """Put entries into the journal."""
+    for number, entry in enumerate(entries, 1):
+        if number % BATCH and number < len(entries):  # to wait for each of them would take minutes
+            await bus.client.publish(entry.subject, entry.data)
+        else:
+            await bus.jetstream.publish(entry.subject, entry.data, timeout=60.0)
+    if (tail := await bus.tail()) != len(entries):
+        raise SystemExit(f"{tail} of {len(entries)} messages are in the journal")
 
 
 def _read(url: str) -> bytes:

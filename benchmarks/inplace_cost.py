@@ -60,54 +60,45 @@ for step in range(iterations):
 
 
 class Timed(Loops):
-    """Loops whose snapshots are timed; the script fills `hold` with its objects that go another way."""
+    """Loops whose snapshots are timed, and which the script calls: no part of it, as nothing of Unicron is."""
 
-    def __init__(self, hold: list[Any]) -> None:
-        self.spent_s, self.records = 0.0, list[Any]()
-        super().__init__(0, lambda: (hold, []), lambda: None, self.records.append)
+    __module__ = "unicron.benchmark"
+
+    def __init__(self, *, in_place: bool) -> None:
+        self.hold, self.records = list[Any](), list[Any]()  # what goes another way than by snapshots, and snapshots
+        self.spent_s, self.ended, self.spent = 0.0, [time.perf_counter()], [0.0]
+        self._in_place = in_place
+        super().__init__(0, lambda: (self.hold, []), lambda: None, self.records.append)
 
     def _take(self, *arguments: Any, **named: Any) -> None:
         began = time.perf_counter()
         super()._take(*arguments, **named)
         self.spent_s += time.perf_counter() - began
 
-
-class Around:
-    """What the script calls of this benchmark. It is no part of the script, as nothing of Unicron is."""
-
-    __module__ = "unicron.benchmark"
-
-    def __init__(self, *, in_place: bool) -> None:
-        self.hold: list[Any] = []
-        self.loops = Timed(self.hold)
-        self.ended_s, self.spent_s = [time.perf_counter()], [0.0]
-        self._in_place = in_place
-
     def __call__(self, what: str, *things: Any) -> None:
         """Note how far the script is."""
         if what == "ended":
-            self.ended_s.append(time.perf_counter())
-            self.spent_s.append(self.loops.spent_s)
+            self.ended.append(time.perf_counter())
+            self.spent.append(self.spent_s)
         elif what == "made":
             model, optimizer = things
             self.hold.extend([*model.parameters(), optimizer])
         elif self._in_place:
-            getattr(self.loops, what)()
+            getattr(self, what)()
 
 
-def train(blocks: int, width: int, iterations: int, *, in_place: bool) -> tuple[list[float], list[float], int]:
+def train(options: Options, *, in_place: bool) -> tuple[list[float], list[float], int]:
     """Return seconds of each iteration, those of them that snapshots took, and bytes of the last snapshot."""
-    around = Around(in_place=in_place)
+    loops = Timed(in_place=in_place)
     module = sys.modules["benchmark"] = types.ModuleType("benchmark")
-    vars(module).update({NAME: around.loops, "__name__": "benchmark", "note": around})
-    vars(module).update(blocks=blocks, width=width, iterations=iterations)
+    vars(module).update({NAME: loops, "__name__": "benchmark", "note": loops}, **vars(options))
     tree = instrument(SCRIPT, "script.py", "script.py") if in_place else ast.parse(SCRIPT)
     exec(compile(tree, "script.py", "exec"), vars(module))
-    last = around.loops.records[-1] if in_place else None
+    last = loops.records[-1] if in_place else None
     if in_place and not isinstance(last, Record):
         raise RuntimeError(f"no snapshot: {last}")
     size = sum(map(len, last.snapshots)) if isinstance(last, Record) else 0
-    return _steps(around.ended_s), _steps(around.spent_s), size
+    return _steps(loops.ended), _steps(loops.spent), size
 
 
 def _steps(sums: Sequence[float]) -> list[float]:
@@ -119,8 +110,8 @@ def measure(options: Options, _: Path) -> Result:
     torch.set_num_threads(1)
     plain, ours, spent, size = list[float](), list[float](), list[float](), 0
     for _turn in range(options.turns):
-        plain += train(options.blocks, options.width, options.iterations, in_place=False)[0]
-        whole, of_snapshots, size = train(options.blocks, options.width, options.iterations, in_place=True)
+        plain += train(options, in_place=False)[0]
+        whole, of_snapshots, size = train(options, in_place=True)
         ours, spent = ours + whole, spent + of_snapshots
     before, after, taken = (1e3 * statistics.median(each) for each in (plain, ours, spent))
     milliseconds = {"iteration_ms": before, "in_place_ms": after, "snapshot_ms": taken}

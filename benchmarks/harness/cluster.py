@@ -188,7 +188,8 @@ async def server_only(root: Path) -> AsyncIterator[tuple[NatsServer, NatsBus]]:
 def service(name: str, url: str, **environment: str) -> Any:
     """Have the process of one service run beside a server."""
     process = subprocess.Popen(
-        [sys.executable, "-m", f"unicron_{name}"], env={**os.environ, "UNICRON_NATS_URL": url, **environment}
+        [sys.executable, "-m", f"unicron_{name}", "--log-level", "warning"],
+        env={**os.environ, "UNICRON_NATS_URL": url, **environment},
     )
     try:
         yield process
