@@ -41,15 +41,9 @@ Case = tuple[dict[str, Costs], Sequence[TaskSpec], Callable[[Trace], Trace]]
 """Costs that are changed, tasks, and what is done to each trace."""
 
 
-def runs(
-    name: str,
-    tasks: Sequence[TaskSpec],
-    policies: Sequence[str],
-    costs: dict[str, Costs],
-    seeds: int,
-    change: Callable[[Trace], Trace],
-) -> Runs:
-    """Return what came out for each seed, with each trace changed beforehand."""
+def runs(name: str, case: Case, policies: Sequence[str], seeds: int) -> Runs:
+    """Return what came out for each seed."""
+    costs, tasks, change = case
     drawn = [change(traces.generate(name, seed)) for seed in range(1, seeds + 1)]
     return [comparison.compare(trace, tasks, policies, costs=costs) for trace in drawn]
 
@@ -79,7 +73,7 @@ def figure_11(seeds: int) -> dict[str, Runs]:
     """Return all runs by trace and initial plan."""
     known, policies = parameters.load()[0], (*comparison.POLICIES, "unicron-measured")
     return {
-        f"{name}{suffix}": runs(name, experiments.case_5(all_run=all_run), policies, known, seeds, _same)
+        f"{name}{suffix}": runs(name, (known, experiments.case_5(all_run=all_run), _same), policies, seeds)
         for name in TRACES
         for all_run, suffix in ((True, ""), (False, "-as-planned"))
     }
@@ -108,7 +102,8 @@ def sensitivity(seeds: int) -> dict[str, dict[str, Spread]]:
     for way, (changed, tasks, change) in ways.items():
         row: dict[str, Spread] = {}
         for name in TRACES:
-            found = runs(name, tasks, ("unicron", "megatron", "oracle"), known | changed, seeds, change)
+            case = (known | changed, tasks, change)
+            found = runs(name, case, ("unicron", "megatron", "oracle"), seeds)
             row |= {f"{name} over": lead(found, "megatron"), f"{name} share": share(found)}
         rows[way] = row
     return rows
@@ -116,15 +111,9 @@ def sensitivity(seeds: int) -> dict[str, dict[str, Spread]]:
 
 def circular(seeds: int) -> dict[str, dict[str, Spread]]:
     """Return the leads with the efficiencies that figure 11 itself gives."""
-    costs = comparison.circular()
-    return {
-        name: {
-            other: lead(found, other)
-            for found in [runs(name, experiments.case_5(), ("unicron", *OTHERS[1:]), costs, seeds, _same)]
-            for other in OTHERS[1:]
-        }
-        for name in TRACES
-    }
+    case, policies = (comparison.circular(), experiments.case_5(), _same), ("unicron", *OTHERS[1:])
+    found = {name: runs(name, case, policies, seeds) for name in TRACES}
+    return {name: {other: lead(each, other) for other in OTHERS[1:]} for name, each in found.items()}
 
 
 # --- output ----------------------------------------------------------------------------------------------------------

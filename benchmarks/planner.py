@@ -97,16 +97,9 @@ def ilp(given: Situation, event: Event) -> float:
     owner = np.repeat(np.arange(len(sizes)), [len(each) for each in sizes])
     one_each = sparse.csr_array((np.ones(len(owner)), (owner, np.arange(len(owner)))))
     scale = float(np.abs(gain).max())
-    found = milp(
-        -gain / scale,
-        integrality=np.ones(len(gain)),
-        bounds=Bounds(0, 1),
-        constraints=[
-            LinearConstraint(one_each, 1, 1),
-            LinearConstraint(sparse.csr_array(size[None, :].astype(float)), 0, event.workers),
-        ],
-        options={"mip_rel_gap": 0.0},
-    )
+    within_all = LinearConstraint(sparse.csr_array(size[None, :].astype(float)), 0, event.workers)
+    limits = {"bounds": Bounds(0, 1), "constraints": [LinearConstraint(one_each, 1, 1), within_all]}
+    found = milp(-gain / scale, integrality=np.ones(len(gain)), options={"mip_rel_gap": 0.0}, **limits)
     return float(-found.fun * scale)
 
 

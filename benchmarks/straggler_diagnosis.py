@@ -56,9 +56,8 @@ def draw_plant(cause: str, shape: Shape, random: np.random.Generator) -> Plant:
     step_s = 0.6 * (shape.microbatches + shape.pp - 1)
     if cause == SLOW:
         share = 1.0 if random.random() < 0.75 else random.uniform(0.4, 1)
-        return SlowWorker(
-            int(random.integers(shape.dp)), int(random.integers(shape.pp)), float(random.uniform(1.1, 2.5)), share
-        )
+        place = int(random.integers(shape.dp)), int(random.integers(shape.pp))
+        return SlowWorker(*place, float(random.uniform(1.1, 2.5)), share)
     if cause == STAGE:
         return StageImbalance(float(random.uniform(1.1, 2)))
     if cause == LENGTHS:
@@ -124,21 +123,17 @@ def first_cause(shape: Shape, seed: int, plants: Sequence[Plant] = ()) -> list[s
 def run(case: Sequence[str], seeds: Sequence[int], clear: float = CLEAR) -> dict[str, Any]:
     """Diagnose one trace a seed with the causes of `case`."""
     named: Counter[str] = Counter()
-    right, both, missed = 0, 0, []
+    both, missed = 0, []
     for seed in seeds:
         shape, plants, found = scene(case, seed, clear)
-        diagnosed = first_cause(shape, seed, plants)
-        truth = case[int(np.argmax(found))]
+        diagnosed, truth = first_cause(shape, seed, plants), case[int(np.argmax(found))]
         named[f"{truth} -> {diagnosed[0]}"] += 1
         both += set(diagnosed) == set(case)
-        if diagnosed[0] == truth:
-            right += 1
-        else:
-            missed.append(
-                {"seed": seed, "planted": truth, "named": diagnosed, "costs": [round(each, 3) for each in found]}
-            )
+        if diagnosed[0] != truth:
+            shares = [round(each, 3) for each in found]
+            missed.append({"seed": seed, "planted": truth, "named": diagnosed, "costs": shares})
     return {
-        "right_share": right / len(seeds),
+        "right_share": 1 - len(missed) / len(seeds),
         "exactly_these_share": both / len(seeds),
         "first": dict(sorted(named.items())),
         "missed": missed,
