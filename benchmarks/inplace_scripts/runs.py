@@ -32,6 +32,7 @@ def _be_rank(script: str, folder: str, rank: int, port: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     sys.argv = [script, folder]
+    torch.set_num_threads(1)  # as ranks of tasks have: sums of several threads are others
     multiprocessing.set_start_method("fork", force=True)  # of loaders' workers, as everywhere else
     runpy.run_path(script, run_name="__main__")
 
